@@ -1,0 +1,1 @@
+"""Wiring: the only room that knows every room. Imported by the command line alone."""

@@ -1,0 +1,254 @@
+"""Where readings, claims and clocks meet: feeds the ledger, keeps the state file, makes views."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from gpu_exporter.attribution.poller import ConfirmedClaim
+from gpu_exporter.attribution.resolve import Resolution, resolve
+from gpu_exporter.clock import Clock
+from gpu_exporter.defaults import Settings
+from gpu_exporter.diagnosis.state import StateRules, Window, judge_state
+from gpu_exporter.diagnosis.throttling import ThrottleHistory
+from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
+from gpu_exporter.ledger.state import StateFile
+from gpu_exporter.model import (
+    AgentStatus,
+    Allocation,
+    AllocationView,
+    DeviceSnapshot,
+    GpuView,
+    InstanceReading,
+    UnitId,
+    UnitTotals,
+    Verdict,
+    View,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Books:
+    """Safe to call from every thread; one lock, never held while anything else is waited for."""
+
+    def __init__(self, settings: Settings, clock: Clock, state: StateFile | None = None) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._state = state
+        self._lock = threading.Lock()
+        interval = settings.sampling.interval
+        self.ledger = Ledger(
+            LedgerRules(
+                poll_interval_s=settings.attribution.interval,
+                stale_after_polls=settings.attribution.stale_after_polls,
+                low_ratio=settings.ledger.low_ratio,
+                high_ratio=settings.ledger.high_ratio,
+                idle_run_unknown_reset_s=settings.ledger.idle_run_unknown_reset,
+                history_s=settings.diagnosis.window,
+                bucket_s=interval,
+            ),
+            clock.monotonic(),
+        )
+        self._state_rules = StateRules(
+            window_s=settings.diagnosis.window,
+            coverage_min=settings.diagnosis.coverage_min,
+            low_mean=settings.diagnosis.low_mean,
+            low_ratio=settings.ledger.low_ratio,
+            high_ratio=settings.ledger.high_ratio,
+            throttled_share=settings.diagnosis.throttled_share,
+        )
+        self._withhold_s = max(settings.sampling.withhold_min, settings.sampling.withhold_after_intervals * interval)
+        self._latest: dict[str, DeviceSnapshot] = {}
+        self._inventory: dict[str, DeviceSnapshot] = {}  # last snapshot in which the GPU answered
+        self._throttling: dict[str, ThrottleHistory] = {}
+        self._resolution = Resolution([], [], [])
+        self._processes_proven = False  # a process of somebody was listed: so we can see them
+        self._version = 0
+
+    def restore(self) -> str:
+        """Take over the state file's counters. Returns why there are none, "" when there are."""
+        return "state is off" if self._state is None else self._state.restore(self.ledger)
+
+    def on_snapshot(self, snapshot: DeviceSnapshot) -> None:
+        """Book one device cycle."""
+        uuid = snapshot.identity.uuid
+        with self._lock:
+            self._version += 1
+            self._latest[uuid] = snapshot
+            if not snapshot.up:
+                return
+            self._inventory[uuid] = snapshot
+            if snapshot.value("gpu_compute_processes"):
+                self._processes_proven = True
+            for activity in (snapshot.activity, *(i.activity for i in snapshot.instances)):
+                if activity is not None:
+                    self.ledger.record(activity)
+            energy = snapshot.value("gpu_energy_joules_total")
+            if energy is not None:
+                limit = snapshot.value("gpu_power_limit_watts")
+                self.ledger.record_energy(UnitId(uuid), snapshot.monotonic, energy, limit)
+            history = self._throttling.setdefault(uuid, ThrottleHistory(self._settings.diagnosis.window))
+            history.add(snapshot)
+
+    def on_poll(self, claims: Sequence[ConfirmedClaim]) -> Resolution:
+        """Settle one poll of the attribution sources."""
+        with self._lock:
+            self._version += 1
+            now, wall = self._clock.monotonic(), self._clock.wall()
+            confirmed = {id(entry.claim): entry.confirmed for entry in claims}
+            self._resolution = resolve([entry.claim for entry in claims], self._inventory.values())
+            self.ledger.settle(
+                now,
+                wall,
+                [
+                    ConfirmedAllocation(allocation, confirmed[id(claim)], self._start_of(allocation, now, wall))
+                    for allocation, claim in self._resolution.allocations
+                ],
+            )
+            return self._resolution
+
+    @staticmethod
+    def _start_of(allocation: Allocation, now: float, wall: float) -> float | None:
+        """A Slurm job's start on the monotonic clock; a pod's start is not told by the kubelet."""
+        holder = allocation.holder
+        if holder.key.scheduler != "slurm" or holder.start_wall is None:
+            return None
+        return now - (wall - holder.start_wall)
+
+    def wants_write(self) -> bool:
+        """True when an idle run ended that the state file still believes in."""
+        return self.ledger.long_run_ended
+
+    def write_state(self, *, final: bool = False) -> None:
+        """Renew the high-water marks. A failure is logged by the caller's own clockwork through OSError."""
+        if self._state is None:
+            return
+        with self._lock:
+            self.ledger.long_run_ended = False
+            self._state.write(self.ledger, final=final)
+
+    def version(self) -> int:
+        """Changes with everything that a view shows, but for ages."""
+        return self._version
+
+    def last_sample_wall(self) -> float | None:
+        with self._lock:
+            return max((s.wall for s in self._latest.values() if s.up), default=None)
+
+    def build_view(self, status: AgentStatus, is_hung: Callable[[str], bool]) -> View:
+        """The picture of this moment."""
+        with self._lock:
+            now, wall = self._clock.monotonic(), self._clock.wall()
+            snapshots = sorted(self._latest.values(), key=lambda s: s.identity.index)
+            gpus = {s.identity.uuid: self._gpu_view(s, now, wall, is_hung(s.identity.uuid)) for s in snapshots}
+            allocations = [
+                view
+                for allocation, _ in self._resolution.allocations
+                if (view := self._allocation_view(allocation, gpus, now, wall)) is not None
+            ]
+            allocations.sort(key=lambda view: (view.gpu, view.mig, view.allocation.holder.key))
+            return View(wall, status, tuple(gpus.values()), tuple(allocations), self._settings.sampling.interval)
+
+    def _gpu_view(self, snapshot: DeviceSnapshot, now: float, wall: float, hung: bool) -> GpuView:
+        age = now - snapshot.monotonic
+        unit = UnitId(snapshot.identity.uuid)
+        if not self._processes_proven:
+            snapshot = _without_processes(snapshot)
+        return GpuView(
+            snapshot=snapshot,
+            age_s=age,
+            withheld=not snapshot.up or age > self._withhold_s,
+            hung=hung,
+            totals=self._unit_totals(unit, now, wall),
+            history=self._history(unit, now),
+            instance_totals={
+                instance.uuid: totals
+                for instance in snapshot.instances
+                if (totals := self._unit_totals(UnitId(snapshot.identity.uuid, instance.uuid), now, wall))
+            },
+            instance_history={
+                instance.uuid: self._history(UnitId(snapshot.identity.uuid, instance.uuid), now)
+                for instance in snapshot.instances
+            },
+        )
+
+    def _history(self, unit: UnitId, now: float, length_s: float | None = None) -> tuple[float | None, ...]:
+        ring = self.ledger.rings.get(unit)
+        return ring.values(now, length_s) if ring is not None else ()
+
+    def _unit_totals(self, unit: UnitId, now: float, wall: float) -> UnitTotals | None:
+        totals = self.ledger.unit_totals(unit, now, wall)
+        if totals is None or self._state is None:
+            return totals
+        return self._state.bound_unit(unit, totals)
+
+    def _allocation_view(
+        self, allocation: Allocation, gpus: dict[str, GpuView], now: float, wall: float
+    ) -> AllocationView | None:
+        unit, holder = allocation.unit, allocation.holder
+        totals = self.ledger.holder_totals(allocation, now, wall)
+        gpu = gpus.get(unit.uuid)
+        if totals is None or gpu is None:
+            return None
+        if self._state is not None:
+            totals = self._state.bound_holder(unit, holder.key, totals)
+        known = self._inventory[unit.uuid]
+        instance = next((i for i in known.instances if i.uuid == unit.mig_uuid), None)
+        shared = allocation.share == "time_slice"
+        fresh = not gpu.withheld and not gpu.hung and not shared
+        snapshot = gpu.snapshot
+        values = self._history(unit, now, min(self._state_rules.window_s, totals.held_s))
+        worst = self._throttling[unit.uuid].worst() if unit.uuid in self._throttling else None
+        processes = snapshot.value("gpu_compute_processes") if fresh and not unit.mig_uuid else None
+        verdict = judge_state(
+            Window(
+                values=values,
+                idle_run_s=totals.idle_run_s,
+                processes=processes,
+                throttled_reason=worst[0] if worst else "",
+                throttled_share=worst[1] if worst else None,
+                shared=shared,
+            ),
+            self._state_rules,
+        )
+        if gpu.withheld or gpu.hung:
+            verdict = Verdict("unknown", "the GPU does not answer")
+        return AllocationView(
+            allocation=allocation,
+            gpu=snapshot.identity.index,
+            mig=instance.mig if instance is not None else "",
+            totals=totals,
+            verdict=verdict,
+            utilization=_utilization(snapshot, instance) if fresh else None,
+            memory_used_bytes=_memory(snapshot, instance) if fresh else None,
+            power_w=snapshot.value("gpu_power_watts") if fresh and not unit.mig_uuid else None,
+            temperature_celsius=snapshot.value("gpu_temperature_celsius") if fresh else None,
+            processes=processes,
+        )
+
+
+def _instance_value(instance: InstanceReading, family: str) -> float | None:
+    return next((sample.value for sample in instance.samples if sample.family.name == family), None)
+
+
+def _utilization(snapshot: DeviceSnapshot, instance: InstanceReading | None) -> float | None:
+    if instance is not None:
+        return _instance_value(instance, "gpu_mig_graphics_active_ratio")
+    return snapshot.value("gpu_utilization_ratio")
+
+
+def _memory(snapshot: DeviceSnapshot, instance: InstanceReading | None) -> float | None:
+    if instance is not None:
+        return _instance_value(instance, "gpu_mig_memory_used_bytes")
+    return snapshot.value("gpu_memory_used_bytes")
+
+
+def _without_processes(snapshot: DeviceSnapshot) -> DeviceSnapshot:
+    """Inside a container NVML answers an empty list: until a process was listed once, 0 is not known to be 0."""
+    return replace(
+        snapshot,
+        samples=tuple(s for s in snapshot.samples if not s.family.name.endswith("_processes")),
+    )

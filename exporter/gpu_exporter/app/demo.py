@@ -1,0 +1,95 @@
+"""`demo`: a simulated node on a compressed clock, so that an idle allocation becomes underused within a minute.
+
+Everything but the driver, the holders and the clock is what production runs: sampling, ledger, attribution, server,
+and the reconciler reading /metrics over HTTP.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+import time
+from pathlib import Path
+
+from gpu_exporter.app.agent import Agent
+from gpu_exporter.app.reconcile import StageTracker
+from gpu_exporter.app.serve import ProcessSeries, wait_for_signal
+from gpu_exporter.app.simulation import build_simulation
+from gpu_exporter.clock import CompressedClock
+from gpu_exporter.defaults import Settings
+from gpu_exporter.devices.scenario import load_scenario
+from gpu_exporter.exposition.publisher import Publisher
+from gpu_exporter.exposition.server import HttpServer
+from gpu_exporter.reconciler.direct import ExporterSource
+from gpu_exporter.reconciler.policy import Decision, decide
+from gpu_exporter.reconciler.report import render_decisions
+
+SCENARIO = Path(__file__).resolve().parent.parent / "demo.yaml"
+INTERVAL_S = 15.0  # of the compressed clock: 8 GPUs at 12 samples a second keep a core 95 % free
+SAMPLE_PERIOD_S = 5.0
+
+
+def demo_settings() -> Settings:
+    """The defaults, but for sampling and polling at the pace of the compressed clock."""
+    settings = Settings()
+    return dataclasses.replace(
+        settings,
+        sampling=dataclasses.replace(settings.sampling, interval=INTERVAL_S, deadline=600.0, withhold_min=300.0),
+        attribution=dataclasses.replace(settings.attribution, interval=30.0),
+        ledger=dataclasses.replace(settings.ledger, idle_run_unknown_reset=180.0),
+    )
+
+
+def run_demo(address: str, speed: float, duration_s: float | None, scenario: Path = SCENARIO) -> int:
+    """Serve the simulated node, print its table, then each label as it would be written, then the decisions.
+
+    Ends after `duration_s` seconds of real time, or never when None. Raises ValueError, OSError for a bad address.
+    """
+    clock = CompressedClock(speed)
+    settings = demo_settings()
+    backend, source = build_simulation(load_scenario(scenario), clock, SAMPLE_PERIOD_S)
+    note = f"Simulated GPUs; one second here is {speed / 60:g} minutes there."
+    agent = Agent(settings, backend, [source], clock, note=note)
+    process = ProcessSeries()
+    publisher = Publisher(agent.build_view, agent.version, lambda: process.series)
+    server = HttpServer(address, publisher, agent.readiness)
+    agent.start()
+    server.start()
+    page = f"http://127.0.0.1:{server.port}/"
+    evidence = ExporterSource([f"{page}metrics"], settings.policy.underused_after, clock.wall)
+    tracker = StageTracker()
+    stop = threading.Event()
+    began = time.monotonic()
+    decisions: list[Decision] = []
+    shown = False
+
+    def tick() -> None:
+        nonlocal decisions, shown
+        if not agent.is_complete():
+            return
+        process.refresh()
+        elapsed = time.monotonic() - began
+        if not shown and elapsed > 4:
+            shown = True
+            _say(publisher.body("table").decode())
+            _say("\nWhat the reconciler would write, as it happens (dry run):")
+        decisions = decide(evidence.read_evidence(), settings.policy)
+        for line in tracker.changes(decisions) if shown else ():
+            _say(f"  {elapsed:4.0f} s  {line}")
+        if duration_s is not None and elapsed >= duration_s:
+            stop.set()
+
+    _say(f"Status page {page}  metrics {page}metrics")
+    _say(f"{note} Looking at the first minutes ...\n")
+    wait_for_signal(tick, 0.5, stop)
+    _say("\nThe node at the end:\n" + publisher.body("table").decode())
+    _say("Decisions at the end (dry run, nothing is written):\n" + render_decisions(decisions))
+    server.stop()
+    agent.stop()
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,109 @@
+"""`--once`: one body and an exit code. Loads nothing that serving needs, since prompts and cron jobs wait for it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from gpu_exporter.devices.errors import DriverUnavailable
+from gpu_exporter.exposition.files import write_atomically
+from gpu_exporter.exposition.json_format import render_json
+from gpu_exporter.exposition.series import list_series
+from gpu_exporter.exposition.table import render_table
+from gpu_exporter.exposition.text import TextRenderer
+from gpu_exporter.model import AgentStatus, View
+from gpu_exporter.version import VERSION
+
+EXIT_OK, EXIT_NO_DATA, EXIT_PARTIAL = 0, 3, 4
+PATHS = {"prometheus": "/metrics", "json": "/api/v1/status", "table": "/api/v1/table"}
+
+
+def render(view: View, form: str) -> str:
+    """The body in one of the forms of PATHS."""
+    if form == "json":
+        return render_json(view) + "\n"
+    if form == "table":
+        return render_table(view)
+    return TextRenderer().render(list_series(view))
+
+
+def read_from_daemon(socket_path: Path, form: str, timeout_s: float) -> str | None:
+    """The body of the daemon beside us, which has seen more than one cycle; None when there is none."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+            stream.settimeout(timeout_s)
+            stream.connect(str(socket_path))
+            stream.sendall(f"GET {PATHS[form]} HTTP/1.1\r\nHost: local\r\nConnection: close\r\n\r\n".encode())
+            answer = bytearray()
+            while data := stream.recv(65536):
+                answer += data
+    except OSError:
+        return None
+    head, _, body = bytes(answer).partition(b"\r\n\r\n")
+    return body.decode("utf-8", "replace") if head.startswith(b"HTTP/1.1 200") else None
+
+
+def run_once(
+    take_view: Callable[[], View],
+    form: str,
+    output: Path | None,
+    timeout_s: float,
+    socket_path: Path | None,
+    backend_name: str,
+) -> int:
+    """Print or write one body. Returns the exit code."""
+    if socket_path is not None:
+        body = read_from_daemon(socket_path, form, min(2.0, timeout_s))
+        if body is not None:
+            _deliver(body, output)
+            return EXIT_OK
+    result: list[View | DriverUnavailable] = []
+
+    def work() -> None:
+        try:
+            result.append(take_view())
+        except DriverUnavailable as exc:
+            result.append(exc)
+
+    worker = threading.Thread(target=work, name="once", daemon=True)
+    worker.start()
+    worker.join(timeout_s)
+    if not result:
+        return _fail(f"the driver did not answer within {timeout_s:g} s", form, output, backend_name)
+    if isinstance(result[0], DriverUnavailable):
+        return _fail(str(result[0]), form, output, backend_name)
+    view = result[0]
+    _deliver(render(view, form), output)
+    if not view.status.devices_visible:
+        return _fail("the driver lists no GPU that answers", form, None, backend_name)
+    lost = view.status.devices_visible < view.status.devices_expected
+    failed = [source for source in view.status.sources if not source.up]
+    return EXIT_PARTIAL if lost or failed or view.status.errors else EXIT_OK
+
+
+def _deliver(body: str, output: Path | None) -> None:
+    if output is not None:
+        write_atomically(output, body.encode())
+        return
+    sys.stdout.write(body)
+    sys.stdout.flush()
+
+
+def _fail(reason: str, form: str, output: Path | None, backend_name: str) -> int:
+    """One clear line; a textfile says it too, so that the old one does not stand for ever."""
+    if output is not None:
+        status = AgentStatus(VERSION, backend_name, False, reason, 0, 0, 0.0, None)
+        write_atomically(output, render(View(0.0, status, (), ()), form).encode())
+    print(f"gpu-exporter: no GPU data: {reason}", file=sys.stderr)  # noqa: T201 - this is the user's one line
+    return EXIT_NO_DATA
+
+
+def exit_now(code: int) -> None:
+    """End without waiting for a thread that hangs in the driver."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

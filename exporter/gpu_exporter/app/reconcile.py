@@ -1,0 +1,88 @@
+"""`reconcile`: read evidence, decide, print what would be written. Nothing is written."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from gpu_exporter.app.serve import wait_for_signal
+from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.direct import ExporterSource
+from gpu_exporter.reconciler.evidence import EvidenceError, EvidenceSource
+from gpu_exporter.reconciler.policy import Decision, decide
+from gpu_exporter.reconciler.promql import PromQLSource
+from gpu_exporter.reconciler.report import decisions_json, explain, render_decisions
+
+log = logging.getLogger(__name__)
+
+
+def build_source(prometheus: str, exporters: Sequence[str], matcher: str, policy: Policy) -> EvidenceSource:
+    """The PromQL API when one is given, else the exporters. Raises ValueError."""
+    if bool(prometheus) == bool(exporters):
+        raise ValueError("exactly one of --source.prometheus and --source.exporter is needed")
+    if prometheus:
+        return PromQLSource(prometheus, policy.candidate_after, policy.underused_after, time.time, matcher)
+    return ExporterSource(exporters, policy.underused_after, time.time)
+
+
+def reconcile_once(source: EvidenceSource, policy: Policy, form: str, explained: str) -> int:
+    """One cycle; the exit code. With `explained`, only that holder, in full."""
+    try:
+        decisions = decide(source.read_evidence(), policy)
+    except EvidenceError as exc:
+        print(f"gpu-exporter: nothing decided: {exc}", file=sys.stderr)  # noqa: T201
+        return 3
+    if explained:
+        chosen = [d for d in decisions if explained in (str(d.name), d.name.name, f"job/{d.name.name}")]
+        if not chosen:
+            print(  # noqa: T201
+                f"gpu-exporter: {explained}: no such holder in the evidence; "
+                f"{len(decisions)} others are (a PromQL source lists only holders with a long idle run)",
+                file=sys.stderr,
+            )
+            return 2
+        sys.stdout.write("".join(explain(decision, policy) for decision in chosen))
+        return 0
+    sys.stdout.write(decisions_json(decisions) if form == "json" else render_decisions(decisions))
+    return 0
+
+
+def reconcile_forever(source: EvidenceSource, policy: Policy, interval_s: float) -> int:
+    """Cycle until a signal; log each holder's change of stage."""
+    tracker = StageTracker()
+
+    def tick() -> None:
+        try:
+            decisions = decide(source.read_evidence(), policy)
+        except EvidenceError as exc:
+            log.warning("nothing decided: %s", exc)
+            return
+        for line in tracker.changes(decisions):
+            log.info("dry run: %s", line)
+
+    wait_for_signal(tick, interval_s, threading.Event())
+    return 0
+
+
+class StageTracker:
+    """Remembers each holder's stage and tells what changed."""
+
+    def __init__(self) -> None:
+        self._labels: dict[str, str] = {}
+
+    def changes(self, decisions: Sequence[Decision]) -> list[str]:
+        """One sentence per label that would be written or withdrawn now."""
+        lines: list[str] = []
+        present = {str(decision.name): decision for decision in decisions}
+        for name, decision in present.items():
+            before = self._labels.get(name, "")
+            if decision.label != before:
+                action = f"would write {decision.label}" if decision.label else f"would withdraw {before}"
+                lines.append(f"{name}: {action}: {decision.reason}")
+        for name in self._labels.keys() - present.keys():
+            lines.append(f"{name}: would withdraw {self._labels[name]}: no idle run any more, or gone")
+        self._labels = {name: d.label for name, d in present.items() if d.label}
+        return lines

@@ -1,0 +1,90 @@
+"""The daemon: start everything, wait for a signal, end within a second."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.process_collector import ProcessCollector
+
+from gpu_exporter.app.agent import Agent
+from gpu_exporter.exposition.files import write_atomically
+from gpu_exporter.exposition.publisher import Publisher
+from gpu_exporter.exposition.series import Series
+from gpu_exporter.exposition.server import HttpServer
+from gpu_exporter.model import Family, MetricType
+
+log = logging.getLogger(__name__)
+PROCESS_REFRESH_S = 5.0
+SOCKET_NAME = "gpu-exporter.sock"
+
+
+class ProcessSeries:
+    """process_* as prometheus_client tells them, read now and then, so that no scrape touches /proc."""
+
+    def __init__(self) -> None:
+        self._collector = ProcessCollector(registry=CollectorRegistry())
+        self.series: list[Series] = []
+
+    def refresh(self) -> None:
+        fresh: list[Series] = []
+        for metric in self._collector.collect():
+            kind: MetricType = "counter" if metric.type == "counter" else "gauge"
+            for sample in metric.samples:
+                family = Family(sample.name, kind, metric.documentation)
+                fresh.append(Series(family, (), [((), sample.value)]))
+        self.series = fresh
+
+
+def wait_for_signal(tick: Callable[[], None], each_s: float, stop: threading.Event) -> None:
+    """Call `tick` every `each_s` until SIGTERM, SIGINT, or `stop`."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    while not stop.is_set():
+        tick()
+        stop.wait(each_s)
+
+
+def serve(agent: Agent, address: str, telemetry_path: str, state_directory: Path | None) -> bool:
+    """Serve until a signal. Returns false when a driver call hangs, so that the process must end by force.
+
+    Raises ValueError, OSError when the address cannot be listened on.
+    """
+    process = ProcessSeries()
+    publisher = Publisher(agent.build_view, agent.version, lambda: process.series)
+    socket_path = state_directory / SOCKET_NAME if state_directory is not None else None
+    server = HttpServer(address, publisher, agent.readiness, telemetry_path, socket_path)
+    agent.start()
+    server.start()
+    log.info("serving on port %d, metrics at %s", server.port, telemetry_path)
+    wait_for_signal(process.refresh, PROCESS_REFRESH_S, threading.Event())
+    server.stop()
+    return agent.stop()
+
+
+def write_textfiles(agent: Agent, path: Path, interval_s: float) -> bool:
+    """Keep a textfile fresh until a signal, without HTTP. Returns as `serve` does."""
+    process = ProcessSeries()
+    publisher = Publisher(agent.build_view, agent.version, lambda: process.series)
+    agent.start()
+    failing = False
+
+    def tick() -> None:
+        nonlocal failing
+        process.refresh()
+        try:
+            write_atomically(path, publisher.body("prometheus"))
+            failing = False
+        except OSError as exc:
+            if not failing:
+                log.error("%s: %s; the old file stays and ages", path, exc)
+            failing = True
+
+    with contextlib.suppress(KeyboardInterrupt):
+        wait_for_signal(tick, interval_s, threading.Event())
+    return agent.stop()

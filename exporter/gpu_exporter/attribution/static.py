@@ -1,0 +1,90 @@
+"""Holders that are told to us: by the scenario of a simulation, or by a file that a site's prolog writes.
+
+The file is YAML or JSON, a list of entries: `uuid` and either `pod` (namespace/pod/container) or `job`, with optional
+user, account, partition. A pod or job listed so has no provable incarnation, so its counters do not outlive us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.model import Claim, Holder, HolderKey
+
+TEXT_KEYS = ("uuid", "pod", "job", "user", "account", "partition")
+
+
+class CallbackSource:
+    """Asks a function: how a simulation tells who holds what."""
+
+    def __init__(self, name: str, read_claims: Callable[[], Sequence[Claim]]) -> None:
+        self.name = name
+        self.poll = read_claims
+
+
+class StaticSource:
+    """Reads a file at every poll."""
+
+    name = "static"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def poll(self) -> Sequence[Claim]:
+        import yaml  # only sites with such a file pay for the parser
+
+        try:
+            return parse_static(yaml.safe_load(self._path.read_text("utf-8")))
+        except (OSError, yaml.YAMLError, ValueError) as exc:
+            raise SourceError(f"{self._path}: {exc}") from exc
+
+
+def parse_static(data: object) -> list[Claim]:
+    """Entries to claims. Raises ValueError that names the entry and the fault."""
+    if data is None:
+        return []
+    if not isinstance(data, list):
+        raise ValueError(f"expected a list of entries, not {type(data).__name__}")
+    claims: list[Claim] = []
+    for position, entry in enumerate(data):
+        if not isinstance(entry, dict):
+            raise ValueError(f"[{position}]: expected a mapping, not {type(entry).__name__}")
+        unknown = sorted(set(map(str, entry)) - set(TEXT_KEYS))
+        if unknown:
+            raise ValueError(f"[{position}]: unknown key {unknown[0]!r}")
+        texts = {key: str(entry.get(key, "")) for key in TEXT_KEYS}
+        if not texts["uuid"] or bool(texts["pod"]) == bool(texts["job"]):
+            raise ValueError(f"[{position}]: needs uuid and exactly one of pod and job")
+        claims.append(Claim("uuid", texts["uuid"], static_holder(texts)))
+    return claims
+
+
+def static_holder(texts: dict[str, str], source: str = "static", identity: str = "name") -> Holder:
+    """A holder from plain texts: `pod` is namespace/pod/container, else `job` is a job id. Raises ValueError."""
+    user, account, partition = (texts.get(key, "") for key in ("user", "account", "partition"))
+    if texts.get("job"):
+        key = HolderKey("slurm", texts["job"])
+        return Holder(
+            key,
+            job_id=texts["job"],
+            user=user,
+            account=account,
+            partition=partition,
+            source=source,
+            identity=identity,
+        )
+    parts = texts["pod"].split("/")
+    if len(parts) != 3 or not all(parts):
+        raise ValueError(f"pod {texts['pod']!r} is not namespace/pod/container")
+    return Holder(
+        HolderKey("kubernetes", texts["pod"]),
+        namespace=parts[0],
+        pod=parts[1],
+        container=parts[2],
+        user=user,
+        account=account,
+        partition=partition,
+        source=source,
+        identity=identity,
+    )

@@ -1,0 +1,29 @@
+"""How many processes have a context on the GPU. Counts only: no pid, no name."""
+
+from __future__ import annotations
+
+from gpu_exporter.collectors.contract import Collector, Cycle
+from gpu_exporter.model import Family
+
+GPU_COMPUTE_PROCESSES = Family(
+    "gpu_compute_processes",
+    "gauge",
+    "Processes with a compute context; absent while it is not proven that processes can be seen from here",
+    source="nvmlDeviceGetComputeRunningProcesses",
+)
+GPU_GRAPHICS_PROCESSES = Family(
+    "gpu_graphics_processes",
+    "gauge",
+    "Processes with a graphics context; absent while it is not proven that processes can be seen from here",
+    source="nvmlDeviceGetGraphicsRunningProcesses",
+)
+
+
+def collect_processes(cycle: Cycle) -> None:
+    processes = cycle.read(cycle.device.read_processes)
+    if processes is not None:
+        cycle.add(GPU_COMPUTE_PROCESSES, processes.compute)
+        cycle.add(GPU_GRAPHICS_PROCESSES, processes.graphics)
+
+
+PROCESSES = Collector("processes", (GPU_COMPUTE_PROCESSES, GPU_GRAPHICS_PROCESSES), collect_processes)

@@ -1,0 +1,31 @@
+"""Why the clocks are low. Seconds come from the driver's nanosecond counters only, never from a sampled bit."""
+
+from __future__ import annotations
+
+from gpu_exporter.collectors.contract import Collector, Cycle
+from gpu_exporter.model import Family
+
+GPU_THROTTLE_SECONDS = Family(
+    "gpu_throttle_seconds_total",
+    "counter",
+    "Time spent in each throttle reason; reasons overlap, so they do not add up",
+    ("reason",),
+    source="nvmlDeviceGetFieldValues 74-79, 269-271",
+)
+GPU_THROTTLE_ACTIVE = Family(
+    "gpu_throttle_active",
+    "gauge",
+    "1 while the reason holds at the moment of the read, 0 while not; reasons overlap",
+    ("reason",),
+    source="nvmlDeviceGetCurrentClocksEventReasons",
+)
+
+
+def collect_throttle(cycle: Cycle) -> None:
+    for reason, seconds in (cycle.read(cycle.device.read_throttle_seconds) or {}).items():
+        cycle.add(GPU_THROTTLE_SECONDS, seconds, reason)
+    for reason, active in (cycle.read(cycle.device.read_throttle_active) or {}).items():
+        cycle.add(GPU_THROTTLE_ACTIVE, float(active), reason)
+
+
+THROTTLE = Collector("throttle", (GPU_THROTTLE_SECONDS, GPU_THROTTLE_ACTIVE), collect_throttle)

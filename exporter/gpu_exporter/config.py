@@ -1,0 +1,84 @@
+"""Settings from a YAML file over the defaults. Unknown keys are refused with file, line and the key."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from pathlib import Path
+from typing import Any
+
+from gpu_exporter.defaults import DURATIONS, Settings
+
+DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class ConfigError(ValueError):
+    """The configuration is wrong. The text lists every fault, one a line."""
+
+
+def parse_duration(text: str) -> float:
+    """`500ms`, `15s`, `1h30m` to seconds. Raises ValueError."""
+    parts = DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"{text!r} is no duration such as 90s, 10m or 2h")
+    return sum(float(number) * SECONDS[unit] for number, unit in parts)
+
+
+def load_settings(path: Path | None) -> Settings:
+    """The defaults, with the file's keys over them. Raises ConfigError."""
+    if path is None:
+        return Settings()
+    import yaml  # heavy, and only wanted when a file is given
+
+    try:
+        node = yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+        raise ConfigError(f"{path}: {exc}") from exc
+    if node is None:
+        return Settings()
+    faults: list[str] = []
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{path}:{node.start_mark.line + 1}: expected sections, e.g. `sampling:`")
+    sections: dict[str, Any] = {}
+    defaults = Settings()
+    for key, value in node.value:
+        place = f"{path}:{key.start_mark.line + 1}: {key.value}"
+        if not hasattr(defaults, key.value):
+            faults.append(_unknown(place, key.value, [f.name for f in dataclasses.fields(defaults)]))
+        elif not isinstance(value, yaml.MappingNode):
+            faults.append(f"{place}: expected keys below it")
+        else:
+            section = getattr(defaults, key.value)
+            sections[key.value] = _load_section(path, key.value, section, value, faults)
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return dataclasses.replace(defaults, **sections)
+
+
+def _load_section(path: Path, name: str, section: Any, node: Any, faults: list[str]) -> Any:
+    fields = {field.name: field for field in dataclasses.fields(section)}
+    changes: dict[str, Any] = {}
+    for key, value in node.value:
+        place = f"{path}:{key.start_mark.line + 1}: {name}.{key.value}"
+        if key.value not in fields:
+            faults.append(_unknown(place, key.value, list(fields)))
+            continue
+        kind = type(getattr(section, key.value))
+        is_duration = f"{name}.{key.value}" in DURATIONS
+        try:
+            text = str(value.value)
+            changes[key.value] = parse_duration(text) if is_duration else kind(text)
+        except (ValueError, TypeError):
+            wanted = "a duration with its unit, e.g. 90s" if is_duration else f"a number ({kind.__name__})"
+            faults.append(f"{place}: {value.value!r} is not {wanted}")
+            continue
+        if changes[key.value] <= 0:
+            faults.append(f"{place}: must be above 0")
+    return dataclasses.replace(section, **changes)
+
+
+def _unknown(place: str, key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key, known, 1)
+    return f"{place}: unknown key" + (f", did you mean {close[0]}?" if close else f"; known: {', '.join(known)}")

@@ -1,0 +1,148 @@
+"""Generated from defaults.yaml by exporter/generate.py: do not edit.
+
+Durations are seconds, ratios 0 to 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Keys of the section `sampling`."""
+
+    interval: float = 1.0
+    """seconds; NVML renews utilization each 1/6 to 1 s (nvmlUtilization_t); A100 each 0.2 s, measured"""
+    deadline: float = 5.0
+    """seconds; a device cycle that takes longer is counted as hung; healthy cycles take milliseconds"""
+    withhold_after_intervals: int = 3
+    """device families older than this many intervals are not published (rule 2)"""
+    withhold_min: float = 15.0
+    """seconds; ... but never before this age: one common scrape interval"""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """Keys of the section `attribution`."""
+
+    interval: float = 5.0
+    """seconds; poll of kubelet and Slurm; the kubelet allows 100 a second for all callers together"""
+    timeout: float = 5.0
+    """seconds; one poll of one source"""
+    keep_last: float = 300.0
+    """seconds; last known mapping stays this long when a source does not answer (rule 6)"""
+    stale_after_polls: int = 3
+    """a mapping older than this still labels, but charges nobody"""
+    empty_confirm: float = 5.0
+    """seconds; an empty kubelet answer after a full one needs a second one this much later"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Keys of the section `ledger`."""
+
+    gap_intervals: int = 3
+    """a gap above this many sampling intervals is unknown time"""
+    low_ratio: float = 0.1
+    """p5 of SageMaker Debugger's LowGPUUtilization rule"""
+    high_ratio: float = 0.7
+    """p95 of the same rule"""
+    idle_run_unknown_reset: float = 60.0
+    """seconds; more unknown time than this in sequence ends an idle run"""
+    power_floor_max_ratio: float = 0.3
+    """the learned idle power is never taken above this share of the limit (V100 context: 0.27)"""
+    power_active_step: float = 0.25
+    """power this share of the way from floor to limit contradicts idleness"""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Keys of the section `state`."""
+
+    write_interval: float = 10.0
+    """seconds; high-water marks are written this often; bounds the error of increase() after kill -9"""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Keys of the section `diagnosis`."""
+
+    window: float = 600.0
+    """seconds; state of an allocation is judged over this window"""
+    coverage_min: float = 0.8
+    """below this share of known time the state is unknown"""
+    low_mean: float = 0.5
+    """mean utilization at or below this is low (ICSE'24 study of underused jobs)"""
+    throttled_share: float = 0.1
+    """share of the window in thermal, brake or slowdown throttling"""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Keys of the section `policy`."""
+
+    candidate_after: float = 3600.0
+    """seconds; unbroken known zero; Princeton warns at 60 min"""
+    underused_after: float = 7200.0
+    """seconds; unbroken known zero; 18 % of idle runs of this length end within the hour (GenTD26)"""
+    startup_grace: float = 1800.0
+    """seconds; an allocation younger than this is never judged: install, load, compile"""
+    coverage_min: float = 0.9
+    """observed time over the window that a decision needs"""
+    fresh_min: float = 120.0
+    """seconds; evidence older than this (or four sampling intervals) counts for nothing"""
+
+
+@dataclass(frozen=True, slots=True)
+class Alerts:
+    """Keys of the section `alerts`."""
+
+    idle_for: float = 1800.0
+    """seconds; GpuAllocationIdle: idle run that raises the alert for the owner"""
+    idle_warn_for: float = 300.0
+    """seconds; the alert's `for`: rides out one restart of the rule evaluator"""
+    coverage_min: float = 0.9
+    """observed share of the window that the alert needs"""
+    fresh_max: float = 120.0
+    """seconds; age of the last sample above which nothing is believed"""
+    repeat_interval: float = 86400.0
+    """seconds; Alertmanager: one reminder a day (job_defense_shield mails weekly, Princeton daily)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every window and threshold."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    attribution: Attribution = field(default_factory=Attribution)
+    ledger: Ledger = field(default_factory=Ledger)
+    state: State = field(default_factory=State)
+    diagnosis: Diagnosis = field(default_factory=Diagnosis)
+    policy: Policy = field(default_factory=Policy)
+    alerts: Alerts = field(default_factory=Alerts)
+
+
+DURATIONS = frozenset(
+    (
+        "alerts.fresh_max",
+        "alerts.idle_for",
+        "alerts.idle_warn_for",
+        "alerts.repeat_interval",
+        "attribution.empty_confirm",
+        "attribution.interval",
+        "attribution.keep_last",
+        "attribution.timeout",
+        "diagnosis.window",
+        "ledger.idle_run_unknown_reset",
+        "policy.candidate_after",
+        "policy.fresh_min",
+        "policy.startup_grace",
+        "policy.underused_after",
+        "sampling.deadline",
+        "sampling.interval",
+        "sampling.withhold_min",
+        "state.write_interval",
+    )
+)
+"""Keys that are written with a unit, e.g. 90s."""

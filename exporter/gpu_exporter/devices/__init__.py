@@ -1,0 +1,1 @@
+"""What the hardware says. Knows nothing of intervals, pods, jobs or HTTP."""

@@ -1,0 +1,72 @@
+"""Load curves of a scenario: utilization as a function of time, with its exact integral.
+
+Time is seconds since the scenario's start. Integrals are closed forms, so a test can compare what the exporter
+integrated from samples with the truth.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Load(Protocol):
+    """A utilization curve, 0 to 1."""
+
+    def integral(self, t: float) -> float:
+        """Integral of the load over (0, t], in seconds of full load."""
+
+
+def mean(load: Load, start: float, end: float) -> float:
+    """Mean load over (start, end], clamped to 0 to 1 against rounding."""
+    if end <= start:
+        return 0.0
+    value = (load.integral(end) - load.integral(start)) / (end - start)
+    return min(1.0, max(0.0, value if value > 1e-9 else 0.0))
+
+
+class Constant:
+    """The same load for ever."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def integral(self, t: float) -> float:
+        return self.value * t
+
+
+class Square:
+    """`high` for the first `duty` of each `period` seconds, then `low`."""
+
+    def __init__(self, low: float, high: float, period: float, duty: float) -> None:
+        self.low, self.high, self.period, self.duty = low, high, period, duty
+
+    def integral(self, t: float) -> float:
+        cycles, rest = divmod(t, self.period)
+        on = self.period * self.duty
+        per_cycle = self.high * on + self.low * (self.period - on)
+        return cycles * per_cycle + self.high * min(rest, on) + self.low * max(0.0, rest - on)
+
+
+class Curve:
+    """Straight lines between (time, value) points; the first and last values hold outside. Equal times are steps."""
+
+    def __init__(self, points: Sequence[tuple[float, float]]) -> None:
+        self.times = [t for t, _ in points]
+        self.values = [v for _, v in points]
+        self._sums = [self.values[0] * self.times[0]]
+        for i in range(1, len(points)):
+            width = self.times[i] - self.times[i - 1]
+            self._sums.append(self._sums[-1] + width * (self.values[i] + self.values[i - 1]) / 2)
+
+    def integral(self, t: float) -> float:
+        i = bisect.bisect_right(self.times, t)
+        if i == 0:
+            return self.values[0] * t
+        if i == len(self.times):
+            return self._sums[-1] + (t - self.times[-1]) * self.values[-1]
+        width = self.times[i] - self.times[i - 1]
+        past = t - self.times[i - 1]
+        here = self.values[i - 1] + (self.values[i] - self.values[i - 1]) * past / width
+        return self._sums[i - 1] + past * (self.values[i - 1] + here) / 2

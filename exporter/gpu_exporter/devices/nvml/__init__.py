@@ -1,0 +1,1 @@
+"""The NVML backend: the only place that imports pynvml."""

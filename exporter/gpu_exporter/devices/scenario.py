@@ -1,0 +1,309 @@
+"""Scenarios: a node described in a file, as the simulated backend and the C test library play it.
+
+The format (JSON or YAML; `scenario.schema.json` beside this file says the same in JSON Schema):
+
+    gpus:
+      - model: H100                       # see products.py
+        load: {kind: square, low: 0, high: 0.9, period: 60, duty: 0.3}
+        throttle: [{reason: hw_thermal, share: 0.4}]
+        faults: [{at: 60, for: 30, call: nvmlDeviceGetUtilizationRates, error: NVML_ERROR_UNKNOWN}]
+      - model: H100
+        mig: [{profile: 1g.10gb, load: {kind: constant, value: 0.5}}]
+    holders:
+      - {gpu: 0, from: 0, to: 600, kind: pod, name: team/trainer-0/main, processes: 1}
+    seed: 7
+
+Times are seconds since the scenario's start. This module evaluates; it knows no driver call.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_exporter.devices.loads import Constant, Curve, Load, Square
+from gpu_exporter.devices.products import PRODUCTS, Product
+from gpu_exporter.model import UnitId
+
+FOREVER = float("inf")
+
+
+class ScenarioError(ValueError):
+    """The file does not describe a scenario. The text names the place and the fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Calls named `call` ("*" is every call) fail with `error`, or hang for `hang_s`, in [start, end)."""
+
+    start: float
+    end: float
+    call: str
+    error: str = ""
+    hang_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioInstance:
+    """One MIG instance."""
+
+    uuid: str
+    mig: str
+    profile: str
+    sm_slices: int
+    memory: int
+    load: Load
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioGpu:
+    """One GPU. `throttle` maps a reason to the share of time spent in it."""
+
+    index: int
+    uuid: str
+    product: Product
+    load: Load
+    encoder: Load | None
+    throttle: Mapping[str, float]
+    faults: tuple[Fault, ...]
+    instances: tuple[ScenarioInstance, ...]
+    mig: bool
+
+    def fault(self, call: str, t: float) -> Fault | None:
+        """The fault that hits `call` at `t`, if any."""
+        for fault in self.faults:
+            if fault.start <= t < fault.end and fault.call in ("*", call):
+                return fault
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioHolder:
+    """Somebody who holds a unit in [start, end). `name` is namespace/pod/container or a job id."""
+
+    unit: UnitId
+    gpu: int
+    start: float
+    end: float
+    kind: str
+    name: str
+    processes: int
+    memory: int
+    user: str
+    account: str
+    partition: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A whole node."""
+
+    gpus: tuple[ScenarioGpu, ...]
+    holders: tuple[ScenarioHolder, ...]
+
+    def holders_at(self, t: float) -> list[ScenarioHolder]:
+        return [holder for holder in self.holders if holder.start <= t < holder.end]
+
+
+def load_scenario(path: Path) -> Scenario:
+    """Read a scenario file. Raises ScenarioError, naming the file; OSError when it cannot be read."""
+    import yaml  # heavy, and only wanted when a file is given
+
+    try:
+        data = yaml.safe_load(path.read_text("utf-8"))
+        return parse_scenario(data)
+    except (yaml.YAMLError, ScenarioError) as exc:
+        raise ScenarioError(f"{path}: {exc}") from exc
+
+
+def parse_scenario(data: object) -> Scenario:
+    """Turn the parsed file into a scenario. Raises ScenarioError with the path of the fault."""
+    top = _Reader("scenario", data)
+    seed = int(top.number("seed", 0))
+    gpus = tuple(_parse_gpu(_Reader(f"gpus[{i}]", entry), i, seed) for i, entry in enumerate(top.entries("gpus")))
+    holders = tuple(
+        _parse_holder(_Reader(f"holders[{i}]", entry), gpus) for i, entry in enumerate(top.entries("holders"))
+    )
+    top.finish()
+    return Scenario(gpus, holders)
+
+
+class _Reader:
+    """Takes keys out of a mapping and complains about wrong and left-over ones."""
+
+    def __init__(self, place: str, data: object) -> None:
+        if not isinstance(data, dict):
+            raise ScenarioError(f"{place}: expected a mapping, not {type(data).__name__}")
+        self.place = place
+        self._data = dict(data)
+
+    def take(self, key: str, default: object = None) -> object:
+        return self._data.pop(key, default)
+
+    def entries(self, key: str) -> list[object]:
+        value = self.take(key, [])
+        if not isinstance(value, list):
+            raise ScenarioError(f"{self.place}.{key}: expected a list, not {type(value).__name__}")
+        return value
+
+    def number(self, key: str, default: float | None = None, *, maximum: float = FOREVER) -> float:
+        value = self.take(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ScenarioError(f"{self.place}.{key}: expected a number, not {value!r}")
+        if not 0 <= value <= maximum:
+            raise ScenarioError(f"{self.place}.{key}: {value!r} is not between 0 and {maximum:g}")
+        return float(value)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.take(key, default)
+        if not isinstance(value, str):
+            raise ScenarioError(f"{self.place}.{key}: expected a text, not {value!r}")
+        return value
+
+    def finish(self) -> None:
+        if self._data:
+            raise ScenarioError(f"{self.place}: unknown key {sorted(map(str, self._data))[0]!r}")
+
+
+def _parse_load(place: str, data: object) -> Load:
+    reader = _Reader(place, data)
+    kind = reader.text("kind")
+    makers: dict[str, Callable[[], Load]] = {
+        "constant": lambda: Constant(reader.number("value", maximum=1)),
+        "square": lambda: Square(
+            reader.number("low", 0.0, maximum=1),
+            reader.number("high", 1.0, maximum=1),
+            _above_zero(reader, "period"),
+            reader.number("duty", 0.5, maximum=1),
+        ),
+        "ramp": lambda: Curve(
+            [
+                (0.0, reader.number("from", maximum=1)),
+                (_above_zero(reader, "duration"), reader.number("to", maximum=1)),
+            ]
+        ),
+        "curve": lambda: Curve(_parse_points(f"{place}.points", reader.entries("points"))),
+    }
+    if kind not in makers:
+        raise ScenarioError(f"{place}.kind: {kind!r} is none of {', '.join(makers)}")
+    load = makers[kind]()
+    reader.finish()
+    return load
+
+
+def _above_zero(reader: _Reader, key: str) -> float:
+    value = reader.number(key)
+    if value == 0:
+        raise ScenarioError(f"{reader.place}.{key}: must be above 0")
+    return value
+
+
+def _parse_points(place: str, entries: list[object]) -> list[tuple[float, float]]:
+    points: list[tuple[float, float]] = []
+    for i, entry in enumerate(entries):
+        if not isinstance(entry, list) or len(entry) != 2:
+            raise ScenarioError(f"{place}[{i}]: expected [seconds, load]")
+        pair = _Reader(f"{place}[{i}]", {"seconds": entry[0], "load": entry[1]})
+        points.append((pair.number("seconds"), pair.number("load", maximum=1)))
+        if i and points[i][0] < points[i - 1][0]:
+            raise ScenarioError(f"{place}[{i}]: time goes backwards")
+    if not points:
+        raise ScenarioError(f"{place}: at least one point is needed")
+    return points
+
+
+def _parse_gpu(reader: _Reader, index: int, seed: int) -> ScenarioGpu:
+    model = reader.text("model")
+    if model not in PRODUCTS:
+        raise ScenarioError(f"{reader.place}.model: {model!r} is none of {', '.join(PRODUCTS)}")
+    product = PRODUCTS[model]
+    gpu_uuid = f"GPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'{seed}/{index}')}"
+    has_mig = reader.take("mig", None)
+    instances = []
+    for i, entry in enumerate(has_mig if isinstance(has_mig, list) else []):
+        part = _Reader(f"{reader.place}.mig[{i}]", entry)
+        profile = part.text("profile")
+        slices, _, gib = profile.partition("g.")
+        if not (slices.isdigit() and gib.removesuffix("gb").isdigit()):
+            raise ScenarioError(f"{part.place}.profile: {profile!r} is not like 1g.10gb")
+        instances.append(
+            ScenarioInstance(
+                uuid=f"MIG-{uuid.uuid5(uuid.NAMESPACE_OID, f'{seed}/{index}/{i}')}",
+                mig=f"{i + 1}/0",
+                profile=profile,
+                sm_slices=int(slices),
+                memory=int(gib.removesuffix("gb")) * 1024**3,
+                load=_parse_load(f"{part.place}.load", part.take("load", {"kind": "constant", "value": 0})),
+            )
+        )
+        part.finish()
+    faults = []
+    for i, entry in enumerate(reader.entries("faults")):
+        part = _Reader(f"{reader.place}.faults[{i}]", entry)
+        start = part.number("at")
+        fault = Fault(
+            start=start,
+            end=start + part.number("for", FOREVER),
+            call=part.text("call", "*"),
+            error=part.text("error", ""),
+            hang_s=part.number("hang_ms", 0.0) / 1e3,
+        )
+        if bool(fault.error) == bool(fault.hang_s):
+            raise ScenarioError(f"{part.place}: exactly one of error and hang_ms is needed")
+        faults.append(fault)
+        part.finish()
+    throttle = {}
+    for i, entry in enumerate(reader.entries("throttle")):
+        part = _Reader(f"{reader.place}.throttle[{i}]", entry)
+        throttle[part.text("reason")] = part.number("share", maximum=1)
+        part.finish()
+    encoder = reader.take("encoder", None)
+    gpu = ScenarioGpu(
+        index=index,
+        uuid=gpu_uuid,
+        product=product,
+        load=_parse_load(f"{reader.place}.load", reader.take("load", {"kind": "constant", "value": 0})),
+        encoder=None if encoder is None else _parse_load(f"{reader.place}.encoder", encoder),
+        throttle=throttle,
+        faults=tuple(faults),
+        instances=tuple(instances),
+        mig=has_mig is not None,
+    )
+    reader.finish()
+    return gpu
+
+
+def _parse_holder(reader: _Reader, gpus: tuple[ScenarioGpu, ...]) -> ScenarioHolder:
+    index = int(reader.number("gpu"))
+    if index >= len(gpus):
+        raise ScenarioError(f"{reader.place}.gpu: {index} is not below {len(gpus)}, the number of GPUs")
+    gpu = gpus[index]
+    instance = reader.take("mig", None)
+    mig_uuid = ""
+    if instance is not None:
+        if not isinstance(instance, int) or not 0 <= instance < len(gpu.instances):
+            raise ScenarioError(f"{reader.place}.mig: {instance!r} is no instance of gpus[{index}]")
+        mig_uuid = gpu.instances[instance].uuid
+    kind = reader.text("kind")
+    name = reader.text("name")
+    if kind not in ("pod", "job"):
+        raise ScenarioError(f"{reader.place}.kind: {kind!r} is none of pod, job")
+    if kind == "pod" and name.count("/") != 2:
+        raise ScenarioError(f"{reader.place}.name: {name!r} is not namespace/pod/container")
+    holder = ScenarioHolder(
+        unit=UnitId(gpu.uuid, mig_uuid),
+        gpu=index,
+        start=reader.number("from", 0.0),
+        end=reader.number("to", FOREVER),
+        kind=kind,
+        name=name,
+        processes=int(reader.number("processes", 1)),
+        memory=int(reader.number("memory_gib", 0)) * 1024**3,
+        user=reader.text("user", ""),
+        account=reader.text("account", ""),
+        partition=reader.text("partition", ""),
+    )
+    reader.finish()
+    return holder

@@ -1,0 +1,1 @@
+"""State and evidence of an allocation, from snapshots and ledger views. Pure."""

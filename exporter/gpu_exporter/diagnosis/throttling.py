@@ -1,0 +1,49 @@
+"""How much of the last window each GPU spent in harmful throttling."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from gpu_exporter.model import DeviceSnapshot
+
+# Power capping is normal at full load and sync boost is benign: neither is a fault by itself.
+HARMFUL = ("thermal", "sw_thermal", "hw_thermal", "hw_power_brake", "reliability", "board_limit")
+
+
+class ThrottleHistory:
+    """The throttle counters of one GPU over a window; one entry each `step_s` is enough."""
+
+    def __init__(self, window_s: float, step_s: float = 10.0) -> None:
+        self._window_s = window_s
+        self._step_s = step_s
+        self._entries: deque[tuple[float, dict[str, float]]] = deque()
+
+    def add(self, snapshot: DeviceSnapshot) -> None:
+        """Remember the counters of a snapshot."""
+        if self._entries and snapshot.monotonic - self._entries[-1][0] < self._step_s:
+            return
+        counters = {
+            sample.labels[0]: sample.value
+            for sample in snapshot.samples
+            if sample.family.name == "gpu_throttle_seconds_total" and sample.labels[0] in HARMFUL
+        }
+        if not counters:
+            return
+        self._entries.append((snapshot.monotonic, counters))
+        while self._entries[0][0] < snapshot.monotonic - self._window_s:
+            self._entries.popleft()
+
+    def worst(self) -> tuple[str, float] | None:
+        """The harmful reason with the largest share of the window, and that share; None while unknown."""
+        if len(self._entries) < 2:
+            return None
+        (start, first), (end, last) = self._entries[0], self._entries[-1]
+        shares = {
+            reason: (last[reason] - first[reason]) / (end - start)
+            for reason in last
+            if last[reason] >= first.get(reason, float("inf"))
+        }
+        if not shares:
+            return None
+        reason = max(shares, key=lambda name: shares[name])
+        return reason, min(1.0, shares[reason])

@@ -1,0 +1,209 @@
+"""Families that are not a collector's: ledger, allocations, the exporter itself. And the list for the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpu_exporter.model import Family
+
+DEVICE_LABELS = ("gpu", "uuid")
+MIG_LABELS = ("gpu", "uuid", "mig", "mig_uuid")
+ALLOCATION_LABELS = (
+    "gpu",
+    "uuid",
+    "mig",
+    "mig_uuid",
+    "scheduler",
+    "namespace",
+    "pod",
+    "container",
+    "job_id",
+)
+
+GPU_INFO = Family(
+    "gpu_info",
+    "gauge",
+    "Identity of a GPU, always 1",
+    ("name", "driver_version", "pci_bus_id", "minor", "mig_mode"),
+)
+GPU_UP = Family("gpu_up", "gauge", "1 while the GPU answers, 0 while it is lost or its calls hang")
+GPU_ALLOCATED = Family(
+    "gpu_allocated", "gauge", "1 while somebody holds the GPU or an instance of it, 0 while nobody does"
+)
+GPU_BUSY = Family(
+    "gpu_busy_seconds_total",
+    "counter",
+    "Integral of utilization; rate(busy)/rate(observed) is the mean over any window",
+    source="nvmlDeviceGetSamples, else nvmlDeviceGetUtilizationRates",
+)
+GPU_OBSERVED = Family(
+    "gpu_observed_seconds_total",
+    "counter",
+    "Time for which utilization is known; its rate is the coverage",
+)
+GPU_IDLE = Family("gpu_idle_seconds_total", "counter", "Time at exactly 0 with every other readable witness quiet")
+GPU_IDLE_WITNESSES = Family(
+    "gpu_idle_witnesses",
+    "gauge",
+    "Witnesses of idleness that could be read: utilization, encoder, decoder, power",
+)
+GPU_LAST_ACTIVE = Family(
+    "gpu_last_active_timestamp_seconds",
+    "gauge",
+    "Last time any activity was seen; absent while none was",
+)
+UNIT_FAMILIES = (GPU_BUSY, GPU_OBSERVED, GPU_IDLE, GPU_IDLE_WITNESSES, GPU_LAST_ACTIVE)
+MIG_UNIT_FAMILIES = tuple(
+    Family(family.name.replace("gpu_", "gpu_mig_", 1), family.type, family.help, source="GPM")
+    for family in (GPU_BUSY, GPU_OBSERVED, GPU_IDLE, GPU_IDLE_WITNESSES, GPU_LAST_ACTIVE)
+)
+
+ALLOCATION_INFO = Family(
+    "gpu_allocation_info",
+    "gauge",
+    "Who holds the GPU or MIG instance, always 1",
+    (
+        "cluster",
+        "user",
+        "account",
+        "partition",
+        "qos",
+        "pod_uid",
+        "source",
+        "share",
+        "resource",
+        "identity",
+    ),
+)
+ALLOCATION_SHARE = Family(
+    "gpu_allocation_share_ratio", "gauge", "Share of the GPU: 1 whole, slices for MIG, 1/holders when shared"
+)
+ALLOCATION_START = Family(
+    "gpu_allocation_start_timestamp_seconds", "gauge", "Start told by the scheduler, else when first seen"
+)
+ALLOCATION_LAST_ACTIVE = Family(
+    "gpu_allocation_last_active_timestamp_seconds",
+    "gauge",
+    "Last activity of this holder, its start until there was any; absent where activity has no source",
+)
+ALLOCATION_IDLE_RUN = Family(
+    "gpu_allocation_idle_run_seconds",
+    "gauge",
+    "Present unbroken run of known zero; unknown time does not add, activity or a minute of unknown time resets it",
+)
+ALLOCATION_HELD = Family("gpu_allocation_held_seconds_total", "counter", "Time held since first seen")
+ALLOCATION_BUSY = Family("gpu_allocation_busy_seconds_total", "counter", "Integral of utilization while held")
+ALLOCATION_OBSERVED = Family(
+    "gpu_allocation_observed_seconds_total", "counter", "Time held for which utilization is known"
+)
+ALLOCATION_IDLE = Family(
+    "gpu_allocation_idle_seconds_total", "counter", "Time held at exactly 0 with every other witness quiet"
+)
+ALLOCATION_LOW = Family(
+    "gpu_allocation_low_seconds_total", "counter", "Time held below ledger.low_ratio (default 0.10)"
+)
+ALLOCATION_HIGH = Family(
+    "gpu_allocation_high_seconds_total", "counter", "Time held at or above ledger.high_ratio (default 0.70)"
+)
+ALLOCATION_ENERGY = Family(
+    "gpu_allocation_energy_joules_total", "counter", "Energy of the whole GPU while this holder held it alone"
+)
+ALLOCATION_UTILIZATION = Family(
+    "gpu_allocation_utilization_ratio",
+    "gauge",
+    "Utilization of the holder's GPU or instance; absent when shared",
+)
+ALLOCATION_MEMORY = Family(
+    "gpu_allocation_memory_used_bytes",
+    "gauge",
+    "Memory used on the holder's GPU or instance; absent when shared",
+)
+ALLOCATION_POWER = Family("gpu_allocation_power_watts", "gauge", "Power of the whole GPU that the holder holds alone")
+ALLOCATION_TEMPERATURE = Family(
+    "gpu_allocation_temperature_celsius",
+    "gauge",
+    "Temperature of the board, its one sensor for all instances",
+)
+ALLOCATION_STATE = Family(
+    "gpu_allocation_state",
+    "gauge",
+    "Present state, always 1; for people and group_left, not for alerts over a range",
+    ("state",),
+)
+ALLOCATION_FAMILIES = (
+    ALLOCATION_INFO,
+    ALLOCATION_SHARE,
+    ALLOCATION_START,
+    ALLOCATION_LAST_ACTIVE,
+    ALLOCATION_IDLE_RUN,
+    ALLOCATION_HELD,
+    ALLOCATION_BUSY,
+    ALLOCATION_OBSERVED,
+    ALLOCATION_IDLE,
+    ALLOCATION_LOW,
+    ALLOCATION_HIGH,
+    ALLOCATION_ENERGY,
+    ALLOCATION_UTILIZATION,
+    ALLOCATION_MEMORY,
+    ALLOCATION_POWER,
+    ALLOCATION_TEMPERATURE,
+    ALLOCATION_STATE,
+)
+
+BUILD_INFO = Family("gpu_exporter_build_info", "gauge", "Version and backend, always 1", ("version", "backend"))
+DRIVER_UP = Family("gpu_driver_up", "gauge", "1 while the driver answers, 0 while there is none or all of it hangs")
+DEVICES_VISIBLE = Family("gpu_devices_visible", "gauge", "GPUs that answer")
+DEVICES_EXPECTED = Family("gpu_devices_expected", "gauge", "GPUs that the driver ever listed here")
+SAMPLE_INTERVAL = Family("gpu_exporter_sample_interval_seconds", "gauge", "Sampling interval of each GPU")
+LAST_SAMPLE = Family(
+    "gpu_exporter_last_sample_timestamp_seconds",
+    "gauge",
+    "When a GPU last answered; absent before the first time",
+)
+COLLECTOR_SUCCESS = Family(
+    "gpu_exporter_collector_success",
+    "gauge",
+    "1 when the collector's last cycle had no error on any GPU; no data is no error",
+    ("collector",),
+)
+COLLECTOR_DURATION = Family(
+    "gpu_exporter_collector_duration_seconds",
+    "gauge",
+    "Longest last cycle of the collector over the GPUs",
+    ("collector",),
+)
+NVML_ERRORS = Family("gpu_exporter_nvml_errors_total", "counter", "Failed driver calls since start", ("call", "error"))
+ATTRIBUTION_UP = Family(
+    "gpu_exporter_attribution_up", "gauge", "1 when the source's last poll was answered", ("source",)
+)
+ATTRIBUTION_AGE = Family(
+    "gpu_exporter_attribution_age_seconds", "gauge", "Age of the source's last good answer", ("source",)
+)
+ATTRIBUTION_CONFLICTS = Family(
+    "gpu_exporter_attribution_conflicts_total",
+    "counter",
+    "Polls in which a claim contradicted a source of higher precedence",
+    ("source",),
+)
+SELF_FAMILIES = (
+    BUILD_INFO,
+    DRIVER_UP,
+    DEVICES_VISIBLE,
+    DEVICES_EXPECTED,
+    SAMPLE_INTERVAL,
+    LAST_SAMPLE,
+    COLLECTOR_SUCCESS,
+    COLLECTOR_DURATION,
+    NVML_ERRORS,
+    ATTRIBUTION_UP,
+    ATTRIBUTION_AGE,
+    ATTRIBUTION_CONFLICTS,
+)
+
+
+def fixed_groups() -> Iterator[tuple[str, tuple[str, ...], tuple[Family, ...]]]:
+    """Title, implied labels and families of everything that is no collector's."""
+    yield "GPU: identity and ledger", DEVICE_LABELS, (GPU_INFO, GPU_UP, GPU_ALLOCATED, *UNIT_FAMILIES)
+    yield "MIG instance: ledger", MIG_LABELS, MIG_UNIT_FAMILIES
+    yield "Allocation: one holder on one GPU or MIG instance", ALLOCATION_LABELS, ALLOCATION_FAMILIES
+    yield "The exporter itself", (), SELF_FAMILIES

@@ -1,0 +1,84 @@
+"""A view as JSON, for scripts: the table's facts with full precision, and None where something is unknown."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gpu_exporter.model import AllocationView, GpuView, View
+
+JSON_TYPE = "application/json; charset=utf-8"
+
+
+def render_json(view: View) -> str:
+    """One JSON document; keys are stable, units are in their names."""
+    status = view.status
+    return json.dumps(
+        {
+            "timestamp_seconds": view.wall,
+            "version": status.version,
+            "backend": status.backend,
+            "note": status.note,
+            "driver_up": status.driver_up,
+            "driver_error": status.driver_error,
+            "gpus": [_gpu(gpu) for gpu in view.gpus],
+            "allocations": [_allocation(allocation) for allocation in view.allocations],
+            "attribution": [
+                {"source": s.name, "up": s.up, "age_seconds": s.age_s, "error": s.error} for s in status.sources
+            ],
+        },
+        indent=1,
+    )
+
+
+def _gpu(gpu: GpuView) -> dict[str, Any]:
+    identity, snapshot = gpu.snapshot.identity, gpu.snapshot
+    shown = snapshot.up and not gpu.withheld
+    return {
+        "gpu": identity.index,
+        "uuid": identity.uuid,
+        "name": identity.name,
+        "up": shown,
+        "hung": gpu.hung,
+        "error": snapshot.error,
+        "age_seconds": gpu.age_s,
+        "mig_mode": identity.mig_mode,
+        "utilization_ratio": snapshot.value("gpu_utilization_ratio") if shown else None,
+        "memory_used_bytes": snapshot.value("gpu_memory_used_bytes") if shown else None,
+        "memory_total_bytes": snapshot.value("gpu_memory_total_bytes") if shown else None,
+        "power_watts": snapshot.value("gpu_power_watts") if shown else None,
+        "temperature_celsius": snapshot.value("gpu_temperature_celsius") if shown else None,
+        "instances": [{"mig": i.mig, "mig_uuid": i.uuid, "profile": i.profile} for i in snapshot.instances if shown],
+    }
+
+
+def _allocation(view: AllocationView) -> dict[str, Any]:
+    unit, holder, totals = view.allocation.unit, view.allocation.holder, view.totals
+    return {
+        "gpu": view.gpu,
+        "uuid": unit.uuid,
+        "mig": view.mig,
+        "mig_uuid": unit.mig_uuid,
+        "scheduler": holder.key.scheduler,
+        "namespace": holder.namespace,
+        "pod": holder.pod,
+        "container": holder.container,
+        "pod_uid": holder.pod_uid,
+        "job_id": holder.job_id,
+        "cluster": holder.cluster,
+        "user": holder.user,
+        "account": holder.account,
+        "partition": holder.partition,
+        "qos": holder.qos,
+        "source": holder.source,
+        "share": view.allocation.share,
+        "share_ratio": view.allocation.share_ratio,
+        "start_timestamp_seconds": totals.start_wall,
+        "idle_run_seconds": totals.idle_run_s if totals.known else None,
+        "busy_seconds": totals.busy_s if totals.known else None,
+        "observed_seconds": totals.observed_s if totals.known else None,
+        "utilization_ratio": view.utilization,
+        "memory_used_bytes": view.memory_used_bytes,
+        "state": view.verdict.state,
+        "evidence": view.verdict.evidence,
+    }

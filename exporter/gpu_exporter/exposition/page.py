@@ -1,0 +1,203 @@
+"""The status page: one HTML document without external assets, which refreshes itself.
+
+Colours follow the state's meaning and pass WCAG AA on their background in both colour schemes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from gpu_exporter.exposition.rows import UNKNOWN, Row, format_age, list_rows
+from gpu_exporter.model import View
+
+HTML_TYPE = "text/html; charset=utf-8"
+SPARK_WIDTH, SPARK_HEIGHT = 180, 30
+SPARK_POINTS = 120  # more than this many buckets are averaged: a pixel shows no more
+
+GOOD, NEUTRAL, WARN, BAD = "good", "neutral", "warn", "bad"
+TONES = {
+    "healthy": GOOD,
+    "free": NEUTRAL,
+    "mig": NEUTRAL,
+    "unknown": NEUTRAL,
+    "low": WARN,
+    "bursty": WARN,
+    "busy_inefficient": WARN,
+    "throttled": WARN,
+    "held_idle": BAD,
+    "held_no_process": BAD,
+    "lost": BAD,
+    "hung": BAD,
+    "stale": BAD,
+}
+COLUMNS = (
+    "GPU",
+    "Name",
+    "Last ten minutes",
+    "Util",
+    "Memory",
+    "Power",
+    "Temp",
+    "Holder",
+    "Owner",
+    "Held",
+    "Idle",
+    "State",
+    "Why",
+)
+NUMERIC = frozenset(("Util", "Memory", "Power", "Temp", "Held", "Idle"))
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --line: #d8dee4; --back: #ffffff; --panel: #f6f8fa;
+  --good: #116329; --good-back: #dafbe1; --warn: #7d4e00; --warn-back: #fff8c5; --bad: #a40e26; --bad-back: #ffebe9;
+  --neutral: #59636e; --neutral-back: #eaeef2; --spark: #0969da; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9198a1; --line: #3d444d; --back: #0d1117;
+  --panel: #151b23; --good: #7ee787; --good-back: #12261e; --warn: #f2cc60; --warn-back: #272115; --bad: #ffa198;
+  --bad-back: #2d1418; --neutral: #9198a1; --neutral-back: #212830; --spark: #58a6ff; } }
+body { margin: 0; background: var(--back); color: var(--ink);
+  font: 14px/1.45 system-ui, -apple-system, "Segoe UI", "Liberation Sans", sans-serif; }
+main { max-width: 1500px; margin: 0 auto; padding: 24px; }
+header { display: flex; flex-wrap: wrap; gap: 4px 24px; align-items: baseline; }
+h1 { font-size: 20px; margin: 0; }
+.soft { color: var(--soft); }
+.tiles { display: flex; flex-wrap: wrap; gap: 12px; margin: 16px 0; }
+.tile { background: var(--panel); border: 1px solid var(--line); border-radius: 6px; padding: 8px 16px;
+  min-width: 96px; }
+.tile b { display: block; font-size: 22px; font-variant-numeric: tabular-nums; }
+.banner { border-radius: 6px; padding: 10px 16px; margin: 12px 0; background: var(--bad-back); color: var(--bad); }
+.note { background: var(--neutral-back); color: var(--neutral); }
+.scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; }
+table { border-collapse: collapse; width: 100%; }
+th { text-align: left; font-weight: 600; background: var(--panel); color: var(--soft); }
+th, td { padding: 6px 8px; white-space: nowrap; border-bottom: 1px solid var(--line); vertical-align: middle; }
+tr:last-child td { border-bottom: 0; }
+.num { text-align: right; font-variant-numeric: tabular-nums; }
+.why { white-space: normal; min-width: 150px; }
+.state { display: inline-block; border-radius: 10px; padding: 1px 10px; font-weight: 600; }
+.good { color: var(--good); background: var(--good-back); }
+.warn { color: var(--warn); background: var(--warn-back); }
+.bad { color: var(--bad); background: var(--bad-back); }
+.neutral { color: var(--neutral); background: var(--neutral-back); }
+svg { display: block; } svg .frame { fill: var(--panel); stroke: var(--line); }
+svg .area { fill: var(--spark); fill-opacity: .25; stroke: var(--spark); stroke-width: 1; }
+svg .gap { fill: var(--line); }
+footer { margin-top: 16px; } a { color: var(--spark); }
+"""
+
+
+def render_page(view: View, refresh_s: int = 5) -> str:
+    """The whole document."""
+    rows = list_rows(view)
+    status = view.status
+    parts = [
+        "<!doctype html>\n<html lang=en><head><meta charset=utf-8>",
+        f'<meta http-equiv=refresh content="{refresh_s}">',
+        '<meta name=viewport content="width=device-width, initial-scale=1"><title>gpu-exporter</title>',
+        f"<style>{STYLE}</style></head><body><main>",
+        f"<header><h1>gpu-exporter</h1><span class=soft>version {escape(status.version)}, "
+        f"backend {escape(status.backend)}, sampled each {status.sample_interval_s:g} s</span></header>",
+    ]
+    if status.note:
+        parts.append(f'<p class="banner note">{escape(status.note)}</p>')
+    if not status.driver_up:
+        parts.append(f"<p class=banner>No GPU data: {escape(status.driver_error)}</p>")
+    parts += [
+        f"<p class=banner>Attribution {escape(source.name)}: {escape(source.error)}</p>"
+        for source in status.sources
+        if source.error
+    ]
+    parts.append(_tiles(view, rows))
+    if rows:
+        parts.append(_table(view, rows))
+    parts.append(
+        "<footer class=soft>"
+        '<a href="/metrics">metrics</a> · <a href="/api/v1/status">JSON</a> · '
+        '<a href="/-/healthy">healthy</a> · <a href="/-/ready">ready</a></footer></main></body></html>\n'
+    )
+    return "".join(parts)
+
+
+def _tiles(view: View, rows: Sequence[Row]) -> str:
+    states = [row.state for row in rows]
+    tiles = [
+        ("GPUs", f"{view.status.devices_visible}"),
+        ("Allocations", str(len(view.allocations))),
+        ("Free", str(states.count("free"))),
+        ("Held and idle", str(states.count("held_idle") + states.count("held_no_process"))),
+        ("Low or bursty", str(states.count("low") + states.count("bursty"))),
+        ("Throttled", str(states.count("throttled"))),
+        ("Not answering", str(states.count("lost") + states.count("hung") + states.count("stale"))),
+    ]
+    cells = "".join(f"<div class=tile><b>{value}</b>{name}</div>" for name, value in tiles)
+    return f"<div class=tiles>{cells}</div>"
+
+
+def _table(view: View, rows: Sequence[Row]) -> str:
+    sparks: dict[str, str] = {}
+    for gpu in view.gpus:
+        index = str(gpu.snapshot.identity.index)
+        sparks[index] = _spark(gpu.history, view.history_bucket_s)
+        for instance in gpu.snapshot.instances:
+            history = gpu.instance_history.get(instance.uuid, ())
+            sparks[f"{index}:{instance.mig}"] = _spark(history, view.history_bucket_s)
+    head = "".join(f"<th{' class=num' if name in NUMERIC else ''}>{name}</th>" for name in COLUMNS)
+    body = "".join(_row(row, sparks.get(row.gpu, "")) for row in rows)
+    return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _row(row: Row, spark: str) -> str:
+    tone = TONES.get(row.state, NEUTRAL)
+    state = f'<span class="state {tone}">{escape(row.state)}</span>' if row.state else ""
+    numbers = (row.utilization, row.memory, row.power, row.temperature)
+    cells = [f"<td>{escape(row.gpu)}</td><td>{escape(row.name)}</td><td>{spark}</td>"]
+    cells += [f"<td class=num>{escape(number)}</td>" for number in numbers]
+    cells.append(f"<td>{escape(row.holder) or UNKNOWN}</td><td>{escape(row.owner) or UNKNOWN}</td>")
+    cells.append(f"<td class=num>{row.held}</td><td class=num>{row.idle}</td>")
+    cells.append(f"<td>{state}</td><td class=why>{escape(row.why)}</td>")
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _spark(history: Sequence[float | None], bucket_s: float) -> str:
+    """Utilization as an area, unknown time as grey blocks; nothing where no activity is ever told."""
+    if not any(value is not None for value in history):
+        return "<span class=soft>activity not known</span>"
+    values = _shrink(history)
+    step = SPARK_WIDTH / len(values)
+    height = SPARK_HEIGHT - 2
+    shapes: list[str] = []
+    start = 0
+    while start < len(values):
+        end = start
+        known = values[start] is not None
+        while end < len(values) and (values[end] is not None) == known:
+            end += 1
+        if known:
+            points = [f"{start * step:.1f},{height + 1}"]
+            for position in range(start, end):
+                y = 1 + height * (1 - (values[position] or 0.0))
+                points += [f"{position * step:.1f},{y:.1f}", f"{(position + 1) * step:.1f},{y:.1f}"]
+            points.append(f"{end * step:.1f},{height + 1}")
+            shapes.append(f'<polygon class=area points="{" ".join(points)}"/>')
+        else:
+            shapes.append(
+                f'<rect class=gap x="{start * step:.1f}" y="1" width="{(end - start) * step:.1f}" height="{height}"/>'
+            )
+        start = end
+    known_values = [value for value in history if value is not None]
+    mean = sum(known_values) / len(known_values)
+    title = f"mean {mean:.0%} over {format_age(len(known_values) * bucket_s)} known"
+    return (
+        f'<svg width="{SPARK_WIDTH}" height="{SPARK_HEIGHT}" role=img aria-label="{title}"><title>{title}</title>'
+        f'<rect class=frame width="{SPARK_WIDTH}" height="{SPARK_HEIGHT}"/>{"".join(shapes)}</svg>'
+    )
+
+
+def _shrink(values: Sequence[float | None]) -> list[float | None]:
+    """At most SPARK_POINTS values; each the mean of the known ones it stands for."""
+    per_point = max(1, -(-len(values) // SPARK_POINTS))
+    shrunk: list[float | None] = []
+    for start in range(0, len(values), per_point):
+        known = [value for value in values[start : start + per_point] if value is not None]
+        shrunk.append(sum(known) / len(known) if known else None)
+    return shrunk

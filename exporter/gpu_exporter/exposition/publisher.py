@@ -1,0 +1,80 @@
+"""Rendered bodies, made at the first request of a view and kept until the next one."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpu_exporter.exposition.json_format import JSON_TYPE, render_json
+from gpu_exporter.exposition.page import HTML_TYPE, render_page
+from gpu_exporter.exposition.series import Series, list_series
+from gpu_exporter.exposition.table import render_table
+from gpu_exporter.exposition.text import OPENMETRICS_TYPE, TEXT_TYPE, TextRenderer
+from gpu_exporter.model import View
+
+TABLE_TYPE = "text/plain; charset=utf-8"
+CONTENT_TYPES = {
+    "prometheus": TEXT_TYPE,
+    "openmetrics": OPENMETRICS_TYPE,
+    "json": JSON_TYPE,
+    "table": TABLE_TYPE,
+    "page": HTML_TYPE,
+}
+
+
+@dataclass(slots=True)
+class _Edition:
+    """One view with what has been rendered of it."""
+
+    key: object
+    view: View
+    series: list[Series]
+    bodies: dict[tuple[str, bool], bytes] = field(default_factory=dict)
+
+
+class Publisher:
+    """Gives out bodies of the newest view. Safe to call from several threads."""
+
+    def __init__(
+        self,
+        build_view: Callable[[], View],
+        version: Callable[[], object],
+        more_series: Callable[[], list[Series]] = list,
+    ) -> None:
+        """`version()` changes when `build_view()` would give something new; `more_series` are appended."""
+        self._build_view = build_view
+        self._version = version
+        self._more_series = more_series
+        self._renderer = TextRenderer()
+        self._edition: _Edition | None = None
+        self._lock = threading.Lock()
+
+    def body(self, form: str, *, zipped: bool = False, names: frozenset[str] = frozenset()) -> bytes:
+        """The body in one of CONTENT_TYPES; `names` restricts the metric forms to these families."""
+        with self._lock:
+            edition = self._current()
+            if names:
+                raw = self._render(edition, form, names).encode()
+                return gzip.compress(raw, 1) if zipped else raw
+            raw = edition.bodies.get((form, False), b"")
+            if not raw:
+                raw = edition.bodies[form, False] = self._render(edition, form, names).encode()
+            if not zipped:
+                return raw
+            if (form, True) not in edition.bodies:
+                edition.bodies[form, True] = gzip.compress(raw, 1)
+            return edition.bodies[form, True]
+
+    def _current(self) -> _Edition:
+        key = self._version()
+        if self._edition is None or self._edition.key != key:
+            view = self._build_view()
+            self._edition = _Edition(key, view, [*list_series(view), *self._more_series()])
+        return self._edition
+
+    def _render(self, edition: _Edition, form: str, names: frozenset[str]) -> str:
+        if form in ("prometheus", "openmetrics"):
+            return self._renderer.render(edition.series, openmetrics=form == "openmetrics", names=names)
+        return {"json": render_json, "table": render_table, "page": render_page}[form](edition.view)

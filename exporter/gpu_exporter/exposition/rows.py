@@ -1,0 +1,125 @@
+"""What people read of a view, as texts: one row per allocation, or per unit that nobody holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpu_exporter.model import AllocationView, GpuView, UnitId, View
+
+UNKNOWN = "-"
+GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """All cells are texts; UNKNOWN where there is no value."""
+
+    gpu: str
+    name: str
+    utilization: str
+    memory: str
+    power: str
+    temperature: str
+    holder: str
+    owner: str
+    held: str
+    idle: str
+    state: str
+    why: str
+
+
+def list_rows(view: View) -> list[Row]:
+    """Rows in the order of the GPUs, MIG instances below their board."""
+    rows: list[Row] = []
+    by_unit: dict[UnitId, list[AllocationView]] = {}
+    for allocation in view.allocations:
+        by_unit.setdefault(allocation.allocation.unit, []).append(allocation)
+    for gpu in view.gpus:
+        rows += _gpu_rows(gpu, view, by_unit)
+    return rows
+
+
+def _gpu_rows(gpu: GpuView, view: View, by_unit: dict[UnitId, list[AllocationView]]) -> Iterator[Row]:
+    identity = gpu.snapshot.identity
+    whole = by_unit.get(UnitId(identity.uuid), [])
+    for allocation in whole:
+        yield _row(gpu, view, str(identity.index), identity.name, allocation)
+    if not whole:
+        state = "free" if view.status.sources else ""
+        if gpu.snapshot.instances:
+            state = "mig"
+        yield _row(gpu, view, str(identity.index), identity.name, None, state)
+    for instance in gpu.snapshot.instances:
+        label = f"{identity.index}:{instance.mig}"
+        holders = by_unit.get(UnitId(identity.uuid, instance.uuid), [])
+        for held in holders:
+            yield _row(gpu, view, label, instance.profile, held, mig=True)
+        if not holders:
+            yield _row(gpu, view, label, instance.profile, None, "free" if view.status.sources else "", mig=True)
+
+
+def _row(
+    gpu: GpuView,
+    view: View,
+    label: str,
+    name: str,
+    allocation: AllocationView | None,
+    state: str = "",
+    *,
+    mig: bool = False,
+) -> Row:
+    why = ""
+    fresh = gpu.snapshot.up and not gpu.withheld
+    if gpu.hung:
+        state, why = "hung", f"the driver has not answered for {format_age(gpu.age_s)}"
+    elif not gpu.snapshot.up:
+        state, why = "lost", gpu.snapshot.error
+    elif gpu.withheld:
+        state, why = "stale", f"last answer {format_age(gpu.age_s)} ago"
+    elif allocation is not None:
+        state, why = allocation.verdict.state, allocation.verdict.evidence
+    utilization = memory = power = temperature = UNKNOWN
+    if fresh and allocation is not None:
+        utilization = format_ratio(allocation.utilization)
+        memory = format_gib(allocation.memory_used_bytes)
+    elif fresh and not mig:
+        utilization = format_ratio(gpu.snapshot.value("gpu_utilization_ratio"))
+        memory = format_gib(gpu.snapshot.value("gpu_memory_used_bytes"))
+    if fresh and not mig:
+        power = format_unit(gpu.snapshot.value("gpu_power_watts"), " W")
+        temperature = format_unit(gpu.snapshot.value("gpu_temperature_celsius"), " °C")
+    holder = owner = ""
+    held = idle = UNKNOWN
+    if allocation is not None:
+        who = allocation.allocation.holder
+        holder = who.label
+        owner = "/".join(part for part in (who.user, who.account) if part)
+        held = format_age(view.wall - allocation.totals.start_wall)
+        if allocation.totals.known:
+            idle = format_age(allocation.totals.idle_run_s)
+    return Row(label, name, utilization, memory, power, temperature, holder, owner, held, idle, state, why)
+
+
+def format_ratio(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0%}"
+
+
+def format_gib(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value / GIB:.1f} GiB"
+
+
+def format_unit(value: float | None, unit: str) -> str:
+    return UNKNOWN if value is None else f"{value:.0f}{unit}"
+
+
+def format_age(seconds: float) -> str:
+    """`0s`, `59s`, `12m`, `3h05m`, `2d04h`: short enough for a column."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole // 60 % 60:02d}m"
+    return f"{whole // 86400}d{whole // 3600 % 24:02d}h"

@@ -1,0 +1,189 @@
+"""From a view to series: which families with which labels and values. Every text renderer starts here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gpu_exporter.exposition import catalog
+from gpu_exporter.model import AllocationView, Family, GpuView, Sample, UnitTotals, View
+
+
+class Series(NamedTuple):
+    """One family with its label names and its rows of (label values, value)."""
+
+    family: Family
+    label_names: tuple[str, ...]
+    rows: list[tuple[tuple[str, ...], float]]
+
+
+class _Table:
+    """Collects rows by family, in order of first appearance."""
+
+    def __init__(self) -> None:
+        self.series: dict[str, Series] = {}
+
+    def add(
+        self,
+        family: Family,
+        place_names: tuple[str, ...],
+        place: tuple[str, ...],
+        value: float | None,
+        more: tuple[str, ...] = (),
+    ) -> None:
+        if value is None:
+            return
+        series = self.series.get(family.name)
+        if series is None:
+            series = Series(family, (*place_names, *family.labels), [])
+            self.series[family.name] = series
+        series.rows.append(((*place, *more), value))
+
+    def add_sample(self, names: tuple[str, ...], place: tuple[str, ...], sample: Sample) -> None:
+        self.add(sample.family, names, place, sample.value, sample.labels)
+
+
+def list_series(view: View) -> list[Series]:
+    """Everything to publish of one view."""
+    table = _Table()
+    _add_self(table, view)
+    held = {allocation.allocation.unit.uuid for allocation in view.allocations}
+    for gpu in view.gpus:
+        _add_gpu(table, gpu, gpu.snapshot.identity.uuid in held, attribution=bool(view.status.sources))
+    for allocation in view.allocations:
+        _add_allocation(table, allocation)
+    return list(table.series.values())
+
+
+def _add_gpu(table: _Table, gpu: GpuView, held: bool, attribution: bool) -> None:
+    identity = gpu.snapshot.identity
+    names, place = catalog.DEVICE_LABELS, (str(identity.index), identity.uuid)
+    info = (
+        identity.name,
+        identity.driver_version,
+        identity.pci_bus_id,
+        str(identity.minor) if identity.minor >= 0 else "",
+        identity.mig_mode,
+    )
+    table.add(catalog.GPU_INFO, names, place, 1.0, info)
+    table.add(catalog.GPU_UP, names, place, float(gpu.snapshot.up and not gpu.withheld and not gpu.hung))
+    if attribution:
+        table.add(catalog.GPU_ALLOCATED, names, place, float(held))
+    if gpu.totals is not None:
+        _add_totals(table, catalog.UNIT_FAMILIES, names, place, gpu.totals)
+    if gpu.withheld:
+        return
+    for sample in gpu.snapshot.samples:
+        table.add_sample(names, place, sample)
+    for instance in gpu.snapshot.instances:
+        mig_place = (*place, instance.mig, instance.uuid)
+        for sample in instance.samples:
+            table.add_sample(catalog.MIG_LABELS, mig_place, sample)
+        totals = gpu.instance_totals.get(instance.uuid)
+        if totals is not None:
+            _add_totals(table, catalog.MIG_UNIT_FAMILIES, catalog.MIG_LABELS, mig_place, totals)
+
+
+def _add_totals(
+    table: _Table,
+    families: tuple[Family, ...],
+    names: tuple[str, ...],
+    place: tuple[str, ...],
+    totals: UnitTotals,
+) -> None:
+    values = (
+        totals.busy_s,
+        totals.observed_s,
+        totals.idle_s,
+        float(totals.witnesses),
+        totals.last_active_wall,
+    )
+    for family, value in zip(families, values, strict=True):
+        table.add(family, names, place, value)
+
+
+def allocation_place(view: AllocationView) -> tuple[str, ...]:
+    """Values of ALLOCATION_LABELS."""
+    unit, holder = view.allocation.unit, view.allocation.holder
+    return (
+        str(view.gpu),
+        unit.uuid,
+        view.mig,
+        unit.mig_uuid,
+        holder.key.scheduler,
+        holder.namespace,
+        holder.pod,
+        holder.container,
+        holder.job_id,
+    )
+
+
+def _add_allocation(table: _Table, view: AllocationView) -> None:
+    names, place = catalog.ALLOCATION_LABELS, allocation_place(view)
+    holder, totals = view.allocation.holder, view.totals
+    info = (
+        holder.cluster,
+        holder.user,
+        holder.account,
+        holder.partition,
+        holder.qos,
+        holder.pod_uid,
+        holder.source,
+        view.allocation.share,
+        holder.resource,
+        holder.identity,
+    )
+    table.add(catalog.ALLOCATION_INFO, names, place, 1.0, info)
+    values: list[tuple[Family, float | None]] = [
+        (catalog.ALLOCATION_SHARE, view.allocation.share_ratio),
+        (catalog.ALLOCATION_START, totals.start_wall),
+        (catalog.ALLOCATION_HELD, totals.held_s),
+        (catalog.ALLOCATION_ENERGY, totals.energy_j),
+        (catalog.ALLOCATION_UTILIZATION, view.utilization),
+        (catalog.ALLOCATION_MEMORY, view.memory_used_bytes),
+        (catalog.ALLOCATION_POWER, view.power_w),
+        (catalog.ALLOCATION_TEMPERATURE, view.temperature_celsius),
+    ]
+    if totals.known:
+        values += [
+            (catalog.ALLOCATION_LAST_ACTIVE, totals.last_active_wall),
+            (catalog.ALLOCATION_IDLE_RUN, totals.idle_run_s),
+            (catalog.ALLOCATION_BUSY, totals.busy_s),
+            (catalog.ALLOCATION_OBSERVED, totals.observed_s),
+            (catalog.ALLOCATION_IDLE, totals.idle_s),
+            (catalog.ALLOCATION_LOW, totals.low_s),
+            (catalog.ALLOCATION_HIGH, totals.high_s),
+        ]
+    for family, value in values:
+        table.add(family, names, place, value)
+    table.add(catalog.ALLOCATION_STATE, names, place, 1.0, (view.verdict.state,))
+
+
+def _add_self(table: _Table, view: View) -> None:
+    status = view.status
+    table.add(catalog.BUILD_INFO, (), (), 1.0, (status.version, status.backend))
+    table.add(catalog.DRIVER_UP, (), (), float(status.driver_up))
+    table.add(catalog.DEVICES_VISIBLE, (), (), float(status.devices_visible))
+    table.add(catalog.DEVICES_EXPECTED, (), (), float(status.devices_expected))
+    table.add(catalog.SAMPLE_INTERVAL, (), (), status.sample_interval_s)
+    table.add(catalog.LAST_SAMPLE, (), (), status.last_sample_wall)
+    for name, success, duration in _collector_outcomes(view):
+        table.add(catalog.COLLECTOR_SUCCESS, (), (), success, (name,))
+        table.add(catalog.COLLECTOR_DURATION, (), (), duration, (name,))
+    for call, error, count in status.errors:
+        table.add(catalog.NVML_ERRORS, (), (), float(count), (call, error))
+    for source in status.sources:
+        table.add(catalog.ATTRIBUTION_UP, (), (), float(source.up), (source.name,))
+        table.add(catalog.ATTRIBUTION_AGE, (), (), source.age_s, (source.name,))
+        table.add(catalog.ATTRIBUTION_CONFLICTS, (), (), float(source.conflicts), (source.name,))
+
+
+def _collector_outcomes(view: View) -> Iterator[tuple[str, float, float]]:
+    """Over the GPUs that were read: name, 1 when none failed, longest duration."""
+    outcomes: dict[str, tuple[bool, float]] = {}
+    for gpu in view.gpus:
+        for outcome in gpu.snapshot.outcomes:
+            success, duration = outcomes.get(outcome.name, (True, 0.0))
+            outcomes[outcome.name] = (success and outcome.success, max(duration, outcome.duration_s))
+    for name, (success, duration) in outcomes.items():
+        yield name, float(success), duration

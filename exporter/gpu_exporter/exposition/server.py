@@ -1,0 +1,191 @@
+"""HTTP: bodies out, nothing else. At most WORKERS requests at a time; more are told to come back."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import socketserver
+import threading
+import urllib.parse
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+from gpu_exporter.exposition.publisher import CONTENT_TYPES, TABLE_TYPE, Publisher
+
+log = logging.getLogger(__name__)
+WORKERS = 8
+REQUEST_TIMEOUT_S = 10.0
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+def parse_listen_address(text: str) -> tuple[str, int]:
+    """`:9836`, `127.0.0.1:9836` or `[::1]:9836` to host and port. Raises ValueError."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{text!r} is not [host]:port")
+    return host.strip("[]"), int(port)
+
+
+def prefers_openmetrics(accept: str) -> bool:
+    """Whether an Accept header ranks OpenMetrics above the plain text format."""
+    best = {"openmetrics": 0.0, "text": 0.0}
+    for entry in accept.split(","):
+        media, *parameters = (part.strip() for part in entry.split(";"))
+        quality = 1.0
+        for parameter in parameters:
+            if parameter.startswith("q="):
+                with contextlib.suppress(ValueError):
+                    quality = float(parameter[2:])
+        kind = {"application/openmetrics-text": "openmetrics", "text/plain": "text"}.get(media)
+        if kind:
+            best[kind] = max(best[kind], quality)
+    return best["openmetrics"] > best["text"]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version = "gpu-exporter"
+    sys_version = ""
+    timeout = REQUEST_TIMEOUT_S
+    disable_nagle_algorithm = True
+    server: _ServerMixin
+
+    def do_GET(self) -> None:  # the base class names it so
+        path, _, query = self.path.partition("?")
+        if path == self.server.telemetry_path:
+            form = "openmetrics" if prefers_openmetrics(self.headers.get("Accept", "")) else "prometheus"
+            self._send_body(form, frozenset(urllib.parse.parse_qs(query).get("name[]", ())))
+        elif path == "/":
+            self._send_body("page")
+        elif path == "/api/v1/status":
+            self._send_body("json")
+        elif path == "/api/v1/table":
+            self._send_body("table")
+        elif path == "/-/healthy":
+            self._send(200, TABLE_TYPE, b"gpu-exporter is healthy\n")
+        elif path == "/-/ready":
+            ready, reason = self.server.readiness()
+            self._send(200 if ready else 503, TABLE_TYPE, f"{reason}\n".encode())
+        else:
+            self._send(404, TABLE_TYPE, f"no such page; try {self.server.telemetry_path}\n".encode())
+
+    do_HEAD = do_GET  # noqa: N815 - the base class names it so
+
+    def _send_body(self, form: str, names: frozenset[str] = frozenset()) -> None:
+        zipped = "gzip" in self.headers.get("Accept-Encoding", "")
+        body = self.server.publisher.body(form, zipped=zipped, names=names)
+        self._send(200, CONTENT_TYPES[form], body, zipped=zipped)
+
+    def _send(self, status: int, content_type: str, body: bytes, *, zipped: bool = False) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        if zipped:
+            self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002 - the base class names it so
+        log.debug(format, *arguments)
+
+
+class _ServerMixin(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 32
+
+    def __init__(
+        self,
+        address: Any,
+        publisher: Publisher,
+        telemetry_path: str,
+        readiness: Callable[[], tuple[bool, str]],
+    ) -> None:
+        self.publisher = publisher
+        self.telemetry_path = telemetry_path
+        self.readiness = readiness
+        self._slots = threading.BoundedSemaphore(WORKERS)
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._slots.acquire(blocking=False):
+            with contextlib.suppress(OSError):
+                request.sendall(BUSY)
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("request of %s ended early", client_address, exc_info=True)
+
+
+class _IPv4Server(_ServerMixin):
+    pass
+
+
+class _IPv6Server(_ServerMixin):
+    address_family = socket.AF_INET6
+
+    def server_bind(self) -> None:
+        with contextlib.suppress(OSError):
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # ":9836" is both families
+        super().server_bind()
+
+
+class _UnixServer(_ServerMixin):
+    address_family = socket.AF_UNIX
+
+    def get_request(self) -> tuple[Any, Any]:
+        request, _ = super().get_request()
+        return request, ("local", 0)  # a unix socket's peer has no name, the base class wants one
+
+
+class HttpServer:
+    """Serves on one TCP address, and on a unix socket for `--once` where a state directory is kept."""
+
+    def __init__(
+        self,
+        address: str,
+        publisher: Publisher,
+        readiness: Callable[[], tuple[bool, str]],
+        telemetry_path: str = "/metrics",
+        socket_path: Path | None = None,
+    ) -> None:
+        """Bind. Raises ValueError (address), OSError (in use, not permitted)."""
+        host, port = parse_listen_address(address)
+        kind: type[_ServerMixin] = _IPv6Server if ":" in host or (not host and socket.has_ipv6) else _IPv4Server
+        try:
+            tcp = kind((host, port), publisher, telemetry_path, readiness)
+        except OSError:
+            if host or kind is _IPv4Server:
+                raise
+            tcp = _IPv4Server((host, port), publisher, telemetry_path, readiness)  # no IPv6 on this host
+        self._servers: list[_ServerMixin] = [tcp]
+        self.port = int(tcp.server_address[1])
+        self._socket_path = socket_path
+        if socket_path is not None:
+            socket_path.unlink(missing_ok=True)
+            unix = _UnixServer(str(socket_path), publisher, telemetry_path, readiness)
+            socket_path.chmod(0o600)
+            self._servers.append(unix)
+
+    def start(self) -> None:
+        for server in self._servers:
+            threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+
+    def stop(self) -> None:
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
+        if self._socket_path is not None:
+            self._socket_path.unlink(missing_ok=True)

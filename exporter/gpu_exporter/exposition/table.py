@@ -1,0 +1,52 @@
+"""A view as a table for a terminal: who holds which GPU, is it used, and if not, why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpu_exporter.exposition.rows import Row, list_rows
+from gpu_exporter.model import View
+
+HEADER = ("GPU", "NAME", "UTIL", "MEMORY", "POWER", "TEMP", "HOLDER", "OWNER", "HELD", "IDLE", "STATE", "WHY")
+RIGHT = frozenset(("UTIL", "MEMORY", "POWER", "TEMP", "HELD", "IDLE"))
+
+
+def render_table(view: View) -> str:
+    """Fixed-width columns, one line per allocation, or per GPU that nobody holds. Ends in a newline."""
+    lines = layout(HEADER, [_cells(row) for row in list_rows(view)], RIGHT)
+    if not view.status.driver_up:
+        lines.append(f"no GPU data: {view.status.driver_error}")
+    lines += [f"attribution {source.name}: {source.error}" for source in view.status.sources if source.error]
+    if view.status.note:
+        lines.append(view.status.note)
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.gpu,
+        row.name,
+        row.utilization,
+        row.memory,
+        row.power,
+        row.temperature,
+        row.holder or "-",
+        row.owner or "-",
+        row.held,
+        row.idle,
+        row.state,
+        row.why,
+    )
+
+
+def layout(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str] = frozenset()) -> list[str]:
+    """Pad cells to columns, two spaces apart; columns named in `right` are right-aligned."""
+    lines = [header, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    return [
+        "  ".join(
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(header, line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    ]

@@ -1,0 +1,74 @@
+"""Prometheus text 0.0.4 and OpenMetrics 1.0 from series.
+
+Formats: prometheus.io/docs/instrumenting/exposition_formats and the OpenMetrics specification. Everything up to the
+value of a line is prepared once per (family, labels) and kept, since labels rarely change between two scrapes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from gpu_exporter.exposition.series import Series
+
+TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+MAX_LABEL_VALUE = 256  # characters; names of pods and jobs are shorter, hostile ones are cut
+MAX_PREFIXES = 50_000  # a node has some thousand series; more means that holders come and go fast
+
+
+def escape_label(value: str) -> str:
+    """A label value as both formats want it; bounded, since names come from users."""
+    return value[:MAX_LABEL_VALUE].replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def format_value(value: float) -> str:
+    """Shortest text that reads back as the same number; whole numbers without a fraction."""
+    if value == math.floor(value) and abs(value) < 1e15:
+        return str(int(value))
+    return repr(value)
+
+
+class TextRenderer:
+    """Renders series; keeps line prefixes between calls. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._prefixes: dict[tuple[str, tuple[str, ...]], str] = {}
+        self._headers: dict[tuple[str, bool], str] = {}
+
+    def render(
+        self, series: Iterable[Series], *, openmetrics: bool = False, names: frozenset[str] = frozenset()
+    ) -> str:
+        """The exposition of `series`; with `names`, of these families only."""
+        out: list[str] = []
+        if len(self._prefixes) > MAX_PREFIXES:
+            self._prefixes.clear()
+        prefixes = self._prefixes
+        for family, label_names, rows in series:
+            if names and family.name not in names:
+                continue
+            out.append(self._header(family.name, family.type, family.help, openmetrics))
+            name = family.name
+            for labels, value in rows:
+                prefix = prefixes.get((name, labels))
+                if prefix is None:
+                    prefix = prefixes[name, labels] = _render_prefix(name, label_names, labels)
+                out.append(f"{prefix}{format_value(value)}\n")
+        if openmetrics:
+            out.append("# EOF\n")
+        return "".join(out)
+
+    def _header(self, name: str, kind: str, text: str, openmetrics: bool) -> str:
+        header = self._headers.get((name, openmetrics))
+        if header is None:
+            shown = name.removesuffix("_total") if openmetrics and kind == "counter" else name
+            escaped = text.replace("\\", "\\\\").replace("\n", "\\n")
+            header = f"# HELP {shown} {escaped}\n# TYPE {shown} {kind}\n"
+            self._headers[name, openmetrics] = header
+        return header
+
+
+def _render_prefix(name: str, label_names: tuple[str, ...], labels: tuple[str, ...]) -> str:
+    """`name{a="b"} ` without labels that are empty, since an empty label is an absent one."""
+    pairs = ",".join(f'{key}="{escape_label(value)}"' for key, value in zip(label_names, labels, strict=True) if value)
+    return f"{name}{{{pairs}}} " if pairs else f"{name} "

@@ -1,0 +1,1 @@
+"""Integrals per unit and per (unit, holder). Imports the model only."""

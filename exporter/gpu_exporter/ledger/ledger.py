@@ -1,0 +1,334 @@
+"""The ledger: what is known about how units and holders spent their time.
+
+Rules (docs/concepts.md explains them to users):
+- Everything is CLOCK_MONOTONIC. Time that no span covers is unknown: it is neither busy nor idle nor observed.
+- No stretch of time is counted twice, and none before this process started.
+- A holder is charged from the first poll that shows it to the last that shows it (a Slurm job from its start). So
+  spans wait until the next poll confirms who held the unit; the interval of a change goes to nobody.
+- While a mapping is not confirmed, its holder's observed, busy and idle time stand still.
+- The idle run is the unbroken run of known zero: unknown time does not add to it, and activity, or too much unknown
+  time in sequence, ends it.
+Pure: no clock, no lock, no file. The caller passes the time and keeps other threads out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gpu_exporter.ledger.ring import Ring
+from gpu_exporter.model import (
+    Activity,
+    Allocation,
+    HolderKey,
+    HolderTotals,
+    Span,
+    UnitId,
+    UnitTotals,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRules:
+    """`poll_interval_s`: attribution's interval; `history_s`, `bucket_s`: the ring of each unit."""
+
+    poll_interval_s: float
+    stale_after_polls: int
+    low_ratio: float
+    high_ratio: float
+    idle_run_unknown_reset_s: float
+    history_s: float = 600.0
+    bucket_s: float = 1.0
+
+    @property
+    def longest_unconfirmed_s(self) -> float:
+        """A mapping older than this charges nobody."""
+        return self.stale_after_polls * self.poll_interval_s
+
+
+class ConfirmedAllocation(NamedTuple):
+    """An allocation, when its source last said so, and (Slurm) since when it provably holds; monotonic seconds."""
+
+    allocation: Allocation
+    confirmed: float
+    start: float | None
+
+
+@dataclass(slots=True)
+class UnitAccount:
+    """Counters of one unit."""
+
+    covered_until: float
+    busy_s: float = 0.0
+    observed_s: float = 0.0
+    idle_s: float = 0.0
+    witnesses: int = 0
+    last_active: float | None = None
+    energy_j: float | None = None
+    power_limit_w: float | None = None
+
+
+@dataclass(slots=True)
+class HolderAccount:
+    """Counters of one holder on one unit.
+
+    `confirmed`: shown as the holder up to here. `booked`, `energy_booked`: readings are charged up to here; they lag,
+    since the driver's samples arrive a moment after the time that they cover.
+    """
+
+    confirmed: float
+    booked: float
+    energy_booked: float
+    start_wall: float
+    known_until: float
+    known: bool = False
+    held_s: float = 0.0
+    busy_s: float = 0.0
+    observed_s: float = 0.0
+    idle_s: float = 0.0
+    low_s: float = 0.0
+    high_s: float = 0.0
+    energy_j: float | None = None
+    idle_run_s: float = 0.0
+    last_active: float | None = None
+
+
+class _Charge(NamedTuple):
+    """Energy drawn over (start, end]."""
+
+    start: float
+    end: float
+    joules: float
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Readings of one unit that wait for the next poll to say whose they are."""
+
+    spans: deque[Span] = field(default_factory=deque)
+    energy: deque[_Charge] = field(default_factory=deque)
+    energy_at: float | None = None
+
+
+HolderId = tuple[UnitId, HolderKey]
+
+
+class Ledger:
+    """All accounts of one node."""
+
+    def __init__(self, rules: LedgerRules, started: float) -> None:
+        self.rules = rules
+        self.started = started
+        self.units: dict[UnitId, UnitAccount] = {}
+        self.holders: dict[HolderId, HolderAccount] = {}
+        self.restored_units: dict[UnitId, UnitAccount] = {}
+        self.restored_holders: dict[HolderId, HolderAccount] = {}
+        self.rings: dict[UnitId, Ring] = {}
+        self.long_run_ended = False  # an idle run worth remembering ended: the state file should learn it soon
+        self._pending: dict[UnitId, _Pending] = {}
+
+    def record(self, activity: Activity) -> None:
+        """Book what one reading knows about its unit."""
+        account = self._unit(activity.unit)
+        account.witnesses = activity.witnesses
+        for raw in activity.spans:
+            if raw.end <= self.started:
+                self._note_before_start(activity.unit, raw)
+                continue
+            start = max(raw.start, account.covered_until)
+            if raw.end <= start:
+                continue
+            span = Span(start, raw.end, raw.ratio, raw.other)
+            length = span.end - span.start
+            account.covered_until = span.end
+            account.observed_s += length
+            account.busy_s += length * span.ratio
+            if _is_idle(span):
+                account.idle_s += length
+            else:
+                account.last_active = span.end
+            self._ring(activity.unit).add(span.start, span.end, span.ratio)
+            self._pending.setdefault(activity.unit, _Pending()).spans.append(span)
+
+    def record_energy(self, unit: UnitId, monotonic: float, joules: float, limit_w: float | None) -> None:
+        """Book the driver's energy counter of a whole GPU; a counter that fell was reset with the driver."""
+        pending = self._pending.setdefault(unit, _Pending())
+        account = self._unit(unit)
+        account.power_limit_w = limit_w
+        previous, account.energy_j = account.energy_j, joules
+        since, pending.energy_at = pending.energy_at, monotonic
+        if previous is not None and since is not None and joules >= previous:
+            pending.energy.append(_Charge(since, monotonic, joules - previous))
+
+    def _unit(self, unit: UnitId) -> UnitAccount:
+        account = self.units.get(unit)
+        if account is None:
+            account = self.restored_units.pop(unit, None) or UnitAccount(covered_until=self.started)
+            account.covered_until = max(account.covered_until, self.started)
+            self.units[unit] = account
+        return account
+
+    def _ring(self, unit: UnitId) -> Ring:
+        ring = self.rings.get(unit)
+        if ring is None:
+            ring = self.rings[unit] = Ring(self.rules.history_s, self.rules.bucket_s)
+        return ring
+
+    def _note_before_start(self, unit: UnitId, span: Span) -> None:
+        """The driver remembers more than we saw: activity while we were away ends the restored idle runs."""
+        if _is_idle(span):
+            return
+        for (held, _), account in (*self.holders.items(), *self.restored_holders.items()):
+            if held == unit and span.end > account.known_until:
+                account.idle_run_s = 0.0
+                account.last_active = max(account.last_active or 0.0, span.end)
+
+    def settle(self, now: float, wall: float, confirmed: Sequence[ConfirmedAllocation]) -> None:
+        """Charge the waiting readings to those who are shown to have held the units."""
+        shown: set[HolderId] = set()
+        holders_of: dict[UnitId, int] = {}
+        for entry in confirmed:
+            unit = entry.allocation.unit
+            holders_of[unit] = holders_of.get(unit, 0) + 1
+        for entry in confirmed:
+            holder_id = (entry.allocation.unit, entry.allocation.holder.key)
+            shown.add(holder_id)
+            account = self.holders.get(holder_id)
+            if account is None:
+                account = self._open(holder_id, entry, now, wall)
+            exclusive = holders_of[entry.allocation.unit] == 1
+            self._charge(entry.allocation.unit, account, entry.confirmed, exclusive)
+        for holder_id in [known for known in self.holders if known not in shown]:
+            del self.holders[holder_id]
+        self._forget_waiting(now)
+
+    def _open(self, holder_id: HolderId, entry: ConfirmedAllocation, now: float, wall: float) -> HolderAccount:
+        """The account of a holder that was not there at the last poll: restored, or new."""
+        holder = entry.allocation.holder
+        restored = self.restored_holders.pop(holder_id, None)
+        if restored is not None and not holder.identity:
+            restored.confirmed = restored.booked = restored.energy_booked = max(entry.confirmed, self.started)
+            self.holders[holder_id] = restored
+            return restored
+        begin = entry.confirmed
+        if entry.start is not None:  # provable start: charged from there, but never for time before our own
+            oldest = now - self.rules.longest_unconfirmed_s
+            begin = min(entry.confirmed, max(entry.start, self.started, oldest))
+        start_wall = holder.start_wall if holder.start_wall is not None else wall - (now - entry.confirmed)
+        account = HolderAccount(begin, begin, begin, start_wall, known_until=begin)
+        self.holders[holder_id] = account
+        return account
+
+    def _charge(self, unit: UnitId, account: HolderAccount, until: float, exclusive: bool) -> None:
+        gap = until - account.confirmed
+        if gap <= 0:
+            return
+        account.confirmed = until
+        account.held_s += gap
+        if gap > self.rules.longest_unconfirmed_s or not exclusive:
+            # nobody vouches for who held it in between, or the reading is not this holder's own
+            account.booked = account.energy_booked = until
+            return
+        pending = self._pending.get(unit)
+        if pending is None:
+            return
+        for span in pending.spans:
+            start, end = max(span.start, account.booked), min(span.end, until)
+            if end > start:
+                self._book(account, Span(start, end, span.ratio, span.other))
+        for charge in pending.energy:
+            start, end = max(charge.start, account.energy_booked), min(charge.end, until)
+            if end > start:
+                share = (end - start) / (charge.end - charge.start)
+                account.energy_j = (account.energy_j or 0.0) + charge.joules * share
+                account.energy_booked = end
+
+    def _book(self, account: HolderAccount, span: Span) -> None:
+        length = span.end - span.start
+        if span.start - account.known_until > self.rules.idle_run_unknown_reset_s:
+            account.idle_run_s = 0.0
+        account.known = True
+        account.known_until = account.booked = span.end
+        account.observed_s += length
+        account.busy_s += length * span.ratio
+        if span.ratio < self.rules.low_ratio:
+            account.low_s += length
+        elif span.ratio >= self.rules.high_ratio:
+            account.high_s += length
+        if _is_idle(span):
+            account.idle_s += length
+            account.idle_run_s += length
+        else:
+            if account.idle_run_s > self.rules.idle_run_unknown_reset_s:
+                self.long_run_ended = True
+            account.idle_run_s = 0.0
+            account.last_active = span.end
+
+    def _forget_waiting(self, now: float) -> None:
+        """Drop readings that no later poll may charge any more."""
+        oldest = now - self.rules.longest_unconfirmed_s
+        settled: dict[UnitId, float] = {}
+        for (unit, _), account in self.holders.items():
+            booked = min(account.booked, account.energy_booked)
+            settled[unit] = min(booked, settled.get(unit, booked))
+        for unit, pending in self._pending.items():
+            until = max(oldest, settled.get(unit, oldest))
+            while pending.spans and pending.spans[0].end <= until:
+                pending.spans.popleft()
+            while pending.energy and pending.energy[0].end <= until:
+                pending.energy.popleft()
+
+    def unit_totals(self, unit: UnitId, now: float, wall: float) -> UnitTotals | None:
+        """Totals of a unit, None while it never had a source of activity."""
+        account = self.units.get(unit)
+        if account is None or account.witnesses == 0:
+            return None
+        return UnitTotals(
+            account.busy_s,
+            account.observed_s,
+            account.idle_s,
+            account.witnesses,
+            _to_wall(account.last_active, now, wall),
+        )
+
+    def holder_totals(self, allocation: Allocation, now: float, wall: float) -> HolderTotals | None:
+        """Totals of a holder, None before its first poll was settled."""
+        account = self.holders.get((allocation.unit, allocation.holder.key))
+        if account is None:
+            return None
+        last_active = _to_wall(account.last_active, now, wall)
+        return HolderTotals(
+            held_s=account.held_s,
+            known=account.known,
+            busy_s=account.busy_s,
+            observed_s=account.observed_s,
+            idle_s=account.idle_s,
+            low_s=account.low_s,
+            high_s=account.high_s,
+            energy_j=account.energy_j,
+            idle_run_s=self._idle_run(allocation.unit, account, now),
+            start_wall=account.start_wall,
+            last_active_wall=(last_active if last_active is not None else account.start_wall)
+            if account.known
+            else None,
+        )
+
+    def _idle_run(self, unit: UnitId, account: HolderAccount, now: float) -> float:
+        """The run as of now: activity that still waits for its poll ends it, and so does too much unknown time."""
+        waiting = self._pending.get(unit)
+        spans: Iterable[Span] = waiting.spans if waiting is not None else ()
+        if any(not _is_idle(span) for span in spans if span.end > account.known_until):
+            return 0.0
+        if now - account.known_until > self.rules.idle_run_unknown_reset_s:
+            return 0.0
+        return account.idle_run_s
+
+
+def _is_idle(span: Span) -> bool:
+    return span.ratio == 0.0 and not span.other
+
+
+def _to_wall(monotonic: float | None, now: float, wall: float) -> float | None:
+    return None if monotonic is None else wall - (now - monotonic)

@@ -1,0 +1,290 @@
+"""The records that travel between rooms: ids, families, readings, allocations, views.
+
+Standard library only. Units are in the names: seconds `_s`, joules `_j`, ratios are 0 to 1, times called `wall` are
+Unix seconds and times called `monotonic` are seconds of CLOCK_MONOTONIC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+MetricType: TypeAlias = Literal["counter", "gauge"]
+Scheduler: TypeAlias = Literal["kubernetes", "slurm"]
+
+
+class UnitId(NamedTuple):
+    """What can be held: a whole GPU (`mig_uuid` empty) or one MIG instance of it."""
+
+    uuid: str
+    mig_uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric family as data: what the renderers and the generated reference page need.
+
+    `labels` are the labels beside the ones that the place implies (`gpu` and `uuid` on device families).
+    """
+
+    name: str
+    type: MetricType
+    help: str
+    labels: tuple[str, ...] = ()
+    source: str = ""
+
+
+class Sample(NamedTuple):
+    """One value of a family; `labels` are the values of `family.labels`, in that order."""
+
+    family: Family
+    labels: tuple[str, ...]
+    value: float
+
+
+class Span(NamedTuple):
+    """Known activity over (start, end] of the monotonic clock.
+
+    `ratio`: mean utilization, 0 to 1. `other`: another witness saw activity, so a ratio of 0 is not idleness.
+    """
+
+    start: float
+    end: float
+    ratio: float
+    other: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What one reading adds to the knowledge of one unit. Time not covered by a span is unknown."""
+
+    unit: UnitId
+    spans: tuple[Span, ...]
+    witnesses: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceIdentity:
+    """Facts that are read once: NVML index, UUID, product name, PCI address, minor number of /dev/nvidiaN."""
+
+    index: int
+    uuid: str
+    name: str
+    driver_version: str
+    pci_bus_id: str
+    minor: int
+    mig_mode: str = "disabled"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceReading:
+    """One MIG instance at one moment. `mig` is "gpu instance id/compute instance id"."""
+
+    uuid: str
+    mig: str
+    profile: str
+    sm_slices: int
+    samples: tuple[Sample, ...]
+    activity: Activity | None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorOutcome:
+    """How one collector fared in one cycle. `error` is "" on success and on no data."""
+
+    name: str
+    success: bool
+    duration_s: float
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSnapshot:
+    """Everything one cycle learned about one GPU. Immutable; replaced as a whole."""
+
+    identity: DeviceIdentity
+    monotonic: float
+    wall: float
+    up: bool
+    samples: tuple[Sample, ...] = ()
+    activity: Activity | None = None
+    instances: tuple[InstanceReading, ...] = ()
+    outcomes: tuple[CollectorOutcome, ...] = ()
+    error: str = ""
+
+    def value(self, family: str, *labels: str) -> float | None:
+        """The value of a family by name (and label values), None when this cycle has none."""
+        for sample in self.samples:
+            if sample.family.name == family and sample.labels == labels:
+                return sample.value
+        return None
+
+
+class HolderKey(NamedTuple):
+    """Who holds: unique per incarnation, so a pod recreated under its name is somebody else."""
+
+    scheduler: Scheduler
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A pod container or a Slurm job, as its scheduler describes it. Empty strings are unknown."""
+
+    key: HolderKey
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    pod_uid: str = ""
+    job_id: str = ""
+    cluster: str = ""
+    user: str = ""
+    account: str = ""
+    partition: str = ""
+    qos: str = ""
+    source: str = ""
+    resource: str = ""
+    identity: str = ""  # "name" when no incarnation id could be proven: never restored from state
+    start_wall: float | None = None  # provable start, from the scheduler
+
+    @property
+    def label(self) -> str:
+        """How people write it: `namespace/pod/container` or `job 123`."""
+        if self.key.scheduler == "slurm":
+            return f"job {self.job_id}"
+        return f"{self.namespace}/{self.pod}/{self.container}"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One holder's claim on one device, in the words of the source.
+
+    `kind` says how to read `device`: "uuid" (GPU-... or MIG-..., with or without a replica suffix), "minor" (the N of
+    /dev/nvidiaN) or "index" (NVML order).
+    """
+
+    kind: Literal["uuid", "minor", "index"]
+    device: str
+    holder: Holder
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A resolved claim: `holder` holds `unit`. `share`: none, mig, time_slice or mps."""
+
+    unit: UnitId
+    holder: Holder
+    share: str = "none"
+    share_ratio: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """One attribution source. `age_s` is the age of its last good answer, None before the first."""
+
+    name: str
+    up: bool
+    age_s: float | None
+    conflicts: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTotals:
+    """Integrals of one unit, all in seconds, None where the hardware never answered.
+
+    Invariant: busy_s + idle_s <= observed_s.
+    """
+
+    busy_s: float
+    observed_s: float
+    idle_s: float
+    witnesses: int
+    last_active_wall: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class HolderTotals:
+    """Integrals of one holder on one unit. `known` is false where activity has no source: then only `held_s` counts.
+
+    Invariants: observed_s <= held_s, busy_s + idle_s <= observed_s.
+    """
+
+    held_s: float
+    known: bool
+    busy_s: float
+    observed_s: float
+    idle_s: float
+    low_s: float
+    high_s: float
+    energy_j: float | None
+    idle_run_s: float
+    start_wall: float
+    last_active_wall: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """State of an allocation (DESIGN: unknown, held_no_process, ...) with its evidence in words."""
+
+    state: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuView:
+    """One GPU as published. `withheld`: its last reading is too old, so device families are left out."""
+
+    snapshot: DeviceSnapshot
+    age_s: float
+    withheld: bool
+    hung: bool
+    totals: UnitTotals | None
+    history: tuple[float | None, ...] = ()  # mean utilization per bucket, oldest first, None unknown
+    instance_totals: Mapping[str, UnitTotals] = field(default_factory=dict)  # by mig_uuid
+    instance_history: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # by mig_uuid
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationView:
+    """One allocation as published, joined with its unit."""
+
+    allocation: Allocation
+    gpu: int
+    mig: str
+    totals: HolderTotals
+    verdict: Verdict
+    utilization: float | None = None
+    memory_used_bytes: float | None = None
+    power_w: float | None = None
+    temperature_celsius: float | None = None
+    processes: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStatus:
+    """The exporter's own condition."""
+
+    version: str
+    backend: str
+    driver_up: bool
+    driver_error: str
+    devices_visible: int
+    devices_expected: int
+    sample_interval_s: float
+    last_sample_wall: float | None
+    sources: tuple[SourceStatus, ...] = ()
+    errors: tuple[tuple[str, str, int], ...] = ()  # (call, error, count) since start
+    note: str = ""  # shown on the page: "simulated GPUs, clock x180"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One consistent picture, from which every renderer makes its text."""
+
+    wall: float
+    status: AgentStatus
+    gpus: tuple[GpuView, ...]
+    allocations: tuple[AllocationView, ...]
+    history_bucket_s: float = 1.0

@@ -1,0 +1,159 @@
+"""Evidence from the exporters themselves, without a Prometheus.
+
+The idle-run gauge carries the history of activity. For coverage one counter sample a minute is kept per allocation;
+until these reach back far enough, the whole time that the exporter has seen the holder counts instead.
+"""
+
+from __future__ import annotations
+
+import math
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpu_exporter.reconciler.evidence import (
+    KEY_LABELS,
+    Evidence,
+    EvidenceError,
+    HolderEvidence,
+    HolderName,
+    UnitEvidence,
+    holder_name,
+    owner_of,
+)
+
+MAX_EXPORTERS = 200
+SAMPLE_EACH_S = 60.0
+Key: TypeAlias = tuple[str, ...]
+
+
+def fetch_text(url: str, timeout_s: float = 10.0) -> str:
+    """GET a metrics page. Raises EvidenceError."""
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise EvidenceError(f"{url}: expected http:// or https://")
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - the scheme is checked above
+            body: bytes = answer.read()
+    except (urllib.error.URLError, OSError) as exc:
+        raise EvidenceError(f"{url}: {exc}") from exc
+    return body.decode("utf-8", "replace")
+
+
+@dataclass(slots=True)
+class _Counters:
+    """(wall, held, observed) a minute, newest last."""
+
+    samples: deque[tuple[float, float, float]] = field(default_factory=deque)
+
+
+class ExporterSource:
+    """Reads every exporter once a cycle."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        window_s: float,
+        read_wall: Callable[[], float],
+        fetch: Callable[[str], str] = fetch_text,
+    ) -> None:
+        """`window_s`: coverage is wanted over this time. Raises ValueError for more exporters than bearable."""
+        if len(urls) > MAX_EXPORTERS:
+            raise ValueError(f"{len(urls)} exporters are more than {MAX_EXPORTERS}: use --source.prometheus")
+        self._urls = urls
+        self._window_s = window_s
+        self._read_wall = read_wall
+        self._fetch = fetch
+        self._counters: dict[Key, _Counters] = {}
+
+    def read_evidence(self) -> Evidence:
+        wall = self._read_wall()
+        pages = [_Page(url, self._fetch(url)) for url in self._urls]
+        keys = {key for page in pages for key in page.allocations}
+        self._counters = {key: value for key, value in self._counters.items() if key in keys}
+        units: dict[HolderName, list[UnitEvidence]] = {}
+        owners: dict[HolderName, str] = {}
+        for page in pages:
+            for key, series in page.allocations.items():
+                name = holder_name(series.labels)
+                owners[name] = owner_of(series.info)
+                units.setdefault(name, []).append(self._unit(page, key, series, wall))
+        holders = tuple(HolderEvidence(name, owners[name], tuple(parts), len(parts)) for name, parts in units.items())
+        interval = max((page.sample_interval_s for page in pages), default=1.0)
+        return Evidence(wall, interval, holders)
+
+    def _unit(self, page: _Page, key: Key, series: _Allocation, wall: float) -> UnitEvidence:
+        values = series.values
+        return UnitEvidence(
+            node=page.node,
+            gpu=series.labels.get("gpu", ""),
+            uuid=series.labels.get("uuid", ""),
+            mig=series.labels.get("mig", ""),
+            start_wall=values.get("gpu_allocation_start_timestamp_seconds"),
+            idle_run_s=values.get("gpu_allocation_idle_run_seconds"),
+            sample_age_s=None if page.last_sample is None else wall - page.last_sample,
+            coverage=self._coverage(key, series, wall),
+            witnesses=page.witnesses.get((series.labels.get("uuid", ""), series.labels.get("mig_uuid", ""))),
+        )
+
+    def _coverage(self, key: Key, series: _Allocation, wall: float) -> float | None:
+        held = series.values.get("gpu_allocation_held_seconds_total")
+        observed = series.values.get("gpu_allocation_observed_seconds_total")
+        if held is None or observed is None or held <= 0:
+            return None
+        samples = self._counters.setdefault(key, _Counters()).samples
+        if samples and (held < samples[-1][1] or observed < samples[-1][2]):
+            samples.clear()  # the exporter started anew
+        if not samples or wall - samples[-1][0] >= SAMPLE_EACH_S:
+            samples.append((wall, held, observed))
+        while len(samples) > 1 and samples[1][0] <= wall - self._window_s:
+            samples.popleft()
+        since, held_then, observed_then = samples[0]
+        if wall - since < self._window_s or held <= held_then:
+            held_then = observed_then = 0.0
+        return min(1.0, (observed - observed_then) / (held - held_then))
+
+
+@dataclass(slots=True)
+class _Allocation:
+    labels: dict[str, str]
+    info: dict[str, str] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)
+
+
+class _Page:
+    """One exporter's metrics, sorted by allocation."""
+
+    def __init__(self, url: str, text: str) -> None:
+        self.node = urlsplit(url).netloc
+        self.last_sample: float | None = None
+        self.sample_interval_s = 1.0
+        self.allocations: dict[Key, _Allocation] = {}
+        self.witnesses: dict[tuple[str, str], int] = {}
+        try:
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    if math.isfinite(sample.value):
+                        self._take(sample.name, dict(sample.labels), sample.value)
+        except ValueError as exc:
+            raise EvidenceError(f"{url}: not in the Prometheus text format: {exc}") from exc
+
+    def _take(self, name: str, labels: dict[str, str], value: float) -> None:
+        if name == "gpu_exporter_last_sample_timestamp_seconds":
+            self.last_sample = value
+        elif name == "gpu_exporter_sample_interval_seconds":
+            self.sample_interval_s = value
+        elif name in ("gpu_idle_witnesses", "gpu_mig_idle_witnesses"):
+            self.witnesses[labels.get("uuid", ""), labels.get("mig_uuid", "")] = int(value)
+        elif name.startswith("gpu_allocation_"):
+            key = tuple(labels.get(label, "") for label in KEY_LABELS)
+            allocation = self.allocations.setdefault(key, _Allocation(labels))
+            if name == "gpu_allocation_info":
+                allocation.info = labels
+            else:
+                allocation.values[name] = value

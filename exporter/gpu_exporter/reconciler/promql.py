@@ -1,0 +1,171 @@
+"""Evidence from any PromQL API: Prometheus, Thanos, Mimir, VictoriaMetrics.
+
+Few instant queries a cycle. The first asks for long idle runs only, so the answer is as short as the list of suspects;
+the others are restricted to these holders.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from gpu_exporter.reconciler.direct import fetch_text
+from gpu_exporter.reconciler.evidence import (
+    Evidence,
+    EvidenceError,
+    HolderEvidence,
+    HolderName,
+    UnitEvidence,
+    holder_name,
+    owner_of,
+)
+
+MAX_ROWS = 20_000
+UNIT = "uuid, mig_uuid, scheduler, namespace, pod, container, job_id"
+
+
+class Row(NamedTuple):
+    """One element of an instant vector."""
+
+    labels: dict[str, str]
+    value: float
+
+
+def parse_vector(text: str, query: str) -> list[Row]:
+    """The rows of an answer of /api/v1/query. Raises EvidenceError that names the query."""
+    try:
+        answer: Any = json.loads(text)
+        if answer.get("status") != "success":
+            raise EvidenceError(f"query failed: {answer.get('error', 'no reason given')}: {query}")
+        data = answer["data"]
+        if data["resultType"] != "vector":
+            raise EvidenceError(f"expected a vector, not a {data['resultType']}: {query}")
+        rows = [Row(dict(row["metric"]), float(row["value"][1])) for row in data["result"]]
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as exc:
+        raise EvidenceError(f"not an answer of a PromQL API ({exc!r}): {query}") from exc
+    if answer.get("warnings") or answer.get("isPartial"):
+        raise EvidenceError(f"the answer is partial, so nothing is decided on it: {query}")
+    if len(rows) > MAX_ROWS:
+        raise EvidenceError(f"{len(rows)} rows are more than {MAX_ROWS}: narrow --source.matcher: {query}")
+    return rows
+
+
+class PromQLSource:
+    """Asks one PromQL API."""
+
+    def __init__(
+        self,
+        url: str,
+        candidate_after_s: float,
+        window_s: float,
+        read_wall: Callable[[], float],
+        matcher: str = "",
+        fetch: Callable[[str], str] = fetch_text,
+    ) -> None:
+        """`matcher`: label matchers that every selector gets, e.g. `cluster="a"`."""
+        self._url = url.rstrip("/")
+        self._candidate_after_s = candidate_after_s
+        self._window_s = window_s
+        self._read_wall = read_wall
+        self._matcher = matcher
+        self._fetch = fetch
+
+    def read_evidence(self) -> Evidence:
+        wall = self._read_wall()
+        runs = self._query(self._suspects())
+        clusters = {row.labels.get("cluster", "") for row in runs}
+        if len(clusters) > 1:  # one pod name may exist in each of them
+            raise EvidenceError(f"clusters {sorted(clusters)} in one answer: choose one with --source.matcher")
+        names = {holder_name(row.labels) for row in runs}
+        if not names:
+            return Evidence(wall, 1.0, ())
+        wanted = _restrict(names)
+        units = self._by_unit("gpu_allocation_idle_run_seconds", wanted)
+        starts = self._by_unit("gpu_allocation_start_timestamp_seconds", wanted)
+        coverage = self._coverage(wanted)
+        infos = self._query(self._select("gpu_allocation_info", wanted))
+        nodes = "node, instance"
+        ages = {
+            self._place(row.labels): row.value
+            for row in self._query(
+                f"time() - max by ({nodes}) ({self._select('gpu_exporter_last_sample_timestamp_seconds')})"
+            )
+        }
+        interval = self._query(f"max({self._select('gpu_exporter_sample_interval_seconds')})")
+        witnesses = {
+            (row.labels.get("uuid", ""), row.labels.get("mig_uuid", "")): int(row.value)
+            for name in ("gpu_idle_witnesses", "gpu_mig_idle_witnesses")
+            for row in self._query(self._select(name))
+        }
+        holders: dict[HolderName, list[UnitEvidence]] = {}
+        owners: dict[HolderName, str] = {}
+        for row in infos:
+            name, key = holder_name(row.labels), _unit_key(row.labels)
+            if name not in names:
+                continue
+            owners[name] = owner_of(row.labels)
+            holders.setdefault(name, []).append(
+                UnitEvidence(
+                    node=row.labels.get("node") or row.labels.get("instance", ""),
+                    gpu=row.labels.get("gpu", ""),
+                    uuid=row.labels.get("uuid", ""),
+                    mig=row.labels.get("mig", ""),
+                    start_wall=starts.get(key),
+                    idle_run_s=units.get(key),
+                    sample_age_s=ages.get(self._place(row.labels)),
+                    coverage=coverage.get(key),
+                    witnesses=witnesses.get((row.labels.get("uuid", ""), row.labels.get("mig_uuid", ""))),
+                )
+            )
+        return Evidence(
+            wall,
+            interval[0].value if interval else 1.0,
+            tuple(HolderEvidence(name, owners[name], tuple(parts), len(parts)) for name, parts in holders.items()),
+        )
+
+    def _suspects(self) -> str:
+        return f"{self._select('gpu_allocation_idle_run_seconds')} >= {self._candidate_after_s:g}"
+
+    def _coverage(self, wanted: str) -> dict[tuple[str, ...], float]:
+        """Observed share of the time held, over the window."""
+        window = f"[{self._window_s:g}s]"
+        observed = self._select("gpu_allocation_observed_seconds_total", wanted) + window
+        held = self._select("gpu_allocation_held_seconds_total", wanted) + window
+        rows = self._query(f"sum by ({UNIT}) (increase({observed})) / (sum by ({UNIT}) (increase({held})) > 0)")
+        return {_unit_key(row.labels): min(1.0, row.value) for row in rows}
+
+    def _by_unit(self, metric: str, wanted: str) -> dict[tuple[str, ...], float]:
+        return {_unit_key(row.labels): row.value for row in self._query(self._select(metric, wanted))}
+
+    def _select(self, metric: str, wanted: str = "") -> str:
+        return f"{metric}{{{','.join(part for part in (self._matcher, wanted) if part)}}}"
+
+    @staticmethod
+    def _place(labels: dict[str, str]) -> tuple[str, str]:
+        return labels.get("node", ""), labels.get("instance", "")
+
+    def _query(self, query: str) -> list[Row]:
+        parameters = urllib.parse.urlencode({"query": query})
+        return parse_vector(self._fetch(f"{self._url}/api/v1/query?{parameters}"), query)
+
+
+def _unit_key(labels: dict[str, str]) -> tuple[str, ...]:
+    return tuple(labels.get(label.strip(), "") for label in UNIT.split(","))
+
+
+def _restrict(names: set[HolderName]) -> str:
+    """A matcher that keeps at least the series of these holders; the rows are compared exactly afterwards."""
+    pods = {name.name for name in names if name.scheduler == "kubernetes"}
+    jobs = {name.name for name in names if name.scheduler == "slurm"}
+    if pods and jobs:
+        return ""  # a matcher cannot say "or" over two labels
+    label, values = ("pod", pods) if pods else ("job_id", jobs)
+    pattern = "|".join(sorted(_escape(value) for value in values))
+    return f'{label}=~"{pattern}"' if len(pattern) < 4000 else ""
+
+
+def _escape(value: str) -> str:
+    """A literal inside an RE2 expression inside a PromQL string."""
+    return "".join(c if c.isalnum() or c in "-_" else f"\\\\{c}" for c in value)

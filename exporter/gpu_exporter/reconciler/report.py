@@ -1,0 +1,97 @@
+"""Decisions as people read them: the table, the explanation of one holder, and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.policy import Decision
+
+HEADER = ("HOLDER", "OWNER", "GPUS", "STAGE", "IDLE SINCE", "REASON", "WOULD WRITE")
+
+
+def render_decisions(decisions: Sequence[Decision]) -> str:
+    """One line per holder, labelled ones first. Ends in a newline."""
+    if not decisions:
+        return "no holder is idle long enough to be considered\n"
+    order = {"underused": 0, "candidate": 1, "partial": 2, "unknown": 3}
+    rows = [
+        (
+            str(decision.name),
+            decision.owner or "-",
+            f"{len(decision.units)}/{decision.held}",
+            decision.stage,
+            format_time(decision.idle_since_wall),
+            decision.reason,
+            decision.label or "-",
+        )
+        for decision in sorted(decisions, key=lambda d: (order.get(d.stage, 4), d.name))
+    ]
+    widths = [max(len(row[i]) for row in (HEADER, *rows)) for i in range(len(HEADER))]
+    return "".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n"
+        for row in (HEADER, *rows)
+    )
+
+
+def explain(decision: Decision, policy: Policy) -> str:
+    """Why one holder got its stage: every number that was looked at, beside what the policy asks."""
+    lines = [
+        f"{decision.name}: {decision.stage}",
+        f"  because {decision.reason}",
+        f"  policy: candidate after {policy.candidate_after / 60:g} min, underused after "
+        f"{policy.underused_after / 60:g} min, coverage at least {policy.coverage_min:.0%}, "
+        f"grace {policy.startup_grace / 60:g} min",
+    ]
+    for unit in decision.units:
+        place = f"{unit.node} gpu {unit.gpu}" + (f" mig {unit.mig}" if unit.mig else "")
+        lines.append(
+            f"  {place} ({unit.uuid}): idle run {_number(unit.idle_run_s, 's')}, "
+            f"held since {format_time(unit.start_wall)}, coverage {_share(unit.coverage)}, "
+            f"sample age {_number(unit.sample_age_s, 's')}, witnesses {unit.witnesses or '-'}"
+        )
+    if decision.label:
+        lines.append(f"  would write: {decision.label}")
+    return "\n".join(lines) + "\n"
+
+
+def decisions_json(decisions: Sequence[Decision]) -> str:
+    """For scripts: one object per holder."""
+    return (
+        json.dumps(
+            [
+                {
+                    "scheduler": d.name.scheduler,
+                    "namespace": d.name.namespace,
+                    "name": d.name.name,
+                    "owner": d.owner,
+                    "stage": d.stage,
+                    "reason": d.reason,
+                    "label": d.label,
+                    "idle_since_timestamp_seconds": d.idle_since_wall,
+                    "gpus_seen": len(d.units),
+                    "gpus_held": d.held,
+                }
+                for d in decisions
+            ],
+            indent=1,
+        )
+        + "\n"
+    )
+
+
+def format_time(wall: float | None) -> str:
+    """UTC to the second, `-` when unknown."""
+    if wall is None:
+        return "-"
+    return datetime.fromtimestamp(wall, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def _number(value: float | None, unit: str) -> str:
+    return "unknown" if value is None else f"{value:.0f} {unit}"
+
+
+def _share(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.0%}"

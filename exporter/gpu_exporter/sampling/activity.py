@@ -1,0 +1,123 @@
+"""From raw answers to known activity: which stretch of time does a reading cover, and was anything going on?
+
+Idleness rests on witnesses: a utilization of 0 counts as idle only while every other readable witness is quiet.
+Pure, but for the little that has to be remembered per device (last driver sample, clock offset, power floor).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpu_exporter.collectors.contract import Cycle
+from gpu_exporter.devices.protocol import UtilizationSample
+from gpu_exporter.model import Activity, Span, UnitId
+
+WALL_STEP_S = 1.0  # a wall clock that moved more than this against the monotonic one has been stepped
+DRIVER_PERIOD_MAX_S = 1.0  # nvmlUtilization_t: the sample period is between 1/6 and 1 s
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityRules:
+    """`interval_s`: sampling interval; see defaults.yaml for the rest."""
+
+    interval_s: float
+    gap_intervals: int
+    power_floor_max_ratio: float
+    power_active_step: float
+
+
+class PowerFloor:
+    """Learns the power of the GPU at rest and tells whether a draw is clearly above it."""
+
+    def __init__(self, rules: ActivityRules) -> None:
+        self._rules = rules
+        self._floor: float | None = None
+
+    def is_active(self, power_w: float, limit_w: float) -> bool:
+        """True when `power_w` lies more than a step of the way from the floor to the limit."""
+        highest = self._rules.power_floor_max_ratio * limit_w
+        self._floor = min(power_w, highest, self._floor if self._floor is not None else highest)
+        return power_w > self._floor + self._rules.power_active_step * (limit_w - self._floor)
+
+
+class ActivityReader:
+    """Turns the cycles of one device into spans."""
+
+    def __init__(self, unit: UnitId, rules: ActivityRules) -> None:
+        self._unit = unit
+        self._rules = rules
+        self._max_gap = rules.gap_intervals * rules.interval_s
+        self._floor = PowerFloor(rules)
+        self._offset: float | None = None
+        self._last_monotonic: float | None = None
+        self._last_samples_monotonic: float | None = None
+        self.newest_sample_wall = 0.0
+
+    def read(self, cycle: Cycle, monotonic: float, wall: float) -> Activity | None:
+        """Activity of the whole GPU, None when it has no source (MIG mode, or every call failed)."""
+        previous, self._last_monotonic = self._last_monotonic, monotonic
+        stepped = self._note_offset(wall - monotonic)
+        others = self._other_witnesses(cycle)
+        active = any(others)
+        if stepped:
+            self.newest_sample_wall = wall
+            spans: tuple[Span, ...] = ()
+        else:
+            spans = self._spans_of_samples(cycle.driver_samples, monotonic, wall, active, cycle.utilization)
+        if spans:
+            self._last_samples_monotonic = monotonic
+        elif cycle.utilization is not None and self._covers_gap(previous, monotonic):
+            assert previous is not None
+            spans = (Span(previous, monotonic, cycle.utilization, active),)
+        if cycle.utilization is None and not cycle.driver_samples:
+            return None
+        return Activity(self._unit, spans, 1 + len(others))
+
+    def _note_offset(self, offset: float) -> bool:
+        """Remember how wall and monotonic clock lie; true when the wall clock was stepped since last time."""
+        previous, self._offset = self._offset, offset
+        return previous is not None and abs(offset - previous) > WALL_STEP_S
+
+    def _covers_gap(self, previous: float | None, monotonic: float) -> bool:
+        """Whether the reported rate may stand for the time since the last cycle."""
+        near = previous is not None and monotonic - previous <= self._max_gap
+        return near and not self._has_ring(monotonic)
+
+    def _has_ring(self, monotonic: float) -> bool:
+        """Whether the driver's sample ring answered lately, so that its samples are worth waiting for."""
+        last = self._last_samples_monotonic
+        return last is not None and monotonic - last <= self._max_gap
+
+    def _other_witnesses(self, cycle: Cycle) -> list[bool]:
+        """One entry per readable witness beside utilization: is it active?"""
+        witnesses = [value > 0.0 for value in (cycle.encoder, cycle.decoder) if value is not None]
+        if cycle.power_w is not None and cycle.power_limit_w:
+            witnesses.append(self._floor.is_active(cycle.power_w, cycle.power_limit_w))
+        return witnesses
+
+    def _spans_of_samples(
+        self,
+        samples: Sequence[UtilizationSample],
+        monotonic: float,
+        wall: float,
+        active: bool,
+        utilization: float | None,
+    ) -> tuple[Span, ...]:
+        """Each sample covers (previous sample, its own stamp], at most one driver period."""
+        longest = max(DRIVER_PERIOD_MAX_S, self._rules.interval_s)
+        # The rate that the driver reports beside its ring must agree before zeros count as idle.
+        newest_active = active or bool(utilization)
+        spans: list[Span] = []
+        previous = self.newest_sample_wall
+        for position, sample in enumerate(samples):
+            if not previous < sample.wall <= wall + WALL_STEP_S:
+                continue
+            if previous > 0.0 and 0.0 <= sample.ratio <= 1.0:
+                start = max(previous, sample.wall - longest)
+                other = newest_active if position == len(samples) - 1 else active
+                shift = monotonic - wall
+                spans.append(Span(start + shift, sample.wall + shift, sample.ratio, other))
+            previous = sample.wall
+        self.newest_sample_wall = previous
+        return tuple(spans)

@@ -1,0 +1,81 @@
+"""The clockwork: one daemon thread per GPU, each with its own deadline.
+
+A thread that hangs inside the driver is marked hung and never replaced: it would hang again, and threads would pile
+up. Its GPU's families are withheld by age; the other GPUs go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from gpu_exporter.clock import Clock
+from gpu_exporter.model import DeviceSnapshot
+from gpu_exporter.sampling.sampler import DeviceSampler
+
+log = logging.getLogger(__name__)
+
+
+class DeviceLoop:
+    """Samples one device every `interval_s` until stopped, and hands each snapshot to `deliver`."""
+
+    def __init__(
+        self,
+        sampler: DeviceSampler,
+        clock: Clock,
+        interval_s: float,
+        deadline_s: float,
+        deliver: Callable[[DeviceSnapshot], None],
+    ) -> None:
+        self.sampler = sampler
+        self.latest: DeviceSnapshot | None = None
+        self._clock = clock
+        self._interval_s = interval_s
+        self._deadline_s = deadline_s
+        self._deliver = deliver
+        self._stop = threading.Event()
+        self._cycle_start: float | None = None
+        identity = sampler.device.identity
+        self._thread = threading.Thread(target=self._run, name=f"gpu-{identity.index}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ask the loop to end and wait for it; false when it hangs inside a call."""
+        self._stop.set()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def is_hung(self) -> bool:
+        """True while the present cycle is past its deadline."""
+        start = self._cycle_start
+        return start is not None and self._clock.monotonic() - start > self._deadline_s
+
+    def _run(self) -> None:
+        identity = self.sampler.device.identity
+        due = self._clock.monotonic()
+        was_up = True
+        while not self._stop.is_set():
+            self._cycle_start = self._clock.monotonic()
+            snapshot = self.sampler.sample()
+            self._cycle_start = None
+            if self._stop.is_set():
+                return
+            if snapshot.up != was_up:
+                was_up = snapshot.up
+                log.warning(
+                    "gpu %d (%s, %s): %s",
+                    identity.index,
+                    identity.uuid,
+                    identity.pci_bus_id,
+                    "answers again" if was_up else f"{snapshot.error}; its series are withdrawn, the others go on",
+                )
+            self.latest = snapshot
+            self._deliver(snapshot)
+            due += self._interval_s
+            now = self._clock.monotonic()
+            if due < now:  # fell behind: skip the missed ticks, never sample in a burst
+                due = now + self._interval_s
+            self._clock.wait(self._stop, due - now)
