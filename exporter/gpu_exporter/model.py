@@ -275,6 +275,7 @@ class AgentStatus:
     sample_interval_s: float
     last_sample_wall: float | None
     sources: tuple[SourceStatus, ...] = ()
+    attribution_known: bool = False  # every source has answered lately, so a GPU without a holder is free
     errors: tuple[tuple[str, str, int], ...] = ()  # (call, error, count) since start
     note: str = ""  # shown on the page: "simulated GPUs, clock x180"
 

@@ -211,6 +211,7 @@ class Agent:
             sample_interval_s=self._settings.sampling.interval,
             last_sample_wall=self.books.last_sample_wall(),
             sources=self.poller.statuses(),
+            attribution_known=self.poller.is_known(),
             errors=tuple((call, error, count) for (call, error), count in sorted(errors.items())),
             note=self._note,
         )
@@ -248,6 +249,7 @@ def take_one_view(
         sample_interval_s=settings.sampling.interval,
         last_sample_wall=books.last_sample_wall(),
         sources=poller.statuses(),
+        attribution_known=poller.is_known(),
         errors=tuple((call, error, count) for (call, error), count in sorted(errors.items())),
     )
     view = books.build_view(status, lambda _uuid: False)

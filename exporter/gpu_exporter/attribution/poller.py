@@ -74,6 +74,12 @@ class Poller:
             if memory is not None:
                 memory.conflicts += 1
 
+    def is_known(self) -> bool:
+        """Whether what `claims` leaves out is really held by nobody: every source answered, lately enough."""
+        return bool(self._memory) and all(
+            status.age_s is not None and status.age_s <= self._keep_last_s for status in self.statuses()
+        )
+
     def statuses(self) -> tuple[SourceStatus, ...]:
         now = self._clock.monotonic()
         return tuple(

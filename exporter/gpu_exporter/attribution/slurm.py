@@ -138,8 +138,10 @@ class SlurmSource:
 
     @staticmethod
     def is_present() -> bool:
-        """Whether this host has Slurm's client commands."""
-        return shutil.which("squeue") is not None and shutil.which("scontrol") is not None
+        """Whether this host has Slurm's client commands and a configuration (a file, or one fetched by slurmd)."""
+        places = (os.environ.get("SLURM_CONF", ""), "/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
+        commands = shutil.which("squeue") is not None and shutil.which("scontrol") is not None
+        return commands and any(place and Path(place).is_file() for place in places)
 
     def poll(self) -> Sequence[Claim]:
         text = self._run("squeue", "-h", "-a", "-w", self._node, "-t", ",".join(RUNNING), "-O", SQUEUE_FORMAT)

@@ -46,9 +46,7 @@ def _gpu_rows(gpu: GpuView, view: View, by_unit: dict[UnitId, list[AllocationVie
     for allocation in whole:
         yield _row(gpu, view, str(identity.index), identity.name, allocation)
     if not whole:
-        state = "free" if view.status.sources else ""
-        if gpu.snapshot.instances:
-            state = "mig"
+        state = "mig" if gpu.snapshot.instances else _unheld(view)
         yield _row(gpu, view, str(identity.index), identity.name, None, state)
     for instance in gpu.snapshot.instances:
         label = f"{identity.index}:{instance.mig}"
@@ -56,7 +54,14 @@ def _gpu_rows(gpu: GpuView, view: View, by_unit: dict[UnitId, list[AllocationVie
         for held in holders:
             yield _row(gpu, view, label, instance.profile, held, mig=True)
         if not holders:
-            yield _row(gpu, view, label, instance.profile, None, "free" if view.status.sources else "", mig=True)
+            yield _row(gpu, view, label, instance.profile, None, _unheld(view), mig=True)
+
+
+def _unheld(view: View) -> str:
+    """Free only when every source of holders has answered; without sources nothing is known of holders."""
+    if view.status.attribution_known:
+        return "free"
+    return "unknown" if view.status.sources else UNKNOWN
 
 
 def _row(

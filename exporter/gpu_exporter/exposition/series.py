@@ -49,7 +49,7 @@ def list_series(view: View) -> list[Series]:
     _add_self(table, view)
     held = {allocation.allocation.unit.uuid for allocation in view.allocations}
     for gpu in view.gpus:
-        _add_gpu(table, gpu, gpu.snapshot.identity.uuid in held, attribution=bool(view.status.sources))
+        _add_gpu(table, gpu, gpu.snapshot.identity.uuid in held, attribution=view.status.attribution_known)
     for allocation in view.allocations:
         _add_allocation(table, allocation)
     return list(table.series.values())

@@ -1,0 +1,162 @@
+"""The shared table between feeder and C library, described once.
+
+The ctypes structures below are the description: the feeder writes through them, and `render_header()` turns them into
+the C header that the library is compiled with. A change of layout changes VERSION, which the library checks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+MAGIC = 0x4C4D564E  # "NVML"
+VERSION = 1
+MAX_DEVICES = 16
+MAX_SAMPLES = 100  # what a real driver keeps is not documented; the ring must be finite to be honest
+MAX_PROCESSES = 32
+MAX_INSTANCES = 8
+THROTTLE_FIELDS = 9
+
+# Calls that can fail or be slow on their own, by NVML's name without version suffix.
+CALLS = (
+    "nvmlDeviceGetHandleByIndex",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetPciInfo",
+    "nvmlDeviceGetMinorNumber",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlDeviceGetSamples",
+    "nvmlDeviceGetEncoderUtilization",
+    "nvmlDeviceGetDecoderUtilization",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetPowerUsage",
+    "nvmlDeviceGetEnforcedPowerLimit",
+    "nvmlDeviceGetTotalEnergyConsumption",
+    "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetClockInfo",
+    "nvmlDeviceGetMaxClockInfo",
+    "nvmlDeviceGetPerformanceState",
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+    "nvmlDeviceGetMigDeviceHandleByIndex",
+)
+
+u32, u64 = ctypes.c_uint32, ctypes.c_uint64
+
+
+class Call(ctypes.Structure):
+    """What one call of one device does: return code, and delay before it."""
+
+    _fields_ = (("rc", u32), ("delay_us", u32))
+
+
+class RingSample(ctypes.Structure):
+    """One entry of the driver's utilization ring."""
+
+    _fields_ = (("time_us", u64), ("percent", u32), ("padding", u32))
+
+
+class Process(ctypes.Structure):
+    """One process with a context."""
+
+    _fields_ = (("pid", u32), ("graphics", u32), ("gpu_instance", u32), ("compute_instance", u32), ("memory", u64))
+
+
+class Instance(ctypes.Structure):
+    """One MIG instance."""
+
+    _fields_ = (
+        ("uuid", ctypes.c_char * 96),
+        ("name", ctypes.c_char * 96),
+        ("gpu_instance", u32),
+        ("compute_instance", u32),
+        ("slices", u32),
+        ("padding", u32),
+        ("memory_total", u64),
+        ("memory_used", u64),
+        ("memory_free", u64),
+    )
+
+
+class Device(ctypes.Structure):
+    """One GPU. `sequence` is odd while the feeder writes (seqlock)."""
+
+    _fields_ = (
+        ("sequence", u32),
+        ("minor", u32),
+        ("uuid", ctypes.c_char * 96),
+        ("name", ctypes.c_char * 96),
+        ("bus_id", ctypes.c_char * 32),
+        ("mig_mode", u32),
+        ("utilization", u32),
+        ("memory_utilization", u32),
+        ("encoder", u32),
+        ("decoder", u32),
+        ("temperature", u32),
+        ("sm_clock_mhz", u32),
+        ("memory_clock_mhz", u32),
+        ("sm_clock_max_mhz", u32),
+        ("performance_state", u32),
+        ("power_mw", u32),
+        ("power_limit_mw", u32),
+        ("energy_mj", u64),
+        ("memory_total", u64),
+        ("memory_used", u64),
+        ("memory_free", u64),
+        ("memory_reserved", u64),
+        ("throttle_ns", u64 * THROTTLE_FIELDS),
+        ("throttle_supported", u32),  # bit i: throttle_ns[i] has a counter
+        ("sample_count", u32),
+        ("reasons", u64),
+        ("reasons_supported", u64),
+        ("samples", RingSample * MAX_SAMPLES),
+        ("process_count", u32),
+        ("instance_count", u32),
+        ("processes", Process * MAX_PROCESSES),
+        ("instances", Instance * MAX_INSTANCES),
+        ("calls", Call * len(CALLS)),
+    )
+
+
+class Table(ctypes.Structure):
+    """The whole file. `init_rc`: what nvmlInit answers."""
+
+    _fields_ = (
+        ("magic", u32),
+        ("version", u32),
+        ("device_count", u32),
+        ("init_rc", u32),
+        ("driver_version", ctypes.c_char * 80),
+        ("devices", Device * MAX_DEVICES),
+    )
+
+
+STRUCTS = (
+    (Call, "call_t"),
+    (RingSample, "ring_sample_t"),
+    (Process, "process_t"),
+    (Instance, "instance_t"),
+    (Device, "device_t"),
+    (Table, "table_t"),
+)
+
+
+def render_header() -> str:
+    """The C header that says the same as the structures above."""
+    names = {u32: "uint32_t", u64: "uint64_t", **dict(STRUCTS)}
+    out = ["/* Generated from layout.py. */", "#include <stdint.h>", ""]
+    constants = {"TABLE_MAGIC": MAGIC, "TABLE_VERSION": VERSION, "THROTTLE_FIELDS": THROTTLE_FIELDS}
+    out += [f"#define {name} {value}u" for name, value in constants.items()]
+    out += [f"#define CALL_{name} {position}" for position, name in enumerate(CALLS)]
+    for structure, name in STRUCTS:
+        out.append("typedef struct {")
+        for field, kind in structure._fields_:
+            if kind in names:
+                out.append(f"    {names[kind]} {field};")
+            else:  # an array: of characters or of one of the above
+                element = "char" if kind._type_ is ctypes.c_char else names[kind._type_]
+                out.append(f"    {element} {field}[{kind._length_}];")
+        out += [f"}} {name};", f'_Static_assert(sizeof({name}) == {ctypes.sizeof(structure)}, "{name}");']
+    return "\n".join(out) + "\n"

@@ -1,0 +1,323 @@
+/* A libnvidia-ml.so.1 of our own: answers NVML's calls from a shared table that a feeder writes.
+ *
+ * It knows no scenario. The table's path comes from GPU_EXPORTER_NVML_TABLE at nvmlInit. Each call first sleeps and then
+ * fails as the table says, so that hangs and errors can be scripted per device and call; a sleep ends early when the
+ * feeder takes the delay back. Signatures and struct layouts follow NVML's published API reference.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "table.h"
+
+enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
+       DRIVER_NOT_LOADED = 9 };
+
+typedef int ret_t;
+typedef struct { int device; int instance; } handle_t; /* instance < 0: the whole GPU */
+typedef handle_t *dev_t_;
+
+#define DEVICES 16
+#define INSTANCES 8
+static handle_t whole[DEVICES], part[DEVICES][INSTANCES];
+static table_t *table;
+static int users;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static ret_t map_table(void) {
+    const char *path = getenv("GPU_EXPORTER_NVML_TABLE");
+    int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    struct stat info;
+    if (fd < 0) return DRIVER_NOT_LOADED;
+    if (fstat(fd, &info) || info.st_size < (off_t)sizeof(table_t)) { close(fd); return DRIVER_NOT_LOADED; }
+    void *memory = mmap(NULL, sizeof(table_t), PROT_READ, MAP_SHARED, fd, 0);
+    close(fd);
+    if (memory == MAP_FAILED) return DRIVER_NOT_LOADED;
+    table_t *fresh = memory;
+    if (fresh->magic != TABLE_MAGIC || fresh->version != TABLE_VERSION || fresh->init_rc != OK) {
+        ret_t rc = fresh->magic == TABLE_MAGIC && fresh->init_rc ? (ret_t)fresh->init_rc : DRIVER_NOT_LOADED;
+        munmap(memory, sizeof(table_t));
+        return rc;
+    }
+    table = fresh;
+    return OK;
+}
+
+ret_t nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    pthread_mutex_lock(&lock);
+    ret_t rc = users ? OK : map_table();
+    if (rc == OK && users++ == 0)
+        for (int d = 0; d < DEVICES; d++) {
+            whole[d] = (handle_t){d, -1};
+            for (int i = 0; i < INSTANCES; i++) part[d][i] = (handle_t){d, i};
+        }
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+ret_t nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+
+ret_t nvmlShutdown(void) {
+    pthread_mutex_lock(&lock);
+    ret_t rc = users ? OK : UNINITIALIZED;
+    if (users && --users == 0) { munmap(table, sizeof(table_t)); table = NULL; }
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+static uint64_t now_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
+}
+
+/* A consistent copy of the device (seqlock), after the call's delay and with its return code. */
+static ret_t enter(dev_t_ handle, int call, device_t *copy) {
+    if (!table) return UNINITIALIZED;
+    if (!handle || handle->device < 0 || handle->device >= (int)table->device_count) return INVALID_ARGUMENT;
+    volatile device_t *device = &table->devices[handle->device];
+    uint64_t start = now_us();
+    while (now_us() - start < device->calls[call].delay_us) {
+        uint64_t left = device->calls[call].delay_us;
+        usleep(left < 5000 ? (useconds_t)left : 5000);
+    }
+    for (;;) {
+        uint32_t before = __atomic_load_n((uint32_t *)&device->sequence, __ATOMIC_ACQUIRE);
+        if (before & 1) { usleep(10); continue; }
+        memcpy(copy, (const void *)device, sizeof *copy);
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        if (__atomic_load_n((uint32_t *)&device->sequence, __ATOMIC_ACQUIRE) == before) break;
+    }
+    return (ret_t)copy->calls[call].rc;
+}
+#define ENTER(call) device_t d; { ret_t rc_ = enter(handle, CALL_##call, &d); if (rc_) return rc_; }
+#define WHOLE_ONLY() do { if (handle->instance >= 0) return INVALID_ARGUMENT; } while (0)
+
+static void copy_text(char *out, unsigned length, const char *text) {
+    size_t wanted = strlen(text), room = length ? length - 1 : 0, taken = wanted < room ? wanted : room;
+    memcpy(out, text, taken);
+    if (length) out[taken] = 0;
+}
+
+const char *nvmlErrorString(ret_t rc) { static char text[32]; snprintf(text, sizeof text, "error %d", rc); return text; }
+ret_t nvmlSystemGetDriverVersion(char *out, unsigned length) {
+    if (!table) return UNINITIALIZED;
+    copy_text(out, length, table->driver_version);
+    return OK;
+}
+ret_t nvmlSystemGetNVMLVersion(char *out, unsigned length) { copy_text(out, length, "13.580.00"); return OK; }
+ret_t nvmlSystemGetCudaDriverVersion(int *out) { *out = 13000; return OK; }
+ret_t nvmlSystemGetCudaDriverVersion_v2(int *out) { return nvmlSystemGetCudaDriverVersion(out); }
+
+ret_t nvmlDeviceGetCount_v2(unsigned *count) {
+    if (!table) return UNINITIALIZED;
+    *count = table->device_count;
+    return OK;
+}
+ret_t nvmlDeviceGetHandleByIndex_v2(unsigned index, dev_t_ *out) {
+    if (!table) return UNINITIALIZED;
+    if (index >= table->device_count) return INVALID_ARGUMENT;
+    dev_t_ handle = &whole[index];
+    ENTER(nvmlDeviceGetHandleByIndex);
+    *out = handle;
+    return OK;
+}
+ret_t nvmlDeviceGetIndex(dev_t_ handle, unsigned *out) { *out = (unsigned)handle->device; return OK; }
+
+ret_t nvmlDeviceGetUUID(dev_t_ handle, char *out, unsigned length) {
+    ENTER(nvmlDeviceGetUUID);
+    copy_text(out, length, handle->instance < 0 ? d.uuid : d.instances[handle->instance].uuid);
+    return OK;
+}
+ret_t nvmlDeviceGetName(dev_t_ handle, char *out, unsigned length) {
+    ENTER(nvmlDeviceGetName);
+    copy_text(out, length, handle->instance < 0 ? d.name : d.instances[handle->instance].name);
+    return OK;
+}
+
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } pci_t;
+ret_t nvmlDeviceGetPciInfo_v3(dev_t_ handle, pci_t *out) {
+    ENTER(nvmlDeviceGetPciInfo);
+    memset(out, 0, sizeof *out);
+    copy_text(out->bus_id, sizeof out->bus_id, d.bus_id);
+    copy_text(out->legacy, sizeof out->legacy, d.bus_id);
+    return OK;
+}
+ret_t nvmlDeviceGetMinorNumber(dev_t_ handle, unsigned *out) { ENTER(nvmlDeviceGetMinorNumber); *out = d.minor; return OK; }
+
+ret_t nvmlDeviceGetMigMode(dev_t_ handle, unsigned *current, unsigned *pending) {
+    ENTER(nvmlDeviceGetMigMode);
+    *current = *pending = d.mig_mode;
+    return OK;
+}
+ret_t nvmlDeviceGetMaxMigDeviceCount(dev_t_ handle, unsigned *out) { (void)handle; *out = INSTANCES; return OK; }
+ret_t nvmlDeviceGetMigDeviceHandleByIndex(dev_t_ handle, unsigned index, dev_t_ *out) {
+    ENTER(nvmlDeviceGetMigDeviceHandleByIndex);
+    if (index >= d.instance_count || !d.instances[index].uuid[0]) return NOT_FOUND; /* a hole */
+    *out = &part[handle->device][index];
+    return OK;
+}
+ret_t nvmlDeviceGetGpuInstanceId(dev_t_ handle, unsigned *out) {
+    ENTER(nvmlDeviceGetUUID);
+    if (handle->instance < 0) return INVALID_ARGUMENT;
+    *out = d.instances[handle->instance].gpu_instance;
+    return OK;
+}
+ret_t nvmlDeviceGetComputeInstanceId(dev_t_ handle, unsigned *out) {
+    ENTER(nvmlDeviceGetUUID);
+    if (handle->instance < 0) return INVALID_ARGUMENT;
+    *out = d.instances[handle->instance].compute_instance;
+    return OK;
+}
+typedef struct { unsigned sm, copy, decoder, encoder, jpeg, ofa, gpu_slices, compute_slices; unsigned long long memory_mb; }
+    attributes_t;
+ret_t nvmlDeviceGetAttributes_v2(dev_t_ handle, attributes_t *out) {
+    ENTER(nvmlDeviceGetUUID);
+    if (handle->instance < 0) return NOT_SUPPORTED;
+    memset(out, 0, sizeof *out);
+    out->gpu_slices = out->compute_slices = d.instances[handle->instance].slices;
+    out->memory_mb = d.instances[handle->instance].memory_total >> 20;
+    return OK;
+}
+
+typedef struct { unsigned gpu, memory; } rates_t;
+ret_t nvmlDeviceGetUtilizationRates(dev_t_ handle, rates_t *out) {
+    ENTER(nvmlDeviceGetUtilizationRates);
+    WHOLE_ONLY();
+    if (d.mig_mode) return NOT_SUPPORTED;
+    *out = (rates_t){d.utilization, d.memory_utilization};
+    return OK;
+}
+ret_t nvmlDeviceGetEncoderUtilization(dev_t_ handle, unsigned *out, unsigned *period_us) {
+    ENTER(nvmlDeviceGetEncoderUtilization);
+    *out = d.encoder; *period_us = 167000;
+    return OK;
+}
+ret_t nvmlDeviceGetDecoderUtilization(dev_t_ handle, unsigned *out, unsigned *period_us) {
+    ENTER(nvmlDeviceGetDecoderUtilization);
+    *out = d.decoder; *period_us = 167000;
+    return OK;
+}
+
+typedef union { double d; unsigned u; unsigned long ul; unsigned long long ull; long long sll; int i; unsigned short us; } value_t;
+typedef struct { unsigned long long time_us; value_t value; } sample_t;
+/* As the driver does: without a buffer the size of the ring, with one the entries newer than `since`. */
+ret_t nvmlDeviceGetSamples(dev_t_ handle, int type, unsigned long long since, int *value_type, unsigned *count, sample_t *out) {
+    ENTER(nvmlDeviceGetSamples);
+    WHOLE_ONLY();
+    if (d.mig_mode || type != 1) return NOT_SUPPORTED;
+    *value_type = 1;
+    if (!out) { *count = d.sample_count; return d.sample_count ? OK : NOT_FOUND; }
+    unsigned found = 0;
+    for (unsigned i = 0; i < d.sample_count && found < *count; i++)
+        if (d.samples[i].time_us > since) {
+            out[found].time_us = d.samples[i].time_us;
+            out[found++].value.u = d.samples[i].percent;
+        }
+    *count = found;
+    return found ? OK : NOT_FOUND;
+}
+
+typedef struct { unsigned long long total, free, used; } memory_t;
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory_v2_t;
+ret_t nvmlDeviceGetMemoryInfo_v2(dev_t_ handle, memory_v2_t *out) {
+    ENTER(nvmlDeviceGetMemoryInfo);
+    if (handle->instance >= 0) {
+        instance_t *i = &d.instances[handle->instance];
+        out->total = i->memory_total; out->used = i->memory_used; out->free = i->memory_free; out->reserved = 0;
+        return OK;
+    }
+    out->total = d.memory_total; out->used = d.memory_used; out->free = d.memory_free; out->reserved = d.memory_reserved;
+    return OK;
+}
+ret_t nvmlDeviceGetMemoryInfo(dev_t_ handle, memory_t *out) {
+    memory_v2_t v2;
+    ret_t rc = nvmlDeviceGetMemoryInfo_v2(handle, &v2);
+    if (rc == OK) *out = (memory_t){v2.total, v2.free, v2.used + v2.reserved}; /* v1 counts reserved as used */
+    return rc;
+}
+
+ret_t nvmlDeviceGetPowerUsage(dev_t_ handle, unsigned *out) { ENTER(nvmlDeviceGetPowerUsage); WHOLE_ONLY(); *out = d.power_mw; return OK; }
+ret_t nvmlDeviceGetEnforcedPowerLimit(dev_t_ handle, unsigned *out) { ENTER(nvmlDeviceGetEnforcedPowerLimit); *out = d.power_limit_mw; return OK; }
+ret_t nvmlDeviceGetPowerManagementLimit(dev_t_ handle, unsigned *out) { return nvmlDeviceGetEnforcedPowerLimit(handle, out); }
+ret_t nvmlDeviceGetTotalEnergyConsumption(dev_t_ handle, unsigned long long *out) {
+    ENTER(nvmlDeviceGetTotalEnergyConsumption);
+    *out = d.energy_mj;
+    return OK;
+}
+ret_t nvmlDeviceGetTemperature(dev_t_ handle, int sensor, unsigned *out) {
+    ENTER(nvmlDeviceGetTemperature);
+    if (sensor) return INVALID_ARGUMENT;
+    *out = d.temperature;
+    return OK;
+}
+ret_t nvmlDeviceGetClockInfo(dev_t_ handle, int type, unsigned *out) {
+    ENTER(nvmlDeviceGetClockInfo);
+    *out = type == 2 ? d.memory_clock_mhz : d.sm_clock_mhz;
+    return OK;
+}
+ret_t nvmlDeviceGetMaxClockInfo(dev_t_ handle, int type, unsigned *out) {
+    ENTER(nvmlDeviceGetMaxClockInfo);
+    *out = type == 2 ? d.memory_clock_mhz : d.sm_clock_max_mhz;
+    return OK;
+}
+ret_t nvmlDeviceGetPerformanceState(dev_t_ handle, int *out) {
+    ENTER(nvmlDeviceGetPerformanceState);
+    *out = (int)d.performance_state;
+    return OK;
+}
+
+typedef struct { unsigned id, scope; long long time, latency; int type; ret_t rc; value_t value; } field_t;
+ret_t nvmlDeviceGetFieldValues(dev_t_ handle, int count, field_t *fields) {
+    ENTER(nvmlDeviceGetFieldValues);
+    static const unsigned ids[THROTTLE_FIELDS] = {74, 75, 76, 77, 78, 79, 269, 270, 271};
+    for (int f = 0; f < count; f++) {
+        fields[f].rc = NOT_SUPPORTED;
+        for (unsigned i = 0; i < THROTTLE_FIELDS; i++)
+            if (fields[f].id == ids[i] && (d.throttle_supported >> i & 1)) {
+                fields[f].type = 3; /* unsigned long long */
+                fields[f].value.ull = d.throttle_ns[i];
+                fields[f].rc = OK;
+            }
+    }
+    return OK;
+}
+ret_t nvmlDeviceGetCurrentClocksEventReasons(dev_t_ handle, unsigned long long *out) {
+    ENTER(nvmlDeviceGetCurrentClocksEventReasons);
+    *out = d.reasons;
+    return OK;
+}
+ret_t nvmlDeviceGetSupportedClocksEventReasons(dev_t_ handle, unsigned long long *out) {
+    ENTER(nvmlDeviceGetCurrentClocksEventReasons);
+    *out = d.reasons_supported;
+    return OK;
+}
+
+typedef struct { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; } running_t;
+static ret_t list_processes(const device_t *d, uint32_t graphics, unsigned *count, running_t *out) {
+    unsigned found = 0, room = out ? *count : 0;
+    for (unsigned i = 0; i < d->process_count; i++)
+        if (d->processes[i].graphics == graphics) {
+            if (found < room)
+                out[found] = (running_t){d->processes[i].pid, d->processes[i].memory, d->processes[i].gpu_instance,
+                                         d->processes[i].compute_instance};
+            found++;
+        }
+    *count = found;
+    return found > room ? INSUFFICIENT_SIZE : OK;
+}
+ret_t nvmlDeviceGetComputeRunningProcesses_v3(dev_t_ handle, unsigned *count, running_t *out) {
+    ENTER(nvmlDeviceGetComputeRunningProcesses);
+    return list_processes(&d, 0, count, out);
+}
+ret_t nvmlDeviceGetGraphicsRunningProcesses_v3(dev_t_ handle, unsigned *count, running_t *out) {
+    ENTER(nvmlDeviceGetGraphicsRunningProcesses);
+    return list_processes(&d, 1, count, out);
+}
