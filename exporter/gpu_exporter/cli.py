@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from gpu_exporter.devices.protocol import Backend
 
 DEFAULT_PORT = ":9836"
+DEFAULT_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
+DEFAULT_LOGS = "/var/log/pods"
 DEFAULT_STATE = "/var/lib/gpu-exporter"
 COLLECTORS = ("utilization", "memory", "power", "thermal", "throttle", "processes", "mig")
 EPILOG = """commands:
@@ -201,8 +203,15 @@ def _add_sources(parser: _Parser) -> None:
         "--attribution.kubelet.socket",
         dest="kubelet_socket",
         type=Path,
-        default=None,
-        help="(default /var/lib/kubelet/pod-resources/kubelet.sock)",
+        default=Path(DEFAULT_SOCKET),
+        help=f"(default {DEFAULT_SOCKET})",
+    )
+    parser.flag(
+        "--attribution.kubelet.logs",
+        dest="kubelet_logs",
+        type=Path,
+        default=Path(DEFAULT_LOGS),
+        help=f"where the pods' log directories tell their UIDs (default {DEFAULT_LOGS})",
     )
     parser.flag(
         "--attribution.slurm",
@@ -242,19 +251,27 @@ def _build_node(
     parser: _Parser, options: argparse.Namespace, clock: Clock, settings: Settings
 ) -> tuple[Backend, list[Source]]:
     """The backend and the attribution sources that the flags ask for."""
-    from gpu_exporter.attribution.kubelet import DEFAULT_SOCKET, KubeletSource
     from gpu_exporter.attribution.slurm import SlurmSource
-    from gpu_exporter.attribution.static import StaticSource
 
     if options.scenario is not None and options.replay:
         parser.error("--devices.scenario and --devices.replay exclude each other")
     sources: list[Source] = []
     if options.static is not None:
+        from gpu_exporter.attribution.static import StaticSource
+
         sources.append(StaticSource(options.static))
     attribution = settings.attribution
-    socket = options.kubelet_socket or DEFAULT_SOCKET
+    socket = options.kubelet_socket
     if options.kubelet or (options.kubelet is None and socket.parent.is_dir()):
-        kubelet = KubeletSource(clock, socket, timeout_s=attribution.timeout, empty_confirm_s=attribution.empty_confirm)
+        from gpu_exporter.attribution.kubelet import KubeletSource
+
+        kubelet = KubeletSource(
+            clock,
+            socket,
+            options.kubelet_logs,
+            timeout_s=attribution.timeout,
+            empty_confirm_s=attribution.empty_confirm,
+        )
         sources.append(kubelet)
     if options.slurm or (options.slurm is None and SlurmSource.is_present()):
         sources.append(SlurmSource(options.slurm_node, attribution.timeout))

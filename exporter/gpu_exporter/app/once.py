@@ -89,8 +89,11 @@ def _deliver(body: str, output: Path | None) -> None:
     if output is not None:
         write_atomically(output, body.encode())
         return
-    sys.stdout.write(body)
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(body)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, e.g. `| head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(reason: str, form: str, output: Path | None, backend_name: str) -> int:

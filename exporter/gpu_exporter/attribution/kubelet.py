@@ -19,8 +19,6 @@ from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.clock import Clock
 from gpu_exporter.model import Claim, Holder, HolderKey
 
-DEFAULT_SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-DEFAULT_LOG_DIRECTORY = Path("/var/log/pods")
 LIST = "/v1.PodResourcesLister/List"
 ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 # GPU-<uuid>, MIG-<uuid>, MIG-GPU-<uuid>/gi/ci (drivers before R470), each with "::N" when it is a replica
@@ -86,8 +84,8 @@ class KubeletSource:
     def __init__(
         self,
         clock: Clock,
-        socket: Path = DEFAULT_SOCKET,
-        log_directory: Path = DEFAULT_LOG_DIRECTORY,
+        socket: Path,
+        log_directory: Path,
         timeout_s: float = 5.0,
         empty_confirm_s: float = 5.0,
     ) -> None:

@@ -36,6 +36,7 @@ class DeviceLoop:
         self._deliver = deliver
         self._stop = threading.Event()
         self._cycle_start: float | None = None
+        self._due = 0.0
         identity = sampler.device.identity
         self._thread = threading.Thread(target=self._run, name=f"gpu-{identity.index}", daemon=True)
 
@@ -55,12 +56,19 @@ class DeviceLoop:
 
     def _run(self) -> None:
         identity = self.sampler.device.identity
-        due = self._clock.monotonic()
+        self._due = self._clock.monotonic()
         was_up = True
         while not self._stop.is_set():
             self._cycle_start = self._clock.monotonic()
-            snapshot = self.sampler.sample()
-            self._cycle_start = None
+            try:
+                snapshot = self.sampler.sample()
+            except Exception as exc:  # a fault of ours must not end the loop: the GPU's age tells, the count says why
+                self.sampler.error_counts["cycle", type(exc).__name__] += 1
+                log.exception("gpu %d (%s): a sampling cycle failed", identity.index, identity.uuid)
+                self._rest()
+                continue
+            finally:
+                self._cycle_start = None
             if self._stop.is_set():
                 return
             if snapshot.up != was_up:
@@ -74,8 +82,12 @@ class DeviceLoop:
                 )
             self.latest = snapshot
             self._deliver(snapshot)
-            due += self._interval_s
-            now = self._clock.monotonic()
-            if due < now:  # fell behind: skip the missed ticks, never sample in a burst
-                due = now + self._interval_s
-            self._clock.wait(self._stop, due - now)
+            self._rest()
+
+    def _rest(self) -> None:
+        """Wait for the next tick; after falling behind skip the missed ones, never sample in a burst."""
+        now = self._clock.monotonic()
+        self._due += self._interval_s
+        if self._due < now:
+            self._due = now + self._interval_s
+        self._clock.wait(self._stop, self._due - now)
