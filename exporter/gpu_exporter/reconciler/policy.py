@@ -90,4 +90,4 @@ def _all(held: int) -> str:
 
 
 def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds < 3 * 3600 else f"{seconds / 3600:.1f} h"
+    return f"{int(seconds / 60)} min" if seconds < 3 * 3600 else f"{seconds / 3600:.1f} h"

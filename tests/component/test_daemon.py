@@ -1,0 +1,240 @@
+"""The daemon over HTTP: formats, faults, and how it starts and ends."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from gpu_exporter.devices.scenario import parse_scenario
+from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
+from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, wait_for
+from tests.testbed.servers import require
+
+QUIET = ("--no-attribution.slurm", "--no-attribution.kubelet")
+FAST = "sampling: {interval: 100ms, deadline: 500ms, withhold_min: 1s}\nattribution: {interval: 200ms}\n"
+
+
+@pytest.fixture
+def feeder(nvml_table: NvmlTable):
+    feeder = ScenarioFeeder(
+        parse_scenario({"gpus": [{"model": "H100", "load": {"kind": "constant", "value": 0.5}}] * 4}), nvml_table
+    )
+    feeder.start()
+    yield feeder
+    feeder.stop()
+
+
+@pytest.fixture
+def fast(tmp_path: Path) -> str:
+    path = tmp_path / "fast.yaml"
+    path.write_text(FAST, encoding="utf-8")
+    return f"--config.file={path}"
+
+
+def series(text: str) -> dict[tuple[str, str], float]:
+    return {(s.name, s.labels.get("gpu", "")): s.value for f in parse_text(text) for s in f.samples}
+
+
+def test_both_formats_by_accept_gzip_and_name_filter(processes: Processes, nvml_environment, feeder) -> None:
+    _, url = processes.start_exporter(*QUIET, environment=nvml_environment)
+    text = fetch(f"{url}/metrics")
+    assert text is not None
+    assert series(text)["gpu_power_limit_watts", "0"] == 700.0
+    assert ("process_resident_memory_bytes", "") in series(text)
+    request = urllib.request.Request(
+        f"{url}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0", "Accept-Encoding": "gzip"}
+    )
+    with urllib.request.urlopen(request) as answer:
+        assert answer.headers["Content-Type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+        assert answer.headers["Content-Encoding"] == "gzip"
+        names = {family.name for family in parse_openmetrics(gzip.decompress(answer.read()).decode())}
+    assert "gpu_power_watts" in names
+    only = fetch(f"{url}/metrics?name[]=gpu_up&name[]=gpu_driver_up")
+    assert only is not None
+    assert {name for name, _ in series(only)} == {"gpu_up", "gpu_driver_up"}
+
+
+def test_promtool_is_content_with_a_live_page(processes: Processes, nvml_environment, feeder) -> None:
+    require("promtool")
+    _, url = processes.start_exporter(*QUIET, environment=nvml_environment)
+    body = fetch(f"{url}/metrics")
+    done = subprocess.run(["promtool", "check", "metrics"], input=body, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_pages_for_people_and_probes(processes: Processes, nvml_environment, feeder) -> None:
+    _, url = processes.start_exporter(*QUIET, environment=nvml_environment)
+    page = fetch(f"{url}/")
+    assert page is not None
+    assert "NVIDIA H100 80GB HBM3" in page
+    assert fetch(f"{url}/-/healthy") == "gpu-exporter is healthy\n"
+    status = fetch(f"{url}/api/v1/status")
+    assert status is not None
+    assert len(json.loads(status)["gpus"]) == 4
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=5)
+    connection.request("HEAD", "/metrics")
+    answer = connection.getresponse()
+    assert answer.status == 200
+    assert answer.read() == b""
+    connection.request("GET", "/nothing")
+    assert connection.getresponse().status == 404
+
+
+def test_a_hung_call_withholds_its_gpu_and_nothing_else(
+    processes: Processes, nvml_environment, nvml_table: NvmlTable, feeder, fast: str
+) -> None:
+    running, url = processes.start_exporter(*QUIET, fast, environment=nvml_environment)
+    wait_for(lambda: ("gpu_power_watts", "1") in series(fetch(f"{url}/metrics") or "") or None, "gpu 1")
+    nvml_table.set_call(1, "nvmlDeviceGetUtilizationRates", delay_s=600)
+
+    def is_withheld() -> bool:
+        start = time.monotonic()
+        values = series(fetch(f"{url}/metrics") or "")
+        assert time.monotonic() - start < 2.0
+        return values["gpu_up", "1"] == 0 and ("gpu_power_watts", "1") not in values
+
+    wait_for(is_withheld, "gpu 1 to be withheld")
+    values = series(fetch(f"{url}/metrics") or "")
+    assert [values["gpu_up", str(i)] for i in range(4)] == [1, 0, 1, 1]
+    assert ("gpu_power_watts", "0") in values
+    assert values["gpu_driver_up", ""] == 1
+    assert ("gpu_observed_seconds_total", "1") in values  # totals stay
+    threads = len(os.listdir(f"/proc/{running.process.pid}/task"))
+    nvml_table.set_call(1, "nvmlDeviceGetUtilizationRates")
+    wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_up", "1")) == 1, "gpu 1 to answer again")
+    assert len(os.listdir(f"/proc/{running.process.pid}/task")) <= threads + 2
+
+
+def test_when_every_gpu_hangs_the_driver_is_down_and_sigterm_is_honoured(
+    processes: Processes, nvml_environment, nvml_table: NvmlTable, feeder, fast: str
+) -> None:
+    running, url = processes.start_exporter(*QUIET, fast, environment=nvml_environment)
+    for index in range(4):
+        nvml_table.set_call(index, "*", delay_s=600)
+    wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_driver_up", "")) == 0, "gpu_driver_up 0")
+    start = time.monotonic()
+    assert running.stop(signal.SIGTERM) == 0
+    assert time.monotonic() - start < 5.0
+
+
+def test_a_lost_gpu_leaves_the_others_and_comes_back(
+    processes: Processes, nvml_environment, nvml_table: NvmlTable, feeder, fast: str
+) -> None:
+    _, url = processes.start_exporter(*QUIET, fast, environment=nvml_environment)
+    nvml_table.set_call(3, "*", "NVML_ERROR_GPU_IS_LOST")
+    wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_up", "3")) == 0, "gpu 3 to be lost")
+    values = series(fetch(f"{url}/metrics") or "")
+    assert ("gpu_power_watts", "3") not in values
+    assert ("gpu_power_watts", "2") in values
+    assert values["gpu_devices_visible", ""] == 3
+    assert values["gpu_devices_expected", ""] == 4
+    nvml_table.set_call(3, "*")
+    wait_for(lambda: ("gpu_power_watts", "3") in series(fetch(f"{url}/metrics") or "") or None, "gpu 3 to be back")
+
+
+def test_without_a_driver_it_stays_up_says_so_and_finds_the_driver_later(
+    processes: Processes, nvml_environment, nvml_table: NvmlTable, feeder
+) -> None:
+    nvml_table.table.init_rc = 9
+    running, url = processes.start_exporter(*QUIET, environment=nvml_environment)
+    values = series(fetch(f"{url}/metrics") or "")
+    assert values["gpu_driver_up", ""] == 0
+    assert ("gpu_up", "0") not in values
+    page = fetch(f"{url}/") or ""
+    assert "the NVIDIA kernel driver is not loaded" in page
+    nvml_table.table.init_rc = 0
+    wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_up", "3")) == 1, "the driver to be found", 30)
+    log = running.log()
+    assert log.count("kernel driver is not loaded") == 1
+
+
+def test_once_beside_a_daemon_prints_the_daemons_body(
+    processes: Processes, nvml_environment, feeder, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    _, url = processes.start_exporter(*QUIET, f"--state.directory={state}", environment=nvml_environment)
+    wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_busy_seconds_total", "0")), "some history")
+    done = subprocess.run(
+        [*GPU_EXPORTER, "--once", *QUIET, f"--state.directory={state}"],
+        env=nvml_environment, capture_output=True, text=True, check=True, timeout=60,
+    )
+    assert series(done.stdout)["gpu_busy_seconds_total", "0"] > 0
+
+
+def test_two_daemons_do_not_share_a_state_directory(
+    processes: Processes, nvml_environment, feeder, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    processes.start_exporter(*QUIET, f"--state.directory={state}", environment=nvml_environment)
+    done = subprocess.run(
+        [*GPU_EXPORTER, *QUIET, f"--state.directory={state}", f"--web.listen-address=127.0.0.1:{free_port()}"],
+        env=nvml_environment, capture_output=True, text=True, check=False, timeout=60,
+    )
+    assert done.returncode == 2
+    assert "another gpu-exporter writes this state directory" in done.stderr
+
+
+def test_a_resident_textfile_stays_fresh_without_http(processes: Processes, nvml_environment, feeder, tmp_path: Path) -> None:
+    output = tmp_path / "gpu.prom"
+    running = processes.start(
+        [*GPU_EXPORTER, *QUIET, "--state.directory=", f"--textfile.output={output}", "--textfile.interval=200ms"],
+        nvml_environment,
+    )
+    wait_for(lambda: output.exists() and ("gpu_busy_seconds_total", "0") in series(output.read_text("utf-8")), "a textfile")
+    before = series(output.read_text("utf-8"))["gpu_observed_seconds_total", "0"]
+    wait_for(lambda: series(output.read_text("utf-8"))["gpu_observed_seconds_total", "0"] > before, "a newer textfile")
+    assert running.stop(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--collector.memry"], "unrecognized arguments: --collector.memry"),
+        (["--format=xml"], "argument --format: invalid choice: 'xml'"),
+        (["--web.listen-address=nonsense"], "'nonsense' is not [host]:port"),
+        (["--timeout=10"], "argument --timeout: '10' is no duration"),
+        (["reconcile", "--aply"], "unrecognized arguments: --aply"),
+        (["reconcile", "--once"], "exactly one of --source.prometheus and --source.exporter is needed"),
+        (["demo", "--sped=3"], "unrecognized arguments: --sped=3"),
+    ],
+)
+def test_wrong_usage_ends_with_status_2_and_names_the_flag(flags: list[str], message: str) -> None:
+    done = subprocess.run([*GPU_EXPORTER, *flags], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+def test_an_unknown_configuration_key_ends_with_status_2_and_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("sampling:\n  intervall: 2s\n", encoding="utf-8")
+    for command in ([f"--config.file={path}"], ["check-config", str(path)], ["reconcile", f"--config.file={path}"]):
+        done = subprocess.run([*GPU_EXPORTER, *command], capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 2
+        assert f"{path}:2: sampling.intervall: unknown key, did you mean interval?" in done.stderr
+
+
+def test_every_flag_has_an_environment_form(processes: Processes, nvml_environment, feeder) -> None:
+    environment = {**nvml_environment, "GPU_EXPORTER_COLLECTOR_MEMORY": "false", "GPU_EXPORTER_WEB_TELEMETRY_PATH": "/m"}
+    _, url = processes.start_exporter(*QUIET, environment=environment)
+    values = series(fetch(f"{url}/m") or "")
+    assert ("gpu_power_watts", "0") in values
+    assert ("gpu_memory_used_bytes", "0") not in values
+    done = subprocess.run(
+        [*GPU_EXPORTER, "--once"], env={**nvml_environment, "GPU_EXPORTER_FORMAT": "xml"},
+        capture_output=True, text=True, check=False, timeout=60,
+    )
+    assert done.returncode == 2
+    assert "environment variable GPU_EXPORTER_FORMAT: 'xml' is none of prometheus, json, table" in done.stderr

@@ -1,0 +1,158 @@
+"""Our PodResources client against the real gRPC implementation on a unix socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from gpu_exporter.attribution.grpc_unix import CallError, call
+from gpu_exporter.attribution.kubelet import LIST, KubeletSource
+from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.clock import ManualClock
+from tests.testbed.podresources import Kubelet
+
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+MIG = "MIG-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Iterator[Kubelet]:
+    server = Kubelet(tmp_path / "kubelet.sock")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def source(kubelet: Kubelet, clock: ManualClock, tmp_path: Path) -> KubeletSource:
+    (tmp_path / "pods").mkdir()
+    return KubeletSource(clock, kubelet.socket, tmp_path / "pods", timeout_s=2.0, empty_confirm_s=5.0)
+
+
+def test_claims_name_pod_container_uid_and_device(kubelet: Kubelet, source: KubeletSource, tmp_path: Path) -> None:
+    (tmp_path / "pods" / "ml_train-0_6f1b7c1e-0000").mkdir()
+    kubelet.pods["ml", "train-0"] = {"main": {"nvidia.com/gpu": [UUID], "rdma/hca": ["mlx5_0"]}}
+    (claim,) = source.poll()
+    holder = claim.holder
+    assert (claim.kind, claim.device) == ("uuid", UUID)
+    assert (holder.namespace, holder.pod, holder.container, holder.pod_uid) == ("ml", "train-0", "main", "6f1b7c1e-0000")
+    assert holder.key.incarnation == "6f1b7c1e-0000/main"
+    assert holder.identity == ""
+    assert holder.resource == "nvidia.com/gpu"
+
+
+def test_without_log_directories_the_identity_is_the_name_and_says_so(kubelet: Kubelet, source: KubeletSource) -> None:
+    kubelet.pods["ml", "train-0"] = {"main": {"nvidia.com/gpu": [UUID]}}
+    (claim,) = source.poll()
+    assert claim.holder.identity == "name"
+    assert claim.holder.key.incarnation == "ml/train-0/main"
+
+
+def test_of_two_uids_under_one_name_the_newest_directory_lives(kubelet: Kubelet, source: KubeletSource, tmp_path: Path) -> None:
+    for uid, made in (("new", 2_000_000_000), ("old", 1_000_000_000)):
+        directory = tmp_path / "pods" / f"ml_train-0_{uid}"
+        directory.mkdir()
+        os.utime(directory, (made, made))
+    kubelet.pods["ml", "train-0"] = {"main": {"nvidia.com/gpu": [UUID]}}
+    (claim,) = source.poll()
+    assert claim.holder.pod_uid == "new"
+
+
+@pytest.mark.parametrize(
+    ("resource", "device", "kind", "expected"),
+    [
+        ("nvidia.com/gpu", UUID, "uuid", UUID),
+        ("nvidia.com/gpu.shared", f"{UUID}::3", "uuid", f"{UUID}::3"),
+        ("nvidia.com/mig-1g.10gb", MIG, "uuid", MIG),
+        ("nvidia.com/gpu", f"MIG-{UUID}/7/0", "uuid", f"MIG-{UUID}/7/0"),
+        ("nvidia.com/gpu", "nvidia3", "minor", "3"),
+        ("nvidia.com/gpu", "2", "index", "2"),
+    ],
+)
+def test_device_id_forms(kubelet: Kubelet, source: KubeletSource, resource: str, device: str, kind: str, expected: str) -> None:
+    kubelet.pods["ml", "a"] = {"main": {resource: [device]}}
+    (claim,) = source.poll()
+    assert (claim.kind, claim.device) == (kind, expected)
+
+
+def test_an_empty_answer_after_a_full_one_needs_a_second_one(kubelet: Kubelet, source: KubeletSource, clock: ManualClock) -> None:
+    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
+    assert len(source.poll()) == 1
+    kubelet.pods.clear()
+    with pytest.raises(SourceError, match="it may have just restarted"):
+        source.poll()
+    clock.advance(4.9)
+    with pytest.raises(SourceError):
+        source.poll()
+    clock.advance(0.2)
+    assert source.poll() == []
+
+
+def test_an_empty_answer_is_believed_at_once_while_devices_are_allocatable(kubelet: Kubelet, source: KubeletSource) -> None:
+    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
+    source.poll()
+    kubelet.pods.clear()
+    kubelet.allocatable = [UUID]
+    assert source.poll() == []
+
+
+def test_a_restarted_kubelet_is_reached_at_once(kubelet: Kubelet, source: KubeletSource) -> None:
+    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
+    source.poll()
+    kubelet.stop()
+    with pytest.raises(SourceError, match="kubelet does not answer"):
+        source.poll()
+    kubelet.start()
+    assert len(source.poll()) == 1
+
+
+def test_a_refusal_carries_the_servers_words(kubelet: Kubelet, source: KubeletSource) -> None:
+    kubelet.status = grpc.StatusCode.RESOURCE_EXHAUSTED
+    with pytest.raises(SourceError, match="gRPC status 8: rejected by rate limit"):
+        source.poll()
+
+
+def test_a_large_answer_passes_flow_control(kubelet: Kubelet, source: KubeletSource) -> None:
+    for i in range(2_000):
+        kubelet.pods["ml", f"pod-{i}-{'x' * 200}"] = {"main": {"nvidia.com/gpu": [UUID]}}
+    assert len(source.poll()) == 2_000
+
+
+def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
+    path = tmp_path / "mute.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        with pytest.raises(CallError, match="timed out|no answer in time"):
+            call(str(path), LIST, b"", 0.3)
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 64], ids=["closed", "http1", "noise"])
+def test_a_server_that_speaks_something_else_is_an_error(tmp_path: Path, answer: bytes) -> None:
+    path = tmp_path / "odd.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+
+        def reply() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(4096)
+                peer.sendall(answer)
+
+        thread = threading.Thread(target=reply)
+        thread.start()
+        with pytest.raises(CallError):
+            call(str(path), LIST, b"", 2.0)
+        thread.join()

@@ -1,0 +1,62 @@
+"""Fixtures for every test: the golden files' switch and the parts of the test bed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.testbed.nvml.build import build_library
+from tests.testbed.nvml.feeder import NvmlTable
+from tests.testbed.processes import Processes
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden files instead of comparing")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare a text with tests/golden/NAME, byte for byte."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"{path} is missing: run `make golden` and review it"
+        assert text == path.read_text("utf-8")
+
+    return compare
+
+
+@pytest.fixture(scope="session")
+def nvml_directory() -> Path:
+    """Directory with our libnvidia-ml.so.1."""
+    return build_library()
+
+
+@pytest.fixture
+def nvml_table(tmp_path: Path) -> NvmlTable:
+    """An empty table for the library."""
+    return NvmlTable(tmp_path / "nvml-table")
+
+
+@pytest.fixture
+def nvml_environment(nvml_directory: Path, nvml_table: NvmlTable) -> dict[str, str]:
+    """Environment in which our library is the driver."""
+    return {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(nvml_directory),
+        "GPU_EXPORTER_NVML_TABLE": str(nvml_table.path),
+    }
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    """Starts programs, and ends them with the test."""
+    with Processes(tmp_path) as started:
+        yield started

@@ -1,0 +1,81 @@
+"""A kubelet's PodResources server with the real gRPC and protobuf implementations."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import grpc
+from grpc_tools import protoc
+
+PROTO = Path(__file__).with_name("podresources.proto")
+
+
+@functools.cache
+def _compile() -> tuple[ModuleType, ModuleType]:
+    directory = tempfile.mkdtemp(prefix="podresources-")
+    status = protoc.main(
+        ["protoc", f"-I{PROTO.parent}", f"--python_out={directory}", f"--grpc_python_out={directory}", str(PROTO)]
+    )
+    assert status == 0
+    sys.path.insert(0, directory)
+    try:
+        return importlib.import_module("podresources_pb2"), importlib.import_module("podresources_pb2_grpc")
+    finally:
+        sys.path.remove(directory)
+
+
+def messages() -> ModuleType:
+    """The generated message classes."""
+    return _compile()[0]
+
+
+class Kubelet:
+    """Answers List from `pods`: (namespace, pod) to {container: {resource: device ids}}."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.pods: dict[tuple[str, str], Mapping[str, Mapping[str, Sequence[str]]]] = {}
+        self.allocatable: list[str] = []
+        self.status: grpc.StatusCode | None = None
+        self._server: grpc.Server | None = None
+
+    def start(self) -> None:
+        pb, pb_grpc = _compile()
+        kubelet = self
+
+        class Servicer(pb_grpc.PodResourcesListerServicer):  # type: ignore[misc, name-defined]
+            def List(self, request: Any, context: Any) -> Any:
+                if kubelet.status is not None:
+                    context.abort(kubelet.status, "rejected by rate limit")
+                response = pb.ListPodResourcesResponse()
+                for (namespace, name), containers in kubelet.pods.items():
+                    pod = response.pod_resources.add(name=name, namespace=namespace)
+                    for container_name, resources in containers.items():
+                        container = pod.containers.add(name=container_name)
+                        for resource, ids in resources.items():
+                            container.devices.add(resource_name=resource, device_ids=ids)
+                return response
+
+            def GetAllocatableResources(self, request: Any, context: Any) -> Any:
+                response = pb.AllocatableResourcesResponse()
+                if kubelet.allocatable:
+                    response.devices.add(resource_name="nvidia.com/gpu", device_ids=kubelet.allocatable)
+                return response
+
+        self._server = grpc.server(ThreadPoolExecutor(2))
+        pb_grpc.add_PodResourcesListerServicer_to_server(Servicer(), self._server)
+        self._server.add_insecure_port(f"unix:{self.socket}")
+        self._server.start()
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop(None).wait()
+            self._server = None

@@ -1,0 +1,131 @@
+"""Programs that a test starts: waited for by condition, ended with the test, and by the kernel if the test is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+T = TypeVar("T")
+PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(ask: Callable[[], T | None], what: str, timeout_s: float = 20.0, each_s: float = 0.05) -> T:
+    """Ask until the answer is neither None nor False; fail with `what` after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        answer = ask()
+        if answer is not None and answer is not False:
+            return answer
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {timeout_s:g} s in vain for {what}")
+        time.sleep(each_s)
+
+
+def fetch(url: str, headers: Mapping[str, str] | None = None, timeout_s: float = 5.0) -> str | None:
+    """The body of a GET, None while nobody answers with 200."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers or {})), timeout=timeout_s) as answer:
+            return answer.read().decode()
+    except (urllib.error.URLError, OSError):
+        return None
+
+
+class Running:
+    """One started program with its log."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self.log_path = log
+
+    def log(self) -> str:
+        return self.log_path.read_text("utf-8", "replace")
+
+    def stop(self, with_signal: int = signal.SIGTERM, timeout_s: float = 10.0) -> int:
+        """End the program; its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(with_signal)
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
+class Processes:
+    """Everything one test started, ended in reverse order."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._running: list[Running] = []
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        for running in reversed(self._running):
+            with contextlib.suppress(ProcessLookupError):
+                running.stop()
+        if value is not None:
+            for running in self._running:
+                print(f"--- end of {running.log_path.name}\n{running.log()[-3000:]}", file=sys.stderr)
+
+    def start(self, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> Running:
+        """Start a program with its output in a log file."""
+        log = self._directory / f"{Path(command[0]).name}-{len(self._running)}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [str(part) for part in command],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=None if environment is None else dict(environment),
+                preexec_fn=_die_with_parent,
+            )
+        running = Running(process, log)
+        self._running.append(running)
+        return running
+
+    def start_exporter(
+        self, *flags: str | Path, environment: Mapping[str, str] | None = None, port: int | None = None
+    ) -> tuple[Running, str]:
+        """Start `gpu-exporter` on a free port and wait until it is ready; the program and its URL."""
+        chosen = port or free_port()
+        listen = f"--web.listen-address=127.0.0.1:{chosen}"
+        default = [] if any(str(flag).startswith("--state.directory") for flag in flags) else ["--state.directory="]
+        base = {key: value for key, value in os.environ.items() if not key.startswith("GPU_EXPORTER_")}
+        running = self.start([*GPU_EXPORTER, listen, *default, *flags], environment or base)
+        url = f"http://127.0.0.1:{chosen}"
+
+        def is_ready() -> bool | None:
+            assert running.process.poll() is None, running.log()
+            return fetch(f"{url}/-/ready") is not None or None
+
+        wait_for(is_ready, "gpu-exporter to be ready")
+        return running, url
+
+
+GPU_EXPORTER = (sys.executable, "-m", "gpu_exporter")

@@ -1,0 +1,142 @@
+"""Real Prometheus, Alertmanager and a webhook receiver, on loopback and free ports."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import shutil
+import threading
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.testbed.processes import Processes, fetch, free_port, wait_for
+
+PACKAGES = "Debian packages prometheus and prometheus-alertmanager"
+
+
+def require(*programs: str) -> None:
+    """Skip where a program is missing; in CI everything is installed, so there it fails."""
+    import os
+
+    missing = [program for program in programs if shutil.which(program) is None]
+    if missing:
+        reason = f"{', '.join(missing)} not on PATH: install with `make testbed` (needs root and Debian)"
+        assert not os.environ.get("CI"), reason
+        pytest.skip(reason)
+
+
+class Prometheus:
+    """One server that scrapes the given targets (node name to host:port)."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        directory: Path,
+        targets: Mapping[str, str],
+        *,
+        interval: str = "1s",
+        rules: Sequence[Path] = (),
+        alertmanager: str = "",
+    ) -> None:
+        require("prometheus")
+        directory.mkdir(parents=True, exist_ok=True)
+        config: dict[str, Any] = {
+            "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": "1s"},
+            "rule_files": [str(path) for path in rules],
+            "scrape_configs": [
+                {
+                    "job_name": "gpu-exporter",
+                    "honor_labels": True,
+                    "static_configs": [
+                        {"targets": [address], "labels": {"node": node, "instance": node}}
+                        for node, address in targets.items()
+                    ],
+                }
+            ],
+        }
+        if alertmanager:
+            config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]}
+        (directory / "prometheus.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self.running = processes.start(
+            [
+                "prometheus",
+                f"--config.file={directory / 'prometheus.yaml'}",
+                f"--storage.tsdb.path={directory / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+                "--log.level=warn",
+            ]
+        )
+        wait_for(lambda: fetch(f"{self.url}/-/ready"), "Prometheus to be ready")
+
+    def query(self, expression: str, time: float | None = None) -> list[tuple[dict[str, str], float]]:
+        """An instant query: labels and value of each element."""
+        parameters = {"query": expression, **({} if time is None else {"time": f"{time:.3f}"})}
+        text = fetch(f"{self.url}/api/v1/query?{urllib.parse.urlencode(parameters)}")
+        assert text is not None, f"query failed: {expression}"
+        return [(row["metric"], float(row["value"][1])) for row in json.loads(text)["data"]["result"]]
+
+    def samples(self, selector: str) -> dict[str, list[tuple[float, float]]]:
+        """Raw samples of a range selector by uuid: (time, value)."""
+        text = fetch(f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': selector})}")
+        assert text is not None
+        return {
+            row["metric"].get("uuid", ""): [(float(t), float(v)) for t, v in row["values"]]
+            for row in json.loads(text)["data"]["result"]
+        }
+
+
+class Webhook:
+    """Keeps every notification that Alertmanager posts."""
+
+    def __init__(self) -> None:
+        received: list[dict[str, Any]] = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, format: str, *arguments: Any) -> None:
+                return
+
+        self.received = received
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def start_alertmanager(processes: Processes, directory: Path, webhook: str) -> str:
+    """Alertmanager with our example's grouping and short waits; its host:port."""
+    require("prometheus-alertmanager")
+    directory.mkdir(parents=True, exist_ok=True)
+    example = Path(__file__).resolve().parents[2] / "alerts" / "alertmanager.example.yaml"
+    config = yaml.safe_load(example.read_text("utf-8"))
+    config["route"] |= {"group_wait": "1s", "group_interval": "2s"}
+    config["receivers"][0]["webhook_configs"][0]["url"] = webhook
+    (directory / "alertmanager.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    port = free_port()
+    processes.start(
+        [
+            "prometheus-alertmanager",
+            f"--config.file={directory / 'alertmanager.yaml'}",
+            f"--storage.path={directory / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+            "--cluster.listen-address=",
+        ]
+    )
+    wait_for(lambda: fetch(f"http://127.0.0.1:{port}/-/ready"), "Alertmanager to be ready")
+    return f"127.0.0.1:{port}"

@@ -1,0 +1,84 @@
+"""What is remembered of a source that does not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from gpu_exporter.attribution.poller import Poller
+from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.attribution.static import CallbackSource, StaticSource, parse_static
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.model import Claim, Holder, HolderKey
+
+CLAIM = Claim("uuid", "GPU-0", Holder(HolderKey("slurm", "7"), job_id="7", source="slurm"))
+
+
+class Scripted:
+    """A source that answers or fails as told."""
+
+    def __init__(self) -> None:
+        self.answer: Sequence[Claim] | None = None
+
+    def read(self) -> Sequence[Claim]:
+        if self.answer is None:
+            raise SourceError("controller is away")
+        return self.answer
+
+
+def make() -> tuple[ManualClock, Scripted, Poller]:
+    clock, script = ManualClock(), Scripted()
+    return clock, script, Poller([CallbackSource("slurm", script.read)], clock, keep_last_s=300.0)
+
+
+def test_the_last_mapping_stays_for_a_bounded_time_with_its_age() -> None:
+    clock, script, poller = make()
+    script.answer = [CLAIM]
+    ((claim, confirmed),) = poller.poll()
+    assert (claim, confirmed) == (CLAIM, clock.monotonic())
+    script.answer = None
+    clock.advance(299)
+    assert [entry.confirmed for entry in poller.poll()] == [confirmed]
+    (status,) = poller.statuses()
+    assert (status.up, status.age_s, status.error) == (False, 299.0, "controller is away")
+    assert poller.is_known()
+    clock.advance(2)
+    assert poller.poll() == []
+    assert not poller.is_known()
+
+
+def test_before_the_first_answer_nothing_is_known() -> None:
+    _, _, poller = make()
+    assert poller.poll() == []
+    (status,) = poller.statuses()
+    assert (status.up, status.age_s) == (False, None)
+    assert not poller.is_known()
+
+
+def test_without_sources_nothing_is_known_either() -> None:
+    assert not Poller([], ManualClock(), 300.0).is_known()
+
+
+def test_conflicts_are_counted_by_the_losing_source() -> None:
+    _, script, poller = make()
+    script.answer = []
+    poller.poll()
+    poller.note_conflicts([CLAIM, CLAIM])
+    assert poller.statuses()[0].conflicts == 2
+
+
+def test_a_static_file_names_its_faults(tmp_path) -> None:
+    path = tmp_path / "holders.yaml"
+    path.write_text("- {uuid: GPU-0, pod: ml/a/main, user: ada}\n- {uuid: GPU-1, job: 7}\n", encoding="utf-8")
+    pod, job = StaticSource(path).poll()
+    assert (pod.holder.namespace, pod.holder.pod, pod.holder.container, pod.holder.user) == ("ml", "a", "main", "ada")
+    assert (job.holder.job_id, job.holder.identity) == ("7", "name")
+    for data, message in (
+        ({"a": 1}, "expected a list"),
+        ([{"uuid": "GPU-0"}], r"\[0\]: needs uuid and exactly one of pod and job"),
+        ([{"uuid": "GPU-0", "job": 1, "gpuu": 2}], r"\[0\]: unknown key 'gpuu'"),
+        ([{"uuid": "GPU-0", "pod": "train"}], "pod 'train' is not namespace/pod/container"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            parse_static(data)

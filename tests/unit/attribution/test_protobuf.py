@@ -1,0 +1,40 @@
+"""The hand-written reader against the real protobuf implementation, and against noise."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.attribution.kubelet import ContainerDevices, parse_pod_resources
+from gpu_exporter.attribution.protobuf import ProtobufError, read_fields
+from tests.testbed.podresources import messages
+
+NAMES = st.text(min_size=1, max_size=20)
+DEVICES = st.lists(st.tuples(NAMES, st.lists(NAMES, max_size=4)), max_size=3)
+PODS = st.lists(st.tuples(NAMES, NAMES, st.lists(st.tuples(NAMES, DEVICES), max_size=3)), max_size=4)
+
+
+@given(PODS, st.integers(0, 2**63))
+def test_every_message_of_the_real_implementation_is_read_back(pods: list, number: int) -> None:
+    response = messages().ListPodResourcesResponse()
+    expected: list[ContainerDevices] = []
+    for namespace, name, containers in pods:
+        pod = response.pod_resources.add(name=name, namespace=namespace)
+        pod.cpu_ids.append(number)  # a packed field that we do not want
+        for container_name, devices in containers:
+            container = pod.containers.add(name=container_name)
+            container.cpu_ids.extend([1, number])
+            for resource, ids in devices:
+                device = container.devices.add(resource_name=resource, device_ids=ids)
+                device.topology.nodes.add(ID=3)
+                expected.append(ContainerDevices(namespace, name, container_name, resource, tuple(ids)))
+    assert parse_pod_resources(response.SerializeToString()) == (len(pods), expected)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_an_error(data: bytes) -> None:
+    try:
+        list(read_fields(data))
+        parse_pod_resources(data)
+    except ProtobufError:
+        return

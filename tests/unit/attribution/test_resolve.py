@@ -1,0 +1,65 @@
+"""Claims to units."""
+
+from __future__ import annotations
+
+from gpu_exporter.attribution.resolve import resolve
+from gpu_exporter.model import Claim, DeviceIdentity, DeviceSnapshot, Holder, HolderKey, InstanceReading, UnitId
+
+
+def snapshot(index: int, minor: int, mig: str = "") -> DeviceSnapshot:
+    instances = (InstanceReading(mig, "7/0", "3g.40gb", 3, (), None),) if mig else ()
+    identity = DeviceIdentity(index, f"GPU-{index}", "H100", "580", "0000:00", minor)
+    return DeviceSnapshot(identity, 0.0, 0.0, True, instances=instances)
+
+
+SNAPSHOTS = [snapshot(0, 3), snapshot(1, 2), snapshot(2, 1, mig="MIG-a")]
+POD = Holder(HolderKey("kubernetes", "uid/main"), pod="a", source="kubelet")
+POD2 = Holder(HolderKey("kubernetes", "uid2/main"), pod="b", source="kubelet")
+JOB = Holder(HolderKey("slurm", "lab/7/0/1"), job_id="7", source="slurm")
+
+
+def units(*claims: Claim) -> list[tuple[UnitId, str, float]]:
+    return [(a.unit, a.share, round(a.share_ratio, 3)) for a, _ in resolve(claims, SNAPSHOTS).allocations]
+
+
+def test_uuid_minor_and_index_are_three_different_things() -> None:
+    assert units(Claim("uuid", "GPU-1", POD)) == [(UnitId("GPU-1"), "none", 1.0)]
+    assert units(Claim("minor", "3", JOB)) == [(UnitId("GPU-0"), "none", 1.0)]
+    assert units(Claim("index", "1", JOB)) == [(UnitId("GPU-1"), "none", 1.0)]
+
+
+def test_a_mig_instance_by_new_and_old_name() -> None:
+    expected = [(UnitId("GPU-2", "MIG-a"), "mig", 0.429)]
+    assert units(Claim("uuid", "MIG-a", POD)) == expected
+    assert units(Claim("uuid", "MIG-GPU-2/7/0", POD)) == expected
+
+
+def test_replicas_of_one_gpu_share_it() -> None:
+    assert units(Claim("uuid", "GPU-0::0", POD), Claim("uuid", "GPU-0::1", POD2)) == [
+        (UnitId("GPU-0"), "time_slice", 0.5),
+        (UnitId("GPU-0"), "time_slice", 0.5),
+    ]
+
+
+def test_a_lone_replica_is_shared_too_for_others_may_come() -> None:
+    assert units(Claim("uuid", "GPU-0::0", POD)) == [(UnitId("GPU-0"), "time_slice", 1.0)]
+
+
+def test_two_holders_of_a_whole_gpu_are_told_apart_by_nobody() -> None:
+    assert [share for _, share, _ in units(Claim("uuid", "GPU-0", POD), Claim("uuid", "GPU-0", POD2))] == ["time_slice"] * 2
+
+
+def test_two_replicas_of_one_holder_are_one_allocation() -> None:
+    assert len(units(Claim("uuid", "GPU-0::0", POD), Claim("uuid", "GPU-0::1", POD))) == 1
+
+
+def test_two_schedulers_on_one_gpu_conflict_and_the_first_source_wins() -> None:
+    result = resolve([Claim("uuid", "GPU-0", POD), Claim("minor", "3", JOB)], SNAPSHOTS)
+    assert [a.holder for a, _ in result.allocations] == [POD]
+    assert [claim.holder for claim in result.conflicts] == [JOB]
+
+
+def test_a_device_that_is_not_here_is_unresolved_and_never_guessed() -> None:
+    result = resolve([Claim("uuid", "GPU-9", POD), Claim("index", "17", JOB)], SNAPSHOTS)
+    assert result.allocations == []
+    assert len(result.unresolved) == 2

@@ -1,0 +1,64 @@
+"""Scenario files: good ones are read, bad ones name the place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import gpu_exporter
+from gpu_exporter.devices.scenario import ScenarioError, load_scenario, parse_scenario
+
+DEMO = Path(gpu_exporter.__file__).parent / "demo.yaml"
+
+
+def test_the_demo_shows_what_it_promises() -> None:
+    scenario = load_scenario(DEMO)
+    assert len(scenario.gpus) == 8
+    assert any(gpu.mig for gpu in scenario.gpus)
+    assert any("hw_thermal" in gpu.throttle for gpu in scenario.gpus)
+    assert any(holder.processes == 0 for holder in scenario.holders)
+    held = {holder.gpu for holder in scenario.holders}
+    assert held < {gpu.index for gpu in scenario.gpus}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "scenario: expected a mapping, not list"),
+        ({"gpus": [{"model": "H100", "lod": {}}]}, "gpus[0]: unknown key 'lod'"),
+        ({"gpus": [{"model": "H999"}]}, "gpus[0].model: 'H999' is none of V100, A100, H100, H200"),
+        (
+            {"gpus": [{"model": "H100", "load": {"kind": "constant", "value": 1.5}}]},
+            "gpus[0].load.value: 1.5 is not between 0 and 1",
+        ),
+        (
+            {"gpus": [{"model": "H100", "load": {"kind": "square", "period": 0}}]},
+            "gpus[0].load.period: must be above 0",
+        ),
+        (
+            {"gpus": [{"model": "H100", "load": {"kind": "curve", "points": [[5, 0], [1, 0]]}}]},
+            "gpus[0].load.points[1]: time goes backwards",
+        ),
+        (
+            {"gpus": [{"model": "H100", "faults": [{"at": 1, "call": "x"}]}]},
+            "gpus[0].faults[0]: exactly one of error and hang_ms is needed",
+        ),
+        ({"gpus": [], "holders": [{"gpu": 0, "kind": "pod", "name": "a/b/c"}]}, "holders[0].gpu: 0 is not below 0, the number of GPUs"),
+        (
+            {"gpus": [{"model": "H100"}], "holders": [{"gpu": 0, "kind": "pod", "name": "trainer"}]},
+            "holders[0].name: 'trainer' is not namespace/pod/container",
+        ),
+    ],
+)
+def test_a_bad_scenario_names_the_place(data: object, message: str) -> None:
+    with pytest.raises(ScenarioError) as error:
+        parse_scenario(data)
+    assert str(error.value) == message
+
+
+def test_the_file_is_named_too(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("gpus: 3\n", encoding="utf-8")
+    with pytest.raises(ScenarioError, match=r"bad\.yaml: scenario\.gpus: expected a list, not int"):
+        load_scenario(path)

@@ -1,0 +1,41 @@
+"""The state of an allocation: unknown comes first."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_exporter.diagnosis.state import StateRules, Window, format_duration, judge_state
+
+RULES = StateRules(600.0, 0.8, 0.5, 0.1, 0.7, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("window", "state"),
+    [
+        (Window((), 0.0), "unknown"),
+        (Window((None,) * 10, 5000.0), "unknown"),
+        (Window((0.0,) * 7 + (None,) * 3, 5000.0), "unknown"),
+        (Window((0.0,) * 10, 600.0, shared=True), "unknown"),
+        (Window((0.0,) * 10, 0.0), "unknown"),
+        (Window((0.0,) * 10, 600.0, processes=0.0), "held_no_process"),
+        (Window((0.0,) * 10, 600.0, processes=1.0), "held_idle"),
+        (Window((0.0,) * 10, 600.0, processes=None), "held_idle"),
+        (Window((0.9,) * 10, 0.0, throttled_share=0.3, throttled_reason="hw_thermal"), "throttled"),
+        (Window((0.9,) * 10, 0.0, throttled_share=0.05, throttled_reason="hw_thermal"), "healthy"),
+        (Window((0.0,) * 5 + (0.9,) * 5, 0.0), "bursty"),
+        (Window((0.2,) * 10, 0.0), "low"),
+        (Window((0.51,) * 10, 0.0), "healthy"),
+    ],
+)
+def test_states(window: Window, state: str) -> None:
+    assert judge_state(window, RULES).state == state
+
+
+def test_a_zero_that_another_witness_denies_is_unknown_and_says_so() -> None:
+    verdict = judge_state(Window((0.0,) * 10, idle_run_s=0.0), RULES)
+    assert verdict.evidence == "utilization 0, but another witness is active"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (59, "59s"), (75, "1m15s"), (7500, "2h5m"), (90_000, "1d1h")])
+def test_durations(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text

@@ -1,0 +1,156 @@
+"""What users read, byte for byte: the demo's node after twenty minutes, in every form, and its budgets."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+import gpu_exporter
+from gpu_exporter import collectors
+from gpu_exporter.app.agent import activity_rules
+from gpu_exporter.app.books import Books
+from gpu_exporter.app.demo import demo_settings
+from gpu_exporter.app.simulation import build_simulation
+from gpu_exporter.attribution.poller import Poller
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.devices.scenario import load_scenario, parse_scenario
+from gpu_exporter.exposition.json_format import render_json
+from gpu_exporter.exposition.page import render_page
+from gpu_exporter.exposition.series import list_series
+from gpu_exporter.exposition.table import render_table
+from gpu_exporter.exposition.text import TextRenderer
+from gpu_exporter.model import AgentStatus, View
+from gpu_exporter.sampling.sampler import DeviceSampler
+from tests.testbed.servers import require
+
+DEMO = Path(gpu_exporter.__file__).parent / "demo.yaml"
+
+
+def play(scenario, seconds: int) -> View:
+    """The node as a view, after some time on a manual clock."""
+    clock, settings = ManualClock(), demo_settings()
+    backend, source = build_simulation(scenario, clock, 5.0)
+    books = Books(settings, clock)
+    poller = Poller([source], clock, 300.0)
+    samplers = [
+        DeviceSampler(entry.device, collectors.ALL, clock, activity_rules(settings))
+        for entry in backend.discover()
+        if entry.device is not None
+    ]
+    for step in range(seconds // 15):
+        clock.advance(15.0)
+        for sampler in samplers:
+            books.on_snapshot(sampler.sample())
+        if step % 2:
+            books.on_poll(poller.poll())
+    lost = sum(not sampler.sample().up for sampler in samplers)
+    status = AgentStatus(
+        version="TEST",
+        backend="simulated",
+        driver_up=True,
+        driver_error="",
+        devices_visible=len(samplers) - lost,
+        devices_expected=len(samplers),
+        sample_interval_s=15.0,
+        last_sample_wall=books.last_sample_wall(),
+        sources=poller.statuses(),
+        attribution_known=poller.is_known(),
+        note="Simulated GPUs.",
+    )
+    return books.build_view(status, lambda _uuid: False)
+
+
+@pytest.fixture(scope="module")
+def view() -> View:
+    return play(load_scenario(DEMO), 1800)
+
+
+def test_prometheus_text(view: View, golden: Callable[[str, str], None]) -> None:
+    golden("demo.prom", TextRenderer().render(list_series(view)))
+
+
+def test_openmetrics(view: View, golden: Callable[[str, str], None]) -> None:
+    golden("demo.openmetrics", TextRenderer().render(list_series(view), openmetrics=True))
+
+
+def test_json(view: View, golden: Callable[[str, str], None]) -> None:
+    golden("demo.json", render_json(view) + "\n")
+
+
+def test_table(view: View, golden: Callable[[str, str], None]) -> None:
+    golden("demo.table", render_table(view))
+
+
+def test_page(view: View, golden: Callable[[str, str], None]) -> None:
+    golden("demo.html", render_page(view))
+
+
+def test_both_formats_parse_and_say_the_same(view: View) -> None:
+    def samples(families) -> dict:
+        return {(s.name, tuple(sorted(s.labels.items()))): s.value for f in families for s in f.samples}
+
+    renderer = TextRenderer()
+    text = samples(parse_text(renderer.render(list_series(view))))
+    assert text == samples(parse_openmetrics(renderer.render(list_series(view), openmetrics=True)))
+    assert len(text) > 300
+
+
+def test_promtool_finds_nothing_to_complain_about(view: View) -> None:
+    require("promtool")
+    body = TextRenderer().render(list_series(view))
+    done = subprocess.run(["promtool", "check", "metrics"], input=body, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_series_stay_within_their_budget(view: View) -> None:
+    """DESIGN 3: at most 60 a GPU, 24 a MIG instance, 18 an allocation."""
+    count: dict[str, int] = {}
+    for series in list_series(view):
+        for labels, _ in series.rows:
+            places = dict(zip(series.label_names, labels, strict=True))
+            if series.family.name.startswith("gpu_allocation_"):
+                place = "allocation " + places["uuid"] + places["mig_uuid"]
+            elif places.get("mig_uuid"):
+                place = "mig " + places["mig_uuid"]
+            else:
+                place = "gpu " + places.get("uuid", "none")
+            count[place] = count.get(place, 0) + 1
+    for kind, budget in (("gpu GPU", 60), ("mig", 24), ("allocation", 18)):
+        numbers = [number for place, number in count.items() if place.startswith(kind)]
+        assert numbers
+        assert max(numbers) <= budget
+
+
+def test_nothing_is_loaded_from_elsewhere(view: View) -> None:
+    page = render_page(view)
+    assert not re.findall(r"(?:src|href)=[\"']?(?:https?:)?//", page)
+    assert "<script" not in page
+
+
+def test_names_from_users_cannot_break_the_page() -> None:
+    scenario = parse_scenario(
+        {
+            "gpus": [{"model": "H100"}],
+            "holders": [{"gpu": 0, "kind": "pod", "name": "<script>alert(1)</script".replace("/", "") + "/a&b/\"c"}],
+        }
+    )
+    page = render_page(play(scenario, 60))
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_a_lost_gpu_is_named_lost_and_withdraws_only_its_own_series() -> None:
+    faults = [{"at": 0, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}]
+    scenario = parse_scenario({"gpus": [{"model": "H100"}, {"model": "H100", "faults": faults}]})
+    view = play(scenario, 60)
+    text = TextRenderer().render(list_series(view))
+    up = re.findall(r'gpu_up\{gpu="(\d)".*\} (\d)', text)
+    assert up == [("0", "1"), ("1", "0")]
+    assert re.findall(r'gpu_power_watts\{gpu="(\d)"', text) == ["0"]
+    assert "lost" in render_table(view)

@@ -1,0 +1,90 @@
+"""The renderer against the parser that Prometheus' own Python client ships."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from gpu_exporter.exposition.series import Series
+from gpu_exporter.exposition.server import parse_listen_address, prefers_openmetrics
+from gpu_exporter.exposition.text import MAX_LABEL_VALUE, TextRenderer, format_value
+from gpu_exporter.model import Family
+
+VALUES = st.floats(allow_nan=False, allow_infinity=False, width=64)
+LABELS = st.text(st.characters(blacklist_categories=("Cs",)), max_size=40).filter(lambda t: "\r" not in t)
+
+
+@given(VALUES)
+def test_values_read_back_exactly(value: float) -> None:
+    assert float(format_value(value)) == value
+
+
+@given(st.lists(st.tuples(LABELS, LABELS, VALUES), max_size=6, unique_by=lambda row: row[:2]))
+def test_any_label_value_survives_both_formats(rows: list[tuple[str, str, float]]) -> None:
+    for kind, name in (("gauge", "gpu_power_watts"), ("counter", "gpu_energy_joules_total")):
+        values = [abs(value) if kind == "counter" else value for _, _, value in rows]
+        series = Series(
+            Family(name, kind, 'What\\is "this"\nfor'),  # type: ignore[arg-type]
+            ("pod", "namespace"),
+            [((pod, namespace), value) for (pod, namespace, _), value in zip(rows, values, strict=True)],
+        )
+        expected = {
+            tuple(sorted((k, v) for k, v in (("pod", pod), ("namespace", namespace)) if v)): value
+            for (pod, namespace, _), value in zip(rows, values, strict=True)
+        }
+        renderer = TextRenderer()
+        for parse, openmetrics in ((parse_text, False), (parse_openmetrics, True)):
+            text = renderer.render([series], openmetrics=openmetrics)
+            found = {
+                tuple(sorted(sample.labels.items())): sample.value
+                for family in parse(text)
+                for sample in family.samples
+            }
+            assert found == expected, text
+
+
+def test_a_hostile_label_is_cut_and_escaped() -> None:
+    text = TextRenderer().render([Series(Family("a", "gauge", "h"), ("pod",), [(('x"} 1\n' + "y" * 9999,), 1.0)])])
+    lines = text.splitlines()
+    assert len(lines) == 3
+    assert len(lines[2]) < MAX_LABEL_VALUE + 40
+    (family,) = parse_text(text)
+    assert family.samples[0].value == 1.0
+
+
+def test_openmetrics_ends_with_eof_and_names_counters_without_total() -> None:
+    series = [Series(Family("gpu_energy_joules_total", "counter", "h"), (), [((), 1.0)])]
+    text = TextRenderer().render(series, openmetrics=True)
+    assert text == "# HELP gpu_energy_joules h\n# TYPE gpu_energy_joules counter\ngpu_energy_joules_total 1\n# EOF\n"
+
+
+def test_only_the_families_asked_for() -> None:
+    series = [Series(Family(name, "gauge", "h"), (), [((), 1.0)]) for name in ("a", "b")]
+    assert TextRenderer().render(series, names=frozenset(["b"])) == "# HELP b h\n# TYPE b gauge\nb 1\n"
+
+
+def test_integers_have_no_fraction_and_large_ones_no_lies() -> None:
+    assert format_value(85899345920.0) == "85899345920"
+    assert format_value(0.1) == "0.1"
+    assert not math.isinf(float(format_value(1e300)))
+
+
+def test_accept_headers() -> None:
+    prometheus = (
+        "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,"
+        "text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+    )
+    assert prefers_openmetrics(prometheus)
+    assert not prefers_openmetrics("text/plain;version=0.0.4;q=0.5,application/openmetrics-text;q=0.2")
+    assert not prefers_openmetrics("")
+    assert not prefers_openmetrics("application/openmetrics-text;q=oops;q=0")
+
+
+def test_listen_addresses() -> None:
+    assert parse_listen_address(":9836") == ("", 9836)
+    assert parse_listen_address("127.0.0.1:0") == ("127.0.0.1", 0)
+    assert parse_listen_address("[::1]:9836") == ("::1", 9836)

@@ -1,0 +1,247 @@
+"""The ledger's arithmetic: DESIGN 3.7 line by line."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
+from gpu_exporter.model import Activity, Allocation, Holder, HolderKey, HolderTotals, Span, UnitId
+
+UNIT = UnitId("GPU-0")
+RULES = LedgerRules(
+    poll_interval_s=5.0, stale_after_polls=3, low_ratio=0.1, high_ratio=0.7, idle_run_unknown_reset_s=60.0
+)
+START = 1_000.0
+WALL = 1_700_000_000.0
+POD = Holder(HolderKey("kubernetes", "uid-1/main"), namespace="ml", pod="train-0", container="main")
+JOB = Holder(HolderKey("slurm", "lab/7/0/100"), job_id="7")
+
+
+class Bench:
+    """A ledger with the habits of a node: one span a second, one poll each five."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger(RULES, START)
+        self.now = START
+
+    def observe(self, seconds: int, ratio: float, *, other: bool = False, witnesses: int = 3) -> None:
+        for _ in range(seconds):
+            self.now += 1.0
+            span = Span(self.now - 1.0, self.now, ratio, other)
+            self.ledger.record(Activity(UNIT, (span,), witnesses))
+
+    def silence(self, seconds: float) -> None:
+        self.now += seconds
+
+    def poll(self, *holders: Holder, confirmed: float | None = None, start: float | None = None) -> None:
+        when = self.now if confirmed is None else confirmed
+        self.ledger.settle(
+            self.now, self.wall, [ConfirmedAllocation(Allocation(UNIT, h), when, start) for h in holders]
+        )
+
+    def run(self, seconds: int, ratio: float, *holders: Holder, other: bool = False) -> None:
+        for _ in range(0, seconds, 5):
+            self.observe(5, ratio, other=other)
+            self.poll(*holders)
+
+    @property
+    def wall(self) -> float:
+        return WALL + self.now - START
+
+    def totals(self, holder: Holder) -> HolderTotals:
+        totals = self.ledger.holder_totals(Allocation(UNIT, holder), self.now, self.wall)
+        assert totals is not None
+        return totals
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_busy_is_the_integral_of_utilization(bench: Bench) -> None:
+    bench.observe(10, 0.5)
+    bench.observe(10, 1.0)
+    totals = bench.ledger.unit_totals(UNIT, bench.now, bench.wall)
+    assert totals is not None
+    assert (totals.busy_s, totals.observed_s, totals.idle_s) == pytest.approx((15.0, 20.0, 0.0))
+
+
+def test_time_is_never_counted_twice(bench: Bench) -> None:
+    for _ in range(2):
+        bench.ledger.record(Activity(UNIT, (Span(START, START + 10, 1.0, False),), 1))
+    bench.ledger.record(Activity(UNIT, (Span(START + 5, START + 15, 1.0, False),), 1))
+    totals = bench.ledger.unit_totals(UNIT, START + 15, WALL)
+    assert totals is not None
+    assert totals.observed_s == pytest.approx(15.0)
+
+
+def test_time_before_our_start_is_not_counted(bench: Bench) -> None:
+    bench.ledger.record(Activity(UNIT, (Span(START - 20, START - 10, 0.0, False), Span(START - 2, START + 1, 0.0, False)), 1))
+    totals = bench.ledger.unit_totals(UNIT, START + 1, WALL)
+    assert totals is not None
+    assert totals.idle_s == pytest.approx(1.0)
+
+
+def test_zero_with_another_witness_active_is_neither_busy_nor_idle(bench: Bench) -> None:
+    bench.poll(POD)
+    bench.run(20, 0.0, POD, other=True)
+    totals = bench.totals(POD)
+    assert (totals.busy_s, totals.idle_s, totals.idle_run_s) == (0.0, 0.0, 0.0)
+    assert totals.observed_s == pytest.approx(20.0)
+
+
+def test_a_holder_is_charged_from_the_first_poll_that_shows_it(bench: Bench) -> None:
+    bench.observe(7, 1.0)
+    bench.poll(POD)
+    bench.run(10, 1.0, POD)
+    assert bench.totals(POD).busy_s == pytest.approx(10.0)
+    assert bench.totals(POD).held_s == pytest.approx(10.0)
+
+
+def test_the_interval_of_a_change_goes_to_nobody(bench: Bench) -> None:
+    other = dataclasses.replace(POD, key=HolderKey("kubernetes", "uid-2/main"))
+    bench.poll(POD)
+    bench.run(10, 1.0, POD)
+    bench.observe(5, 1.0)
+    bench.poll(other)
+    bench.run(10, 1.0, other)
+    assert bench.totals(other).busy_s == pytest.approx(10.0)
+    assert bench.ledger.holder_totals(Allocation(UNIT, POD), bench.now, bench.wall) is None
+
+
+def test_a_slurm_job_is_charged_from_its_start(bench: Bench) -> None:
+    bench.poll()
+    bench.observe(5, 1.0)
+    bench.poll(JOB, start=bench.now - 3.0)
+    bench.run(10, 1.0, JOB)
+    assert bench.totals(JOB).busy_s == pytest.approx(13.0)
+
+
+def test_a_slurm_job_is_never_charged_before_our_own_start(bench: Bench) -> None:
+    bench.observe(5, 0.0)
+    bench.poll(JOB, start=START - 3_600)
+    assert bench.totals(JOB).idle_run_s <= 5.0
+    assert bench.totals(JOB).held_s <= 5.0
+
+
+def test_a_new_incarnation_under_the_same_name_starts_at_zero(bench: Bench) -> None:
+    again = dataclasses.replace(POD, key=HolderKey("kubernetes", "uid-2/main"))
+    bench.poll(POD)
+    bench.run(300, 0.0, POD)
+    bench.poll(again)
+    bench.run(10, 0.0, again)
+    assert bench.totals(again).idle_run_s <= 10.0
+
+
+def test_an_unconfirmed_mapping_keeps_its_holder_but_charges_nothing(bench: Bench) -> None:
+    bench.poll(POD)
+    bench.run(20, 0.0, POD)
+    confirmed = bench.now
+    for _ in range(6):
+        bench.observe(5, 0.0)
+        bench.poll(POD, confirmed=confirmed)
+    before = bench.totals(POD)
+    assert before.idle_s == pytest.approx(20.0)
+    bench.poll(POD)  # the source answers again, after more than three polls: nobody vouches for the time between
+    assert bench.totals(POD).idle_s == pytest.approx(20.0)
+    assert bench.totals(POD).held_s == pytest.approx(50.0)
+
+
+def test_a_short_outage_of_the_source_loses_nothing(bench: Bench) -> None:
+    bench.poll(POD)
+    bench.run(20, 0.0, POD)
+    confirmed = bench.now
+    bench.observe(5, 0.0)
+    bench.poll(POD, confirmed=confirmed)
+    bench.observe(5, 0.0)
+    bench.poll(POD)
+    assert bench.totals(POD).idle_s == pytest.approx(30.0)
+
+
+def test_samples_that_arrive_after_their_poll_are_charged_at_the_next(bench: Bench) -> None:
+    bench.poll(POD)
+    for _ in range(10):
+        bench.now += 5.0
+        late = bench.now - 0.5  # the driver's last sample ended half a second before the poll
+        bench.ledger.record(Activity(UNIT, (Span(bench.now - 5.5, late, 0.0, False),), 3))
+        bench.poll(POD)
+    assert bench.totals(POD).observed_s == pytest.approx(49.5)
+
+
+def test_the_idle_run_survives_a_short_gap_without_growing_by_it(bench: Bench) -> None:
+    bench.poll(POD)
+    bench.run(100, 0.0, POD)
+    for _ in range(10):
+        bench.silence(5)
+        bench.poll(POD)
+    bench.run(10, 0.0, POD)
+    assert bench.totals(POD).idle_run_s == pytest.approx(110.0)
+
+
+def test_more_than_a_minute_of_unknown_time_ends_the_idle_run(bench: Bench) -> None:
+    bench.poll(POD)
+    bench.run(100, 0.0, POD)
+    for _ in range(13):
+        bench.silence(5)
+        bench.poll(POD)
+    assert bench.totals(POD).idle_run_s == 0.0
+    bench.run(10, 0.0, POD)
+    assert bench.totals(POD).idle_run_s == pytest.approx(10.0)
+
+
+def test_activity_ends_the_idle_run_before_the_next_poll(bench: Bench) -> None:
+    bench.poll(POD)
+    bench.run(100, 0.0, POD)
+    bench.observe(1, 0.01)
+    assert bench.totals(POD).idle_run_s == 0.0
+
+
+def test_the_end_of_a_long_run_asks_for_a_state_write(bench: Bench) -> None:
+    bench.poll(POD)
+    bench.run(100, 0.0, POD)
+    assert not bench.ledger.long_run_ended
+    bench.run(5, 0.5, POD)
+    assert bench.ledger.long_run_ended
+
+
+def test_holders_that_share_a_unit_are_charged_nothing(bench: Bench) -> None:
+    second = dataclasses.replace(POD, key=HolderKey("kubernetes", "uid-2/main"), pod="train-1")
+    bench.poll(POD, second)
+    bench.run(20, 0.0, POD, second)
+    for holder in (POD, second):
+        totals = bench.totals(holder)
+        assert not totals.known
+        assert (totals.idle_s, totals.idle_run_s) == (0.0, 0.0)
+        assert totals.held_s == pytest.approx(20.0)
+
+
+def test_energy_goes_to_the_holder_of_the_time(bench: Bench) -> None:
+    bench.poll(POD)
+    joules = 0.0
+    bench.ledger.record_energy(UNIT, bench.now, joules, 400.0)
+    for _ in range(4):
+        bench.observe(5, 1.0)
+        joules += 500.0
+        bench.ledger.record_energy(UNIT, bench.now, joules, 400.0)
+        bench.poll(POD)
+    assert bench.totals(POD).energy_j == pytest.approx(2_000.0)
+
+
+def test_an_energy_counter_that_fell_adds_nothing(bench: Bench) -> None:
+    bench.poll(POD)
+    for joules in (1_000.0, 10.0, 20.0):
+        bench.observe(5, 1.0)
+        bench.ledger.record_energy(UNIT, bench.now, joules, 400.0)
+        bench.poll(POD)
+    assert bench.totals(POD).energy_j == pytest.approx(10.0)
+
+
+def test_last_active_is_the_start_until_there_was_activity(bench: Bench) -> None:
+    bench.poll(POD)
+    bench.run(20, 0.0, POD)
+    assert bench.totals(POD).last_active_wall == bench.totals(POD).start_wall
+    bench.run(5, 0.5, POD)
+    assert bench.totals(POD).last_active_wall == pytest.approx(bench.wall)

@@ -1,0 +1,187 @@
+"""The state file: a restored counter is never below a published one, and anything odd means starting at 0."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
+from gpu_exporter.ledger.state import StateFile, StateInUse
+from gpu_exporter.model import Activity, Allocation, Holder, HolderKey, Span, UnitId
+
+UNIT = UnitId("GPU-0")
+POD = Holder(HolderKey("kubernetes", "uid-1/main"), pod="train-0")
+ALLOCATION = Allocation(UNIT, POD)
+RULES = LedgerRules(5.0, 3, 0.1, 0.7, 60.0)
+BOOT = "boot-1"
+
+
+def run(ledger: Ledger, now: float, seconds: int, ratio: float) -> float:
+    """Observe and poll for a while; the time afterwards."""
+    for i in range(seconds):
+        now += 1.0
+        ledger.record(Activity(UNIT, (Span(now - 1.0, now, ratio, False),), 2))
+        if i % 5 == 4:
+            ledger.settle(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
+    return now
+
+
+def fresh(now: float) -> Ledger:
+    ledger = Ledger(RULES, now)
+    ledger.settle(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
+    return ledger
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.sampled_from([0.0, 0.4, 1.0]), st.booleans()), min_size=1, max_size=25),
+    st.floats(0, 300),
+)
+def test_after_a_kill_no_counter_resumes_below_what_was_published(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, float, bool]], outage: float
+) -> None:
+    state = StateFile(tmp_path_factory.mktemp("state"), 10.0, BOOT)
+    now = 1_000.0
+    ledger = fresh(now)
+    state.write(ledger)
+    published: dict[str, float] = {}
+    for seconds, ratio, write in steps:
+        now = run(ledger, now, seconds, ratio)
+        unit = ledger.unit_totals(UNIT, now, 1e9)
+        holder = ledger.holder_totals(ALLOCATION, now, 1e9)
+        assert holder is not None
+        bounded = state.bound_holder(UNIT, POD.key, holder)
+        published |= {f"h.{n}": getattr(bounded, n) for n in ("held_s", "busy_s", "observed_s", "idle_s", "low_s")}
+        if unit is not None:
+            bounded_unit = state.bound_unit(UNIT, unit)
+            published |= {f"u.{n}": getattr(bounded_unit, n) for n in ("busy_s", "observed_s", "idle_s")}
+        if write:
+            state.write(ledger)
+    # kill -9 here: what follows sees the file only
+    exact = ledger.holder_totals(ALLOCATION, now, 1e9)
+    assert exact is not None
+    now += outage
+    again = Ledger(RULES, now)
+    assert StateFile(state.path.parent, 10.0, BOOT).restore(again) == ""
+    again.settle(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
+    again.record(Activity(UNIT, (Span(now, now + 1, 1.0, False),), 2))
+    unit, holder = again.unit_totals(UNIT, now, 1e9), again.holder_totals(ALLOCATION, now, 1e9)
+    assert holder is not None
+    for name, value in published.items():
+        record, key = (holder, POD.key) if name.startswith("h.") else (unit, None)
+        if (UNIT, key, name[2:]) not in state.marks:
+            continue  # never written: it starts at 0, which Prometheus takes for the reset that it is
+        assert getattr(record, name[2:]) >= value, name
+    assert holder.busy_s + holder.idle_s <= holder.observed_s + 1e-6 <= holder.held_s + 2e-6
+    assert holder.held_s <= exact.held_s + 10.0 + 1e-6  # off by at most one write interval
+    assert holder.idle_run_s <= exact.idle_run_s + 1e-6 or exact.idle_run_s == 0.0
+
+
+def test_an_idle_run_survives_a_short_outage_and_ends_with_a_long_one(tmp_path: Path) -> None:
+    for outage, expected in ((30.0, 100.0), (61.0, 0.0)):
+        ledger = fresh(1_000.0)
+        now = run(ledger, 1_000.0, 100, 0.0)
+        state = StateFile(tmp_path, 10.0, BOOT)
+        state.write(ledger)
+        again = Ledger(RULES, now + outage)
+        state.restore(again)
+        again.settle(now + outage, 1e9, [ConfirmedAllocation(ALLOCATION, now + outage, None)])
+        totals = again.holder_totals(ALLOCATION, now + outage, 1e9)
+        assert totals is not None
+        assert totals.idle_run_s == pytest.approx(expected)
+
+
+def test_activity_that_the_driver_remembers_ends_a_restored_run(tmp_path: Path) -> None:
+    ledger = fresh(1_000.0)
+    now = run(ledger, 1_000.0, 100, 0.0)
+    state = StateFile(tmp_path, 10.0, BOOT)
+    state.write(ledger)
+    again = Ledger(RULES, now + 30)
+    state.restore(again)
+    again.record(Activity(UNIT, (Span(now + 10, now + 11, 0.3, False),), 2))  # while we were away
+    again.settle(now + 30, 1e9, [ConfirmedAllocation(ALLOCATION, now + 30, None)])
+    totals = again.holder_totals(ALLOCATION, now + 30, 1e9)
+    assert totals is not None
+    assert totals.idle_run_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda text: text[: len(text) // 2], "damaged"),
+        (lambda text: text.replace("observed_s", "observed_x", 1), "damaged"),
+        (lambda text: "gpu-exporter-state 99 " + text.partition(" ")[2].partition(" ")[2], "another version"),
+        (lambda text: "", "damaged"),
+    ],
+    ids=["torn", "altered", "other version", "empty"],
+)
+def test_a_file_that_does_not_add_up_restores_nothing(tmp_path: Path, spoil, reason: str) -> None:
+    ledger = fresh(1_000.0)
+    run(ledger, 1_000.0, 50, 0.5)
+    state = StateFile(tmp_path, 10.0, BOOT)
+    state.write(ledger)
+    state.path.write_text(spoil(state.path.read_text("utf-8")), encoding="utf-8")
+    again = Ledger(RULES, 2_000.0)
+    assert reason in StateFile(tmp_path, 10.0, BOOT).restore(again)
+    assert not again.restored_units
+    assert not again.restored_holders
+
+
+def test_a_file_of_another_boot_restores_nothing(tmp_path: Path) -> None:
+    ledger = fresh(1_000.0)
+    StateFile(tmp_path, 10.0, BOOT).write(ledger)
+    again = Ledger(RULES, 50.0)
+    assert StateFile(tmp_path, 10.0, "boot-2").restore(again) == "state file of another boot"
+    assert StateFile(tmp_path, 10.0, "").restore(again) == "state file of another boot"
+
+
+def test_a_holder_known_by_name_only_is_not_restored(tmp_path: Path) -> None:
+    named = Holder(HolderKey("kubernetes", "ml/train-0/main"), identity="name")
+    allocation = Allocation(UNIT, named)
+    ledger = Ledger(RULES, 1_000.0)
+    ledger.settle(1_000.0, 1e9, [ConfirmedAllocation(allocation, 1_000.0, None)])
+    ledger.settle(1_010.0, 1e9, [ConfirmedAllocation(allocation, 1_010.0, None)])
+    state = StateFile(tmp_path, 10.0, BOOT)
+    state.write(ledger)
+    again = Ledger(RULES, 1_020.0)
+    state.restore(again)
+    again.settle(1_020.0, 1e9, [ConfirmedAllocation(allocation, 1_020.0, None)])
+    totals = again.holder_totals(allocation, 1_020.0, 1e9)
+    assert totals is not None
+    assert totals.held_s == 0.0
+
+
+def test_nothing_beyond_the_marks_is_published(tmp_path: Path) -> None:
+    ledger = fresh(1_000.0)
+    now = run(ledger, 1_000.0, 5, 1.0)
+    state = StateFile(tmp_path, 10.0, BOOT)
+    state.write(ledger)
+    now = run(ledger, now, 50, 1.0)  # the writer is late
+    unit, holder = ledger.unit_totals(UNIT, now, 1e9), ledger.holder_totals(ALLOCATION, now, 1e9)
+    assert unit is not None
+    assert holder is not None
+    assert state.bound_unit(UNIT, unit).busy_s == pytest.approx(5.0 + state.margin_s)
+    assert state.bound_holder(UNIT, POD.key, holder).held_s == pytest.approx(5.0 + state.margin_s)
+
+
+def test_a_final_write_is_exact(tmp_path: Path) -> None:
+    ledger = fresh(1_000.0)
+    run(ledger, 1_000.0, 50, 0.5)
+    state = StateFile(tmp_path, 10.0, BOOT)
+    state.write(ledger, final=True)
+    unit = json.loads(state.path.read_text("utf-8").partition("\n")[2])["units"][0]
+    assert unit["busy_s"] == pytest.approx(25.0)
+
+
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    first, second = StateFile(tmp_path, 10.0, BOOT), StateFile(tmp_path, 10.0, BOOT)
+    first.acquire()
+    with pytest.raises(StateInUse, match="another gpu-exporter writes this state directory"):
+        second.acquire()
+    first.release()
+    second.acquire()
+    second.release()

@@ -1,0 +1,124 @@
+"""Decisions: unknown before idle, all GPUs of a holder or none."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence
+from gpu_exporter.reconciler.policy import LABELLED, Decision, decide
+from gpu_exporter.reconciler.report import decisions_json, explain, format_time, render_decisions
+
+NOW = 1_700_000_000.0
+POLICY = Policy()
+UNIT = UnitEvidence(
+    node="n1",
+    gpu="0",
+    uuid="GPU-0",
+    mig="",
+    start_wall=NOW - 4 * 3600,
+    idle_run_s=3 * 3600.0,
+    sample_age_s=5.0,
+    coverage=1.0,
+    witnesses=4,
+)
+POD = HolderName("kubernetes", "ml", "train-0")
+
+
+def judge(*units: UnitEvidence, held: int | None = None) -> Decision:
+    holder = HolderEvidence(POD, "ada/phys", units, held if held is not None else len(units))
+    (decision,) = decide(Evidence(NOW, 1.0, (holder,)), POLICY)
+    return decision
+
+
+def unit(**changes: Any) -> UnitEvidence:
+    return dataclasses.replace(UNIT, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "stage", "reason"),
+    [
+        ({}, "underused", "its one GPU idle for 3.0 h"),
+        ({"idle_run_s": 3600.0}, "candidate", "its one GPU idle for 60 min"),
+        ({"idle_run_s": 7199.0}, "candidate", "its one GPU idle for 119 min"),
+        ({"idle_run_s": 3599.0}, "active", "longest idle run 59 min, below 60 min"),
+        ({"idle_run_s": 0.0}, "active", "longest idle run 0 min, below 60 min"),
+        ({"idle_run_s": None}, "unknown", "activity has no source on this hardware"),
+        ({"sample_age_s": None}, "unknown", "no sample of the last 2 min"),
+        ({"sample_age_s": 121.0}, "unknown", "no sample of the last 2 min"),
+        ({"sample_age_s": -300.0}, "unknown", "no sample of the last 2 min"),
+        ({"start_wall": None}, "unknown", "the start of the allocation is not known"),
+        ({"start_wall": NOW - 600}, "starting", "held for 10 min, judged after 30 min"),
+        ({"coverage": 0.89}, "unknown", "only 89% of the time is observed, 90% is needed"),
+        ({"coverage": None}, "unknown", "only 0% of the time is observed, 90% is needed"),
+        ({"witnesses": 1}, "candidate", "idle for 3.0 h, but utilization is the only witness"),
+        (
+            {"start_wall": NOW - 2 * 3600},
+            "unknown",
+            "an idle run is longer than the allocation: two holders under one name?",
+        ),
+    ],
+)
+def test_one_gpu(changes: dict[str, Any], stage: str, reason: str) -> None:
+    decision = judge(unit(**changes))
+    assert (decision.stage, decision.reason) == (stage, reason)
+
+
+def test_all_gpus_of_a_holder_must_be_idle() -> None:
+    assert judge(unit(), unit(idle_run_s=3700.0)).stage == "candidate"
+    assert judge(unit(), unit(idle_run_s=0.0)).stage == "partial"
+    assert judge(unit(), held=2).stage == "partial"
+    assert judge(unit(), unit(idle_run_s=None)).stage == "unknown"
+    assert judge(unit(), unit(sample_age_s=500.0)).stage == "unknown"
+
+
+NUMBERS = st.one_of(st.none(), st.floats(-10, 20_000))
+
+
+@given(
+    st.lists(st.tuples(NUMBERS, NUMBERS, st.one_of(st.none(), st.floats(0, 1)), NUMBERS), min_size=1, max_size=4),
+    st.integers(0, 2),
+)
+def test_only_proven_idleness_of_every_gpu_is_underused(rows: list[tuple], missing: int) -> None:
+    units = [
+        unit(idle_run_s=run, sample_age_s=age, coverage=coverage, start_wall=None if held is None else NOW - held)
+        for run, age, coverage, held in rows
+    ]
+    decision = judge(*units, held=len(units) + missing)
+    if decision.stage == "underused":
+        assert missing == 0
+        for run, age, coverage, held in rows:
+            assert run is not None
+            assert run >= POLICY.underused_after
+            assert age is not None
+            assert age < 120
+            assert coverage is not None
+            assert coverage >= POLICY.coverage_min
+            assert held is not None
+            assert held >= POLICY.startup_grace
+    assert bool(decision.label) == (decision.stage in LABELLED)
+
+
+def test_labels_by_scheduler() -> None:
+    assert judge(unit()).label == "gpu-exporter.io/utilization=underused"
+    job = HolderEvidence(HolderName("slurm", "", "42"), "", (unit(),), 1)
+    (decision,) = decide(Evidence(NOW, 1.0, (job,)), POLICY)
+    assert decision.label == "Extra=gpu-exporter.io/utilization=underused"
+
+
+def test_reports(golden) -> None:
+    holders = (
+        HolderEvidence(POD, "", (unit(), unit(gpu="1", uuid="GPU-1")), 2),
+        HolderEvidence(HolderName("slurm", "", "42"), "ada/phys", (unit(idle_run_s=None),), 1),
+        HolderEvidence(HolderName("kubernetes", "ml", "busy"), "", (unit(idle_run_s=0.0),), 1),
+    )
+    decisions = decide(Evidence(NOW, 1.0, holders), POLICY)
+    text = render_decisions(decisions) + "\n" + "".join(explain(decision, POLICY) for decision in decisions)
+    golden("decisions.txt", text)
+    golden("decisions.json", decisions_json(decisions))
+    assert format_time(None) == "-"

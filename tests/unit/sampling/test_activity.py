@@ -1,0 +1,134 @@
+"""What a reading covers, and which witnesses deny idleness."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpu_exporter.collectors import Cycle
+from gpu_exporter.devices.protocol import UtilizationSample
+from gpu_exporter.model import Span, UnitId
+from gpu_exporter.sampling.activity import ActivityReader, ActivityRules, PowerFloor
+
+RULES = ActivityRules(interval_s=1.0, gap_intervals=3, power_floor_max_ratio=0.3, power_active_step=0.25)
+WALL = 1_700_000_000.0
+
+
+class Bench:
+    """One device's reader on a clock of its own; wall = monotonic + WALL until stepped."""
+
+    def __init__(self) -> None:
+        self.reader = ActivityReader(UnitId("GPU-0"), RULES)
+        self.offset = WALL
+
+    def read(self, now: float, samples: list[tuple[float, float]] = (), **facts: Any) -> tuple[Span, ...] | None:  # type: ignore[assignment]
+        cycle = Cycle(device=None, samples_since_wall=self.reader.newest_sample_wall)  # type: ignore[arg-type]
+        cycle.driver_samples = [UtilizationSample(WALL + t, ratio) for t, ratio in samples]
+        for name, value in facts.items():
+            setattr(cycle, name, value)
+        activity = self.reader.read(cycle, now, now + self.offset)
+        return None if activity is None else activity.spans
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def rounded(spans: tuple[Span, ...] | None) -> list[tuple[float, float, float, bool]]:
+    assert spans is not None
+    return [(round(s.start, 3), round(s.end, 3), s.ratio, s.other) for s in spans]
+
+
+def test_each_driver_sample_covers_the_time_since_the_one_before(bench: Bench) -> None:
+    bench.read(10.0, [(9.8, 0.5)])
+    assert rounded(bench.read(10.5, [(10.0, 1.0), (10.2, 0.25)])) == [(9.8, 10.0, 1.0, False), (10.0, 10.2, 0.25, False)]
+
+
+def test_a_driver_sample_never_covers_more_than_the_drivers_longest_period(bench: Bench) -> None:
+    bench.read(10.0, [(10.0, 0.0)])
+    assert rounded(bench.read(30.0, [(30.0, 0.0)])) == [(29.0, 30.0, 0.0, False)]
+
+
+def test_samples_stamped_in_the_future_or_seen_before_are_dropped(bench: Bench) -> None:
+    bench.read(10.0, [(10.0, 0.5)])
+    assert rounded(bench.read(11.0, [(9.9, 1.0), (10.0, 1.0), (10.5, 0.5), (12.5, 1.0)])) == [(10.0, 10.5, 0.5, False)]
+
+
+def test_samples_in_flight_across_a_wall_clock_step_are_dropped(bench: Bench) -> None:
+    bench.read(10.0, [(10.0, 0.5)])
+    bench.offset += 3600.0
+    assert bench.read(11.0, [(11.0, 0.0)]) == ()
+    assert bench.read(12.0, [(12.0, 0.0)]) == ()  # stamped before the new epoch
+
+
+def test_without_a_ring_the_reported_rate_stands_for_the_interval(bench: Bench) -> None:
+    bench.read(10.0, utilization=0.5)
+    assert rounded(bench.read(11.0, utilization=0.75)) == [(10.0, 11.0, 0.75, False)]
+
+
+def test_a_gap_of_more_than_three_intervals_is_unknown(bench: Bench) -> None:
+    bench.read(10.0, utilization=0.0)
+    assert bench.read(13.5, utilization=0.0) == ()
+
+
+def test_while_the_ring_answers_the_reported_rate_is_not_counted_too(bench: Bench) -> None:
+    bench.read(10.0, [(10.0, 0.0)], utilization=0.0)
+    bench.read(11.0, [(11.0, 0.0)], utilization=0.0)
+    assert bench.read(12.0, [], utilization=0.0) == ()  # the ring is only late
+    assert rounded(bench.read(15.0, [], utilization=0.0)) == [(12.0, 15.0, 0.0, False)]  # now it is gone
+
+
+def test_no_source_is_no_activity(bench: Bench) -> None:
+    assert bench.read(10.0) is None
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"encoder": 0.1},
+        {"decoder": 0.1},
+        {"power_w": 300.0, "power_limit_w": 400.0},
+    ],
+    ids=["encoder", "decoder", "power"],
+)
+def test_utilization_zero_with_another_witness_active_is_other_activity(bench: Bench, facts: dict[str, float]) -> None:
+    bench.read(10.0, utilization=0.0, **facts)
+    assert rounded(bench.read(11.0, utilization=0.0, **facts)) == [(10.0, 11.0, 0.0, True)]
+    bench = Bench()
+    bench.read(10.0, [(10.0, 0.0)], utilization=0.0, **facts)
+    assert rounded(bench.read(11.0, [(10.5, 0.0), (11.0, 0.0)], utilization=0.0, **facts)) == [
+        (10.0, 10.5, 0.0, True),
+        (10.5, 11.0, 0.0, True),
+    ]
+
+
+def test_a_reported_rate_above_zero_contradicts_a_ring_of_zeros(bench: Bench) -> None:
+    bench.read(10.0, [(10.0, 0.0)], utilization=0.0)
+    assert rounded(bench.read(11.0, [(11.0, 0.0)], utilization=0.4)) == [(10.0, 11.0, 0.0, True)]
+
+
+def test_witnesses_are_counted() -> None:
+    bench = Bench()
+    cycle = Cycle(device=None, samples_since_wall=0.0)  # type: ignore[arg-type]
+    cycle.utilization, cycle.encoder, cycle.decoder = 0.0, 0.0, 0.0
+    cycle.power_w, cycle.power_limit_w = 60.0, 400.0
+    activity = bench.reader.read(cycle, 10.0, 10.0 + WALL)
+    assert activity is not None
+    assert activity.witnesses == 4
+
+
+def test_a_board_that_never_rested_before_us_is_not_taken_for_resting() -> None:
+    floor = PowerFloor(RULES)
+    assert floor.is_active(350.0, 400.0)  # first sight, at work: the floor is capped, not learned from this
+
+
+@pytest.mark.parametrize(
+    ("idle", "limit"),
+    [(82.0, 300.0), (60.0, 400.0), (120.0, 700.0), (28.0, 70.0)],
+    ids=["V100 with a context", "A100", "H100 with a context", "T4 with a context"],
+)
+def test_a_board_at_rest_is_quiet(idle: float, limit: float) -> None:
+    floor = PowerFloor(RULES)
+    assert not floor.is_active(idle, limit)

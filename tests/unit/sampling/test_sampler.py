@@ -1,0 +1,144 @@
+"""One cycle over one device: failures cost the smallest part."""
+
+from __future__ import annotations
+
+import threading
+
+from gpu_exporter import collectors
+from gpu_exporter.clock import ManualClock, SystemClock
+from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.devices.simulated import SimulatedDevice, Stage
+from gpu_exporter.model import DeviceSnapshot
+from gpu_exporter.sampling.activity import ActivityRules
+from gpu_exporter.sampling.loop import DeviceLoop
+from gpu_exporter.sampling.sampler import DeviceSampler
+
+RULES = ActivityRules(1.0, 3, 0.3, 0.25)
+
+
+def make(faults: list[dict], clock: ManualClock | SystemClock, **gpu: object) -> DeviceSampler:
+    scenario = parse_scenario(
+        {"gpus": [{"model": "H100", "load": {"kind": "constant", "value": 0.5}, "faults": faults, **gpu}]}
+    )
+    return DeviceSampler(SimulatedDevice(Stage(scenario, clock), scenario.gpus[0]), collectors.ALL, clock, RULES)
+
+
+def test_a_failed_call_costs_its_field_and_is_counted() -> None:
+    clock = ManualClock()
+    sampler = make([{"at": 0, "call": "nvmlDeviceGetTemperature", "error": "NVML_ERROR_UNKNOWN"}], clock)
+    clock.advance(5)
+    snapshot = sampler.sample()
+    assert snapshot.up
+    assert snapshot.value("gpu_temperature_celsius") is None
+    assert snapshot.value("gpu_power_watts") is not None
+    assert snapshot.value("gpu_sm_clock_hertz") == 1980e6
+    assert sampler.error_counts == {("nvmlDeviceGetTemperature", "NVML_ERROR_UNKNOWN"): 1}
+    assert {o.name for o in snapshot.outcomes if not o.success} == {"thermal"}
+
+
+def test_what_the_hardware_does_not_tell_is_absent_and_no_error() -> None:
+    clock = ManualClock()
+    sampler = make([{"at": 0, "call": "nvmlDeviceGetTotalEnergyConsumption", "error": "NVML_ERROR_NOT_SUPPORTED"}], clock)
+    clock.advance(5)
+    snapshot = sampler.sample()
+    assert snapshot.value("gpu_energy_joules_total") is None
+    assert not sampler.error_counts
+    assert all(outcome.success for outcome in snapshot.outcomes)
+
+
+def test_failed_utilization_is_no_activity_and_never_zero() -> None:
+    clock = ManualClock()
+    faults = [
+        {"at": 10, "call": call, "error": "NVML_ERROR_UNKNOWN"}
+        for call in ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetSamples")
+    ]
+    sampler = make(faults, clock)
+    clock.advance(5)
+    assert sampler.sample().activity is not None
+    clock.advance(6)
+    snapshot = sampler.sample()
+    assert snapshot.activity is None
+    assert snapshot.value("gpu_utilization_ratio") is None
+
+
+def test_a_lost_gpu_gives_nothing_but_its_identity_and_comes_back() -> None:
+    clock = ManualClock()
+    sampler = make([{"at": 10, "for": 10, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}], clock)
+    clock.advance(5)
+    assert sampler.sample().up
+    clock.advance(10)
+    lost = sampler.sample()
+    assert (lost.up, lost.samples, lost.activity) == (False, (), None)
+    assert lost.identity.uuid.startswith("GPU-")
+    clock.advance(10)
+    assert sampler.sample().up
+
+
+def test_mig_instances_never_carry_board_values_and_no_board_utilization_exists() -> None:
+    clock = ManualClock()
+    sampler = make([], clock, mig=[{"profile": "3g.40gb", "load": {"kind": "constant", "value": 0.5}}])
+    clock.advance(5)
+    sampler.sample()
+    clock.advance(1)
+    snapshot = sampler.sample()
+    assert snapshot.activity is None
+    (instance,) = snapshot.instances
+    assert {sample.family.name for sample in instance.samples} == {
+        "gpu_mig_info", "gpu_mig_activity_supported", "gpu_mig_memory_used_bytes", "gpu_mig_memory_total_bytes",
+        "gpu_mig_graphics_active_ratio",
+    }
+    assert instance.activity is not None
+    assert [span.ratio for span in instance.activity.spans] == [0.5]
+
+
+def test_mig_instances_without_gpm_have_no_activity() -> None:
+    clock = ManualClock()
+    scenario = parse_scenario({"gpus": [{"model": "A100", "mig": [{"profile": "1g.10gb"}]}]})
+    sampler = DeviceSampler(SimulatedDevice(Stage(scenario, clock), scenario.gpus[0]), collectors.ALL, clock, RULES)
+    clock.advance(5)
+    (instance,) = sampler.sample().instances
+    assert instance.activity is None
+    assert {s.family.name: s.value for s in instance.samples}["gpu_mig_activity_supported"] == 0.0
+
+
+def test_a_hung_call_is_told_while_it_hangs_and_after_it_the_loop_goes_on() -> None:
+    clock = SystemClock()
+    sampler = make([{"at": 0, "for": 0.2, "call": "nvmlDeviceGetPowerUsage", "hang_ms": 600}], clock)
+    seen: list[DeviceSnapshot] = []
+    done = threading.Event()
+
+    def deliver(snapshot: DeviceSnapshot) -> None:
+        seen.append(snapshot)
+        if len(seen) == 3:
+            done.set()
+
+    loop = DeviceLoop(sampler, clock, 0.05, 0.1, deliver)
+    loop.start()
+    hung = threading.Event()
+    while not hung.wait(0.02):
+        if loop.is_hung():
+            break
+    assert loop.latest is None
+    assert done.wait(10)
+    assert not loop.is_hung()
+    assert loop.stop(2.0)
+
+
+def test_a_fault_of_ours_does_not_end_the_loop() -> None:
+    clock = SystemClock()
+    sampler = make([], clock)
+    broken = [True]
+    original = sampler.sample
+
+    def sample() -> DeviceSnapshot:
+        if broken.pop() if broken else False:
+            raise ZeroDivisionError("a bug")
+        return original()
+
+    sampler.sample = sample  # type: ignore[method-assign]
+    done = threading.Event()
+    loop = DeviceLoop(sampler, clock, 0.01, 5.0, lambda _snapshot: done.set())
+    loop.start()
+    assert done.wait(10)
+    assert loop.stop(2.0)
+    assert sampler.error_counts["cycle", "ZeroDivisionError"] == 1

@@ -1,0 +1,82 @@
+"""The rooms and the one direction of their imports."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[2] / "exporter" / "gpu_exporter"
+
+# A room may import itself, what is listed here, and of the standard library anything. A new arrow is added here, in
+# the same change as its reason.
+ALLOWED = {
+    "model": set(),
+    "clock": set(),
+    "version": set(),
+    "defaults": set(),
+    "config": {"defaults"},
+    "devices": {"model", "clock"},
+    "collectors": {"model", "devices"},
+    "sampling": {"model", "clock", "devices", "collectors"},
+    "ledger": {"model"},
+    "attribution": {"model", "clock"},
+    "diagnosis": {"model"},
+    "exposition": {"model", "version"},
+    "reconciler": {"model", "defaults", "config"},
+    "app": {
+        "model", "clock", "version", "defaults", "config", "devices", "collectors", "sampling", "ledger",
+        "attribution", "diagnosis", "exposition", "reconciler",
+    },
+    "cli": {"app", "config", "defaults", "version", "clock", "collectors", "devices", "attribution", "ledger"},
+    "__init__": {"version"},
+    "__main__": {"cli"},
+}
+# Third-party packages by room; each costs memory in every node agent.
+THIRD_PARTY = {
+    "devices": {"pynvml", "yaml"},
+    "attribution": {"h2", "yaml"},
+    "reconciler": {"prometheus_client"},
+    "config": {"yaml"},
+    "app": {"prometheus_client"},
+}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Dotted names that a module imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: imports are absolute"
+            names |= {f"{node.module}.{alias.name}" if node.module == "gpu_exporter" else node.module for alias in node.names}
+    return names
+
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_one_way(path: Path) -> None:
+    room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    for name in imports_of(path):
+        top, _, rest = name.partition(".")
+        if top == "gpu_exporter":
+            other = rest.partition(".")[0]
+            if other.isupper():  # gpu_exporter.VERSION
+                continue
+            assert other == room or other in ALLOWED[room], f"{room} must not import {other}"
+        elif top not in sys.stdlib_module_names:
+            assert top in THIRD_PARTY.get(room, set()), f"{room} must not import {top}"
+
+
+def test_every_room_is_on_the_map() -> None:
+    assert {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in MODULES} == set(ALLOWED)
+
+
+def test_only_the_nvml_backend_knows_pynvml() -> None:
+    users = {path.name for path in MODULES if "pynvml" in imports_of(path)}
+    assert users == {"backend.py"}

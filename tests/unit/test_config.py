@@ -1,0 +1,83 @@
+"""Settings: unknown keys and wrong values are refused with file, line and key."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.config import ConfigError, load_settings, parse_duration
+from gpu_exporter.defaults import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_no_file_is_the_defaults() -> None:
+    assert load_settings(None) == Settings()
+
+
+def test_the_defaults_file_reads_back_as_the_defaults() -> None:
+    assert load_settings(ROOT / "exporter" / "gpu_exporter" / "defaults.yaml") == Settings()
+
+
+def test_keys_override_the_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("policy:\n  candidate_after: 1h30m\nledger:\n  low_ratio: 0.2\n", encoding="utf-8")
+    settings = load_settings(path)
+    assert settings.policy.candidate_after == 5400.0
+    assert settings.ledger.low_ratio == 0.2
+    assert settings.sampling == Settings().sampling
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("polcy:\n  x: 1\n", ["c.yaml:1: polcy: unknown key, did you mean policy?"]),
+        ("policy:\n  candidat_after: 1h\n", ["c.yaml:2: policy.candidat_after: unknown key, did you mean candidate_after?"]),
+        (
+            "policy:\n  candidate_after: 90\n  coverage_min: much\n",
+            [
+                "c.yaml:2: policy.candidate_after: '90' is not a duration with its unit, e.g. 90s",
+                "c.yaml:3: policy.coverage_min: 'much' is not a number (float)",
+            ],
+        ),
+        ("sampling:\n  interval: 0s\n", ["c.yaml:2: sampling.interval: must be above 0"]),
+        ("policy: 3\n", ["c.yaml:1: policy: expected keys below it"]),
+        ("- a\n", ["c.yaml:1: expected sections, e.g. `sampling:`"]),
+    ],
+)
+def test_every_fault_is_named_with_its_line(tmp_path: Path, text: str, faults: list[str]) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        load_settings(path)
+    assert str(error.value).splitlines() == [fault.replace("c.yaml", str(path)) for fault in faults]
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("15s", 15.0), ("1h30m", 5400.0), ("2d", 172_800.0)])
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "15", "s", "1x", "1h 5m", "-1s"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="is no duration"):
+        parse_duration(text)
+
+
+def test_generated_files_are_up_to_date() -> None:
+    import subprocess
+    import sys
+
+    for program in ("exporter/generate.py", "alerts/build.py"):
+        done = subprocess.run([sys.executable, program, "--check"], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_every_setting_says_where_it_comes_from() -> None:
+    """Each key of defaults.yaml carries its reason on its line."""
+    text = (ROOT / "exporter" / "gpu_exporter" / "defaults.yaml").read_text("utf-8")
+    keys = [line for line in text.splitlines() if line.startswith("  ")]
+    assert len(keys) == sum(len(dataclasses.fields(getattr(Settings(), f.name))) for f in dataclasses.fields(Settings))
+    assert all("#" in line for line in keys)
