@@ -375,7 +375,12 @@ def _reconcile(given: list[str]) -> int:
         default=[],
         help="URL of an exporter's metrics; once for each",
     )
-    parser.flag("--source.matcher", dest="matcher", default="", help="label matchers for every PromQL selector")
+    parser.flag(
+        "--source.matcher",
+        dest="matcher",
+        default='job="gpu-exporter"',
+        help='matchers for every PromQL selector, so that no other target speaks for us (default job="gpu-exporter")',
+    )
     parser.flag("--once", action="store_true", default=False, help="print the decision table and exit")
     parser.flag("--explain", default="", help="with --once: NAMESPACE/POD or job/ID, every number behind its stage")
     parser.flag(

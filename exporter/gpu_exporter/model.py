@@ -147,6 +147,7 @@ class Holder:
     resource: str = ""
     identity: str = ""  # "name" when no incarnation id could be proven: never restored from state
     start_wall: float | None = None  # provable start, from the scheduler
+    units: int | None = None  # GPUs and MIG instances it holds in all, on every node, as its scheduler counts them
 
     @property
     def label(self) -> str:
@@ -158,7 +159,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One holder's claim on one device, in the words of the source.
+    """One holder's claim on one device, in the words of the source. `running`: false while a job is suspended.
 
     `kind` says how to read `device`: "uuid" (GPU-... or MIG-..., with or without a replica suffix), "minor" (the N of
     /dev/nvidiaN) or "index" (NVML order).
@@ -167,6 +168,7 @@ class Claim:
     kind: Literal["uuid", "minor", "index"]
     device: str
     holder: Holder
+    running: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,7 @@ class Allocation:
     holder: Holder
     share: str = "none"
     share_ratio: float = 1.0
+    running: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 import urllib.request
@@ -90,6 +92,7 @@ def test_pages_for_people_and_probes(processes: Processes, nvml_environment, fee
     assert answer.read() == b""
     connection.request("GET", "/nothing")
     assert connection.getresponse().status == 404
+    connection.close()
 
 
 def test_a_hung_call_withholds_its_gpu_and_nothing_else(
@@ -165,12 +168,29 @@ def test_once_beside_a_daemon_prints_the_daemons_body(
 ) -> None:
     state = tmp_path / "state"
     _, url = processes.start_exporter(*QUIET, f"--state.directory={state}", environment=nvml_environment)
-    wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_busy_seconds_total", "0")), "some history")
+    wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_busy_seconds_total", "0"), 0) > 0, "some history")
     done = subprocess.run(
         [*GPU_EXPORTER, "--once", *QUIET, f"--state.directory={state}"],
-        env=nvml_environment, capture_output=True, text=True, check=True, timeout=60,
+        env=nvml_environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert series(done.stdout)["gpu_busy_seconds_total", "0"] > 0
+
+
+def test_slow_and_idle_connections_give_way(processes: Processes, nvml_environment, feeder) -> None:
+    """Whoever opens connections and says nothing must not keep Prometheus out."""
+    _, url = processes.start_exporter(*QUIET, environment=nvml_environment)
+    port = urlsplit(url).port
+    assert port is not None
+    with contextlib.ExitStack() as stack:
+        for i in range(12):
+            slow = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            slow.sendall(b"GET /metrics HT" if i % 2 else b"")
+        for _ in range(5):
+            assert fetch(f"{url}/metrics") is not None
 
 
 def test_two_daemons_do_not_share_a_state_directory(
@@ -180,19 +200,27 @@ def test_two_daemons_do_not_share_a_state_directory(
     processes.start_exporter(*QUIET, f"--state.directory={state}", environment=nvml_environment)
     done = subprocess.run(
         [*GPU_EXPORTER, *QUIET, f"--state.directory={state}", f"--web.listen-address=127.0.0.1:{free_port()}"],
-        env=nvml_environment, capture_output=True, text=True, check=False, timeout=60,
+        env=nvml_environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert done.returncode == 2
     assert "another gpu-exporter writes this state directory" in done.stderr
 
 
-def test_a_resident_textfile_stays_fresh_without_http(processes: Processes, nvml_environment, feeder, tmp_path: Path) -> None:
+def test_a_resident_textfile_stays_fresh_without_http(
+    processes: Processes, nvml_environment, feeder, tmp_path: Path
+) -> None:
     output = tmp_path / "gpu.prom"
     running = processes.start(
         [*GPU_EXPORTER, *QUIET, "--state.directory=", f"--textfile.output={output}", "--textfile.interval=200ms"],
         nvml_environment,
     )
-    wait_for(lambda: output.exists() and ("gpu_busy_seconds_total", "0") in series(output.read_text("utf-8")), "a textfile")
+    wait_for(
+        lambda: output.exists() and ("gpu_busy_seconds_total", "0") in series(output.read_text("utf-8")), "a textfile"
+    )
     before = series(output.read_text("utf-8"))["gpu_observed_seconds_total", "0"]
     wait_for(lambda: series(output.read_text("utf-8"))["gpu_observed_seconds_total", "0"] > before, "a newer textfile")
     assert running.stop(signal.SIGTERM) == 0
@@ -227,14 +255,22 @@ def test_an_unknown_configuration_key_ends_with_status_2_and_names_it(tmp_path: 
 
 
 def test_every_flag_has_an_environment_form(processes: Processes, nvml_environment, feeder) -> None:
-    environment = {**nvml_environment, "GPU_EXPORTER_COLLECTOR_MEMORY": "false", "GPU_EXPORTER_WEB_TELEMETRY_PATH": "/m"}
+    environment = {
+        **nvml_environment,
+        "GPU_EXPORTER_COLLECTOR_MEMORY": "false",
+        "GPU_EXPORTER_WEB_TELEMETRY_PATH": "/m",
+    }
     _, url = processes.start_exporter(*QUIET, environment=environment)
     values = series(fetch(f"{url}/m") or "")
     assert ("gpu_power_watts", "0") in values
     assert ("gpu_memory_used_bytes", "0") not in values
     done = subprocess.run(
-        [*GPU_EXPORTER, "--once"], env={**nvml_environment, "GPU_EXPORTER_FORMAT": "xml"},
-        capture_output=True, text=True, check=False, timeout=60,
+        [*GPU_EXPORTER, "--once"],
+        env={**nvml_environment, "GPU_EXPORTER_FORMAT": "xml"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert done.returncode == 2
     assert "environment variable GPU_EXPORTER_FORMAT: 'xml' is none of prometheus, json, table" in done.stderr

@@ -43,10 +43,15 @@ def source(kubelet: Kubelet, clock: ManualClock, tmp_path: Path) -> KubeletSourc
 def test_claims_name_pod_container_uid_and_device(kubelet: Kubelet, source: KubeletSource, tmp_path: Path) -> None:
     (tmp_path / "pods" / "ml_train-0_6f1b7c1e-0000").mkdir()
     kubelet.pods["ml", "train-0"] = {"main": {"nvidia.com/gpu": [UUID], "rdma/hca": ["mlx5_0"]}}
-    (claim,) = source.poll()
+    (claim,) = source.poll().claims
     holder = claim.holder
     assert (claim.kind, claim.device) == ("uuid", UUID)
-    assert (holder.namespace, holder.pod, holder.container, holder.pod_uid) == ("ml", "train-0", "main", "6f1b7c1e-0000")
+    assert (holder.namespace, holder.pod, holder.container, holder.pod_uid) == (
+        "ml",
+        "train-0",
+        "main",
+        "6f1b7c1e-0000",
+    )
     assert holder.key.incarnation == "6f1b7c1e-0000/main"
     assert holder.identity == ""
     assert holder.resource == "nvidia.com/gpu"
@@ -54,18 +59,20 @@ def test_claims_name_pod_container_uid_and_device(kubelet: Kubelet, source: Kube
 
 def test_without_log_directories_the_identity_is_the_name_and_says_so(kubelet: Kubelet, source: KubeletSource) -> None:
     kubelet.pods["ml", "train-0"] = {"main": {"nvidia.com/gpu": [UUID]}}
-    (claim,) = source.poll()
+    (claim,) = source.poll().claims
     assert claim.holder.identity == "name"
     assert claim.holder.key.incarnation == "ml/train-0/main"
 
 
-def test_of_two_uids_under_one_name_the_newest_directory_lives(kubelet: Kubelet, source: KubeletSource, tmp_path: Path) -> None:
+def test_of_two_uids_under_one_name_the_newest_directory_lives(
+    kubelet: Kubelet, source: KubeletSource, tmp_path: Path
+) -> None:
     for uid, made in (("new", 2_000_000_000), ("old", 1_000_000_000)):
         directory = tmp_path / "pods" / f"ml_train-0_{uid}"
         directory.mkdir()
         os.utime(directory, (made, made))
     kubelet.pods["ml", "train-0"] = {"main": {"nvidia.com/gpu": [UUID]}}
-    (claim,) = source.poll()
+    (claim,) = source.poll().claims
     assert claim.holder.pod_uid == "new"
 
 
@@ -80,15 +87,19 @@ def test_of_two_uids_under_one_name_the_newest_directory_lives(kubelet: Kubelet,
         ("nvidia.com/gpu", "2", "index", "2"),
     ],
 )
-def test_device_id_forms(kubelet: Kubelet, source: KubeletSource, resource: str, device: str, kind: str, expected: str) -> None:
+def test_device_id_forms(
+    kubelet: Kubelet, source: KubeletSource, resource: str, device: str, kind: str, expected: str
+) -> None:
     kubelet.pods["ml", "a"] = {"main": {resource: [device]}}
-    (claim,) = source.poll()
+    (claim,) = source.poll().claims
     assert (claim.kind, claim.device) == (kind, expected)
 
 
-def test_an_empty_answer_after_a_full_one_needs_a_second_one(kubelet: Kubelet, source: KubeletSource, clock: ManualClock) -> None:
+def test_an_empty_answer_after_a_full_one_needs_a_second_one(
+    kubelet: Kubelet, source: KubeletSource, clock: ManualClock
+) -> None:
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
-    assert len(source.poll()) == 1
+    assert len(source.poll().claims) == 1
     kubelet.pods.clear()
     with pytest.raises(SourceError, match="it may have just restarted"):
         source.poll()
@@ -96,15 +107,59 @@ def test_an_empty_answer_after_a_full_one_needs_a_second_one(kubelet: Kubelet, s
     with pytest.raises(SourceError):
         source.poll()
     clock.advance(0.2)
-    assert source.poll() == []
+    assert source.poll().claims == []
 
 
-def test_an_empty_answer_is_believed_at_once_while_devices_are_allocatable(kubelet: Kubelet, source: KubeletSource) -> None:
+def test_an_empty_answer_is_believed_at_once_while_devices_are_allocatable(
+    kubelet: Kubelet, source: KubeletSource
+) -> None:
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
     source.poll()
     kubelet.pods.clear()
     kubelet.allocatable = [UUID]
-    assert source.poll() == []
+    assert source.poll().claims == []
+
+
+def test_an_answer_with_other_pods_but_no_gpu_needs_a_second_one_too(
+    kubelet: Kubelet, source: KubeletSource, clock: ManualClock
+) -> None:
+    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
+    source.poll()
+    kubelet.pods = {("kube-system", "proxy"): {"main": {}}}
+    with pytest.raises(SourceError, match="it may have just restarted"):
+        source.poll()
+    clock.advance(5.0)
+    assert source.poll().claims == []
+
+
+def test_the_uid_of_a_pod_that_was_left_never_comes_back(
+    kubelet: Kubelet, source: KubeletSource, tmp_path: Path
+) -> None:
+    """A replaced pod waits for its own directory; a touch of the old one must not revive its predecessor."""
+    old, new = (tmp_path / "pods" / f"ml_train-0_{uid}" for uid in ("old", "new"))
+    old.mkdir()
+    kubelet.pods["ml", "train-0"] = {"main": {"nvidia.com/gpu": [UUID]}}
+    assert source.poll().claims[0].holder.pod_uid == "old"
+    kubelet.pods["ml", "other"] = {"main": {"nvidia.com/gpu": ["GPU-2"]}}
+    del kubelet.pods["ml", "train-0"]
+    source.poll()
+    kubelet.pods["ml", "train-0"] = {"main": {"nvidia.com/gpu": [UUID]}}
+    again = [claim for claim in source.poll().claims if claim.holder.pod == "train-0"]
+    assert (again[0].holder.pod_uid, again[0].holder.identity) == ("", "name")
+    new.mkdir()
+    os.utime(old, (2_000_000_000, 2_000_000_000))
+    again = [claim for claim in source.poll().claims if claim.holder.pod == "train-0"]
+    assert again[0].holder.pod_uid == "new"
+
+
+def test_a_device_id_that_is_not_understood_is_a_problem_and_not_silence(
+    kubelet: Kubelet, source: KubeletSource
+) -> None:
+    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": ["nvidia0/vgpu0", UUID]}}
+    answer = source.poll()
+    assert [claim.device for claim in answer.claims] == [UUID]
+    assert answer.claims[0].holder.units == 2
+    assert answer.problem == "device id 'nvidia0/vgpu0' of ml/a/main is not understood"
 
 
 def test_a_restarted_kubelet_is_reached_at_once(kubelet: Kubelet, source: KubeletSource) -> None:
@@ -114,7 +169,7 @@ def test_a_restarted_kubelet_is_reached_at_once(kubelet: Kubelet, source: Kubele
     with pytest.raises(SourceError, match="kubelet does not answer"):
         source.poll()
     kubelet.start()
-    assert len(source.poll()) == 1
+    assert len(source.poll().claims) == 1
 
 
 def test_a_refusal_carries_the_servers_words(kubelet: Kubelet, source: KubeletSource) -> None:
@@ -126,7 +181,7 @@ def test_a_refusal_carries_the_servers_words(kubelet: Kubelet, source: KubeletSo
 def test_a_large_answer_passes_flow_control(kubelet: Kubelet, source: KubeletSource) -> None:
     for i in range(2_000):
         kubelet.pods["ml", f"pod-{i}-{'x' * 200}"] = {"main": {"nvidia.com/gpu": [UUID]}}
-    assert len(source.poll()) == 2_000
+    assert len(source.poll().claims) == 2_000
 
 
 def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
@@ -138,7 +193,9 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
             call(str(path), LIST, b"", 0.3)
 
 
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 64], ids=["closed", "http1", "noise"])
+@pytest.mark.parametrize(
+    "answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 64], ids=["closed", "http1", "noise"]
+)
 def test_a_server_that_speaks_something_else_is_an_error(tmp_path: Path, answer: bytes) -> None:
     path = tmp_path / "odd.sock"
     with socket.socket(socket.AF_UNIX) as server:

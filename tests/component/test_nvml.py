@@ -109,7 +109,9 @@ def test_mig_instances_with_holes(backend: NvmlBackend, nvml_table: NvmlTable) -
         ("NVML_ERROR_NO_PERMISSION", DeviceError),
     ],
 )
-def test_errors_by_their_names(backend: NvmlBackend, nvml_table: NvmlTable, error: str, kind: type[DeviceError]) -> None:
+def test_errors_by_their_names(
+    backend: NvmlBackend, nvml_table: NvmlTable, error: str, kind: type[DeviceError]
+) -> None:
     feed(nvml_table)
     device = first_device(backend)
     nvml_table.set_call(0, "nvmlDeviceGetPowerUsage", error)
@@ -131,7 +133,9 @@ def test_one_lost_handle_costs_one_gpu(backend: NvmlBackend, nvml_table: NvmlTab
 
 def test_a_driver_that_is_not_loaded_is_named(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
     nvml_table.table.init_rc = 9
-    with pytest.raises(DriverUnavailable, match=r"the NVIDIA kernel driver is not loaded \(NVML_ERROR_DRIVER_NOT_LOADED\)"):
+    with pytest.raises(
+        DriverUnavailable, match=r"the NVIDIA kernel driver is not loaded \(NVML_ERROR_DRIVER_NOT_LOADED\)"
+    ):
         backend.open()
     nvml_table.table.init_rc = 18
     with pytest.raises(DriverUnavailable, match="the driver library does not match the kernel module"):
@@ -139,7 +143,14 @@ def test_a_driver_that_is_not_loaded_is_named(backend: NvmlBackend, nvml_table: 
 
 
 def once(environment: dict[str, str], *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [*GPU_EXPORTER, "--once", "--state.directory=", "--no-attribution.slurm", "--no-attribution.kubelet", *flags]
+    command = [
+        *GPU_EXPORTER,
+        "--once",
+        "--state.directory=",
+        "--no-attribution.slurm",
+        "--no-attribution.kubelet",
+        *flags,
+    ]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -181,7 +192,9 @@ def test_once_as_json_and_table(nvml_environment: dict[str, str], nvml_table: Nv
     assert once(nvml_environment, "--format=table").stdout.startswith("GPU  NAME")
 
 
-def test_once_writes_a_textfile_by_rename(nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path) -> None:
+def test_once_writes_a_textfile_by_rename(
+    nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
+) -> None:
     feed(nvml_table)
     output = tmp_path / "gpu.prom"
     done = once(nvml_environment, f"--output={output}")
@@ -226,8 +239,20 @@ FORBIDDEN = ("prometheus_client", "yaml", "psutil", "http.server", "grpc", "kube
 def test_once_loads_only_what_it_needs(nvml_environment: dict[str, str], nvml_table: NvmlTable) -> None:
     feed(nvml_table)
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", *GPU_EXPORTER[1:], "--once", "--state.directory=", "--no-attribution.slurm"],
-        env=nvml_environment, capture_output=True, text=True, check=True, timeout=60,
+        [
+            sys.executable,
+            "-X",
+            "importtime",
+            *GPU_EXPORTER[1:],
+            "--once",
+            "--state.directory=",
+            "--no-attribution.slurm",
+        ],
+        env=nvml_environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "pynvml" in modules

@@ -48,7 +48,9 @@ def wait_for(ask: Callable[[], T | None], what: str, timeout_s: float = 20.0, ea
 def fetch(url: str, headers: Mapping[str, str] | None = None, timeout_s: float = 5.0) -> str | None:
     """The body of a GET, None while nobody answers with 200."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers or {})), timeout=timeout_s) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers=dict(headers or {})), timeout=timeout_s
+        ) as answer:
             return answer.read().decode()
     except (urllib.error.URLError, OSError):
         return None
@@ -85,7 +87,9 @@ class Processes:
     def __enter__(self) -> Processes:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for running in reversed(self._running):
             with contextlib.suppress(ProcessLookupError):
                 running.stop()

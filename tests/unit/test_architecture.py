@@ -27,8 +27,19 @@ ALLOWED = {
     "exposition": {"model", "version"},
     "reconciler": {"model", "defaults", "config"},
     "app": {
-        "model", "clock", "version", "defaults", "config", "devices", "collectors", "sampling", "ledger",
-        "attribution", "diagnosis", "exposition", "reconciler",
+        "model",
+        "clock",
+        "version",
+        "defaults",
+        "config",
+        "devices",
+        "collectors",
+        "sampling",
+        "ledger",
+        "attribution",
+        "diagnosis",
+        "exposition",
+        "reconciler",
     },
     "cli": {"app", "config", "defaults", "version", "clock", "collectors", "devices", "attribution", "ledger"},
     "__init__": {"version"},
@@ -52,7 +63,9 @@ def imports_of(path: Path) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{path}: imports are absolute"
-            names |= {f"{node.module}.{alias.name}" if node.module == "gpu_exporter" else node.module for alias in node.names}
+            names |= {
+                f"{node.module}.{alias.name}" if node.module == "gpu_exporter" else node.module for alias in node.names
+            }
     return names
 
 

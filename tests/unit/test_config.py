@@ -34,7 +34,10 @@ def test_keys_override_the_defaults(tmp_path: Path) -> None:
     ("text", "faults"),
     [
         ("polcy:\n  x: 1\n", ["c.yaml:1: polcy: unknown key, did you mean policy?"]),
-        ("policy:\n  candidat_after: 1h\n", ["c.yaml:2: policy.candidat_after: unknown key, did you mean candidate_after?"]),
+        (
+            "policy:\n  candidat_after: 1h\n",
+            ["c.yaml:2: policy.candidat_after: unknown key, did you mean candidate_after?"],
+        ),
         (
             "policy:\n  candidate_after: 90\n  coverage_min: much\n",
             [
@@ -71,7 +74,9 @@ def test_generated_files_are_up_to_date() -> None:
     import sys
 
     for program in ("exporter/generate.py", "alerts/build.py"):
-        done = subprocess.run([sys.executable, program, "--check"], cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, program, "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
 
 

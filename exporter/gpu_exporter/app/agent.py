@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,16 +27,17 @@ from gpu_exporter.version import VERSION
 
 log = logging.getLogger(__name__)
 DRIVER_RETRY_S = 5.0  # how often an absent driver is looked for
-STOP_S = 0.5  # how long a device loop may take to end
+STOP_S = 0.5  # how long all loops together may take to end
 
 
-def activity_rules(settings: Settings) -> ActivityRules:
-    """The part of the settings that sampling needs."""
+def activity_rules(settings: Settings, driver_period_max_s: float = 1.0) -> ActivityRules:
+    """The part of the settings that sampling needs; the period is the driver's (ActivityRules)."""
     return ActivityRules(
         interval_s=settings.sampling.interval,
         gap_intervals=settings.ledger.gap_intervals,
         power_floor_max_ratio=settings.ledger.power_floor_max_ratio,
         power_active_step=settings.ledger.power_active_step,
+        driver_period_max_s=driver_period_max_s,
     )
 
 
@@ -67,6 +69,7 @@ class Agent:
         state: StateFile | None = None,
         enabled: Sequence[Collector] = collectors.ALL,
         note: str = "",
+        driver_period_max_s: float = 1.0,
     ) -> None:
         self._settings = settings
         self._backend = backend
@@ -74,6 +77,7 @@ class Agent:
         self._state = state
         self._enabled = enabled
         self._note = note
+        self._rules = activity_rules(settings, driver_period_max_s)
         self.books = Books(settings, clock, state)
         self.poller = Poller(sources, clock, settings.attribution.keep_last)
         self._loops: dict[str, DeviceLoop] = {}
@@ -103,7 +107,14 @@ class Agent:
     def stop(self) -> bool:
         """End everything and save the state; false when a driver call hangs, so the driver was not let go."""
         self._stop.set()
-        ended = [loop.stop(STOP_S) for loop in self._loops.values()]
+        deadline = time.monotonic() + STOP_S
+        loops = list(self._loops.values())
+        for loop in loops:
+            loop.ask_to_stop()
+        for thread in self._threads:
+            if thread.name == "state":
+                thread.join(STOP_S)  # it must not write after the final state
+        ended = [loop.join(deadline - time.monotonic()) for loop in loops]
         if self._state is not None:
             try:
                 self.books.write_state(final=True)
@@ -132,8 +143,7 @@ class Agent:
                     if entry.device is None:
                         log.error("gpu %d: %s; it has no series, the others go on", entry.position, entry.error)
                     elif entry.device.identity.uuid not in self._loops:
-                        rules = activity_rules(self._settings)
-                        self._start_loop(DeviceSampler(entry.device, self._enabled, self._clock, rules))
+                        self._start_loop(DeviceSampler(entry.device, self._enabled, self._clock, self._rules))
             self._driver_asked.set()
             if not self._driver_error:
                 return
@@ -150,8 +160,11 @@ class Agent:
         while not self._stop.is_set() and not all(loop.latest or loop.is_hung() for loop in self._loops.values()):
             self._stop.wait(0.01)  # claims resolve against the first snapshots
         while not self._stop.is_set():
-            resolution = self.books.on_poll(self.poller.poll())
-            self.poller.note_conflicts(resolution.conflicts)
+            try:
+                resolution = self.books.on_poll(self.poller.poll())
+                self.poller.note_conflicts(resolution.conflicts)
+            except Exception:  # a fault of ours must not end attribution; mappings then age, which is visible
+                log.exception("a poll of the attribution sources failed")
             self._first_poll.set()
             self._clock.wait(self._stop, self._settings.attribution.interval)
 
@@ -211,7 +224,7 @@ class Agent:
             sample_interval_s=self._settings.sampling.interval,
             last_sample_wall=self.books.last_sample_wall(),
             sources=self.poller.statuses(),
-            attribution_known=self.poller.is_known(),
+            attribution_known=self.poller.is_known() and self.books.is_resolved(),
             errors=tuple((call, error, count) for (call, error), count in sorted(errors.items())),
             note=self._note,
         )
@@ -249,7 +262,7 @@ def take_one_view(
         sample_interval_s=settings.sampling.interval,
         last_sample_wall=books.last_sample_wall(),
         sources=poller.statuses(),
-        attribution_known=poller.is_known(),
+        attribution_known=poller.is_known() and books.is_resolved(),
         errors=tuple((call, error, count) for (call, error), count in sorted(errors.items())),
     )
     view = books.build_view(status, lambda _uuid: False)

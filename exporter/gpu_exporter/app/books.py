@@ -80,7 +80,8 @@ class Books:
             self._latest[uuid] = snapshot
             if not snapshot.up:
                 return
-            self._inventory[uuid] = snapshot
+            if not any(outcome.name == "mig" and not outcome.success for outcome in snapshot.outcomes):
+                self._inventory[uuid] = snapshot
             if snapshot.value("gpu_compute_processes"):
                 self._processes_proven = True
             for activity in (snapshot.activity, *(i.activity for i in snapshot.instances)):
@@ -128,11 +129,18 @@ class Books:
             return
         with self._lock:
             self.ledger.long_run_ended = False
-            self._state.write(self.ledger, final=final)
+            prepared = self._state.prepare(self.ledger, final=final)
+        self._state.commit(prepared)  # a slow disk must not hold up scrapes
+        with self._lock:
+            self._state.adopt(prepared)
 
     def version(self) -> int:
         """Changes with everything that a view shows, but for ages."""
         return self._version
+
+    def is_resolved(self) -> bool:
+        """Whether every claim names a device that answers here; else some GPU is held that looks free."""
+        return not self._resolution.unresolved
 
     def last_sample_wall(self) -> float | None:
         with self._lock:
@@ -196,9 +204,10 @@ class Books:
         if self._state is not None:
             totals = self._state.bound_holder(unit, holder.key, totals)
         known = self._inventory[unit.uuid]
-        instance = next((i for i in known.instances if i.uuid == unit.mig_uuid), None)
+        listed = next((i for i in known.instances if i.uuid == unit.mig_uuid), None)
+        instance = next((i for i in gpu.snapshot.instances if i.uuid == unit.mig_uuid), None)
         shared = allocation.share == "time_slice"
-        fresh = not gpu.withheld and not gpu.hung and not shared
+        fresh = not gpu.withheld and not gpu.hung and not shared and (not unit.mig_uuid or instance is not None)
         snapshot = gpu.snapshot
         values = self._history(unit, now, min(self._state_rules.window_s, totals.held_s))
         worst = self._throttling[unit.uuid].worst() if unit.uuid in self._throttling else None
@@ -219,7 +228,7 @@ class Books:
         return AllocationView(
             allocation=allocation,
             gpu=snapshot.identity.index,
-            mig=instance.mig if instance is not None else "",
+            mig=listed.mig if listed is not None else "",
             totals=totals,
             verdict=verdict,
             utilization=_utilization(snapshot, instance) if fresh else None,

@@ -50,7 +50,7 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
     settings = demo_settings()
     backend, source = build_simulation(load_scenario(scenario), clock, SAMPLE_PERIOD_S)
     note = f"Simulated GPUs; one second here is {speed / 60:g} minutes there."
-    agent = Agent(settings, backend, [source], clock, note=note)
+    agent = Agent(settings, backend, [source], clock, note=note, driver_period_max_s=SAMPLE_PERIOD_S)
     process = ProcessSeries()
     publisher = Publisher(agent.build_view, agent.version, lambda: process.series)
     server = HttpServer(address, publisher, agent.readiness)

@@ -17,6 +17,7 @@ from gpu_exporter.reconciler.promql import PromQLSource
 from gpu_exporter.reconciler.report import decisions_json, explain, render_decisions
 
 log = logging.getLogger(__name__)
+EVIDENCE_MAX_AGE_S = 600.0  # without evidence for this long every label is withdrawn
 
 
 def build_source(prometheus: str, exporters: Sequence[str], matcher: str, policy: Policy) -> EvidenceSource:
@@ -53,13 +54,19 @@ def reconcile_once(source: EvidenceSource, policy: Policy, form: str, explained:
 def reconcile_forever(source: EvidenceSource, policy: Policy, interval_s: float) -> int:
     """Cycle until a signal; log each holder's change of stage."""
     tracker = StageTracker()
+    last_good = time.monotonic()
 
     def tick() -> None:
+        nonlocal last_good
         try:
             decisions = decide(source.read_evidence(), policy)
         except EvidenceError as exc:
             log.warning("nothing decided: %s", exc)
+            if time.monotonic() - last_good > EVIDENCE_MAX_AGE_S:
+                for line in tracker.changes([]):
+                    log.info("dry run: %s", line)
             return
+        last_good = time.monotonic()
         for line in tracker.changes(decisions):
             log.info("dry run: %s", line)
 
@@ -83,6 +90,6 @@ class StageTracker:
                 action = f"would write {decision.label}" if decision.label else f"would withdraw {before}"
                 lines.append(f"{name}: {action}: {decision.reason}")
         for name in self._labels.keys() - present.keys():
-            lines.append(f"{name}: would withdraw {self._labels[name]}: no idle run any more, or gone")
+            lines.append(f"{name}: would withdraw {self._labels[name]}: active, gone, or no evidence")
         self._labels = {name: d.label for name, d in present.items() if d.label}
         return lines

@@ -55,7 +55,7 @@ def call(path: str, method: str, request: bytes, timeout_s: float) -> bytes:
             connection.send_data(1, b"\0" + len(request).to_bytes(4, "big") + request, end_stream=True)
             stream.sendall(connection.data_to_send())
             return _receive(stream, connection, deadline)
-    except (OSError, h2.exceptions.H2Error) as exc:
+    except (OSError, h2.exceptions.H2Error, ValueError) as exc:  # ValueError: headers that are no UTF-8
         raise CallError(f"{path}: {exc}") from exc
 
 

@@ -2,20 +2,22 @@
 
 Field numbers: kubernetes/kubelet, pkg/apis/podresources/v1/api.proto. The API names no pod UID: that comes from the
 names of the directories under /var/log/pods (namespace_pod_uid), which the kubelet makes for every pod.
-A restarted kubelet answers OK with an empty list for up to a second (measured), so an empty list is believed at once
-only while GetAllocatableResources shows devices, else after a second empty answer.
+A restarted kubelet answers OK with an empty list for up to a second (measured), so an answer without any GPU is
+believed at once only while GetAllocatableResources shows devices, else after a second empty answer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from gpu_exporter.attribution.grpc_unix import CallError, call
 from gpu_exporter.attribution.protobuf import ProtobufError, read_fields, read_text
-from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import Clock
 from gpu_exporter.model import Claim, Holder, HolderKey
 
@@ -36,17 +38,15 @@ class ContainerDevices(NamedTuple):
     device_ids: tuple[str, ...]
 
 
-def parse_pod_resources(message: bytes) -> tuple[int, list[ContainerDevices]]:
-    """A ListPodResourcesResponse: how many pods it names, and their device-plugin devices.
+def parse_pod_resources(message: bytes) -> list[ContainerDevices]:
+    """The device-plugin devices of a ListPodResourcesResponse.
 
     Raises ProtobufError.
     """
-    pods = 0
     entries: list[ContainerDevices] = []
     for number, pod in read_fields(message):
         if number != 1:
             continue
-        pods += 1
         name = namespace = ""
         containers: list[bytes] = []
         for field, payload in read_fields(pod):
@@ -58,7 +58,7 @@ def parse_pod_resources(message: bytes) -> tuple[int, list[ContainerDevices]]:
                 containers.append(payload)
         for container in containers:
             entries += _parse_container(namespace, name, container)
-    return pods, entries
+    return entries
 
 
 def _parse_container(namespace: str, pod: str, message: bytes) -> Iterator[ContainerDevices]:
@@ -94,16 +94,31 @@ class KubeletSource:
         self._log_directory = log_directory
         self._timeout_s = timeout_s
         self._empty_confirm_s = empty_confirm_s
-        self._had_pods = False
+        self._had_claims = False
         self._empty_since: float | None = None
+        self._uids: dict[tuple[str, str], str] = {}
+        self._left: set[str] = set()  # UIDs of pods that were replaced or went: their directories stay for a while
 
-    def poll(self) -> Sequence[Claim]:
-        pods, entries = self._list()
-        self._check_empty(pods)
-        uids = self._read_pod_uids()
-        return [claim for entry in entries for claim in self._claims(entry, uids)]
+    def poll(self) -> Answer:
+        entries = self._list()
+        uids = self._read_pod_uids({(entry.namespace, entry.pod) for entry in entries})
+        counts: Counter[tuple[str, str]] = Counter()
+        for entry in entries:
+            counts[entry.namespace, entry.pod] += len(entry.device_ids) if _is_gpu(entry) else 0
+        claims: list[Claim] = []
+        problem = ""
+        for entry in entries:
+            holder = self._holder(entry, uids.get((entry.namespace, entry.pod), ""), counts)
+            for device_id in entry.device_ids if _is_gpu(entry) else ():
+                claim = _claim(device_id, holder)
+                if claim is not None:
+                    claims.append(claim)
+                else:
+                    problem = f"device id {device_id!r} of {holder.label} is not understood"
+        self._check_empty(claims)
+        return Answer(claims, problem)
 
-    def _list(self) -> tuple[int, list[ContainerDevices]]:
+    def _list(self) -> list[ContainerDevices]:
         try:
             return parse_pod_resources(call(str(self._socket), LIST, b"", self._timeout_s))
         except (CallError, ProtobufError) as exc:
@@ -112,19 +127,19 @@ class KubeletSource:
                 hint = "; run as uid 0 or pass --no-attribution.kubelet"
             raise SourceError(f"kubelet does not answer: {exc}{hint}") from exc
 
-    def _check_empty(self, pods: int) -> None:
-        """Raise SourceError while an empty list may be that of a kubelet which has just restarted."""
-        if pods:
-            self._had_pods, self._empty_since = True, None
+    def _check_empty(self, claims: Sequence[Claim]) -> None:
+        """Raise SourceError while an answer without any GPU may be that of a kubelet which has just restarted."""
+        if claims:
+            self._had_claims, self._empty_since = True, None
             return
-        if not self._had_pods:
+        if not self._had_claims:
             return
         now = self._clock.monotonic()
         if self._empty_since is None:
             self._empty_since = now
         if now - self._empty_since < self._empty_confirm_s and not self._shows_devices():
-            raise SourceError("kubelet lists no pods; waiting for a second answer, it may have just restarted")
-        self._had_pods, self._empty_since = False, None
+            raise SourceError("kubelet lists no GPU any more; waiting for a second answer, it may have just restarted")
+        self._had_claims, self._empty_since = False, None
 
     def _shows_devices(self) -> bool:
         try:
@@ -133,26 +148,33 @@ class KubeletSource:
         except (CallError, ProtobufError):
             return False
 
-    def _read_pod_uids(self) -> dict[tuple[str, str], str]:
-        """UID by (namespace, pod); of several under one name the newest directory is the living pod."""
-        newest: dict[tuple[str, str], tuple[float, str]] = {}
+    def _read_pod_uids(self, listed: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
+        """UID by (namespace, pod): of several directories under one name the newest, but never one that was left."""
+        found: dict[tuple[str, str], list[tuple[float, str]]] = {}
         try:
-            for entry in self._log_directory.iterdir():
-                namespace, _, rest = entry.name.partition("_")
-                pod, _, uid = rest.partition("_")
-                if not uid:
-                    continue
-                made = entry.stat().st_mtime
-                if made >= newest.get((namespace, pod), (0.0, ""))[0]:
-                    newest[namespace, pod] = (made, uid)
+            entries = list(self._log_directory.iterdir())
         except OSError:
             return {}  # not mounted: identity by name, marked as such
-        return {key: uid for key, (_, uid) in newest.items()}
+        for entry in entries:
+            namespace, _, rest = entry.name.partition("_")
+            pod, _, uid = rest.partition("_")
+            if uid and (namespace, pod) in listed:
+                with contextlib.suppress(OSError):  # the kubelet just removed it
+                    found.setdefault((namespace, pod), []).append((entry.stat().st_mtime, uid))
+        chosen: dict[tuple[str, str], str] = {}
+        for name, candidates in found.items():
+            fresh = [candidate for candidate in candidates if candidate[1] not in self._left]
+            if fresh:
+                chosen[name] = max(fresh)[1]
+        gone = {uid for name, uid in self._uids.items() if chosen.get(name) != uid}
+        present = {uid for candidates in found.values() for _, uid in candidates}
+        self._left = {uid for uid in self._left | gone if uid in present or uid in gone}
+        self._uids = chosen
+        return chosen
 
-    def _claims(self, entry: ContainerDevices, uids: dict[tuple[str, str], str]) -> Iterator[Claim]:
-        uid = uids.get((entry.namespace, entry.pod), "")
+    def _holder(self, entry: ContainerDevices, uid: str, counts: Counter[tuple[str, str]]) -> Holder:
         incarnation = f"{uid}/{entry.container}" if uid else f"{entry.namespace}/{entry.pod}/{entry.container}"
-        holder = Holder(
+        return Holder(
             key=HolderKey("kubernetes", incarnation),
             namespace=entry.namespace,
             pod=entry.pod,
@@ -161,13 +183,23 @@ class KubeletSource:
             source=self.name,
             resource=entry.resource,
             identity="" if uid else "name",
+            units=counts[entry.namespace, entry.pod],
         )
-        for device_id in entry.device_ids:
-            if UUID_ID.fullmatch(device_id):
-                yield Claim("uuid", device_id, holder)
-            elif not entry.resource.startswith("nvidia.com/"):
-                continue  # some other plugin's device
-            elif match := GKE_ID.fullmatch(device_id):
-                yield Claim("minor", match[1], holder)
-            elif device_id.isdigit():  # the plugin's --device-id-strategy=index
-                yield Claim("index", device_id, holder)
+
+
+def _is_gpu(entry: ContainerDevices) -> bool:
+    """NVIDIA's own resources, and any other name whose device ids are NVIDIA's UUIDs."""
+    if entry.resource.startswith("nvidia.com/"):
+        return True
+    return any(UUID_ID.fullmatch(device_id) for device_id in entry.device_ids)
+
+
+def _claim(device_id: str, holder: Holder) -> Claim | None:
+    """The claim that a device id makes, None when it is not understood."""
+    if UUID_ID.fullmatch(device_id):
+        return Claim("uuid", device_id, holder)
+    if match := GKE_ID.fullmatch(device_id):
+        return Claim("minor", match[1], holder)
+    if device_id.isdigit():  # the plugin's --device-id-strategy=index
+        return Claim("index", device_id, holder)
+    return None

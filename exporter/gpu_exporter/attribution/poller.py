@@ -26,6 +26,8 @@ class _Memory:
     claims: Sequence[Claim] = ()
     confirmed: float | None = None
     error: str = ""
+    answered: bool = False
+    incomplete: bool = False
     conflicts: int = 0
 
 
@@ -57,15 +59,28 @@ class Poller:
         memory = self._memory[source.name]
         asked = self._clock.monotonic()  # before the answer: what it shows held at least until here
         try:
-            claims = source.poll()
+            answer = source.poll()
         except SourceError as exc:
-            if str(exc) != memory.error:
-                log.warning("attribution %s: %s", source.name, exc)
-            memory.error = str(exc)
+            self._note(source.name, memory, str(exc))
             return
-        if memory.error:
-            log.info("attribution %s: answers again", source.name)
-        memory.claims, memory.confirmed, memory.error = claims, asked, ""
+        except Exception as exc:  # a fault of ours in one source must not end attribution
+            log.debug("attribution %s", source.name, exc_info=True)
+            self._note(source.name, memory, f"unforeseen {type(exc).__name__}: {exc}")
+            return
+        self._note(source.name, memory, answer.problem)
+        memory.claims, memory.confirmed = answer.claims, asked
+        memory.answered, memory.incomplete = not answer.problem, bool(answer.problem)
+
+    @staticmethod
+    def _note(name: str, memory: _Memory, problem: str) -> None:
+        """Log a problem when it changes, not at every poll. An answer with a problem is an answer all the same."""
+        if problem != memory.error:
+            if problem:
+                log.warning("attribution %s: %s", name, problem)
+            else:
+                log.info("attribution %s: answers again", name)
+        memory.error = problem
+        memory.answered = False
 
     def note_conflicts(self, claims: Sequence[Claim]) -> None:
         """Count claims that contradict a source of higher precedence."""
@@ -76,8 +91,10 @@ class Poller:
 
     def is_known(self) -> bool:
         """Whether what `claims` leaves out is really held by nobody: every source answered, lately enough."""
+        now = self._clock.monotonic()
         return bool(self._memory) and all(
-            status.age_s is not None and status.age_s <= self._keep_last_s for status in self.statuses()
+            memory.confirmed is not None and now - memory.confirmed <= self._keep_last_s and not memory.incomplete
+            for memory in self._memory.values()
         )
 
     def statuses(self) -> tuple[SourceStatus, ...]:
@@ -85,7 +102,7 @@ class Poller:
         return tuple(
             SourceStatus(
                 name,
-                up=memory.confirmed is not None and not memory.error,
+                up=memory.answered,
                 age_s=None if memory.confirmed is None else now - memory.confirmed,
                 conflicts=memory.conflicts,
                 error=memory.error,

@@ -45,7 +45,8 @@ def resolve(claims: Sequence[Claim], snapshots: Iterable[DeviceSnapshot]) -> Res
             share = "mig" if unit.mig_uuid else "none"
             if replica or len(holders) > 1:
                 share = "time_slice"
-            allocations.append((Allocation(unit, claim.holder, share, part / len(holders)), claim))
+            ratio = part / len(holders)
+            allocations.append((Allocation(unit, claim.holder, share, ratio, claim.running), claim))
     return Resolution(allocations, unresolved, conflicts)
 
 
@@ -61,8 +62,9 @@ class _Finder:
             identity = snapshot.identity
             unit = UnitId(identity.uuid)
             self._by_uuid[identity.uuid] = unit
-            self._by_minor[str(identity.minor)] = unit
-            self._by_index[str(identity.index)] = unit
+            if identity.mig_mode != "enabled":  # there a number may mean an instance, and guessing is not allowed
+                self._by_minor[str(identity.minor)] = unit
+                self._by_index[str(identity.index)] = unit
             for instance in snapshot.instances:
                 mig_unit = UnitId(identity.uuid, instance.uuid)
                 self._by_uuid[instance.uuid] = mig_unit

@@ -16,17 +16,17 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.model import Claim, Holder, HolderKey
 
 # Column widths only pad: Slurm cuts at the width, so they are far above any real value.
 COLUMNS = ("JobID", "UserName", "Account", "Partition", "QOS", "State", "StartTime", "RestartCnt")
 SQUEUE_FORMAT = ",".join(f"{column}:256|" for column in COLUMNS)
-RUNNING = ("RUNNING", "SUSPENDED", "STOPPED")
+HOLDING = ("RUNNING", "SUSPENDED", "STOPPED")
+RECORD = re.compile(r"\n(?=JobId=\d+ )")
 NODE_GRES = re.compile(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S+ GRES=(\S*)")
 GPU_INDEXES = re.compile(r"(?:^|,)gpu(?::[^:(,]+)?:\d+\(IDX:([0-9,-]+)\)")
 
@@ -82,28 +82,38 @@ def parse_hosts(text: str) -> set[str]:
     return hosts
 
 
-def parse_job_gpus(text: str, job_id: str, node: str) -> list[int]:
-    """Indexes of the GPUs that `scontrol -o show job -d ID` gives the job on `node`.
+class JobGpus(NamedTuple):
+    """Indexes of a job's GPUs on one node, and how many it has on all its nodes together."""
 
-    Raises SourceError when the text could have been shaped by the job's owner: then nothing in it is believed.
+    indexes: list[int]
+    total: int
+
+
+def parse_job_gpus(text: str, job_id: str, node: str) -> JobGpus:
+    """The GPUs that `scontrol -o show job -d ID` gives the job on `node`.
+
+    Raises SourceError when the text could have been shaped by the job's owner: then nothing in it is believed. A job
+    array's id lists all of its tasks, one record each.
     """
-    prefix = f"JobId={job_id} "
-    if not text.startswith(prefix) or text.count("JOB_GRES=") > 1 or text.count("JobId=") > 1:
-        raise SourceError(f"job {job_id}: its name or comment imitates scontrol's output; not attributed")
-    before, marker, after = text.partition("JOB_GRES=")
-    if NODE_GRES.search(before):
-        raise SourceError(f"job {job_id}: its name imitates scontrol's output; not attributed")
-    if not marker:
-        return []
+    records = [record for record in RECORD.split(text) if record.startswith(f"JobId={job_id} ")]
+    refusal = SourceError(f"job {job_id}: its name or comment imitates scontrol's output; not attributed")
+    if len(records) != 1 or "MinCPUsNode=" not in records[0]:
+        raise refusal
+    before, marker, after = records[0].partition("JOB_GRES=")
     details, _, rest = after.partition(" MinCPUsNode=")
-    if NODE_GRES.search(rest):
-        raise SourceError(f"job {job_id}: its comment imitates scontrol's output; not attributed")
+    if "JOB_GRES=" in after or NODE_GRES.search(before) or NODE_GRES.search(rest):
+        raise refusal
+    if not marker:
+        return JobGpus([], 0)
     gpus: list[int] = []
-    for hosts, gres in NODE_GRES.findall(details):
-        if node in parse_hosts(hosts):
-            for indexes in GPU_INDEXES.findall(gres):
-                gpus += parse_ranges(indexes)
-    return gpus
+    total = 0
+    for hosts_text, gres in NODE_GRES.findall(details):
+        hosts = parse_hosts(hosts_text)
+        for indexes in GPU_INDEXES.findall(gres):
+            numbers = parse_ranges(indexes)
+            total += len(numbers) * len(hosts)
+            gpus += numbers if node in hosts else []
+    return JobGpus(gpus, total)
 
 
 def parse_gres_conf(text: str, node: str) -> list[str]:
@@ -134,7 +144,7 @@ class SlurmSource:
         self._timeout_s = timeout_s
         self._config = Path(os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf"))
         self._cluster: str | None = None
-        self._gpus: dict[str, list[int]] = {}  # by incarnation: a running job keeps its devices
+        self._gpus: dict[str, JobGpus] = {}  # by incarnation: a running job keeps its devices
 
     @staticmethod
     def is_present() -> bool:
@@ -143,22 +153,20 @@ class SlurmSource:
         commands = shutil.which("squeue") is not None and shutil.which("scontrol") is not None
         return commands and any(place and Path(place).is_file() for place in places)
 
-    def poll(self) -> Sequence[Claim]:
-        text = self._run("squeue", "-h", "-a", "-w", self._node, "-t", ",".join(RUNNING), "-O", SQUEUE_FORMAT)
+    def poll(self) -> Answer:
+        text = self._run("squeue", "-h", "-a", "-w", self._node, "-t", ",".join(HOLDING), "-O", SQUEUE_FORMAT)
         jobs = {self._incarnation(job): job for job in parse_squeue(text)}
         self._gpus = {key: gpus for key, gpus in self._gpus.items() if key in jobs}
-        errors: list[SourceError] = []
+        problems: list[str] = []
         for incarnation, job in jobs.items():
             if incarnation not in self._gpus:
                 try:
                     self._gpus[incarnation] = self._read_gpus(job.job_id)
-                except SourceError as exc:
-                    errors.append(exc)
-        if errors and not self._gpus:
-            raise errors[0]
-        return self._claims(jobs)
+                except (SourceError, ValueError) as exc:  # one job's fault leaves the others attributed
+                    problems.append(str(exc))
+        return Answer(self._claims(jobs), "; ".join(problems[:3]))
 
-    def _read_gpus(self, job_id: str) -> list[int]:
+    def _read_gpus(self, job_id: str) -> JobGpus:
         return parse_job_gpus(self._run("scontrol", "-o", "show", "job", "-d", job_id), job_id, self._node)
 
     def _incarnation(self, job: Job) -> str:
@@ -181,13 +189,14 @@ class SlurmSource:
                 source=self.name,
                 resource="gres/gpu",
                 start_wall=job.start,
+                units=gpus.total,
             )
-            for index in gpus:
+            for index in gpus.indexes:
                 kind: Literal["minor", "index"] = "index"
                 device = str(index)
                 if index < len(files) and (minor := re.search(r"nvidia(\d+)$", files[index])):
                     kind, device = "minor", minor[1]
-                claims.append(Claim(kind, device, holder))
+                claims.append(Claim(kind, device, holder, running=job.state == "RUNNING"))
         return claims
 
     def _read_device_files(self) -> list[str]:

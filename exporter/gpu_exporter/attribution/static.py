@@ -6,10 +6,12 @@ user, account, partition. A pod or job listed so has no provable incarnation, so
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.model import Claim, Holder, HolderKey
 
 TEXT_KEYS = ("uuid", "pod", "job", "user", "account", "partition")
@@ -20,7 +22,10 @@ class CallbackSource:
 
     def __init__(self, name: str, read_claims: Callable[[], Sequence[Claim]]) -> None:
         self.name = name
-        self.poll = read_claims
+        self._read_claims = read_claims
+
+    def poll(self) -> Answer:
+        return Answer(count_units(self._read_claims()))
 
 
 class StaticSource:
@@ -31,13 +36,19 @@ class StaticSource:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def poll(self) -> Sequence[Claim]:
+    def poll(self) -> Answer:
         import yaml  # only sites with such a file pay for the parser
 
         try:
-            return parse_static(yaml.safe_load(self._path.read_text("utf-8")))
+            return Answer(count_units(parse_static(yaml.safe_load(self._path.read_text("utf-8")))))
         except (OSError, yaml.YAMLError, ValueError) as exc:
             raise SourceError(f"{self._path}: {exc}") from exc
+
+
+def count_units(claims: Sequence[Claim]) -> list[Claim]:
+    """The claims, each holder knowing how many units it holds in all: here, as many as it claims."""
+    held = Counter(claim.holder.key for claim in claims)
+    return [replace(claim, holder=replace(claim.holder, units=held[claim.holder.key])) for claim in claims]
 
 
 def parse_static(data: object) -> list[Claim]:

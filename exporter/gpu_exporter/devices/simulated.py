@@ -33,6 +33,7 @@ class Stage:
         self.clock = clock
         self.sample_period_s = sample_period_s
         self._start = clock.monotonic()
+        self.gpm_seen: dict[str, float] = {}  # when each MIG instance was last read
 
     def now(self) -> float:
         return self.clock.monotonic() - self._start
@@ -61,8 +62,10 @@ class SimulatedInstance:
     def read_graphics_active(self) -> float:
         if not self._gpu.product.gpm:
             raise NotSupported("nvmlGpmMetricsGet", "NVML_ERROR_NOT_SUPPORTED")
-        now = self._stage.now()
-        return loads.mean(self._instance.load, max(0.0, now - self._stage.sample_period_s), now)
+        now = self._stage.now()  # GPM tells the mean between two samples
+        since = self._stage.gpm_seen.get(self._instance.uuid, now - self._stage.sample_period_s)
+        self._stage.gpm_seen[self._instance.uuid] = now
+        return loads.mean(self._instance.load, max(0.0, since), now)
 
 
 class SimulatedDevice:

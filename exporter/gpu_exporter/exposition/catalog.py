@@ -78,6 +78,11 @@ ALLOCATION_INFO = Family(
 ALLOCATION_SHARE = Family(
     "gpu_allocation_share_ratio", "gauge", "Share of the GPU: 1 whole, slices for MIG, 1/holders when shared"
 )
+ALLOCATION_HOLDER_UNITS = Family(
+    "gpu_allocation_holder_units",
+    "gauge",
+    "GPUs and MIG instances that the holder (pod or job) holds in all, on every node, as its scheduler counts them",
+)
 ALLOCATION_START = Family(
     "gpu_allocation_start_timestamp_seconds", "gauge", "Start told by the scheduler, else when first seen"
 )
@@ -133,6 +138,7 @@ ALLOCATION_STATE = Family(
 ALLOCATION_FAMILIES = (
     ALLOCATION_INFO,
     ALLOCATION_SHARE,
+    ALLOCATION_HOLDER_UNITS,
     ALLOCATION_START,
     ALLOCATION_LAST_ACTIVE,
     ALLOCATION_IDLE_RUN,

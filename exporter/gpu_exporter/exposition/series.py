@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ class _Table:
         value: float | None,
         more: tuple[str, ...] = (),
     ) -> None:
-        if value is None:
+        if value is None or not math.isfinite(value):  # no number is no data
             return
         series = self.series.get(family.name)
         if series is None:
@@ -136,6 +137,7 @@ def _add_allocation(table: _Table, view: AllocationView) -> None:
     table.add(catalog.ALLOCATION_INFO, names, place, 1.0, info)
     values: list[tuple[Family, float | None]] = [
         (catalog.ALLOCATION_SHARE, view.allocation.share_ratio),
+        (catalog.ALLOCATION_HOLDER_UNITS, holder.units),
         (catalog.ALLOCATION_START, totals.start_wall),
         (catalog.ALLOCATION_HELD, totals.held_s),
         (catalog.ALLOCATION_ENERGY, totals.energy_j),

@@ -18,6 +18,7 @@ from gpu_exporter.exposition.publisher import CONTENT_TYPES, TABLE_TYPE, Publish
 log = logging.getLogger(__name__)
 WORKERS = 8
 REQUEST_TIMEOUT_S = 10.0
+EVICTION_S = 0.5  # how long a new request waits for the slot of an evicted connection
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
@@ -49,11 +50,16 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "gpu-exporter"
     sys_version = ""
-    timeout = REQUEST_TIMEOUT_S
+    timeout = REQUEST_TIMEOUT_S  # of one read; the head as a whole is bounded by eviction when slots run out
     disable_nagle_algorithm = True
     server: _ServerMixin
 
+    def handle_one_request(self) -> None:
+        self.server.await_head(self.connection)
+        super().handle_one_request()
+
     def do_GET(self) -> None:  # the base class names it so
+        self.server.head_arrived(self.connection)
         path, _, query = self.path.partition("?")
         if path == self.server.telemetry_path:
             form = "openmetrics" if prefers_openmetrics(self.headers.get("Accept", "")) else "prometheus"
@@ -93,10 +99,15 @@ class _Handler(BaseHTTPRequestHandler):
         log.debug(format, *arguments)
 
 
+class _UnixHandler(_Handler):
+    disable_nagle_algorithm = False  # there is no TCP to tune
+
+
 class _ServerMixin(socketserver.ThreadingMixIn, socketserver.TCPServer):
     daemon_threads = True
     allow_reuse_address = True
     request_queue_size = 32
+    handler: type[BaseHTTPRequestHandler] = _Handler
 
     def __init__(
         self,
@@ -109,20 +120,34 @@ class _ServerMixin(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.telemetry_path = telemetry_path
         self.readiness = readiness
         self._slots = threading.BoundedSemaphore(WORKERS)
-        super().__init__(address, _Handler)
+        self._waiting: dict[socket.socket, None] = {}  # connections without a complete request, oldest first
+        super().__init__(address, self.handler)
+
+    def await_head(self, connection: socket.socket) -> None:
+        self._waiting.pop(connection, None)
+        self._waiting[connection] = None
+
+    def head_arrived(self, connection: socket.socket) -> None:
+        self._waiting.pop(connection, None)
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        """Idle and slow connections give way, oldest first, when every slot is taken."""
         if not self._slots.acquire(blocking=False):
-            with contextlib.suppress(OSError):
-                request.sendall(BUSY)
-            self.shutdown_request(request)
-            return
+            for oldest in list(self._waiting)[:1]:
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            if not self._slots.acquire(timeout=EVICTION_S):
+                with contextlib.suppress(OSError):
+                    request.sendall(BUSY)
+                self.shutdown_request(request)
+                return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._waiting.pop(request, None)
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -144,6 +169,7 @@ class _IPv6Server(_ServerMixin):
 
 class _UnixServer(_ServerMixin):
     address_family = socket.AF_UNIX
+    handler = _UnixHandler
 
     def get_request(self) -> tuple[Any, Any]:
         request, _ = super().get_request()

@@ -6,15 +6,15 @@ Rules (docs/concepts.md explains them to users):
 - A holder is charged from the first poll that shows it to the last that shows it (a Slurm job from its start). So
   spans wait until the next poll confirms who held the unit; the interval of a change goes to nobody.
 - While a mapping is not confirmed, its holder's observed, busy and idle time stand still.
-- The idle run is the unbroken run of known zero: unknown time does not add to it, and activity, or too much unknown
-  time in sequence, ends it.
+- The idle run is the unbroken run of known zero since the unit's last activity: unknown time does not add to it, and
+  too much of that in sequence ends it. Activity ends it the moment it is known, whoever is charged, if anybody.
 Pure: no clock, no lock, no file. The caller passes the time and keeps other threads out.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,6 +28,8 @@ from gpu_exporter.model import (
     UnitId,
     UnitTotals,
 )
+
+KEEP_ABSENT_S = 900.0  # a holder may be missing this long (an outage of its source) and go on where it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ class HolderAccount:
     energy_j: float | None = None
     idle_run_s: float = 0.0
     last_active: float | None = None
+    running: bool = True
 
 
 class _Charge(NamedTuple):
@@ -134,9 +137,8 @@ class Ledger:
         account = self._unit(activity.unit)
         account.witnesses = activity.witnesses
         for raw in activity.spans:
-            if raw.end <= self.started:
-                self._note_before_start(activity.unit, raw)
-                continue
+            if not _is_idle(raw):
+                self._end_runs(activity.unit, account, raw.end)
             start = max(raw.start, account.covered_until)
             if raw.end <= start:
                 continue
@@ -147,8 +149,6 @@ class Ledger:
             account.busy_s += length * span.ratio
             if _is_idle(span):
                 account.idle_s += length
-            else:
-                account.last_active = span.end
             self._ring(activity.unit).add(span.start, span.end, span.ratio)
             self._pending.setdefault(activity.unit, _Pending()).spans.append(span)
 
@@ -176,14 +176,17 @@ class Ledger:
             ring = self.rings[unit] = Ring(self.rules.history_s, self.rules.bucket_s)
         return ring
 
-    def _note_before_start(self, unit: UnitId, span: Span) -> None:
-        """The driver remembers more than we saw: activity while we were away ends the restored idle runs."""
-        if _is_idle(span):
-            return
-        for (held, _), account in (*self.holders.items(), *self.restored_holders.items()):
-            if held == unit and span.end > account.known_until:
-                account.idle_run_s = 0.0
-                account.last_active = max(account.last_active or 0.0, span.end)
+    def _end_runs(self, unit: UnitId, account: UnitAccount, active_until: float) -> None:
+        """Activity is known, be it late, before our start, or in a time that nobody is charged for."""
+        account.last_active = max(account.last_active or active_until, active_until)
+        for (held, _), holder in (*self.holders.items(), *self.restored_holders.items()):
+            if held != unit:
+                continue
+            if holder.idle_run_s > self.rules.idle_run_unknown_reset_s:
+                self.long_run_ended = True
+            holder.idle_run_s = 0.0
+            if active_until > holder.known_until:
+                holder.last_active = active_until
 
     def settle(self, now: float, wall: float, confirmed: Sequence[ConfirmedAllocation]) -> None:
         """Charge the waiting readings to those who are shown to have held the units."""
@@ -198,17 +201,21 @@ class Ledger:
             account = self.holders.get(holder_id)
             if account is None:
                 account = self._open(holder_id, entry, now, wall)
-            exclusive = holders_of[entry.allocation.unit] == 1
-            self._charge(entry.allocation.unit, account, entry.confirmed, exclusive)
+            alone = holders_of[entry.allocation.unit] == 1 and entry.allocation.share != "time_slice"
+            running, account.running = account.running, entry.allocation.running
+            if not entry.allocation.running:
+                account.idle_run_s = 0.0  # it cannot work, so its clock restarts
+            chargeable = alone and running and entry.allocation.running
+            self._charge(entry.allocation.unit, account, entry.confirmed, chargeable)
         for holder_id in [known for known in self.holders if known not in shown]:
-            del self.holders[holder_id]
-        self._forget_waiting(now)
+            self.restored_holders[holder_id] = self.holders.pop(holder_id)
+        self._forget(now)
 
     def _open(self, holder_id: HolderId, entry: ConfirmedAllocation, now: float, wall: float) -> HolderAccount:
         """The account of a holder that was not there at the last poll: restored, or new."""
         holder = entry.allocation.holder
         restored = self.restored_holders.pop(holder_id, None)
-        if restored is not None and not holder.identity:
+        if restored is not None and not holder.identity:  # a name alone may be somebody else by now
             restored.confirmed = restored.booked = restored.energy_booked = max(entry.confirmed, self.started)
             self.holders[holder_id] = restored
             return restored
@@ -221,14 +228,14 @@ class Ledger:
         self.holders[holder_id] = account
         return account
 
-    def _charge(self, unit: UnitId, account: HolderAccount, until: float, exclusive: bool) -> None:
+    def _charge(self, unit: UnitId, account: HolderAccount, until: float, chargeable: bool) -> None:
         gap = until - account.confirmed
         if gap <= 0:
             return
         account.confirmed = until
         account.held_s += gap
-        if gap > self.rules.longest_unconfirmed_s or not exclusive:
-            # nobody vouches for who held it in between, or the reading is not this holder's own
+        if gap > self.rules.longest_unconfirmed_s or not chargeable:
+            # nobody vouches for who held it in between, or the reading is not this holder's own, or it cannot work
             account.booked = account.energy_booked = until
             return
         pending = self._pending.get(unit)
@@ -237,7 +244,7 @@ class Ledger:
         for span in pending.spans:
             start, end = max(span.start, account.booked), min(span.end, until)
             if end > start:
-                self._book(account, Span(start, end, span.ratio, span.other))
+                self._book(account, Span(start, end, span.ratio, span.other), self.units[unit].last_active)
         for charge in pending.energy:
             start, end = max(charge.start, account.energy_booked), min(charge.end, until)
             if end > start:
@@ -245,7 +252,7 @@ class Ledger:
                 account.energy_j = (account.energy_j or 0.0) + charge.joules * share
                 account.energy_booked = end
 
-    def _book(self, account: HolderAccount, span: Span) -> None:
+    def _book(self, account: HolderAccount, span: Span, unit_active: float | None) -> None:
         length = span.end - span.start
         if span.start - account.known_until > self.rules.idle_run_unknown_reset_s:
             account.idle_run_s = 0.0
@@ -259,15 +266,15 @@ class Ledger:
             account.high_s += length
         if _is_idle(span):
             account.idle_s += length
-            account.idle_run_s += length
+            account.idle_run_s += max(0.0, span.end - max(span.start, unit_active or span.start))
         else:
-            if account.idle_run_s > self.rules.idle_run_unknown_reset_s:
-                self.long_run_ended = True
             account.idle_run_s = 0.0
-            account.last_active = span.end
+            account.last_active = max(account.last_active or span.end, span.end)
 
-    def _forget_waiting(self, now: float) -> None:
-        """Drop readings that no later poll may charge any more."""
+    def _forget(self, now: float) -> None:
+        """Drop readings that no later poll may charge, and holders that have been gone for long."""
+        for holder_id in [i for i, a in self.restored_holders.items() if now - a.confirmed > KEEP_ABSENT_S]:
+            del self.restored_holders[holder_id]
         oldest = now - self.rules.longest_unconfirmed_s
         settled: dict[UnitId, float] = {}
         for (unit, _), account in self.holders.items():
@@ -308,19 +315,15 @@ class Ledger:
             low_s=account.low_s,
             high_s=account.high_s,
             energy_j=account.energy_j,
-            idle_run_s=self._idle_run(allocation.unit, account, now),
+            idle_run_s=self._idle_run(account, now),
             start_wall=account.start_wall,
             last_active_wall=(last_active if last_active is not None else account.start_wall)
             if account.known
             else None,
         )
 
-    def _idle_run(self, unit: UnitId, account: HolderAccount, now: float) -> float:
-        """The run as of now: activity that still waits for its poll ends it, and so does too much unknown time."""
-        waiting = self._pending.get(unit)
-        spans: Iterable[Span] = waiting.spans if waiting is not None else ()
-        if any(not _is_idle(span) for span in spans if span.end > account.known_until):
-            return 0.0
+    def _idle_run(self, account: HolderAccount, now: float) -> float:
+        """The run as of now: too much unknown time up to now ends it as well."""
         if now - account.known_until > self.rules.idle_run_unknown_reset_s:
             return 0.0
         return account.idle_run_s

@@ -19,10 +19,10 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpu_exporter.ledger.ledger import HolderAccount, Ledger, UnitAccount
 from gpu_exporter.model import HolderKey, HolderTotals, UnitId, UnitTotals
@@ -48,6 +48,13 @@ def read_boot_id(path: Path = BOOT_ID) -> str:
 
 
 MarkKey = tuple[UnitId, HolderKey | None, str]
+
+
+class Prepared(NamedTuple):
+    """A content of the file and the marks that it promises."""
+
+    text: str
+    marks: dict[MarkKey, float]
 
 
 class StateFile:
@@ -90,44 +97,50 @@ class StateFile:
         data = json.loads(body)
         if not self._boot_id or data["boot_id"] != self._boot_id:
             return "state file of another boot"
-        for entry in data["units"]:
-            unit = UnitId(*entry.pop("unit"))
-            account = UnitAccount(**entry)
-            account.observed_s = max(account.observed_s, account.busy_s + account.idle_s)
-            ledger.restored_units[unit] = account
-        for entry in data["holders"]:
-            unit, key = UnitId(*entry.pop("unit")), HolderKey(*entry.pop("holder"))
-            holder = HolderAccount(**entry)
-            holder.observed_s = max(holder.observed_s, holder.busy_s + holder.idle_s, holder.low_s + holder.high_s)
-            holder.held_s = max(holder.held_s, holder.observed_s)
-            ledger.restored_holders[unit, key] = holder
+        try:
+            units = {UnitId(*entry.pop("unit")): UnitAccount(**entry) for entry in data["units"]}
+            holders = {
+                (UnitId(*entry.pop("unit")), HolderKey(*entry.pop("holder"))): HolderAccount(**entry)
+                for entry in data["holders"]
+            }
+        except (TypeError, KeyError) as exc:
+            return f"state file with other fields than this version's: {exc}"
+        ledger.restored_units.update(units)
+        ledger.restored_holders.update(holders)
+        # Until the first write succeeds nothing beyond what the file promises may be published.
+        self.marks = _marks_of(units, holders)
         return ""
 
-    def write(self, ledger: Ledger, *, final: bool = False) -> None:
-        """Write marks ahead of the ledger's counters and remember them; exact values when `final`.
-
-        Raises OSError when the directory cannot be written; the old marks then stay in force.
-        """
+    def prepare(self, ledger: Ledger, *, final: bool = False) -> Prepared:
+        """The next content of the file: marks ahead of the ledger's counters, or exact values when `final`."""
         margin = 0.0 if final else self.margin_s
-        marks: dict[MarkKey, float] = {}
-        units = [self._unit_entry(unit, a, margin, marks) for unit, a in self._units(ledger)]
-        holders = [
-            self._holder_entry(i, a, margin, self._power_limit(ledger, i[0]), marks) for i, a in self._holders(ledger)
-        ]
-        body = json.dumps({"boot_id": self._boot_id, "units": units, "holders": holders})
-        self._replace(f"{HEADER} {VERSION} {zlib.crc32(body.encode()):08x}\n{body}")
-        self.marks = marks
+        units = {
+            unit: _ahead_unit(account, margin)
+            for unit, account in (*ledger.restored_units.items(), *ledger.units.items())
+        }
+        holders = {
+            holder_id: _ahead_holder(account, margin, self._power_limit(ledger, holder_id[0]))
+            for holder_id, account in (*ledger.restored_holders.items(), *ledger.holders.items())
+        }
+        body = json.dumps(
+            {
+                "boot_id": self._boot_id,
+                "units": [{"unit": unit, **asdict(account)} for unit, account in units.items()],
+                "holders": [
+                    {"unit": unit, "holder": key, **asdict(account)} for (unit, key), account in holders.items()
+                ],
+            }
+        )
+        text = f"{HEADER} {VERSION} {zlib.crc32(body.encode()):08x}\n{body}"
+        return Prepared(text, _marks_of(units, holders))
 
-    @staticmethod
-    def _units(ledger: Ledger) -> Iterator[tuple[UnitId, UnitAccount]]:
-        """Live accounts, and restored ones whose GPU has not answered yet."""
-        yield from ledger.units.items()
-        yield from ledger.restored_units.items()
+    def commit(self, prepared: Prepared) -> None:
+        """Put the content on disk. The caller then calls `adopt`. Raises OSError; the old marks stay in force."""
+        self._replace(prepared.text)
 
-    @staticmethod
-    def _holders(ledger: Ledger) -> Iterator[tuple[tuple[UnitId, HolderKey], HolderAccount]]:
-        yield from ledger.holders.items()
-        yield from ledger.restored_holders.items()
+    def adopt(self, prepared: Prepared) -> None:
+        """From now on counters may be published up to these marks."""
+        self.marks = prepared.marks
 
     @staticmethod
     def _power_limit(ledger: Ledger, unit: UnitId) -> float:
@@ -153,34 +166,6 @@ class StateFile:
                 bounded[counter] = min(getattr(totals, counter), mark)
         return bounded
 
-    def _unit_entry(
-        self, unit: UnitId, account: UnitAccount, margin: float, marks: dict[MarkKey, float]
-    ) -> dict[str, Any]:
-        entry = asdict(account)
-        entry["energy_j"] = None  # the driver's own counter, never ours to restore
-        for counter in UNIT_COUNTERS:
-            entry[counter] += margin
-            marks[unit, None, counter] = entry[counter]
-        return {"unit": unit, **entry}
-
-    def _holder_entry(
-        self,
-        holder_id: tuple[UnitId, HolderKey],
-        account: HolderAccount,
-        margin: float,
-        power_limit_w: float,
-        marks: dict[MarkKey, float],
-    ) -> dict[str, Any]:
-        unit, key = holder_id
-        entry = asdict(account)
-        for counter in HOLDER_COUNTERS:
-            entry[counter] += margin
-            marks[unit, key, counter] = entry[counter]
-        if entry["energy_j"] is not None:
-            entry["energy_j"] += margin * power_limit_w
-            marks[unit, key, "energy_j"] = entry["energy_j"]
-        return {"unit": unit, "holder": key, **entry}
-
     def _replace(self, text: str) -> None:
         handle, name = tempfile.mkstemp(prefix=".state-", dir=self.path.parent)
         try:
@@ -191,3 +176,39 @@ class StateFile:
             with contextlib.suppress(OSError):
                 Path(name).unlink()
             raise
+
+
+def _ahead_unit(account: UnitAccount, margin: float) -> UnitAccount:
+    """A copy with its counters `margin` seconds ahead, and still busy + idle <= observed."""
+    ahead = replace(account, energy_j=None)  # the driver's own counter, never ours to restore
+    for counter in UNIT_COUNTERS:
+        setattr(ahead, counter, getattr(account, counter) + margin)
+    ahead.observed_s = max(ahead.observed_s, ahead.busy_s + ahead.idle_s)
+    return ahead
+
+
+def _ahead_holder(account: HolderAccount, margin: float, power_limit_w: float) -> HolderAccount:
+    """A copy with its counters `margin` seconds ahead, and still busy + idle <= observed <= held."""
+    ahead = replace(account)
+    for counter in HOLDER_COUNTERS:
+        setattr(ahead, counter, getattr(account, counter) + margin)
+    ahead.observed_s = max(ahead.observed_s, ahead.busy_s + ahead.idle_s, ahead.low_s + ahead.high_s)
+    ahead.held_s = max(ahead.held_s, ahead.observed_s)
+    if ahead.energy_j is not None:
+        ahead.energy_j += margin * power_limit_w
+    return ahead
+
+
+def _marks_of(
+    units: Mapping[UnitId, UnitAccount], holders: Mapping[tuple[UnitId, HolderKey], HolderAccount]
+) -> dict[MarkKey, float]:
+    marks: dict[MarkKey, float] = {}
+    for unit, account in units.items():
+        for counter in UNIT_COUNTERS:
+            marks[unit, None, counter] = getattr(account, counter)
+    for (unit, key), holder in holders.items():
+        for counter in HOLDER_COUNTERS:
+            marks[unit, key, counter] = getattr(holder, counter)
+        if holder.energy_j is not None:
+            marks[unit, key, "energy_j"] = holder.energy_j
+    return marks

@@ -6,6 +6,7 @@ until these reach back far enough, the whole time that the exporter has seen the
 
 from __future__ import annotations
 
+import http.client
 import math
 import urllib.error
 import urllib.request
@@ -40,7 +41,7 @@ def fetch_text(url: str, timeout_s: float = 10.0) -> str:
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - the scheme is checked above
             body: bytes = answer.read()
-    except (urllib.error.URLError, OSError) as exc:
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as exc:
         raise EvidenceError(f"{url}: {exc}") from exc
     return body.decode("utf-8", "replace")
 
@@ -78,12 +79,18 @@ class ExporterSource:
         self._counters = {key: value for key, value in self._counters.items() if key in keys}
         units: dict[HolderName, list[UnitEvidence]] = {}
         owners: dict[HolderName, str] = {}
+        held: dict[HolderName, int] = {}
         for page in pages:
             for key, series in page.allocations.items():
                 name = holder_name(series.labels)
                 owners[name] = owner_of(series.info)
+                count = series.values.get("gpu_allocation_holder_units")
+                if count is not None:
+                    held[name] = max(int(count), held.get(name, 0))
                 units.setdefault(name, []).append(self._unit(page, key, series, wall))
-        holders = tuple(HolderEvidence(name, owners[name], tuple(parts), len(parts)) for name, parts in units.items())
+        holders = tuple(
+            HolderEvidence(name, owners[name], tuple(parts), held.get(name)) for name, parts in units.items()
+        )
         interval = max((page.sample_interval_s for page in pages), default=1.0)
         return Evidence(wall, interval, holders)
 

@@ -39,12 +39,15 @@ class UnitEvidence:
 
 @dataclass(frozen=True, slots=True)
 class HolderEvidence:
-    """Everything seen of one holder. `held`: how many units it holds in all, seen idle or not."""
+    """Everything seen of one holder.
+
+    `held`: how many units it holds in all, as its scheduler counts them, seen or not; None when that is not told.
+    """
 
     name: HolderName
     owner: str
     units: tuple[UnitEvidence, ...]
-    held: int
+    held: int | None
 
 
 @dataclass(frozen=True, slots=True)

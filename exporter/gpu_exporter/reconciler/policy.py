@@ -6,6 +6,7 @@ verdict `unknown`, and nobody acts on unknown.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from gpu_exporter.defaults import Policy
@@ -27,7 +28,7 @@ class Decision:
     stage: str
     reason: str
     units: tuple[UnitEvidence, ...]
-    held: int
+    held: int | None
     idle_since_wall: float | None
 
     @property
@@ -49,40 +50,47 @@ def decide(evidence: Evidence, policy: Policy) -> list[Decision]:
 
 def _decide_holder(holder: HolderEvidence, evidence: Evidence, policy: Policy) -> Decision:
     stage, reason = _judge(holder, evidence, policy)
-    runs = [unit.idle_run_s for unit in holder.units if unit.idle_run_s is not None]
+    runs = [unit.idle_run_s for unit in holder.units if unit.idle_run_s]
     since = evidence.wall - min(runs) if runs and stage in LABELLED else None
     return Decision(holder.name, holder.owner, stage, reason, holder.units, holder.held, since)
 
 
 def _judge(holder: HolderEvidence, evidence: Evidence, policy: Policy) -> tuple[str, str]:
+    # Every comparison is written so that a number that is missing or no number fails it.
     fresh_s = max(policy.fresh_min, 4 * evidence.sample_interval_s)
-    ages = [unit.sample_age_s for unit in holder.units]
-    if not ages or any(age is None or not -fresh_s <= age < fresh_s for age in ages):
+    if not holder.units or not all(-fresh_s <= _number(unit.sample_age_s) < fresh_s for unit in holder.units):
         return "unknown", f"no sample of the last {_minutes(fresh_s)}"
-    if any(unit.idle_run_s is None for unit in holder.units):
+    runs = [_number(unit.idle_run_s) for unit in holder.units]
+    if not all(run >= 0 for run in runs):
         return "unknown", "activity has no source on this hardware"
-    if any(unit.start_wall is None for unit in holder.units):
+    held_s = [evidence.wall - _number(unit.start_wall) for unit in holder.units]
+    if not all(math.isfinite(seconds) for seconds in held_s):
         return "unknown", "the start of the allocation is not known"
-    held_s = min(evidence.wall - (unit.start_wall or 0.0) for unit in holder.units)
-    if held_s < policy.startup_grace:
-        return "starting", f"held for {_minutes(held_s)}, judged after {_minutes(policy.startup_grace)}"
-    runs = [unit.idle_run_s or 0.0 for unit in holder.units]
+    if not min(held_s) >= policy.startup_grace:
+        return "starting", f"held for {_minutes(min(held_s))}, judged after {_minutes(policy.startup_grace)}"
     idle = sum(run >= policy.candidate_after for run in runs)
     if not idle:
         return "active", f"longest idle run {_minutes(max(runs))}, below {_minutes(policy.candidate_after)}"
-    if max(runs) > held_s + fresh_s:
+    if max(runs) > min(held_s) + fresh_s:
         return "unknown", "an idle run is longer than the allocation: two holders under one name?"
-    if any(unit.coverage is None or unit.coverage < policy.coverage_min for unit in holder.units):
-        known = min(unit.coverage or 0.0 for unit in holder.units)
-        return "unknown", f"only {known:.0%} of the time is observed, {policy.coverage_min:.0%} is needed"
+    coverage = [_number(unit.coverage) for unit in holder.units]
+    if not all(share >= policy.coverage_min for share in coverage):
+        known = "an unknown share" if any(map(math.isnan, coverage)) else f"only {min(coverage):.0%}"
+        return "unknown", f"{known} of the time is observed, {policy.coverage_min:.0%} is needed"
+    if holder.held is None or holder.held < len(holder.units):
+        return "unknown", "how many GPUs the holder has in all is not told"
     if idle < holder.held:
         return "partial", f"{idle} of {holder.held} GPUs idle for {_minutes(policy.candidate_after)} and more"
     shortest = min(runs)
-    if shortest < policy.underused_after:
+    if not shortest >= policy.underused_after:
         return "candidate", f"{_all(holder.held)} idle for {_minutes(shortest)}"
-    if any(unit.witnesses is not None and unit.witnesses < 2 for unit in holder.units):
+    if not all((unit.witnesses or 0) >= 2 for unit in holder.units):
         return "candidate", f"idle for {_minutes(shortest)}, but utilization is the only witness"
     return "underused", f"{_all(holder.held)} idle for {_minutes(shortest)}"
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _all(held: int) -> str:

@@ -7,6 +7,8 @@ the others are restricted to these holders.
 from __future__ import annotations
 
 import json
+import math
+import re
 import urllib.parse
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,6 +25,7 @@ from gpu_exporter.reconciler.evidence import (
 )
 
 MAX_ROWS = 20_000
+MAX_MATCHER = 100_000  # characters; a longer one is left out and the rows are compared here
 UNIT = "uuid, mig_uuid, scheduler, namespace, pod, container, job_id"
 
 
@@ -43,6 +46,7 @@ def parse_vector(text: str, query: str) -> list[Row]:
         if data["resultType"] != "vector":
             raise EvidenceError(f"expected a vector, not a {data['resultType']}: {query}")
         rows = [Row(dict(row["metric"]), float(row["value"][1])) for row in data["result"]]
+        rows = [row for row in rows if math.isfinite(row.value)]  # no number is no evidence
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as exc:
         raise EvidenceError(f"not an answer of a PromQL API ({exc!r}): {query}") from exc
     if answer.get("warnings") or answer.get("isPartial"):
@@ -86,6 +90,7 @@ class PromQLSource:
         starts = self._by_unit("gpu_allocation_start_timestamp_seconds", wanted)
         coverage = self._coverage(wanted)
         infos = self._query(self._select("gpu_allocation_info", wanted))
+        uuids = {row.labels.get("uuid", "") for row in infos}
         nodes = "node, instance"
         ages = {
             self._place(row.labels): row.value
@@ -97,8 +102,12 @@ class PromQLSource:
         witnesses = {
             (row.labels.get("uuid", ""), row.labels.get("mig_uuid", "")): int(row.value)
             for name in ("gpu_idle_witnesses", "gpu_mig_idle_witnesses")
-            for row in self._query(self._select(name))
+            for row in self._query(self._select(name, _match_any("uuid", uuids)))
         }
+        held: dict[HolderName, int] = {}
+        for row in self._query(self._select("gpu_allocation_holder_units", wanted)):
+            name = holder_name(row.labels)
+            held[name] = max(int(row.value), held.get(name, 0))
         holders: dict[HolderName, list[UnitEvidence]] = {}
         owners: dict[HolderName, str] = {}
         for row in infos:
@@ -122,7 +131,7 @@ class PromQLSource:
         return Evidence(
             wall,
             interval[0].value if interval else 1.0,
-            tuple(HolderEvidence(name, owners[name], tuple(parts), len(parts)) for name, parts in holders.items()),
+            tuple(HolderEvidence(name, owners[name], tuple(parts), held.get(name)) for name, parts in holders.items()),
         )
 
     def _suspects(self) -> str:
@@ -161,11 +170,11 @@ def _restrict(names: set[HolderName]) -> str:
     jobs = {name.name for name in names if name.scheduler == "slurm"}
     if pods and jobs:
         return ""  # a matcher cannot say "or" over two labels
-    label, values = ("pod", pods) if pods else ("job_id", jobs)
-    pattern = "|".join(sorted(_escape(value) for value in values))
-    return f'{label}=~"{pattern}"' if len(pattern) < 4000 else ""
+    return _match_any("pod", pods) if pods else _match_any("job_id", jobs)
 
 
-def _escape(value: str) -> str:
-    """A literal inside an RE2 expression inside a PromQL string."""
-    return "".join(c if c.isalnum() or c in "-_" else f"\\\\{c}" for c in value)
+def _match_any(label: str, values: set[str]) -> str:
+    """A matcher for any of `values`, literally: quoted for RE2, then for a PromQL string; "" when it grows too long."""
+    quoted = (re.sub(r"([^A-Za-z0-9_-])", r"\\\1", value) for value in sorted(values))
+    pattern = "|".join(quoted).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'{label}=~"{pattern}"' if len(pattern) < MAX_MATCHER else ""

@@ -21,7 +21,7 @@ def render_decisions(decisions: Sequence[Decision]) -> str:
         (
             str(decision.name),
             decision.owner or "-",
-            f"{len(decision.units)}/{decision.held}",
+            f"{len(decision.units)}/{decision.held or '?'}",
             decision.stage,
             format_time(decision.idle_since_wall),
             decision.reason,

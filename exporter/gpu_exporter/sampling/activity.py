@@ -14,17 +14,25 @@ from gpu_exporter.devices.protocol import UtilizationSample
 from gpu_exporter.model import Activity, Span, UnitId
 
 WALL_STEP_S = 1.0  # a wall clock that moved more than this against the monotonic one has been stepped
-DRIVER_PERIOD_MAX_S = 1.0  # nvmlUtilization_t: the sample period is between 1/6 and 1 s
+RING_PATIENCE_S = 30.0  # after its last answer the driver's ring is waited for: it keeps some 20 s and may deliver late
 
 
 @dataclass(frozen=True, slots=True)
 class ActivityRules:
-    """`interval_s`: sampling interval; see defaults.yaml for the rest."""
+    """`interval_s`: sampling interval; see defaults.yaml for the rest.
+
+    `driver_period_max_s`: the longest time that one utilization of the driver stands for; nvmlUtilization_t says that
+    its sample period is between 1/6 and 1 s.
+    """
 
     interval_s: float
     gap_intervals: int
     power_floor_max_ratio: float
     power_active_step: float
+    driver_period_max_s: float = 1.0
+
+
+LATENESS = 1.1  # a cycle or sample that comes a tenth of a period late leaves no hole
 
 
 class PowerFloor:
@@ -57,6 +65,8 @@ class ActivityReader:
     def read(self, cycle: Cycle, monotonic: float, wall: float) -> Activity | None:
         """Activity of the whole GPU, None when it has no source (MIG mode, or every call failed)."""
         previous, self._last_monotonic = self._last_monotonic, monotonic
+        if cycle.utilization is not None and not 0.0 <= cycle.utilization <= 1.0:
+            cycle.utilization = None  # seen with zombie processes; no measurement
         stepped = self._note_offset(wall - monotonic)
         others = self._other_witnesses(cycle)
         active = any(others)
@@ -69,7 +79,8 @@ class ActivityReader:
             self._last_samples_monotonic = monotonic
         elif cycle.utilization is not None and self._covers_gap(previous, monotonic):
             assert previous is not None
-            spans = (Span(previous, monotonic, cycle.utilization, active),)
+            start = max(previous, monotonic - LATENESS * self._rules.driver_period_max_s)
+            spans = (Span(start, monotonic, cycle.utilization, active),)
         if cycle.utilization is None and not cycle.driver_samples:
             return None
         return Activity(self._unit, spans, 1 + len(others))
@@ -87,7 +98,7 @@ class ActivityReader:
     def _has_ring(self, monotonic: float) -> bool:
         """Whether the driver's sample ring answered lately, so that its samples are worth waiting for."""
         last = self._last_samples_monotonic
-        return last is not None and monotonic - last <= self._max_gap
+        return last is not None and monotonic - last <= max(RING_PATIENCE_S, self._max_gap)
 
     def _other_witnesses(self, cycle: Cycle) -> list[bool]:
         """One entry per readable witness beside utilization: is it active?"""
@@ -105,7 +116,7 @@ class ActivityReader:
         utilization: float | None,
     ) -> tuple[Span, ...]:
         """Each sample covers (previous sample, its own stamp], at most one driver period."""
-        longest = max(DRIVER_PERIOD_MAX_S, self._rules.interval_s)
+        longest = LATENESS * self._rules.driver_period_max_s
         # The rate that the driver reports beside its ring must agree before zeros count as idle.
         newest_active = active or bool(utilization)
         spans: list[Span] = []

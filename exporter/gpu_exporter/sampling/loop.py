@@ -43,10 +43,12 @@ class DeviceLoop:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self, timeout_s: float) -> bool:
-        """Ask the loop to end and wait for it; false when it hangs inside a call."""
+    def ask_to_stop(self) -> None:
         self._stop.set()
-        self._thread.join(timeout_s)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end; false when the loop hangs inside a call."""
+        self._thread.join(max(0.0, timeout_s))
         return not self._thread.is_alive()
 
     def is_hung(self) -> bool:

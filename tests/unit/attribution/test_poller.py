@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from gpu_exporter.attribution.poller import Poller
-from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.attribution.static import CallbackSource, StaticSource, parse_static
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.model import Claim, Holder, HolderKey
@@ -36,7 +36,7 @@ def test_the_last_mapping_stays_for_a_bounded_time_with_its_age() -> None:
     clock, script, poller = make()
     script.answer = [CLAIM]
     ((claim, confirmed),) = poller.poll()
-    assert (claim, confirmed) == (CLAIM, clock.monotonic())
+    assert (claim.device, claim.holder.key, confirmed) == (CLAIM.device, CLAIM.holder.key, clock.monotonic())
     script.answer = None
     clock.advance(299)
     assert [entry.confirmed for entry in poller.poll()] == [confirmed]
@@ -46,6 +46,32 @@ def test_the_last_mapping_stays_for_a_bounded_time_with_its_age() -> None:
     clock.advance(2)
     assert poller.poll() == []
     assert not poller.is_known()
+
+
+def test_a_fault_of_ours_in_a_source_is_an_outage_of_that_source_only() -> None:
+    clock = ManualClock()
+
+    def broken() -> Sequence[Claim]:
+        raise ZeroDivisionError("a bug")
+
+    poller = Poller([CallbackSource("a", broken), CallbackSource("b", lambda: [CLAIM])], clock, 300.0)
+    assert len(poller.poll()) == 1
+    a, b = poller.statuses()
+    assert (a.up, a.error) == (False, "unforeseen ZeroDivisionError: a bug")
+    assert b.up
+
+
+def test_an_answer_that_is_not_understood_counts_but_proves_nobody_free() -> None:
+    class Puzzling:
+        name = "slurm"
+
+        def poll(self) -> Answer:
+            return Answer([CLAIM], "job 9: not understood")
+
+    poller = Poller([Puzzling()], ManualClock(), 300.0)
+    assert len(poller.poll()) == 1
+    assert not poller.is_known()
+    assert poller.statuses()[0].error == "job 9: not understood"
 
 
 def test_before_the_first_answer_nothing_is_known() -> None:
@@ -71,7 +97,7 @@ def test_conflicts_are_counted_by_the_losing_source() -> None:
 def test_a_static_file_names_its_faults(tmp_path) -> None:
     path = tmp_path / "holders.yaml"
     path.write_text("- {uuid: GPU-0, pod: ml/a/main, user: ada}\n- {uuid: GPU-1, job: 7}\n", encoding="utf-8")
-    pod, job = StaticSource(path).poll()
+    pod, job = StaticSource(path).poll().claims
     assert (pod.holder.namespace, pod.holder.pod, pod.holder.container, pod.holder.user) == ("ml", "a", "main", "ada")
     assert (job.holder.job_id, job.holder.identity) == ("7", "name")
     for data, message in (

@@ -46,7 +46,9 @@ def test_a_lone_replica_is_shared_too_for_others_may_come() -> None:
 
 
 def test_two_holders_of_a_whole_gpu_are_told_apart_by_nobody() -> None:
-    assert [share for _, share, _ in units(Claim("uuid", "GPU-0", POD), Claim("uuid", "GPU-0", POD2))] == ["time_slice"] * 2
+    assert [share for _, share, _ in units(Claim("uuid", "GPU-0", POD), Claim("uuid", "GPU-0", POD2))] == [
+        "time_slice"
+    ] * 2
 
 
 def test_two_replicas_of_one_holder_are_one_allocation() -> None:

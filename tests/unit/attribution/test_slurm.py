@@ -41,26 +41,55 @@ def test_anything_else_from_squeue_is_refused(text: str) -> None:
 
 
 def test_gpus_of_a_real_job() -> None:
-    assert parse_job_gpus(fixture("scontrol_two_gpus.txt"), "1", "n0") == [0, 1]
-    assert parse_job_gpus(fixture("scontrol_two_gpus.txt"), "1", "n1") == []
+    assert parse_job_gpus(fixture("scontrol_two_gpus.txt"), "1", "n0") == ([0, 1], 2)
+    assert parse_job_gpus(fixture("scontrol_two_gpus.txt"), "1", "n1") == ([], 2)
 
 
 def test_an_identity_in_a_comment_changes_nothing() -> None:
     """The comment and name of this real job claim to be root's; identity never comes from here."""
-    assert parse_job_gpus(fixture("scontrol_forged_comment.txt"), "2", "n0") == [2]
-    assert parse_job_gpus(fixture("scontrol_forged_name.txt"), "3", "n0") == [3]
+    assert parse_job_gpus(fixture("scontrol_forged_comment.txt"), "2", "n0") == ([2], 1)
+    assert parse_job_gpus(fixture("scontrol_forged_name.txt"), "3", "n0") == ([3], 1)
 
 
 FORGED = " JOB_GRES=gpu:h100:8   Nodes=n0 CPU_IDs=0 Mem=0 GRES=gpu:h100:8(IDX:0-7) MinCPUsNode=1"
 
 
 @pytest.mark.parametrize("place", ["JobName=job.sh", "WorkDir=/tmp", "Command=/home/user1/job.sh"])
-@pytest.mark.parametrize("forged", [FORGED, FORGED.replace("JOB_GRES=", "X="), "\nJobId=99 JobName=x" + FORGED])
+@pytest.mark.parametrize("forged", [FORGED, FORGED.replace("JOB_GRES=", "X="), "\nJobId=1 JobName=x" + FORGED])
 def test_devices_in_a_name_or_comment_are_refused(place: str, forged: str) -> None:
     text = fixture("scontrol_two_gpus.txt").replace(place, place + forged)
     assert forged in text
-    with pytest.raises(SourceError, match=r"job 1: its name( or comment)? imitates|job 1: its comment imitates"):
+    with pytest.raises(SourceError, match="job 1: its name or comment imitates"):
         parse_job_gpus(text, "1", "n0")
+
+
+def test_a_name_that_cuts_its_own_record_short_is_refused() -> None:
+    text = fixture("scontrol_two_gpus.txt").replace("JobName=job.sh", "JobName=x\nJobId=99 JobName=y")
+    with pytest.raises(SourceError, match="imitates"):
+        parse_job_gpus(text, "1", "n0")
+
+
+def test_another_jobs_record_in_a_comment_is_not_ours() -> None:
+    text = fixture("scontrol_two_gpus.txt").replace(
+        "WorkDir=/tmp", "WorkDir=/tmp Comment=\nJobId=99 JobName=x" + FORGED
+    )
+    assert parse_job_gpus(text, "1", "n0") == ([0, 1], 2)
+
+
+@pytest.mark.parametrize(
+    "extra", ["ArrayJobId=11 ArrayTaskId=3 ", "HetJobId=12 HetJobOffset=0 HetJobIdSet=12-13 "], ids=["array", "het"]
+)
+def test_array_tasks_and_het_jobs_are_no_forgeries(extra: str) -> None:
+    text = fixture("scontrol_two_gpus.txt")
+    assert parse_job_gpus(text.replace("JobName=", extra + "JobName="), "1", "n0") == ([0, 1], 2)
+    tasks = text + text.replace("JobId=1 ", "JobId=12 ") + text.replace("JobId=1 ", "JobId=13 ")
+    assert parse_job_gpus(tasks, "1", "n0") == ([0, 1], 2)
+
+
+def test_a_job_without_gpus_has_none() -> None:
+    text = fixture("scontrol_two_gpus.txt")
+    before, _, after = text.partition("JOB_GRES=")
+    assert parse_job_gpus(before + "MinCPUsNode=1" + after.partition("MinCPUsNode=1")[2], "1", "n0") == ([], 0)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +104,10 @@ def test_devices_in_a_name_or_comment_are_refused(place: str, forged: str) -> No
     ],
 )
 def test_gres_shapes(gres: str, expected: list[int]) -> None:
-    text = f"JobId=5 JobName=x UserId=a(1) JOB_GRES=x   Nodes=n[0-3] CPU_IDs=7 Mem=0 GRES={gres} MinCPUsNode=1 Comment=y"
-    assert parse_job_gpus(text, "5", "n2") == expected
+    text = (
+        f"JobId=5 JobName=x UserId=a(1) JOB_GRES=x   Nodes=n[0-3] CPU_IDs=7 Mem=0 GRES={gres} MinCPUsNode=1 Comment=y"
+    )
+    assert parse_job_gpus(text, "5", "n2").indexes == expected
 
 
 def test_a_job_on_several_nodes_gets_each_nodes_own_devices() -> None:
@@ -84,8 +115,8 @@ def test_a_job_on_several_nodes_gets_each_nodes_own_devices() -> None:
         "JobId=5 JobName=x JOB_GRES=gpu:3   Nodes=n0 CPU_IDs=6 Mem=0 GRES=gpu:h100:2(IDX:1-2)"
         "      Nodes=n1 CPU_IDs=7 Mem=0 GRES=gpu:h100:1(IDX:0) MinCPUsNode=1"
     )
-    assert parse_job_gpus(text, "5", "n0") == [1, 2]
-    assert parse_job_gpus(text, "5", "n1") == [0]
+    assert parse_job_gpus(text, "5", "n0") == ([1, 2], 3)
+    assert parse_job_gpus(text, "5", "n1") == ([0], 3)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,10 @@ def test_the_demo_shows_what_it_promises() -> None:
             {"gpus": [{"model": "H100", "faults": [{"at": 1, "call": "x"}]}]},
             "gpus[0].faults[0]: exactly one of error and hang_ms is needed",
         ),
-        ({"gpus": [], "holders": [{"gpu": 0, "kind": "pod", "name": "a/b/c"}]}, "holders[0].gpu: 0 is not below 0, the number of GPUs"),
+        (
+            {"gpus": [], "holders": [{"gpu": 0, "kind": "pod", "name": "a/b/c"}]},
+            "holders[0].gpu: 0 is not below 0, the number of GPUs",
+        ),
         (
             {"gpus": [{"model": "H100"}], "holders": [{"gpu": 0, "kind": "pod", "name": "trainer"}]},
             "holders[0].name: 'trainer' is not namespace/pod/container",

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from tests.testbed.servers import require
 
 import gpu_exporter
 from gpu_exporter import collectors
 from gpu_exporter.app.agent import activity_rules
 from gpu_exporter.app.books import Books
-from gpu_exporter.app.demo import demo_settings
+from gpu_exporter.app.demo import SAMPLE_PERIOD_S, demo_settings
 from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.clock import ManualClock
@@ -27,7 +28,6 @@ from gpu_exporter.exposition.table import render_table
 from gpu_exporter.exposition.text import TextRenderer
 from gpu_exporter.model import AgentStatus, View
 from gpu_exporter.sampling.sampler import DeviceSampler
-from tests.testbed.servers import require
 
 DEMO = Path(gpu_exporter.__file__).parent / "demo.yaml"
 
@@ -35,11 +35,11 @@ DEMO = Path(gpu_exporter.__file__).parent / "demo.yaml"
 def play(scenario, seconds: int) -> View:
     """The node as a view, after some time on a manual clock."""
     clock, settings = ManualClock(), demo_settings()
-    backend, source = build_simulation(scenario, clock, 5.0)
+    backend, source = build_simulation(scenario, clock, SAMPLE_PERIOD_S)
     books = Books(settings, clock)
     poller = Poller([source], clock, 300.0)
     samplers = [
-        DeviceSampler(entry.device, collectors.ALL, clock, activity_rules(settings))
+        DeviceSampler(entry.device, collectors.ALL, clock, activity_rules(settings, SAMPLE_PERIOD_S))
         for entry in backend.discover()
         if entry.device is not None
     ]
@@ -137,7 +137,7 @@ def test_names_from_users_cannot_break_the_page() -> None:
     scenario = parse_scenario(
         {
             "gpus": [{"model": "H100"}],
-            "holders": [{"gpu": 0, "kind": "pod", "name": "<script>alert(1)</script".replace("/", "") + "/a&b/\"c"}],
+            "holders": [{"gpu": 0, "kind": "pod", "name": "<script>alert(1)</script".replace("/", "") + '/a&b/"c'}],
         }
     )
     page = render_page(play(scenario, 60))

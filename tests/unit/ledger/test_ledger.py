@@ -79,7 +79,9 @@ def test_time_is_never_counted_twice(bench: Bench) -> None:
 
 
 def test_time_before_our_start_is_not_counted(bench: Bench) -> None:
-    bench.ledger.record(Activity(UNIT, (Span(START - 20, START - 10, 0.0, False), Span(START - 2, START + 1, 0.0, False)), 1))
+    bench.ledger.record(
+        Activity(UNIT, (Span(START - 20, START - 10, 0.0, False), Span(START - 2, START + 1, 0.0, False)), 1)
+    )
     totals = bench.ledger.unit_totals(UNIT, START + 1, WALL)
     assert totals is not None
     assert totals.idle_s == pytest.approx(1.0)
@@ -216,6 +218,80 @@ def test_holders_that_share_a_unit_are_charged_nothing(bench: Bench) -> None:
         assert not totals.known
         assert (totals.idle_s, totals.idle_run_s) == (0.0, 0.0)
         assert totals.held_s == pytest.approx(20.0)
+
+
+def test_activity_that_is_charged_to_nobody_ends_the_run_for_good(bench: Bench) -> None:
+    """While the source was away the GPU worked: the run must not come back with the source."""
+    bench.poll(POD)
+    bench.run(100, 0.0, POD)
+    confirmed = bench.now
+    for ratio in (0.0, 1.0, 0.0, 0.0):
+        bench.observe(5, ratio)
+        bench.poll(POD, confirmed=confirmed)
+        if ratio:
+            assert bench.totals(POD).idle_run_s == 0.0
+    bench.poll(POD)
+    bench.run(10, 0.0, POD)
+    assert bench.totals(POD).idle_run_s <= 20.0
+
+
+def test_activity_that_is_told_late_ends_the_run(bench: Bench) -> None:
+    bench.poll(POD)
+    bench.run(100, 0.0, POD)
+    late = Span(bench.now - 8.0, bench.now - 5.0, 1.0, False)  # this time is already booked as idle
+    bench.ledger.record(Activity(UNIT, (late,), 2))
+    bench.run(5, 0.0, POD)
+    assert bench.totals(POD).idle_run_s <= 10.0
+
+
+def test_activity_before_the_first_poll_after_a_restart_ends_the_restored_run(bench: Bench) -> None:
+    bench.poll(POD)
+    bench.run(100, 0.0, POD)
+    again = Bench()
+    again.ledger.restored_holders = bench.ledger.holders
+    again.ledger.started = again.now = bench.now + 10
+    again.observe(8, 1.0)
+    again.poll(POD)
+    again.run(5, 0.0, POD)
+    assert again.totals(POD).idle_run_s <= 5.0
+
+
+def test_a_suspended_job_collects_no_idle_time_and_its_clock_restarts(bench: Bench) -> None:
+    def poll(running: bool) -> None:
+        allocation = Allocation(UNIT, JOB, running=running)
+        bench.ledger.settle(bench.now, bench.wall, [ConfirmedAllocation(allocation, bench.now, None)])
+
+    poll(True)
+    bench.observe(5, 0.0)
+    poll(True)
+    for _ in range(10):
+        bench.observe(5, 0.0)
+        poll(False)
+    totals = bench.totals(JOB)
+    assert (totals.idle_run_s, totals.idle_s) == (0.0, 5.0)
+    bench.observe(5, 0.0)
+    poll(True)
+    bench.observe(5, 0.0)
+    poll(True)
+    assert bench.totals(JOB).idle_run_s == pytest.approx(5.0)
+
+
+def test_a_holder_that_its_source_forgot_for_a_moment_goes_on_where_it_was(bench: Bench) -> None:
+    bench.poll(POD)
+    bench.run(100, 0.5, POD)
+    bench.observe(5, 0.5)
+    bench.poll()
+    bench.observe(5, 0.5)
+    bench.poll(POD)
+    assert bench.totals(POD).busy_s == pytest.approx(50.0)
+    assert bench.totals(POD).start_wall == pytest.approx(WALL)
+    named = dataclasses.replace(POD, key=HolderKey("kubernetes", "ml/train-0/main"), identity="name")
+    bench.poll(named)
+    bench.run(10, 0.5, named)
+    bench.poll()
+    bench.observe(5, 0.5)
+    bench.poll(named)
+    assert bench.totals(named).busy_s == 0.0  # it may be another pod of that name
 
 
 def test_energy_goes_to_the_holder_of_the_time(bench: Bench) -> None:

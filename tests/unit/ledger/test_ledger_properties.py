@@ -41,9 +41,10 @@ def test_totals_never_fall_and_parts_never_exceed_the_whole(events: list[tuple])
             now = max(now, begin + length)
         elif event[0] == "poll":
             _, lag, indexes = event
-            shown = [ConfirmedAllocation(Allocation(UNIT, HOLDERS[i]), max(start, now - lag), None) for i in sorted(indexes)]
+            shown = [
+                ConfirmedAllocation(Allocation(UNIT, HOLDERS[i]), max(start, now - lag), None) for i in sorted(indexes)
+            ]
             ledger.settle(now, 1e9 + now, shown)
-            last = {key: value for key, value in last.items() if any(HOLDERS[i].key == key for i in indexes)}
         else:
             now += event[1]
         unit = ledger.unit_totals(UNIT, now, 1e9 + now)

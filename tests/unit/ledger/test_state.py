@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,12 @@ def run(ledger: Ledger, now: float, seconds: int, ratio: float) -> float:
     return now
 
 
+def write(state: StateFile, ledger: Ledger, *, final: bool = False) -> None:
+    prepared = state.prepare(ledger, final=final)
+    state.commit(prepared)
+    state.adopt(prepared)
+
+
 def fresh(now: float) -> Ledger:
     ledger = Ledger(RULES, now)
     ledger.settle(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
@@ -47,9 +54,9 @@ def test_after_a_kill_no_counter_resumes_below_what_was_published(
     state = StateFile(tmp_path_factory.mktemp("state"), 10.0, BOOT)
     now = 1_000.0
     ledger = fresh(now)
-    state.write(ledger)
+    write(state, ledger)
     published: dict[str, float] = {}
-    for seconds, ratio, write in steps:
+    for seconds, ratio, writes in steps:
         now = run(ledger, now, seconds, ratio)
         unit = ledger.unit_totals(UNIT, now, 1e9)
         holder = ledger.holder_totals(ALLOCATION, now, 1e9)
@@ -59,8 +66,8 @@ def test_after_a_kill_no_counter_resumes_below_what_was_published(
         if unit is not None:
             bounded_unit = state.bound_unit(UNIT, unit)
             published |= {f"u.{n}": getattr(bounded_unit, n) for n in ("busy_s", "observed_s", "idle_s")}
-        if write:
-            state.write(ledger)
+        if writes:
+            write(state, ledger)
     # kill -9 here: what follows sees the file only
     exact = ledger.holder_totals(ALLOCATION, now, 1e9)
     assert exact is not None
@@ -86,7 +93,7 @@ def test_an_idle_run_survives_a_short_outage_and_ends_with_a_long_one(tmp_path: 
         ledger = fresh(1_000.0)
         now = run(ledger, 1_000.0, 100, 0.0)
         state = StateFile(tmp_path, 10.0, BOOT)
-        state.write(ledger)
+        write(state, ledger)
         again = Ledger(RULES, now + outage)
         state.restore(again)
         again.settle(now + outage, 1e9, [ConfirmedAllocation(ALLOCATION, now + outage, None)])
@@ -99,7 +106,7 @@ def test_activity_that_the_driver_remembers_ends_a_restored_run(tmp_path: Path) 
     ledger = fresh(1_000.0)
     now = run(ledger, 1_000.0, 100, 0.0)
     state = StateFile(tmp_path, 10.0, BOOT)
-    state.write(ledger)
+    write(state, ledger)
     again = Ledger(RULES, now + 30)
     state.restore(again)
     again.record(Activity(UNIT, (Span(now + 10, now + 11, 0.3, False),), 2))  # while we were away
@@ -123,7 +130,7 @@ def test_a_file_that_does_not_add_up_restores_nothing(tmp_path: Path, spoil, rea
     ledger = fresh(1_000.0)
     run(ledger, 1_000.0, 50, 0.5)
     state = StateFile(tmp_path, 10.0, BOOT)
-    state.write(ledger)
+    write(state, ledger)
     state.path.write_text(spoil(state.path.read_text("utf-8")), encoding="utf-8")
     again = Ledger(RULES, 2_000.0)
     assert reason in StateFile(tmp_path, 10.0, BOOT).restore(again)
@@ -133,7 +140,7 @@ def test_a_file_that_does_not_add_up_restores_nothing(tmp_path: Path, spoil, rea
 
 def test_a_file_of_another_boot_restores_nothing(tmp_path: Path) -> None:
     ledger = fresh(1_000.0)
-    StateFile(tmp_path, 10.0, BOOT).write(ledger)
+    write(StateFile(tmp_path, 10.0, BOOT), ledger)
     again = Ledger(RULES, 50.0)
     assert StateFile(tmp_path, 10.0, "boot-2").restore(again) == "state file of another boot"
     assert StateFile(tmp_path, 10.0, "").restore(again) == "state file of another boot"
@@ -146,7 +153,7 @@ def test_a_holder_known_by_name_only_is_not_restored(tmp_path: Path) -> None:
     ledger.settle(1_000.0, 1e9, [ConfirmedAllocation(allocation, 1_000.0, None)])
     ledger.settle(1_010.0, 1e9, [ConfirmedAllocation(allocation, 1_010.0, None)])
     state = StateFile(tmp_path, 10.0, BOOT)
-    state.write(ledger)
+    write(state, ledger)
     again = Ledger(RULES, 1_020.0)
     state.restore(again)
     again.settle(1_020.0, 1e9, [ConfirmedAllocation(allocation, 1_020.0, None)])
@@ -159,20 +166,57 @@ def test_nothing_beyond_the_marks_is_published(tmp_path: Path) -> None:
     ledger = fresh(1_000.0)
     now = run(ledger, 1_000.0, 5, 1.0)
     state = StateFile(tmp_path, 10.0, BOOT)
-    state.write(ledger)
+    write(state, ledger)
     now = run(ledger, now, 50, 1.0)  # the writer is late
     unit, holder = ledger.unit_totals(UNIT, now, 1e9), ledger.holder_totals(ALLOCATION, now, 1e9)
     assert unit is not None
     assert holder is not None
     assert state.bound_unit(UNIT, unit).busy_s == pytest.approx(5.0 + state.margin_s)
-    assert state.bound_holder(UNIT, POD.key, holder).held_s == pytest.approx(5.0 + state.margin_s)
+    assert state.bound_holder(UNIT, POD.key, holder).held_s == pytest.approx(5.0 + 2 * state.margin_s)
+
+
+def test_until_a_write_succeeds_restored_counters_stand_still(tmp_path: Path) -> None:
+    """A disk that is full after the restart must not let counters pass marks that are not on it."""
+    ledger = fresh(1_000.0)
+    now = run(ledger, 1_000.0, 50, 1.0)
+    write(StateFile(tmp_path, 10.0, BOOT), ledger)
+    state = StateFile(tmp_path, 10.0, BOOT)
+    again = Ledger(RULES, now)
+    state.restore(again)
+    again.settle(now, 1e9, [ConfirmedAllocation(ALLOCATION, now, None)])
+    now = run(again, now, 50, 1.0)
+    unit, holder = again.unit_totals(UNIT, now, 1e9), again.holder_totals(ALLOCATION, now, 1e9)
+    assert unit is not None
+    assert holder is not None
+    assert unit.busy_s > state.bound_unit(UNIT, unit).busy_s == pytest.approx(55.0)
+    assert holder.held_s > state.bound_holder(UNIT, POD.key, holder).held_s == pytest.approx(55.0, abs=5.0)
+
+
+def test_published_parts_never_exceed_the_whole_while_the_writer_is_late(tmp_path: Path) -> None:
+    ledger = fresh(1_000.0)
+    now = run(ledger, 1_000.0, 10, 0.0)
+    state = StateFile(tmp_path, 10.0, BOOT)
+    write(state, ledger)
+    now = run(ledger, now, 50, 1.0)
+    now = run(ledger, now, 50, 0.0)
+    unit, holder = ledger.unit_totals(UNIT, now, 1e9), ledger.holder_totals(ALLOCATION, now, 1e9)
+    assert unit is not None
+    assert holder is not None
+    for totals in (state.bound_unit(UNIT, unit), state.bound_holder(UNIT, POD.key, holder)):
+        assert totals.busy_s + totals.idle_s <= totals.observed_s + 1e-9
+
+
+def test_a_file_with_other_fields_restores_nothing(tmp_path: Path) -> None:
+    body = json.dumps({"boot_id": BOOT, "units": [{"unit": UNIT, "colour": 1}], "holders": []})
+    (tmp_path / "state").write_text(f"gpu-exporter-state 1 {zlib.crc32(body.encode()):08x}\n{body}", encoding="utf-8")
+    assert "other fields" in StateFile(tmp_path, 10.0, BOOT).restore(Ledger(RULES, 1.0))
 
 
 def test_a_final_write_is_exact(tmp_path: Path) -> None:
     ledger = fresh(1_000.0)
     run(ledger, 1_000.0, 50, 0.5)
     state = StateFile(tmp_path, 10.0, BOOT)
-    state.write(ledger, final=True)
+    write(state, ledger, final=True)
     unit = json.loads(state.path.read_text("utf-8").partition("\n")[2])["units"][0]
     assert unit["busy_s"] == pytest.approx(25.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -55,7 +56,12 @@ def unit(**changes: Any) -> UnitEvidence:
         ({"start_wall": None}, "unknown", "the start of the allocation is not known"),
         ({"start_wall": NOW - 600}, "starting", "held for 10 min, judged after 30 min"),
         ({"coverage": 0.89}, "unknown", "only 89% of the time is observed, 90% is needed"),
-        ({"coverage": None}, "unknown", "only 0% of the time is observed, 90% is needed"),
+        ({"coverage": None}, "unknown", "an unknown share of the time is observed, 90% is needed"),
+        ({"coverage": math.nan}, "unknown", "an unknown share of the time is observed, 90% is needed"),
+        ({"idle_run_s": math.nan}, "unknown", "activity has no source on this hardware"),
+        ({"start_wall": math.nan}, "unknown", "the start of the allocation is not known"),
+        ({"sample_age_s": math.nan}, "unknown", "no sample of the last 2 min"),
+        ({"witnesses": None}, "candidate", "idle for 3.0 h, but utilization is the only witness"),
         ({"witnesses": 1}, "candidate", "idle for 3.0 h, but utilization is the only witness"),
         (
             {"start_wall": NOW - 2 * 3600},
@@ -75,6 +81,12 @@ def test_all_gpus_of_a_holder_must_be_idle() -> None:
     assert judge(unit(), held=2).stage == "partial"
     assert judge(unit(), unit(idle_run_s=None)).stage == "unknown"
     assert judge(unit(), unit(sample_age_s=500.0)).stage == "unknown"
+
+
+def test_a_holder_whose_size_is_not_told_is_unknown() -> None:
+    holder = HolderEvidence(POD, "", (unit(),), None)
+    (decision,) = decide(Evidence(NOW, 1.0, (holder,)), POLICY)
+    assert (decision.stage, decision.reason) == ("unknown", "how many GPUs the holder has in all is not told")
 
 
 NUMBERS = st.one_of(st.none(), st.floats(-10, 20_000))

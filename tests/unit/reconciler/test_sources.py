@@ -12,20 +12,21 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.direct import ExporterSource, fetch_text
 from gpu_exporter.reconciler.evidence import EvidenceError
 from gpu_exporter.reconciler.policy import decide
-from gpu_exporter.reconciler.promql import PromQLSource, parse_vector
+from gpu_exporter.reconciler.promql import PromQLSource, _match_any, parse_vector
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "demo.prom"
 NOW = 1_700_001_800.0
 PLACE = 'gpu="0",uuid="GPU-0",scheduler="slurm",job_id="42"'
 
 
-def page(idle_run: float, held: float, observed: float, last_sample: float = NOW) -> str:
+def page(idle_run: float, held: float, observed: float, last_sample: float = NOW, units: int = 1) -> str:
     return (
         f"gpu_exporter_last_sample_timestamp_seconds {last_sample}\n"
         "gpu_exporter_sample_interval_seconds 1\n"
         'gpu_idle_witnesses{gpu="0",uuid="GPU-0"} 4\n'
         f'gpu_allocation_info{{{PLACE},user="ada",account="phys"}} 1\n'
         f"gpu_allocation_start_timestamp_seconds{{{PLACE}}} {NOW - held}\n"
+        f"gpu_allocation_holder_units{{{PLACE}}} {units}\n"
         f"gpu_allocation_idle_run_seconds{{{PLACE}}} {idle_run}\n"
         f"gpu_allocation_held_seconds_total{{{PLACE}}} {held}\n"
         f"gpu_allocation_observed_seconds_total{{{PLACE}}} {observed}\n"
@@ -41,6 +42,7 @@ def stage_of(text: str) -> tuple[str, str]:
 def test_direct_evidence_carries_every_number() -> None:
     assert stage_of(page(8000.0, 9000.0, 8900.0)) == ("underused", "ada/phys")
     assert stage_of(page(8000.0, 9000.0, 4000.0))[0] == "unknown"
+    assert stage_of(page(8000.0, 9000.0, 8900.0, units=8))[0] == "partial"  # seven of its GPUs are not seen here
     assert stage_of(page(8000.0, 9000.0, 8900.0, NOW - 600))[0] == "unknown"
     assert stage_of(page(8000.0, 9000.0, 8900.0).replace("gpu_allocation_idle_run_seconds", "x"))[0] == "unknown"
 
@@ -110,6 +112,7 @@ class FakeApi:
             "max(": ({}, 1.0),
             "gpu_idle_witnesses": ({"uuid": "GPU-0"}, 4.0),
             "gpu_mig_idle_witnesses": None,
+            "gpu_allocation_holder_units": (place, 1.0),
         }
         found = next(value for start, value in values.items() if query.startswith(start))
         rows = [] if found is None else [{"metric": found[0], "value": [NOW, str(found[1])]}]
@@ -124,6 +127,16 @@ def test_promql_evidence_asks_for_suspects_first_and_restricts_the_rest() -> Non
     assert api.queries[0] == 'gpu_allocation_idle_run_seconds{cluster="a"} >= 3600'
     assert all('cluster="a"' in query for query in api.queries)
     assert 'gpu_allocation_info{cluster="a",job_id=~"42"}' in api.queries
+
+
+def test_hostile_names_stay_inside_their_matcher() -> None:
+    """As RE2 inside a PromQL string: each special character is escaped for both."""
+    assert _match_any("pod", {'a.b"c\\d'}) == r'pod=~"a\\.b\\\"c\\\\d"'
+
+
+def test_numbers_that_are_none_are_no_evidence() -> None:
+    text = '{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, "NaN"]}]}}'
+    assert parse_vector(text, "x") == []
 
 
 @pytest.mark.parametrize(

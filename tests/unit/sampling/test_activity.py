@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -43,12 +44,28 @@ def rounded(spans: tuple[Span, ...] | None) -> list[tuple[float, float, float, b
 
 def test_each_driver_sample_covers_the_time_since_the_one_before(bench: Bench) -> None:
     bench.read(10.0, [(9.8, 0.5)])
-    assert rounded(bench.read(10.5, [(10.0, 1.0), (10.2, 0.25)])) == [(9.8, 10.0, 1.0, False), (10.0, 10.2, 0.25, False)]
+    assert rounded(bench.read(10.5, [(10.0, 1.0), (10.2, 0.25)])) == [
+        (9.8, 10.0, 1.0, False),
+        (10.0, 10.2, 0.25, False),
+    ]
 
 
 def test_a_driver_sample_never_covers_more_than_the_drivers_longest_period(bench: Bench) -> None:
     bench.read(10.0, [(10.0, 0.0)])
-    assert rounded(bench.read(30.0, [(30.0, 0.0)])) == [(29.0, 30.0, 0.0, False)]
+    assert rounded(bench.read(30.0, [(30.0, 0.0)])) == [(28.9, 30.0, 0.0, False)]
+
+
+def test_a_slow_interval_does_not_stretch_what_a_reading_covers() -> None:
+    """Half a minute between two reads of a one-second value is half a minute of which one second is known."""
+    bench = Bench()
+    bench.reader = ActivityReader(UnitId("GPU-0"), dataclasses.replace(RULES, interval_s=30.0))
+    bench.read(10.0, utilization=0.0)
+    assert rounded(bench.read(40.0, utilization=0.0)) == [(38.9, 40.0, 0.0, False)]
+
+
+def test_a_rate_that_is_no_share_is_no_measurement(bench: Bench) -> None:
+    bench.read(10.0, utilization=0.5)
+    assert bench.read(11.0, utilization=2.55) is None
 
 
 def test_samples_stamped_in_the_future_or_seen_before_are_dropped(bench: Bench) -> None:
@@ -77,7 +94,9 @@ def test_while_the_ring_answers_the_reported_rate_is_not_counted_too(bench: Benc
     bench.read(10.0, [(10.0, 0.0)], utilization=0.0)
     bench.read(11.0, [(11.0, 0.0)], utilization=0.0)
     assert bench.read(12.0, [], utilization=0.0) == ()  # the ring is only late
-    assert rounded(bench.read(15.0, [], utilization=0.0)) == [(12.0, 15.0, 0.0, False)]  # now it is gone
+    for second in range(13, 42):
+        assert bench.read(second, [], utilization=0.0) == ()  # it may still deliver what it kept
+    assert rounded(bench.read(42.0, [], utilization=0.0)) == [(41.0, 42.0, 0.0, False)]  # now it is gone
 
 
 def test_no_source_is_no_activity(bench: Bench) -> None:

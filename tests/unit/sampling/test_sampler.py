@@ -38,7 +38,9 @@ def test_a_failed_call_costs_its_field_and_is_counted() -> None:
 
 def test_what_the_hardware_does_not_tell_is_absent_and_no_error() -> None:
     clock = ManualClock()
-    sampler = make([{"at": 0, "call": "nvmlDeviceGetTotalEnergyConsumption", "error": "NVML_ERROR_NOT_SUPPORTED"}], clock)
+    sampler = make(
+        [{"at": 0, "call": "nvmlDeviceGetTotalEnergyConsumption", "error": "NVML_ERROR_NOT_SUPPORTED"}], clock
+    )
     clock.advance(5)
     snapshot = sampler.sample()
     assert snapshot.value("gpu_energy_joules_total") is None
@@ -84,7 +86,10 @@ def test_mig_instances_never_carry_board_values_and_no_board_utilization_exists(
     assert snapshot.activity is None
     (instance,) = snapshot.instances
     assert {sample.family.name for sample in instance.samples} == {
-        "gpu_mig_info", "gpu_mig_activity_supported", "gpu_mig_memory_used_bytes", "gpu_mig_memory_total_bytes",
+        "gpu_mig_info",
+        "gpu_mig_activity_supported",
+        "gpu_mig_memory_used_bytes",
+        "gpu_mig_memory_total_bytes",
         "gpu_mig_graphics_active_ratio",
     }
     assert instance.activity is not None
@@ -121,7 +126,8 @@ def test_a_hung_call_is_told_while_it_hangs_and_after_it_the_loop_goes_on() -> N
     assert loop.latest is None
     assert done.wait(10)
     assert not loop.is_hung()
-    assert loop.stop(2.0)
+    loop.ask_to_stop()
+    assert loop.join(2.0)
 
 
 def test_a_fault_of_ours_does_not_end_the_loop() -> None:
@@ -140,5 +146,6 @@ def test_a_fault_of_ours_does_not_end_the_loop() -> None:
     loop = DeviceLoop(sampler, clock, 0.01, 5.0, lambda _snapshot: done.set())
     loop.start()
     assert done.wait(10)
-    assert loop.stop(2.0)
+    loop.ask_to_stop()
+    assert loop.join(2.0)
     assert sampler.error_counts["cycle", "ZeroDivisionError"] == 1
