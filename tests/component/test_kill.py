@@ -1,0 +1,94 @@
+"""kill -9 at many points: in a real Prometheus no counter ever resets or jumps by more than one write interval."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.devices.scenario import parse_scenario
+from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
+from tests.testbed.podresources import Kubelet
+from tests.testbed.processes import Processes, free_port, wait_for
+from tests.testbed.servers import Prometheus
+
+WRITE_INTERVAL_S = 3.0
+KILLS = 10
+LOAD = 0.6
+SCRAPE_S = 0.5
+CONFIG = (
+    f"sampling: {{interval: 250ms}}\nattribution: {{interval: 500ms}}\nstate: {{write_interval: {WRITE_INTERVAL_S:g}s}}\n"
+)
+# What each counter gains in a second, at most.
+RATES = {
+    "gpu_busy_seconds_total": LOAD,
+    "gpu_observed_seconds_total": 1.0,
+    "gpu_allocation_held_seconds_total": 1.0,
+    "gpu_allocation_busy_seconds_total": LOAD,
+    "gpu_allocation_observed_seconds_total": 1.0,
+}
+
+pytestmark = pytest.mark.servers
+
+
+def test_counters_survive_kills_at_random_moments(
+    processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
+) -> None:
+    scenario = parse_scenario({"gpus": [{"model": "H100", "load": {"kind": "constant", "value": LOAD}}]})
+    feeder = ScenarioFeeder(scenario, nvml_table)
+    feeder.start()
+    kubelet = Kubelet(tmp_path / "kubelet.sock")
+    kubelet.pods["ml", "train-0"] = {"main": {"nvidia.com/gpu": [scenario.gpus[0].uuid]}}
+    (tmp_path / "pods" / "ml_train-0_uid-1").mkdir(parents=True)
+    kubelet.start()
+    (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
+    flags = (
+        f"--config.file={tmp_path / 'config.yaml'}",
+        f"--state.directory={tmp_path / 'state'}",
+        f"--attribution.kubelet.socket={kubelet.socket}",
+        f"--attribution.kubelet.logs={tmp_path / 'pods'}",
+        "--attribution.kubelet",
+        "--no-attribution.slurm",
+    )
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    port = free_port()
+    running, url = processes.start_exporter(*flags, environment=nvml_environment, port=port)
+    prometheus = Prometheus(
+        processes, tmp_path / "prometheus", {"n1": url.removeprefix("http://")}, interval=f"{int(SCRAPE_S * 1000)}ms"
+    )
+    began = time.time()
+    wait_for(lambda: prometheus.query("gpu_allocation_busy_seconds_total > 1"), "some history", 30)
+    for _ in range(KILLS):
+        time.sleep(dice.uniform(0.5, 3.5))  # the moment of the kill is the point of the test
+        running.process.send_signal(signal.SIGKILL)
+        running.process.wait()
+        running, _ = processes.start_exporter(*flags, environment=nvml_environment, port=port)
+    scrapes = prometheus.query("count_over_time(up[1m])")
+    assert scrapes
+    wait_for(lambda: prometheus.query("up == 1"), "a last scrape")
+    time.sleep(2 * SCRAPE_S)
+    feeder.stop()
+    kubelet.stop()
+    span = int(time.time() - began) + 5
+    for name, rate in RATES.items():
+        (resets,) = prometheus.query(f"resets({name}[{span}s])")
+        assert resets[1] == 0, f"{name} fell"
+        (samples,) = prometheus.samples(f"{name}[{span}s]").values()
+        worst = 0.0
+        for (t0, v0), (t1, v1) in zip(samples, samples[1:], strict=False):
+            worst = max(worst, v1 - v0 - (t1 - t0) * rate)
+        (t_first, v_first), (t_last, v_last) = samples[0], samples[-1]
+        (increase,) = prometheus.query(f"increase({name}[{span}s])", t_last)
+        true = (t_last - t_first) * rate
+        print(
+            f"{name}: worst step {worst:+.2f} s, increase() {increase[1]:.1f} s, raw {v_last - v_first:.1f} s, "
+            f"at most {true:.1f} s of true time, {KILLS} kills"
+        )
+        assert worst <= WRITE_INTERVAL_S + SCRAPE_S
+        assert v_last - v_first <= true + KILLS * WRITE_INTERVAL_S
+        assert v_last - v_first >= true - KILLS * WRITE_INTERVAL_S
