@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import time
@@ -19,9 +20,7 @@ WRITE_INTERVAL_S = 3.0
 KILLS = 10
 LOAD = 0.6
 SCRAPE_S = 0.5
-CONFIG = (
-    f"sampling: {{interval: 250ms}}\nattribution: {{interval: 500ms}}\nstate: {{write_interval: {WRITE_INTERVAL_S:g}s}}\n"
-)
+CONFIG = f"sampling: {{interval: 250ms}}\nattribution: {{interval: 500ms}}\nstate: {{write_interval: {WRITE_INTERVAL_S:g}s}}\n"
 # What each counter gains in a second, at most.
 RATES = {
     "gpu_busy_seconds_total": LOAD,
@@ -80,7 +79,7 @@ def test_counters_survive_kills_at_random_moments(
         assert resets[1] == 0, f"{name} fell"
         (samples,) = prometheus.samples(f"{name}[{span}s]").values()
         worst = 0.0
-        for (t0, v0), (t1, v1) in zip(samples, samples[1:], strict=False):
+        for (t0, v0), (t1, v1) in itertools.pairwise(samples):
             worst = max(worst, v1 - v0 - (t1 - t0) * rate)
         (t_first, v_first), (t_last, v_last) = samples[0], samples[-1]
         (increase,) = prometheus.query(f"increase({name}[{span}s])", t_last)

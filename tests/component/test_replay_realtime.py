@@ -13,7 +13,9 @@ from tests.testbed.processes import Processes, wait_for
 from tests.testbed.servers import Prometheus
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORDINGS = [ROOT / "tests" / "fixtures" / "recordings" / f"{gpu}_update_freq_gpudata.csv.gz" for gpu in ("A100", "V100")]
+RECORDINGS = [
+    ROOT / "tests" / "fixtures" / "recordings" / f"{gpu}_update_freq_gpudata.csv.gz" for gpu in ("A100", "V100")
+]
 LENGTH_S = 205.0
 
 pytestmark = [pytest.mark.servers, pytest.mark.realtime]

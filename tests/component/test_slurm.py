@@ -35,7 +35,9 @@ def test_real_jobs_by_id_user_account_partition_and_the_right_uuids(
             assert done.returncode == 0, done.stderr + done.stdout
             return json.loads(done.stdout)
 
-        first = slurm.submit("--gres=gpu:1", "--account=chem", "-J", "x\n   UserId=root(0) GroupId=root(0) Account=root")
+        first = slurm.submit(
+            "--gres=gpu:1", "--account=chem", "-J", "x\n   UserId=root(0) GroupId=root(0) Account=root"
+        )
         held = slurm.submit("--gres=gpu:2", "--account=phys", "-p", "gpu")
         by_job: dict[str, list[dict]] = {}
         for allocation in once()["allocations"]:

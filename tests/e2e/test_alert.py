@@ -89,7 +89,10 @@ def test_an_idle_allocation_reaches_its_owner_once_and_nobody_else_is_accused(
     for source in (f"--source.prometheus={prometheus.url}", f"--source.exporter={url}/metrics"):
         done = subprocess.run(
             [*GPU_EXPORTER, "reconcile", "--once", f"--config.file={config}", source],
-            capture_output=True, text=True, check=False, timeout=60,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
         )
         assert done.returncode == 0, done.stderr
         (line,) = [line for line in done.stdout.splitlines() if "underused" in line or "candidate" in line]

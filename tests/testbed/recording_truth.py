@@ -1,6 +1,6 @@
 """What a recording says by itself: a separate reading of the raw logs that imports nothing of the project.
 
-    python recording_truth.py LOG.csv.gz     prints mean utilization (0 to 1) and mean power (watts)
+python recording_truth.py LOG.csv.gz     prints mean utilization (0 to 1) and mean power (watts)
 """
 
 from __future__ import annotations

@@ -68,15 +68,16 @@ def serve(agent: Agent, address: str, telemetry_path: str, state_directory: Path
 
 
 def write_textfiles(agent: Agent, path: Path, interval_s: float) -> bool:
-    """Keep a textfile fresh until a signal, without HTTP. Returns as `serve` does."""
-    process = ProcessSeries()
-    publisher = Publisher(agent.build_view, agent.version, lambda: process.series)
+    """Keep a textfile fresh until a signal, without HTTP. Returns as `serve` does.
+
+    Without process_* series: node_exporter publishes its own under these names, and refuses a second one.
+    """
+    publisher = Publisher(agent.build_view, agent.version)
     agent.start()
     failing = False
 
     def tick() -> None:
         nonlocal failing
-        process.refresh()
         try:
             write_atomically(path, publisher.body("prometheus"))
             failing = False

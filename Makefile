@@ -1,0 +1,76 @@
+# make help lists the targets. Everything lives in .venv and in $XDG_CACHE_HOME/gpu-exporter.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check unit component rules e2e bench golden preview gpu-check verify generate testbed clean
+
+help: ## this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+# Installs without a compiler; a new pyproject.toml installs anew.
+$(VENV)/runtime: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("gpu-exporter needs Python 3.10 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 10) else None'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/runtime
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/runtime ## a simulated node, who holds which GPU, and what the reconciler would label; about a minute
+	@$(BIN)/gpu-exporter demo
+
+test: testbed check component rules ## everything that proves the project, but the acceptance picture (make e2e)
+
+check: $(VENV)/dev ## lint, types, generated files, unit tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python exporter/generate.py --check
+	$(BIN)/python alerts/build.py --check
+	$(PYTEST) tests/unit
+
+unit: $(VENV)/dev
+	$(PYTEST) tests/unit
+
+component: $(VENV)/dev testbed ## real parts: NVML library, gRPC, Slurm, Prometheus, kill -9, recordings at speed 1
+	$(PYTEST) tests/component
+
+rules: testbed ## promtool and amtool on rules, rule tests and examples
+	@if command -v promtool >/dev/null && command -v amtool >/dev/null; then \
+	  promtool check rules alerts/rules/*.yaml && promtool test rules alerts/tests/*.yaml && \
+	  promtool check config --syntax-only alerts/prometheus.example.yaml && \
+	  amtool check-config alerts/alertmanager.example.yaml; \
+	elif [ -n "$$CI" ]; then echo "promtool and amtool are missing" >&2; exit 1; \
+	else echo "skipped: promtool and amtool are not installed (make testbed, as root on Debian)"; fi
+
+e2e: $(VENV)/dev testbed ## from the driver to one notification, with the real Prometheus and Alertmanager
+	$(PYTEST) tests/e2e
+
+bench: $(VENV)/dev ## memory, CPU and latency beside nvitop-exporter, in one run
+	$(BIN)/python -m tests.bench.peers
+
+golden: $(VENV)/dev ## rewrite the golden files; review the diff
+	$(PYTEST) tests/unit -k "golden or reports" --update-golden
+
+preview: $(VENV)/dev ## the status page as out/status-page.png (needs chromium)
+	$(BIN)/python -m tests.preview.status_page
+
+gpu-check: $(VENV)/dev ## record what the driver of this machine answers, and how fast (needs a GPU; not a test)
+	$(BIN)/python -m tests.gpu_check
+
+generate: $(VENV)/dev ## defaults.py, docs/metrics.md, alerts/rules
+	$(BIN)/python exporter/generate.py
+	$(BIN)/python alerts/build.py
+
+verify: test e2e ## what CI runs
+
+testbed: ## Debian packages that the tests start; says what is missing elsewhere
+	@tests/testbed/install
+
+clean:
+	rm -rf $(VENV) out build exporter/*.egg-info
