@@ -11,7 +11,6 @@ The parameters are the section `alerts` of exporter/gpu_exporter/defaults.yaml.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import re
 import sys
 from collections.abc import Mapping
@@ -46,7 +45,7 @@ def format_duration(seconds: float) -> str:
 def read_parameters(overrides: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Each parameter as (text, seconds or number). Raises BuildError for an unknown or wrong override."""
     values: dict[str, tuple[str, str]] = {"key": (KEY, KEY), "target": (TARGET, TARGET)}
-    defaults = dataclasses.asdict(Alerts())
+    defaults = Alerts()._asdict()
     unknown = sorted(set(overrides) - set(defaults))
     if unknown:
         raise BuildError(f"{unknown[0]}: no such parameter; known: {', '.join(defaults)}")

@@ -18,7 +18,7 @@ SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def render_defaults(text: str) -> str:
-    """Turn defaults.yaml into frozen dataclasses, so that a start needs no YAML parser and mypy sees every key."""
+    """Turn defaults.yaml into named tuples, so that a start needs no YAML parser and mypy sees every key."""
     comments, section = {}, ""
     for line in text.splitlines():
         if heading := re.match(r"(\w+):", line):
@@ -34,7 +34,7 @@ def render_defaults(text: str) -> str:
         "",
         "from __future__ import annotations",
         "",
-        "from dataclasses import dataclass, field",
+        "from typing import NamedTuple",
     ]
     durations = sorted(
         f"{section}.{key}"
@@ -43,7 +43,7 @@ def render_defaults(text: str) -> str:
         if DURATION.fullmatch(str(value))
     )
     for section, keys in sections.items():
-        out += ["", "", "@dataclass(frozen=True, slots=True)", f"class {section.capitalize()}:"]
+        out += ["", "", f"class {section.capitalize()}(NamedTuple):"]
         out.append(f'    """Keys of the section `{section}`."""')
         out.append("")
         for key, value in keys.items():
@@ -58,9 +58,9 @@ def render_defaults(text: str) -> str:
                     comments.get((section, key), ""),
                 )
             out += [f"    {key}: {annotation} = {default}", f'    """{reason.strip("; ")}"""']
-    out += ["", "", "@dataclass(frozen=True, slots=True)", "class Settings:"]
+    out += ["", "", "class Settings(NamedTuple):"]
     out += ['    """Every window and threshold."""', ""]
-    out += [f"    {name}: {name.capitalize()} = field(default_factory={name.capitalize()})" for name in sections]
+    out += [f"    {name}: {name.capitalize()} = {name.capitalize()}()" for name in sections]
     out += ["", "", "DURATIONS = frozenset(", "    ("]
     out += [f'        "{name}",' for name in durations]
     out += ["    )", ")", '"""Keys that are written with a unit, e.g. 90s."""']

@@ -445,11 +445,8 @@ def _check_config(given: list[str]) -> int:
     parser.add_argument("file", type=Path, help="YAML file")
     options = parser.parse_args(given)
     settings = _load(parser, options.file)
-    import dataclasses
-
-    for section in dataclasses.fields(settings):
-        sys.stdout.write(f"{section.name}:\n")
-        values = getattr(settings, section.name)
-        for field in dataclasses.fields(values):
-            sys.stdout.write(f"  {field.name}: {getattr(values, field.name)!r}\n")
+    for section, values in settings._asdict().items():
+        sys.stdout.write(f"{section}:\n")
+        for name, value in values._asdict().items():
+            sys.stdout.write(f"  {name}: {value!r}\n")
     return 0

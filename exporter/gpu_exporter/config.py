@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import re
 from pathlib import Path
@@ -46,7 +45,7 @@ def load_settings(path: Path | None) -> Settings:
     for key, value in node.value:
         place = f"{path}:{key.start_mark.line + 1}: {key.value}"
         if not hasattr(defaults, key.value):
-            faults.append(_unknown(place, key.value, [f.name for f in dataclasses.fields(defaults)]))
+            faults.append(_unknown(place, key.value, list(defaults._fields)))
         elif not isinstance(value, yaml.MappingNode):
             faults.append(f"{place}: expected keys below it")
         else:
@@ -54,11 +53,11 @@ def load_settings(path: Path | None) -> Settings:
             sections[key.value] = _load_section(path, key.value, section, value, faults)
     if faults:
         raise ConfigError("\n".join(faults))
-    return dataclasses.replace(defaults, **sections)
+    return defaults._replace(**sections)
 
 
 def _load_section(path: Path, name: str, section: Any, node: Any, faults: list[str]) -> Any:
-    fields = {field.name: field for field in dataclasses.fields(section)}
+    fields = section._fields
     changes: dict[str, Any] = {}
     for key, value in node.value:
         place = f"{path}:{key.start_mark.line + 1}: {name}.{key.value}"
@@ -76,7 +75,7 @@ def _load_section(path: Path, name: str, section: Any, node: Any, faults: list[s
             continue
         if changes[key.value] <= 0:
             faults.append(f"{place}: must be above 0")
-    return dataclasses.replace(section, **changes)
+    return section._replace(**changes)
 
 
 def _unknown(place: str, key: str, known: list[str]) -> str:

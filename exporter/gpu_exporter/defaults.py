@@ -5,11 +5,10 @@ Durations are seconds, ratios 0 to 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(NamedTuple):
     """Keys of the section `sampling`."""
 
     interval: float = 1.0
@@ -22,8 +21,7 @@ class Sampling:
     """seconds; ... but never before this age: one common scrape interval"""
 
 
-@dataclass(frozen=True, slots=True)
-class Attribution:
+class Attribution(NamedTuple):
     """Keys of the section `attribution`."""
 
     interval: float = 5.0
@@ -38,8 +36,7 @@ class Attribution:
     """seconds; an empty kubelet answer after a full one needs a second one this much later"""
 
 
-@dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(NamedTuple):
     """Keys of the section `ledger`."""
 
     gap_intervals: int = 3
@@ -56,16 +53,14 @@ class Ledger:
     """power this share of the way from floor to limit contradicts idleness"""
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(NamedTuple):
     """Keys of the section `state`."""
 
     write_interval: float = 10.0
     """seconds; high-water marks are written this often; bounds the error of increase() after kill -9"""
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(NamedTuple):
     """Keys of the section `diagnosis`."""
 
     window: float = 600.0
@@ -78,8 +73,7 @@ class Diagnosis:
     """share of the window in thermal, brake or slowdown throttling"""
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(NamedTuple):
     """Keys of the section `policy`."""
 
     candidate_after: float = 3600.0
@@ -94,8 +88,7 @@ class Policy:
     """seconds; evidence older than this (or four sampling intervals) counts for nothing"""
 
 
-@dataclass(frozen=True, slots=True)
-class Alerts:
+class Alerts(NamedTuple):
     """Keys of the section `alerts`."""
 
     idle_for: float = 1800.0
@@ -110,17 +103,16 @@ class Alerts:
     """seconds; Alertmanager: one reminder a day (job_defense_shield mails weekly, Princeton daily)"""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """Every window and threshold."""
 
-    sampling: Sampling = field(default_factory=Sampling)
-    attribution: Attribution = field(default_factory=Attribution)
-    ledger: Ledger = field(default_factory=Ledger)
-    state: State = field(default_factory=State)
-    diagnosis: Diagnosis = field(default_factory=Diagnosis)
-    policy: Policy = field(default_factory=Policy)
-    alerts: Alerts = field(default_factory=Alerts)
+    sampling: Sampling = Sampling()
+    attribution: Attribution = Attribution()
+    ledger: Ledger = Ledger()
+    state: State = State()
+    diagnosis: Diagnosis = Diagnosis()
+    policy: Policy = Policy()
+    alerts: Alerts = Alerts()
 
 
 DURATIONS = frozenset(

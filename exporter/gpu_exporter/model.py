@@ -7,7 +7,7 @@ Unix seconds and times called `monotonic` are seconds of CLOCK_MONOTONIC.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 MetricType: TypeAlias = Literal["counter", "gauge"]
@@ -21,8 +21,7 @@ class UnitId(NamedTuple):
     mig_uuid: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(NamedTuple):
     """One metric family as data: what the renderers and the generated reference page need.
 
     `labels` are the labels beside the ones that the place implies (`gpu` and `uuid` on device families).
@@ -55,8 +54,7 @@ class Span(NamedTuple):
     other: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Activity:
+class Activity(NamedTuple):
     """What one reading adds to the knowledge of one unit. Time not covered by a span is unknown."""
 
     unit: UnitId
@@ -77,8 +75,7 @@ class DeviceIdentity:
     mig_mode: str = "disabled"
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceReading:
+class InstanceReading(NamedTuple):
     """One MIG instance at one moment. `mig` is "gpu instance id/compute instance id"."""
 
     uuid: str
@@ -89,8 +86,7 @@ class InstanceReading:
     activity: Activity | None
 
 
-@dataclass(frozen=True, slots=True)
-class CollectorOutcome:
+class CollectorOutcome(NamedTuple):
     """How one collector fared in one cycle. `error` is "" on success and on no data."""
 
     name: str
@@ -99,8 +95,7 @@ class CollectorOutcome:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSnapshot:
+class DeviceSnapshot(NamedTuple):
     """Everything one cycle learned about one GPU. Immutable; replaced as a whole."""
 
     identity: DeviceIdentity
@@ -128,8 +123,7 @@ class HolderKey(NamedTuple):
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(NamedTuple):
     """A pod container or a Slurm job, as its scheduler describes it. Empty strings are unknown."""
 
     key: HolderKey
@@ -157,8 +151,7 @@ class Holder:
         return f"{self.namespace}/{self.pod}/{self.container}"
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """One holder's claim on one device, in the words of the source. `running`: false while a job is suspended.
 
     `kind` says how to read `device`: "uuid" (GPU-... or MIG-..., with or without a replica suffix), "minor" (the N of
@@ -171,8 +164,7 @@ class Claim:
     running: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
+class Allocation(NamedTuple):
     """A resolved claim: `holder` holds `unit`. `share`: none, mig, time_slice or mps."""
 
     unit: UnitId
@@ -182,8 +174,7 @@ class Allocation:
     running: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class SourceStatus:
+class SourceStatus(NamedTuple):
     """One attribution source. `age_s` is the age of its last good answer, None before the first."""
 
     name: str
@@ -193,8 +184,7 @@ class SourceStatus:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class UnitTotals:
+class UnitTotals(NamedTuple):
     """Integrals of one unit, all in seconds, None where the hardware never answered.
 
     Invariant: busy_s + idle_s <= observed_s.
@@ -207,8 +197,7 @@ class UnitTotals:
     last_active_wall: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class HolderTotals:
+class HolderTotals(NamedTuple):
     """Integrals of one holder on one unit. `known` is false where activity has no source: then only `held_s` counts.
 
     Invariants: observed_s <= held_s, busy_s + idle_s <= observed_s.
@@ -227,16 +216,14 @@ class HolderTotals:
     last_active_wall: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """State of an allocation (DESIGN: unknown, held_no_process, ...) with its evidence in words."""
 
     state: str
     evidence: str
 
 
-@dataclass(frozen=True, slots=True)
-class GpuView:
+class GpuView(NamedTuple):
     """One GPU as published. `withheld`: its last reading is too old, so device families are left out."""
 
     snapshot: DeviceSnapshot
@@ -245,12 +232,11 @@ class GpuView:
     hung: bool
     totals: UnitTotals | None
     history: tuple[float | None, ...] = ()  # mean utilization per bucket, oldest first, None unknown
-    instance_totals: Mapping[str, UnitTotals] = field(default_factory=dict)  # by mig_uuid
-    instance_history: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # by mig_uuid
+    instance_totals: Mapping[str, UnitTotals] = {}  # by mig_uuid
+    instance_history: Mapping[str, tuple[float | None, ...]] = {}  # by mig_uuid
 
 
-@dataclass(frozen=True, slots=True)
-class AllocationView:
+class AllocationView(NamedTuple):
     """One allocation as published, joined with its unit."""
 
     allocation: Allocation
@@ -265,8 +251,7 @@ class AllocationView:
     processes: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AgentStatus:
+class AgentStatus(NamedTuple):
     """The exporter's own condition."""
 
     version: str
@@ -283,8 +268,7 @@ class AgentStatus:
     note: str = ""  # shown on the page: "simulated GPUs, clock x180"
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """One consistent picture, from which every renderer makes its text."""
 
     wall: float

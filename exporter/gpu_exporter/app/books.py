@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from gpu_exporter.attribution.poller import ConfirmedClaim
 from gpu_exporter.attribution.resolve import Resolution, resolve
@@ -257,7 +256,6 @@ def _memory(snapshot: DeviceSnapshot, instance: InstanceReading | None) -> float
 
 def _without_processes(snapshot: DeviceSnapshot) -> DeviceSnapshot:
     """Inside a container NVML answers an empty list: until a process was listed once, 0 is not known to be 0."""
-    return replace(
-        snapshot,
+    return snapshot._replace(
         samples=tuple(s for s in snapshot.samples if not s.family.name.endswith("_processes")),
     )

@@ -6,7 +6,6 @@ and the reconciler reading /metrics over HTTP.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import threading
 import time
@@ -33,11 +32,10 @@ SAMPLE_PERIOD_S = 5.0
 def demo_settings() -> Settings:
     """The defaults, but for sampling and polling at the pace of the compressed clock."""
     settings = Settings()
-    return dataclasses.replace(
-        settings,
-        sampling=dataclasses.replace(settings.sampling, interval=INTERVAL_S, deadline=600.0, withhold_min=300.0),
-        attribution=dataclasses.replace(settings.attribution, interval=30.0),
-        ledger=dataclasses.replace(settings.ledger, idle_run_unknown_reset=180.0),
+    return settings._replace(
+        sampling=settings.sampling._replace(interval=INTERVAL_S, deadline=600.0, withhold_min=300.0),
+        attribution=settings.attribution._replace(interval=30.0),
+        ledger=settings.ledger._replace(idle_run_unknown_reset=180.0),
     )
 
 

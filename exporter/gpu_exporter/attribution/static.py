@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from gpu_exporter.attribution.source import Answer, SourceError
@@ -48,7 +47,7 @@ class StaticSource:
 def count_units(claims: Sequence[Claim]) -> list[Claim]:
     """The claims, each holder knowing how many units it holds in all: here, as many as it claims."""
     held = Counter(claim.holder.key for claim in claims)
-    return [replace(claim, holder=replace(claim.holder, units=held[claim.holder.key])) for claim in claims]
+    return [claim._replace(holder=claim.holder._replace(units=held[claim.holder.key])) for claim in claims]
 
 
 def parse_static(data: object) -> list[Claim]:

@@ -22,6 +22,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from gpu_exporter.devices.loads import Constant, Curve, Load, Square
 from gpu_exporter.devices.products import PRODUCTS, Product
@@ -34,8 +35,7 @@ class ScenarioError(ValueError):
     """The file does not describe a scenario. The text names the place and the fault."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(NamedTuple):
     """Calls named `call` ("*" is every call) fail with `error`, or hang for `hang_s`, in [start, end)."""
 
     start: float
@@ -45,8 +45,7 @@ class Fault:
     hang_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ScenarioInstance:
+class ScenarioInstance(NamedTuple):
     """One MIG instance."""
 
     uuid: str
@@ -79,8 +78,7 @@ class ScenarioGpu:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class ScenarioHolder:
+class ScenarioHolder(NamedTuple):
     """Somebody who holds a unit in [start, end). `name` is namespace/pod/container or a job id."""
 
     unit: UnitId
@@ -96,8 +94,7 @@ class ScenarioHolder:
     partition: str
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
+class Scenario(NamedTuple):
     """A whole node."""
 
     gpus: tuple[ScenarioGpu, ...]

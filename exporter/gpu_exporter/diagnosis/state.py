@@ -6,13 +6,12 @@ States and their order: DESIGN, "States and causes"; the windows and thresholds 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpu_exporter.model import Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class StateRules:
+class StateRules(NamedTuple):
     """Ratios are 0 to 1, `window_s` seconds."""
 
     window_s: float
@@ -23,8 +22,7 @@ class StateRules:
     throttled_share: float
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """What the last window showed of one allocation.
 
     `values`: mean utilization per bucket, None unknown. `processes`: contexts on the unit now, None while unproven.

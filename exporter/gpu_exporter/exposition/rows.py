@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpu_exporter.model import AllocationView, GpuView, UnitId, View
 
@@ -11,8 +11,7 @@ UNKNOWN = "-"
 GIB = 1024**3
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """All cells are texts; UNKNOWN where there is no value."""
 
     gpu: str

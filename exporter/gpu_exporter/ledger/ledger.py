@@ -32,8 +32,7 @@ from gpu_exporter.model import (
 KEEP_ABSENT_S = 900.0  # a holder may be missing this long (an outage of its source) and go on where it was
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerRules:
+class LedgerRules(NamedTuple):
     """`poll_interval_s`: attribution's interval; `history_s`, `bucket_s`: the ring of each unit."""
 
     poll_interval_s: float

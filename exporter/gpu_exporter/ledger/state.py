@@ -149,12 +149,12 @@ class StateFile:
 
     def bound_unit(self, unit: UnitId, totals: UnitTotals) -> UnitTotals:
         """The totals, but nothing beyond the marks on disk."""
-        return replace(totals, **self._bounded(unit, None, totals, UNIT_COUNTERS))
+        return totals._replace(**self._bounded(unit, None, totals, UNIT_COUNTERS))
 
     def bound_holder(self, unit: UnitId, key: HolderKey, totals: HolderTotals) -> HolderTotals:
         """The totals, but nothing beyond the marks on disk."""
         counters = HOLDER_COUNTERS if totals.energy_j is None else (*HOLDER_COUNTERS, "energy_j")
-        return replace(totals, **self._bounded(unit, key, totals, counters))
+        return totals._replace(**self._bounded(unit, key, totals, counters))
 
     def _bounded(
         self, unit: UnitId, key: HolderKey | None, totals: object, counters: tuple[str, ...]

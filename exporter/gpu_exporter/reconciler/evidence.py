@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 KEY_LABELS = ("uuid", "mig_uuid", "scheduler", "namespace", "pod", "container", "job_id")
@@ -19,8 +18,7 @@ class HolderName(NamedTuple):
         return f"job {self.name}" if self.scheduler == "slurm" else f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class UnitEvidence:
+class UnitEvidence(NamedTuple):
     """One GPU or MIG instance that a holder holds. None means that the source does not tell.
 
     `coverage`: observed share of the time, 0 to 1, over `coverage_window_s` seconds.
@@ -37,8 +35,7 @@ class UnitEvidence:
     witnesses: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class HolderEvidence:
+class HolderEvidence(NamedTuple):
     """Everything seen of one holder.
 
     `held`: how many units it holds in all, as its scheduler counts them, seen or not; None when that is not told.
@@ -50,8 +47,7 @@ class HolderEvidence:
     held: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(NamedTuple):
     """One reading of the source at `wall` (Unix seconds)."""
 
     wall: float

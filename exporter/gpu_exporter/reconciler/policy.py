@@ -7,7 +7,7 @@ verdict `unknown`, and nobody acts on unknown.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence
@@ -16,8 +16,7 @@ LABEL = "gpu-exporter.io/utilization"
 LABELLED = ("candidate", "underused", "partial")
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What the policy says of one holder now.
 
     `stage`: candidate, underused, partial (labelled), or active, starting, unknown (not labelled).

@@ -7,7 +7,7 @@ Pure, but for the little that has to be remembered per device (last driver sampl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpu_exporter.collectors.contract import Cycle
 from gpu_exporter.devices.protocol import UtilizationSample
@@ -17,8 +17,7 @@ WALL_STEP_S = 1.0  # a wall clock that moved more than this against the monotoni
 RING_PATIENCE_S = 30.0  # after its last answer the driver's ring is waited for: it keeps some 20 s and may deliver late
 
 
-@dataclass(frozen=True, slots=True)
-class ActivityRules:
+class ActivityRules(NamedTuple):
     """`interval_s`: sampling interval; see defaults.yaml for the rest.
 
     `driver_period_max_s`: the longest time that one utilization of the driver stands for; nvmlUtilization_t says that

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
@@ -104,7 +102,7 @@ def test_a_holder_is_charged_from_the_first_poll_that_shows_it(bench: Bench) -> 
 
 
 def test_the_interval_of_a_change_goes_to_nobody(bench: Bench) -> None:
-    other = dataclasses.replace(POD, key=HolderKey("kubernetes", "uid-2/main"))
+    other = POD._replace(key=HolderKey("kubernetes", "uid-2/main"))
     bench.poll(POD)
     bench.run(10, 1.0, POD)
     bench.observe(5, 1.0)
@@ -130,7 +128,7 @@ def test_a_slurm_job_is_never_charged_before_our_own_start(bench: Bench) -> None
 
 
 def test_a_new_incarnation_under_the_same_name_starts_at_zero(bench: Bench) -> None:
-    again = dataclasses.replace(POD, key=HolderKey("kubernetes", "uid-2/main"))
+    again = POD._replace(key=HolderKey("kubernetes", "uid-2/main"))
     bench.poll(POD)
     bench.run(300, 0.0, POD)
     bench.poll(again)
@@ -210,7 +208,7 @@ def test_the_end_of_a_long_run_asks_for_a_state_write(bench: Bench) -> None:
 
 
 def test_holders_that_share_a_unit_are_charged_nothing(bench: Bench) -> None:
-    second = dataclasses.replace(POD, key=HolderKey("kubernetes", "uid-2/main"), pod="train-1")
+    second = POD._replace(key=HolderKey("kubernetes", "uid-2/main"), pod="train-1")
     bench.poll(POD, second)
     bench.run(20, 0.0, POD, second)
     for holder in (POD, second):
@@ -285,7 +283,7 @@ def test_a_holder_that_its_source_forgot_for_a_moment_goes_on_where_it_was(bench
     bench.poll(POD)
     assert bench.totals(POD).busy_s == pytest.approx(50.0)
     assert bench.totals(POD).start_wall == pytest.approx(WALL)
-    named = dataclasses.replace(POD, key=HolderKey("kubernetes", "ml/train-0/main"), identity="name")
+    named = POD._replace(key=HolderKey("kubernetes", "ml/train-0/main"), identity="name")
     bench.poll(named)
     bench.run(10, 0.5, named)
     bench.poll()

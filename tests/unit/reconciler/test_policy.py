@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
@@ -38,7 +37,7 @@ def judge(*units: UnitEvidence, held: int | None = None) -> Decision:
 
 
 def unit(**changes: Any) -> UnitEvidence:
-    return dataclasses.replace(UNIT, **changes)
+    return UNIT._replace(**changes)
 
 
 @pytest.mark.parametrize(

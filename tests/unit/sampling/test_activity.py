@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -58,7 +57,7 @@ def test_a_driver_sample_never_covers_more_than_the_drivers_longest_period(bench
 def test_a_slow_interval_does_not_stretch_what_a_reading_covers() -> None:
     """Half a minute between two reads of a one-second value is half a minute of which one second is known."""
     bench = Bench()
-    bench.reader = ActivityReader(UnitId("GPU-0"), dataclasses.replace(RULES, interval_s=30.0))
+    bench.reader = ActivityReader(UnitId("GPU-0"), RULES._replace(interval_s=30.0))
     bench.read(10.0, utilization=0.0)
     assert rounded(bench.read(40.0, utilization=0.0)) == [(38.9, 40.0, 0.0, False)]
 
