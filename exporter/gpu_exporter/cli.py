@@ -251,8 +251,6 @@ def _build_node(
     parser: _Parser, options: argparse.Namespace, clock: Clock, settings: Settings
 ) -> tuple[Backend, list[Source]]:
     """The backend and the attribution sources that the flags ask for."""
-    from gpu_exporter.attribution.slurm import SlurmSource
-
     if options.scenario is not None and options.replay:
         parser.error("--devices.scenario and --devices.replay exclude each other")
     sources: list[Source] = []
@@ -273,8 +271,11 @@ def _build_node(
             empty_confirm_s=attribution.empty_confirm,
         )
         sources.append(kubelet)
-    if options.slurm or (options.slurm is None and SlurmSource.is_present()):
-        sources.append(SlurmSource(options.slurm_node, attribution.timeout))
+    if options.slurm is not False:
+        from gpu_exporter.attribution.slurm import SlurmSource
+
+        if options.slurm or SlurmSource.is_present():
+            sources.append(SlurmSource(options.slurm_node, attribution.timeout))
     if options.scenario is not None:
         from gpu_exporter.app.simulation import build_simulation
         from gpu_exporter.devices.scenario import ScenarioError, load_scenario
