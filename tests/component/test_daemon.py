@@ -210,6 +210,21 @@ def test_two_daemons_do_not_share_a_state_directory(
     assert "another gpu-exporter writes this state directory" in done.stderr
 
 
+def test_a_port_in_use_is_named(processes: Processes, nvml_environment, feeder) -> None:
+    _, url = processes.start_exporter(*QUIET, environment=nvml_environment)
+    address = urlsplit(url).netloc
+    done = subprocess.run(
+        [*GPU_EXPORTER, *QUIET, "--state.directory=", f"--web.listen-address={address}"],
+        env=nvml_environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert f"cannot listen on {address}: Address already in use" in done.stderr
+
+
 def test_a_resident_textfile_stays_fresh_without_http(
     processes: Processes, nvml_environment, feeder, tmp_path: Path
 ) -> None:

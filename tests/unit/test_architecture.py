@@ -41,7 +41,8 @@ ALLOWED = {
         "exposition",
         "reconciler",
     },
-    "cli": {"app", "config", "defaults", "version", "clock", "collectors", "devices", "attribution", "ledger"},
+    "flags": {"config", "version"},
+    "cli": {"flags", "app", "config", "defaults", "version", "clock", "collectors", "devices", "attribution", "ledger"},
     "__init__": {"version"},
     "__main__": {"cli"},
 }

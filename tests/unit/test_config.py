@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter import collectors
 from gpu_exporter.config import ConfigError, load_settings, parse_duration
 from gpu_exporter.defaults import Settings
+from gpu_exporter.flags import COLLECTORS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -77,6 +79,10 @@ def test_generated_files_are_up_to_date() -> None:
             [sys.executable, program, "--check"], cwd=ROOT, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
+
+
+def test_every_collector_has_its_flag() -> None:
+    assert tuple(collector.name for collector in collectors.ALL) == COLLECTORS
 
 
 def test_every_setting_says_where_it_comes_from() -> None:

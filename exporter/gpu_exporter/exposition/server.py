@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import socket
 import socketserver
@@ -192,9 +193,9 @@ class HttpServer:
         kind: type[_ServerMixin] = _IPv6Server if ":" in host or (not host and socket.has_ipv6) else _IPv4Server
         try:
             tcp = kind((host, port), publisher, telemetry_path, readiness)
-        except OSError:
-            if host or kind is _IPv4Server:
-                raise
+        except OSError as exc:
+            if host or kind is _IPv4Server or exc.errno == errno.EADDRINUSE:
+                raise OSError(f"cannot listen on {address}: {exc.strerror}") from exc
             tcp = _IPv4Server((host, port), publisher, telemetry_path, readiness)  # no IPv6 on this host
         self._servers: list[_ServerMixin] = [tcp]
         self.port = int(tcp.server_address[1])

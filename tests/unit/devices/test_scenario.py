@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import yaml
+from jsonschema import Draft202012Validator
 
 import gpu_exporter
+from gpu_exporter.devices.products import PRODUCTS
 from gpu_exporter.devices.scenario import ScenarioError, load_scenario, parse_scenario
 
 DEMO = Path(gpu_exporter.__file__).parent / "demo.yaml"
@@ -20,6 +24,26 @@ def test_the_demo_shows_what_it_promises() -> None:
     assert any(holder.processes == 0 for holder in scenario.holders)
     held = {holder.gpu for holder in scenario.holders}
     assert held < {gpu.index for gpu in scenario.gpus}
+
+
+def schema() -> Draft202012Validator:
+    return Draft202012Validator(json.loads((DEMO.parent / "devices" / "scenario.schema.json").read_text("utf-8")))
+
+
+def test_the_published_schema_takes_the_demo_and_every_kind_of_load() -> None:
+    schema().validate(yaml.safe_load(DEMO.read_text("utf-8")))
+    kinds = (
+        {"kind": "constant", "value": 0.5},
+        {"kind": "square", "period": 10},
+        {"kind": "ramp", "from": 0, "to": 1, "duration": 60},
+        {"kind": "curve", "points": [[0, 0], [5, 1]]},
+    )
+    for load in kinds:
+        data = {"gpus": [{"model": "A100", "load": load, "faults": [{"at": 1, "call": "*", "hang_ms": 5}]}]}
+        schema().validate(data)
+        parse_scenario(data)
+    products = schema().schema["$defs"]["gpu"]["properties"]["model"]["enum"]
+    assert products == list(PRODUCTS)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +82,8 @@ def test_a_bad_scenario_names_the_place(data: object, message: str) -> None:
     with pytest.raises(ScenarioError) as error:
         parse_scenario(data)
     assert str(error.value) == message
+    if "time goes backwards" not in message and "GPUs" not in message and "namespace" not in message:
+        assert not schema().is_valid(data)  # what the schema can say, it says
 
 
 def test_the_file_is_named_too(tmp_path: Path) -> None:
