@@ -101,7 +101,7 @@ def parse_job_gpus(text: str, job_id: str, node: str) -> JobGpus:
         raise refusal
     before, marker, after = records[0].partition("JOB_GRES=")
     details, _, rest = after.partition(" MinCPUsNode=")
-    if "JOB_GRES=" in after or NODE_GRES.search(before) or NODE_GRES.search(rest):
+    if NODE_GRES.search(before) or NODE_GRES.search(rest):
         raise refusal
     if not marker:
         return JobGpus([], 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from gpu_exporter.attribution.resolve import resolve
 from gpu_exporter.model import Claim, DeviceIdentity, DeviceSnapshot, Holder, HolderKey, InstanceReading, UnitId
 
@@ -32,6 +34,13 @@ def test_a_mig_instance_by_new_and_old_name() -> None:
     expected = [(UnitId("GPU-2", "MIG-a"), "mig", 0.429)]
     assert units(Claim("uuid", "MIG-a", POD)) == expected
     assert units(Claim("uuid", "MIG-GPU-2/7/0", POD)) == expected
+
+
+def test_a_number_never_means_a_board_that_is_partitioned() -> None:
+    identity = snapshot(3, 0).identity
+    mig = SNAPSHOTS[2].__class__(dataclasses.replace(identity, mig_mode="enabled"), 0.0, 0.0, True)
+    result = resolve([Claim("index", "3", JOB), Claim("minor", "0", JOB)], [mig])
+    assert (result.allocations, len(result.unresolved)) == ([], 2)
 
 
 def test_replicas_of_one_gpu_share_it() -> None:

@@ -69,6 +69,14 @@ def test_a_name_that_cuts_its_own_record_short_is_refused() -> None:
         parse_job_gpus(text, "1", "n0")
 
 
+def test_a_harmless_word_of_ours_in_a_name_changes_nothing() -> None:
+    text = fixture("scontrol_two_gpus.txt").replace("JobName=job.sh", "JobName=my JOB_GRES=notes")
+    assert parse_job_gpus(text, "1", "n0") == ([0, 1], 2)
+    hidden = fixture("scontrol_two_gpus.txt").replace("JobName=job.sh", "JobName=x JOB_GRES=a MinCPUsNode=1")
+    with pytest.raises(SourceError, match="imitates"):
+        parse_job_gpus(hidden, "1", "n0")
+
+
 def test_another_jobs_record_in_a_comment_is_not_ours() -> None:
     text = fixture("scontrol_two_gpus.txt").replace(
         "WorkDir=/tmp", "WorkDir=/tmp Comment=\nJobId=99 JobName=x" + FORGED

@@ -132,7 +132,6 @@ class NvmlDevice:
         read = [
             UtilizationSample(entry.timeStamp / 1e6, getattr(entry.sampleValue, member) / 100.0)  # us, percent
             for entry in samples
-            if entry.timeStamp > since_us  # the driver may hand out one that was seen before
         ]
         read.sort()
         return read

@@ -1,0 +1,113 @@
+"""Views: what is withheld when a GPU, a call or the sight of processes is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpu_exporter import collectors
+from gpu_exporter.app.agent import activity_rules
+from gpu_exporter.app.books import Books
+from gpu_exporter.app.simulation import build_simulation
+from gpu_exporter.attribution.poller import Poller
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.defaults import Settings
+from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.model import AgentStatus, AllocationView, View
+from gpu_exporter.sampling.sampler import DeviceSampler
+
+STATUS = AgentStatus("TEST", "simulated", True, "", 1, 1, 1.0, None, attribution_known=True)
+
+
+class Node:
+    """A simulated node that is driven second by second."""
+
+    def __init__(self, *gpus: dict[str, Any], holders: list[dict[str, Any]]) -> None:
+        self.clock = ManualClock()
+        settings = Settings()
+        backend, source = build_simulation(parse_scenario({"gpus": list(gpus), "holders": holders}), self.clock)
+        self.books = Books(settings, self.clock)
+        self.poller = Poller([source], self.clock, 300.0)
+        self.hung: set[str] = set()
+        self.samplers = [
+            DeviceSampler(entry.device, collectors.ALL, self.clock, activity_rules(settings))
+            for entry in backend.discover()
+            if entry.device is not None
+        ]
+
+    def run(self, seconds: int, *, sample: bool = True) -> View:
+        for second in range(seconds):
+            self.clock.advance(1.0)
+            for sampler in self.samplers if sample else ():
+                self.books.on_snapshot(sampler.sample())
+            if second % 5 == 4:
+                self.books.on_poll(self.poller.poll())
+        return self.books.build_view(STATUS, self.hung.__contains__)
+
+
+def only(view: View) -> AllocationView:
+    (allocation,) = view.allocations
+    return allocation
+
+
+POD = {"gpu": 0, "kind": "pod", "name": "ml/a/main", "processes": 1, "memory_gib": 2}
+GPU = {"model": "H100", "load": {"kind": "constant", "value": 0.5}}
+
+
+def test_a_gpu_that_stopped_answering_gives_its_holder_no_values_and_no_verdict() -> None:
+    node = Node(GPU, holders=[POD])
+    before = only(node.run(60))
+    assert (before.utilization, before.memory_used_bytes) == (0.5, 2 * 1024**3)
+    assert before.power_w is not None
+    after = node.run(20, sample=False)
+    assert after.gpus[0].withheld
+    allocation = only(after)
+    assert (allocation.utilization, allocation.memory_used_bytes, allocation.power_w) == (None, None, None)
+    assert (allocation.verdict.state, allocation.verdict.evidence) == ("unknown", "the GPU does not answer")
+    assert allocation.totals.busy_s == before.totals.busy_s
+
+
+def test_a_hung_gpu_gives_no_values_before_its_age_tells() -> None:
+    node = Node(GPU, holders=[POD])
+    node.run(60)
+    node.hung.add(node.samplers[0].device.identity.uuid)
+    view = node.run(1)
+    assert not view.gpus[0].withheld
+    assert only(view).utilization is None
+
+
+def test_no_process_is_a_fact_only_where_processes_can_be_seen() -> None:
+    empty = {**POD, "processes": 0}
+    blind = Node({"model": "H100"}, holders=[empty])
+    view = blind.run(120)
+    assert only(view).verdict.state == "held_idle"
+    assert view.gpus[0].snapshot.value("gpu_compute_processes") is None
+    seeing = Node({"model": "H100"}, GPU, holders=[empty, {**POD, "gpu": 1, "name": "ml/b/main"}])
+    states = [allocation.verdict.state for allocation in seeing.run(120).allocations]
+    assert states[0] == "held_no_process"
+
+
+def test_a_failed_look_at_mig_keeps_holders_and_shows_no_board_values() -> None:
+    gpu = {
+        "model": "H100",
+        "mig": [{"profile": "1g.10gb", "load": {"kind": "constant", "value": 0.5}}],
+        "faults": [{"at": 60, "for": 30, "call": "nvmlDeviceGetMigMode", "error": "NVML_ERROR_UNKNOWN"}],
+    }
+    node = Node(gpu, holders=[{**POD, "mig": 0}])
+    before = only(node.run(55))
+    assert before.utilization == 0.5
+    during = only(node.run(20))
+    assert (during.mig, during.utilization, during.memory_used_bytes) == ("1/0", None, None)
+    after = only(node.run(40))
+    assert after.totals.held_s > before.totals.held_s + 50
+    assert after.utilization == 0.5
+
+
+def test_a_claim_that_names_no_device_here_leaves_no_gpu_free() -> None:
+    node = Node(GPU, holders=[POD])
+    node.run(10)
+    assert node.books.is_resolved()
+    node.samplers = []
+    blind = Node(GPU, holders=[POD])
+    blind.samplers = []
+    blind.run(10)
+    assert not blind.books.is_resolved()
