@@ -127,6 +127,20 @@ def _serve(given: list[str]) -> int:
     return _run_daemon(parser, options, settings, backend, sources, state_directory)
 
 
+def describe_settings(settings: Settings) -> str:
+    """What differs from the defaults, one `section.key=value` each."""
+    from gpu_exporter.defaults import Settings as Defaults
+
+    defaults = Defaults()
+    changes = [
+        f"{section}.{name}={value:g}"
+        for section, values in settings._asdict().items()
+        for name, value in values._asdict().items()
+        if value != getattr(getattr(defaults, section), name)
+    ]
+    return ", ".join(changes) or "the defaults"
+
+
 def _run_daemon(
     parser: Parser,
     options: argparse.Namespace,
@@ -148,7 +162,7 @@ def _run_daemon(
     log = logging.getLogger("gpu_exporter")
     names = ", ".join(source.name for source in sources) or "none"
     log.info("gpu-exporter %s, backend %s, attribution %s", VERSION, backend.name, names)
-    log.info("settings in force: %s", settings)
+    log.info("settings: %s", describe_settings(settings))
     try:
         state = open_state(state_directory, settings, read_boot_id())
         agent = Agent(settings, backend, sources, SystemClock(), state, _enabled(options))

@@ -75,8 +75,11 @@ def read_recording(path: Path) -> Recording:
 
 def parse_recording(text: str, place: str = "recording") -> Recording:
     """Turn the text of a log into columns. Rows that repeat or run back in time are dropped."""
-    rows = csv.reader(text.splitlines())
-    header = [name.strip() for name in next(rows, [])]
+    try:
+        rows = list(csv.reader(text.splitlines()))
+    except csv.Error as exc:  # NUL bytes, before Python 3.11
+        raise RecordingError(f"{place}: {exc}") from exc
+    header = [name.strip() for name in rows[0]] if rows else []
     wanted = (
         "timestamp",
         "utilization.gpu [%]",
@@ -90,7 +93,7 @@ def parse_recording(text: str, place: str = "recording") -> Recording:
     columns = [header.index(name) for name in wanted]
     recording = Recording()
     start: datetime | None = None
-    for number, row in enumerate(rows, start=2):
+    for number, row in enumerate(rows[1:], start=2):
         try:
             stamp, *cells = (row[i].strip() for i in columns)
             when = datetime.strptime(stamp, "%Y/%m/%d %H:%M:%S.%f")
