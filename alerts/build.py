@@ -5,7 +5,8 @@
     python alerts/build.py --output DIR --set idle_for=10s --set idle_warn_for=0s
                                                     writes a variant elsewhere, e.g. with a site's own windows
 
-The parameters are the section `alerts` of exporter/gpu_exporter/defaults.yaml.
+The parameters are the section `alerts` of exporter/gpu_exporter/defaults.yaml; `--config.file` takes a site's own, the
+file that the exporter reads too.
 """
 
 from __future__ import annotations
@@ -19,10 +20,18 @@ from typing import Any
 
 import yaml
 
-from gpu_exporter.config import parse_duration
-from gpu_exporter.defaults import DURATIONS, Alerts
-
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "exporter"))  # so that it runs from a checkout that is not installed
+
+from gpu_exporter.config import (  # noqa: E402 - after the path is set
+    ConfigError,
+    check_value,
+    format_duration,
+    load_settings,
+    parse_duration,
+)
+from gpu_exporter.defaults import DURATIONS, Alerts  # noqa: E402
+
 RUNBOOK = "https://github.com/gpu-exporter/gpu-exporter/blob/main/alerts/runbook.md"
 TARGET = "node, instance"
 KEY = f"{TARGET}, gpu, uuid, mig, mig_uuid, scheduler, namespace, pod, container, job_id"
@@ -34,30 +43,23 @@ class BuildError(ValueError):
     """A source names a parameter that does not exist, or a value is wrong."""
 
 
-def format_duration(seconds: float) -> str:
-    """Seconds as a PromQL duration: 1800 to 30m, 0.5 to 500ms."""
-    for unit, size in (("h", 3600), ("m", 60), ("s", 1)):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds * 1000:.0f}ms" if seconds else "0s"
-
-
-def read_parameters(overrides: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def read_parameters(alerts: Alerts, overrides: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Each parameter as (text, seconds or number). Raises BuildError for an unknown or wrong override."""
     values: dict[str, tuple[str, str]] = {"key": (KEY, KEY), "target": (TARGET, TARGET)}
-    defaults = Alerts()._asdict()
+    defaults = alerts._asdict()
     unknown = sorted(set(overrides) - set(defaults))
     if unknown:
         raise BuildError(f"{unknown[0]}: no such parameter; known: {', '.join(defaults)}")
     for name, default in defaults.items():
-        if f"alerts.{name}" in DURATIONS:
-            try:
-                seconds = parse_duration(overrides[name]) if name in overrides else default
-            except ValueError as exc:
-                raise BuildError(f"{name}: {exc}") from exc
-            values[name] = (format_duration(seconds), f"{seconds:g}")
-        else:
-            values[name] = (f"{float(overrides.get(name, default)):g}",) * 2
+        is_duration = f"alerts.{name}" in DURATIONS
+        try:
+            value = (parse_duration if is_duration else float)(overrides[name]) if name in overrides else default
+        except ValueError as exc:
+            raise BuildError(f"{name}: {exc}") from exc
+        may_be_zero = name == "idle_warn_for"
+        if fault := "" if may_be_zero and value == 0 else check_value("alerts", name, value):
+            raise BuildError(f"{name}: {fault}")
+        values[name] = (format_duration(value), f"{value:g}") if is_duration else (f"{value:g}",) * 2
     return values
 
 
@@ -89,9 +91,9 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represent_text)
 
 
-def build_all(overrides: Mapping[str, str]) -> dict[str, str]:
+def build_all(alerts: Alerts, overrides: Mapping[str, str]) -> dict[str, str]:
     """Every rules file by its name."""
-    parameters = read_parameters(overrides)
+    parameters = read_parameters(alerts, overrides)
     return {
         path.name: build_rules(path.read_text("utf-8"), parameters, path.name)
         for path in sorted((HERE / "src").glob("*.yaml"))
@@ -103,10 +105,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--output", type=Path, default=HERE / "rules", help="directory (default alerts/rules)")
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="override a parameter")
+    parser.add_argument("--config.file", dest="config", type=Path, help="take the section `alerts` of this file")
     options = parser.parse_args(arguments)
     try:
-        files = build_all(dict(entry.split("=", 1) for entry in options.set))
-    except (BuildError, ValueError) as exc:
+        if wrong := [entry for entry in options.set if "=" not in entry]:
+            raise BuildError(f"--set {wrong[0]}: expected NAME=VALUE")
+        overrides = dict(entry.split("=", 1) for entry in options.set)
+        files = build_all(load_settings(options.config).alerts, overrides)
+    except (BuildError, ConfigError) as exc:
         print(f"build.py: {exc}", file=sys.stderr)
         return 2
     stale = 0
@@ -115,6 +121,7 @@ def main(arguments: list[str]) -> int:
         if not options.check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
+            print(f"wrote {path}")
         elif not path.exists() or path.read_text("utf-8") != text:
             print(f"{path} is stale: run `make generate`", file=sys.stderr)
             stale = 1

@@ -20,6 +20,8 @@ from gpu_exporter.flags import (
 )
 from gpu_exporter.version import VERSION
 
+TEXTFILE_INTERVAL_MAX_S = 60.0
+
 if TYPE_CHECKING:
     from gpu_exporter.attribution.source import Source
     from gpu_exporter.clock import Clock
@@ -34,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = {"reconcile": _reconcile, "demo": _demo, "check-config": _check_config}
     if given and given[0] in commands:
         return commands[given[0]](given[1:])
+    if given and not given[0].startswith("-"):
+        build_serve_parser().error(f"{given[0]!r} is no command; the commands are {', '.join(commands)}")
     return _serve(given)
 
 
@@ -43,7 +47,7 @@ def _load(parser: Parser, path: Path | None) -> Settings:
     try:
         return load_settings(path)
     except ConfigError as exc:
-        parser.error(str(exc))
+        parser.fail(str(exc))
 
 
 def _build_node(
@@ -82,7 +86,7 @@ def _build_node(
         try:
             backend, source = build_simulation(load_scenario(options.scenario), clock)
         except (ScenarioError, OSError) as exc:
-            parser.error(str(exc))
+            parser.fail(str(exc))
         return backend, [*sources, source]
     if options.replay:
         from gpu_exporter.devices.replay import ReplayBackend
@@ -99,9 +103,27 @@ def _enabled(options: argparse.Namespace) -> list[Collector]:
     return [c for c in collectors.ALL if getattr(options, f"collector_{c.name}")]
 
 
+def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
+    """A combination that cannot be honoured is an error, never ignored."""
+    if not options.once and (options.output is not None or options.format != "prometheus"):
+        parser.error("--output and --format are for --once")
+    if options.once and options.textfile is not None:
+        parser.error("--once and --textfile.output exclude each other; --once --output FILE writes one textfile")
+    if options.textfile is not None and options.textfile.suffix != ".prom":
+        parser.error(f"--textfile.output {options.textfile}: node_exporter reads only files named *.prom")
+    if options.textfile_interval > TEXTFILE_INTERVAL_MAX_S:
+        parser.error("--textfile.interval: at most 60s, since alert and reconciler believe nothing older than 120s")
+    if not options.telemetry_path.startswith("/"):
+        parser.error(f"--web.telemetry-path {options.telemetry_path}: must start with /")
+    for path in (*options.replay, *(path for path in (options.scenario, options.static) if path is not None)):
+        if not path.is_file():
+            parser.fail(f"{path}: no such file")
+
+
 def _serve(given: list[str]) -> int:
     parser = build_serve_parser()
     options = parser.parse_args(given)
+    _check_combinations(parser, options)
     settings = _load(parser, options.config_file)
     from gpu_exporter.clock import SystemClock
 
@@ -115,14 +137,17 @@ def _serve(given: list[str]) -> int:
         socket_path = None
         if state_directory is not None and backend.name == "nvml":
             socket_path = state_directory / "gpu-exporter.sock"
-        code = run_once(
-            lambda: take_one_view(settings, backend, sources, clock, _enabled(options)),
-            options.format,
-            options.output,
-            options.timeout,
-            socket_path,
-            backend.name,
-        )
+        try:
+            code = run_once(
+                lambda: take_one_view(settings, backend, sources, clock, _enabled(options)),
+                options.format,
+                options.output,
+                options.timeout,
+                socket_path,
+                backend.name,
+            )
+        except OSError as exc:
+            parser.fail(str(exc))
         exit_now(code)
     return _run_daemon(parser, options, settings, backend, sources, state_directory)
 
@@ -172,7 +197,7 @@ def _run_daemon(
             socket_directory = state_directory if state is not None else None
             clean = serve(agent, options.address, options.telemetry_path, socket_directory)
     except (StateInUse, ValueError, OSError) as exc:
-        parser.error(str(exc))
+        parser.fail(str(exc))
     log.info("ended")
     if not clean:
         exit_now(0)
@@ -190,7 +215,7 @@ def _reconcile(given: list[str]) -> int:
     try:
         source = build_source(options.prometheus, options.exporters, options.matcher, settings.policy)
     except ValueError as exc:
-        parser.error(str(exc))
+        parser.fail(str(exc))
     if options.once or options.explain:
         return reconcile_once(source, settings.policy, options.format, options.explain)
     return reconcile_forever(source, settings.policy, options.interval)
@@ -207,15 +232,14 @@ def _demo(given: list[str]) -> int:
     try:
         return run_demo(options.address, options.speed, duration)
     except (ValueError, OSError) as exc:
-        parser.error(str(exc))
+        parser.fail(str(exc))
 
 
 def _check_config(given: list[str]) -> int:
     parser = build_check_config_parser()
     options = parser.parse_args(given)
     settings = _load(parser, options.file)
-    for section, values in settings._asdict().items():
-        sys.stdout.write(f"{section}:\n")
-        for name, value in values._asdict().items():
-            sys.stdout.write(f"  {name}: {value!r}\n")
+    from gpu_exporter.config import render_settings
+
+    sys.stdout.write(render_settings(settings))
     return 0

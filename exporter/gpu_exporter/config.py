@@ -51,15 +51,70 @@ def load_settings(path: Path | None) -> Settings:
         else:
             section = getattr(defaults, key.value)
             sections[key.value] = _load_section(path, key.value, section, value, faults)
+    settings = defaults._replace(**sections)
+    if not faults:
+        faults = [f"{path}: {fault}" for fault in _check_order(settings)]
     if faults:
         raise ConfigError("\n".join(faults))
-    return defaults._replace(**sections)
+    return settings
+
+
+def _check_order(settings: Settings) -> list[str]:
+    """Settings that make sense one by one, but not together."""
+    pairs = (
+        (
+            "policy.candidate_after",
+            settings.policy.candidate_after,
+            "policy.underused_after",
+            settings.policy.underused_after,
+        ),
+        ("ledger.low_ratio", settings.ledger.low_ratio, "ledger.high_ratio", settings.ledger.high_ratio),
+    )
+    return [
+        f"{low_name} ({low:g}) must not be above {high_name} ({high:g})"
+        for low_name, low, high_name, high in pairs
+        if low > high
+    ]
+
+
+def check_value(section: str, key: str, value: float) -> str:
+    """Why a value is out of range, "" when it is not. Numbers that are no durations and no counts are shares."""
+    if value <= 0:
+        return "must be above 0"
+    if f"{section}.{key}" not in DURATIONS and isinstance(value, float) and value > 1:
+        return f"{value:g} is not a share between 0 and 1"
+    return ""
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds as one number with its unit, as configuration and PromQL write it: 1800 to 30m, 0.5 to 500ms."""
+    for unit, size in (("h", 3600), ("m", 60), ("s", 1)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds * 1000:.0f}ms" if seconds else "0s"
+
+
+def render_settings(settings: Settings) -> str:
+    """The settings as a configuration file; what differs from the defaults is marked."""
+    defaults = Settings()
+    lines: list[str] = []
+    for section, values in settings._asdict().items():
+        lines.append(f"{section}:")
+        for name, value in values._asdict().items():
+            text = format_duration(value) if f"{section}.{name}" in DURATIONS else f"{value:g}"
+            changed = value != getattr(getattr(defaults, section), name)
+            lines.append(f"  {name}: {text}" + ("  # not the default" if changed else ""))
+    return "\n".join(lines) + "\n"
 
 
 def _load_section(path: Path, name: str, section: Any, node: Any, faults: list[str]) -> Any:
     fields = section._fields
     changes: dict[str, Any] = {}
+    seen: set[str] = set()
     for key, value in node.value:
+        if key.value in seen:
+            faults.append(f"{path}:{key.start_mark.line + 1}: {name}.{key.value}: given twice")
+        seen.add(key.value)
         place = f"{path}:{key.start_mark.line + 1}: {name}.{key.value}"
         if key.value not in fields:
             faults.append(_unknown(place, key.value, list(fields)))
@@ -73,8 +128,8 @@ def _load_section(path: Path, name: str, section: Any, node: Any, faults: list[s
             wanted = "a duration with its unit, e.g. 90s" if is_duration else f"a number ({kind.__name__})"
             faults.append(f"{place}: {value.value!r} is not {wanted}")
             continue
-        if changes[key.value] <= 0:
-            faults.append(f"{place}: must be above 0")
+        if fault := check_value(name, key.value, changes[key.value]):
+            faults.append(f"{place}: {fault}")
     return section._replace(**changes)
 
 

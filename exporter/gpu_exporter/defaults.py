@@ -16,7 +16,7 @@ class Sampling(NamedTuple):
     deadline: float = 5.0
     """seconds; a device cycle that takes longer is counted as hung; healthy cycles take milliseconds"""
     withhold_after_intervals: int = 3
-    """device families older than this many intervals are not published (rule 2)"""
+    """device families older than this many intervals are not published"""
     withhold_min: float = 15.0
     """seconds; ... but never before this age: one common scrape interval"""
 
@@ -29,7 +29,7 @@ class Attribution(NamedTuple):
     timeout: float = 5.0
     """seconds; one poll of one source"""
     keep_last: float = 300.0
-    """seconds; last known mapping stays this long when a source does not answer (rule 6)"""
+    """seconds; last known mapping stays this long when a source does not answer"""
     stale_after_polls: int = 3
     """a mapping older than this still labels, but charges nobody"""
     empty_confirm: float = 5.0
@@ -99,8 +99,6 @@ class Alerts(NamedTuple):
     """observed share of the window that the alert needs"""
     fresh_max: float = 120.0
     """seconds; age of the last sample above which nothing is believed"""
-    repeat_interval: float = 86400.0
-    """seconds; Alertmanager: one reminder a day (job_defense_shield mails weekly, Princeton daily)"""
 
 
 class Settings(NamedTuple):
@@ -120,7 +118,6 @@ DURATIONS = frozenset(
         "alerts.fresh_max",
         "alerts.idle_for",
         "alerts.idle_warn_for",
-        "alerts.repeat_interval",
         "attribution.empty_confirm",
         "attribution.interval",
         "attribution.keep_last",

@@ -29,7 +29,7 @@ exit codes:
   1  unforeseen
   2  wrong usage or configuration
   3  no GPU data (--once), no evidence (reconcile)
-  4  partial data (--once)
+  4  partial data (--once), partial evidence (reconcile)
 """
 
 
@@ -59,11 +59,17 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"environment variable {variable}: {text!r} is none of true, false")
             action.default = text.lower() in ("true", "1")
         elif isinstance(action.default, list):
-            action.default = text.split(",")
+            convert = action.type if callable(action.type) else str
+            action.default = [convert(item) for item in text.split(",") if item]
         else:
             if action.choices is not None and text not in action.choices:
                 self.error(f"environment variable {variable}: {text!r} is none of {', '.join(action.choices)}")
             action.default = text  # argparse converts text defaults by `type`
+
+    def fail(self, message: str) -> NoReturn:
+        """End with status 2: something other than the usage itself is wrong."""
+        sys.stderr.write(f"{self.prog}: {message}\n")
+        sys.exit(2)
 
     def error(self, message: str) -> NoReturn:
         sys.stderr.write(f"{self.prog}: {message}; see {self.prog} --help\n")
@@ -122,7 +128,7 @@ def build_serve_parser() -> Parser:
     parser.flag(
         "--format",
         dest="format",
-        choices=("prometheus", "json", "table"),
+        choices=("prometheus", "openmetrics", "json", "table"),
         default="prometheus",
         help="form of --once (default prometheus)",
     )

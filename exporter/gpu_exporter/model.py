@@ -217,7 +217,7 @@ class HolderTotals(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """State of an allocation (DESIGN: unknown, held_no_process, ...) with its evidence in words."""
+    """State of an allocation (docs/concepts.md lists them) with its evidence in words."""
 
     state: str
     evidence: str

@@ -163,8 +163,8 @@ def test_without_a_driver_it_stays_up_says_so_and_finds_the_driver_later(
     assert log.count("kernel driver is not loaded") == 1
 
 
-def test_once_beside_a_daemon_prints_the_daemons_body(
-    processes: Processes, nvml_environment, feeder, tmp_path: Path
+def test_once_beside_a_daemon_prints_the_daemons_body_and_tells_its_health(
+    processes: Processes, nvml_environment, nvml_table: NvmlTable, feeder, tmp_path: Path
 ) -> None:
     state = tmp_path / "state"
     _, url = processes.start_exporter(*QUIET, f"--state.directory={state}", environment=nvml_environment)
@@ -178,6 +178,18 @@ def test_once_beside_a_daemon_prints_the_daemons_body(
         timeout=60,
     )
     assert series(done.stdout)["gpu_busy_seconds_total", "0"] > 0
+    nvml_table.set_call(2, "*", "NVML_ERROR_GPU_IS_LOST")
+    wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_up", "2")) == 0, "gpu 2 to be lost")
+    done = subprocess.run(
+        [*GPU_EXPORTER, "--once", "--format=openmetrics", *QUIET, f"--state.directory={state}"],
+        env=nvml_environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 4
+    assert done.stdout.endswith("# EOF\n")
 
 
 def test_slow_and_idle_connections_give_way(processes: Processes, nvml_environment, feeder) -> None:
@@ -248,6 +260,11 @@ def test_a_resident_textfile_stays_fresh_without_http(
         (["--format=xml"], "argument --format: invalid choice: 'xml'"),
         (["--web.listen-address=nonsense"], "'nonsense' is not [host]:port"),
         (["--timeout=10"], "argument --timeout: '10' is no duration"),
+        (["reconcil"], "'reconcil' is no command; the commands are reconcile, demo, check-config"),
+        (["--format=json"], "--output and --format are for --once"),
+        (["--textfile.output=/tmp/x.txt"], "node_exporter reads only files named *.prom"),
+        (["--web.telemetry-path=metrics"], "--web.telemetry-path metrics: must start with /"),
+        (["--devices.replay=/nonexistent.csv"], "/nonexistent.csv: no such file"),
         (["reconcile", "--aply"], "unrecognized arguments: --aply"),
         (["reconcile", "--once"], "exactly one of --source.prometheus and --source.exporter is needed"),
         (["demo", "--sped=3"], "unrecognized arguments: --sped=3"),
@@ -269,6 +286,21 @@ def test_an_unknown_configuration_key_ends_with_status_2_and_names_it(tmp_path: 
         assert f"{path}:2: sampling.intervall: unknown key, did you mean interval?" in done.stderr
 
 
+def test_a_repeatable_flag_takes_a_list_from_the_environment(tmp_path: Path) -> None:
+    recordings = Path(__file__).resolve().parents[1] / "fixtures" / "recordings"
+    paths = ",".join(str(recordings / f"{gpu}_update_freq_gpudata.csv.gz") for gpu in ("A100", "V100"))
+    done = subprocess.run(
+        [*GPU_EXPORTER, "--once", "--format=json", "--state.directory=", *QUIET],
+        env={**os.environ, "GPU_EXPORTER_DEVICES_REPLAY": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["gpus"]) == 2
+
+
 def test_every_flag_has_an_environment_form(processes: Processes, nvml_environment, feeder) -> None:
     environment = {
         **nvml_environment,
@@ -288,4 +320,6 @@ def test_every_flag_has_an_environment_form(processes: Processes, nvml_environme
         timeout=60,
     )
     assert done.returncode == 2
-    assert "environment variable GPU_EXPORTER_FORMAT: 'xml' is none of prometheus, json, table" in done.stderr
+    assert (
+        "environment variable GPU_EXPORTER_FORMAT: 'xml' is none of prometheus, openmetrics, json, table" in done.stderr
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter import collectors
-from gpu_exporter.config import ConfigError, load_settings, parse_duration
+from gpu_exporter.config import ConfigError, load_settings, parse_duration, render_settings
 from gpu_exporter.defaults import Settings
 from gpu_exporter.flags import COLLECTORS
 
@@ -47,6 +47,12 @@ def test_keys_override_the_defaults(tmp_path: Path) -> None:
             ],
         ),
         ("sampling:\n  interval: 0s\n", ["c.yaml:2: sampling.interval: must be above 0"]),
+        ("policy:\n  coverage_min: 90\n", ["c.yaml:2: policy.coverage_min: 90 is not a share between 0 and 1"]),
+        (
+            "policy:\n  candidate_after: 3h\n  underused_after: 1h\n",
+            ["c.yaml: policy.candidate_after (10800) must not be above policy.underused_after (3600)"],
+        ),
+        ("sampling:\n  interval: 1s\n  interval: 2s\n", ["c.yaml:3: sampling.interval: given twice"]),
         ("policy: 3\n", ["c.yaml:1: policy: expected keys below it"]),
         ("- a\n", ["c.yaml:1: expected sections, e.g. `sampling:`"]),
     ],
@@ -57,6 +63,16 @@ def test_every_fault_is_named_with_its_line(tmp_path: Path, text: str, faults: l
     with pytest.raises(ConfigError) as error:
         load_settings(path)
     assert str(error.value).splitlines() == [fault.replace("c.yaml", str(path)) for fault in faults]
+
+
+def test_what_check_config_prints_is_a_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("policy:\n  candidate_after: 90m\n", encoding="utf-8")
+    settings = load_settings(path)
+    text = render_settings(settings)
+    assert "  candidate_after: 90m  # not the default" in text
+    path.write_text(text, encoding="utf-8")
+    assert load_settings(path) == settings
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("500ms", 0.5), ("15s", 15.0), ("1h30m", 5400.0), ("2d", 172_800.0)])

@@ -208,12 +208,14 @@ class Books:
         shared = allocation.share == "time_slice"
         fresh = not gpu.withheld and not gpu.hung and not shared and (not unit.mig_uuid or instance is not None)
         snapshot = gpu.snapshot
-        values = self._history(unit, now, min(self._state_rules.window_s, totals.held_s))
+        held_s = min(self._state_rules.window_s, totals.held_s)
+        values = self._history(unit, now, held_s)
         worst = self._throttling[unit.uuid].worst() if unit.uuid in self._throttling else None
         processes = snapshot.value("gpu_compute_processes") if fresh and not unit.mig_uuid else None
         verdict = judge_state(
             Window(
                 values=values,
+                held_s=totals.held_s,
                 idle_run_s=totals.idle_run_s,
                 processes=processes,
                 throttled_reason=worst[0] if worst else "",

@@ -21,7 +21,7 @@ from gpu_exporter.devices.scenario import load_scenario
 from gpu_exporter.exposition.publisher import Publisher
 from gpu_exporter.exposition.server import HttpServer
 from gpu_exporter.reconciler.direct import ExporterSource
-from gpu_exporter.reconciler.policy import Decision, decide
+from gpu_exporter.reconciler.policy import decide
 from gpu_exporter.reconciler.report import render_decisions
 
 SCENARIO = Path(__file__).resolve().parent.parent / "demo.yaml"
@@ -59,11 +59,11 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
     tracker = StageTracker()
     stop = threading.Event()
     began = time.monotonic()
-    decisions: list[Decision] = []
+    report = ""
     shown = False
 
     def tick() -> None:
-        nonlocal decisions, shown
+        nonlocal report, shown
         if not agent.is_complete():
             return
         process.refresh()
@@ -72,7 +72,9 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
             shown = True
             _say(publisher.body("table").decode())
             _say("\nWhat the reconciler would write, as it happens (dry run):")
-        decisions = decide(evidence.read_evidence(), settings.policy)
+        seen = evidence.read_evidence()
+        decisions = decide(seen, settings.policy)
+        report = render_decisions(decisions, seen)
         for line in tracker.changes(decisions) if shown else ():
             _say(f"  {elapsed:4.0f} s  {line}")
         if duration_s is not None and elapsed >= duration_s:
@@ -82,7 +84,7 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
     _say(f"{note} Looking at the first minutes ...\n")
     wait_for_signal(tick, 0.5, stop)
     _say("\nThe node at the end:\n" + publisher.body("table").decode())
-    _say("Decisions at the end (dry run, nothing is written):\n" + render_decisions(decisions))
+    _say("Decisions at the end (dry run, nothing is written):\n" + report)
     server.stop()
     agent.stop()
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from gpu_exporter.devices.errors import DriverUnavailable
 from gpu_exporter.exposition.files import write_atomically
+from gpu_exporter.exposition.health import judge_health
 from gpu_exporter.exposition.json_format import render_json
 from gpu_exporter.exposition.series import list_series
 from gpu_exporter.exposition.table import render_table
@@ -19,7 +21,10 @@ from gpu_exporter.model import AgentStatus, View
 from gpu_exporter.version import VERSION
 
 EXIT_OK, EXIT_NO_DATA, EXIT_PARTIAL = 0, 3, 4
-PATHS = {"prometheus": "/metrics", "json": "/api/v1/status", "table": "/api/v1/table"}
+EXIT_CODES = {"ok": EXIT_OK, "partial": EXIT_PARTIAL, "no_data": EXIT_NO_DATA}
+PATHS = {"prometheus": "/metrics", "openmetrics": "/metrics", "json": "/api/v1/status", "table": "/api/v1/table"}
+
+ACCEPT = {"openmetrics": "Accept: application/openmetrics-text\r\n"}
 
 
 def render(view: View, form: str) -> str:
@@ -28,7 +33,7 @@ def render(view: View, form: str) -> str:
         return render_json(view) + "\n"
     if form == "table":
         return render_table(view)
-    return TextRenderer().render(list_series(view))
+    return TextRenderer().render(list_series(view), openmetrics=form == "openmetrics")
 
 
 def read_from_daemon(socket_path: Path, form: str, timeout_s: float) -> str | None:
@@ -37,7 +42,9 @@ def read_from_daemon(socket_path: Path, form: str, timeout_s: float) -> str | No
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
             stream.settimeout(timeout_s)
             stream.connect(str(socket_path))
-            stream.sendall(f"GET {PATHS[form]} HTTP/1.1\r\nHost: local\r\nConnection: close\r\n\r\n".encode())
+            stream.sendall(
+                f"GET {PATHS[form]} HTTP/1.1\r\n{ACCEPT.get(form, '')}Host: local\r\nConnection: close\r\n\r\n".encode()
+            )
             answer = bytearray()
             while data := stream.recv(65536):
                 answer += data
@@ -58,15 +65,16 @@ def run_once(
     """Print or write one body. Returns the exit code."""
     if socket_path is not None:
         body = read_from_daemon(socket_path, form, min(2.0, timeout_s))
-        if body is not None:
+        status = read_from_daemon(socket_path, "json", min(2.0, timeout_s))
+        if body is not None and status is not None:
             _deliver(body, output)
-            return EXIT_OK
-    result: list[View | DriverUnavailable] = []
+            return _daemon_exit_code(status)
+    result: list[View | Exception] = []
 
     def work() -> None:
         try:
             result.append(take_view())
-        except DriverUnavailable as exc:
+        except Exception as exc:  # handed to the thread that waits, which reports it
             result.append(exc)
 
     worker = threading.Thread(target=work, name="once", daemon=True)
@@ -74,15 +82,24 @@ def run_once(
     worker.join(timeout_s)
     if not result:
         return _fail(f"the driver did not answer within {timeout_s:g} s", form, output, backend_name)
-    if isinstance(result[0], DriverUnavailable):
-        return _fail(str(result[0]), form, output, backend_name)
     view = result[0]
+    if isinstance(view, DriverUnavailable):
+        return _fail(str(view), form, output, backend_name)
+    if isinstance(view, Exception):
+        raise view
     _deliver(render(view, form), output)
     if not view.status.devices_visible:
         return _fail("the driver lists no GPU that answers", form, None, backend_name)
-    lost = view.status.devices_visible < view.status.devices_expected
-    failed = [source for source in view.status.sources if not source.up]
-    return EXIT_PARTIAL if lost or failed or view.status.errors else EXIT_OK
+    return EXIT_CODES[judge_health(view)]
+
+
+def _daemon_exit_code(status: str) -> int:
+    """The exit code that the daemon's JSON asks for, with the one line that goes with 3."""
+    data = json.loads(status)
+    code = EXIT_CODES.get(data.get("health"), EXIT_OK)
+    if code == EXIT_NO_DATA:
+        print(f"gpu-exporter: no GPU data: {data.get('driver_error') or 'no GPU answers'}", file=sys.stderr)  # noqa: T201
+    return code
 
 
 def _deliver(body: str, output: Path | None) -> None:

@@ -32,10 +32,14 @@ def build_source(prometheus: str, exporters: Sequence[str], matcher: str, policy
 def reconcile_once(source: EvidenceSource, policy: Policy, form: str, explained: str) -> int:
     """One cycle; the exit code. With `explained`, only that holder, in full."""
     try:
-        decisions = decide(source.read_evidence(), policy)
+        evidence = source.read_evidence()
     except EvidenceError as exc:
         print(f"gpu-exporter: nothing decided: {exc}", file=sys.stderr)  # noqa: T201
         return 3
+    decisions = decide(evidence, policy)
+    for problem in evidence.problems:
+        print(f"gpu-exporter: not seen: {problem}", file=sys.stderr)  # noqa: T201
+    code = 4 if evidence.problems else 0
     if explained:
         chosen = [d for d in decisions if explained in (str(d.name), d.name.name, f"job/{d.name.name}")]
         if not chosen:
@@ -46,9 +50,9 @@ def reconcile_once(source: EvidenceSource, policy: Policy, form: str, explained:
             )
             return 2
         sys.stdout.write("".join(explain(decision, policy) for decision in chosen))
-        return 0
-    sys.stdout.write(decisions_json(decisions) if form == "json" else render_decisions(decisions))
-    return 0
+        return code
+    sys.stdout.write(decisions_json(decisions) if form == "json" else render_decisions(decisions, evidence))
+    return code
 
 
 def reconcile_forever(source: EvidenceSource, policy: Policy, interval_s: float) -> int:

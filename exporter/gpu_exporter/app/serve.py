@@ -61,7 +61,7 @@ def serve(agent: Agent, address: str, telemetry_path: str, state_directory: Path
     server = HttpServer(address, publisher, agent.readiness, telemetry_path, socket_path)
     agent.start()
     server.start()
-    log.info("serving on port %d, metrics at %s", server.port, telemetry_path)
+    log.info("serving on %s (port %d), metrics at %s", address, server.port, telemetry_path)
     wait_for_signal(process.refresh, PROCESS_REFRESH_S, threading.Event())
     server.stop()
     return agent.stop()
@@ -74,6 +74,7 @@ def write_textfiles(agent: Agent, path: Path, interval_s: float) -> bool:
     """
     publisher = Publisher(agent.build_view, agent.version)
     agent.start()
+    log.info("writing %s each %g s", path, interval_s)
     failing = False
 
     def tick() -> None:

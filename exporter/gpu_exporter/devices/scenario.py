@@ -212,7 +212,7 @@ def _parse_points(place: str, entries: list[object]) -> list[tuple[float, float]
 
 
 def _parse_gpu(reader: _Reader, index: int, seed: int) -> ScenarioGpu:
-    model = reader.text("model")
+    model = reader.text("model", "")
     if model not in PRODUCTS:
         raise ScenarioError(f"{reader.place}.model: {model!r} is none of {', '.join(PRODUCTS)}")
     product = PRODUCTS[model]

@@ -1,6 +1,6 @@
 """The state of an allocation over the last window: first match wins, unknown comes first.
 
-States and their order: DESIGN, "States and causes"; the windows and thresholds come from defaults.yaml.
+docs/concepts.md lists them for users; the windows and thresholds come from defaults.yaml.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ class StateRules(NamedTuple):
 class Window(NamedTuple):
     """What the last window showed of one allocation.
 
-    `values`: mean utilization per bucket, None unknown. `processes`: contexts on the unit now, None while unproven.
+    `values`: mean utilization per bucket, None unknown. `held_s`: how long we have seen this holder.
+    `processes`: contexts on the unit now, None while unproven.
     `throttled_share`: worst share of the window in one harmful throttle reason, None unknown.
     """
 
     values: Sequence[float | None]
+    held_s: float
     idle_run_s: float
     processes: float | None = None
     throttled_share: float | None = None
@@ -48,8 +50,9 @@ def judge_state(window: Window, rules: StateRules) -> Verdict:
     known = [value for value in window.values if value is not None]
     if window.shared:
         return Verdict("unknown", "the GPU is shared and its holders cannot be told apart")
-    if not window.values:
-        return Verdict("unknown", "seen too short to judge")
+    if window.held_s < rules.coverage_min * rules.window_s:
+        seen, whole = format_duration(window.held_s), format_duration(rules.window_s)
+        return Verdict("unknown", f"seen for {seen}, judged over {whole}")
     if not known:
         return Verdict("unknown", "no source of activity")
     coverage = len(known) / len(window.values)
@@ -77,5 +80,5 @@ def format_duration(seconds: float) -> str:
     """`75` to `1m15s`, `7500` to `2h5m`: two largest units."""
     whole = int(seconds)
     parts = [(whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "m"), (whole % 60, "s")]
-    shown = [f"{value}{unit}" for value, unit in parts if value]
-    return "".join(shown[:2]) or "0s"
+    first = next((i for i, (value, _) in enumerate(parts) if value), len(parts) - 1)
+    return "".join(f"{value}{unit}" for i, (value, unit) in enumerate(parts[first : first + 2]) if value or not i)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from gpu_exporter.exposition.health import judge_health
 from gpu_exporter.model import AllocationView, GpuView, View
 
 JSON_TYPE = "application/json; charset=utf-8"
@@ -19,6 +20,7 @@ def render_json(view: View) -> str:
             "version": status.version,
             "backend": status.backend,
             "note": status.note,
+            "health": judge_health(view),
             "driver_up": status.driver_up,
             "driver_error": status.driver_error,
             "gpus": [_gpu(gpu) for gpu in view.gpus],

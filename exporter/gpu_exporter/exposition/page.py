@@ -121,7 +121,7 @@ def render_page(view: View, refresh_s: int = 5) -> str:
 def _tiles(view: View, rows: Sequence[Row]) -> str:
     states = [row.state for row in rows]
     tiles = [
-        ("GPUs", f"{view.status.devices_visible}"),
+        ("GPUs answering", f"{view.status.devices_visible}"),
         ("Allocations", str(len(view.allocations))),
         ("Free", str(states.count("free"))),
         ("Held and idle", str(states.count("held_idle") + states.count("held_no_process"))),

@@ -83,6 +83,11 @@ def _row(
         state, why = "stale", f"last answer {format_age(gpu.age_s)} ago"
     elif allocation is not None:
         state, why = allocation.verdict.state, allocation.verdict.evidence
+    elif gpu.snapshot.value("gpu_utilization_ratio"):
+        why = "in use, but nobody is known to hold it"
+    failed = [outcome.error for outcome in gpu.snapshot.outcomes if not outcome.success]
+    if failed and not mig:
+        why = f"{why}; {failed[0]}" if why else failed[0]
     utilization = memory = power = temperature = UNKNOWN
     if fresh and allocation is not None:
         utilization = format_ratio(allocation.utilization)

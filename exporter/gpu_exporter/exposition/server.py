@@ -203,7 +203,7 @@ class HttpServer:
         if socket_path is not None:
             socket_path.unlink(missing_ok=True)
             unix = _UnixServer(str(socket_path), publisher, telemetry_path, readiness)
-            socket_path.chmod(0o600)
+            socket_path.chmod(0o666)  # what it tells is on HTTP too, and users at the prompt want it
             self._servers.append(unix)
 
     def start(self) -> None:

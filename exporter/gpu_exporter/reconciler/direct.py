@@ -34,6 +34,12 @@ SAMPLE_EACH_S = 60.0
 Key: TypeAlias = tuple[str, ...]
 
 
+def complete_url(text: str) -> str:
+    """`host:9836` and `http://host:9836` to the address of the metrics."""
+    url = text if "://" in text else f"http://{text}"
+    return url.rstrip("/") + "/metrics" if urlsplit(url).path in ("", "/") else url
+
+
 def fetch_text(url: str, timeout_s: float = 10.0) -> str:
     """GET a metrics page. Raises EvidenceError."""
     if urlsplit(url).scheme not in ("http", "https"):
@@ -41,6 +47,9 @@ def fetch_text(url: str, timeout_s: float = 10.0) -> str:
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - the scheme is checked above
             body: bytes = answer.read()
+    except urllib.error.HTTPError as exc:
+        reason = exc.read(300).decode("utf-8", "replace").strip()
+        raise EvidenceError(f"{url}: HTTP status {exc.code}: {reason}") from exc
     except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as exc:
         raise EvidenceError(f"{url}: {exc}") from exc
     return body.decode("utf-8", "replace")
@@ -66,7 +75,7 @@ class ExporterSource:
         """`window_s`: coverage is wanted over this time. Raises ValueError for more exporters than bearable."""
         if len(urls) > MAX_EXPORTERS:
             raise ValueError(f"{len(urls)} exporters are more than {MAX_EXPORTERS}: use --source.prometheus")
-        self._urls = urls
+        self._urls = [complete_url(url) for url in urls]
         self._window_s = window_s
         self._read_wall = read_wall
         self._fetch = fetch
@@ -74,7 +83,15 @@ class ExporterSource:
 
     def read_evidence(self) -> Evidence:
         wall = self._read_wall()
-        pages = [_Page(url, self._fetch(url)) for url in self._urls]
+        pages: list[_Page] = []
+        problems: list[str] = []
+        for url in self._urls:
+            try:
+                pages.append(_Page(url, self._fetch(url)))
+            except EvidenceError as exc:  # its holders are not seen; units seen elsewhere no longer add up to theirs
+                problems.append(str(exc))
+        if not pages:
+            raise EvidenceError("; ".join(problems[:3]))
         keys = {key for page in pages for key in page.allocations}
         self._counters = {key: value for key, value in self._counters.items() if key in keys}
         units: dict[HolderName, list[UnitEvidence]] = {}
@@ -92,7 +109,8 @@ class ExporterSource:
             HolderEvidence(name, owners[name], tuple(parts), held.get(name)) for name, parts in units.items()
         )
         interval = max((page.sample_interval_s for page in pages), default=1.0)
-        return Evidence(wall, interval, holders)
+        count = sum(len(page.allocations) for page in pages)
+        return Evidence(wall, interval, holders, len(pages), count, tuple(problems))
 
     def _unit(self, page: _Page, key: Key, series: _Allocation, wall: float) -> UnitEvidence:
         values = series.values

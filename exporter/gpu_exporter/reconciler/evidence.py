@@ -48,11 +48,17 @@ class HolderEvidence(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """One reading of the source at `wall` (Unix seconds)."""
+    """One reading of the source at `wall` (Unix seconds).
+
+    `exporters` and `allocations` say how much was seen; `problems` names what was not.
+    """
 
     wall: float
     sample_interval_s: float
     holders: tuple[HolderEvidence, ...]
+    exporters: int = 1
+    allocations: int = 0
+    problems: tuple[str, ...] = ()
 
 
 class EvidenceError(Exception):

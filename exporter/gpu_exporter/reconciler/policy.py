@@ -97,4 +97,6 @@ def _all(held: int) -> str:
 
 
 def _minutes(seconds: float) -> str:
+    if seconds < 60:
+        return f"{int(seconds)} s"
     return f"{int(seconds / 60)} min" if seconds < 3 * 3600 else f"{seconds / 3600:.1f} h"

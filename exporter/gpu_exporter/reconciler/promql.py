@@ -83,8 +83,13 @@ class PromQLSource:
         if len(clusters) > 1:  # one pod name may exist in each of them
             raise EvidenceError(f"clusters {sorted(clusters)} in one answer: choose one with --source.matcher")
         names = {holder_name(row.labels) for row in runs}
+        exporters = self._count("gpu_exporter_build_info")
+        if not exporters:
+            matcher = f"{{{self._matcher}}}"
+            raise EvidenceError(f"no gpu-exporter series match {matcher}: see --source.matcher")
+        allocations = self._count("gpu_allocation_info")
         if not names:
-            return Evidence(wall, 1.0, ())
+            return Evidence(wall, 1.0, (), exporters, allocations)
         wanted = _restrict(names)
         units = self._by_unit("gpu_allocation_idle_run_seconds", wanted)
         starts = self._by_unit("gpu_allocation_start_timestamp_seconds", wanted)
@@ -132,7 +137,13 @@ class PromQLSource:
             wall,
             interval[0].value if interval else 1.0,
             tuple(HolderEvidence(name, owners[name], tuple(parts), held.get(name)) for name, parts in holders.items()),
+            exporters,
+            allocations,
         )
+
+    def _count(self, metric: str) -> int:
+        rows = self._query(f"count({self._select(metric)})")
+        return int(rows[0].value) if rows else 0
 
     def _suspects(self) -> str:
         return f"{self._select('gpu_allocation_idle_run_seconds')} >= {self._candidate_after_s:g}"

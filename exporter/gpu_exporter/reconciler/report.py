@@ -6,16 +6,19 @@ import json
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
+from gpu_exporter.config import format_duration
 from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.evidence import Evidence
 from gpu_exporter.reconciler.policy import Decision
 
 HEADER = ("HOLDER", "OWNER", "GPUS", "STAGE", "IDLE SINCE", "REASON", "WOULD WRITE")
 
 
-def render_decisions(decisions: Sequence[Decision]) -> str:
-    """One line per holder, labelled ones first. Ends in a newline."""
+def render_decisions(decisions: Sequence[Decision], evidence: Evidence) -> str:
+    """One line per holder, labelled ones first, then how much was seen. Ends in a newline."""
+    seen = f"{evidence.exporters} exporters and {evidence.allocations} allocations seen"
     if not decisions:
-        return "no holder is idle long enough to be considered\n"
+        return f"{seen}; no holder is idle long enough to be considered\n"
     order = {"underused": 0, "candidate": 1, "partial": 2, "unknown": 3}
     rows = [
         (
@@ -30,9 +33,12 @@ def render_decisions(decisions: Sequence[Decision]) -> str:
         for decision in sorted(decisions, key=lambda d: (order.get(d.stage, 4), d.name))
     ]
     widths = [max(len(row[i]) for row in (HEADER, *rows)) for i in range(len(HEADER))]
-    return "".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n"
-        for row in (HEADER, *rows)
+    return (
+        "".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n"
+            for row in (HEADER, *rows)
+        )
+        + f"{seen}\n"
     )
 
 
@@ -41,9 +47,9 @@ def explain(decision: Decision, policy: Policy) -> str:
     lines = [
         f"{decision.name}: {decision.stage}",
         f"  because {decision.reason}",
-        f"  policy: candidate after {policy.candidate_after / 60:g} min, underused after "
-        f"{policy.underused_after / 60:g} min, coverage at least {policy.coverage_min:.0%}, "
-        f"grace {policy.startup_grace / 60:g} min",
+        f"  policy: candidate after {format_duration(policy.candidate_after)}, underused after "
+        f"{format_duration(policy.underused_after)}, coverage at least {policy.coverage_min:.0%}, "
+        f"grace {format_duration(policy.startup_grace)}",
     ]
     for unit in decision.units:
         place = f"{unit.node} gpu {unit.gpu}" + (f" mig {unit.mig}" if unit.mig else "")

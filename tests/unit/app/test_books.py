@@ -78,11 +78,11 @@ def test_a_hung_gpu_gives_no_values_before_its_age_tells() -> None:
 def test_no_process_is_a_fact_only_where_processes_can_be_seen() -> None:
     empty = {**POD, "processes": 0}
     blind = Node({"model": "H100"}, holders=[empty])
-    view = blind.run(120)
+    view = blind.run(600)
     assert only(view).verdict.state == "held_idle"
     assert view.gpus[0].snapshot.value("gpu_compute_processes") is None
     seeing = Node({"model": "H100"}, GPU, holders=[empty, {**POD, "gpu": 1, "name": "ml/b/main"}])
-    states = [allocation.verdict.state for allocation in seeing.run(120).allocations]
+    states = [allocation.verdict.state for allocation in seeing.run(600).allocations]
     assert states[0] == "held_no_process"
 
 

@@ -12,19 +12,20 @@ RULES = StateRules(600.0, 0.8, 0.5, 0.1, 0.7, 0.1)
 @pytest.mark.parametrize(
     ("window", "state"),
     [
-        (Window((), 0.0), "unknown"),
-        (Window((None,) * 10, 5000.0), "unknown"),
-        (Window((0.0,) * 7 + (None,) * 3, 5000.0), "unknown"),
-        (Window((0.0,) * 10, 600.0, shared=True), "unknown"),
-        (Window((0.0,) * 10, 0.0), "unknown"),
-        (Window((0.0,) * 10, 600.0, processes=0.0), "held_no_process"),
-        (Window((0.0,) * 10, 600.0, processes=1.0), "held_idle"),
-        (Window((0.0,) * 10, 600.0, processes=None), "held_idle"),
-        (Window((0.9,) * 10, 0.0, throttled_share=0.3, throttled_reason="hw_thermal"), "throttled"),
-        (Window((0.9,) * 10, 0.0, throttled_share=0.05, throttled_reason="hw_thermal"), "healthy"),
-        (Window((0.0,) * 5 + (0.9,) * 5, 0.0), "bursty"),
-        (Window((0.2,) * 10, 0.0), "low"),
-        (Window((0.51,) * 10, 0.0), "healthy"),
+        (Window((), 600.0, 0.0), "unknown"),
+        (Window((0.0,) * 10, 479.0, 479.0), "unknown"),
+        (Window((None,) * 10, 600.0, 5000.0), "unknown"),
+        (Window((0.0,) * 7 + (None,) * 3, 600.0, 5000.0), "unknown"),
+        (Window((0.0,) * 10, 600.0, 600.0, shared=True), "unknown"),
+        (Window((0.0,) * 10, 600.0, 0.0), "unknown"),
+        (Window((0.0,) * 10, 600.0, 600.0, processes=0.0), "held_no_process"),
+        (Window((0.0,) * 10, 600.0, 600.0, processes=1.0), "held_idle"),
+        (Window((0.0,) * 10, 600.0, 600.0, processes=None), "held_idle"),
+        (Window((0.9,) * 10, 600.0, 0.0, throttled_share=0.3, throttled_reason="hw_thermal"), "throttled"),
+        (Window((0.9,) * 10, 600.0, 0.0, throttled_share=0.05, throttled_reason="hw_thermal"), "healthy"),
+        (Window((0.0,) * 5 + (0.9,) * 5, 600.0, 0.0), "bursty"),
+        (Window((0.2,) * 10, 600.0, 0.0), "low"),
+        (Window((0.51,) * 10, 600.0, 0.0), "healthy"),
     ],
 )
 def test_states(window: Window, state: str) -> None:
@@ -32,10 +33,19 @@ def test_states(window: Window, state: str) -> None:
 
 
 def test_a_zero_that_another_witness_denies_is_unknown_and_says_so() -> None:
-    verdict = judge_state(Window((0.0,) * 10, idle_run_s=0.0), RULES)
+    verdict = judge_state(Window((0.0,) * 10, 600.0, idle_run_s=0.0), RULES)
     assert verdict.evidence == "utilization 0, but another witness is active"
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (59, "59s"), (75, "1m15s"), (7500, "2h5m"), (90_000, "1d1h")])
+def test_a_holder_that_just_came_is_not_judged() -> None:
+    """Four seconds of nothing are no state: every starting pod looks like that."""
+    verdict = judge_state(Window((0.0,) * 4, 4.0, 4.0), RULES)
+    assert (verdict.state, verdict.evidence) == ("unknown", "seen for 4s, judged over 10m")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (59, "59s"), (75, "1m15s"), (7500, "2h5m"), (90_000, "1d1h"), (10_824, "3h"), (3_600, "1h")],
+)
 def test_durations(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text

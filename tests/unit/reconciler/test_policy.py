@@ -47,7 +47,7 @@ def unit(**changes: Any) -> UnitEvidence:
         ({"idle_run_s": 3600.0}, "candidate", "its one GPU idle for 60 min"),
         ({"idle_run_s": 7199.0}, "candidate", "its one GPU idle for 119 min"),
         ({"idle_run_s": 3599.0}, "active", "longest idle run 59 min, below 60 min"),
-        ({"idle_run_s": 0.0}, "active", "longest idle run 0 min, below 60 min"),
+        ({"idle_run_s": 0.0}, "active", "longest idle run 0 s, below 60 min"),
         ({"idle_run_s": None}, "unknown", "activity has no source on this hardware"),
         ({"sample_age_s": None}, "unknown", "no sample of the last 2 min"),
         ({"sample_age_s": 121.0}, "unknown", "no sample of the last 2 min"),
@@ -129,7 +129,11 @@ def test_reports(golden) -> None:
         HolderEvidence(HolderName("kubernetes", "ml", "busy"), "", (unit(idle_run_s=0.0),), 1),
     )
     decisions = decide(Evidence(NOW, 1.0, holders), POLICY)
-    text = render_decisions(decisions) + "\n" + "".join(explain(decision, POLICY) for decision in decisions)
+    text = (
+        render_decisions(decisions, Evidence(NOW, 1.0, holders, 2, 4))
+        + "\n"
+        + "".join(explain(decision, POLICY) for decision in decisions)
+    )
     golden("decisions.txt", text)
     golden("decisions.json", decisions_json(decisions))
     assert format_time(None) == "-"

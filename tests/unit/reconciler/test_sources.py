@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.direct import ExporterSource, fetch_text
+from gpu_exporter.reconciler.direct import ExporterSource, complete_url, fetch_text
 from gpu_exporter.reconciler.evidence import EvidenceError
 from gpu_exporter.reconciler.policy import decide
 from gpu_exporter.reconciler.promql import PromQLSource, _match_any, parse_vector
@@ -96,6 +96,7 @@ class FakeApi:
     def __init__(self, cluster: str = "") -> None:
         self.queries: list[str] = []
         self.cluster = cluster
+        self.blind = False
 
     def __call__(self, url: str) -> str:
         query = urllib.parse.parse_qs(urllib.parse.urlsplit(url).query)["query"][0]
@@ -112,6 +113,8 @@ class FakeApi:
             "max(": ({}, 1.0),
             "gpu_idle_witnesses": ({"uuid": "GPU-0"}, 4.0),
             "gpu_mig_idle_witnesses": None,
+            "count(gpu_exporter_build_info": None if self.blind else ({}, 12.0),
+            "count(gpu_allocation_info": ({}, 34.0),
             "gpu_allocation_holder_units": (place, 1.0),
         }
         found = next(value for start, value in values.items() if query.startswith(start))
@@ -127,6 +130,32 @@ def test_promql_evidence_asks_for_suspects_first_and_restricts_the_rest() -> Non
     assert api.queries[0] == 'gpu_allocation_idle_run_seconds{cluster="a"} >= 3600'
     assert all('cluster="a"' in query for query in api.queries)
     assert 'gpu_allocation_info{cluster="a",job_id=~"42"}' in api.queries
+
+
+def test_seeing_nothing_is_not_the_same_as_nothing_being_idle() -> None:
+    api = FakeApi()
+    api.blind = True
+    with pytest.raises(EvidenceError, match=r'no gpu-exporter series match \{job="x"\}: see --source.matcher'):
+        PromQLSource("http://p:9090", 3600.0, 7200.0, lambda: NOW, 'job="x"', api).read_evidence()
+
+
+def test_one_exporter_that_is_down_is_a_problem_and_not_the_end() -> None:
+    def fetch(url: str) -> str:
+        if "n2" in url:
+            raise EvidenceError(f"{url}: connection refused")
+        return page(8000.0, 9000.0, 8900.0, units=2)
+
+    evidence = ExporterSource(["n1:9836", "http://n2:9836/metrics"], 7200.0, lambda: NOW, fetch).read_evidence()
+    assert evidence.problems == ("http://n2:9836/metrics: connection refused",)
+    (decision,) = decide(evidence, Policy())
+    assert decision.stage == "partial"  # the job's other GPU is on the node that is not seen
+    with pytest.raises(EvidenceError, match="connection refused"):
+        ExporterSource(["http://n2:9836/metrics"], 7200.0, lambda: NOW, fetch).read_evidence()
+
+
+@pytest.mark.parametrize("text", ["n1:9836", "http://n1:9836", "http://n1:9836/", "http://n1:9836/metrics"])
+def test_addresses_of_exporters(text: str) -> None:
+    assert complete_url(text) == "http://n1:9836/metrics"
 
 
 def test_hostile_names_stay_inside_their_matcher() -> None:

@@ -1,0 +1,20 @@
+"""Whether a view is the whole picture: what `--once` turns into its exit code, and JSON into `health`."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from gpu_exporter.model import View
+
+Health: TypeAlias = Literal["ok", "partial", "no_data"]
+
+
+def judge_health(view: View) -> Health:
+    """`no_data` when no GPU answers, `partial` when a GPU, a call or a source of holders does not, else `ok`."""
+    answering = [gpu for gpu in view.gpus if gpu.snapshot.up and not gpu.withheld and not gpu.hung]
+    if not view.status.driver_up or not answering:
+        return "no_data"
+    missing = len(answering) < max(len(view.gpus), view.status.devices_expected)
+    failed = any(not outcome.success for gpu in answering for outcome in gpu.snapshot.outcomes)
+    mute = any(not source.up for source in view.status.sources)
+    return "partial" if missing or failed or mute else "ok"
