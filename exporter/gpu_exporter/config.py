@@ -68,6 +68,12 @@ def _check_order(settings: Settings) -> list[str]:
             "policy.underused_after",
             settings.policy.underused_after,
         ),
+        (
+            "four times attribution.interval",
+            4 * settings.attribution.interval,
+            "ledger.idle_run_unknown_reset",
+            settings.ledger.idle_run_unknown_reset,
+        ),
         ("ledger.low_ratio", settings.ledger.low_ratio, "ledger.high_ratio", settings.ledger.high_ratio),
     )
     return [

@@ -55,7 +55,10 @@ class Span(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What one reading adds to the knowledge of one unit. Time not covered by a span is unknown."""
+    """What one reading adds to the knowledge of one unit. Time not covered by a span is unknown.
+
+    `witnesses` is 0 when utilization was not told this time, and only another sign of life is reported.
+    """
 
     unit: UnitId
     spans: tuple[Span, ...]
@@ -107,6 +110,7 @@ class DeviceSnapshot(NamedTuple):
     instances: tuple[InstanceReading, ...] = ()
     outcomes: tuple[CollectorOutcome, ...] = ()
     error: str = ""
+    instances_known: bool = True  # false when they could not be listed: then the empty list says nothing
 
     def value(self, family: str, *labels: str) -> float | None:
         """The value of a family by name (and label values), None when this cycle has none."""

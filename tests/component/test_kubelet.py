@@ -132,24 +132,31 @@ def test_an_answer_with_other_pods_but_no_gpu_needs_a_second_one_too(
     assert source.poll().claims == []
 
 
-def test_the_uid_of_a_pod_that_was_left_never_comes_back(
+def test_the_uid_of_a_pod_that_was_replaced_never_comes_back(
     kubelet: Kubelet, source: KubeletSource, tmp_path: Path
 ) -> None:
-    """A replaced pod waits for its own directory; a touch of the old one must not revive its predecessor."""
+    """A touch of the old directory must not revive the predecessor."""
     old, new = (tmp_path / "pods" / f"ml_train-0_{uid}" for uid in ("old", "new"))
     old.mkdir()
     kubelet.pods["ml", "train-0"] = {"main": {"nvidia.com/gpu": [UUID]}}
     assert source.poll().claims[0].holder.pod_uid == "old"
-    kubelet.pods["ml", "other"] = {"main": {"nvidia.com/gpu": ["GPU-2"]}}
-    del kubelet.pods["ml", "train-0"]
-    source.poll()
-    kubelet.pods["ml", "train-0"] = {"main": {"nvidia.com/gpu": [UUID]}}
-    again = [claim for claim in source.poll().claims if claim.holder.pod == "train-0"]
-    assert (again[0].holder.pod_uid, again[0].holder.identity) == ("", "name")
     new.mkdir()
-    os.utime(old, (2_000_000_000, 2_000_000_000))
-    again = [claim for claim in source.poll().claims if claim.holder.pod == "train-0"]
-    assert again[0].holder.pod_uid == "new"
+    os.utime(new, (2_000_000_000, 2_000_000_000))
+    assert source.poll().claims[0].holder.pod_uid == "new"
+    os.utime(old, (2_100_000_000, 2_100_000_000))
+    assert source.poll().claims[0].holder.pod_uid == "new"
+
+
+def test_a_restart_of_the_kubelet_costs_no_pod_its_uid(kubelet: Kubelet, source: KubeletSource, tmp_path: Path) -> None:
+    (tmp_path / "pods" / "ml_train-0_uid-1").mkdir()
+    pods = {("ml", "train-0"): {"main": {"nvidia.com/gpu": [UUID]}}}
+    kubelet.pods = dict(pods)
+    source.poll()
+    kubelet.pods = {}
+    with pytest.raises(SourceError):
+        source.poll()
+    kubelet.pods = dict(pods)
+    assert source.poll().claims[0].holder.pod_uid == "uid-1"
 
 
 def test_a_device_id_that_is_not_understood_is_a_problem_and_not_silence(

@@ -52,6 +52,10 @@ def test_keys_override_the_defaults(tmp_path: Path) -> None:
             "policy:\n  candidate_after: 3h\n  underused_after: 1h\n",
             ["c.yaml: policy.candidate_after (10800) must not be above policy.underused_after (3600)"],
         ),
+        (
+            "attribution:\n  interval: 30s\n",
+            ["c.yaml: four times attribution.interval (120) must not be above ledger.idle_run_unknown_reset (60)"],
+        ),
         ("sampling:\n  interval: 1s\n  interval: 2s\n", ["c.yaml:3: sampling.interval: given twice"]),
         ("policy: 3\n", ["c.yaml:1: policy: expected keys below it"]),
         ("- a\n", ["c.yaml:1: expected sections, e.g. `sampling:`"]),

@@ -112,8 +112,8 @@ class Agent:
         for loop in loops:
             loop.ask_to_stop()
         for thread in self._threads:
-            if thread.name == "state":
-                thread.join(STOP_S)  # it must not write after the final state
+            if thread.name in ("state", "attribution"):
+                thread.join(STOP_S / 2)  # neither must add to the final state
         ended = [loop.join(deadline - time.monotonic()) for loop in loops]
         if self._state is not None:
             try:
@@ -157,7 +157,7 @@ class Agent:
 
     def _attribute(self) -> None:
         self._driver_asked.wait()
-        while not self._stop.is_set() and not all(loop.latest or loop.is_hung() for loop in self._loops.values()):
+        while not self._stop.is_set() and not all(loop.attempted or loop.is_hung() for loop in self._loops.values()):
             self._stop.wait(0.01)  # claims resolve against the first snapshots
         while not self._stop.is_set():
             try:
@@ -210,7 +210,7 @@ class Agent:
         hung = [loop.is_hung() for loop in self._loops.values()]
         errors: Counter[tuple[str, str]] = Counter()
         for loop in list(self._loops.values()):
-            errors.update(loop.sampler.error_counts)
+            errors.update(dict(loop.sampler.error_counts))  # a copy: the loop goes on counting
         driver_error = self._driver_error
         if hung and all(hung):
             driver_error = "every GPU's driver call hangs"

@@ -20,6 +20,7 @@ from gpu_exporter.model import (
     AllocationView,
     DeviceSnapshot,
     GpuView,
+    HolderKey,
     InstanceReading,
     UnitId,
     UnitTotals,
@@ -64,6 +65,7 @@ class Books:
         self._inventory: dict[str, DeviceSnapshot] = {}  # last snapshot in which the GPU answered
         self._throttling: dict[str, ThrottleHistory] = {}
         self._resolution = Resolution([], [], [])
+        self._confirmed: dict[tuple[UnitId, HolderKey], float] = {}
         self._processes_proven = False  # a process of somebody was listed: so we can see them
         self._version = 0
 
@@ -79,7 +81,10 @@ class Books:
             self._latest[uuid] = snapshot
             if not snapshot.up:
                 return
-            if not any(outcome.name == "mig" and not outcome.success for outcome in snapshot.outcomes):
+            before = self._inventory.get(uuid)
+            if before is not None and not snapshot.instances_known:
+                self._inventory[uuid] = snapshot._replace(instances=before.instances)
+            else:
                 self._inventory[uuid] = snapshot
             if snapshot.value("gpu_compute_processes"):
                 self._processes_proven = True
@@ -99,6 +104,7 @@ class Books:
             self._version += 1
             now, wall = self._clock.monotonic(), self._clock.wall()
             confirmed = {id(entry.claim): entry.confirmed for entry in claims}
+            self._confirmed = {}
             self._resolution = resolve([entry.claim for entry in claims], self._inventory.values())
             self.ledger.settle(
                 now,
@@ -108,6 +114,8 @@ class Books:
                     for allocation, claim in self._resolution.allocations
                 ],
             )
+            for allocation, claim in self._resolution.allocations:
+                self._confirmed[allocation.unit, allocation.holder.key] = confirmed[id(claim)]
             return self._resolution
 
     @staticmethod
@@ -129,6 +137,8 @@ class Books:
         with self._lock:
             self.ledger.long_run_ended = False
             prepared = self._state.prepare(self.ledger, final=final)
+            if final:
+                self._state.adopt(prepared)  # lower marks are always safe, and the last scrapes must heed them
         self._state.commit(prepared)  # a slow disk must not hold up scrapes
         with self._lock:
             self._state.adopt(prepared)
@@ -198,15 +208,17 @@ class Books:
         unit, holder = allocation.unit, allocation.holder
         totals = self.ledger.holder_totals(allocation, now, wall)
         gpu = gpus.get(unit.uuid)
-        if totals is None or gpu is None:
-            return None
+        unconfirmed_s = now - self._confirmed.get((unit, holder.key), now)
+        if totals is None or gpu is None or unconfirmed_s > self._settings.attribution.keep_last:
+            return None  # the last: polls themselves hang, so nobody aged the mapping
+        vouched = unconfirmed_s <= self.ledger.rules.longest_unconfirmed_s
         if self._state is not None:
             totals = self._state.bound_holder(unit, holder.key, totals)
         known = self._inventory[unit.uuid]
         listed = next((i for i in known.instances if i.uuid == unit.mig_uuid), None)
         instance = next((i for i in gpu.snapshot.instances if i.uuid == unit.mig_uuid), None)
         shared = allocation.share == "time_slice"
-        fresh = not gpu.withheld and not gpu.hung and not shared and (not unit.mig_uuid or instance is not None)
+        fresh = vouched and not (gpu.withheld or gpu.hung or shared) and (not unit.mig_uuid or instance is not None)
         snapshot = gpu.snapshot
         held_s = min(self._state_rules.window_s, totals.held_s)
         values = self._history(unit, now, held_s)
@@ -226,6 +238,8 @@ class Books:
         )
         if gpu.withheld or gpu.hung:
             verdict = Verdict("unknown", "the GPU does not answer")
+        elif not vouched:
+            verdict = Verdict("unknown", f"nobody has confirmed the holder for {unconfirmed_s:.0f} s")
         return AllocationView(
             allocation=allocation,
             gpu=snapshot.identity.index,

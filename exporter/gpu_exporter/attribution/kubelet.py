@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,10 +97,11 @@ class KubeletSource:
         self._had_claims = False
         self._empty_since: float | None = None
         self._uids: dict[tuple[str, str], str] = {}
-        self._left: set[str] = set()  # UIDs of pods that were replaced or went: their directories stay for a while
+        self._left: set[str] = set()  # UIDs of pods that were replaced: their directories stay for a while
 
     def poll(self) -> Answer:
         entries = self._list()
+        self._check_empty(any(map(_is_gpu, entries)))  # before anything is concluded from it
         uids = self._read_pod_uids({(entry.namespace, entry.pod) for entry in entries})
         counts: Counter[tuple[str, str]] = Counter()
         for entry in entries:
@@ -115,7 +116,6 @@ class KubeletSource:
                     claims.append(claim)
                 else:
                     problem = f"device id {device_id!r} of {holder.label} is not understood"
-        self._check_empty(claims)
         return Answer(claims, problem)
 
     def _list(self) -> list[ContainerDevices]:
@@ -127,9 +127,9 @@ class KubeletSource:
                 hint = "; run as uid 0 or pass --no-attribution.kubelet"
             raise SourceError(f"kubelet does not answer: {exc}{hint}") from exc
 
-    def _check_empty(self, claims: Sequence[Claim]) -> None:
+    def _check_empty(self, has_gpus: bool) -> None:
         """Raise SourceError while an answer without any GPU may be that of a kubelet which has just restarted."""
-        if claims:
+        if has_gpus:
             self._had_claims, self._empty_since = True, None
             return
         if not self._had_claims:
@@ -166,10 +166,9 @@ class KubeletSource:
             fresh = [candidate for candidate in candidates if candidate[1] not in self._left]
             if fresh:
                 chosen[name] = max(fresh)[1]
-        gone = {uid for name, uid in self._uids.items() if chosen.get(name) != uid}
-        present = {uid for candidates in found.values() for _, uid in candidates}
-        self._left = {uid for uid in self._left | gone if uid in present or uid in gone}
-        self._uids = chosen
+        replaced = {uid for name, uid in self._uids.items() if name in chosen and chosen[name] != uid}
+        self._left = (self._left | replaced) & {entry.name.rpartition("_")[2] for entry in entries}
+        self._uids |= chosen
         return chosen
 
     def _holder(self, entry: ContainerDevices, uid: str, counts: Counter[tuple[str, str]]) -> Holder:

@@ -21,8 +21,8 @@ class Resolution(NamedTuple):
 def resolve(claims: Sequence[Claim], snapshots: Iterable[DeviceSnapshot]) -> Resolution:
     """Turn claims into allocations of the devices that answer.
 
-    Two schedulers that claim the same unit contradict each other: the first source in order wins, the other claim is a
-    conflict. Two holders of one scheduler share the unit.
+    Two sources that claim the same unit for different holders contradict each other: the first source in order wins,
+    the other claim is a conflict. Two holders of one source share the unit.
     """
     finder = _Finder(snapshots)
     units: dict[UnitId, list[tuple[Claim, str]]] = {}
@@ -34,8 +34,9 @@ def resolve(claims: Sequence[Claim], snapshots: Iterable[DeviceSnapshot]) -> Res
             unresolved.append(claim)
             continue
         others = units.setdefault(unit, [])
-        if others and others[0][0].holder.key.scheduler != claim.holder.key.scheduler:
-            conflicts.append(claim)
+        if others and others[0][0].holder.source != claim.holder.source:
+            if others[0][0].holder.label != claim.holder.label:
+                conflicts.append(claim)
         elif all(other.holder.key != claim.holder.key for other, _ in others):
             others.append((claim, replica))
     allocations: list[tuple[Allocation, Claim]] = []
@@ -58,12 +59,16 @@ class _Finder:
         self._by_minor: dict[str, UnitId] = {}
         self._by_index: dict[str, UnitId] = {}
         self.slices: dict[str, int] = {}
-        for snapshot in snapshots:
+        known = list(snapshots)
+        # With MIG on, a number may mean an instance, or be shifted by one: guessing is not allowed.
+        has_mig = any(snapshot.identity.mig_mode == "enabled" for snapshot in known)
+        for snapshot in known:
             identity = snapshot.identity
             unit = UnitId(identity.uuid)
             self._by_uuid[identity.uuid] = unit
-            if identity.mig_mode != "enabled":  # there a number may mean an instance, and guessing is not allowed
+            if identity.mig_mode != "enabled":
                 self._by_minor[str(identity.minor)] = unit
+            if not has_mig:
                 self._by_index[str(identity.index)] = unit
             for instance in snapshot.instances:
                 mig_unit = UnitId(identity.uuid, instance.uuid)

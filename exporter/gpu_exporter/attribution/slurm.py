@@ -67,19 +67,20 @@ def parse_ranges(text: str) -> list[int]:
     return numbers
 
 
-def parse_hosts(text: str) -> set[str]:
-    """`n[0-1,7],login` to the node names; zero padding is kept."""
-    hosts: set[str] = set()
+def parse_names(text: str) -> list[str]:
+    """`n[0-1,7],login` to the names in order; zero padding is kept. Raises ValueError."""
+    names: list[str] = []
     for part in re.findall(r"[^,\[]+(?:\[[^\]]*\])?[^,\[]*", text):
         match = re.fullmatch(r"([^\[]+)\[([^\]]+)\](.*)", part)
         if not match:
-            hosts.add(part)
+            names.append(part)
             continue
         for item in match[2].split(","):
             first, _, last = item.partition("-")
-            for number in range(int(first), int(last or first) + 1):
-                hosts.add(f"{match[1]}{number:0{len(first)}d}{match[3]}")
-    return hosts
+            names += [
+                f"{match[1]}{number:0{len(first)}d}{match[3]}" for number in range(int(first), int(last or first) + 1)
+            ]
+    return names
 
 
 class JobGpus(NamedTuple):
@@ -108,7 +109,7 @@ def parse_job_gpus(text: str, job_id: str, node: str) -> JobGpus:
     gpus: list[int] = []
     total = 0
     for hosts_text, gres in NODE_GRES.findall(details):
-        hosts = parse_hosts(hosts_text)
+        hosts = parse_names(hosts_text)
         for indexes in GPU_INDEXES.findall(gres):
             numbers = parse_ranges(indexes)
             total += len(numbers) * len(hosts)
@@ -117,20 +118,19 @@ def parse_job_gpus(text: str, job_id: str, node: str) -> JobGpus:
 
 
 def parse_gres_conf(text: str, node: str) -> list[str]:
-    """Device files of `Name=gpu` in order, e.g. ["/dev/nvidia0", ...]; empty under AutoDetect without files."""
+    """Device files of `Name=gpu` in order, e.g. ["/dev/nvidia0", ...]; empty under AutoDetect without files.
+
+    Raises ValueError.
+    """
     files: list[str] = []
     for line in text.splitlines():
         pairs = (pair.partition("=")[::2] for pair in line.partition("#")[0].split())
         options = {key.lower(): value for key, value in pairs}
         if options.get("name", "").lower() != "gpu" or "file" not in options:
             continue
-        if "nodename" in options and node not in parse_hosts(options["nodename"]):
+        if "nodename" in options and node not in parse_names(options["nodename"]):
             continue
-        prefix, _, ranges = options["file"].partition("[")
-        if ranges:
-            files += [f"{prefix}{number}" for number in parse_ranges(ranges.rstrip("]"))]
-        else:
-            files.append(prefix)
+        files += parse_names(options["file"])
     return files
 
 
@@ -202,8 +202,10 @@ class SlurmSource:
     def _read_device_files(self) -> list[str]:
         try:
             return parse_gres_conf((self._config.parent / "gres.conf").read_text("utf-8"), self._node)
-        except (OSError, ValueError):
+        except OSError:
             return []  # configless or unreadable: IDX is then taken in NVML's order
+        except ValueError as exc:
+            raise SourceError(f"{self._config.parent / 'gres.conf'}: not understood: {exc}") from exc
 
     def _read_cluster(self) -> str:
         if self._cluster is None:

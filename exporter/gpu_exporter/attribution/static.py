@@ -1,7 +1,9 @@
 """Holders that are told to us: by the scenario of a simulation, or by a file that a site's prolog writes.
 
 The file is YAML or JSON, a list of entries: `uuid` and either `pod` (namespace/pod/container) or `job`, with optional
-user, account, partition. A pod or job listed so has no provable incarnation, so its counters do not outlive us.
+user, account, partition, and `gpus`: how many GPUs the holder has in all, on every node. Without it that is known for
+pods only, and the reconciler does not judge a job of unknown size. A pod or job listed so has no provable incarnation,
+so its counters do not outlive us.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class StaticSource:
         import yaml  # only sites with such a file pay for the parser
 
         try:
-            return Answer(count_units(parse_static(yaml.safe_load(self._path.read_text("utf-8")))))
+            return Answer(parse_static(yaml.safe_load(self._path.read_text("utf-8"))))
         except (OSError, yaml.YAMLError, ValueError) as exc:
             raise SourceError(f"{self._path}: {exc}") from exc
 
@@ -47,7 +49,12 @@ class StaticSource:
 def count_units(claims: Sequence[Claim]) -> list[Claim]:
     """The claims, each holder knowing how many units it holds in all: here, as many as it claims."""
     held = Counter(claim.holder.key for claim in claims)
-    return [claim._replace(holder=claim.holder._replace(units=held[claim.holder.key])) for claim in claims]
+    return [
+        claim
+        if claim.holder.units is not None
+        else claim._replace(holder=claim.holder._replace(units=held[claim.holder.key]))
+        for claim in claims
+    ]
 
 
 def parse_static(data: object) -> list[Claim]:
@@ -60,14 +67,18 @@ def parse_static(data: object) -> list[Claim]:
     for position, entry in enumerate(data):
         if not isinstance(entry, dict):
             raise ValueError(f"[{position}]: expected a mapping, not {type(entry).__name__}")
-        unknown = sorted(set(map(str, entry)) - set(TEXT_KEYS))
+        unknown = sorted(set(map(str, entry)) - {*TEXT_KEYS, "gpus"})
         if unknown:
             raise ValueError(f"[{position}]: unknown key {unknown[0]!r}")
         texts = {key: str(entry.get(key, "")) for key in TEXT_KEYS}
         if not texts["uuid"] or bool(texts["pod"]) == bool(texts["job"]):
             raise ValueError(f"[{position}]: needs uuid and exactly one of pod and job")
-        claims.append(Claim("uuid", texts["uuid"], static_holder(texts)))
-    return claims
+        gpus = entry.get("gpus")
+        if gpus is not None and not (isinstance(gpus, int) and gpus > 0):
+            raise ValueError(f"[{position}]: gpus: {gpus!r} is no number of GPUs")
+        claims.append(Claim("uuid", texts["uuid"], static_holder(texts)._replace(units=gpus)))
+    pods = count_units([claim for claim in claims if claim.holder.pod])  # a pod is on one node; a job may be on more
+    return [*pods, *(claim for claim in claims if not claim.holder.pod)]
 
 
 def static_holder(texts: dict[str, str], source: str = "static", identity: str = "name") -> Holder:

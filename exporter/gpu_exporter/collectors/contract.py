@@ -44,6 +44,7 @@ class Cycle:
     power_w: float | None = None
     power_limit_w: float | None = None
     instances: list[InstanceCycle] = field(default_factory=list)
+    instances_known: bool = True
 
     def read(self, ask: Callable[[], T]) -> T | None:
         """The answer, or None: quietly when the hardware does not tell, counted when the call failed."""

@@ -30,7 +30,10 @@ GPU_MIG_ACTIVITY_SUPPORTED = Family(
 
 
 def collect_mig(cycle: Cycle) -> None:
-    for instance in cycle.read(cycle.device.list_instances) or ():
+    errors = len(cycle.errors)
+    listed = cycle.read(cycle.device.list_instances) or ()
+    cycle.instances_known = len(cycle.errors) == errors
+    for instance in listed:
         identity = instance.identity
         activity = cycle.read(instance.read_graphics_active)
         memory = cycle.read(instance.read_memory)

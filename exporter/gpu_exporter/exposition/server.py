@@ -8,6 +8,7 @@ import logging
 import socket
 import socketserver
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
@@ -19,6 +20,7 @@ from gpu_exporter.exposition.publisher import CONTENT_TYPES, TABLE_TYPE, Publish
 log = logging.getLogger(__name__)
 WORKERS = 8
 REQUEST_TIMEOUT_S = 10.0
+ANSWER_S = 2.0  # a client that has not taken its answer by then gives way
 EVICTION_S = 0.5  # how long a new request waits for the slot of an evicted connection
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
@@ -122,19 +124,24 @@ class _ServerMixin(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.readiness = readiness
         self._slots = threading.BoundedSemaphore(WORKERS)
         self._waiting: dict[socket.socket, None] = {}  # connections without a complete request, oldest first
+        self._answering: dict[socket.socket, float] = {}  # connections that are being answered, and since when
         super().__init__(address, self.handler)
 
     def await_head(self, connection: socket.socket) -> None:
+        self._answering.pop(connection, None)
         self._waiting.pop(connection, None)
         self._waiting[connection] = None
 
     def head_arrived(self, connection: socket.socket) -> None:
         self._waiting.pop(connection, None)
+        self._answering[connection] = time.monotonic()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Idle and slow connections give way, oldest first, when every slot is taken."""
         if not self._slots.acquire(blocking=False):
-            for oldest in list(self._waiting)[:1]:
+            # list(): other threads come and go meanwhile
+            slow = [c for c, since in list(self._answering.items()) if time.monotonic() - since > ANSWER_S]
+            for oldest in [*list(self._waiting), *slow][:1]:
                 with contextlib.suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)
             if not self._slots.acquire(timeout=EVICTION_S):
@@ -142,13 +149,18 @@ class _ServerMixin(socketserver.ThreadingMixIn, socketserver.TCPServer):
                     request.sendall(BUSY)
                 self.shutdown_request(request)
                 return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started: the slot must not go with it
+            self._slots.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._waiting.pop(request, None)
+            self._answering.pop(request, None)
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

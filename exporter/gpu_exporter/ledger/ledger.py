@@ -134,7 +134,7 @@ class Ledger:
     def record(self, activity: Activity) -> None:
         """Book what one reading knows about its unit."""
         account = self._unit(activity.unit)
-        account.witnesses = activity.witnesses
+        account.witnesses = activity.witnesses or account.witnesses
         for raw in activity.spans:
             if not _is_idle(raw):
                 self._end_runs(activity.unit, account, raw.end)
@@ -207,7 +207,8 @@ class Ledger:
             chargeable = alone and running and entry.allocation.running
             self._charge(entry.allocation.unit, account, entry.confirmed, chargeable)
         for holder_id in [known for known in self.holders if known not in shown]:
-            self.restored_holders[holder_id] = self.holders.pop(holder_id)
+            absent = self.restored_holders[holder_id] = self.holders.pop(holder_id)
+            absent.idle_run_s = 0.0  # should it come back, nobody vouches for what was in between
         self._forget(now)
 
     def _open(self, holder_id: HolderId, entry: ConfirmedAllocation, now: float, wall: float) -> HolderAccount:
@@ -221,7 +222,8 @@ class Ledger:
         begin = entry.confirmed
         if entry.start is not None:  # provable start: charged from there, but never for time before our own
             oldest = now - self.rules.longest_unconfirmed_s
-            begin = min(entry.confirmed, max(entry.start, self.started, oldest))
+            others = [account.confirmed for (unit, _), account in self.holders.items() if unit == holder_id[0]]
+            begin = min(entry.confirmed, max(entry.start, self.started, oldest, *others))
         start_wall = holder.start_wall if holder.start_wall is not None else wall - (now - entry.confirmed)
         account = HolderAccount(begin, begin, begin, start_wall, known_until=begin)
         self.holders[holder_id] = account

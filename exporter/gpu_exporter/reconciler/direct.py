@@ -92,7 +92,7 @@ class ExporterSource:
                 problems.append(str(exc))
         if not pages:
             raise EvidenceError("; ".join(problems[:3]))
-        keys = {key for page in pages for key in page.allocations}
+        keys = {(page.node, *key) for page in pages for key in page.allocations}
         self._counters = {key: value for key, value in self._counters.items() if key in keys}
         units: dict[HolderName, list[UnitEvidence]] = {}
         owners: dict[HolderName, str] = {}
@@ -108,9 +108,8 @@ class ExporterSource:
         holders = tuple(
             HolderEvidence(name, owners[name], tuple(parts), held.get(name)) for name, parts in units.items()
         )
-        interval = max((page.sample_interval_s for page in pages), default=1.0)
         count = sum(len(page.allocations) for page in pages)
-        return Evidence(wall, interval, holders, len(pages), count, tuple(problems))
+        return Evidence(wall, holders, len(pages), count, tuple(problems))
 
     def _unit(self, page: _Page, key: Key, series: _Allocation, wall: float) -> UnitEvidence:
         values = series.values
@@ -122,16 +121,17 @@ class ExporterSource:
             start_wall=values.get("gpu_allocation_start_timestamp_seconds"),
             idle_run_s=values.get("gpu_allocation_idle_run_seconds"),
             sample_age_s=None if page.last_sample is None else wall - page.last_sample,
-            coverage=self._coverage(key, series, wall),
+            coverage=self._coverage(page.node, key, series, wall),
             witnesses=page.witnesses.get((series.labels.get("uuid", ""), series.labels.get("mig_uuid", ""))),
+            sample_interval_s=page.sample_interval_s,
         )
 
-    def _coverage(self, key: Key, series: _Allocation, wall: float) -> float | None:
+    def _coverage(self, node: str, key: Key, series: _Allocation, wall: float) -> float | None:
         held = series.values.get("gpu_allocation_held_seconds_total")
         observed = series.values.get("gpu_allocation_observed_seconds_total")
         if held is None or observed is None or held <= 0:
             return None
-        samples = self._counters.setdefault(key, _Counters()).samples
+        samples = self._counters.setdefault((node, *key), _Counters()).samples
         if samples and (held < samples[-1][1] or observed < samples[-1][2]):
             samples.clear()  # the exporter started anew
         if not samples or wall - samples[-1][0] >= SAMPLE_EACH_S:

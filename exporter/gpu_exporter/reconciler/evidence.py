@@ -21,7 +21,7 @@ class HolderName(NamedTuple):
 class UnitEvidence(NamedTuple):
     """One GPU or MIG instance that a holder holds. None means that the source does not tell.
 
-    `coverage`: observed share of the time, 0 to 1, over `coverage_window_s` seconds.
+    `coverage`: observed share of the time, 0 to 1, over the policy's window. `sample_interval_s`: its exporter's.
     """
 
     node: str
@@ -33,6 +33,7 @@ class UnitEvidence(NamedTuple):
     sample_age_s: float | None
     coverage: float | None
     witnesses: int | None
+    sample_interval_s: float = 1.0
 
 
 class HolderEvidence(NamedTuple):
@@ -54,7 +55,6 @@ class Evidence(NamedTuple):
     """
 
     wall: float
-    sample_interval_s: float
     holders: tuple[HolderEvidence, ...]
     exporters: int = 1
     allocations: int = 0

@@ -7,6 +7,7 @@ verdict `unknown`, and nobody acts on unknown.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gpu_exporter.defaults import Policy
@@ -56,13 +57,16 @@ def _decide_holder(holder: HolderEvidence, evidence: Evidence, policy: Policy) -
 
 def _judge(holder: HolderEvidence, evidence: Evidence, policy: Policy) -> tuple[str, str]:
     # Every comparison is written so that a number that is missing or no number fails it.
-    fresh_s = max(policy.fresh_min, 4 * evidence.sample_interval_s)
-    if not holder.units or not all(-fresh_s <= _number(unit.sample_age_s) < fresh_s for unit in holder.units):
-        return "unknown", f"no sample of the last {_minutes(fresh_s)}"
-    runs = [_number(unit.idle_run_s) for unit in holder.units]
+    units = merge_units(holder.units)
+    fresh_s = policy.fresh_min
+    for unit in units:
+        fresh_s = max(policy.fresh_min, 4 * unit.sample_interval_s)
+        if not -fresh_s <= _number(unit.sample_age_s) < fresh_s:
+            return "unknown", f"no sample of the last {_minutes(fresh_s)}"
+    runs = [_number(unit.idle_run_s) for unit in units]
     if not all(run >= 0 for run in runs):
         return "unknown", "activity has no source on this hardware"
-    held_s = [evidence.wall - _number(unit.start_wall) for unit in holder.units]
+    held_s = [evidence.wall - _number(unit.start_wall) for unit in units]
     if not all(math.isfinite(seconds) for seconds in held_s):
         return "unknown", "the start of the allocation is not known"
     if not min(held_s) >= policy.startup_grace:
@@ -72,20 +76,46 @@ def _judge(holder: HolderEvidence, evidence: Evidence, policy: Policy) -> tuple[
         return "active", f"longest idle run {_minutes(max(runs))}, below {_minutes(policy.candidate_after)}"
     if max(runs) > min(held_s) + fresh_s:
         return "unknown", "an idle run is longer than the allocation: two holders under one name?"
-    coverage = [_number(unit.coverage) for unit in holder.units]
+    coverage = [_number(unit.coverage) for unit in units]
     if not all(share >= policy.coverage_min for share in coverage):
         known = "an unknown share" if any(map(math.isnan, coverage)) else f"only {min(coverage):.0%}"
         return "unknown", f"{known} of the time is observed, {policy.coverage_min:.0%} is needed"
-    if holder.held is None or holder.held < len(holder.units):
+    if holder.held is None:
         return "unknown", "how many GPUs the holder has in all is not told"
+    if len(units) != holder.held:
+        return "unknown", f"{len(units)} GPUs are seen, the holder has {holder.held}"
     if idle < holder.held:
         return "partial", f"{idle} of {holder.held} GPUs idle for {_minutes(policy.candidate_after)} and more"
     shortest = min(runs)
     if not shortest >= policy.underused_after:
         return "candidate", f"{_all(holder.held)} idle for {_minutes(shortest)}"
-    if not all((unit.witnesses or 0) >= 2 for unit in holder.units):
+    if not all((unit.witnesses or 0) >= 2 for unit in units):
         return "candidate", f"idle for {_minutes(shortest)}, but utilization is the only witness"
     return "underused", f"{_all(holder.held)} idle for {_minutes(shortest)}"
+
+
+def merge_units(units: Sequence[UnitEvidence]) -> list[UnitEvidence]:
+    """One entry per GPU or instance: where two sources speak for the same one, the more careful word counts."""
+    merged: dict[tuple[str, str], UnitEvidence] = {}
+    for unit in units:
+        key = (unit.uuid, unit.mig)
+        other = merged.get(key)
+        merged[key] = unit if other is None else _more_careful(other, unit)
+    return list(merged.values())
+
+
+def _more_careful(a: UnitEvidence, b: UnitEvidence) -> UnitEvidence:
+    def worst(pick: Callable[[float, float], float], x: float | None, y: float | None) -> float | None:
+        return None if x is None or y is None or math.isnan(x) or math.isnan(y) else pick(x, y)
+
+    return a._replace(
+        start_wall=worst(max, a.start_wall, b.start_wall),
+        idle_run_s=worst(min, a.idle_run_s, b.idle_run_s),
+        sample_age_s=worst(max, a.sample_age_s, b.sample_age_s),
+        coverage=worst(min, a.coverage, b.coverage),
+        witnesses=min(a.witnesses or 0, b.witnesses or 0),
+        sample_interval_s=min(a.sample_interval_s, b.sample_interval_s),
+    )
 
 
 def _number(value: float | None) -> float:

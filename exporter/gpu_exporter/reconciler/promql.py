@@ -89,10 +89,10 @@ class PromQLSource:
             raise EvidenceError(f"no gpu-exporter series match {matcher}: see --source.matcher")
         allocations = self._count("gpu_allocation_info")
         if not names:
-            return Evidence(wall, 1.0, (), exporters, allocations)
+            return Evidence(wall, (), exporters, allocations)
         wanted = _restrict(names)
-        units = self._by_unit("gpu_allocation_idle_run_seconds", wanted)
-        starts = self._by_unit("gpu_allocation_start_timestamp_seconds", wanted)
+        units = self._by_unit("gpu_allocation_idle_run_seconds", wanted, min)
+        starts = self._by_unit("gpu_allocation_start_timestamp_seconds", wanted, max)
         coverage = self._coverage(wanted)
         infos = self._query(self._select("gpu_allocation_info", wanted))
         uuids = {row.labels.get("uuid", "") for row in infos}
@@ -100,10 +100,13 @@ class PromQLSource:
         ages = {
             self._place(row.labels): row.value
             for row in self._query(
-                f"time() - max by ({nodes}) ({self._select('gpu_exporter_last_sample_timestamp_seconds')})"
+                f"time() - min by ({nodes}) ({self._select('gpu_exporter_last_sample_timestamp_seconds')})"
             )
         }
-        interval = self._query(f"max({self._select('gpu_exporter_sample_interval_seconds')})")
+        intervals = {
+            self._place(row.labels): row.value
+            for row in self._query(f"min by ({nodes}) ({self._select('gpu_exporter_sample_interval_seconds')})")
+        }
         witnesses = {
             (row.labels.get("uuid", ""), row.labels.get("mig_uuid", "")): int(row.value)
             for name in ("gpu_idle_witnesses", "gpu_mig_idle_witnesses")
@@ -131,11 +134,11 @@ class PromQLSource:
                     sample_age_s=ages.get(self._place(row.labels)),
                     coverage=coverage.get(key),
                     witnesses=witnesses.get((row.labels.get("uuid", ""), row.labels.get("mig_uuid", ""))),
+                    sample_interval_s=intervals.get(self._place(row.labels), 1.0),
                 )
             )
         return Evidence(
             wall,
-            interval[0].value if interval else 1.0,
             tuple(HolderEvidence(name, owners[name], tuple(parts), held.get(name)) for name, parts in holders.items()),
             exporters,
             allocations,
@@ -153,11 +156,18 @@ class PromQLSource:
         window = f"[{self._window_s:g}s]"
         observed = self._select("gpu_allocation_observed_seconds_total", wanted) + window
         held = self._select("gpu_allocation_held_seconds_total", wanted) + window
-        rows = self._query(f"sum by ({UNIT}) (increase({observed})) / (sum by ({UNIT}) (increase({held})) > 0)")
+        rows = self._query(f"min by ({UNIT}) (increase({observed})) / (max by ({UNIT}) (increase({held})) > 0)")
         return {_unit_key(row.labels): min(1.0, row.value) for row in rows}
 
-    def _by_unit(self, metric: str, wanted: str) -> dict[tuple[str, ...], float]:
-        return {_unit_key(row.labels): row.value for row in self._query(self._select(metric, wanted))}
+    def _by_unit(
+        self, metric: str, wanted: str, worst: Callable[[float, float], float]
+    ) -> dict[tuple[str, ...], float]:
+        """The value of each unit; of two series for one unit the more careful one."""
+        values: dict[tuple[str, ...], float] = {}
+        for row in self._query(self._select(metric, wanted)):
+            key = _unit_key(row.labels)
+            values[key] = worst(values[key], row.value) if key in values else row.value
+        return values
 
     def _select(self, metric: str, wanted: str = "") -> str:
         return f"{metric}{{{','.join(part for part in (self._matcher, wanted) if part)}}}"

@@ -80,9 +80,13 @@ class ActivityReader:
             assert previous is not None
             start = max(previous, monotonic - LATENESS * self._rules.driver_period_max_s)
             spans = (Span(start, monotonic, cycle.utilization, active),)
-        if cycle.utilization is None and not cycle.driver_samples:
+        told = cycle.utilization is not None or bool(cycle.driver_samples)
+        if not spans and (active or cycle.utilization):
+            # Nothing that covers time, but a sign of life: a span without length books nothing and ends idle runs.
+            spans = (Span(monotonic, monotonic, cycle.utilization or 0.0, True),)
+        if not told and not spans:
             return None
-        return Activity(self._unit, spans, 1 + len(others))
+        return Activity(self._unit, spans, 1 + len(others) if told else 0)
 
     def _note_offset(self, offset: float) -> bool:
         """Remember how wall and monotonic clock lie; true when the wall clock was stepped since last time."""

@@ -30,6 +30,7 @@ class DeviceLoop:
     ) -> None:
         self.sampler = sampler
         self.latest: DeviceSnapshot | None = None
+        self.attempted = False  # a first cycle ended, well or not
         self._clock = clock
         self._interval_s = interval_s
         self._deadline_s = deadline_s
@@ -64,6 +65,7 @@ class DeviceLoop:
             self._cycle_start = self._clock.monotonic()
             try:
                 snapshot = self.sampler.sample()
+                self._deliver(snapshot)
             except Exception as exc:  # a fault of ours must not end the loop: the GPU's age tells, the count says why
                 self.sampler.error_counts["cycle", type(exc).__name__] += 1
                 log.exception("gpu %d (%s): a sampling cycle failed", identity.index, identity.uuid)
@@ -71,6 +73,7 @@ class DeviceLoop:
                 continue
             finally:
                 self._cycle_start = None
+                self.attempted = True
             if self._stop.is_set():
                 return
             if snapshot.up != was_up:
@@ -83,7 +86,6 @@ class DeviceLoop:
                     "answers again" if was_up else f"{snapshot.error}; its series are withdrawn, the others go on",
                 )
             self.latest = snapshot
-            self._deliver(snapshot)
             self._rest()
 
     def _rest(self) -> None:

@@ -55,6 +55,7 @@ class DeviceSampler:
             activity=self._activity.read(cycle, monotonic, wall),
             instances=tuple(self._read_instances(cycle, monotonic)),
             outcomes=tuple(outcomes),
+            instances_known=cycle.instances_known,
         )
 
     def _collect(self, collector: Collector, cycle: Cycle) -> CollectorOutcome:

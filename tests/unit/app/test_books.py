@@ -102,6 +102,28 @@ def test_a_failed_look_at_mig_keeps_holders_and_shows_no_board_values() -> None:
     assert after.utilization == 0.5
 
 
+def test_while_polls_hang_the_holder_is_first_not_vouched_for_and_then_withheld() -> None:
+    node = Node(GPU, holders=[POD])
+    node.run(60)
+    for _ in range(20):
+        node.clock.advance(1.0)
+        node.books.on_snapshot(node.samplers[0].sample())
+    allocation = only(node.books.build_view(STATUS, node.hung.__contains__))
+    assert allocation.utilization is None
+    assert allocation.verdict.evidence.startswith("nobody has confirmed the holder for")
+    for _ in range(300):
+        node.clock.advance(1.0)
+        node.books.on_snapshot(node.samplers[0].sample())
+    assert node.books.build_view(STATUS, node.hung.__contains__).allocations == ()
+
+
+def test_a_lasting_fault_of_mig_leaves_whole_gpus_their_holders() -> None:
+    fault = {"at": 0, "call": "nvmlDeviceGetMigMode", "error": "NVML_ERROR_UNKNOWN"}
+    node = Node({**GPU, "faults": [fault]}, holders=[POD])
+    assert only(node.run(30)).utilization == 0.5
+    assert node.books.is_resolved()
+
+
 def test_a_claim_that_names_no_device_here_leaves_no_gpu_free() -> None:
     node = Node(GPU, holders=[POD])
     node.run(10)

@@ -96,10 +96,14 @@ def test_conflicts_are_counted_by_the_losing_source() -> None:
 
 def test_a_static_file_names_its_faults(tmp_path) -> None:
     path = tmp_path / "holders.yaml"
-    path.write_text("- {uuid: GPU-0, pod: ml/a/main, user: ada}\n- {uuid: GPU-1, job: 7}\n", encoding="utf-8")
-    pod, job = StaticSource(path).poll().claims
+    path.write_text(
+        "- {uuid: GPU-0, pod: ml/a/main, user: ada}\n- {uuid: GPU-1, job: 7}\n- {uuid: GPU-2, job: 8, gpus: 4}\n",
+        encoding="utf-8",
+    )
+    pod, job, sized = StaticSource(path).poll().claims
     assert (pod.holder.namespace, pod.holder.pod, pod.holder.container, pod.holder.user) == ("ml", "a", "main", "ada")
     assert (job.holder.job_id, job.holder.identity) == ("7", "name")
+    assert [claim.holder.units for claim in (pod, job, sized)] == [1, None, 4]  # a job may have GPUs on other nodes
     for data, message in (
         ({"a": 1}, "expected a list"),
         ([{"uuid": "GPU-0"}], r"\[0\]: needs uuid and exactly one of pod and job"),

@@ -14,7 +14,7 @@ def snapshot(index: int, minor: int, mig: str = "") -> DeviceSnapshot:
     return DeviceSnapshot(identity, 0.0, 0.0, True, instances=instances)
 
 
-SNAPSHOTS = [snapshot(0, 3), snapshot(1, 2), snapshot(2, 1, mig="MIG-a")]
+SNAPSHOTS = [snapshot(0, 3), snapshot(1, 2), snapshot(2, 1, mig="MIG-a")]  # reported with MIG mode off: names only
 POD = Holder(HolderKey("kubernetes", "uid/main"), pod="a", source="kubelet")
 POD2 = Holder(HolderKey("kubernetes", "uid2/main"), pod="b", source="kubelet")
 JOB = Holder(HolderKey("slurm", "lab/7/0/1"), job_id="7", source="slurm")
@@ -41,6 +41,9 @@ def test_a_number_never_means_a_board_that_is_partitioned() -> None:
     mig = SNAPSHOTS[2].__class__(dataclasses.replace(identity, mig_mode="enabled"), 0.0, 0.0, True)
     result = resolve([Claim("index", "3", JOB), Claim("minor", "0", JOB)], [mig])
     assert (result.allocations, len(result.unresolved)) == ([], 2)
+    beside = resolve([Claim("index", "0", JOB), Claim("minor", "3", JOB)], [SNAPSHOTS[0], mig])
+    assert [a.unit for a, _ in beside.allocations] == [UnitId("GPU-0")]  # by its file; positions may be shifted
+    assert [claim.kind for claim in beside.unresolved] == ["index"]
 
 
 def test_replicas_of_one_gpu_share_it() -> None:
@@ -68,6 +71,13 @@ def test_two_schedulers_on_one_gpu_conflict_and_the_first_source_wins() -> None:
     result = resolve([Claim("uuid", "GPU-0", POD), Claim("minor", "3", JOB)], SNAPSHOTS)
     assert [a.holder for a, _ in result.allocations] == [POD]
     assert [claim.holder for claim in result.conflicts] == [JOB]
+
+
+def test_two_sources_that_name_the_same_holder_agree() -> None:
+    told = JOB._replace(key=HolderKey("slurm", "7"), source="static")
+    result = resolve([Claim("uuid", "GPU-0", told), Claim("minor", "3", JOB)], SNAPSHOTS)
+    assert [(a.holder.source, a.share) for a, _ in result.allocations] == [("static", "none")]
+    assert result.conflicts == []
 
 
 def test_a_device_that_is_not_here_is_unresolved_and_never_guessed() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gpu_exporter.attribution.slurm import (
     parse_gres_conf,
-    parse_hosts,
     parse_job_gpus,
+    parse_names,
     parse_ranges,
     parse_squeue,
 )
@@ -130,13 +130,15 @@ def test_a_job_on_several_nodes_gets_each_nodes_own_devices() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("n0", {"n0"}),
-        ("n[0-2,7]", {"n0", "n1", "n2", "n7"}),
-        ("gpu[008-010]-a,login", {"gpu008-a", "gpu009-a", "gpu010-a", "login"}),
+        ("n0", ["n0"]),
+        ("n[0-2,7]", ["n0", "n1", "n2", "n7"]),
+        ("gpu[008-010]-a,login", ["gpu008-a", "gpu009-a", "gpu010-a", "login"]),
+        ("/dev/nvidia0,/dev/nvidia1", ["/dev/nvidia0", "/dev/nvidia1"]),
+        ("/dev/nvidia[2-3],/dev/nvidia0", ["/dev/nvidia2", "/dev/nvidia3", "/dev/nvidia0"]),
     ],
 )
-def test_host_lists(text: str, expected: set[str]) -> None:
-    assert parse_hosts(text) == expected
+def test_name_lists(text: str, expected: list[str]) -> None:
+    assert parse_names(text) == expected
 
 
 @given(st.lists(st.integers(0, 63), min_size=1, unique=True))

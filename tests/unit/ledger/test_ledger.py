@@ -120,6 +120,17 @@ def test_a_slurm_job_is_charged_from_its_start(bench: Bench) -> None:
     assert bench.totals(JOB).busy_s == pytest.approx(13.0)
 
 
+def test_a_slurm_job_is_never_charged_for_its_predecessors_time(bench: Bench) -> None:
+    """The controller's clock may be off: what one job was confirmed to hold is not the next one's."""
+    second = JOB._replace(key=HolderKey("slurm", "lab/8/0/200"), job_id="8")
+    bench.poll(JOB)
+    bench.run(20, 1.0, JOB)
+    bench.observe(5, 1.0)
+    bench.poll(second, start=bench.now - 12.0)
+    bench.run(10, 1.0, second)
+    assert bench.totals(second).busy_s == pytest.approx(15.0)
+
+
 def test_a_slurm_job_is_never_charged_before_our_own_start(bench: Bench) -> None:
     bench.observe(5, 0.0)
     bench.poll(JOB, start=START - 3_600)
@@ -242,6 +253,18 @@ def test_activity_that_is_told_late_ends_the_run(bench: Bench) -> None:
     assert bench.totals(POD).idle_run_s <= 10.0
 
 
+def test_a_sign_of_life_without_any_length_ends_the_run(bench: Bench) -> None:
+    """Power or a rate above 0 while nothing covers the time: nothing is booked, and nothing is idle."""
+    bench.poll(POD)
+    bench.run(100, 0.0, POD)
+    bench.ledger.record(Activity(UNIT, (Span(bench.now, bench.now, 0.0, True),), 0))
+    totals = bench.totals(POD)
+    assert (totals.idle_run_s, totals.observed_s) == (0.0, 100.0)
+    unit = bench.ledger.unit_totals(UNIT, bench.now, bench.wall)
+    assert unit is not None
+    assert unit.witnesses == 3
+
+
 def test_activity_before_the_first_poll_after_a_restart_ends_the_restored_run(bench: Bench) -> None:
     bench.poll(POD)
     bench.run(100, 0.0, POD)
@@ -282,6 +305,7 @@ def test_a_holder_that_its_source_forgot_for_a_moment_goes_on_where_it_was(bench
     bench.observe(5, 0.5)
     bench.poll(POD)
     assert bench.totals(POD).busy_s == pytest.approx(50.0)
+    assert bench.totals(POD).idle_run_s == 0.0
     assert bench.totals(POD).start_wall == pytest.approx(WALL)
     named = POD._replace(key=HolderKey("kubernetes", "ml/train-0/main"), identity="name")
     bench.poll(named)

@@ -32,7 +32,7 @@ POD = HolderName("kubernetes", "ml", "train-0")
 
 def judge(*units: UnitEvidence, held: int | None = None) -> Decision:
     holder = HolderEvidence(POD, "ada/phys", units, held if held is not None else len(units))
-    (decision,) = decide(Evidence(NOW, 1.0, (holder,)), POLICY)
+    (decision,) = decide(Evidence(NOW, (holder,)), POLICY)
     return decision
 
 
@@ -75,16 +75,40 @@ def test_one_gpu(changes: dict[str, Any], stage: str, reason: str) -> None:
 
 
 def test_all_gpus_of_a_holder_must_be_idle() -> None:
-    assert judge(unit(), unit(idle_run_s=3700.0)).stage == "candidate"
-    assert judge(unit(), unit(idle_run_s=0.0)).stage == "partial"
-    assert judge(unit(), held=2).stage == "partial"
-    assert judge(unit(), unit(idle_run_s=None)).stage == "unknown"
-    assert judge(unit(), unit(sample_age_s=500.0)).stage == "unknown"
+    def other(**changes: Any) -> UnitEvidence:
+        return unit(gpu="1", uuid="GPU-1", **changes)
+
+    assert judge(unit(), other(idle_run_s=3700.0)).stage == "candidate"
+    assert judge(unit(), other(idle_run_s=0.0)).stage == "partial"
+    assert judge(unit(), other(idle_run_s=None)).stage == "unknown"
+    assert judge(unit(), other(sample_age_s=500.0)).stage == "unknown"
+
+
+def test_every_gpu_that_the_scheduler_counts_must_be_seen() -> None:
+    decision = judge(unit(), held=2)
+    assert (decision.stage, decision.reason) == ("unknown", "1 GPUs are seen, the holder has 2")
+    assert judge(unit(), unit(), held=2).stage == "unknown"  # one GPU told twice is one GPU
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"idle_run_s": 0.0}, {"coverage": 0.5}, {"sample_age_s": 900.0}, {"idle_run_s": None}, {"witnesses": None}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_of_two_words_for_one_gpu_the_more_careful_counts(changes: dict[str, Any]) -> None:
+    assert judge(unit(), unit(), held=1).stage == "underused"
+    for units in ((unit(), unit(**changes)), (unit(**changes), unit())):
+        assert judge(*units, held=1).stage != "underused"
+
+
+def test_a_slow_exporter_makes_no_others_sample_fresh() -> None:
+    decision = judge(unit(sample_age_s=290.0), unit(gpu="1", uuid="GPU-1", sample_interval_s=120.0))
+    assert (decision.stage, decision.reason) == ("unknown", "no sample of the last 2 min")
 
 
 def test_a_holder_whose_size_is_not_told_is_unknown() -> None:
     holder = HolderEvidence(POD, "", (unit(),), None)
-    (decision,) = decide(Evidence(NOW, 1.0, (holder,)), POLICY)
+    (decision,) = decide(Evidence(NOW, (holder,)), POLICY)
     assert (decision.stage, decision.reason) == ("unknown", "how many GPUs the holder has in all is not told")
 
 
@@ -97,8 +121,14 @@ NUMBERS = st.one_of(st.none(), st.floats(-10, 20_000))
 )
 def test_only_proven_idleness_of_every_gpu_is_underused(rows: list[tuple], missing: int) -> None:
     units = [
-        unit(idle_run_s=run, sample_age_s=age, coverage=coverage, start_wall=None if held is None else NOW - held)
-        for run, age, coverage, held in rows
+        unit(
+            uuid=f"GPU-{i}",
+            idle_run_s=run,
+            sample_age_s=age,
+            coverage=coverage,
+            start_wall=None if held is None else NOW - held,
+        )
+        for i, (run, age, coverage, held) in enumerate(rows)
     ]
     decision = judge(*units, held=len(units) + missing)
     if decision.stage == "underused":
@@ -118,7 +148,7 @@ def test_only_proven_idleness_of_every_gpu_is_underused(rows: list[tuple], missi
 def test_labels_by_scheduler() -> None:
     assert judge(unit()).label == "gpu-exporter.io/utilization=underused"
     job = HolderEvidence(HolderName("slurm", "", "42"), "", (unit(),), 1)
-    (decision,) = decide(Evidence(NOW, 1.0, (job,)), POLICY)
+    (decision,) = decide(Evidence(NOW, (job,)), POLICY)
     assert decision.label == "Extra=gpu-exporter.io/utilization=underused"
 
 
@@ -128,9 +158,9 @@ def test_reports(golden) -> None:
         HolderEvidence(HolderName("slurm", "", "42"), "ada/phys", (unit(idle_run_s=None),), 1),
         HolderEvidence(HolderName("kubernetes", "ml", "busy"), "", (unit(idle_run_s=0.0),), 1),
     )
-    decisions = decide(Evidence(NOW, 1.0, holders), POLICY)
+    decisions = decide(Evidence(NOW, holders), POLICY)
     text = (
-        render_decisions(decisions, Evidence(NOW, 1.0, holders, 2, 4))
+        render_decisions(decisions, Evidence(NOW, holders, 2, 4))
         + "\n"
         + "".join(explain(decision, POLICY) for decision in decisions)
     )

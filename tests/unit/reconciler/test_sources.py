@@ -42,7 +42,7 @@ def stage_of(text: str) -> tuple[str, str]:
 def test_direct_evidence_carries_every_number() -> None:
     assert stage_of(page(8000.0, 9000.0, 8900.0)) == ("underused", "ada/phys")
     assert stage_of(page(8000.0, 9000.0, 4000.0))[0] == "unknown"
-    assert stage_of(page(8000.0, 9000.0, 8900.0, units=8))[0] == "partial"  # seven of its GPUs are not seen here
+    assert stage_of(page(8000.0, 9000.0, 8900.0, units=8))[0] == "unknown"  # seven of its GPUs are not seen here
     assert stage_of(page(8000.0, 9000.0, 8900.0, NOW - 600))[0] == "unknown"
     assert stage_of(page(8000.0, 9000.0, 8900.0).replace("gpu_allocation_idle_run_seconds", "x"))[0] == "unknown"
 
@@ -107,10 +107,10 @@ class FakeApi:
         values = {
             "gpu_allocation_idle_run_seconds": (place, 8000.0),
             "gpu_allocation_start_timestamp_seconds": (place, NOW - 9000.0),
-            "sum by": (place, 0.99),
+            "min by (uuid": (place, 0.99),
+            "min by (node": ({"node": "n1", "instance": "n1"}, 1.0),
             "gpu_allocation_info": ({**place, "user": "ada", "account": "phys"}, 1.0),
             "time()": ({"node": "n1", "instance": "n1"}, 3.0),
-            "max(": ({}, 1.0),
             "gpu_idle_witnesses": ({"uuid": "GPU-0"}, 4.0),
             "gpu_mig_idle_witnesses": None,
             "count(gpu_exporter_build_info": None if self.blind else ({}, 12.0),
@@ -148,7 +148,7 @@ def test_one_exporter_that_is_down_is_a_problem_and_not_the_end() -> None:
     evidence = ExporterSource(["n1:9836", "http://n2:9836/metrics"], 7200.0, lambda: NOW, fetch).read_evidence()
     assert evidence.problems == ("http://n2:9836/metrics: connection refused",)
     (decision,) = decide(evidence, Policy())
-    assert decision.stage == "partial"  # the job's other GPU is on the node that is not seen
+    assert decision.stage == "unknown"  # the job's other GPU is on the node that is not seen
     with pytest.raises(EvidenceError, match="connection refused"):
         ExporterSource(["http://n2:9836/metrics"], 7200.0, lambda: NOW, fetch).read_evidence()
 

@@ -98,6 +98,23 @@ def test_while_the_ring_answers_the_reported_rate_is_not_counted_too(bench: Benc
     assert rounded(bench.read(42.0, [], utilization=0.0)) == [(41.0, 42.0, 0.0, False)]  # now it is gone
 
 
+@pytest.mark.parametrize(
+    "silence", ["first cycle", "after a gap", "ring is late", "clock was stepped", "no utilization"]
+)
+def test_a_sign_of_life_is_told_even_when_no_time_is_covered(bench: Bench, silence: str) -> None:
+    busy = {"utilization": 1.0, "power_w": 690.0, "power_limit_w": 700.0}
+    if silence != "first cycle":
+        for second in (9.0, 10.0):
+            bench.read(second, [(second, 0.0)], utilization=0.0, power_w=70.0, power_limit_w=700.0)
+    if silence == "clock was stepped":
+        bench.offset += 3600.0
+    if silence == "no utilization":
+        del busy["utilization"]
+    now = 60.0 if silence == "after a gap" else 11.0
+    (span,) = bench.read(now, [], **busy) or ()
+    assert (span.start, span.end, span.other) == (now, now, True)
+
+
 def test_no_source_is_no_activity(bench: Bench) -> None:
     assert bench.read(10.0) is None
 
