@@ -60,9 +60,9 @@ def test_failed_utilization_is_no_activity_and_never_zero() -> None:
     clock.advance(6)
     snapshot = sampler.sample()
     assert snapshot.value("gpu_utilization_ratio") is None
-    if snapshot.activity is not None:  # the power draw still shows that it lives, which books no time
-        assert snapshot.activity.witnesses == 0
-        assert all(span.start == span.end and span.other for span in snapshot.activity.spans)
+    assert snapshot.activity is not None  # the power draw still shows that it lives, which books no time
+    assert snapshot.activity.witnesses == 0
+    assert all(span.start == span.end and span.other for span in snapshot.activity.spans)
 
 
 def test_a_lost_gpu_gives_nothing_but_its_identity_and_comes_back() -> None:
