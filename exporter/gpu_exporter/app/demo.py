@@ -68,7 +68,7 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
             return
         process.refresh()
         elapsed = time.monotonic() - began
-        if not shown and elapsed > 4:
+        if not shown and elapsed > 3:
             shown = True
             _say(publisher.body("table").decode())
             _say("\nWhat the reconciler would write, as it happens (dry run):")
