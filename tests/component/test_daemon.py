@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from gpu_exporter.devices.scenario import parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
-from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, wait_for
+from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, run_exporter, wait_for
 from tests.testbed.servers import require
 
 QUIET = ("--no-attribution.slurm", "--no-attribution.kubelet")
@@ -169,24 +169,12 @@ def test_once_beside_a_daemon_prints_the_daemons_body_and_tells_its_health(
     state = tmp_path / "state"
     _, url = processes.start_exporter(*QUIET, f"--state.directory={state}", environment=nvml_environment)
     wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_busy_seconds_total", "0"), 0) > 0, "some history")
-    done = subprocess.run(
-        [*GPU_EXPORTER, "--once", *QUIET, f"--state.directory={state}"],
-        env=nvml_environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    done = run_exporter("--once", *QUIET, f"--state.directory={state}", environment=nvml_environment)
     assert series(done.stdout)["gpu_busy_seconds_total", "0"] > 0
     nvml_table.set_call(2, "*", "NVML_ERROR_GPU_IS_LOST")
     wait_for(lambda: series(fetch(f"{url}/metrics") or "").get(("gpu_up", "2")) == 0, "gpu 2 to be lost")
-    done = subprocess.run(
-        [*GPU_EXPORTER, "--once", "--format=openmetrics", *QUIET, f"--state.directory={state}"],
-        env=nvml_environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
+    done = run_exporter(
+        "--once", "--format=openmetrics", *QUIET, f"--state.directory={state}", environment=nvml_environment
     )
     assert done.returncode == 4
     assert done.stdout.endswith("# EOF\n")
@@ -210,13 +198,11 @@ def test_two_daemons_do_not_share_a_state_directory(
 ) -> None:
     state = tmp_path / "state"
     processes.start_exporter(*QUIET, f"--state.directory={state}", environment=nvml_environment)
-    done = subprocess.run(
-        [*GPU_EXPORTER, *QUIET, f"--state.directory={state}", f"--web.listen-address=127.0.0.1:{free_port()}"],
-        env=nvml_environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
+    done = run_exporter(
+        *QUIET,
+        f"--state.directory={state}",
+        f"--web.listen-address=127.0.0.1:{free_port()}",
+        environment=nvml_environment,
     )
     assert done.returncode == 2
     assert "another gpu-exporter writes this state directory" in done.stderr
@@ -225,14 +211,7 @@ def test_two_daemons_do_not_share_a_state_directory(
 def test_a_port_in_use_is_named(processes: Processes, nvml_environment, feeder) -> None:
     _, url = processes.start_exporter(*QUIET, environment=nvml_environment)
     address = urlsplit(url).netloc
-    done = subprocess.run(
-        [*GPU_EXPORTER, *QUIET, "--state.directory=", f"--web.listen-address={address}"],
-        env=nvml_environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = run_exporter(*QUIET, "--state.directory=", f"--web.listen-address={address}", environment=nvml_environment)
     assert done.returncode == 2
     assert f"cannot listen on {address}: Address already in use" in done.stderr
 
@@ -271,7 +250,7 @@ def test_a_resident_textfile_stays_fresh_without_http(
     ],
 )
 def test_wrong_usage_ends_with_status_2_and_names_the_flag(flags: list[str], message: str) -> None:
-    done = subprocess.run([*GPU_EXPORTER, *flags], capture_output=True, text=True, check=False, timeout=60)
+    done = run_exporter(*flags)
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stdout == ""
@@ -281,7 +260,7 @@ def test_an_unknown_configuration_key_ends_with_status_2_and_names_it(tmp_path: 
     path = tmp_path / "c.yaml"
     path.write_text("sampling:\n  intervall: 2s\n", encoding="utf-8")
     for command in ([f"--config.file={path}"], ["check-config", str(path)], ["reconcile", f"--config.file={path}"]):
-        done = subprocess.run([*GPU_EXPORTER, *command], capture_output=True, text=True, check=False, timeout=60)
+        done = run_exporter(*command)
         assert done.returncode == 2
         assert f"{path}:2: sampling.intervall: unknown key, did you mean interval?" in done.stderr
 
@@ -289,13 +268,12 @@ def test_an_unknown_configuration_key_ends_with_status_2_and_names_it(tmp_path: 
 def test_a_repeatable_flag_takes_a_list_from_the_environment(tmp_path: Path) -> None:
     recordings = Path(__file__).resolve().parents[1] / "fixtures" / "recordings"
     paths = ",".join(str(recordings / f"{gpu}_update_freq_gpudata.csv.gz") for gpu in ("A100", "V100"))
-    done = subprocess.run(
-        [*GPU_EXPORTER, "--once", "--format=json", "--state.directory=", *QUIET],
-        env={**os.environ, "GPU_EXPORTER_DEVICES_REPLAY": paths},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
+    done = run_exporter(
+        "--once",
+        "--format=json",
+        "--state.directory=",
+        *QUIET,
+        environment={**os.environ, "GPU_EXPORTER_DEVICES_REPLAY": paths},
     )
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["gpus"]) == 2
@@ -311,14 +289,7 @@ def test_every_flag_has_an_environment_form(processes: Processes, nvml_environme
     values = series(fetch(f"{url}/m") or "")
     assert ("gpu_power_watts", "0") in values
     assert ("gpu_memory_used_bytes", "0") not in values
-    done = subprocess.run(
-        [*GPU_EXPORTER, "--once"],
-        env={**nvml_environment, "GPU_EXPORTER_FORMAT": "xml"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = run_exporter("--once", environment={**nvml_environment, "GPU_EXPORTER_FORMAT": "xml"})
     assert done.returncode == 2
     assert (
         "environment variable GPU_EXPORTER_FORMAT: 'xml' is none of prometheus, openmetrics, json, table" in done.stderr

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from gpu_exporter.devices.errors import DeviceError, DeviceLost, DriverUnavailab
 from gpu_exporter.devices.nvml.backend import NvmlBackend, NvmlDevice
 from gpu_exporter.devices.scenario import load_scenario, parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
-from tests.testbed.processes import GPU_EXPORTER
+from tests.testbed.processes import GPU_EXPORTER, run_exporter, wait_for
 
 DEMO = Path(__file__).resolve().parents[2] / "exporter" / "gpu_exporter" / "demo.yaml"
 
@@ -143,15 +142,8 @@ def test_a_driver_that_is_not_loaded_is_named(backend: NvmlBackend, nvml_table: 
 
 
 def once(environment: dict[str, str], *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        *GPU_EXPORTER,
-        "--once",
-        "--state.directory=",
-        "--no-attribution.slurm",
-        "--no-attribution.kubelet",
-        *flags,
-    ]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    quiet = ("--state.directory=", "--no-attribution.slurm", "--no-attribution.kubelet")
+    return run_exporter("--once", *quiet, *flags, environment=environment)
 
 
 def test_once_publishes_the_scenarios_truth(nvml_environment: dict[str, str], nvml_table: NvmlTable) -> None:
@@ -159,7 +151,7 @@ def test_once_publishes_the_scenarios_truth(nvml_environment: dict[str, str], nv
     feeder = ScenarioFeeder(scenario, nvml_table)
     feeder.start()
     try:
-        time.sleep(0.4)  # the ring fills
+        wait_for(lambda: nvml_table.table.devices[0].sample_count >= 2, "the ring to fill")
         done = once(nvml_environment)
     finally:
         feeder.stop()

@@ -133,3 +133,10 @@ class Processes:
 
 
 GPU_EXPORTER = (sys.executable, "-m", "gpu_exporter")
+
+
+def run_exporter(*flags: str | Path, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `gpu-exporter FLAGS` to its end."""
+    command = [*GPU_EXPORTER, *map(str, flags)]
+    env = None if environment is None else dict(environment)
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
