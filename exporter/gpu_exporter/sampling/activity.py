@@ -14,6 +14,7 @@ from gpu_exporter.devices.protocol import UtilizationSample
 from gpu_exporter.model import Activity, Span, UnitId
 
 WALL_STEP_S = 1.0  # a wall clock that moved more than this against the monotonic one has been stepped
+RING_AGE_MAX_S = 120.0  # a stamp older than any ring keeps is no wall time of this host: the ring is then no source
 RING_PATIENCE_S = 30.0  # after its last answer the driver's ring is waited for: it keeps some 20 s and may deliver late
 
 
@@ -127,7 +128,7 @@ class ActivityReader:
         for position, sample in enumerate(samples):
             if not previous < sample.wall <= wall + WALL_STEP_S:
                 continue
-            if previous > 0.0 and 0.0 <= sample.ratio <= 1.0:
+            if previous > 0.0 and sample.wall > wall - RING_AGE_MAX_S and 0.0 <= sample.ratio <= 1.0:
                 start = max(previous, sample.wall - longest)
                 other = newest_active if position == len(samples) - 1 else active
                 shift = monotonic - wall

@@ -84,6 +84,13 @@ def test_without_a_ring_the_reported_rate_stands_for_the_interval(bench: Bench) 
     assert rounded(bench.read(11.0, utilization=0.75)) == [(10.0, 11.0, 0.75, False)]
 
 
+def test_a_ring_that_stamps_in_another_time_is_no_source(bench: Bench) -> None:
+    """Stamps since boot instead of wall time: the reported rate takes over, and nothing is booked in the past."""
+    boot = 5_000.0 - WALL
+    bench.read(10.0, [(boot + 10.0, 0.0)], utilization=0.5)
+    assert rounded(bench.read(11.0, [(boot + 11.0, 0.0)], utilization=0.5)) == [(10.0, 11.0, 0.5, False)]
+
+
 def test_a_gap_of_more_than_three_intervals_is_unknown(bench: Bench) -> None:
     bench.read(10.0, utilization=0.0)
     assert bench.read(13.5, utilization=0.0) == ()
