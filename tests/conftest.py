@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from tests.testbed.nvml.feeder import NvmlTable
 from tests.testbed.processes import Processes
 
 GOLDEN = Path(__file__).parent / "golden"
+FAILED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,8 +56,19 @@ def nvml_environment(nvml_directory: Path, nvml_table: NvmlTable) -> dict[str, s
     }
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let fixtures know how the test went."""
+    report = yield
+    if report.when == "call":
+        item.stash[FAILED] = report.failed
+    return report
+
+
 @pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Processes]:
-    """Starts programs, and ends them with the test."""
+def processes(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Processes]:
+    """Starts programs, and ends them with the test; shows their logs when it failed."""
     with Processes(tmp_path) as started:
         yield started
+        if request.node.stash.get(FAILED, False):
+            started.print_logs()
