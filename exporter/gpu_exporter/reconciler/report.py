@@ -16,7 +16,7 @@ HEADER = ("HOLDER", "OWNER", "GPUS", "STAGE", "IDLE SINCE", "REASON", "WOULD WRI
 
 def render_decisions(decisions: Sequence[Decision], evidence: Evidence) -> str:
     """One line per holder, labelled ones first, then how much was seen. Ends in a newline."""
-    seen = f"{evidence.exporters} exporters and {evidence.allocations} allocations seen"
+    seen = f"{_count(evidence.exporters, 'exporter')} and {_count(evidence.allocations, 'allocation')} seen"
     if not decisions:
         return f"{seen}; no holder is idle long enough to be considered\n"
     order = {"underused": 0, "candidate": 1, "partial": 2, "unknown": 3}
@@ -101,3 +101,7 @@ def _number(value: float | None, unit: str) -> str:
 
 def _share(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.0%}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
