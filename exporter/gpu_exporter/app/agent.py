@@ -82,7 +82,6 @@ class Agent:
         self.poller = Poller(sources, clock, settings.attribution.keep_last)
         self._loops: dict[str, DeviceLoop] = {}
         self._listed = 0
-        self._unreadable = 0
         self._driver_error = "the driver has not been asked yet"
         self._driver_asked = threading.Event()
         self._first_poll = threading.Event()
@@ -131,14 +130,15 @@ class Agent:
             try:
                 self._backend.open()
                 found = self._backend.discover()
-            except (DriverUnavailable, DeviceError) as exc:
-                if str(exc) != self._driver_error:
-                    log.warning("no GPU data: %s", exc)
-                self._driver_error = str(exc)
+            except Exception as exc:  # whatever it is: the process stays up, says so, and asks again
+                known = isinstance(exc, (DriverUnavailable, DeviceError))
+                reason = str(exc) if known else f"unforeseen {type(exc).__name__}: {exc}"
+                if reason != self._driver_error:
+                    log.warning("no GPU data: %s", reason, exc_info=not known)
+                self._driver_error = reason
             else:
                 self._driver_error = ""
                 self._listed = len(found)
-                self._unreadable = sum(entry.device is None for entry in found)
                 for entry in found:
                     if entry.device is None:
                         log.error("gpu %d: %s; it has no series, the others go on", entry.position, entry.error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 
@@ -104,8 +105,11 @@ class Books:
             self._version += 1
             now, wall = self._clock.monotonic(), self._clock.wall()
             confirmed = {id(entry.claim): entry.confirmed for entry in claims}
-            self._confirmed = {}
             self._resolution = resolve([entry.claim for entry in claims], self._inventory.values())
+            self._confirmed = {
+                (allocation.unit, allocation.holder.key): confirmed[id(claim)]
+                for allocation, claim in self._resolution.allocations
+            }
             self.ledger.settle(
                 now,
                 wall,
@@ -114,8 +118,6 @@ class Books:
                     for allocation, claim in self._resolution.allocations
                 ],
             )
-            for allocation, claim in self._resolution.allocations:
-                self._confirmed[allocation.unit, allocation.holder.key] = confirmed[id(claim)]
             return self._resolution
 
     @staticmethod
@@ -208,7 +210,7 @@ class Books:
         unit, holder = allocation.unit, allocation.holder
         totals = self.ledger.holder_totals(allocation, now, wall)
         gpu = gpus.get(unit.uuid)
-        unconfirmed_s = now - self._confirmed.get((unit, holder.key), now)
+        unconfirmed_s = now - self._confirmed.get((unit, holder.key), -math.inf)
         if totals is None or gpu is None or unconfirmed_s > self._settings.attribution.keep_last:
             return None  # the last: polls themselves hang, so nobody aged the mapping
         vouched = unconfirmed_s <= self.ledger.rules.longest_unconfirmed_s

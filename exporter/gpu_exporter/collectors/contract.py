@@ -43,6 +43,7 @@ class Cycle:
     decoder: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
+    energy_j: float | None = None
     instances: list[InstanceCycle] = field(default_factory=list)
     instances_known: bool = True
 

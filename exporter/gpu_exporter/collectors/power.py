@@ -25,9 +25,10 @@ GPU_ENERGY = Family(
 def collect_power(cycle: Cycle) -> None:
     cycle.power_w = cycle.read(cycle.device.read_power)
     cycle.power_limit_w = cycle.read(cycle.device.read_power_limit)
+    cycle.energy_j = cycle.read(cycle.device.read_energy)
     cycle.add(GPU_POWER, cycle.power_w)
     cycle.add(GPU_POWER_LIMIT, cycle.power_limit_w)
-    cycle.add(GPU_ENERGY, cycle.read(cycle.device.read_energy))
+    cycle.add(GPU_ENERGY, cycle.energy_j)
 
 
 POWER = Collector("power", (GPU_POWER, GPU_POWER_LIMIT, GPU_ENERGY), collect_power)

@@ -60,6 +60,7 @@ class ActivityReader:
         self._offset: float | None = None
         self._last_monotonic: float | None = None
         self._last_samples_monotonic: float | None = None
+        self._last_energy_j: float | None = None
         self.newest_sample_wall = 0.0
 
     def read(self, cycle: Cycle, monotonic: float, wall: float) -> Activity | None:
@@ -68,7 +69,7 @@ class ActivityReader:
         if cycle.utilization is not None and not 0.0 <= cycle.utilization <= 1.0:
             cycle.utilization = None  # seen with zombie processes; no measurement
         stepped = self._note_offset(wall - monotonic)
-        others = self._other_witnesses(cycle)
+        others = self._other_witnesses(cycle, None if previous is None else monotonic - previous)
         active = any(others)
         if stepped:
             self.newest_sample_wall = wall
@@ -104,12 +105,22 @@ class ActivityReader:
         last = self._last_samples_monotonic
         return last is not None and monotonic - last <= max(RING_PATIENCE_S, self._max_gap)
 
-    def _other_witnesses(self, cycle: Cycle) -> list[bool]:
+    def _other_witnesses(self, cycle: Cycle, elapsed_s: float | None) -> list[bool]:
         """One entry per readable witness beside utilization: is it active?"""
         witnesses = [value > 0.0 for value in (cycle.encoder, cycle.decoder) if value is not None]
-        if cycle.power_w is not None and cycle.power_limit_w:
-            witnesses.append(self._floor.is_active(cycle.power_w, cycle.power_limit_w))
+        power = self._highest_power(cycle, elapsed_s)
+        if power is not None and cycle.power_limit_w:
+            witnesses.append(self._floor.is_active(power, cycle.power_limit_w))
         return witnesses
+
+    def _highest_power(self, cycle: Cycle, elapsed_s: float | None) -> float | None:
+        """The power now, or the mean since the last cycle where that is higher: work between two reads costs energy,
+        though the moment of the read (power is a moment's value before Ampere and on GA100) may be a quiet one.
+        """
+        before, self._last_energy_j = self._last_energy_j, cycle.energy_j
+        if before is None or cycle.energy_j is None or not elapsed_s or cycle.energy_j < before:
+            return cycle.power_w
+        return max(cycle.power_w or 0.0, (cycle.energy_j - before) / elapsed_s)
 
     def _spans_of_samples(
         self,

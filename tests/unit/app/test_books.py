@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from gpu_exporter import collectors
 from gpu_exporter.app.agent import activity_rules
 from gpu_exporter.app.books import Books
@@ -115,6 +117,24 @@ def test_while_polls_hang_the_holder_is_first_not_vouched_for_and_then_withheld(
         node.clock.advance(1.0)
         node.books.on_snapshot(node.samplers[0].sample())
     assert node.books.build_view(STATUS, node.hung.__contains__).allocations == ()
+
+
+def test_a_poll_that_fails_half_way_vouches_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(GPU, holders=[POD])
+    node.run(60)
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(node.books.ledger, "settle", broken)
+    node.clock.advance(400.0)
+    claims = node.poller.claims()
+    assert claims == []
+    node.poller.poll()
+    with pytest.raises(ZeroDivisionError):
+        node.books.on_poll(node.poller.poll())
+    allocation = only(node.books.build_view(STATUS, node.hung.__contains__))
+    assert allocation.totals.idle_run_s == 0.0
 
 
 def test_a_lasting_fault_of_mig_leaves_whole_gpus_their_holders() -> None:

@@ -146,6 +146,15 @@ def test_utilization_zero_with_another_witness_active_is_other_activity(bench: B
     ]
 
 
+def test_work_that_hides_between_two_reads_is_told_by_its_energy(bench: Bench) -> None:
+    """Busy for 0.8 of each second and quiet at each read, without a ring: every moment's value says idle."""
+    quiet = {"utilization": 0.0, "power_w": 60.0, "power_limit_w": 400.0}
+    bench.read(10.0, energy_j=1_000.0, **quiet)
+    assert rounded(bench.read(11.0, energy_j=1_300.0, **quiet)) == [(10.0, 11.0, 0.0, True)]
+    assert rounded(bench.read(12.0, energy_j=1_360.0, **quiet)) == [(11.0, 12.0, 0.0, False)]
+    assert rounded(bench.read(13.0, energy_j=5.0, **quiet)) == [(12.0, 13.0, 0.0, False)]  # the driver was reloaded
+
+
 def test_a_reported_rate_above_zero_contradicts_a_ring_of_zeros(bench: Bench) -> None:
     bench.read(10.0, [(10.0, 0.0)], utilization=0.0)
     assert rounded(bench.read(11.0, [(11.0, 0.0)], utilization=0.4)) == [(10.0, 11.0, 0.0, True)]
