@@ -33,7 +33,7 @@ def test_node_exporter_publishes_our_textfile(
         processes.start([*GPU_EXPORTER, *flags, *QUIET], nvml_environment)
         wait_for(lambda: output.exists() and "gpu_observed_seconds_total" in output.read_text("utf-8"), "a textfile")
     port = free_port()
-    processes.start(
+    node_exporter = processes.start(
         [
             "prometheus-node-exporter",
             f"--web.listen-address=127.0.0.1:{port}",
@@ -47,3 +47,5 @@ def test_node_exporter_publishes_our_textfile(
     for index, gpu in enumerate(feeder.stage.scenario.gpus):
         assert f'gpu_power_limit_watts{{gpu="{index}",uuid="{gpu.uuid}"}} 700' in body
     assert "gpu_driver_up 1" in body
+    assert body.count("\nprocess_resident_memory_bytes ") == 1
+    assert "error gathering metrics" not in node_exporter.log()  # a name that both publish is refused there
