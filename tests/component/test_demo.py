@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 from tests.testbed.processes import GPU_EXPORTER
@@ -20,8 +21,10 @@ def test_the_demo_shows_holders_reasons_and_labels_and_ends_by_itself() -> None:
     assert "Status page http://127.0.0.1:" in first
     assert "Simulated GPUs" in first
     assert "job 48113" in first
-    assert "job 48113: would write Extra=gpu-exporter.io/utilization=candidate: its one GPU idle for 6" in events
-    assert "job 48113: would write Extra=gpu-exporter.io/utilization=underused: its one GPU idle for 12" in events
+    written = "job 48113: would write Extra=gpu-exporter.io/utilization={}: its one GPU idle for {} min"
+    # at speed 400 a second is 7 minutes: on a busy machine a cycle comes late
+    assert re.search(written.format("candidate", "(6[0-9]|[7-9][0-9])"), events), events
+    assert re.search(written.format("underused", "1[2-5][0-9]"), events), events
     for state in ("healthy", "held_no_process", "held_idle", "bursty", "throttled", "low", "mig", "free"):
         assert state in end, state
     labelled = [line for line in end.splitlines() if line.endswith("utilization=underused")]

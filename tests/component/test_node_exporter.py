@@ -31,7 +31,9 @@ def test_node_exporter_publishes_our_textfile(
     else:
         flags = [f"--textfile.output={output}", "--textfile.interval=200ms"]
         processes.start([*GPU_EXPORTER, *flags, *QUIET], nvml_environment)
-        wait_for(lambda: output.exists() and "gpu_observed_seconds_total" in output.read_text("utf-8"), "a textfile")
+        wait_for(output.exists, "a textfile")
+        first = output.read_text("utf-8")
+        assert all(f'gpu_power_limit_watts{{gpu="{index}"' in first for index in range(2)), "the first file is whole"
     port = free_port()
     node_exporter = processes.start(
         [

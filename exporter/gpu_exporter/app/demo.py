@@ -7,13 +7,12 @@ and the reconciler reading /metrics over HTTP.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from pathlib import Path
 
 from gpu_exporter.app.agent import Agent
 from gpu_exporter.app.reconcile import StageTracker
-from gpu_exporter.app.serve import ProcessSeries, wait_for_signal
+from gpu_exporter.app.serve import ProcessSeries, repeat, stop_on_signal
 from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.clock import CompressedClock
 from gpu_exporter.defaults import Settings
@@ -57,7 +56,7 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
     page = f"http://127.0.0.1:{server.port}/"
     evidence = ExporterSource([f"{page}metrics"], settings.policy.underused_after, clock.wall)
     tracker = StageTracker()
-    stop = threading.Event()
+    stop = stop_on_signal()
     began = time.monotonic()
     report = ""
     shown = False
@@ -82,7 +81,7 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
 
     _say(f"Status page {page}  metrics {page}metrics")
     _say(f"{note} Looking at the first minutes ...\n")
-    wait_for_signal(tick, 0.5, stop)
+    repeat(tick, 0.5, stop)
     _say("\nThe node at the end:\n" + publisher.body("table").decode())
     _say("Decisions at the end (dry run, nothing is written):\n" + report)
     server.stop()

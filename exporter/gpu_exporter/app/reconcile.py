@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import time
 from collections.abc import Sequence
 
-from gpu_exporter.app.serve import wait_for_signal
+from gpu_exporter.app.serve import repeat, stop_on_signal
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.direct import ExporterSource
 from gpu_exporter.reconciler.evidence import EvidenceError, EvidenceSource
@@ -74,7 +73,7 @@ def reconcile_forever(source: EvidenceSource, policy: Policy, interval_s: float)
         for line in tracker.changes(decisions):
             log.info("dry run: %s", line)
 
-    wait_for_signal(tick, interval_s, threading.Event())
+    repeat(tick, interval_s, stop_on_signal())
     return 0
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from gpu_exporter.model import Family, MetricType
 
 log = logging.getLogger(__name__)
 PROCESS_REFRESH_S = 5.0
+FIRST_CYCLE_S = 10.0  # a driver that hangs at its start must not keep the file from saying so
 SOCKET_NAME = "gpu-exporter.sock"
 
 
@@ -41,10 +42,16 @@ class ProcessSeries:
         self.series = fresh
 
 
-def wait_for_signal(tick: Callable[[], None], each_s: float, stop: threading.Event) -> None:
-    """Call `tick` every `each_s` until SIGTERM, SIGINT, or `stop`."""
+def stop_on_signal() -> threading.Event:
+    """An event that SIGTERM and SIGINT set."""
+    stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def repeat(tick: Callable[[], None], each_s: float, stop: threading.Event) -> None:
+    """Call `tick` every `each_s` until `stop`."""
     while not stop.is_set():
         tick()
         stop.wait(each_s)
@@ -62,7 +69,7 @@ def serve(agent: Agent, address: str, telemetry_path: str, state_directory: Path
     agent.start()
     server.start()
     log.info("serving on %s (port %d), metrics at %s", address, server.port, telemetry_path)
-    wait_for_signal(process.refresh, PROCESS_REFRESH_S, threading.Event())
+    repeat(process.refresh, PROCESS_REFRESH_S, stop_on_signal())
     server.stop()
     return agent.stop()
 
@@ -71,6 +78,7 @@ def write_textfiles(agent: Agent, path: Path, interval_s: float) -> bool:
     """Keep a textfile fresh until a signal, without HTTP. Returns as `serve` does.
 
     Without process_* series: node_exporter publishes its own under these names, and refuses a second one.
+    The file of a run before stays until the first cycle is complete, so that no restart leaves some GPUs out of it.
     """
     publisher = Publisher(agent.build_view, agent.version)
     agent.start()
@@ -87,6 +95,9 @@ def write_textfiles(agent: Agent, path: Path, interval_s: float) -> bool:
                 log.error("%s: %s; the old file stays and ages", path, exc)
             failing = True
 
-    with contextlib.suppress(KeyboardInterrupt):
-        wait_for_signal(tick, interval_s, threading.Event())
+    stop = stop_on_signal()
+    deadline = time.monotonic() + FIRST_CYCLE_S
+    while not (agent.is_complete() or stop.is_set() or time.monotonic() > deadline):
+        stop.wait(0.02)
+    repeat(tick, interval_s, stop)
     return agent.stop()
