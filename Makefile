@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check unit component rules e2e bench golden preview gpu-check verify generate testbed clean
+.PHONY: help demo test check unit component rules e2e bench golden preview gpu-check verify generate testbed programs programs-start clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,7 +24,7 @@ $(VENV)/dev: $(VENV)/runtime
 demo: $(VENV)/runtime ## a simulated node, who holds which GPU, and what the reconciler would label; about a minute
 	@$(BIN)/gpu-exporter demo
 
-test: testbed check component rules ## everything that proves the project, but the acceptance picture (make e2e)
+test: testbed programs-start check programs component rules ## everything that proves the project, but the acceptance picture (make e2e)
 
 check: $(VENV)/dev ## lint, types, generated files, unit tests
 	$(BIN)/ruff check .
@@ -37,7 +37,7 @@ check: $(VENV)/dev ## lint, types, generated files, unit tests
 unit: $(VENV)/dev
 	$(PYTEST) tests/unit
 
-component: $(VENV)/dev testbed ## real parts: NVML library, gRPC, Slurm, Prometheus, kill -9, recordings at speed 1
+component: $(VENV)/dev testbed programs ## real parts: NVML library, gRPC, Slurm, Prometheus, kill -9, recordings at speed 1
 	$(PYTEST) tests/component
 
 rules: testbed ## promtool and amtool on rules, rule tests and examples
@@ -48,7 +48,7 @@ rules: testbed ## promtool and amtool on rules, rule tests and examples
 	elif [ -n "$$CI" ]; then echo "promtool and amtool are missing" >&2; exit 1; \
 	else echo "skipped: promtool and amtool are not installed (make testbed, as root on Debian)"; fi
 
-e2e: $(VENV)/dev testbed ## from the driver to one notification, with the real Prometheus and Alertmanager
+e2e: $(VENV)/dev testbed programs ## from the driver to one notification, with the real Prometheus and Alertmanager
 	$(PYTEST) tests/e2e
 
 bench: $(VENV)/dev ## memory, CPU and latency beside nvitop-exporter, in one run
@@ -68,6 +68,12 @@ generate: $(VENV)/dev ## defaults.py, docs/metrics.md, alerts/rules
 	$(BIN)/python alerts/build.py
 
 verify: test e2e ## what CI runs
+
+programs: ## Go servers for the tests, built once into the cache (about 10 minutes on 2 cores)
+	@$(PYTHON) tests/testbed/programs.py
+
+programs-start: # the same beside the checks, which need none of them
+	@nohup $(PYTHON) tests/testbed/programs.py >/dev/null 2>&1 &
 
 testbed: ## Debian packages that the tests start; says what is missing elsewhere
 	@tests/testbed/install

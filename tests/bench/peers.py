@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpu_exporter.devices.scenario import parse_scenario
-from tests.testbed.nvml.build import build_library, cache_directory
+from tests.testbed.nvml.build import build_library
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import GPU_EXPORTER, Processes, Running, fetch, free_port, wait_for
+from tests.testbed.programs import cache_root
 
 NVITOP = "nvitop-exporter==1.7.2"
 GPUS = 8
@@ -46,7 +47,7 @@ class Figures(NamedTuple):
 
 def install_nvitop() -> Path:
     """A virtual environment with the peer, outside the checkout."""
-    target = cache_directory() / "nvitop-exporter-1.7.2"
+    target = cache_root() / "nvitop-exporter-1.7.2"
     program = target / "bin" / "nvitop-exporter"
     if not program.exists():
         subprocess.run([sys.executable, "-m", "venv", str(target)], check=True)

@@ -120,6 +120,39 @@ def test_an_empty_answer_is_believed_at_once_while_devices_are_allocatable(
     assert source.poll().claims == []
 
 
+def test_a_restarted_kubelet_that_lists_nothing_is_not_believed_at_once_even_with_devices(
+    kubelet: Kubelet, source: KubeletSource, clock: ManualClock
+) -> None:
+    """Seen on the real one: the device plugin had registered before the first pod was listed."""
+    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
+    source.poll()
+    kubelet.stop()
+    kubelet.pods.clear()
+    kubelet.allocatable = [UUID]
+    kubelet.start()
+    with pytest.raises(SourceError, match="no longer lists 1 pods"):
+        source.poll()
+    clock.advance(5.0)
+    assert source.poll().claims == []
+
+
+def test_a_restarted_kubelet_that_lists_some_pods_is_not_believed_at_once(
+    kubelet: Kubelet, source: KubeletSource, clock: ManualClock
+) -> None:
+    """Static pods are known before those of the API server."""
+    kubelet.pods = {("ml", name): {"main": {"nvidia.com/gpu": [f"{UUID}::{name}"]}} for name in ("1", "2")}
+    source.poll()
+    kubelet.stop()
+    gone = kubelet.pods.pop(("ml", "2"))
+    kubelet.start()
+    with pytest.raises(SourceError, match="no longer lists 1 pods"):
+        source.poll()
+    kubelet.pods["ml", "2"] = gone
+    assert len(source.poll().claims) == 2
+    del kubelet.pods["ml", "2"]
+    assert len(source.poll().claims) == 1  # the new kubelet is known by now
+
+
 def test_an_answer_with_other_pods_but_no_gpu_needs_a_second_one_too(
     kubelet: Kubelet, source: KubeletSource, clock: ManualClock
 ) -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,28 +9,13 @@ from types import ModuleType
 from typing import Any
 
 import grpc
-from grpc_tools import protoc
 
-PROTO = Path(__file__).with_name("podresources.proto")
-
-
-@functools.cache
-def _compile() -> tuple[ModuleType, ModuleType]:
-    directory = tempfile.mkdtemp(prefix="podresources-")
-    status = protoc.main(
-        ["protoc", f"-I{PROTO.parent}", f"--python_out={directory}", f"--grpc_python_out={directory}", str(PROTO)]
-    )
-    assert status == 0
-    sys.path.insert(0, directory)
-    try:
-        return importlib.import_module("podresources_pb2"), importlib.import_module("podresources_pb2_grpc")
-    finally:
-        sys.path.remove(directory)
+from tests.testbed.stubs import compile_stubs
 
 
 def messages() -> ModuleType:
     """The generated message classes."""
-    return _compile()[0]
+    return compile_stubs("podresources")[0]
 
 
 class Kubelet:
@@ -48,7 +29,7 @@ class Kubelet:
         self._server: grpc.Server | None = None
 
     def start(self) -> None:
-        pb, pb_grpc = _compile()
+        pb, pb_grpc = compile_stubs("podresources")
         kubelet = self
 
         class Servicer(pb_grpc.PodResourcesListerServicer):  # type: ignore[misc, name-defined]

@@ -96,9 +96,11 @@ class Processes:
         for running in self._running:
             print(f"--- end of {running.log_path.name}\n{running.log()[-3000:]}", file=sys.stderr)
 
-    def start(self, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> Running:
-        """Start a program with its output in a log file."""
-        log = self._directory / f"{Path(command[0]).name}-{len(self._running)}.log"
+    def start(
+        self, command: Sequence[str | Path], environment: Mapping[str, str] | None = None, name: str = ""
+    ) -> Running:
+        """Start a program with its output in a log file, called after the program unless `name` is given."""
+        log = self._directory / f"{name or Path(command[0]).name}-{len(self._running)}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
                 [*DIE_WITH_PARENT, *map(str, command)],

@@ -2,8 +2,9 @@
 
 Field numbers: kubernetes/kubelet, pkg/apis/podresources/v1/api.proto. The API names no pod UID: that comes from the
 names of the directories under /var/log/pods (namespace_pod_uid), which the kubelet makes for every pod.
-A restarted kubelet answers OK with an empty list for up to a second (measured), so an answer without any GPU is
-believed at once only while GetAllocatableResources shows devices, else after a second empty answer.
+A restarted kubelet answers OK with an empty list for up to a second, with or without allocatable devices (measured),
+so an answer of a new kubelet that lacks pods seen before, and an empty one of a kubelet without devices, are believed
+after a second such answer only (docs/decisions/0005).
 """
 
 from __future__ import annotations
@@ -94,14 +95,15 @@ class KubeletSource:
         self._log_directory = log_directory
         self._timeout_s = timeout_s
         self._empty_confirm_s = empty_confirm_s
-        self._had_claims = False
-        self._empty_since: float | None = None
+        self._held: set[tuple[str, str]] = set()  # pods with GPUs in the last answer that was believed
+        self._kubelet: tuple[int, int] | None = None  # which kubelet gave it
+        self._lacking_since: float | None = None
         self._uids: dict[tuple[str, str], str] = {}
         self._left: set[str] = set()  # UIDs of pods that were replaced: their directories stay for a while
 
     def poll(self) -> Answer:
         entries = self._list()
-        self._check_empty(any(map(_is_gpu, entries)))  # before anything is concluded from it
+        self._check_missing({(entry.namespace, entry.pod) for entry in entries if _is_gpu(entry)})
         uids = self._read_pod_uids({(entry.namespace, entry.pod) for entry in entries})
         counts: Counter[tuple[str, str]] = Counter()
         for entry in entries:
@@ -127,19 +129,27 @@ class KubeletSource:
                 hint = "; run as uid 0 or pass --no-attribution.kubelet"
             raise SourceError(f"kubelet does not answer: {exc}{hint}") from exc
 
-    def _check_empty(self, has_gpus: bool) -> None:
-        """Raise SourceError while an answer without any GPU may be that of a kubelet which has just restarted."""
-        if has_gpus:
-            self._had_claims, self._empty_since = True, None
-            return
-        if not self._had_claims:
-            return
-        now = self._clock.monotonic()
-        if self._empty_since is None:
-            self._empty_since = now
-        if now - self._empty_since < self._empty_confirm_s and not self._shows_devices():
-            raise SourceError("kubelet lists no GPU any more; waiting for a second answer, it may have just restarted")
-        self._had_claims, self._empty_since = False, None
+    def _check_missing(self, held: set[tuple[str, str]]) -> None:
+        """Raise SourceError while pods may be missing only because the kubelet has just restarted."""
+        kubelet = self._identify()  # after the answer: if the socket is still the old one, the old process answered
+        missing = self._held - held
+        if missing and (kubelet != self._kubelet or not (held or self._shows_devices())):
+            now = self._clock.monotonic()
+            if self._lacking_since is None:
+                self._lacking_since = now
+            if now - self._lacking_since < self._empty_confirm_s:
+                raise SourceError(
+                    f"kubelet no longer lists {len(missing)} pods; waiting for a second answer, it may have just restarted"
+                )
+        self._held, self._kubelet, self._lacking_since = held, kubelet, None
+
+    def _identify(self) -> tuple[int, int] | None:
+        """The socket's inode and time: every start of a kubelet makes a new one."""
+        try:
+            status = self._socket.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_ctime_ns
 
     def _shows_devices(self) -> bool:
         try:

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
 from tests.testbed.nvml.layout import render_header
+from tests.testbed.programs import cache_root
 
 SOURCE = Path(__file__).resolve().parent / "libnvidia_ml.c"
 NAME = "libnvidia-ml.so.1"
 FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", f"-Wl,-soname,{NAME}")
 
 
-def cache_directory() -> Path:
-    """Where built things outlive a checkout."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "gpu-exporter" / "testbed"
-
-
 def build_library() -> Path:
     """The directory that holds libnvidia-ml.so.1: for LD_LIBRARY_PATH."""
     header = render_header()
     key = hashlib.sha256("\0".join((SOURCE.read_text("utf-8"), header, *FLAGS)).encode()).hexdigest()[:16]
-    target = cache_directory() / f"nvml-{key}"
+    target = cache_root() / f"nvml-{key}"
     if (target / NAME).exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)

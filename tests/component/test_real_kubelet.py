@@ -1,0 +1,187 @@
+"""Attribution by the real kubelet: static pods, a device plugin, restarts, and no trace afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.devices.scenario import parse_scenario
+from tests.testbed.node import Node, start_node, static_pod
+from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
+from tests.testbed.processes import Processes, fetch, wait_for
+from tests.testbed.sandbox import CGROUPS, PREFIX, SYSCTLS
+
+pytestmark = pytest.mark.kubelet
+ROOT = Path(__file__).resolve().parents[2]
+SCENARIO = parse_scenario({"gpus": [{"model": "H100"}] * 4})
+UUIDS = [gpu.uuid for gpu in SCENARIO.gpus]
+POLL_S = 0.2  # often, so that the short time in which a new kubelet lists nothing is met
+
+
+class Watcher:
+    """Reads the metrics many times a second and keeps which pods held how many GPUs, by time."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._stop = threading.Event()
+        self.seen: list[tuple[float, dict[str, int], dict[str, float]]] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            pods: dict[str, int] = {}
+            seconds: dict[str, float] = {}
+            for line in (fetch(f"{self._url}/metrics") or "").splitlines():
+                if line.startswith(("gpu_allocation_info{", "gpu_allocation_held_seconds_total{")):
+                    pod = line.partition('pod="')[2].partition('"')[0]
+                    if line.startswith("gpu_allocation_info{"):
+                        pods[pod] = pods.get(pod, 0) + 1
+                    else:
+                        seconds[pod] = float(line.rpartition(" ")[2])
+            self.seen.append((time.monotonic(), pods, seconds))
+            self._stop.wait(0.05)
+
+    def latest(self) -> dict[str, int]:
+        return self.seen[-1][1] if self.seen else {}
+
+    def since(self, moment: float) -> list[tuple[float, dict[str, int], dict[str, float]]] | None:
+        return [entry for entry in self.seen if entry[0] >= moment] or None
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def node(processes: Processes) -> Iterator[Node]:
+    with start_node(processes, UUIDS) as started:
+        yield started
+
+
+@pytest.fixture
+def watcher(
+    node: Node, processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
+) -> Iterator[Watcher]:
+    feeder = ScenarioFeeder(SCENARIO, nvml_table)
+    feeder.start()
+    config = tmp_path / "config.yaml"
+    config.write_text(f"attribution: {{interval: {POLL_S:g}s}}\n", encoding="utf-8")
+    _, url = processes.start_exporter(
+        f"--config.file={config}",
+        "--attribution.kubelet",
+        f"--attribution.kubelet.socket={node.pod_resources}",
+        f"--attribution.kubelet.logs={node.pod_logs}",
+        "--no-attribution.slurm",
+        environment=nvml_environment,
+    )
+    watching = Watcher(url)
+    yield watching
+    watching.stop()
+    feeder.stop()
+
+
+def run_pod(node: Node, name: str, gpus: int) -> str:
+    (node.manifests / f"{name}.json").write_text(json.dumps(static_pod(name, gpus)))
+    return f"{name}-node1"
+
+
+def elapsed(condition: Callable[[], bool], what: str) -> float:
+    began = time.monotonic()
+    wait_for(condition, what, 30, 0.02)
+    return time.monotonic() - began
+
+
+def test_pods_come_stay_over_restarts_of_the_kubelet_and_go(node: Node, watcher: Watcher) -> None:
+    first = run_pod(node, "first", 2)
+    listed = elapsed(lambda: first in str(node.pods()), "the kubelet to know the pod")
+    appeared = elapsed(lambda: watcher.latest().get(first) == 2, "its allocation")
+    second = run_pod(node, "second", 1)
+    wait_for(lambda: watcher.latest() == {first: 2, second: 1}, "both allocations")
+    assert appeared < POLL_S + 0.5, f"appeared {appeared:.2f} s after the kubelet knew it (known after {listed:.2f} s)"
+
+    began = time.monotonic()
+    for registers_at_once in (True, False, True):
+        node.stop_kubelet()
+        node.start_kubelet(register=registers_at_once)
+        settled = time.monotonic() + 10 * POLL_S
+        wait_for(functools.partial(watcher.since, settled), "polls after the restart")
+        node.plugin.register()
+    during = watcher.since(began)
+    assert during is not None and len(during) > 50
+    assert all(pods == {first: 2, second: 1} for _, pods, _ in during), "a gap or a flip"
+    for pod in (first, second):
+        held = [seconds[pod] for _, _, seconds in during]
+        assert held == sorted(held), "the pod counted as a new one"
+        assert held[-1] - held[0] > 0.8 * (during[-1][0] - during[0][0])
+
+    (node.manifests / "second.json").unlink()
+    wait_for(lambda: second not in str(node.list_pod_resources()), "the kubelet to let the second pod go", 20, 0.02)
+    gone = elapsed(lambda: watcher.latest() == {first: 2}, "the second pod to be gone")
+    assert gone < POLL_S + 0.5, f"{gone:.2f} s, while another pod stays"
+    (node.manifests / "first.json").unlink()
+    wait_for(lambda: first not in str(node.list_pod_resources()), "the kubelet to let the first pod go", 20, 0.02)
+    gone = elapsed(lambda: not watcher.latest(), "the last pod to be gone")
+    assert gone < POLL_S + 0.5, f"{gone:.2f} s, with devices to allocate"
+
+
+def test_a_pod_that_has_finished_holds_nothing(node: Node, watcher: Watcher) -> None:
+    (node.manifests / "short.json").write_text(json.dumps(static_pod("short", 4, seconds=3)))
+    wait_for(lambda: watcher.latest() == {"short-node1": 4}, "the pod")
+    wait_for(lambda: watcher.latest() == {}, "its GPUs to be free again", 30)
+    assert "short-node1" in str(node.pods()), "the pod itself is still there"
+
+
+def left_behind() -> list[str]:
+    """Cgroups, scratch folders and mounts of any test's sandbox."""
+    cgroups = [str(path) for root in (CGROUPS, *CGROUPS.iterdir()) for path in root.glob(f"{PREFIX}*")]
+    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if "/kube-" in line]
+    return cgroups + mounts + [str(path) for path in Path("/tmp").glob("kube-*")]
+
+
+def test_nothing_is_left_of_a_node_whose_test_is_killed(tmp_path: Path) -> None:
+    before = {name: Path("/proc/sys", name).read_text() for name in SYSCTLS}
+    assert left_behind() == []
+    program = f"""
+import json, sys, time
+from pathlib import Path
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "exporter")!r}]
+from tests.testbed.node import start_node, static_pod
+from tests.testbed.processes import Processes, wait_for
+with Processes(Path({str(tmp_path)!r})) as processes, start_node(processes, {UUIDS!r}) as node:
+    (node.manifests / "a.json").write_text(json.dumps(static_pod("a", 1)))
+    wait_for(lambda: any(pod["status"]["phase"] == "Running" for pod in node.pods()), "the pod to run")
+    print(node.sandbox.init_pid, flush=True)
+    time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        init = running.stdout.readline().strip()
+        try:
+            assert init, "the node did not start"
+            assert len(left_behind()) > 5  # what the next lines wait for can be seen
+            namespace = Path("/proc", init, "ns", "pid").readlink()
+            assert len(processes_of(namespace)) >= 5  # init, its sleep, containerd, kubelet, pause ...
+        finally:
+            running.kill()
+    wait_for(lambda: left_behind() == [], "the janitor", 30)
+    assert processes_of(namespace) == []
+    assert {name: Path("/proc/sys", name).read_text() for name in SYSCTLS} == before
+
+
+def processes_of(namespace: Path) -> list[Path]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if (process / "ns" / "pid").readlink() == namespace:
+                found.append(process)
+    return found

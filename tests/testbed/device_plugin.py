@@ -1,0 +1,66 @@
+"""A device plugin that hands out GPUs by UUID, as NVIDIA's does by default."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from tests.testbed.stubs import compile_stubs
+
+RESOURCE = "nvidia.com/gpu"
+ENDPOINT = "gpu-test.sock"
+
+
+class DevicePlugin:
+    """Registered with one kubelet until `stop`. Register again after each restart of the kubelet: it deletes sockets."""
+
+    def __init__(self, directory: Path, uuids: Sequence[str]) -> None:
+        """`directory`: the kubelet's device-plugins folder."""
+        self._directory = directory
+        self._uuids = tuple(uuids)
+        self._server: grpc.Server | None = None
+        self._end = threading.Event()
+
+    def register(self) -> None:
+        """Serve and introduce ourselves."""
+        self.stop()
+        pb, pb_grpc = compile_stubs("deviceplugin")
+        uuids, end = self._uuids, threading.Event()
+        self._end = end
+
+        class Servicer(pb_grpc.DevicePluginServicer):  # type: ignore[misc, name-defined]
+            def GetDevicePluginOptions(self, request: Any, context: Any) -> Any:
+                return pb.DevicePluginOptions()
+
+            def ListAndWatch(self, request: Any, context: Any) -> Iterator[Any]:
+                yield pb.ListAndWatchResponse(devices=[pb.Device(ID=uuid, health="Healthy") for uuid in uuids])
+                end.wait()
+
+            def Allocate(self, request: Any, context: Any) -> Any:
+                return pb.AllocateResponse(
+                    container_responses=[
+                        pb.ContainerAllocateResponse(envs={"NVIDIA_VISIBLE_DEVICES": ",".join(each.devices_ids)})
+                        for each in request.container_requests
+                    ]
+                )
+
+        socket = self._directory / ENDPOINT
+        socket.unlink(missing_ok=True)
+        self._server = grpc.server(ThreadPoolExecutor(4))
+        pb_grpc.add_DevicePluginServicer_to_server(Servicer(), self._server)
+        self._server.add_insecure_port(f"unix:{socket}")
+        self._server.start()
+        with grpc.insecure_channel(f"unix:{self._directory / 'kubelet.sock'}") as channel:
+            request = pb.RegisterRequest(version="v1beta1", endpoint=ENDPOINT, resource_name=RESOURCE)
+            pb_grpc.RegistrationStub(channel).Register(request, timeout=10)
+
+    def stop(self) -> None:
+        self._end.set()
+        if self._server is not None:
+            self._server.stop(None).wait()
+            self._server = None

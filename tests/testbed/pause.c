@@ -1,0 +1,16 @@
+/* What pods run in tests: waits until it is told to end; as `pause N` it ends after N seconds. */
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static void end(int number) { (void)number; _exit(0); }
+
+int main(int count, char **arguments) {
+  signal(SIGTERM, end);
+  signal(SIGINT, end);
+  if (count > 1) {
+    sleep((unsigned)atoi(arguments[1]));
+    return 0;
+  }
+  for (;;) pause();
+}

@@ -1,0 +1,159 @@
+"""Namespaces in which containerd and a kubelet run as on a node, and which take everything along when they end.
+
+The kubelet wants fixed paths, cgroups, mounts and sysctls of the machine. Here it gets a mount namespace with scratch
+folders over /var/lib, /var/log and /run, files over the sysctls that it sets, a cgroup of its own, and a process
+namespace whose death ends every process in it. A janitor outside waits for the end of this process, however it comes,
+and removes cgroups and scratch folder.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.testbed.processes import Processes, Running, wait_for
+
+CGROUPS = Path("/sys/fs/cgroup")
+PREFIX = "gpu-exporter-test-"
+SYSCTLS = ("vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops")  # the kubelet sets these three
+INIT = """
+set -e
+mount --make-rprivate /
+mount --make-rshared /
+mount -t proc proc /proc
+for folder in lib log; do mount --bind "$1/var-$folder" /var/$folder; done
+mount -t tmpfs -o mode=755 tmpfs /run
+mkdir /run/lock
+n=0
+for name in $2; do
+  n=$((n + 1))
+  cat /proc/sys/$name > "$1/sysctl-$n"
+  mount --bind "$1/sysctl-$n" /proc/sys/$name
+done
+touch "$1/ready"
+# The first process of the namespace collects orphans, as init does.
+while :; do sleep 3600 & wait $!; done
+"""
+JANITOR = """
+init=
+while read -r line; do init=$line; done
+while [ -n "$init" ] && [ -d "/proc/$init" ]; do sleep 0.05; done
+for root in "$2" "$2"/*; do
+  [ -d "$root/$3" ] || continue
+  n=0
+  while [ -d "$root/$3" ] && [ $n -lt 100 ]; do
+    find "$root/$3" -depth -type d -exec rmdir {} + 2>/dev/null || sleep 0.1
+    n=$((n + 1))
+  done
+done
+rm -rf "$1"
+"""
+
+
+class Sandbox:
+    """One set of namespaces; needs root."""
+
+    def __init__(self, processes: Processes) -> None:
+        if os.geteuid() != 0:
+            assert not os.environ.get("CI"), "CI runs the kubelet tests as root"
+            pytest.skip("namespaces and cgroups need root")
+        self._processes = processes
+        self.name = PREFIX + secrets.token_hex(4)
+        self.scratch = Path(tempfile.mkdtemp(prefix="kube-"))
+        self._janitor = subprocess.Popen(
+            ["setsid", "sh", "-c", JANITOR, "janitor", str(self.scratch), str(CGROUPS), self.name],
+            stdin=subprocess.PIPE,
+        )
+        for folder in ("var-lib", "var-log"):
+            (self.scratch / folder).mkdir()
+        self._make_cgroups()
+        self._outer = processes.start(
+            [
+                *("unshare", "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--propagation", "private"),
+                *("sh", "-c", INIT, "sandbox", self.scratch, " ".join(SYSCTLS)),
+            ]
+        )
+        try:
+            wait_for((self.scratch / "ready").exists, "the sandbox")
+            self.init_pid = children(self._outer.process.pid)[0]
+            assert self._janitor.stdin is not None
+            self._janitor.stdin.write(f"{self.init_pid}\n".encode())
+            self._janitor.stdin.flush()
+        except BaseException:
+            self.close()
+            raise
+
+    def _make_cgroups(self) -> None:
+        if (CGROUPS / "cgroup.controllers").exists():  # cgroup v2 alone
+            (CGROUPS / self.name).mkdir()
+            return
+        for controller in CGROUPS.iterdir():
+            if not controller.is_dir() or controller.is_symlink():
+                continue
+            folder = controller / self.name
+            folder.mkdir()
+            if controller.name == "cpuset":
+                for file in ("cpuset.cpus", "cpuset.mems"):  # empty ones take no process
+                    (folder / file).write_text((controller / file).read_text())
+
+    def command(self, *command: str | Path) -> list[str]:
+        """The command line that runs `command` inside."""
+        return ["nsenter", f"--target={self.init_pid}", "--mount", "--pid", "--wd=/", "--", *map(str, command)]
+
+    def start(self, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> Inside:
+        """Start a program inside."""
+        return Inside(self._processes.start(self.command(*command), environment, name=Path(command[0]).name))
+
+    def run(self, *command: str | Path) -> str:
+        """Run a program inside to its end; its output."""
+        done = subprocess.run(self.command(*command), capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout
+
+    def close(self) -> None:
+        """End everything inside and wait until nothing of it is left."""
+        self._outer.stop(signal.SIGKILL)
+        assert self._janitor.stdin is not None
+        self._janitor.stdin.close()
+        self._janitor.wait(60)
+
+
+class Inside:
+    """A program inside: nsenter waits outside for it and does not pass signals on."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        found = wait_for(lambda: children(running.process.pid) or None, "the program to start", 5)
+        self.pid = found[0]
+
+    def log(self) -> str:
+        return self._running.log()
+
+    def is_alive(self) -> bool:
+        return self._running.process.poll() is None
+
+    def stop(self, with_signal: int = signal.SIGTERM, timeout_s: float = 10.0) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, with_signal)
+        try:
+            self._running.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self._running.process.wait(timeout_s)
+
+
+def children(pid: int) -> list[int]:
+    """The child processes of a process."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
