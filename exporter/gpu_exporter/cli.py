@@ -209,16 +209,40 @@ def _reconcile(given: list[str]) -> int:
     options = parser.parse_args(given)
     settings = _load(parser, options.config_file)
     from gpu_exporter.app.logs import set_up_logging
-    from gpu_exporter.app.reconcile import build_source, reconcile_forever, reconcile_once
+    from gpu_exporter.app.reconcile import (
+        apply_forever,
+        apply_once,
+        build_markers,
+        build_source,
+        reconcile_forever,
+        reconcile_once,
+        remove_all,
+    )
+    from gpu_exporter.reconciler.marks import MarkError
+    from gpu_exporter.reconciler.telemetry import Telemetry
 
     set_up_logging(options.log_level, options.log_format)
+    if options.apply and options.explain:
+        parser.error("--explain writes nothing: leave --apply out")
+    policy = settings.policy
     try:
-        source = build_source(options.prometheus, options.exporters, options.matcher, settings.policy)
-    except ValueError as exc:
+        acts = options.apply or options.remove_all
+        markers = build_markers(options.kubernetes, options.kubeconfig, options.slurm) if acts else []
+        if options.remove_all:
+            return remove_all(markers, options.apply)
+        source = build_source(options.prometheus, options.exporters, options.matcher, policy)
+        telemetry = Telemetry()
+        if options.once or options.explain:
+            if options.apply:
+                return apply_once(source, markers, policy, telemetry)
+            return reconcile_once(source, policy, options.format, options.explain)
+        if options.address:
+            telemetry.serve(options.address, options.apply)
+    except (ValueError, OSError, MarkError) as exc:
         parser.fail(str(exc))
-    if options.once or options.explain:
-        return reconcile_once(source, settings.policy, options.format, options.explain)
-    return reconcile_forever(source, settings.policy, options.interval)
+    if options.apply:
+        return apply_forever(source, markers, policy, options.interval, telemetry)
+    return reconcile_forever(source, policy, options.interval, telemetry)
 
 
 def _demo(given: list[str]) -> int:

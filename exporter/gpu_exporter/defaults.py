@@ -86,6 +86,10 @@ class Policy(NamedTuple):
     """observed time over the window that a decision needs"""
     fresh_min: float = 120.0
     """seconds; evidence older than this (or four sampling intervals) counts for nothing"""
+    unsupported_max: float = 600.0
+    """seconds; a mark that no evidence supports for so long is withdrawn"""
+    new_marks_max: int = 20
+    """marks set in one cycle; withdrawals have no such limit"""
 
 
 class Alerts(NamedTuple):
@@ -128,6 +132,7 @@ DURATIONS = frozenset(
         "policy.fresh_min",
         "policy.startup_grace",
         "policy.underused_after",
+        "policy.unsupported_max",
         "sampling.deadline",
         "sampling.interval",
         "sampling.withhold_min",

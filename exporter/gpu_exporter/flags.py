@@ -20,7 +20,7 @@ DEFAULT_STATE = "/var/lib/gpu-exporter"
 COLLECTORS = ("utilization", "memory", "power", "thermal", "throttle", "processes", "mig")
 EPILOG = """commands:
   (none)        serve metrics and the status page
-  reconcile     decide from metrics which holders are underused; dry run
+  reconcile     decide from metrics which holders are underused; with --apply, mark them
   demo          a simulated node on a compressed clock
   check-config  read a configuration file and print what is in force
 
@@ -228,7 +228,7 @@ def _add_sources(parser: Parser) -> None:
 
 def build_reconcile_parser() -> Parser:
     """Flags of `reconcile`."""
-    parser = Parser("gpu-exporter reconcile", "Decide which holders are underused. Dry run: nothing is written.")
+    parser = Parser("gpu-exporter reconcile", "Decide which holders are underused. Without --apply nothing is written.")
     parser.flag("--source.prometheus", dest="prometheus", default="", help="URL of a PromQL API")
     parser.flag(
         "--source.exporter",
@@ -243,7 +243,49 @@ def build_reconcile_parser() -> Parser:
         default='job="gpu-exporter"',
         help='matchers for every PromQL selector, so that no other target speaks for us (default job="gpu-exporter")',
     )
-    parser.flag("--once", action="store_true", default=False, help="print the decision table and exit")
+    parser.flag(
+        "--apply",
+        action="store_true",
+        default=False,
+        help="mark pods (label) and Slurm jobs (Extra, on 22.05 Comment), and withdraw the marks",
+    )
+    parser.flag(
+        "--remove-all",
+        dest="remove_all",
+        action="store_true",
+        default=False,
+        help="list every mark that stands and exit; with --apply, withdraw them",
+    )
+    parser.flag(
+        "--kubernetes",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="mark pods (default: with a service account or --kubernetes.kubeconfig)",
+    )
+    parser.flag(
+        "--kubernetes.kubeconfig",
+        dest="kubeconfig",
+        default="",
+        help="way to the API server (default: the service account)",
+    )
+    parser.flag(
+        "--slurm",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="mark Slurm jobs (default: when squeue and scontrol are on PATH)",
+    )
+    parser.flag(
+        "--web.listen-address",
+        dest="address",
+        default="",
+        help="[host]:port of the reconciler's own metrics (default: none)",
+    )
+    parser.flag(
+        "--once",
+        action="store_true",
+        default=False,
+        help="print the decision table and exit; with --apply after one cycle",
+    )
     parser.flag("--explain", default="", help="with --once: NAMESPACE/POD or job/ID, every number behind its stage")
     parser.flag(
         "--format",

@@ -1,6 +1,7 @@
 """A throw-away Slurm cluster: real slurmctld and slurmd from Debian packages, GPUs as device nodes without a driver.
 
-Needs root (slurmd, mknod). Loopback only: auth/none must never be used elsewhere.
+Of the machine's own release, or of another one in a chroot. Needs root (slurmd, mknod). Loopback only: auth/none must
+never be used elsewhere.
 """
 
 from __future__ import annotations
@@ -16,24 +17,60 @@ from pathlib import Path
 import pytest
 
 from tests.testbed.processes import Processes, free_port, wait_for
+from tests.testbed.programs import cache_root
 from tests.testbed.servers import require
 
 GPUS = 4
 USER = "nobody"
+COMMANDS = ("sbatch", "scancel", "scontrol", "sinfo", "slurmctld", "slurmd", "squeue")
+# In a mount namespace of its own, so that nothing stays mounted. /tmp holds configuration and state.
+IN_CHROOT = """#!/bin/sh
+exec unshare --mount --propagation private sh -c '
+root=$1; shift
+for folder in proc dev sys tmp; do mount --rbind "/$folder" "$root/$folder"; done
+exec chroot ${SLURM_LAB_USER:+--userspec="$SLURM_LAB_USER"} "$root" env PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"' sh "{root}" {command} "$@"
+"""
+TRIXIE = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge")
+
+
+def build_chroot() -> Path:
+    """Debian 13 with Slurm 24.11, built once into the cache (about 20 s)."""
+    require("mmdebstrap")
+    if os.geteuid() != 0:
+        assert not os.environ.get("CI"), "CI runs the Slurm tests as root"
+        pytest.skip("a chroot needs root")
+    target = cache_root() / "slurm-trixie-1"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(dir=target.parent))
+        try:
+            packages = f"--include={','.join(TRIXIE)}"
+            command = ["mmdebstrap", "--quiet", "--variant=minbase", packages, "trixie", str(fresh)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr[-2000:]
+            fresh.rename(target)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    return target
 
 
 class Slurm:
     """One running cluster of one node, `n0`, with GPUS GPUs."""
 
-    def __init__(self, root: Path, environment: dict[str, str]) -> None:
+    def __init__(self, root: Path, environment: dict[str, str], in_chroot: bool) -> None:
         self.root = root
+        self._in_chroot = in_chroot
         self.environment = environment
         self._jobs: list[str] = []
 
     def run(self, *command: str, user: str = "") -> str:
-        prefix = ["runuser", "-u", user, "--", "env", f"SLURM_CONF={self.environment['SLURM_CONF']}"] if user else []
+        environment, prefix = self.environment, []
+        if user and self._in_chroot:
+            environment = {**environment, "SLURM_LAB_USER": user}
+        elif user:
+            prefix = ["runuser", "-u", user, "--", "env", f"SLURM_CONF={environment['SLURM_CONF']}"]
         done = subprocess.run(
-            [*prefix, *command], env=self.environment, capture_output=True, text=True, check=False, timeout=30
+            [*prefix, *command], env=environment, capture_output=True, text=True, check=False, timeout=30
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -45,28 +82,50 @@ class Slurm:
             "sbatch", "--parsable", "-D", "/tmp", "-o", "/dev/null", "-n1", *flags, script, user=USER
         ).strip()
         self._jobs.append(job)
-        wait_for(lambda: self.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING", f"job {job} to run")
+        self.wait_until_runs(job)
         return job
+
+    def wait_until_runs(self, job: str) -> None:
+        """Wait for a job, or for all tasks of an array."""
+        states = ("squeue", "-h", "-j", job, "-o", "%T")
+        wait_for(lambda: set(self.run(*states).split()) == {"RUNNING"}, f"job {job} to run", 30)
+
+    def run_again(self, job: str) -> None:
+        """Start a requeued job without the two minutes that Slurm lets it wait once it has ended."""
+        update = ["scontrol", "update", f"JobId={job}", "StartTime=now"]
+
+        def runs() -> bool:
+            if self.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING":
+                return True
+            subprocess.run(update, env=self.environment, capture_output=True, check=False, timeout=30)
+            return False
+
+        wait_for(runs, f"job {job} to run again", 60, 0.5)
 
     def cancel_all(self) -> None:
         for job in self._jobs:
             subprocess.run(["scancel", job], env=self.environment, check=False, timeout=30)
+        self._jobs.clear()
         wait_for(lambda: not self.run("squeue", "-h", "-t", "RUNNING,COMPLETING").strip(), "the jobs to end")
 
 
 @contextmanager
-def start_slurm(processes: Processes) -> Iterator[Slurm]:
-    """Start controller and node, wait until the node is idle; end them with everything they started."""
-    require("slurmctld", "slurmd", "scontrol", "squeue", "sbatch")
+def start_slurm(processes: Processes, chroot: Path | None = None) -> Iterator[Slurm]:
+    """Start controller and node, wait until the node is idle; end them with everything they started.
+
+    With a chroot, `environment` has a PATH on which Slurm's commands are those of the chroot.
+    """
+    if chroot is None:
+        require(*COMMANDS)
     if os.geteuid() != 0:
         assert not os.environ.get("CI"), "CI runs the Slurm tests as root"
         pytest.skip("slurmd and mknod need root")
     root = Path(tempfile.mkdtemp(prefix="slurm-lab-"))
     root.chmod(0o755)
     try:
-        environment = _configure(root)
+        environment = _configure(root, chroot)
         controller = processes.start(["slurmctld", "-D"], environment)
-        slurm = Slurm(root, environment)
+        slurm = Slurm(root, environment, chroot is not None)
         ping = ["scontrol", "ping"]
         wait_for(
             lambda: b"UP" in subprocess.run(ping, env=environment, capture_output=True, check=False).stdout,
@@ -84,11 +143,25 @@ def start_slurm(processes: Processes) -> Iterator[Slurm]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _configure(root: Path) -> dict[str, str]:
+def _configure(root: Path, chroot: Path | None) -> dict[str, str]:
     for name in ("etc", "state", "spool", "log", "run", "dev"):
         (root / name).mkdir()
+    path = os.environ["PATH"]
+    owner: int | str = "slurm"
+    if chroot is not None:
+        (root / "bin").mkdir()
+        for command in COMMANDS:
+            wrapper = root / "bin" / command
+            wrapper.write_text(IN_CHROOT.replace("{root}", str(chroot)).replace("{command}", command), encoding="utf-8")
+            wrapper.chmod(0o755)
+        path = f"{root / 'bin'}:{path}"
+        owner = next(
+            int(line.split(":")[2])
+            for line in (chroot / "etc" / "passwd").read_text("utf-8").splitlines()
+            if line.startswith("slurm:")
+        )
     for name in ("state", "log", "run"):
-        shutil.chown(root / name, "slurm")
+        shutil.chown(root / name, owner)
     for minor in range(GPUS):
         os.mknod(root / "dev" / f"nvidia{minor}", 0o666 | 0o020000, os.makedev(195, minor))
     (root / "job.sh").write_text("#!/bin/sh\nsleep 600\n", encoding="utf-8")
@@ -125,6 +198,7 @@ def _configure(root: Path) -> dict[str, str]:
     (root / "etc" / "slurm.conf").write_text(lines, encoding="utf-8")
     gres = f"AutoDetect=off\nName=gpu Type=h100 File={root}/dev/nvidia[0-{GPUS - 1}]\n"
     (root / "etc" / "gres.conf").write_text(gres, encoding="utf-8")
-    cgroup = "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n"
+    own = "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n"
+    cgroup = own if chroot is None else "CgroupPlugin=disabled\n"  # 22.05 knows no "disabled"
     (root / "etc" / "cgroup.conf").write_text(cgroup, encoding="utf-8")
-    return {**os.environ, "SLURM_CONF": str(root / "etc" / "slurm.conf")}
+    return {**os.environ, "PATH": path, "SLURM_CONF": str(root / "etc" / "slurm.conf")}

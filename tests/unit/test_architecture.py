@@ -42,7 +42,19 @@ ALLOWED = {
         "reconciler",
     },
     "flags": {"config", "version"},
-    "cli": {"flags", "app", "config", "defaults", "version", "clock", "collectors", "devices", "attribution", "ledger"},
+    "cli": {
+        "flags",
+        "app",
+        "config",
+        "defaults",
+        "version",
+        "clock",
+        "collectors",
+        "devices",
+        "attribution",
+        "ledger",
+        "reconciler",
+    },
     "__init__": {"version"},
     "__main__": {"cli"},
 }
@@ -50,7 +62,7 @@ ALLOWED = {
 THIRD_PARTY = {
     "devices": {"pynvml", "yaml"},
     "attribution": {"h2", "yaml"},
-    "reconciler": {"prometheus_client"},
+    "reconciler": {"prometheus_client", "kubernetes", "urllib3"},
     "config": {"yaml"},
     "app": {"prometheus_client"},
 }

@@ -1,4 +1,4 @@
-"""`reconcile`: read evidence, decide, print what would be written. Nothing is written."""
+"""`reconcile`: read evidence, decide, print what would be written; with --apply write it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from collections.abc import Sequence
 
 from gpu_exporter.app.serve import repeat, stop_on_signal
 from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.direct import ExporterSource
 from gpu_exporter.reconciler.evidence import EvidenceError, EvidenceSource
+from gpu_exporter.reconciler.jobs import JobMarker
+from gpu_exporter.reconciler.marks import Marker, MarkError
 from gpu_exporter.reconciler.policy import Decision, decide
 from gpu_exporter.reconciler.promql import PromQLSource
 from gpu_exporter.reconciler.report import decisions_json, explain, render_decisions
+from gpu_exporter.reconciler.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
-EVIDENCE_MAX_AGE_S = 600.0  # without evidence for this long every label is withdrawn
 
 
 def build_source(prometheus: str, exporters: Sequence[str], matcher: str, policy: Policy) -> EvidenceSource:
@@ -54,21 +57,90 @@ def reconcile_once(source: EvidenceSource, policy: Policy, form: str, explained:
     return code
 
 
-def reconcile_forever(source: EvidenceSource, policy: Policy, interval_s: float) -> int:
+def build_markers(kubernetes: bool | None, kubeconfig: str, slurm: bool | None) -> list[Marker]:
+    """Where marks go: None means wherever there is a way. Raises ValueError when there is none, MarkError."""
+    markers: list[Marker] = []
+    if kubernetes is not False:
+        try:
+            from gpu_exporter.reconciler.pods import PodMarker, connect, is_in_cluster
+        except ModuleNotFoundError as exc:
+            if kubernetes or kubeconfig:
+                hint = "pip install 'gpu-exporter[reconciler]'"
+                raise ValueError(f"pods need the kubernetes client: {hint} ({exc})") from exc
+        else:
+            if kubernetes or kubeconfig or is_in_cluster():
+                markers.append(PodMarker(connect(kubeconfig)))
+    if slurm or (slurm is None and JobMarker.is_present()):
+        markers.append(JobMarker())
+    if not markers:
+        raise ValueError("--apply finds neither a service account or --kubernetes.kubeconfig nor squeue and scontrol")
+    return markers
+
+
+def apply_forever(
+    source: EvidenceSource, markers: Sequence[Marker], policy: Policy, interval_s: float, telemetry: Telemetry
+) -> int:
+    """Cycle and write until a signal."""
+    cycle = Cycle(source, markers, policy, telemetry, time.monotonic, time.time)
+
+    def tick() -> None:
+        _apply_cycle(cycle, telemetry)
+
+    repeat(tick, interval_s, stop_on_signal())
+    return 0
+
+
+def apply_once(source: EvidenceSource, markers: Sequence[Marker], policy: Policy, telemetry: Telemetry) -> int:
+    """One cycle that writes; the exit code. Marks without evidence stay: a single cycle cannot tell for how long."""
+    problem = _apply_cycle(Cycle(source, markers, policy, telemetry, time.monotonic, time.time), telemetry)
+    return 4 if problem else 0
+
+
+def _apply_cycle(cycle: Cycle, telemetry: Telemetry) -> str:
+    began = time.monotonic()
+    problem = cycle.run()
+    if problem:
+        log.warning("not all evidence is there: %s", problem)
+    telemetry.note_cycle(began, not problem, cycle.standing)
+    return problem
+
+
+def remove_all(markers: Sequence[Marker], apply: bool) -> int:
+    """Print every mark, withdraw it when told to; the exit code. Raises MarkError when they cannot be listed."""
+    code = 0
+    for marker in markers:
+        for mark in marker.list_marks():
+            outcome = "would be withdrawn with --apply"
+            if apply:
+                try:
+                    marker.withdraw(mark, "all marks are removed", time.time())
+                    outcome = "withdrawn"
+                except MarkError as exc:
+                    outcome = f"not withdrawn: {exc}"
+                    code = 4
+            print(f"{mark.name}: {mark.stage}: {outcome}")  # noqa: T201
+    return code
+
+
+def reconcile_forever(source: EvidenceSource, policy: Policy, interval_s: float, telemetry: Telemetry) -> int:
     """Cycle until a signal; log each holder's change of stage."""
     tracker = StageTracker()
     last_good = time.monotonic()
 
     def tick() -> None:
         nonlocal last_good
+        began = time.monotonic()
         try:
-            decisions = decide(source.read_evidence(), policy)
+            evidence = source.read_evidence()
+            decisions = decide(evidence, policy)
         except EvidenceError as exc:
             log.warning("nothing decided: %s", exc)
-            if time.monotonic() - last_good > EVIDENCE_MAX_AGE_S:
+            telemetry.note_cycle(began, False, {})
+            if time.monotonic() - last_good > policy.unsupported_max:
                 for line in tracker.changes([]):
                     log.info("dry run: %s", line)
             return
+        telemetry.note_cycle(began, not evidence.problems, {})
         last_good = time.monotonic()
         for line in tracker.changes(decisions):
             log.info("dry run: %s", line)

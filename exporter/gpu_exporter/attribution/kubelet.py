@@ -138,9 +138,8 @@ class KubeletSource:
             if self._lacking_since is None:
                 self._lacking_since = now
             if now - self._lacking_since < self._empty_confirm_s:
-                raise SourceError(
-                    f"kubelet no longer lists {len(missing)} pods; waiting for a second answer, it may have just restarted"
-                )
+                lost = f"kubelet no longer lists {len(missing)} pods"
+                raise SourceError(f"{lost}; waiting for a second answer, it may have just restarted")
         self._held, self._kubelet, self._lacking_since = held, kubelet, None
 
     def _identify(self) -> tuple[int, int] | None:

@@ -11,7 +11,7 @@ import math
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -81,7 +81,8 @@ class ExporterSource:
         self._fetch = fetch
         self._counters: dict[Key, _Counters] = {}
 
-    def read_evidence(self) -> Evidence:
+    def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
+        """Every holder of every exporter, `marked` or not."""
         wall = self._read_wall()
         pages: list[_Page] = []
         problems: list[str] = []
@@ -97,16 +98,19 @@ class ExporterSource:
         units: dict[HolderName, list[UnitEvidence]] = {}
         owners: dict[HolderName, str] = {}
         held: dict[HolderName, int] = {}
+        uids: dict[HolderName, set[str]] = {}
         for page in pages:
             for key, series in page.allocations.items():
                 name = holder_name(series.labels)
                 owners[name] = owner_of(series.info)
+                uids.setdefault(name, set()).update(filter(None, [series.info.get("pod_uid")]))
                 count = series.values.get("gpu_allocation_holder_units")
                 if count is not None:
                     held[name] = max(int(count), held.get(name, 0))
                 units.setdefault(name, []).append(self._unit(page, key, series, wall))
         holders = tuple(
-            HolderEvidence(name, owners[name], tuple(parts), held.get(name)) for name, parts in units.items()
+            HolderEvidence(name, owners[name], tuple(parts), held.get(name), frozenset(uids[name]))
+            for name, parts in units.items()
         )
         count = sum(len(page.allocations) for page in pages)
         return Evidence(wall, holders, len(pages), count, tuple(problems))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
 KEY_LABELS = ("uuid", "mig_uuid", "scheduler", "namespace", "pod", "container", "job_id")
@@ -40,12 +41,14 @@ class HolderEvidence(NamedTuple):
     """Everything seen of one holder.
 
     `held`: how many units it holds in all, as its scheduler counts them, seen or not; None when that is not told.
+    `incarnations`: the pod UIDs that its series name, which must be one; empty for jobs, whose start tells them apart.
     """
 
     name: HolderName
     owner: str
     units: tuple[UnitEvidence, ...]
     held: int | None
+    incarnations: frozenset[str] = frozenset()
 
 
 class Evidence(NamedTuple):
@@ -68,8 +71,8 @@ class EvidenceError(Exception):
 class EvidenceSource(Protocol):
     """A PromQL API, or the exporters themselves."""
 
-    def read_evidence(self) -> Evidence:
-        """The present evidence. Raises EvidenceError."""
+    def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
+        """The present evidence, of the holders in `marked` in any case. Raises EvidenceError."""
 
 
 def holder_name(labels: dict[str, str]) -> HolderName:

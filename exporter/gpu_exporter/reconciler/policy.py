@@ -21,6 +21,8 @@ class Decision(NamedTuple):
     """What the policy says of one holder now.
 
     `stage`: candidate, underused, partial (labelled), or active, starting, unknown (not labelled).
+    `incarnation`: the pod's UID, "" when unknown and for jobs; `start_wall`: when the newest of its units was taken;
+    `needed_s`: how long the holder must have been idle, and able to work, for this stage.
     """
 
     name: HolderName
@@ -30,6 +32,9 @@ class Decision(NamedTuple):
     units: tuple[UnitEvidence, ...]
     held: int | None
     idle_since_wall: float | None
+    incarnation: str = ""
+    start_wall: float | None = None
+    needed_s: float = 0.0
 
     @property
     def label(self) -> str:
@@ -52,12 +57,26 @@ def _decide_holder(holder: HolderEvidence, evidence: Evidence, policy: Policy) -
     stage, reason = _judge(holder, evidence, policy)
     runs = [unit.idle_run_s for unit in holder.units if unit.idle_run_s]
     since = evidence.wall - min(runs) if runs and stage in LABELLED else None
-    return Decision(holder.name, holder.owner, stage, reason, holder.units, holder.held, since)
+    starts = [unit.start_wall for unit in holder.units if unit.start_wall is not None]
+    return Decision(
+        holder.name,
+        holder.owner,
+        stage,
+        reason,
+        holder.units,
+        holder.held,
+        since,
+        next(iter(holder.incarnations)) if len(holder.incarnations) == 1 else "",
+        max(starts, default=None),
+        policy.underused_after if stage == "underused" else policy.candidate_after,
+    )
 
 
 def _judge(holder: HolderEvidence, evidence: Evidence, policy: Policy) -> tuple[str, str]:
     # Every comparison is written so that a number that is missing or no number fails it.
     units = merge_units(holder.units)
+    if len(holder.incarnations) > 1:
+        return "unknown", f"series of {len(holder.incarnations)} pods under one name"
     fresh_s = policy.fresh_min
     for unit in units:
         fresh_s = max(policy.fresh_min, 4 * unit.sample_interval_s)

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from gpu_exporter.reconciler.direct import fetch_text
@@ -76,13 +76,14 @@ class PromQLSource:
         self._matcher = matcher
         self._fetch = fetch
 
-    def read_evidence(self) -> Evidence:
+    def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
+        """Holders with a long idle run, and those in `marked`."""
         wall = self._read_wall()
         runs = self._query(self._suspects())
         clusters = {row.labels.get("cluster", "") for row in runs}
         if len(clusters) > 1:  # one pod name may exist in each of them
             raise EvidenceError(f"clusters {sorted(clusters)} in one answer: choose one with --source.matcher")
-        names = {holder_name(row.labels) for row in runs}
+        names = {holder_name(row.labels) for row in runs} | set(marked)
         exporters = self._count("gpu_exporter_build_info")
         if not exporters:
             matcher = f"{{{self._matcher}}}"
@@ -118,11 +119,13 @@ class PromQLSource:
             held[name] = max(int(row.value), held.get(name, 0))
         holders: dict[HolderName, list[UnitEvidence]] = {}
         owners: dict[HolderName, str] = {}
+        uids: dict[HolderName, set[str]] = {}
         for row in infos:
             name, key = holder_name(row.labels), _unit_key(row.labels)
             if name not in names:
                 continue
             owners[name] = owner_of(row.labels)
+            uids.setdefault(name, set()).update(filter(None, [row.labels.get("pod_uid")]))
             holders.setdefault(name, []).append(
                 UnitEvidence(
                     node=row.labels.get("node") or row.labels.get("instance", ""),
@@ -139,7 +142,10 @@ class PromQLSource:
             )
         return Evidence(
             wall,
-            tuple(HolderEvidence(name, owners[name], tuple(parts), held.get(name)) for name, parts in holders.items()),
+            tuple(
+                HolderEvidence(name, owners[name], tuple(parts), held.get(name), frozenset(uids[name]))
+                for name, parts in holders.items()
+            ),
             exporters,
             allocations,
         )

@@ -1,0 +1,183 @@
+"""One cycle that acts: read the marks that stand, read evidence, decide, withdraw, mark.
+
+Withdrawals come first and are never limited. Marks are written where evidence supports them, so many a cycle. A mark
+that evidence neither supports nor contradicts stays for `policy.unsupported_max`, then goes. What the live objects
+carry is the only memory: a reconciler that starts anew takes over what it finds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.evidence import EvidenceError, EvidenceSource, HolderName
+from gpu_exporter.reconciler.marks import Mark, Marker, MarkError, Refused
+from gpu_exporter.reconciler.policy import LABELLED, Decision, decide
+
+log = logging.getLogger(__name__)
+
+
+class Observer(Protocol):
+    """Counts what happened."""
+
+    def count_write(self, result: str) -> None:
+        """A write that was asked for: written, withdrawn, replaced, conflict, throttled, error."""
+
+    def count_skip(self, reason: str) -> None:
+        """A mark that was not set, for this reason."""
+
+
+class Withdrawal(NamedTuple):
+    """A mark to remove, and why."""
+
+    mark: Mark
+    reason: str
+
+
+class Plan(NamedTuple):
+    """What a cycle has to do. `kept`: marks that stand as they should, with the decision that supports each."""
+
+    withdrawals: list[Withdrawal]
+    kept: list[tuple[Mark, Decision]]
+    writes: list[Decision]
+
+
+def plan(decisions: Sequence[Decision], marks: Sequence[Mark], unsupported: Callable[[Mark], bool]) -> Plan:
+    """Compare what should stand with what stands. `unsupported` tells which marks have been without evidence too long.
+
+    Writes are sorted by the length of the idle run, longest first.
+    """
+    wanted = {decision.name: decision for decision in decisions}
+    result = Plan([], [], [])
+    for mark in marks:
+        decision = wanted.pop(mark.name, None)
+        if mark.ended:
+            result.withdrawals.append(Withdrawal(mark, "it runs no more"))
+        elif decision is None or decision.stage == "unknown":
+            if unsupported(mark):
+                known = "no series tells of it" if decision is None else decision.reason
+                result.withdrawals.append(Withdrawal(mark, f"no evidence any more: {known}"))
+        elif decision.stage not in LABELLED:
+            result.withdrawals.append(Withdrawal(mark, decision.reason))
+        elif decision.stage == mark.stage:
+            result.kept.append((mark, decision))
+        else:
+            result.writes.append(decision)
+    result.writes.extend(decision for decision in wanted.values() if decision.stage in LABELLED)
+    result.writes.sort(key=lambda decision: decision.idle_since_wall or 0.0)
+    return result
+
+
+class Cycle:
+    """Holds what must last from one cycle to the next: since when a mark has been without evidence."""
+
+    def __init__(
+        self,
+        source: EvidenceSource,
+        markers: Sequence[Marker],
+        policy: Policy,
+        observer: Observer,
+        read_monotonic: Callable[[], float],
+        read_wall: Callable[[], float],
+    ) -> None:
+        self._source = source
+        self._markers = {marker.scheduler: marker for marker in markers}
+        self._policy = policy
+        self._observer = observer
+        self._read_monotonic = read_monotonic
+        self._read_wall = read_wall
+        self._supported: dict[HolderName, float] = {}  # monotonic seconds
+        self._refusals: dict[HolderName, str] = {}
+        self.standing: dict[HolderName, str] = {}
+        """Stage of every mark that stands after the cycle."""
+
+    def run(self) -> str:
+        """One cycle; why nothing could be decided, "" when all went well. Raises nothing."""
+        marks, listed = self._list_marks()
+        problem = ""
+        decisions: list[Decision] = []
+        try:
+            evidence = self._source.read_evidence([mark.name for mark in marks])
+            decisions = [d for d in decide(evidence, self._policy) if d.name.scheduler in listed]
+            problem = "; ".join(evidence.problems[:3])
+        except EvidenceError as exc:  # marks then age as if their holders had no series
+            problem = str(exc)
+        now = self._read_monotonic()
+        self._supported = {mark.name: self._supported.get(mark.name, now) for mark in marks}
+        work = plan(decisions, marks, lambda mark: now - self._supported[mark.name] >= self._policy.unsupported_max)
+        self.standing = {mark.name: mark.stage for mark in marks}
+        for mark, decision in work.kept:
+            self._supported[mark.name] = now
+            if reason := self._objection(mark, decision):
+                work.withdrawals.append(Withdrawal(mark, reason))
+        for withdrawal in work.withdrawals:
+            self._withdraw(withdrawal)
+        self._write_all(work.writes, now)
+        return problem
+
+    def _list_marks(self) -> tuple[list[Mark], set[str]]:
+        """Every mark, and the schedulers that could tell: nothing is written where it is not known what stands."""
+        marks: list[Mark] = []
+        listed: set[str] = set()
+        for marker in self._markers.values():
+            try:
+                marks += marker.list_marks()
+                listed.add(marker.scheduler)
+            except MarkError as exc:
+                self._observer.count_write(exc.result)
+                log.warning("%s marks cannot be read: %s", marker.scheduler, exc)
+        return marks, listed
+
+    def _objection(self, mark: Mark, decision: Decision) -> str:
+        """Why the live object must not carry its mark any longer; "" when it may, or when it cannot be read."""
+        try:
+            self._markers[mark.name.scheduler].check(decision, self._read_wall())
+        except Refused as exc:
+            return str(exc)
+        except MarkError as exc:
+            log.warning("%s: %s", mark.name, exc)
+        return ""
+
+    def _withdraw(self, withdrawal: Withdrawal) -> None:
+        mark, reason = withdrawal
+        try:
+            self._markers[mark.name.scheduler].withdraw(mark, reason, self._read_wall())
+        except MarkError as exc:
+            self._observer.count_write(exc.result)
+            log.warning("%s: %s not withdrawn: %s", mark.name, mark.stage, exc)
+            if exc.result != "replaced":
+                return
+        else:
+            self._observer.count_write("withdrawn")
+            log.info("%s: withdrew %s: %s", mark.name, mark.stage, reason)
+        self.standing.pop(mark.name, None)
+
+    def _write_all(self, decisions: Sequence[Decision], now: float) -> None:
+        written = 0
+        refusals: dict[HolderName, str] = {}
+        for decision in decisions:
+            if written >= self._policy.new_marks_max:
+                self._observer.count_skip("limit")
+                continue
+            try:
+                self._markers[decision.name.scheduler].write(decision, self._read_wall())
+            except Refused as exc:
+                self._observer.count_skip(exc.reason)
+                refusals[decision.name] = exc.reason
+                if self._refusals.get(decision.name) != exc.reason:  # once, not in every cycle
+                    log.info("%s: not marked %s: %s", decision.name, decision.stage, exc)
+                continue
+            except MarkError as exc:
+                self._observer.count_write(exc.result)
+                log.warning("%s: %s not written: %s", decision.name, decision.stage, exc)
+                if exc.result == "throttled":
+                    break  # the next cycle is soon enough
+                continue
+            written += 1
+            self._observer.count_write("written")
+            self.standing[decision.name] = decision.stage
+            self._supported[decision.name] = now
+            log.info("%s: marked %s: %s", decision.name, decision.stage, decision.reason)
+        self._refusals = refusals

@@ -1,0 +1,184 @@
+"""Marks on Slurm jobs: one line of text in Extra (23.02 and newer), in Comment on older ones.
+
+Jobs are read with `squeue --json`, where no job name or comment can imitate another field. A text that is not ours is
+never overwritten, nor is Extra written where Slurm reads it as a node filter (SchedulerParameters=extra_constraints).
+Needs the rights of an Operator for other users' jobs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, timestamp
+from gpu_exporter.reconciler.policy import LABEL, Decision
+
+TIMEOUT_S = 30.0
+MARK = re.compile(re.escape(LABEL) + r"=([a-z-]+)(?:;|$)")
+EXTRA_SINCE = (23, 2)  # release of Slurm
+START_SLACK_S = 2.0  # the exporter publishes the start to the second
+# What scontrol says when the job is not the one that was decided on any more.
+FINISHED = frozenset(
+    ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY")
+)
+GONE = re.compile(r"Invalid job id|Job/step already completing or completed", re.IGNORECASE)
+
+
+class LiveJob(NamedTuple):
+    """What the reconciler needs of one job. `start`: Unix seconds, 0 while unknown.
+
+    `target`: its name for scontrol. An array's id would name all of its tasks, and one task has it as its job id.
+    """
+
+    job_id: str
+    target: str
+    state: str
+    start: float
+    restarts: int
+    text: str
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self.job_id}/{self.restarts}/{int(self.start)}"
+
+
+def parse_jobs(text: str, field: str) -> list[LiveJob]:
+    """Jobs of an answer of `squeue --json`, with the text in `field`. Raises ValueError.
+
+    22.05 prints plain numbers and words; later releases print {"set", "infinite", "number"} and lists.
+    """
+    try:
+        rows: list[dict[str, Any]] = json.loads(text)["jobs"]
+        return [
+            LiveJob(
+                str(int(_plain(row["job_id"]))),
+                _target(row),
+                _word(row["job_state"]),
+                float(_plain(row["start_time"])),
+                int(_plain(row.get("restart_cnt", 0))),
+                str(row.get(field) or ""),
+            )
+            for row in rows
+        ]
+    except (KeyError, TypeError, ValueError) as exc:
+        raise ValueError(f"squeue --json printed what is not understood: {exc!r}") from exc
+
+
+def _target(row: dict[str, Any]) -> str:
+    task = row.get("array_task_id")
+    is_task = task.get("set") if isinstance(task, dict) else task is not None
+    array = int(_plain(row.get("array_job_id")))
+    return f"{array}_{int(_plain(task))}" if array and is_task else str(int(_plain(row["job_id"])))
+
+
+def _plain(value: Any) -> float:
+    return float(value["number"] if isinstance(value, dict) else value or 0)
+
+
+def _word(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+class JobMarker:
+    """Jobs of one cluster."""
+
+    scheduler = "slurm"
+
+    def __init__(self) -> None:
+        """Choose the field. Raises MarkError when Slurm does not answer or the field is not free for us."""
+        version = re.search(r"slurm(?:-wlm)? (\d+)\.(\d+)", self._run("scontrol", "--version"))
+        release = (int(version[1]), int(version[2])) if version else (0, 0)
+        self._field = "Extra" if release >= EXTRA_SINCE else "Comment"
+        settings = self._run("scontrol", "show", "config")
+        parameters = re.search(r"^SchedulerParameters\s*=\s*(.*)$", settings, flags=re.MULTILINE)
+        if self._field == "Extra" and parameters and "extra_constraints" in parameters[1]:
+            raise MarkError("error", "SchedulerParameters=extra_constraints gives Extra a meaning; jobs are not marked")
+
+    @staticmethod
+    def is_present() -> bool:
+        """Whether this host has Slurm's client commands."""
+        return shutil.which("squeue") is not None and shutil.which("scontrol") is not None
+
+    def list_marks(self) -> Sequence[Mark]:
+        marks: list[Mark] = []
+        for job in self._jobs():
+            match = MARK.match(job.text)
+            if match and FINISHED.isdisjoint(job.state.split(",")):  # the text of a finished job cannot be changed
+                name = HolderName(self.scheduler, "", job.job_id)
+                marks.append(Mark(name, match[1], job.incarnation, ended="RUNNING" not in job.state))
+        return marks
+
+    def check(self, decision: Decision, wall: float) -> None:
+        object_to(self._job(decision.name.name), decision)
+
+    def write(self, decision: Decision, wall: float) -> None:
+        job = self._job(decision.name.name)
+        object_to(job, decision)
+        since = timestamp(decision.idle_since_wall or wall)
+        self._update(job.target, f"{LABEL}={decision.stage};since={since};gpus={decision.held}")
+
+    def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
+        """Whatever incarnation carries our text: a requeued job keeps that of its last run."""
+        try:
+            job = self._job(mark.name.name)
+        except Refused as exc:
+            raise MarkError("replaced", str(exc)) from exc
+        if MARK.match(job.text):
+            self._update(job.target, "")
+
+    def _job(self, job_id: str) -> LiveJob:
+        """The live job: 22.05 answers with all jobs whatever is asked. Raises Refused when there is none."""
+        try:
+            found = next((job for job in self._jobs("--jobs", job_id) if job.job_id == job_id), None)
+        except MarkError as exc:
+            if exc.result != "replaced":
+                raise
+            found = None
+        if found is None:
+            raise Refused("replaced", "the job is gone")
+        return found
+
+    def _jobs(self, *selection: str) -> list[LiveJob]:
+        text = self._run("squeue", "--json", "--all", *selection)
+        try:
+            return parse_jobs(text, self._field.lower())
+        except ValueError as exc:
+            raise MarkError("error", str(exc)) from exc
+
+    def _update(self, target: str, text: str) -> None:
+        self._run("scontrol", "update", f"JobId={target}", f"{self._field}={text}")
+
+    @staticmethod
+    def _run(*command: str) -> str:
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                timeout=TIMEOUT_S,
+                check=False,
+                env={**os.environ, "LC_ALL": "C.UTF-8"},
+                stdin=subprocess.DEVNULL,
+            )
+        except (OSError, subprocess.TimeoutExpired) as exc:
+            raise MarkError("error", f"{command[0]}: {exc}") from exc
+        if done.returncode != 0:
+            reason = done.stderr.decode("utf-8", "replace").strip().partition("\n")[0][:200]
+            result = "replaced" if GONE.search(reason) else "error"
+            raise MarkError(result, f"{' '.join(command[:2])} ended with status {done.returncode}: {reason}")
+        return done.stdout.decode("utf-8", "replace")
+
+
+def object_to(job: LiveJob, decision: Decision) -> None:
+    """Raise Refused when a live job must not carry the mark of this decision."""
+    if job.state != "RUNNING":  # flags such as COMPLETING come as further words
+        raise Refused("not_running", f"the job is {job.state}")
+    if not job.start or not abs(job.start - (decision.start_wall or 0)) <= START_SLACK_S:
+        raise Refused("replaced", "the job was started anew since the evidence")
+    if job.text and not MARK.match(job.text):
+        raise Refused("foreign", "the field holds a text of somebody else")

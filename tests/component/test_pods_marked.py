@@ -1,0 +1,279 @@
+"""Marks on pods of a real API server: set, renewed, withdrawn, refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.cycle import Cycle
+from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName, UnitEvidence
+from gpu_exporter.reconciler.marks import Mark, MarkError
+from gpu_exporter.reconciler.pods import EVIDENCE, GPUS, SINCE, PodMarker
+from gpu_exporter.reconciler.policy import LABEL
+from tests.testbed.control_plane import ControlPlane, start_control_plane
+from tests.testbed.node import static_pod
+from tests.testbed.processes import Processes, wait_for
+
+pytestmark = pytest.mark.kubernetes
+POLICY = Policy()._replace(candidate_after=60.0, underused_after=120.0, startup_grace=1.0, unsupported_max=600.0)
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    directory = tmp_path_factory.mktemp("control-plane")
+    with Processes(directory) as processes, start_control_plane(processes, directory) as started:
+        yield started
+
+
+class Tally:
+    """Observer of a cycle."""
+
+    def __init__(self) -> None:
+        self.writes: list[str] = []
+        self.skips: list[str] = []
+
+    def count_write(self, result: str) -> None:
+        self.writes.append(result)
+
+    def count_skip(self, reason: str) -> None:
+        self.skips.append(reason)
+
+
+class Source:
+    """Evidence that a test sets: idle run and UID by pod name."""
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        self.pods: dict[str, tuple[str, float]] = {}
+        self.answers = True
+
+    def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
+        if not self.answers:
+            raise EvidenceError("Prometheus is down")
+        wall = time.time()
+        holders = []
+        for pod, (uid, run) in self.pods.items():
+            unit = UnitEvidence("n", "0", "GPU-1", "", wall - 9000, run, 1.0, 1.0, 2)
+            name = HolderName("kubernetes", self.namespace, pod)
+            holders.append(HolderEvidence(name, "", (unit,), 1, frozenset({uid})))
+        return Evidence(wall, tuple(holders))
+
+
+class Bench:
+    """One namespace, one source, one cycle."""
+
+    def __init__(self, plane: ControlPlane, namespace: str) -> None:
+        self.plane, self.namespace = plane, namespace
+        body = {"metadata": {"name": namespace}}
+        plane.core.create_namespace(body)
+        wait_for(self._has_account, "the namespace's ServiceAccount")
+        self.marker = PodMarker(ControlPlane.connect(plane.admin), "test")
+        self.source, self.tally = Source(namespace), Tally()
+        self.now = 0.0
+        self.cycle = Cycle(self.source, [self.marker], POLICY, self.tally, lambda: self.now, time.time)
+
+    def _has_account(self) -> bool:
+        return any(
+            each.metadata.name == "default"
+            for each in self.plane.core.list_namespaced_service_account(self.namespace).items
+        )
+
+    def run_pod(self, name: str, started_s_ago: float = 9000.0, **metadata: Any) -> str:
+        """A pod with one GPU that runs, as its kubelet would tell; its UID."""
+        pod = static_pod(name, 1, **metadata)
+        pod["metadata"]["namespace"] = self.namespace
+        uid = self.plane.create_pod(pod)
+        self.set_running(name, started_s_ago)
+        return uid
+
+    def set_running(self, name: str, started_s_ago: float) -> None:
+        """The status that a kubelet would write."""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - started_s_ago))
+        state = {"name": "train", "state": {"running": {"startedAt": moment}}, "ready": True, "restartCount": 0}
+        status = {"phase": "Running", "containerStatuses": [{**state, "image": "", "imageID": ""}]}
+        self.plane.core.patch_namespaced_pod_status(name, self.namespace, {"status": status})
+
+    def delete_pod(self, name: str) -> None:
+        self.plane.core.delete_namespaced_pod(name, self.namespace, grace_period_seconds=0)
+
+    def labels(self, name: str) -> dict[str, str]:
+        return self.plane.pod(name, self.namespace)["metadata"].get("labels") or {}
+
+    def annotations(self, name: str) -> dict[str, str]:
+        return self.plane.pod(name, self.namespace)["metadata"].get("annotations") or {}
+
+    def run(self) -> tuple[list[str], list[str]]:
+        """One cycle: what was written and skipped in it."""
+        self.tally.writes.clear()
+        self.tally.skips.clear()
+        self.cycle.run()
+        return list(self.tally.writes), list(self.tally.skips)
+
+    def events(self, pod: str) -> list[tuple[str, str]]:
+        items = client.EventsV1Api(self.plane.api).list_namespaced_event(self.namespace).items
+        items.sort(key=lambda item: item.event_time)
+        return [(item.reason, item.note) for item in items if item.regarding.name == pod]
+
+
+@pytest.fixture
+def bench(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    name = request.node.name.replace("_", "-").partition("[")[0][:60].strip("-")
+    made = Bench(plane, name)
+    yield made
+    plane.core.delete_collection_namespaced_pod(name, grace_period_seconds=0)
+
+
+def test_a_mark_comes_grows_and_goes_with_the_first_activity(bench: Bench) -> None:
+    uid = bench.run_pod("train", labels={"app": "mine"})
+    bench.source.pods["train"] = (uid, 70.0)
+    assert bench.run() == (["written"], [])
+    assert bench.labels("train") == {"app": "mine", LABEL: "candidate"}
+    version = bench.plane.pod("train", bench.namespace)["metadata"]["resourceVersion"]
+    assert bench.run() == ([], [])
+    assert bench.plane.pod("train", bench.namespace)["metadata"]["resourceVersion"] == version, "a write without a need"
+    bench.source.pods["train"] = (uid, 130.0)
+    assert bench.run() == (["written"], [])
+    assert bench.labels("train")[LABEL] == "underused"
+    annotations = bench.annotations("train")
+    assert annotations[GPUS] == "1"
+    assert annotations[EVIDENCE] == "its one GPU idle for 2 min"
+    assert (
+        abs(time.mktime(time.strptime(annotations[SINCE], "%Y-%m-%dT%H:%M:%SZ")) - time.timezone - time.time() + 130)
+        < 3
+    )
+    bench.source.pods["train"] = (uid, 0.0)
+    assert bench.run() == (["withdrawn"], [])
+    assert bench.labels("train") == {"app": "mine"}
+    assert bench.annotations("train") == {}
+    reasons = [reason for reason, _ in bench.events("train")]
+    assert reasons == ["GpuCandidate", "GpuUnderused", "GpuMarkWithdrawn"]
+    assert bench.run() == ([], [])
+
+
+def test_a_replaced_pod_of_the_same_name_gets_no_mark(bench: Bench) -> None:
+    old = bench.run_pod("train-0")
+    bench.source.pods["train-0"] = (old, 130.0)
+    bench.run()
+    bench.delete_pod("train-0")
+    bench.run_pod("train-0")
+    assert bench.run() == ([], ["replaced"])
+    assert LABEL not in bench.labels("train-0")
+    bench.delete_pod("train-0")
+    assert bench.run() == ([], ["replaced"])
+
+
+def test_a_patch_for_an_old_uid_is_counted_and_not_retried(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pod is replaced between reading and writing: the server answers 422."""
+    old = bench.run_pod("train-0")
+    stale = bench.plane.pod("train-0", bench.namespace)
+    bench.delete_pod("train-0")
+    bench.run_pod("train-0")
+    stale["metadata"]["resourceVersion"] = bench.plane.pod("train-0", bench.namespace)["metadata"]["resourceVersion"]
+    monkeypatch.setattr(bench.marker, "_read", lambda name: stale)
+    bench.source.pods["train-0"] = (old, 130.0)
+    assert bench.run() == (["replaced"], [])
+    monkeypatch.undo()
+    assert LABEL not in bench.labels("train-0")
+    with pytest.raises(MarkError, match="422.*field is immutable") as caught:
+        bench.marker.withdraw(Mark(HolderName("kubernetes", bench.namespace, "train-0"), "underused", old), "", 0.0)
+    assert caught.value.result == "replaced"
+
+
+def test_a_pod_that_changed_since_it_was_read_is_left_to_the_next_cycle(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uid = bench.run_pod("train")
+    stale = bench.plane.pod("train", bench.namespace)
+    bench.plane.core.patch_namespaced_pod("train", bench.namespace, {"metadata": {"labels": {"changed": "yes"}}})
+    monkeypatch.setattr(bench.marker, "_read", lambda name: stale)
+    bench.source.pods["train"] = (uid, 130.0)
+    assert bench.run() == (["conflict"], [])
+    monkeypatch.undo()
+    assert bench.run() == (["written"], [])
+
+
+def test_without_evidence_marks_stay_for_a_while_and_then_go(bench: Bench) -> None:
+    uid = bench.run_pod("train")
+    bench.source.pods["train"] = (uid, 130.0)
+    bench.run()
+    bench.source.answers = False
+    bench.now = 599.0
+    assert bench.run() == ([], [])
+    assert bench.labels("train")[LABEL] == "underused"
+    bench.now = 600.0
+    assert bench.run() == (["withdrawn"], [])
+    assert LABEL not in bench.labels("train")
+
+
+def test_a_new_reconciler_takes_over_what_it_finds(bench: Bench) -> None:
+    uid = bench.run_pod("train")
+    bench.source.pods["train"] = (uid, 130.0)
+    bench.run()
+    bench.cycle = Cycle(bench.source, [bench.marker], POLICY, bench.tally, lambda: bench.now, time.time)
+    assert bench.run() == ([], [])
+    bench.source.pods["train"] = (uid, 0.0)
+    assert bench.run() == (["withdrawn"], [])
+
+
+def test_the_clock_of_a_container_starts_with_it(bench: Bench) -> None:
+    uid = bench.run_pod("train", started_s_ago=100.0)
+    bench.source.pods["train"] = (uid, 500.0)
+    assert bench.run() == ([], ["restarted"])
+    bench.source.pods["train"] = (uid, 70.0)
+    assert bench.run() == (["written"], [])
+    assert bench.labels("train")[LABEL] == "candidate"
+
+
+def test_a_mark_goes_when_its_container_restarts(bench: Bench) -> None:
+    uid = bench.run_pod("train")
+    bench.source.pods["train"] = (uid, 500.0)
+    bench.run()
+    bench.set_running("train", started_s_ago=1.0)
+    assert bench.run() == (["withdrawn"], [])
+    assert LABEL not in bench.labels("train")
+
+
+def test_the_mark_of_a_finished_pod_is_withdrawn(bench: Bench) -> None:
+    uid = bench.run_pod("train")
+    bench.source.pods["train"] = (uid, 130.0)
+    bench.run()
+    bench.plane.core.patch_namespaced_pod_status("train", bench.namespace, {"status": {"phase": "Succeeded"}})
+    assert bench.run()[0] == ["withdrawn"]
+    assert LABEL not in bench.labels("train")
+
+
+def test_a_label_of_somebody_else_is_left_alone(bench: Bench) -> None:
+    uid = bench.run_pod("train", labels={LABEL: "underused"})
+    bench.source.pods["train"] = (uid, 130.0)
+    assert bench.run() == ([], ["foreign"])
+    bench.source.pods.clear()
+    assert bench.run() == ([], [])
+    assert bench.labels("train") == {LABEL: "underused"}
+
+
+def test_marks_per_cycle_are_limited_and_the_longest_idle_comes_first(bench: Bench) -> None:
+    policy = POLICY._replace(new_marks_max=1)
+    bench.cycle = Cycle(bench.source, [bench.marker], policy, bench.tally, lambda: bench.now, time.time)
+    for pod, run in (("a", 130.0), ("b", 500.0)):
+        bench.source.pods[pod] = (bench.run_pod(pod), run)
+    assert bench.run() == (["written"], ["limit"])
+    assert (bench.labels("b").get(LABEL), bench.labels("a").get(LABEL)) == ("underused", None)
+    assert bench.run() == (["written"], [])
+
+
+def test_an_api_server_that_is_gone_and_comes_back_costs_nothing(bench: Bench) -> None:
+    uid = bench.run_pod("train")
+    bench.source.pods["train"] = (uid, 130.0)
+    bench.run()
+    bench.plane.apiserver.process.kill()
+    bench.plane.apiserver.process.wait()
+    bench.source.pods["train"] = (uid, 0.0)
+    assert bench.run() == (["error"], [])
+    bench.plane.apiserver = bench.plane.start_apiserver()
+    wait_for(lambda: bench.run()[0] == ["withdrawn"], "the withdrawal after the restart", 30, 0.2)
+    assert LABEL not in bench.labels("train")
