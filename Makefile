@@ -32,12 +32,14 @@ check: $(VENV)/dev ## lint, types, generated files, unit tests
 	$(BIN)/mypy
 	$(BIN)/python exporter/generate.py --check
 	$(BIN)/python alerts/build.py --check
+	$(BIN)/python grafana/build.py --check
+	$(BIN)/python helm/build.py --check
 	$(PYTEST) tests/unit
 
 unit: $(VENV)/dev
 	$(PYTEST) tests/unit
 
-component: $(VENV)/dev testbed programs ## real parts: NVML library, gRPC, Slurm, Prometheus, kill -9, recordings at speed 1
+component: $(VENV)/dev testbed programs ## real parts: NVML library, kubelet, API server, Slurm, Prometheus, kill -9, recordings
 	$(PYTEST) tests/component
 
 rules: testbed ## promtool and amtool on rules, rule tests and examples
@@ -48,8 +50,8 @@ rules: testbed ## promtool and amtool on rules, rule tests and examples
 	elif [ -n "$$CI" ]; then echo "promtool and amtool are missing" >&2; exit 1; \
 	else echo "skipped: promtool and amtool are not installed (make testbed, as root on Debian)"; fi
 
-e2e: $(VENV)/dev testbed programs ## from the driver to one notification, with the real Prometheus and Alertmanager
-	$(PYTEST) tests/e2e
+e2e: $(VENV)/dev testbed programs ## image and chart on a real cluster, from the driver to a notification and a label
+	$(PYTEST) -s tests/e2e
 
 bench: $(VENV)/dev ## memory, CPU and latency beside nvitop-exporter, in one run
 	$(BIN)/python -m tests.bench.peers
@@ -63,9 +65,11 @@ preview: $(VENV)/dev ## the status page as out/status-page.png (needs chromium)
 gpu-check: $(VENV)/dev ## record what the driver of this machine answers, and how fast (needs a GPU; not a test)
 	$(BIN)/python -m tests.gpu_check
 
-generate: $(VENV)/dev ## defaults.py, docs/metrics.md, alerts/rules
+generate: $(VENV)/dev ## defaults.py, docs/metrics.md, alerts/rules, the dashboard, the chart's copies
 	$(BIN)/python exporter/generate.py
 	$(BIN)/python alerts/build.py
+	$(BIN)/python grafana/build.py
+	$(BIN)/python helm/build.py
 
 verify: test e2e ## what CI runs
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import http.server
+import threading
 import time
 from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
-from kubernetes import client
 
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.cycle import Cycle
@@ -17,7 +18,7 @@ from gpu_exporter.reconciler.pods import EVIDENCE, GPUS, SINCE, PodMarker
 from gpu_exporter.reconciler.policy import LABEL
 from tests.testbed.control_plane import ControlPlane, start_control_plane
 from tests.testbed.node import static_pod
-from tests.testbed.processes import Processes, wait_for
+from tests.testbed.processes import Processes, run_exporter, wait_for
 
 pytestmark = pytest.mark.kubernetes
 POLICY = Policy()._replace(candidate_after=60.0, underused_after=120.0, startup_grace=1.0, unsupported_max=600.0)
@@ -115,9 +116,7 @@ class Bench:
         return list(self.tally.writes), list(self.tally.skips)
 
     def events(self, pod: str) -> list[tuple[str, str]]:
-        items = client.EventsV1Api(self.plane.api).list_namespaced_event(self.namespace).items
-        items.sort(key=lambda item: item.event_time)
-        return [(item.reason, item.note) for item in items if item.regarding.name == pod]
+        return self.plane.events(self.namespace, pod)
 
 
 @pytest.fixture
@@ -277,3 +276,73 @@ def test_an_api_server_that_is_gone_and_comes_back_costs_nothing(bench: Bench) -
     bench.plane.apiserver = bench.plane.start_apiserver()
     wait_for(lambda: bench.run()[0] == ["withdrawn"], "the withdrawal after the restart", 30, 0.2)
     assert LABEL not in bench.labels("train")
+
+
+def metrics_of_an_idle_pod(namespace: str, pod: str, uid: str) -> str:
+    """What an exporter publishes of a pod whose one GPU has been idle for three hours."""
+    now = time.time()
+    key = f'gpu="0",uuid="GPU-1",mig="",mig_uuid="",scheduler="kubernetes",namespace="{namespace}",pod="{pod}",container="train"'
+    return (
+        f'gpu_allocation_info{{{key},pod_uid="{uid}"}} 1\n'
+        f"gpu_allocation_start_timestamp_seconds{{{key}}} {now - 20000:.0f}\n"
+        f"gpu_allocation_idle_run_seconds{{{key}}} 10800\n"
+        f"gpu_allocation_held_seconds_total{{{key}}} 20000\n"
+        f"gpu_allocation_observed_seconds_total{{{key}}} 20000\n"
+        f"gpu_allocation_holder_units{{{key}}} 1\n"
+        'gpu_idle_witnesses{gpu="0",uuid="GPU-1"} 3\n'
+        f"gpu_exporter_last_sample_timestamp_seconds {now:.0f}\n"
+        "gpu_exporter_sample_interval_seconds 1\n"
+    )
+
+
+def test_the_command_writes_with_apply_only_and_removes_all(bench: Bench) -> None:
+    uid = bench.run_pod("train", started_s_ago=20000.0)
+    page = metrics_of_an_idle_pod(bench.namespace, "train", uid).encode()
+
+    class Exporter(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            return
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Exporter)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    access = (f"--kubernetes.kubeconfig={bench.plane.admin}", "--no-slurm")
+    command = ("reconcile", "--once", f"--source.exporter=127.0.0.1:{server.server_address[1]}", *access)
+    try:
+        done = run_exporter(*command)
+        assert (done.returncode, LABEL in bench.labels("train")) == (0, False), done.stderr
+        assert f"{LABEL}=underused" in done.stdout
+        done = run_exporter(*command, "--apply")
+        assert (done.returncode, bench.labels("train").get(LABEL)) == (0, "underused"), done.stderr
+        assert "marked underused: its one GPU idle for 3.0 h" in done.stderr
+    finally:
+        server.shutdown()
+        server.server_close()
+    remove = ("reconcile", "--remove-all", *access)
+    done = run_exporter(*remove)
+    assert done.stdout == f"{bench.namespace}/train: underused: would be withdrawn with --apply\n", done.stderr
+    assert LABEL in bench.labels("train")
+    done = run_exporter(*remove, "--apply")
+    assert done.stdout == f"{bench.namespace}/train: underused: withdrawn\n", done.stderr
+    assert bench.annotations("train") == {} and LABEL not in bench.labels("train")
+    assert bench.events("train")[-1] == ("GpuMarkWithdrawn", "all marks are removed")
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--apply", "--no-kubernetes", "--no-slurm"), "--apply finds neither"),
+        (("--apply", "--kubernetes", "--no-slurm"), "no way to the API server: "),
+        (("--apply", "--kubernetes.kubeconfig=/nowhere", "--no-slurm"), "no way to the API server: "),
+        (("--apply", "--explain=ml/train"), "--explain writes nothing"),
+    ],
+)
+def test_what_cannot_be_applied_is_said(flags: tuple[str, ...], complaint: str) -> None:
+    done = run_exporter("reconcile", "--once", "--source.exporter=127.0.0.1:1", *flags)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr

@@ -18,7 +18,7 @@ from gpu_exporter.devices.scenario import parse_scenario
 from tests.testbed.node import Node, start_node, static_pod
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import Processes, fetch, wait_for
-from tests.testbed.sandbox import CGROUPS, PREFIX, SYSCTLS
+from tests.testbed.sandbox import SYSCTLS, left_behind
 
 pytestmark = pytest.mark.kubelet
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,13 +139,6 @@ def test_a_pod_that_has_finished_holds_nothing(node: Node, watcher: Watcher) -> 
     wait_for(lambda: watcher.latest() == {"short-node1": 4}, "the pod")
     wait_for(lambda: watcher.latest() == {}, "its GPUs to be free again", 30)
     assert "short-node1" in str(node.pods()), "the pod itself is still there"
-
-
-def left_behind() -> list[str]:
-    """Cgroups, scratch folders and mounts of any test's sandbox."""
-    cgroups = [str(path) for root in (CGROUPS, *CGROUPS.iterdir()) for path in root.glob(f"{PREFIX}*")]
-    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if "/kube-" in line]
-    return cgroups + mounts + [str(path) for path in Path("/tmp").glob("kube-*")]
 
 
 def test_nothing_is_left_of_a_node_whose_test_is_killed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 import urllib.error
 import urllib.request
@@ -137,6 +138,13 @@ class ControlPlane:
     def pod(self, name: str, namespace: str = "default") -> dict[str, Any]:
         """The pod as the API sends it."""
         return dict(self.api.sanitize_for_serialization(self.core.read_namespaced_pod(name, namespace)))
+
+    def events(self, namespace: str, pod: str) -> list[tuple[str, str]]:
+        """Reason and note of a pod's Events in their order. Raw: the client refuses those of the kubelet."""
+        answer = client.EventsV1Api(self.api).list_namespaced_event(namespace, _preload_content=False)
+        items = [item for item in json.loads(answer.data)["items"] if item["regarding"].get("name") == pod]
+        items.sort(key=lambda item: item.get("eventTime") or item["metadata"]["creationTimestamp"])
+        return [(item["reason"], item.get("note", "")) for item in items]
 
 
 @contextmanager

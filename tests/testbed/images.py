@@ -1,15 +1,27 @@
-"""Container images without a registry: a docker-archive around one static program."""
+"""Container images without a registry: one around a static program, and the project's own by its Dockerfile."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
+import os
+import shutil
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from tests.testbed.programs import cache_root
+
+if TYPE_CHECKING:
+    from tests.testbed.sandbox import Sandbox
+
+ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(__file__).with_name("pause.c")
+BASE = "localhost/python:bookworm"
+BASE_PACKAGES = "python3-minimal,python3-venv,ca-certificates"
+CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 PAUSE = "localhost/pause:1"
 
 
@@ -41,3 +53,52 @@ def write_pause_image(path: Path) -> None:
     path.write_bytes(
         _tar({"manifest.json": (manifest, 0o644), "config.json": (config, 0o644), "layer.tar": (layer, 0o644)})
     )
+
+
+def base_archive() -> Path:
+    """A root file system of Debian 12 with Python, built once into the cache (about 20 s)."""
+    target = cache_root() / "python-bookworm-1.tar"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fresh = target.with_name(f"{target.name}.{os.getpid()}.new")
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={BASE_PACKAGES}", "--format=tar"]
+        done = subprocess.run([*command, "bookworm", str(fresh)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        fresh.rename(target)
+    return target
+
+
+class Builder:
+    """Builds images with buildah inside a sandbox, so that neither storage nor mounts outlive it."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._folder = sandbox.scratch / "images"
+        self._folder.mkdir()
+
+    def _run(self, *arguments: str | Path) -> None:
+        storage = ("--root", self._folder / "storage", "--runroot", "/run/buildah", "--storage-driver", "overlay")
+        self._sandbox.run("buildah", *storage, *arguments, timeout_s=600)
+
+    def _bud(self, tag: str, context: Path, *options: str | Path) -> None:
+        self._run("bud", "--isolation", "chroot", "--network", "host", "--pull-never", "-t", tag, *options, context)
+
+    def build_base(self) -> None:
+        """The image that stands for python:slim."""
+        context = self._folder / "base"
+        context.mkdir()
+        (context / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\n")
+        shutil.copy(base_archive(), context / "rootfs.tar")
+        self._bud(BASE, context)
+
+    def build_target(self, target: str, tag: str) -> Path:
+        """One target of the project's Dockerfile; its archive. The machine's own CA and index serve pip."""
+        options: list[str | Path] = ["--target", target, "--build-arg", f"BASE={BASE}", "-f", ROOT / "Dockerfile"]
+        if CA_BUNDLE.exists():
+            options += ["-v", f"{CA_BUNDLE}:{CA_BUNDLE}:ro", "--build-arg", f"PIP_CERT={CA_BUNDLE}"]
+        if index := os.environ.get("PIP_INDEX_URL"):
+            options += ["--build-arg", f"PIP_INDEX_URL={index}"]
+        self._bud(tag, ROOT, *options)
+        archive = self._folder / f"{target}.tar"
+        self._run("push", tag, f"docker-archive:{archive}:{tag}")
+        return archive

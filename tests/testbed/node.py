@@ -12,6 +12,7 @@ import shutil
 import signal
 import ssl
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -183,6 +184,12 @@ conf_dir = "{scratch}/cni-conf"
             answer = pb_grpc.PodResourcesListerStub(channel).List(pb.ListPodResourcesRequest(), timeout=5)
         return [pod.name for pod in answer.pod_resources if any(each.devices for each in pod.containers)]
 
+    def print_logs(self) -> None:
+        """The ends of the pods' logs, for a test that failed."""
+        for path in sorted(self.pod_logs.glob("*/*/*.log")):
+            text = path.read_text("utf-8", "replace")
+            print(f"--- end of {path.relative_to(self.pod_logs)}\n{text[-3000:]}", file=sys.stderr)
+
     def close(self) -> None:
         self.plugin.stop()
         if self._kubelet is not None:
@@ -227,6 +234,9 @@ def start_node(
         try:
             node.start_kubelet()
             yield node
+        except BaseException:
+            node.print_logs()
+            raise
         finally:
             node.close()
     finally:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -24,6 +25,7 @@ from typing import NamedTuple
 MODULES = Path(__file__).resolve().parent / "go"
 GO_MIN = (1, 26)
 STAMP = "k8s.io/component-base/version"
+HELM = "helm.sh/helm/v3/pkg"
 
 
 class Module(NamedTuple):
@@ -45,7 +47,15 @@ PROGRAMS = {
         _kubernetes("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler"),
     ),
     "etcd": Module("-s -w", {"etcd": "go.etcd.io/etcd/server/v3"}),
-    "helm": Module("-s -w", {"helm": "helm.sh/helm/v3/cmd/helm"}),
+    "helm": Module(  # without them it takes every cluster for Kubernetes 1.20
+        "-s -w "
+        + " ".join(
+            f"-X {HELM}/{package}.k8sVersion{part}"
+            for package in ("chartutil", "lint/rules")
+            for part in ("Major=1", "Minor=36")
+        ),
+        {"helm": "helm.sh/helm/v3/cmd/helm"},
+    ),
     "kubeconform": Module("-s -w", {"kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform"}),
 }
 
@@ -102,6 +112,24 @@ def find_go() -> str:
     return str(packaged)
 
 
+def prometheus_operator_crds() -> Path:
+    """A folder with the CRDs of the Prometheus operator. Raises RuntimeError."""
+    target = cache_root() / "prometheus-operator-v0.85.0"
+    if not target.exists():
+        module = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
+        command = [find_go(), "mod", "download", "-json", module]
+        done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"{module} could not be had: {done.stdout}{done.stderr}")
+        source = Path(json.loads(done.stdout)["Dir"]) / "example" / "prometheus-operator-crd"
+        fresh = target.with_name(f"{target.name}.{os.getpid()}.new")
+        fresh.mkdir(parents=True)
+        for name in ("podmonitors", "prometheusrules"):
+            shutil.copyfile(source / f"monitoring.coreos.com_{name}.yaml", fresh / f"{name}.yaml")
+        fresh.rename(target)
+    return target
+
+
 def build(program: str) -> Path:
     """Build one program unless it is there. Raises RuntimeError that says what is missing or what the compiler said."""
     module = module_of(program)
@@ -134,6 +162,7 @@ def main(arguments: list[str]) -> int:
     try:
         for program in arguments or all_programs():
             build(program)
+        prometheus_operator_crds()
     except (KeyError, RuntimeError) as exc:
         print(f"{exc}", file=sys.stderr)
         return 1 if os.environ.get("CI") else 0  # elsewhere the tests that need it skip with this reason

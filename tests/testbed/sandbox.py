@@ -23,6 +23,7 @@ from tests.testbed.processes import Processes, Running, wait_for
 
 CGROUPS = Path("/sys/fs/cgroup")
 PREFIX = "gpu-exporter-test-"
+SCRATCH = "kube-"
 SYSCTLS = ("vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops")  # the kubelet sets these three
 INIT = """
 set -e
@@ -67,7 +68,7 @@ class Sandbox:
             pytest.skip("namespaces and cgroups need root")
         self._processes = processes
         self.name = PREFIX + secrets.token_hex(4)
-        self.scratch = Path(tempfile.mkdtemp(prefix="kube-"))
+        self.scratch = Path(tempfile.mkdtemp(prefix=SCRATCH))
         self._janitor = subprocess.Popen(
             ["setsid", "sh", "-c", JANITOR, "janitor", str(self.scratch), str(CGROUPS), self.name],
             stdin=subprocess.PIPE,
@@ -112,10 +113,10 @@ class Sandbox:
         """Start a program inside."""
         return Inside(self._processes.start(self.command(*command), environment, name=Path(command[0]).name))
 
-    def run(self, *command: str | Path) -> str:
+    def run(self, *command: str | Path, timeout_s: float = 120.0) -> str:
         """Run a program inside to its end; its output."""
-        done = subprocess.run(self.command(*command), capture_output=True, text=True, check=False, timeout=120)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
+        done = subprocess.run(self.command(*command), capture_output=True, text=True, check=False, timeout=timeout_s)
+        assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
         return done.stdout
 
     def close(self) -> None:
@@ -157,3 +158,10 @@ def children(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
+
+
+def left_behind() -> list[str]:
+    """Cgroups, scratch folders and mounts of any test's sandbox."""
+    cgroups = [str(path) for root in (CGROUPS, *CGROUPS.iterdir()) for path in root.glob(f"{PREFIX}*")]
+    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if f"/{SCRATCH}" in line]
+    return cgroups + mounts + [str(path) for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*")]

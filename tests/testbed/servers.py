@@ -42,13 +42,17 @@ class Prometheus:
         interval: str = "1s",
         rules: Sequence[Path] = (),
         alertmanager: str = "",
+        scrape_configs: Sequence[Mapping[str, Any]] = (),
+        port: int | None = None,
     ) -> None:
+        """`scrape_configs`: used in place of `targets` when given."""
         require("prometheus")
         directory.mkdir(parents=True, exist_ok=True)
         config: dict[str, Any] = {
             "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": "1s"},
             "rule_files": [str(path) for path in rules],
-            "scrape_configs": [
+            "scrape_configs": list(scrape_configs)
+            or [
                 {
                     "job_name": "gpu-exporter",
                     "honor_labels": True,
@@ -62,7 +66,7 @@ class Prometheus:
         if alertmanager:
             config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]}
         (directory / "prometheus.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-        port = free_port()
+        port = port or free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.running = processes.start(
             [

@@ -82,9 +82,17 @@ def apply_forever(
 ) -> int:
     """Cycle and write until a signal."""
     cycle = Cycle(source, markers, policy, telemetry, time.monotonic, time.time)
+    last_problem = ""
 
     def tick() -> None:
-        _apply_cycle(cycle, telemetry)
+        nonlocal last_problem
+        problem = _apply_cycle(cycle, telemetry)
+        if problem != last_problem:  # once, not in every cycle
+            if problem:
+                log.warning("not all evidence is there: %s", problem)
+            else:
+                log.info("all evidence is there")
+        last_problem = problem
 
     repeat(tick, interval_s, stop_on_signal())
     return 0
@@ -93,14 +101,14 @@ def apply_forever(
 def apply_once(source: EvidenceSource, markers: Sequence[Marker], policy: Policy, telemetry: Telemetry) -> int:
     """One cycle that writes; the exit code. Marks without evidence stay: a single cycle cannot tell for how long."""
     problem = _apply_cycle(Cycle(source, markers, policy, telemetry, time.monotonic, time.time), telemetry)
+    if problem:
+        log.warning("not all evidence is there: %s", problem)
     return 4 if problem else 0
 
 
 def _apply_cycle(cycle: Cycle, telemetry: Telemetry) -> str:
     began = time.monotonic()
     problem = cycle.run()
-    if problem:
-        log.warning("not all evidence is there: %s", problem)
     telemetry.note_cycle(began, not problem, cycle.standing)
     return problem
 
@@ -126,22 +134,25 @@ def reconcile_forever(source: EvidenceSource, policy: Policy, interval_s: float,
     """Cycle until a signal; log each holder's change of stage."""
     tracker = StageTracker()
     last_good = time.monotonic()
+    last_problem = ""
 
     def tick() -> None:
-        nonlocal last_good
+        nonlocal last_good, last_problem
         began = time.monotonic()
         try:
             evidence = source.read_evidence()
             decisions = decide(evidence, policy)
         except EvidenceError as exc:
-            log.warning("nothing decided: %s", exc)
+            if str(exc) != last_problem:
+                log.warning("nothing decided: %s", exc)
+            last_problem = str(exc)
             telemetry.note_cycle(began, False, {})
             if time.monotonic() - last_good > policy.unsupported_max:
                 for line in tracker.changes([]):
                     log.info("dry run: %s", line)
             return
         telemetry.note_cycle(began, not evidence.problems, {})
-        last_good = time.monotonic()
+        last_good, last_problem = time.monotonic(), ""
         for line in tracker.changes(decisions):
             log.info("dry run: %s", line)
 

@@ -1,0 +1,81 @@
+"""Writes what the chart needs from elsewhere in the project, since a chart can read its own folder only.
+
+    python helm/build.py            writes files/rules, files/dashboards, files/alerts.json, `settings` in the schema
+    python helm/build.py --check    says whether they are up to date
+
+The rules keep their parameters (${idle_for}); the chart fills them in from values, with the defaults of alerts.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+CHART = HERE / "gpu-exporter"
+sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]  # so that it runs from a checkout that is not installed
+
+from alerts.build import KEY, TARGET, build_rules  # noqa: E402 - after the path is set
+
+from gpu_exporter.config import format_duration  # noqa: E402
+from gpu_exporter.defaults import DURATIONS, Alerts, Settings  # noqa: E402
+
+DURATION = r"^[0-9]+(\.[0-9]+)?(ms|s|m|h)$"
+
+
+def settings_schema() -> dict[str, Any]:
+    """JSON Schema of the configuration file: every section and key, nothing else."""
+    sections: dict[str, Any] = {}
+    for section, values in Settings()._asdict().items():
+        keys: dict[str, Any] = {}
+        for key, default in values._asdict().items():
+            if f"{section}.{key}" in DURATIONS:
+                keys[key] = {"type": "string", "pattern": DURATION}
+            else:
+                keys[key] = {"type": "integer" if isinstance(default, int) else "number", "exclusiveMinimum": 0}
+        sections[section] = {"type": "object", "additionalProperties": False, "properties": keys}
+    return {"type": "object", "additionalProperties": False, "properties": sections}
+
+
+def alert_defaults() -> dict[str, str]:
+    """The parameters of the rules as a configuration file writes them."""
+    return {
+        name: format_duration(value) if f"alerts.{name}" in DURATIONS else f"{value:g}"
+        for name, value in Alerts()._asdict().items()
+    }
+
+
+def build_all() -> dict[Path, str]:
+    """Every generated file of the chart."""
+    files: dict[Path, str] = {}
+    kept = {name: (f"${{{name}}}", f"${{{name}.seconds}}") for name in Alerts._fields}
+    parameters = {**kept, "key": (KEY, KEY), "target": (TARGET, TARGET)}
+    for source in sorted((ROOT / "alerts" / "src").glob("*.yaml")):
+        rules = build_rules(source.read_text("utf-8"), parameters, source.name)
+        files[CHART / "files" / "rules" / source.name] = rules
+    for dashboard in sorted((ROOT / "grafana" / "dashboards").glob("*.json")):
+        files[CHART / "files" / "dashboards" / dashboard.name] = dashboard.read_text("utf-8")
+    files[CHART / "files" / "alerts.json"] = json.dumps(alert_defaults(), indent=2) + "\n"
+    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    schema["properties"]["settings"] = settings_schema()
+    files[CHART / "values.schema.json"] = json.dumps(schema, indent=2) + "\n"
+    return files
+
+
+def main(arguments: list[str]) -> int:
+    stale = 0
+    for path, text in build_all().items():
+        if "--check" not in arguments:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text("utf-8") != text:
+            sys.stderr.write(f"{path} is stale: run `make generate`\n")
+            stale = 1
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

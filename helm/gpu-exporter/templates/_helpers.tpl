@@ -1,0 +1,57 @@
+{{- define "gpu-exporter.name" -}}
+{{- if contains .Chart.Name .Release.Name -}}{{ .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- else -}}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" }}{{- end -}}
+{{- end }}
+
+{{/* Selector of one component: (dict "root" $ "component" "agent") */}}
+{{- define "gpu-exporter.selector" -}}
+app.kubernetes.io/name: {{ .root.Chart.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "gpu-exporter.labels" -}}
+{{ include "gpu-exporter.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end }}
+
+{{- define "gpu-exporter.image" -}}
+{{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{- end }}
+
+{{/* The configuration file, the same for agent and reconciler. */}}
+{{- define "gpu-exporter.config" -}}
+{{ .Values.settings | toYaml }}
+{{- end }}
+
+{{/* Seconds of a duration such as 90s, 30m, 2h, 500ms. */}}
+{{- define "gpu-exporter.seconds" -}}
+{{- $number := regexFind "^[0-9.]+" . | float64 -}}
+{{- $unit := regexFind "[a-z]+$" . -}}
+{{- $seconds := mulf $number (get (dict "ms" 0.001 "s" 1.0 "m" 60.0 "h" 3600.0) $unit) -}}
+{{- if eq (floor $seconds) $seconds }}{{ int64 $seconds }}{{ else }}{{ $seconds }}{{ end -}}
+{{- end }}
+
+{{/* One rules file with the site's own values in it. */}}
+{{- define "gpu-exporter.rules" -}}
+{{- $text := .root.Files.Get .file -}}
+{{- $defaults := .root.Files.Get "files/alerts.json" | fromJson -}}
+{{- range $name, $value := merge (deepCopy (.root.Values.settings.alerts | default dict)) $defaults -}}
+{{- $value = toString $value -}}
+{{- if regexMatch "[a-z]$" $value -}}
+{{- $text = $text | replace (printf "${%s.seconds}" $name) (include "gpu-exporter.seconds" $value) -}}
+{{- end -}}
+{{- $text = $text | replace (printf "${%s}" $name) $value -}}
+{{- end -}}
+{{- $text -}}
+{{- end }}
+
+{{/* Env that every container gets, then the site's own. */}}
+{{- define "gpu-exporter.securityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+{{- end }}

@@ -1,0 +1,190 @@
+"""The Helm chart: linted, validated, its rules and rights compared with their sources, refused where values are wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client
+
+from tests.testbed.chart import CHART, Helm, find
+from tests.testbed.control_plane import ControlPlane, start_control_plane
+from tests.testbed.node import program
+from tests.testbed.processes import Processes
+from tests.testbed.programs import prometheus_operator_crds
+from tests.testbed.schemas import write_schemas
+
+pytestmark = pytest.mark.kubernetes
+ROOT = CHART.parents[1]
+MONITORING = {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}, "dashboard": {"enabled": True}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "everything": {
+        **MONITORING,
+        "imagePullSecrets": [{"name": "registry"}],
+        "settings": {"policy": {"candidate_after": "90m"}, "alerts": {"idle_for": "500ms", "coverage_min": 0.8}},
+        "agent": {
+            "runtimeClassName": "nvidia",
+            "driverPath": "/usr/lib/nvidia",
+            "privileged": True,
+            "hostNetwork": True,
+            "listenAddress": "127.0.0.1",
+            "stateHostPath": "",
+            "extraArgs": ["--log.format=json"],
+            "extraEnv": [{"name": "A", "value": "b"}],
+            "extraVolumes": [{"name": "x", "emptyDir": {}}],
+            "extraVolumeMounts": [{"name": "x", "mountPath": "/x"}],
+            "nodeSelector": {"nvidia.com/gpu.present": "true"},
+            "podAnnotations": {"a": "b"},
+            "podLabels": {"a": "b"},
+            "priorityClassName": "system-node-critical",
+            "affinity": {"nodeAffinity": {}},
+        },
+        "reconciler": {
+            "apply": True,
+            "listenAddress": "127.0.0.1",
+            "extraArgs": ["--log.format=json"],
+            "extraEnv": [{"name": "A", "value": "b"}],
+            "nodeSelector": {"a": "b"},
+            "tolerations": [{"operator": "Exists"}],
+            "affinity": {"nodeAffinity": {}},
+            "podAnnotations": {"a": "b"},
+            "podLabels": {"a": "b"},
+            "priorityClassName": "high",
+        },
+    },
+    "no-reconciler": {"reconciler": {"enabled": False}, **MONITORING},
+}
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    directory = tmp_path_factory.mktemp("control-plane")
+    with Processes(directory) as processes, start_control_plane(processes, directory) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def schemas(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> str:
+    response = plane.api.rest_client.pool_manager.request("GET", f"{plane.url}/openapi/v2")
+    return write_schemas(json.loads(response.data), prometheus_operator_crds(), tmp_path_factory.mktemp("schemas"))
+
+
+@pytest.fixture
+def helm(tmp_path: Path) -> Helm:
+    return Helm(tmp_path)
+
+
+def conform(schemas: str, text: str) -> subprocess.CompletedProcess[str]:
+    command = [str(program("kubeconform")), "-strict", "-summary", "-schema-location", schemas, "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_lint_and_schemas(helm: Helm, schemas: str, variant: str, tmp_path: Path) -> None:
+    values = tmp_path / "chosen.json"
+    values.write_text(json.dumps(VARIANTS[variant]))
+    assert "0 chart(s) failed" in helm.run("lint", "--strict", CHART, "--values", values).stdout
+    text = helm.template(VARIANTS[variant]).stdout
+    done = conform(schemas, text)
+    assert done.returncode == 0, done.stdout
+    assert "Invalid: 0, Errors: 0, Skipped: 0" in done.stdout
+    broken = conform(schemas, text.replace("updateStrategy:", "updateStrategi:"))
+    assert "additional properties 'updateStrategi' not allowed" in broken.stdout
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"agnt": {}}, "'agnt' not allowed"),
+        ({"agent": {"prot": 1}}, "'prot' not allowed"),
+        ({"agent": {"port": "9836"}}, "got string, want integer"),
+        ({"settings": {"policy": {"candidate_aftr": "1h"}}}, "'candidate_aftr' not allowed"),
+        ({"settings": {"policy": {"candidate_after": "1 hour"}}}, "does not match pattern"),
+        ({"reconciler": {"prometheusURL": "prometheus:9090"}}, "does not match pattern"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(helm: Helm, values: dict[str, Any], complaint: str) -> None:
+    done = helm.template(values, check=False)
+    assert done.returncode != 0
+    assert complaint in done.stderr
+
+
+@pytest.mark.parametrize("alerts", [{}, {"idle_for": "90m", "idle_warn_for": "30s", "coverage_min": 0.8}])
+def test_rules_are_those_of_the_one_source(helm: Helm, tmp_path: Path, alerts: dict[str, Any]) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({"alerts": alerts} if alerts else {}))
+    build = [sys.executable, str(ROOT / "alerts" / "build.py"), "--output", str(tmp_path / "rules")]
+    subprocess.run([*build, f"--config.file={config}"], check=True, capture_output=True)
+    rendered = find(helm.objects({**MONITORING, "settings": {"alerts": alerts}}), "PrometheusRule")["spec"]
+    assert rendered == yaml.safe_load((tmp_path / "rules" / "allocation.yaml").read_text("utf-8"))
+
+
+def test_what_the_chart_copies_is_up_to_date() -> None:
+    subprocess.run([sys.executable, str(ROOT / "helm" / "build.py"), "--check"], check=True)
+
+
+def test_version_is_the_projects(helm: Helm) -> None:
+    from gpu_exporter.version import VERSION
+
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
+    assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
+
+
+def test_the_agent_has_no_right_and_no_capability(helm: Helm) -> None:
+    objects = helm.objects({})
+    agent = find(objects, "DaemonSet")["spec"]["template"]["spec"]
+    assert agent["automountServiceAccountToken"] is False
+    (container,) = agent["containers"]
+    assert container["securityContext"] == {
+        "runAsUser": 0,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    writable = [mount["name"] for mount in container["volumeMounts"] if not mount.get("readOnly")]
+    assert writable == ["state"]
+    assert not [each for each in objects if each["kind"].startswith("ClusterRole")], "a dry run needs no right"
+    reconciler = find(objects, "Deployment")["spec"]["template"]["spec"]
+    assert reconciler["automountServiceAccountToken"] is False
+    assert "--apply" not in reconciler["containers"][0]["args"]
+
+
+def test_the_reconciler_may_do_what_it_does_and_nothing_else(plane: ControlPlane, helm: Helm) -> None:
+    objects = helm.objects({"reconciler": {"apply": True}})
+    rbac = client.RbacAuthorizationV1Api(plane.api)
+    rbac.create_cluster_role(find(objects, "ClusterRole"))
+    rbac.create_cluster_role_binding(find(objects, "ClusterRoleBinding"))
+    account = find(objects, "ServiceAccount", "-reconciler")["metadata"]
+    user = f"system:serviceaccount:{account['namespace']}:{account['name']}"
+
+    def may(verb: str, resource: str, group: str = "", subresource: str = "") -> bool:
+        attributes = {"verb": verb, "resource": resource, "group": group, "namespace": "ml", "subresource": subresource}
+        review = {"spec": {"user": user, "resourceAttributes": attributes}}
+        answer = client.AuthorizationV1Api(plane.api).create_subject_access_review(review)
+        return bool(answer.status.allowed)
+
+    allowed = [("get", "pods"), ("list", "pods"), ("patch", "pods"), ("create", "events", "events.k8s.io")]
+    denied = [
+        ("delete", "pods"),
+        ("update", "pods"),
+        ("create", "pods"),
+        ("watch", "pods"),
+        ("create", "pods", "", "eviction"),
+        ("create", "pods", "", "exec"),
+        ("patch", "pods", "", "status"),
+        ("get", "secrets"),
+        ("list", "nodes"),
+        ("patch", "deployments", "apps"),
+        ("create", "events"),
+        ("get", "events", "events.k8s.io"),
+    ]
+    assert [request for request in allowed if not may(*request)] == []
+    assert [request for request in denied if may(*request)] == []

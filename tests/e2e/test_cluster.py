@@ -1,0 +1,295 @@
+"""The acceptance picture: image, chart, kubelet, API server, driver, Prometheus, Alertmanager, label. All real.
+
+Only the GPU is played: our own libnvidia-ml.so.1 is mounted where the driver would be. Prints its timeline.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client
+
+from gpu_exporter.devices.scenario import Scenario, parse_scenario
+from gpu_exporter.reconciler.policy import LABEL
+from tests.testbed.chart import Helm, find, scrape_config, write_targets
+from tests.testbed.control_plane import ControlPlane, start_control_plane
+from tests.testbed.images import Builder
+from tests.testbed.node import NODE, Node, start_node, static_pod
+from tests.testbed.nvml.build import NAME as LIBRARY
+from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
+from tests.testbed.processes import Processes, free_port, wait_for
+from tests.testbed.programs import prometheus_operator_crds
+from tests.testbed.sandbox import SYSCTLS, left_behind
+from tests.testbed.servers import Prometheus, Webhook, require, start_alertmanager
+
+pytestmark = [pytest.mark.servers, pytest.mark.kubelet, pytest.mark.kubernetes]
+NAMESPACE = "gpu-exporter"
+IDLE_S = 12
+FIRST_SERIES_MAX_S = 60.0
+
+
+class Switch:
+    """A load that the test turns on and off, from the moment of the turn."""
+
+    def __init__(self) -> None:
+        self.now: Callable[[], float] = float  # seconds since the scenario's start, which is 0 until it is played
+        self._times, self._values, self._sums = [0.0], [0.0], [0.0]
+
+    def set(self, value: float) -> None:
+        now = self.now()
+        total = self.integral(now)
+        self._times, self._values, self._sums = [*self._times, now], [*self._values, value], [*self._sums, total]
+
+    def integral(self, t: float) -> float:
+        times, values, sums = self._times, self._values, self._sums
+        i = min(bisect.bisect_right(times, t), len(values), len(sums)) - 1
+        return sums[i] + (t - times[i]) * values[i]
+
+
+class Timeline:
+    """Says what happened when, in seconds since the start."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def __call__(self, what: str) -> float:
+        now = time.monotonic() - self._began
+        sys.stderr.write(f"  {now:6.1f} s  {what}\n")
+        return now
+
+
+@pytest.fixture
+def clean_machine() -> Any:
+    """Nothing is left of an earlier run, nor of this one."""
+    before = {name: Path("/proc/sys", name).read_text() for name in SYSCTLS}
+    assert left_behind() == []
+    yield
+    assert left_behind() == []
+    assert {name: Path("/proc/sys", name).read_text() for name in SYSCTLS} == before
+
+
+def build_images(node: Node, say: Timeline) -> None:
+    builder = Builder(node.sandbox)
+    builder.build_base()
+    say("base image")
+    for target in ("agent", "reconciler"):
+        node.import_image(builder.build_target(target, f"localhost/gpu-exporter/{target}:test"))
+        say(f"image {target} built and imported")
+
+
+def chart_values(node: Node, agent: int, reconciler: int, prometheus: int, plane: ControlPlane) -> dict[str, Any]:
+    def image(target: str) -> dict[str, str]:
+        return {"repository": f"localhost/gpu-exporter/{target}", "tag": "test", "pullPolicy": "Never"}
+
+    # Pods have no network of their own here: the node's loopback stands for the cluster's services.
+    return {
+        "settings": {
+            "attribution": {"interval": "1s"},
+            "policy": {"candidate_after": f"{IDLE_S}s", "underused_after": f"{2 * IDLE_S}s", "startup_grace": "1s"},
+            "alerts": {"idle_for": f"{IDLE_S}s", "idle_warn_for": "1s"},
+        },
+        "agent": {
+            "image": image("agent"),
+            "hostNetwork": True,
+            "listenAddress": "127.0.0.1",
+            "port": agent,
+            "driverPath": "/var/lib/driver",
+            "extraEnv": [{"name": "GPU_EXPORTER_NVML_TABLE", "value": "/driver/table"}],
+        },
+        "reconciler": {
+            "image": image("reconciler"),
+            "apply": True,
+            "hostNetwork": True,
+            "listenAddress": "127.0.0.1",
+            "port": reconciler,
+            "interval": "1s",
+            "prometheusURL": f"http://127.0.0.1:{prometheus}",
+            "extraEnv": [
+                {"name": "KUBERNETES_SERVICE_HOST", "value": "127.0.0.1"},
+                {"name": "KUBERNETES_SERVICE_PORT", "value": str(plane.port)},
+            ],
+        },
+        "podMonitor": {"enabled": True, "interval": "1s"},
+        "prometheusRule": {"enabled": True},
+        "dashboard": {"enabled": True},
+    }
+
+
+def create_crds(plane: ControlPlane) -> None:
+    api = client.ApiextensionsV1Api(plane.api)
+    for path in sorted(prometheus_operator_crds().glob("*.yaml")):
+        api.create_custom_resource_definition(yaml.safe_load(path.read_text("utf-8")))
+    wait_for(
+        lambda: all(
+            any(each.type == "Established" and each.status == "True" for each in crd.status.conditions or ())
+            for crd in api.list_custom_resource_definition().items
+        ),
+        "the CRDs",
+    )
+
+
+def release_objects(plane: ControlPlane) -> list[str]:
+    """What of the release is in the cluster."""
+    apps, rbac, core = client.AppsV1Api(plane.api), client.RbacAuthorizationV1Api(plane.api), plane.core
+    batch, custom = client.BatchV1Api(plane.api), client.CustomObjectsApi(plane.api)
+    selector = {"label_selector": "app.kubernetes.io/name=gpu-exporter"}
+    lists = [
+        apps.list_daemon_set_for_all_namespaces(**selector).items,
+        apps.list_deployment_for_all_namespaces(**selector).items,
+        batch.list_job_for_all_namespaces(**selector).items,
+        core.list_pod_for_all_namespaces(**selector).items,
+        core.list_config_map_for_all_namespaces(**selector).items,
+        core.list_service_account_for_all_namespaces(**selector).items,
+        rbac.list_cluster_role(**selector).items,
+        rbac.list_cluster_role_binding(**selector).items,
+    ]
+    names = [f"{type(each).__name__} {each.metadata.name}" for items in lists for each in items]
+    for plural in ("podmonitors", "prometheusrules"):
+        answer = custom.list_cluster_custom_object("monitoring.coreos.com", "v1", plural)
+        names += [f"{plural} {each['metadata']['name']}" for each in answer["items"]]
+    secrets = core.list_secret_for_all_namespaces().items
+    return names + [f"Secret {each.metadata.name}" for each in secrets]
+
+
+def test_from_helm_install_to_a_label_that_comes_and_goes(
+    clean_machine: None, processes: Processes, nvml_directory: Path, tmp_path: Path
+) -> None:
+    require("buildah", "mmdebstrap")
+    say = Timeline()
+    loads = [Switch(), Switch()]
+    scenario = parse_scenario({"gpus": [{"model": "H100"}] * 2})
+    played = zip(scenario.gpus, loads, strict=True)
+    scenario = Scenario(tuple(dataclasses.replace(gpu, load=load) for gpu, load in played), ())
+    uuids = [gpu.uuid for gpu in scenario.gpus]
+    with (
+        start_control_plane(processes, tmp_path / "control-plane", scheduler=True) as plane,
+        start_node(processes, uuids, plane.node) as node,
+    ):
+        say("control plane and node")
+        build_images(node, say)
+        driver = node.sandbox.scratch / "var-lib" / "driver"
+        driver.mkdir()
+        shutil.copy(nvml_directory / LIBRARY, driver)
+        feeder = ScenarioFeeder(scenario, NvmlTable(driver / "table"))
+        for load in loads:
+            load.now = feeder.stage.now
+        feeder.start()
+        create_crds(plane)
+
+        ports = [free_port() for _ in range(3)]
+        values = chart_values(node, *ports, plane)
+        helm = Helm(tmp_path, plane.admin)
+        objects = helm.objects(values)
+        rules = tmp_path / "rules.yaml"
+        rules.write_text(yaml.safe_dump(find(objects, "PrometheusRule")["spec"]), encoding="utf-8")
+        webhook = Webhook()
+        targets = tmp_path / "targets.json"
+        targets.write_text("[]")
+        prometheus = Prometheus(
+            processes,
+            tmp_path / "prometheus",
+            {},
+            rules=[rules],
+            alertmanager=start_alertmanager(processes, tmp_path / "alertmanager", webhook.url),
+            scrape_configs=[
+                scrape_config(find(objects, "PodMonitor", "-agent"), targets),
+                scrape_config(find(objects, "PodMonitor", "-reconciler"), targets),
+            ],
+            port=ports[2],
+        )
+        asked = say("Prometheus and Alertmanager; helm install")
+        helm.install(NAMESPACE, values)
+        say("helm install --wait has ended")
+        write_targets(plane, NAMESPACE, targets)
+        (series,) = wait_for(lambda: prometheus.query(f'gpu_up{{uuid="{uuids[0]}"}}') or None, "the first series", 60)
+        seen = say("first series in Prometheus")
+        assert seen - asked < FIRST_SERIES_MAX_S
+        labels = series[0]
+        assert (labels["node"], labels["instance"], labels["job"]) == (NODE, NODE, "gpu-exporter")
+        assert not {"pod", "namespace", "container", "endpoint"} & set(labels)
+
+        loads[0].set(0.9)
+        plane.core.create_namespace({"metadata": {"name": "ml"}})
+        wait_for(lambda: plane.core.list_namespaced_service_account("ml").items, "the namespace's ServiceAccount")
+        pod = static_pod("train-0", 1)
+        pod["metadata"]["namespace"] = "ml"
+        # Which of the two GPUs it gets is the kubelet's choice; both are one pod's here.
+        pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "2"
+        uid = plane.create_pod(pod)
+        wait_for(lambda: plane.pod("train-0", "ml")["status"]["phase"] == "Running", "the pod to run", 60)
+        running = say("pod ml/train-0 runs and holds both GPUs")
+        info = wait_for(lambda: prometheus.query('gpu_allocation_info{pod="train-0"}') or None, "its allocation")
+        say("its allocation is in Prometheus")
+        assert {(row["namespace"], row["pod_uid"], row["uuid"]) for row, _ in info} == {("ml", uid, u) for u in uuids}
+        wait_for(lambda: _idle_run(prometheus, uuids[1]) > IDLE_S, "GPU 1 to be idle", 60, 0.5)
+
+        def label() -> str | None:
+            return (plane.pod("train-0", "ml")["metadata"].get("labels") or {}).get(LABEL)
+
+        wait_for(lambda: label() == "partial", "the label `partial`: one of two GPUs is idle", 30, 0.2)
+        say("label partial: one GPU works, the other is idle")
+
+        loads[0].set(0.0)
+        quiet = say("the pod falls idle")
+        notification = wait_for(
+            lambda: next(
+                (n for n in webhook.received if any(a["labels"]["uuid"] == uuids[0] for a in n["alerts"])), None
+            ),
+            "a notification",
+            90,
+            0.2,
+        )
+        say("notification: GpuAllocationIdle")
+        alert = next(each for each in notification["alerts"] if each["labels"]["uuid"] == uuids[0])
+        assert (alert["labels"]["alertname"], alert["labels"]["namespace"]) == ("GpuAllocationIdle", "ml")
+        assert (alert["labels"]["pod"], alert["labels"]["node"]) == ("train-0", NODE)
+        wait_for(lambda: label() == "candidate", "the label `candidate`", 60, 0.1)
+        candidate = say("label candidate")
+        wait_for(lambda: label() == "underused", "the label `underused`", 60, 0.1)
+        underused = say("label underused")
+        assert candidate - quiet >= IDLE_S - 1.5  # a cycle and a scrape of slack; the load ends within a sample
+        assert underused - quiet >= 2 * IDLE_S - 1.5
+        assert candidate - running > IDLE_S
+
+        loads[1].set(0.7)
+        worked = say("first activity, on one of the two GPUs")
+        wait_for(lambda: label() != "underused", "the label `underused` to go", 30, 0.1)
+        gone = say("label underused gone")
+        assert gone - worked < 10
+        loads[0].set(0.7)
+        say("activity on both")
+        wait_for(lambda: label() is None, "the label to go", 30, 0.1)
+        say("no label")
+        wait_for(lambda: any(n["status"] == "resolved" for n in webhook.received), "the alert to be resolved", 60, 0.2)
+        say("alert resolved")
+        told = [reason for reason, _ in plane.events("ml", "train-0") if reason.startswith("Gpu")]
+        assert told == ["GpuPartial", "GpuCandidate", "GpuUnderused", "GpuPartial", "GpuMarkWithdrawn"]
+        writes = {row["result"]: value for row, value in prometheus.query("gpu_reconciler_writes_total")}
+        assert (writes["written"], writes["withdrawn"], writes["error"]) == (4, 1, 0)
+
+        loads[0].set(0.0)
+        wait_for(lambda: label() == "partial", "a label again", 60, 0.2)
+        say("label partial again; helm uninstall")
+        helm.uninstall(NAMESPACE)
+        say("helm uninstall has ended")
+        assert label() is None, "the pre-delete job withdraws what stands"
+        wait_for(lambda: release_objects(plane) == [], "the release to be gone", 30)
+        left = [path.name for path in (node.sandbox.scratch / "var-lib").iterdir()]
+        assert sorted(left) == ["driver", "gpu-exporter", "kubelet"]  # the state directory is what NOTES says is left
+        feeder.stop()
+        webhook.close()
+    say("everything ended")
+
+
+def _idle_run(prometheus: Prometheus, uuid: str) -> float:
+    rows = prometheus.query(f'gpu_allocation_idle_run_seconds{{uuid="{uuid}"}}')
+    return rows[0][1] if rows else 0.0

@@ -1,0 +1,125 @@
+"""The project's Helm chart: rendered, installed, and its monitors as a Prometheus without the operator reads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.testbed.control_plane import ControlPlane
+from tests.testbed.node import program
+
+CHART = Path(__file__).resolve().parents[2] / "helm" / "gpu-exporter"
+RELEASE = "gpu"
+RENAMED = {
+    "sourceLabels": "source_labels",
+    "targetLabel": "target_label",
+}
+
+
+class Helm:
+    """Helm with folders of its own, on one cluster or on none."""
+
+    def __init__(self, home: Path, kubeconfig: Path | None = None) -> None:
+        self._environment = {**os.environ, "HELM_CACHE_HOME": str(home), "HELM_CONFIG_HOME": str(home)}
+        self._environment |= {"HELM_DATA_HOME": str(home), "KUBECACHEDIR": str(home)}
+        if kubeconfig is not None:
+            self._environment["KUBECONFIG"] = str(kubeconfig)
+        self._values = home / "values.yaml"
+
+    def run(self, *arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [str(program("helm")), *map(str, arguments)],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0 or not check, f"helm {arguments}: {done.stdout}{done.stderr}"
+        return done
+
+    def _with(self, values: Mapping[str, Any]) -> tuple[str, str]:
+        self._values.write_text(json.dumps(values))
+        return "--values", str(self._values)
+
+    def template(self, values: Mapping[str, Any], check: bool = True) -> subprocess.CompletedProcess[str]:
+        """The chart's objects as text, with these values over the defaults."""
+        return self.run("template", RELEASE, CHART, "--namespace=gpu-exporter", *self._with(values), check=check)
+
+    def objects(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The chart's objects, hooks included."""
+        return [each for each in yaml.safe_load_all(self.template(values).stdout) if each]
+
+    def install(self, namespace: str, values: Mapping[str, Any]) -> None:
+        """Install and wait until every pod is ready."""
+        where = (f"--namespace={namespace}", "--create-namespace")
+        self.run("install", RELEASE, CHART, *where, "--wait", "--timeout=120s", *self._with(values))
+
+    def uninstall(self, namespace: str) -> None:
+        self.run("uninstall", RELEASE, f"--namespace={namespace}", "--wait", "--timeout=120s")
+
+
+def find(objects: list[dict[str, Any]], kind: str, ending: str = "") -> dict[str, Any]:
+    """The one object of a kind whose name ends so."""
+    (found,) = [each for each in objects if each["kind"] == kind and each["metadata"]["name"].endswith(ending)]
+    return found
+
+
+def _meta(label: str) -> str:
+    """A pod's label as Prometheus names it in discovery."""
+    return "__meta_kubernetes_pod_label_" + "".join(letter if letter.isalnum() else "_" for letter in label)
+
+
+def write_targets(plane: ControlPlane, namespace: str, path: Path) -> None:
+    """The pods of a namespace as Prometheus' own discovery describes them, for a file_sd: Debian builds it without
+    Kubernetes discovery. Pods share the machine's loopback here, so that is where they listen.
+    """
+    targets = []
+    for pod in plane.core.list_namespaced_pod(namespace).items:
+        for container in pod.spec.containers:
+            for port in container.ports or ():
+                labels = {
+                    "__meta_kubernetes_namespace": namespace,
+                    "__meta_kubernetes_pod_name": pod.metadata.name,
+                    "__meta_kubernetes_pod_node_name": pod.spec.node_name or "",
+                    "__meta_kubernetes_pod_container_name": container.name,
+                    "__meta_kubernetes_pod_container_port_name": port.name or "",
+                    **{_meta(name): value for name, value in (pod.metadata.labels or {}).items()},
+                }
+                targets.append({"targets": [f"127.0.0.1:{port.container_port}"], "labels": labels})
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(targets))
+    fresh.rename(path)
+
+
+def scrape_config(monitor: Mapping[str, Any], targets: Path) -> dict[str, Any]:
+    """What the Prometheus operator makes of a PodMonitor: its own labels, then the monitor's relabelings."""
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    relabelings: list[dict[str, Any]] = []
+    for label, value in monitor["spec"]["selector"]["matchLabels"].items():
+        relabelings.append({"action": "keep", "source_labels": [_meta(label)], "regex": value})
+    port = ["__meta_kubernetes_pod_container_port_name"]
+    relabelings.append({"action": "keep", "source_labels": port, "regex": endpoint["port"]})
+    for target, meta in (
+        ("namespace", "__meta_kubernetes_namespace"),
+        ("container", "__meta_kubernetes_pod_container_name"),
+        ("pod", "__meta_kubernetes_pod_name"),
+    ):
+        relabelings.append({"source_labels": [meta], "target_label": target})
+    relabelings.append({"target_label": "endpoint", "replacement": endpoint["port"]})
+    for entry in endpoint["relabelings"]:
+        relabelings.append({RENAMED.get(key, key): value for key, value in entry.items()})
+    return {
+        "job_name": monitor["metadata"]["name"],
+        "honor_labels": endpoint.get("honorLabels", False),
+        "scrape_interval": endpoint["interval"],
+        "scrape_timeout": endpoint["interval"],
+        "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "1s"}],
+        "relabel_configs": relabelings,
+    }
