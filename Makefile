@@ -24,7 +24,8 @@ $(VENV)/dev: $(VENV)/runtime
 demo: $(VENV)/runtime ## a simulated node, who holds which GPU, and what the reconciler would label; about a minute
 	@$(BIN)/gpu-exporter demo
 
-test: testbed programs-start check programs component rules ## everything that proves the project, but the acceptance picture (make e2e)
+test: ## everything that proves the project, but the acceptance picture (make e2e)
+	@.ci/stages testbed programs-start check programs component rules
 
 check: $(VENV)/dev ## lint, types, generated files, unit tests
 	$(BIN)/ruff check .

@@ -160,8 +160,8 @@ def test_the_agent_has_no_right_and_no_capability(helm: Helm) -> None:
 def test_the_reconciler_may_do_what_it_does_and_nothing_else(plane: ControlPlane, helm: Helm) -> None:
     objects = helm.objects({"reconciler": {"apply": True}})
     rbac = client.RbacAuthorizationV1Api(plane.api)
-    rbac.create_cluster_role(find(objects, "ClusterRole"))
-    rbac.create_cluster_role_binding(find(objects, "ClusterRoleBinding"))
+    rbac.create_cluster_role(find(objects, "ClusterRole", "-reconciler"))
+    rbac.create_cluster_role_binding(find(objects, "ClusterRoleBinding", "-reconciler"))
     account = find(objects, "ServiceAccount", "-reconciler")["metadata"]
     user = f"system:serviceaccount:{account['namespace']}:{account['name']}"
 

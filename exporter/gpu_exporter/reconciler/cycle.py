@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import EvidenceError, EvidenceSource, HolderName
 from gpu_exporter.reconciler.marks import Mark, Marker, MarkError, Refused
-from gpu_exporter.reconciler.policy import LABELLED, Decision, decide
+from gpu_exporter.reconciler.policy import LABELLED, UNDERUSED, Decision, decide
 
 log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Observer(Protocol):
@@ -37,7 +39,10 @@ class Withdrawal(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a cycle has to do. `kept`: marks that stand as they should, with the decision that supports each."""
+    """What a cycle has to do. `kept`: marks that evidence supports, with the decision that does.
+
+    A holder is in `kept` and in `writes` when its mark is to rise, in `withdrawals` and `writes` when it is to fall.
+    """
 
     withdrawals: list[Withdrawal]
     kept: list[tuple[Mark, Decision]]
@@ -61,13 +66,27 @@ def plan(decisions: Sequence[Decision], marks: Sequence[Mark], unsupported: Call
                 result.withdrawals.append(Withdrawal(mark, f"no evidence any more: {known}"))
         elif decision.stage not in LABELLED:
             result.withdrawals.append(Withdrawal(mark, decision.reason))
-        elif decision.stage == mark.stage:
-            result.kept.append((mark, decision))
-        else:
+        elif mark.stage == UNDERUSED != decision.stage:  # on its own, so that no limit or refusal can hold it up
+            result.withdrawals.append(Withdrawal(mark, decision.reason))
             result.writes.append(decision)
+        else:
+            result.kept.append((mark, decision))
+            if decision.stage != mark.stage:
+                result.writes.append(decision)
     result.writes.extend(decision for decision in wanted.values() if decision.stage in LABELLED)
     result.writes.sort(key=lambda decision: decision.idle_since_wall or 0.0)
     return result
+
+
+def _guard(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Call; what one live object causes, unforeseen, becomes a MarkError, and costs no other its withdrawal."""
+    try:
+        return function(*arguments, **options)
+    except (MarkError, Refused):
+        raise
+    except Exception as exc:
+        log.exception("unforeseen")
+        raise MarkError("error", f"unforeseen {type(exc).__name__}: {exc}") from exc
 
 
 class Cycle:
@@ -94,46 +113,49 @@ class Cycle:
         """Stage of every mark that stands after the cycle."""
 
     def run(self) -> str:
-        """One cycle; why nothing could be decided, "" when all went well. Raises nothing."""
-        marks, listed = self._list_marks()
-        problem = ""
+        """One cycle; what was missing for it, "" when all went well. Raises nothing."""
+        marks, unlisted = self._list_marks()
+        problems = list(unlisted.values())
         decisions: list[Decision] = []
         try:
             evidence = self._source.read_evidence([mark.name for mark in marks])
-            decisions = [d for d in decide(evidence, self._policy) if d.name.scheduler in listed]
-            problem = "; ".join(evidence.problems[:3])
+            decisions = [d for d in decide(evidence, self._policy) if d.name.scheduler not in unlisted]
+            problems += evidence.problems[:3]
         except EvidenceError as exc:  # marks then age as if their holders had no series
-            problem = str(exc)
+            problems.append(str(exc))
         now = self._read_monotonic()
-        self._supported = {mark.name: self._supported.get(mark.name, now) for mark in marks}
+        before = {name: since for name, since in self._supported.items() if name.scheduler in unlisted}
+        self._supported = before | {mark.name: self._supported.get(mark.name, now) for mark in marks}
+        standing = {name: stage for name, stage in self.standing.items() if name.scheduler in unlisted}
+        self.standing = standing | {mark.name: mark.stage for mark in marks}
         work = plan(decisions, marks, lambda mark: now - self._supported[mark.name] >= self._policy.unsupported_max)
-        self.standing = {mark.name: mark.stage for mark in marks}
+        refused: set[HolderName] = set()
         for mark, decision in work.kept:
             self._supported[mark.name] = now
             if reason := self._objection(mark, decision):
                 work.withdrawals.append(Withdrawal(mark, reason))
+                refused.add(mark.name)
         for withdrawal in work.withdrawals:
             self._withdraw(withdrawal)
-        self._write_all(work.writes, now)
-        return problem
+        self._write_all([decision for decision in work.writes if decision.name not in refused], now)
+        return "; ".join(problems)
 
-    def _list_marks(self) -> tuple[list[Mark], set[str]]:
-        """Every mark, and the schedulers that could tell: nothing is written where it is not known what stands."""
+    def _list_marks(self) -> tuple[list[Mark], dict[str, str]]:
+        """Every mark, and why it is not known of some schedulers what stands: there nothing is written."""
         marks: list[Mark] = []
-        listed: set[str] = set()
+        unlisted: dict[str, str] = {}
         for marker in self._markers.values():
             try:
-                marks += marker.list_marks()
-                listed.add(marker.scheduler)
+                marks += _guard(marker.list_marks)
             except MarkError as exc:
                 self._observer.count_write(exc.result)
-                log.warning("%s marks cannot be read: %s", marker.scheduler, exc)
-        return marks, listed
+                unlisted[marker.scheduler] = f"{marker.scheduler} marks cannot be read: {exc}"
+        return marks, unlisted
 
     def _objection(self, mark: Mark, decision: Decision) -> str:
         """Why the live object must not carry its mark any longer; "" when it may, or when it cannot be read."""
         try:
-            self._markers[mark.name.scheduler].check(decision, self._read_wall())
+            _guard(self._markers[mark.name.scheduler].check, decision, self._read_wall())
         except Refused as exc:
             return str(exc)
         except MarkError as exc:
@@ -143,7 +165,7 @@ class Cycle:
     def _withdraw(self, withdrawal: Withdrawal) -> None:
         mark, reason = withdrawal
         try:
-            self._markers[mark.name.scheduler].withdraw(mark, reason, self._read_wall())
+            _guard(self._markers[mark.name.scheduler].withdraw, mark, reason, self._read_wall())
         except MarkError as exc:
             self._observer.count_write(exc.result)
             log.warning("%s: %s not withdrawn: %s", mark.name, mark.stage, exc)
@@ -162,7 +184,7 @@ class Cycle:
                 self._observer.count_skip("limit")
                 continue
             try:
-                self._markers[decision.name.scheduler].write(decision, self._read_wall())
+                _guard(self._markers[decision.name.scheduler].write, decision, self._read_wall())
             except Refused as exc:
                 self._observer.count_skip(exc.reason)
                 refusals[decision.name] = exc.reason

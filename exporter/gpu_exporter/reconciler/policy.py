@@ -14,7 +14,8 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence
 
 LABEL = "gpu-exporter.io/utilization"
-LABELLED = ("candidate", "underused", "partial")
+UNDERUSED = "underused"  # the stage on which others act
+LABELLED = ("candidate", UNDERUSED, "partial")
 
 
 class Decision(NamedTuple):
@@ -68,7 +69,7 @@ def _decide_holder(holder: HolderEvidence, evidence: Evidence, policy: Policy) -
         since,
         next(iter(holder.incarnations)) if len(holder.incarnations) == 1 else "",
         max(starts, default=None),
-        policy.underused_after if stage == "underused" else policy.candidate_after,
+        policy.underused_after if stage == UNDERUSED else policy.candidate_after,
     )
 
 
@@ -110,7 +111,7 @@ def _judge(holder: HolderEvidence, evidence: Evidence, policy: Policy) -> tuple[
         return "candidate", f"{_all(holder.held)} idle for {_minutes(shortest)}"
     if not all((unit.witnesses or 0) >= 2 for unit in units):
         return "candidate", f"idle for {_minutes(shortest)}, but utilization is the only witness"
-    return "underused", f"{_all(holder.held)} idle for {_minutes(shortest)}"
+    return UNDERUSED, f"{_all(holder.held)} idle for {_minutes(shortest)}"
 
 
 def merge_units(units: Sequence[UnitEvidence]) -> list[UnitEvidence]:

@@ -48,10 +48,49 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $text -}}
 {{- end }}
 
-{{/* Env that every container gets, then the site's own. */}}
+{{/* What every container may do: nothing. */}}
 {{- define "gpu-exporter.securityContext" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{/* What the reconciler and its cleanup have in common: of the pod, of the container, and their rights. */}}
+{{- define "gpu-exporter.reconcilerPod" -}}
+enableServiceLinks: false
+hostNetwork: {{ .Values.reconciler.hostNetwork }}
+{{- with .Values.reconciler.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext: {runAsNonRoot: true, runAsUser: 65532, runAsGroup: 65532}
+{{- with .Values.reconciler.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.reconciler.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.reconciler.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- define "gpu-exporter.reconcilerContainer" -}}
+image: {{ include "gpu-exporter.image" (dict "root" . "image" .Values.reconciler.image) }}
+imagePullPolicy: {{ .Values.reconciler.image.pullPolicy }}
+{{- with .Values.reconciler.extraEnv }}
+env: {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext: {{- include "gpu-exporter.securityContext" . | nindent 2 }}
+{{- end }}
+
+{{- define "gpu-exporter.reconcilerRules" -}}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, patch]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create]
 {{- end }}
