@@ -100,6 +100,20 @@ def build_all(alerts: Alerts, overrides: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def write_or_check(files: Mapping[Path, str], check: bool) -> int:
+    """Write generated files, or with `check` name those that differ; the exit code."""
+    stale = 0
+    for path, text in files.items():
+        if not check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path}")
+        elif not path.exists() or path.read_text("utf-8") != text:
+            print(f"{path} is stale: run `make generate`", file=sys.stderr)
+            stale = 1
+    return stale
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Build the Prometheus rules.", allow_abbrev=False)
     parser.add_argument("--output", type=Path, default=HERE / "rules", help="directory (default alerts/rules)")
@@ -115,17 +129,7 @@ def main(arguments: list[str]) -> int:
     except (BuildError, ConfigError) as exc:
         print(f"build.py: {exc}", file=sys.stderr)
         return 2
-    stale = 0
-    for name, text in files.items():
-        path = options.output / name
-        if not options.check:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            print(f"wrote {path}")
-        elif not path.exists() or path.read_text("utf-8") != text:
-            print(f"{path} is stale: run `make generate`", file=sys.stderr)
-            stale = 1
-    return stale
+    return write_or_check({options.output / name: text for name, text in files.items()}, options.check)
 
 
 if __name__ == "__main__":

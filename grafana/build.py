@@ -21,6 +21,7 @@ if sys.version_info < (3, 11):  # the SDK's requirement; what it generates needs
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "exporter")]  # so that it runs from a checkout, not installed
 
+from alerts.build import write_or_check  # noqa: E402 - after the path is set
 from grafana.panels import build_dashboard  # noqa: E402
 from grafana_foundation_sdk.cog.encoder import JSONEncoder  # noqa: E402 - after the path is set
 from grafana_foundation_sdk.models.dashboard import Dashboard  # noqa: E402
@@ -52,17 +53,7 @@ def main(arguments: list[str]) -> int:
     except ConfigError as exc:
         sys.stderr.write(f"build.py: {exc}\n")
         return 2
-    stale = 0
-    for name, text in files.items():
-        path = options.output / name
-        if not options.check:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            sys.stdout.write(f"wrote {path}\n")
-        elif not path.exists() or path.read_text("utf-8") != text:
-            sys.stderr.write(f"{path} is stale: run `make generate`\n")
-            stale = 1
-    return stale
+    return write_or_check({options.output / name: text for name, text in files.items()}, options.check)
 
 
 if __name__ == "__main__":

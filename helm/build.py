@@ -18,7 +18,7 @@ ROOT = HERE.parent
 CHART = HERE / "gpu-exporter"
 sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]  # so that it runs from a checkout that is not installed
 
-from alerts.build import KEY, TARGET, build_rules  # noqa: E402 - after the path is set
+from alerts.build import KEY, TARGET, build_rules, write_or_check  # noqa: E402 - after the path is set
 
 from gpu_exporter.config import format_duration  # noqa: E402
 from gpu_exporter.defaults import DURATIONS, Alerts, Settings  # noqa: E402
@@ -66,15 +66,7 @@ def build_all() -> dict[Path, str]:
 
 
 def main(arguments: list[str]) -> int:
-    stale = 0
-    for path, text in build_all().items():
-        if "--check" not in arguments:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        elif not path.exists() or path.read_text("utf-8") != text:
-            sys.stderr.write(f"{path} is stale: run `make generate`\n")
-            stale = 1
-    return stale
+    return write_or_check(build_all(), "--check" in arguments)
 
 
 if __name__ == "__main__":
