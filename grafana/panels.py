@@ -16,15 +16,15 @@ from gpu_exporter.defaults import Settings
 UID = "gpu-exporter-allocation"
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 TENANTS_SHOWN = 10  # bars that fit
-GPU_HOURS = "suffix: GPU-h"  # Grafana's own unit for hours would turn 120 of them into 5 days
+GPU_HOURS = "suffix:GPU-h"  # Grafana's own unit for hours would turn 120 of them into 5 days
 USED, IDLE, IDLE_LONG, UNKNOWN, NEUTRAL = "green", "yellow", "orange", "purple", "blue"
 STATE_COLORS = {
     "unknown": UNKNOWN,
     "held_no_process": IDLE_LONG,
     "held_idle": IDLE_LONG,
     "throttled": "red",
-    "bursty": IDLE,
-    "low": IDLE,
+    "bursty": "light-green",
+    "low": "light-green",
     "healthy": USED,
 }
 # By the names that Grafana gives them; what is left out here is needed only to tell rows apart.
@@ -40,6 +40,18 @@ HOLDER_COLUMNS = {
     "Value #utilization": "Utilization",
     "Value #idle": "Idle for",
     "Value #holders": "Held since",
+}
+HOLDER_WIDTHS = {  # the holder takes the rest; without widths all columns get 150 pixels and the last ones fall off
+    "User": 100,
+    "Account": 110,
+    "Node": 130,
+    "GPU": 75,
+    "MIG": 75,
+    "Model": 160,
+    "State": 150,
+    "Utilization": 125,
+    "Idle for": 125,
+    "Held since": 165,
 }
 HOLDER_HIDDEN = ("Time", "uuid", "mig_uuid", "instance", "scheduler", "namespace", "pod", "container", "job_id")
 TENANT_COLUMNS = {
@@ -112,7 +124,9 @@ class _Builder:
         self._next_id += 1
         return self._next_id
 
-    def _add_stat(self, title: str, description: str, expression: str, color: str, place: models.GridPos) -> None:
+    def _add_stat(
+        self, title: str, description: str, expression: str, color: str, place: models.GridPos, decimals: int = 0
+    ) -> None:
         """A number. `color` "alarm" is green at 0 and red above."""
         panel = (
             stat.Panel()
@@ -122,7 +136,9 @@ class _Builder:
             .datasource(DATASOURCE)
             .grid_pos(place)
             .unit("none")
+            .decimals(decimals)
             .no_value("unknown")
+            .mappings(_unknown_map())
             .graph_mode(shapes.BigValueGraphMode.NONE)
             .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
             .with_target(_instant("A", expression))
@@ -156,20 +172,32 @@ class _Builder:
                     USED,
                 ),
                 (
-                    f"Held and idle for {idle_for} or more",
+                    f"Idle under {idle_for}",
+                    f"Held GPUs that are known to be idle, for less than {idle_for}. {by_share}",
+                    queries.idle_short,
+                    IDLE,
+                ),
+                (
+                    f"Idle for {idle_for} or more",
                     f"Held GPUs that are known to have done nothing at all for {idle_for} without a break. {by_share}",
                     queries.idle_long,
                     IDLE_LONG,
                 ),
                 (
-                    "Held, use unknown",
+                    "Use unknown",
                     "Held GPUs of which nobody can tell whether they are used: no source, lost, no fresh sample, or "
                     f"seen for less than {newcomer}. They are not counted as idle. {by_share}",
                     queries.unknown,
                     UNKNOWN,
                 ),
                 (
-                    "GPUs without data",
+                    "Free",
+                    f"GPUs that answer and that nobody holds. Not filtered by namespace. {by_share}",
+                    queries.free,
+                    "text",
+                ),
+                (
+                    "Without data",
                     f"GPUs that were reported in the last {idle_for} and now are lost, have no fresh sample, belong to "
                     "an exporter that is silent, or whose holder cannot be told. Not filtered by namespace.",
                     queries.no_data,
@@ -177,7 +205,14 @@ class _Builder:
                 ),
             )
         ):
-            self._add_stat(title, description, expression, color, models.GridPos(h=4, w=4, x=4 * column, y=0))
+            self._add_stat(
+                title,
+                description,
+                expression,
+                color,
+                models.GridPos(h=4, w=3, x=3 * column, y=0),
+                int("share" in description),
+            )
 
     def _add_history(self) -> None:
         queries = self._queries
@@ -189,7 +224,8 @@ class _Builder:
                 "none",
                 models.GridPos(h=9, w=24, x=0, y=4),
             )
-            .fill_opacity(35)
+            .fill_opacity(70)
+            .line_width(0)
             .stacking(common.StackingConfig().mode(shapes.StackingMode.NORMAL).group("parts"))
         )
         parts = (
@@ -219,7 +255,7 @@ class _Builder:
                 "One row for each GPU or MIG instance that a pod or a Slurm job holds. Utilization: mean over the last "
                 f"{queries.state_window}. Idle for: how long it is known to have done nothing, without a break. Both "
                 "say unknown where there is no proof. Held since: start told by the scheduler, else when first seen.",
-                models.GridPos(h=12, w=24, x=0, y=13),
+                models.GridPos(h=14, w=24, x=0, y=13),
                 HOLDER_COLUMNS,
                 HOLDER_HIDDEN,
                 sort_by="Idle for",
@@ -232,10 +268,44 @@ class _Builder:
                 [
                     models.DynamicConfigValue("unit", "percentunit"),
                     models.DynamicConfigValue("decimals", 0),
+                    *_colored(),
                     *_or_unknown(),
                 ],
             )
-            .override_by_name("Idle for", [models.DynamicConfigValue("unit", "dtdurations"), *_or_unknown()])
+            .override_by_name(
+                "Idle for",
+                [
+                    models.DynamicConfigValue("unit", "s"),
+                    models.DynamicConfigValue("decimals", 1),  # 5.3 hours
+                    models.DynamicConfigValue("custom.cellOptions", {"type": "color-text"}),
+                    models.DynamicConfigValue("color", {"mode": "thresholds"}),
+                    models.DynamicConfigValue(
+                        "thresholds",
+                        {
+                            "mode": "absolute",
+                            "steps": [
+                                {"value": None, "color": "text"},
+                                {"value": 60, "color": IDLE},
+                                {"value": self._settings.policy.candidate_after, "color": IDLE_LONG},
+                            ],
+                        },
+                    ),
+                    *_or_unknown(),
+                ],
+            )
+            .override_by_name(
+                "Model",
+                [
+                    models.DynamicConfigValue(
+                        "mappings",
+                        [
+                            models.RegexMap(
+                                models.DashboardRegexMapOptions("^NVIDIA (.+)$", models.ValueMappingResult(text="$1"))
+                            )
+                        ],
+                    )
+                ],
+            )
             .override_by_name("Held since", [models.DynamicConfigValue("unit", "dateTimeAsIso")])
             .override_by_name(
                 "State",
@@ -245,6 +315,8 @@ class _Builder:
                 ],
             )
         )
+        for name, width in HOLDER_WIDTHS.items():
+            panel.override_by_name(name, [models.DynamicConfigValue("custom.width", width)])
         self._dashboard.with_panel(panel)
 
     def _add_hours(self) -> None:
@@ -259,12 +331,16 @@ class _Builder:
                 "A MIG instance or a shared GPU counts by its share."
             )
             .datasource(DATASOURCE)
-            .grid_pos(models.GridPos(h=9, w=10, x=0, y=25))
+            .grid_pos(models.GridPos(h=10, w=10, x=0, y=27))
             .unit(GPU_HOURS)
             .decimals(1)
             .min(0)
             .orientation(shapes.VizOrientation.HORIZONTAL)
             .display_mode(shapes.BarGaugeDisplayMode.BASIC)
+            .name_placement(shapes.BarGaugeNamePlacement.LEFT)
+            .sizing(shapes.BarGaugeSizing.MANUAL)
+            .min_viz_height(16)
+            .max_viz_height(32)
             .color_scheme(_fixed(IDLE_LONG))
             .with_target(_instant("A", f"sort_desc(topk({TENANTS_SHOWN}, {queries.idle_hours}))", "{{tenant}}"))
         )
@@ -273,7 +349,7 @@ class _Builder:
             "GPU-hours by namespace or account",
             "Hours in the dashboard's range: held in all, of these known to be idle, and of unknown use. Idle share: "
             "idle hours of the hours in which use is known.",
-            models.GridPos(h=9, w=14, x=10, y=25),
+            models.GridPos(h=10, w=14, x=10, y=27),
             TENANT_COLUMNS,
             ("Time",),
             sort_by="Idle",
@@ -282,9 +358,11 @@ class _Builder:
             [
                 models.DynamicConfigValue("unit", "percentunit"),
                 models.DynamicConfigValue("decimals", 0),
+                *_colored(),
                 *_or_unknown(),
             ],
         )
+        panel.override_by_name("Namespace or account", [models.DynamicConfigValue("custom.width", 260)])
         for ref_id, expression in (
             ("held", queries.held_hours),
             ("idle", queries.idle_hours),
@@ -294,7 +372,7 @@ class _Builder:
             panel.with_target(_instant(ref_id, expression, in_table=True))
         for name in ("Held", "Idle", "Unknown"):
             properties = [models.DynamicConfigValue("unit", GPU_HOURS), models.DynamicConfigValue("decimals", 1)]
-            panel.override_by_name(name, [*properties, *(_or_unknown() if name == "Idle" else [])])
+            panel.override_by_name(name, [*properties, *([*_colored(), *_or_unknown()] if name == "Idle" else [])])
         self._dashboard.with_panel(panel)
 
     def _add_nodes(self) -> None:
@@ -303,7 +381,7 @@ class _Builder:
             "Power by node",
             "Power of all GPUs of the node that tell their power, held or not, with a fresh sample.",
             "watt",
-            models.GridPos(h=8, w=12, x=0, y=34),
+            models.GridPos(h=8, w=12, x=0, y=37),
         )
         self._dashboard.with_panel(power.min(0).with_target(_range("A", queries.power, "{{node}}")))
         utilization = self._graph(
@@ -311,7 +389,7 @@ class _Builder:
             "Share of time in which a kernel ran, mean over the node's GPUs, held or not, for the time in which it is "
             "known. MIG instances have a line of their own, since a GPU in MIG mode tells nothing as a whole.",
             "percentunit",
-            models.GridPos(h=8, w=12, x=12, y=34),
+            models.GridPos(h=8, w=12, x=12, y=37),
         )
         self._dashboard.with_panel(
             utilization.min(0)
@@ -321,7 +399,7 @@ class _Builder:
         )
 
     def _add_health(self) -> None:
-        queries, y = self._queries, 43
+        queries, y = self._queries, 46
         self._dashboard.with_row(
             builders.Row("Exporter health").id(self._id()).grid_pos(models.GridPos(h=1, w=24, x=0, y=y - 1))
         )
@@ -355,10 +433,22 @@ class _Builder:
         age = self._graph(
             "Age of the last sample",
             "Time since any GPU of the node last answered. A node whose line ends has an exporter that is silent.",
-            "s",
+            "suffix:s",
             models.GridPos(h=8, w=8, x=8, y=y),
         )
-        self._dashboard.with_panel(age.min(0).with_target(_range("A", queries.sample_age, "{{node}}")))
+        self._dashboard.with_panel(
+            age.min(0)
+            .axis_soft_max(self._settings.alerts.fresh_max)
+            .thresholds(
+                builders.ThresholdsConfig()
+                .mode(models.ThresholdsMode.ABSOLUTE)
+                .steps(
+                    [models.Threshold(None, "transparent"), models.Threshold(self._settings.alerts.fresh_max, "red")]
+                )
+            )
+            .thresholds_style(common.GraphThresholdsStyleConfig().mode(shapes.GraphThresholdsStyleMode.DASHED))
+            .with_target(_range("A", queries.sample_age, "{{node}}"))
+        )
         coverage = self._graph(
             "Coverage",
             "Share of the time held for which use is known, mean over the node's holders. Alerts and labels need a "
@@ -436,13 +526,26 @@ def _fixed(color: str) -> builders.FieldColor:
     return builders.FieldColor().mode(models.FieldColorModeId.FIXED).fixed_color(color)
 
 
+def _colored() -> list[models.DynamicConfigValue]:
+    """Paints the text, so that the color of `unknown` is seen: a cell of type auto has none."""
+    return [
+        models.DynamicConfigValue("custom.cellOptions", {"type": "color-text"}),
+        models.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": "text"}),
+    ]
+
+
 def _or_unknown() -> list[models.DynamicConfigValue]:
     """An empty cell says that nothing is known, so that nobody reads it as 0."""
-    result = models.ValueMappingResult(text="unknown", color=UNKNOWN)
-    options = models.DashboardSpecialValueMapOptions(models.SpecialValueMatch.NULL_AND_NAN, result)
     return [
-        models.DynamicConfigValue("mappings", [models.SpecialValueMap(options)]),
+        models.DynamicConfigValue("mappings", _unknown_map()),
         models.DynamicConfigValue("noValue", "unknown"),
+    ]
+
+
+def _unknown_map() -> list[models.SpecialValueMap]:
+    result = models.ValueMappingResult(text="unknown", color=UNKNOWN)
+    return [
+        models.SpecialValueMap(models.DashboardSpecialValueMapOptions(models.SpecialValueMatch.NULL_AND_NAN, result))
     ]
 
 

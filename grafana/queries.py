@@ -60,6 +60,11 @@ class Queries:
             f"count({ever} unless on (uuid) ({answering} and on ({TARGET}, uuid) ({holder_known}))) or 0 * {self.total}"
         )
 
+        # Nothing held is believed only where gpu_allocated says so; no `or 0`: without data it is unknown.
+        told = f"{answering} and on ({TARGET}, uuid) gpu_allocated{{{ON_NODES}}}"
+        shares = f"sum by ({TARGET}, uuid) (max by ({KEY}) (gpu_allocation_share_ratio{{{ON_NODES}}}))"
+        self.free = f"sum(clamp_min(1 - (({shares} and on ({TARGET}, uuid) ({told})) or 0 * ({told})), 0))"
+
         start = f"max by ({KEY}) (gpu_allocation_start_timestamp_seconds{{{HELD}}})"
         self.holders = _name_holder(
             f"{start} * 1000"  # Grafana's dates are milliseconds
@@ -94,7 +99,10 @@ class Queries:
         self.exporters_silent = f"count({lately} unless on ({TARGET}) {reporting}) or 0 * count({lately})"
         self.driver_down = _count_zeros("gpu_driver_up")
         self.sources_down = _count_zeros("gpu_exporter_attribution_up")
-        self.sample_age = f"time() - min by (node) (gpu_exporter_last_sample_timestamp_seconds{{{ON_NODES}}})"
+        self.sample_age = (
+            f"max by (node) (timestamp(gpu_exporter_last_sample_timestamp_seconds{{{ON_NODES}}})"
+            f" - gpu_exporter_last_sample_timestamp_seconds{{{ON_NODES}}})"
+        )
         held_rate = f"sum by (node) (rate(gpu_allocation_held_seconds_total{{{HELD}}}[$__rate_interval]))"
         observed_rate = f"sum by (node) (rate(gpu_allocation_observed_seconds_total{{{HELD}}}[$__rate_interval]))"
         self.coverage = f"clamp_max(({observed_rate} or 0 * {held_rate}) / ({held_rate} > 0), 1)"

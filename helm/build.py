@@ -23,7 +23,7 @@ from alerts.build import KEY, TARGET, build_rules, write_or_check  # noqa: E402 
 from gpu_exporter.config import format_duration  # noqa: E402
 from gpu_exporter.defaults import DURATIONS, Alerts, Settings  # noqa: E402
 
-DURATION = r"^[0-9]+(\.[0-9]+)?(ms|s|m|h)$"
+DURATION = r"^[0-9]*[1-9][0-9]*(\.[0-9]+)?(ms|s|m|h)$"  # above 0, as the configuration asks
 
 
 def settings_schema() -> dict[str, Any]:
@@ -35,7 +35,9 @@ def settings_schema() -> dict[str, Any]:
             if f"{section}.{key}" in DURATIONS:
                 keys[key] = {"type": "string", "pattern": DURATION}
             else:
-                keys[key] = {"type": "integer" if isinstance(default, int) else "number", "exclusiveMinimum": 0}
+                share = isinstance(default, float)  # as in config.check_value: what is no duration and no count
+                keys[key] = {"type": "number" if share else "integer", "exclusiveMinimum": 0}
+                keys[key] |= {"maximum": 1} if share else {}
         sections[section] = {"type": "object", "additionalProperties": False, "properties": keys}
     return {"type": "object", "additionalProperties": False, "properties": sections}
 

@@ -224,6 +224,8 @@ def _reconcile(given: list[str]) -> int:
     set_up_logging(options.log_level, options.log_format)
     if options.apply and options.explain:
         parser.error("--explain writes nothing: leave --apply out")
+    if options.remove_all and (options.once or options.explain or options.format != "table"):
+        parser.error("--remove-all takes neither --once nor --explain nor --format")
     policy = settings.policy
     try:
         acts = options.apply or options.remove_all

@@ -90,6 +90,13 @@ def _duration(text: str) -> float:
         raise argparse.ArgumentTypeError(str(exc)) from exc
 
 
+def _positive_duration(text: str) -> float:
+    seconds = _duration(text)
+    if seconds <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} must be above 0")
+    return seconds
+
+
 def _add_common(parser: Parser) -> None:
     parser.flag("--config.file", dest="config_file", type=Path, default=None, help="YAML file over the defaults")
     parser.flag(
@@ -294,7 +301,7 @@ def build_reconcile_parser() -> Parser:
         default="table",
         help="form of --once (default table)",
     )
-    parser.flag("--interval", type=_duration, default="30s", help="time between two cycles (default 30s)")
+    parser.flag("--interval", type=_positive_duration, default="30s", help="time between two cycles (default 30s)")
     _add_common(parser)
     return parser
 

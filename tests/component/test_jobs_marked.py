@@ -92,8 +92,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench(marker: JobMarker) -> Bench:
-    return Bench(marker)
+def bench(cluster: Cluster, marker: JobMarker) -> Iterator[Bench]:
+    yield Bench(marker)
+    cluster.slurm.cancel_all()
 
 
 def run_job(cluster: Cluster, *flags: str) -> tuple[str, float]:
@@ -118,7 +119,6 @@ def test_a_mark_comes_grows_and_goes_with_the_first_activity(cluster: Cluster, b
     assert bench.run() == (["withdrawn"], [])
     assert cluster.read(job) == ""
     assert bench.run() == ([], [])
-    cluster.slurm.cancel_all()
 
 
 def test_a_text_of_the_owner_is_never_overwritten(cluster: Cluster, bench: Bench) -> None:
@@ -130,7 +130,6 @@ def test_a_text_of_the_owner_is_never_overwritten(cluster: Cluster, bench: Bench
     bench.runs.clear()
     assert bench.run() == ([], [])
     assert cluster.read(job) == text
-    cluster.slurm.cancel_all()
 
 
 def test_a_job_that_was_started_anew_is_not_marked_and_loses_the_old_mark(cluster: Cluster, bench: Bench) -> None:
@@ -148,7 +147,6 @@ def test_a_job_that_was_started_anew_is_not_marked_and_loses_the_old_mark(cluste
     cluster.slurm.run("scancel", job)
     ended = (["not_running"], ["replaced"])  # 24.11 lists it no more
     wait_for(lambda: bench.run()[1] in ended, "the end of the job", 20, 0.2)
-    cluster.slurm.cancel_all()
 
 
 def test_of_an_array_only_the_task_is_marked(cluster: Cluster, bench: Bench) -> None:
@@ -164,6 +162,21 @@ def test_of_an_array_only_the_task_is_marked(cluster: Cluster, bench: Bench) -> 
     bench.runs[array] = (cluster.start_of(array), 0.0)
     assert bench.run() == (["withdrawn"], [])
     assert cluster.read(array) == ""
+
+
+def test_of_a_heterogeneous_job_only_the_component_is_marked(cluster: Cluster, bench: Bench) -> None:
+    leader = cluster.slurm.submit("--gres=gpu:1", ":", "-n1", "--gres=gpu:1")
+    rows = cluster.slurm.run("squeue", "-h", "-j", leader, "-O", "JobID:20").split()
+    (other,) = set(rows) - {leader}
+    cluster.slurm.run("scontrol", "update", f"JobId={leader}+1", f"{cluster.field}=my own text")
+    wait_for(lambda: time.time() - cluster.start_of(leader) > 3, "the job to be a few seconds old")
+    bench.runs[leader] = (cluster.start_of(leader), 2.5)
+    assert bench.run() == (["written"], [])
+    assert cluster.read(leader).startswith("gpu-exporter.io/utilization=underused")
+    assert cluster.read(other) == "my own text"
+    bench.runs[leader] = (cluster.start_of(leader), 0.0)
+    assert bench.run() == (["withdrawn"], [])
+    assert (cluster.read(leader), cluster.read(other)) == ("", "my own text")
 
 
 def test_remove_all_lists_and_with_apply_withdraws(cluster: Cluster, bench: Bench) -> None:

@@ -136,6 +136,31 @@ def test_a_restarted_kubelet_that_lists_nothing_is_not_believed_at_once_even_wit
     assert source.poll().claims == []
 
 
+def test_a_kubelet_that_restarts_twice_is_asked_twice_each_time(
+    kubelet: Kubelet, source: KubeletSource, clock: ManualClock
+) -> None:
+    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
+    source.poll()
+    held = dict(kubelet.pods)
+    kubelet.pods.clear()
+    for _ in range(2):
+        kubelet.stop()
+        clock.advance(5.0)
+        with pytest.raises(SourceError, match="does not answer"):
+            source.poll()
+        kubelet.start()
+        clock.advance(5.0)
+        with pytest.raises(SourceError, match="no longer lists"):
+            source.poll()
+    kubelet.stop()
+    kubelet.start()
+    clock.advance(5.0)
+    with pytest.raises(SourceError, match="no longer lists"):
+        source.poll()
+    kubelet.pods = held
+    assert len(source.poll().claims) == 1
+
+
 def test_a_restarted_kubelet_that_lists_some_pods_is_not_believed_at_once(
     kubelet: Kubelet, source: KubeletSource, clock: ManualClock
 ) -> None:

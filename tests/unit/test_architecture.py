@@ -62,7 +62,7 @@ ALLOWED = {
 THIRD_PARTY = {
     "devices": {"pynvml", "yaml"},
     "attribution": {"h2", "yaml"},
-    "reconciler": {"prometheus_client", "kubernetes", "urllib3"},
+    "reconciler": {"prometheus_client", "kubernetes", "urllib3", "yaml"},
     "config": {"yaml"},
     "app": {"prometheus_client"},
 }

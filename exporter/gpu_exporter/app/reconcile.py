@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from gpu_exporter.app.serve import repeat, stop_on_signal
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.cycle import Cycle
+from gpu_exporter.reconciler.cycle import Cycle, guard
 from gpu_exporter.reconciler.direct import ExporterSource
 from gpu_exporter.reconciler.evidence import EvidenceError, EvidenceSource
 from gpu_exporter.reconciler.jobs import JobMarker
@@ -99,7 +99,8 @@ def apply_forever(
 
 
 def apply_once(source: EvidenceSource, markers: Sequence[Marker], policy: Policy, telemetry: Telemetry) -> int:
-    """One cycle that writes; the exit code. Marks without evidence stay: a single cycle cannot tell for how long."""
+    """One cycle that writes; the exit code. Marks without evidence go at once: a single cycle cannot wait for it."""
+    policy = policy._replace(unsupported_max=0.0)
     problem = _apply_cycle(Cycle(source, markers, policy, telemetry, time.monotonic, time.time), telemetry)
     if problem:
         log.warning("not all evidence is there: %s", problem)
@@ -117,11 +118,11 @@ def remove_all(markers: Sequence[Marker], apply: bool) -> int:
     """Print every mark, withdraw it when told to; the exit code. Raises MarkError when they cannot be listed."""
     code = 0
     for marker in markers:
-        for mark in marker.list_marks():
+        for mark in guard(marker.list_marks):
             outcome = "would be withdrawn with --apply"
             if apply:
                 try:
-                    marker.withdraw(mark, "all marks are removed", time.time())
+                    guard(marker.withdraw, mark, "all marks are removed", time.time())
                     outcome = "withdrawn"
                 except MarkError as exc:
                     outcome = f"not withdrawn: {exc}"

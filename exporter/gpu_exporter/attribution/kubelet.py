@@ -97,7 +97,7 @@ class KubeletSource:
         self._empty_confirm_s = empty_confirm_s
         self._held: set[tuple[str, str]] = set()  # pods with GPUs in the last answer that was believed
         self._kubelet: tuple[int, int] | None = None  # which kubelet gave it
-        self._lacking_since: float | None = None
+        self._lacking: tuple[float, tuple[int, int] | None] | None = None  # since when, and which kubelet's answers
         self._uids: dict[tuple[str, str], str] = {}
         self._left: set[str] = set()  # UIDs of pods that were replaced: their directories stay for a while
 
@@ -124,6 +124,7 @@ class KubeletSource:
         try:
             return parse_pod_resources(call(str(self._socket), LIST, b"", self._timeout_s))
         except (CallError, ProtobufError) as exc:
+            self._lacking = None  # two answers in a row are asked for
             hint = ""
             if isinstance(exc.__cause__, PermissionError):
                 hint = "; run as uid 0 or pass --no-attribution.kubelet"
@@ -135,12 +136,12 @@ class KubeletSource:
         missing = self._held - held
         if missing and (kubelet != self._kubelet or not (held or self._shows_devices())):
             now = self._clock.monotonic()
-            if self._lacking_since is None:
-                self._lacking_since = now
-            if now - self._lacking_since < self._empty_confirm_s:
+            if self._lacking is None or self._lacking[1] != kubelet:
+                self._lacking = (now, kubelet)
+            if now - self._lacking[0] < self._empty_confirm_s:
                 lost = f"kubelet no longer lists {len(missing)} pods"
                 raise SourceError(f"{lost}; waiting for a second answer, it may have just restarted")
-        self._held, self._kubelet, self._lacking_since = held, kubelet, None
+        self._held, self._kubelet, self._lacking = held, kubelet, None
 
     def _identify(self) -> tuple[int, int] | None:
         """The socket's inode and time: every start of a kubelet makes a new one."""

@@ -61,7 +61,9 @@ def plan(decisions: Sequence[Decision], marks: Sequence[Mark], unsupported: Call
         if mark.ended:
             result.withdrawals.append(Withdrawal(mark, "it runs no more"))
         elif decision is None or decision.stage == "unknown":
-            if unsupported(mark):
+            if decision is not None and decision.active and mark.stage != "partial":
+                result.withdrawals.append(Withdrawal(mark, f"one of its GPUs is active; of others: {decision.reason}"))
+            elif unsupported(mark):
                 known = "no series tells of it" if decision is None else decision.reason
                 result.withdrawals.append(Withdrawal(mark, f"no evidence any more: {known}"))
         elif decision.stage not in LABELLED:
@@ -78,7 +80,7 @@ def plan(decisions: Sequence[Decision], marks: Sequence[Mark], unsupported: Call
     return result
 
 
-def _guard(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+def guard(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
     """Call; what one live object causes, unforeseen, becomes a MarkError, and costs no other its withdrawal."""
     try:
         return function(*arguments, **options)
@@ -109,35 +111,43 @@ class Cycle:
         self._read_wall = read_wall
         self._supported: dict[HolderName, float] = {}  # monotonic seconds
         self._refusals: dict[HolderName, str] = {}
+        self._failed = 0
         self.standing: dict[HolderName, str] = {}
         """Stage of every mark that stands after the cycle."""
 
     def run(self) -> str:
         """One cycle; what was missing for it, "" when all went well. Raises nothing."""
+        self._failed = 0
         marks, unlisted = self._list_marks()
         problems = list(unlisted.values())
         decisions: list[Decision] = []
+        wall = self._read_wall()
         try:
             evidence = self._source.read_evidence([mark.name for mark in marks])
             decisions = [d for d in decide(evidence, self._policy) if d.name.scheduler not in unlisted]
             problems += evidence.problems[:3]
         except EvidenceError as exc:  # marks then age as if their holders had no series
             problems.append(str(exc))
+        except Exception as exc:  # a fault of ours must not leave marks standing
+            log.exception("unforeseen")
+            problems.append(f"unforeseen {type(exc).__name__}: {exc}")
         now = self._read_monotonic()
         before = {name: since for name, since in self._supported.items() if name.scheduler in unlisted}
         self._supported = before | {mark.name: self._supported.get(mark.name, now) for mark in marks}
         standing = {name: stage for name, stage in self.standing.items() if name.scheduler in unlisted}
         self.standing = standing | {mark.name: mark.stage for mark in marks}
         work = plan(decisions, marks, lambda mark: now - self._supported[mark.name] >= self._policy.unsupported_max)
+        for withdrawal in work.withdrawals:
+            self._withdraw(withdrawal)
         refused: set[HolderName] = set()
         for mark, decision in work.kept:
             self._supported[mark.name] = now
             if reason := self._objection(mark, decision):
-                work.withdrawals.append(Withdrawal(mark, reason))
+                self._withdraw(Withdrawal(mark, reason))
                 refused.add(mark.name)
-        for withdrawal in work.withdrawals:
-            self._withdraw(withdrawal)
-        self._write_all([decision for decision in work.writes if decision.name not in refused], now)
+        self._write_all([decision for decision in work.writes if decision.name not in refused], now, wall)
+        if self._failed:
+            problems.append(f"{self._failed} marks could not be withdrawn")
         return "; ".join(problems)
 
     def _list_marks(self) -> tuple[list[Mark], dict[str, str]]:
@@ -146,7 +156,7 @@ class Cycle:
         unlisted: dict[str, str] = {}
         for marker in self._markers.values():
             try:
-                marks += _guard(marker.list_marks)
+                marks += guard(marker.list_marks)
             except MarkError as exc:
                 self._observer.count_write(exc.result)
                 unlisted[marker.scheduler] = f"{marker.scheduler} marks cannot be read: {exc}"
@@ -155,7 +165,7 @@ class Cycle:
     def _objection(self, mark: Mark, decision: Decision) -> str:
         """Why the live object must not carry its mark any longer; "" when it may, or when it cannot be read."""
         try:
-            _guard(self._markers[mark.name.scheduler].check, decision, self._read_wall())
+            guard(self._markers[mark.name.scheduler].check, decision, self._read_wall())
         except Refused as exc:
             return str(exc)
         except MarkError as exc:
@@ -165,26 +175,31 @@ class Cycle:
     def _withdraw(self, withdrawal: Withdrawal) -> None:
         mark, reason = withdrawal
         try:
-            _guard(self._markers[mark.name.scheduler].withdraw, mark, reason, self._read_wall())
+            guard(self._markers[mark.name.scheduler].withdraw, mark, reason, self._read_wall())
         except MarkError as exc:
             self._observer.count_write(exc.result)
             log.warning("%s: %s not withdrawn: %s", mark.name, mark.stage, exc)
             if exc.result != "replaced":
+                self._failed += 1
                 return
         else:
             self._observer.count_write("withdrawn")
             log.info("%s: withdrew %s: %s", mark.name, mark.stage, reason)
         self.standing.pop(mark.name, None)
 
-    def _write_all(self, decisions: Sequence[Decision], now: float) -> None:
+    def _write_all(self, decisions: Sequence[Decision], now: float, wall: float) -> None:
+        """Set marks on evidence of `wall`, while it is fresh: a slow API server must not make it old."""
         written = 0
         refusals: dict[HolderName, str] = {}
         for decision in decisions:
             if written >= self._policy.new_marks_max:
                 self._observer.count_skip("limit")
                 continue
+            if not self._read_wall() - wall < self._policy.fresh_min:
+                self._observer.count_skip("stale")
+                continue
             try:
-                _guard(self._markers[decision.name.scheduler].write, decision, self._read_wall())
+                guard(self._markers[decision.name.scheduler].write, decision, self._read_wall())
             except Refused as exc:
                 self._observer.count_skip(exc.reason)
                 refusals[decision.name] = exc.reason

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -31,6 +32,7 @@ from gpu_exporter.reconciler.evidence import (
 
 MAX_EXPORTERS = 200
 SAMPLE_EACH_S = 60.0
+FETCHES = 16  # at once: nodes that do not answer must not make the answers of others old
 Key: TypeAlias = tuple[str, ...]
 
 
@@ -42,9 +44,9 @@ def complete_url(text: str) -> str:
 
 def fetch_text(url: str, timeout_s: float = 10.0) -> str:
     """GET a metrics page. Raises EvidenceError."""
-    if urlsplit(url).scheme not in ("http", "https"):
-        raise EvidenceError(f"{url}: expected http:// or https://")
     try:
+        if urlsplit(url).scheme not in ("http", "https"):
+            raise EvidenceError(f"{url}: expected http:// or https://")
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - the scheme is checked above
             body: bytes = answer.read()
     except urllib.error.HTTPError as exc:
@@ -86,9 +88,11 @@ class ExporterSource:
         wall = self._read_wall()
         pages: list[_Page] = []
         problems: list[str] = []
-        for url in self._urls:
+        with ThreadPoolExecutor(max_workers=FETCHES) as pool:
+            fetched = [pool.submit(self._read_page, url) for url in self._urls]
+        for future in fetched:
             try:
-                pages.append(_Page(url, self._fetch(url)))
+                pages.append(future.result())
             except EvidenceError as exc:  # its holders are not seen; units seen elsewhere no longer add up to theirs
                 problems.append(str(exc))
         if not pages:
@@ -115,6 +119,10 @@ class ExporterSource:
         count = sum(len(page.allocations) for page in pages)
         return Evidence(wall, holders, len(pages), count, tuple(problems))
 
+    def _read_page(self, url: str) -> _Page:
+        text = self._fetch(url)
+        return _Page(url, text, self._read_wall())
+
     def _unit(self, page: _Page, key: Key, series: _Allocation, wall: float) -> UnitEvidence:
         values = series.values
         return UnitEvidence(
@@ -124,7 +132,7 @@ class ExporterSource:
             mig=series.labels.get("mig", ""),
             start_wall=values.get("gpu_allocation_start_timestamp_seconds"),
             idle_run_s=values.get("gpu_allocation_idle_run_seconds"),
-            sample_age_s=None if page.last_sample is None else wall - page.last_sample,
+            sample_age_s=None if page.last_sample is None else page.wall - page.last_sample,
             coverage=self._coverage(page.node, key, series, wall),
             witnesses=page.witnesses.get((series.labels.get("uuid", ""), series.labels.get("mig_uuid", ""))),
             sample_interval_s=page.sample_interval_s,
@@ -158,8 +166,9 @@ class _Allocation:
 class _Page:
     """One exporter's metrics, sorted by allocation."""
 
-    def __init__(self, url: str, text: str) -> None:
+    def __init__(self, url: str, text: str, wall: float) -> None:
         self.node = urlsplit(url).netloc
+        self.wall = wall
         self.last_sample: float | None = None
         self.sample_interval_s = 1.0
         self.allocations: dict[Key, _Allocation] = {}

@@ -8,6 +8,7 @@ Needs the rights of an Operator for other users' jobs.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, timestamp
 from gpu_exporter.reconciler.policy import LABEL, Decision
 
+log = logging.getLogger(__name__)
 TIMEOUT_S = 30.0
 MARK = re.compile(re.escape(LABEL) + r"=([a-z-]+)(?:;|$)")
 EXTRA_SINCE = (23, 2)  # release of Slurm
@@ -33,7 +35,8 @@ GONE = re.compile(r"Invalid job id|Job/step already completing or completed", re
 class LiveJob(NamedTuple):
     """What the reconciler needs of one job. `start`: Unix seconds, 0 while unknown.
 
-    `target`: its name for scontrol. An array's id would name all of its tasks, and one task has it as its job id.
+    `target`: its name for scontrol. The id of an array or of a heterogeneous job would name all of its parts, and one
+    part has it as its job id.
     """
 
     job_id: str
@@ -54,27 +57,46 @@ def parse_jobs(text: str, field: str) -> list[LiveJob]:
     22.05 prints plain numbers and words; later releases print {"set", "infinite", "number"} and lists.
     """
     try:
-        rows: list[dict[str, Any]] = json.loads(text)["jobs"]
-        return [
-            LiveJob(
-                str(int(_plain(row["job_id"]))),
-                _target(row),
-                _word(row["job_state"]),
-                float(_plain(row["start_time"])),
-                int(_plain(row.get("restart_cnt", 0))),
-                str(row.get(field) or ""),
-            )
-            for row in rows
-        ]
-    except (KeyError, TypeError, ValueError) as exc:
+        answer = json.loads(text)
+        rows: list[dict[str, Any]] = answer["jobs"]
+        errors = answer.get("errors") or ()
+        parsed = [_read_job(row, field) for row in rows]
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
         raise ValueError(f"squeue --json printed what is not understood: {exc!r}") from exc
+    if errors:  # 22.05 ends with status 0 and no jobs when the controller does not answer
+        raise ValueError(f"squeue --json answered with errors: {str(errors)[:200]}")
+    jobs = [job for job in parsed if job is not None]
+    if len(jobs) < len(rows):
+        log.warning("squeue --json: %d of %d jobs are not understood", len(rows) - len(jobs), len(rows))
+    if rows and not jobs:
+        raise ValueError(f"squeue --json printed {len(rows)} jobs, all of them not understood")
+    return jobs
+
+
+def _read_job(row: dict[str, Any], field: str) -> LiveJob | None:
+    """One job; None when it is not understood, which must not hide the others."""
+    try:
+        return LiveJob(
+            str(int(_plain(row["job_id"]))),
+            _target(row),
+            _word(row["job_state"]),
+            float(_plain(row["start_time"])),
+            int(_plain(row.get("restart_cnt", 0))),
+            str(row.get(field) or ""),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _target(row: dict[str, Any]) -> str:
     task = row.get("array_task_id")
     is_task = task.get("set") if isinstance(task, dict) else task is not None
     array = int(_plain(row.get("array_job_id")))
-    return f"{array}_{int(_plain(task))}" if array and is_task else str(int(_plain(row["job_id"])))
+    if array and is_task:
+        return f"{array}_{int(_plain(task))}"
+    if leader := int(_plain(row.get("het_job_id"))):
+        return f"{leader}+{int(_plain(row.get('het_job_offset')))}"
+    return str(int(_plain(row["job_id"])))
 
 
 def _plain(value: Any) -> float:
@@ -162,7 +184,9 @@ class JobMarker:
                 capture_output=True,
                 timeout=TIMEOUT_S,
                 check=False,
-                env={**os.environ, "LC_ALL": "C.UTF-8"},
+                # SQUEUE_STATES and its like filter what is listed, and would hide marks
+                env={key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
+                | {"LC_ALL": "C.UTF-8"},
                 stdin=subprocess.DEVNULL,
             )
         except (OSError, subprocess.TimeoutExpired) as exc:

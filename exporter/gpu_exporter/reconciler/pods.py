@@ -19,8 +19,9 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config import ConfigException
 from kubernetes.config.incluster_config import load_incluster_config
-from kubernetes.config.kube_config import new_client_from_config
+from kubernetes.config.kube_config import load_kube_config
 from urllib3.exceptions import HTTPError
+from yaml import YAMLError
 
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import PREFIX, Mark, MarkError, Refused, timestamp
@@ -28,24 +29,27 @@ from gpu_exporter.reconciler.policy import LABEL, Decision
 
 log = logging.getLogger(__name__)
 SINCE, GPUS, EVIDENCE, OBSERVED = (PREFIX + name for name in ("since", "gpus", "evidence", "observed-until"))
+OURS = frozenset((SINCE, GPUS, EVIDENCE, OBSERVED))
 CONTROLLER = PREFIX + "reconciler"
 MIRROR = "kubernetes.io/config.mirror"  # the kubelet's image of a static pod: nobody can act on it
 CRITICAL = ("system-cluster-critical", "system-node-critical")
 TIMEOUT_S = 10.0
 PAGE = 500
-NOTE_MAX = 1024  # characters; the API server refuses longer ones
+NOTE_MAX = 1024  # bytes; the API server refuses longer ones
 GPU_RESOURCE = "nvidia.com/"
 
 
 def connect(kubeconfig: str = "") -> client.ApiClient:
     """The API server of this pod's service account, or of a kubeconfig. Raises MarkError that says what is missing."""
+    settings = client.Configuration()
+    settings.retries = False  # urllib3 would sleep as long as a Retry-After says; the next cycle is the retry
     try:
         if kubeconfig:
-            return new_client_from_config(kubeconfig)
-        settings = client.Configuration()
-        load_incluster_config(settings)
+            load_kube_config(kubeconfig, client_configuration=settings)
+        else:
+            load_incluster_config(settings)
         return client.ApiClient(settings)
-    except ConfigException as exc:
+    except (ConfigException, OSError, ValueError, TypeError, YAMLError) as exc:
         raise MarkError("error", f"no way to the API server: {exc}") from exc
 
 
@@ -75,9 +79,9 @@ class PodMarker:
             page = self._call(
                 self._core.list_pod_for_all_namespaces, label_selector=LABEL, limit=PAGE, _continue=token or None
             )
-            for pod in page["items"]:
+            for pod in page.get("items") or ():
                 metadata = pod["metadata"]
-                if SINCE in metadata.get("annotations", {}):  # a label without it is somebody else's
+                if not OURS.isdisjoint(metadata.get("annotations") or ()):  # a label without any is somebody else's
                     name = HolderName(self.scheduler, metadata["namespace"], metadata["name"])
                     ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
                     marks.append(Mark(name, metadata["labels"][LABEL], metadata["uid"], ended))
@@ -135,16 +139,18 @@ class PodMarker:
 
     def _tell(self, name: HolderName, uid: str, wall: float, reason: str, note: str) -> None:
         """An Event on the pod. The mark stands without it, so a failure is only logged."""
-        moment = datetime.fromtimestamp(wall, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")  # MicroTime needs all six
+        # MicroTime needs its fraction, which the client leaves out when it is 0.
+        moment = datetime.fromtimestamp(wall, timezone.utc)
+        moment = moment.replace(microsecond=max(1, moment.microsecond))
         event = {
-            "metadata": {"name": f"{name.name[:240]}.{secrets.token_hex(6)}", "namespace": name.namespace},
-            "eventTime": moment,
+            "metadata": {"name": f"{name.name[:230].rstrip('.-')}.{secrets.token_hex(6)}", "namespace": name.namespace},
+            "eventTime": moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "reportingController": CONTROLLER,
             "reportingInstance": self._instance[:128],
             "action": "Mark",
             "reason": reason,
             "type": "Normal",
-            "note": note[:NOTE_MAX],
+            "note": note.encode()[:NOTE_MAX].decode("utf-8", "ignore"),
             "regarding": {
                 "apiVersion": "v1",
                 "kind": "Pod",
@@ -207,7 +213,7 @@ def object_to(pod: Mapping[str, Any], decision: Decision, wall: float) -> None:
         raise Refused("critical", "a part of the cluster itself")
     if any(owner.get("kind") == "DaemonSet" for owner in metadata.get("ownerReferences") or ()):
         raise Refused("daemonset", "a DaemonSet's pod belongs to its node")
-    if LABEL in labels and SINCE not in annotations:
+    if LABEL in labels and OURS.isdisjoint(annotations):
         raise Refused("foreign", f"{LABEL} was set by somebody else")
     holding = [container for container in _long_running(spec) if _gpus(container)]
     asked = sum(map(_gpus, holding))

@@ -23,7 +23,8 @@ class Decision(NamedTuple):
 
     `stage`: candidate, underused, partial (labelled), or active, starting, unknown (not labelled).
     `incarnation`: the pod's UID, "" when unknown and for jobs; `start_wall`: when the newest of its units was taken;
-    `needed_s`: how long the holder must have been idle, and able to work, for this stage.
+    `needed_s`: how long the holder must have been idle, and able to work, for this stage; `active`: a fresh sample
+    shows a unit that is not idle, whatever is not known of the others.
     """
 
     name: HolderName
@@ -36,6 +37,7 @@ class Decision(NamedTuple):
     incarnation: str = ""
     start_wall: float | None = None
     needed_s: float = 0.0
+    active: bool = False
 
     @property
     def label(self) -> str:
@@ -56,7 +58,7 @@ def decide(evidence: Evidence, policy: Policy) -> list[Decision]:
 
 def _decide_holder(holder: HolderEvidence, evidence: Evidence, policy: Policy) -> Decision:
     stage, reason = _judge(holder, evidence, policy)
-    runs = [unit.idle_run_s for unit in holder.units if unit.idle_run_s]
+    runs = [run for run in (_number(unit.idle_run_s) for unit in holder.units) if run >= policy.candidate_after]
     since = evidence.wall - min(runs) if runs and stage in LABELLED else None
     starts = [unit.start_wall for unit in holder.units if unit.start_wall is not None]
     return Decision(
@@ -70,6 +72,10 @@ def _decide_holder(holder: HolderEvidence, evidence: Evidence, policy: Policy) -
         next(iter(holder.incarnations)) if len(holder.incarnations) == 1 else "",
         max(starts, default=None),
         policy.underused_after if stage == UNDERUSED else policy.candidate_after,
+        any(
+            _is_fresh(unit, policy) and 0 <= _number(unit.idle_run_s) < policy.candidate_after
+            for unit in merge_units(holder.units)
+        ),
     )
 
 
@@ -80,8 +86,8 @@ def _judge(holder: HolderEvidence, evidence: Evidence, policy: Policy) -> tuple[
         return "unknown", f"series of {len(holder.incarnations)} pods under one name"
     fresh_s = policy.fresh_min
     for unit in units:
-        fresh_s = max(policy.fresh_min, 4 * unit.sample_interval_s)
-        if not -fresh_s <= _number(unit.sample_age_s) < fresh_s:
+        fresh_s = _fresh_s(unit, policy)
+        if not _is_fresh(unit, policy):
             return "unknown", f"no sample of the last {_minutes(fresh_s)}"
     runs = [_number(unit.idle_run_s) for unit in units]
     if not all(run >= 0 for run in runs):
@@ -136,6 +142,15 @@ def _more_careful(a: UnitEvidence, b: UnitEvidence) -> UnitEvidence:
         witnesses=min(a.witnesses or 0, b.witnesses or 0),
         sample_interval_s=min(a.sample_interval_s, b.sample_interval_s),
     )
+
+
+def _fresh_s(unit: UnitEvidence, policy: Policy) -> float:
+    return max(policy.fresh_min, 4 * unit.sample_interval_s)
+
+
+def _is_fresh(unit: UnitEvidence, policy: Policy) -> bool:
+    fresh_s = _fresh_s(unit, policy)
+    return -fresh_s <= _number(unit.sample_age_s) < fresh_s
 
 
 def _number(value: float | None) -> float:

@@ -22,6 +22,7 @@ REASONS = (
     "not_running",
     "replaced",
     "restarted",
+    "stale",
     "static",
     "terminating",
 )
@@ -62,7 +63,7 @@ class Telemetry:
             self._writes.labels(result)
         for reason in REASONS:
             self._skipped.labels(reason)
-        for stage in LABELLED:
+        for stage in (*LABELLED, "other"):
             self._labelled.labels(stage)
 
     def serve(self, address: str, applies: bool) -> None:
@@ -71,7 +72,14 @@ class Telemetry:
         if not port.isdigit():
             raise ValueError(f"--web.listen-address {address!r}: expected [host]:port")
         self._applies.set(applies)
-        start_http_server(int(port), host.strip("[]") or "0.0.0.0", self.registry)  # noqa: S104 - as asked
+        hosts = [host.strip("[]")] if host else ["::", "0.0.0.0"]  # noqa: S104 - every address, as asked
+        for i, each in enumerate(hosts):
+            try:
+                start_http_server(int(port), each, self.registry)
+                return
+            except OSError:
+                if i == len(hosts) - 1:
+                    raise
 
     def count_write(self, result: str) -> None:
         self._writes.labels(result).inc()
@@ -85,6 +93,7 @@ class Telemetry:
         self._duration.observe(time.monotonic() - began)
         if complete:
             self._success.set_to_current_time()
-        tally = Tally(standing.values())
-        for stage in {*LABELLED, *tally}:
+        # A stage is read from live objects, which others may edit: what is none of ours makes no series of its own.
+        tally = Tally(stage if stage in LABELLED else "other" for stage in standing.values())
+        for stage in (*LABELLED, "other"):
             self._labelled.labels(stage).set(tally[stage])

@@ -6,7 +6,7 @@
 {{/* Selector of one component: (dict "root" $ "component" "agent") */}}
 {{- define "gpu-exporter.selector" -}}
 app.kubernetes.io/name: {{ .root.Chart.Name }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
@@ -23,7 +23,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 
 {{/* The configuration file, the same for agent and reconciler. */}}
 {{- define "gpu-exporter.config" -}}
-{{ .Values.settings | toYaml }}
+{{ .Values.settings | default dict | toYaml }}
 {{- end }}
 
 {{/* Seconds of a duration such as 90s, 30m, 2h, 500ms. */}}
@@ -38,7 +38,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- define "gpu-exporter.rules" -}}
 {{- $text := .root.Files.Get .file -}}
 {{- $defaults := .root.Files.Get "files/alerts.json" | fromJson -}}
-{{- range $name, $value := merge (deepCopy (.root.Values.settings.alerts | default dict)) $defaults -}}
+{{- range $name, $value := merge (deepCopy ((.root.Values.settings).alerts | default dict)) $defaults -}}
 {{- $value = toString $value -}}
 {{- if regexMatch "[a-z]$" $value -}}
 {{- $text = $text | replace (printf "${%s.seconds}" $name) (include "gpu-exporter.seconds" $value) -}}
@@ -46,6 +46,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $text = $text | replace (printf "${%s}" $name) $value -}}
 {{- end -}}
 {{- $text -}}
+{{- end }}
+
+{{/* Where the kubelet probes: the address that the program listens on, unless that is every address. */}}
+{{- define "gpu-exporter.probeHost" -}}
+{{- $host := trimAll "[]" . -}}
+{{- if not (has $host (list "" "::" "0.0.0.0")) }}host: {{ $host | quote }}{{ end -}}
 {{- end }}
 
 {{/* What every container may do: nothing. */}}
@@ -61,7 +67,7 @@ seccompProfile: {type: RuntimeDefault}
 enableServiceLinks: false
 hostNetwork: {{ .Values.reconciler.hostNetwork }}
 {{- with .Values.reconciler.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
@@ -78,7 +84,7 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 {{- define "gpu-exporter.reconcilerContainer" -}}
-image: {{ include "gpu-exporter.image" (dict "root" . "image" .Values.reconciler.image) }}
+image: {{ include "gpu-exporter.image" (dict "root" . "image" .Values.reconciler.image) | quote }}
 imagePullPolicy: {{ .Values.reconciler.image.pullPolicy }}
 {{- with .Values.reconciler.extraEnv }}
 env: {{- toYaml . | nindent 2 }}

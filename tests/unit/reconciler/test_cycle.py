@@ -11,6 +11,7 @@ from gpu_exporter.reconciler.cycle import Cycle, plan
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName, UnitEvidence
 from gpu_exporter.reconciler.marks import Mark, MarkError, Refused
 from gpu_exporter.reconciler.policy import Decision, decide
+from gpu_exporter.reconciler.telemetry import Telemetry
 
 POLICY = Policy()
 WALL = 1_000_000.0
@@ -62,8 +63,8 @@ class Bench:
         self.asked: Collection[HolderName] = ()
         self.writes: list[str] = []
         self.skips: list[str] = []
-        self.now = 0.0
-        self.cycle = Cycle(self, books, policy, self, lambda: self.now, lambda: WALL)
+        self.now, self.wall = 0.0, WALL
+        self.cycle = Cycle(self, books, policy, self, lambda: self.now, lambda: self.wall)
 
     def count_write(self, result: str) -> None:
         self.writes.append(result)
@@ -197,7 +198,6 @@ def test_the_mark_of_what_ended_goes() -> None:
 
 def test_unknown_is_silence_and_not_activity() -> None:
     book = Book()
-    bench = Bench(book)
     book.marks[A] = "underused"
     stale = holder(A, (UNDERUSED,))
     stale = stale._replace(units=(stale.units[0]._replace(sample_age_s=9999.0),))
@@ -206,7 +206,86 @@ def test_unknown_is_silence_and_not_activity() -> None:
     (mark,) = book.list_marks()
     assert plan([decision], [mark], lambda _: False).withdrawals == []
     assert [w.mark for w in plan([decision], [mark], lambda _: True).withdrawals] == [mark]
-    bench.runs = {}
+
+
+BUSY, IDLE = {"idle_run_s": 3.0}, {"idle_run_s": UNDERUSED}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**IDLE, "sample_age_s": 200.0},
+        {**IDLE, "coverage": 0.5},
+        {"idle_run_s": None},
+        {**IDLE, "start_wall": None},
+    ],
+)
+def test_known_activity_ends_underused_whatever_is_not_known_of_the_other_gpus(other: dict[str, float]) -> None:
+    both = holder(A, (0.0, 0.0))
+    both = both._replace(units=(both.units[0]._replace(**BUSY), both.units[1]._replace(**other)))
+    (decision,) = decide(Evidence(WALL, (both,)), POLICY)
+    for stage, falls in (("underused", True), ("candidate", True), ("partial", decision.stage == "active")):
+        work = plan([decision], [Mark(A, stage, "uid")], lambda _: False)
+        assert bool(work.withdrawals) == falls, (stage, decision)
+
+
+def test_old_evidence_sets_no_mark_however_long_the_cycle_took() -> None:
+    third = HolderName("kubernetes", "ml", "c")
+
+    class Slow(Book):
+        def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
+            super().withdraw(mark, reason, wall)
+            bench.wall += POLICY.fresh_min
+
+    book = Slow()
+    bench = Bench(book)
+    book.marks[third] = "underused"
+    bench.runs = {A: (UNDERUSED,), third: (0.0,)}
+    assert bench.run() == ["withdraw c"]
+    assert bench.skips == ["stale"]
+
+
+def test_withdrawals_come_before_marks_are_looked_at_again() -> None:
+    class Log(Book):
+        def check(self, decision: Decision, wall: float) -> None:
+            self.calls.append(f"check {decision.name.name}")
+
+    book = Log()
+    bench = Bench(book)
+    other = HolderName("kubernetes", "ml", "b")
+    book.marks = {A: "underused", other: "underused"}
+    bench.runs = {A: (UNDERUSED,), other: (0.0,)}
+    assert bench.run() == ["withdraw b", "check a"]
+
+
+def test_what_is_unforeseen_in_the_evidence_is_a_problem_and_no_end() -> None:
+    book = Book()
+    bench = Bench(book)
+    bench.runs = {A: "odd"}  # type: ignore[dict-item]
+    book.marks[A] = "underused"
+    assert bench.run() == []
+    assert bench.problem.startswith("unforeseen TypeError")
+    bench.now = POLICY.unsupported_max
+    assert bench.run() == ["withdraw a"]
+
+
+def test_a_withdrawal_that_fails_is_a_problem_of_the_cycle() -> None:
+    book = Book()
+    bench = Bench(book)
+    book.marks[A] = "underused"
+    book.fail = MarkError("error", "403")
+    bench.runs = {A: (0.0,)}
+    bench.run()
+    assert bench.problem == "1 marks could not be withdrawn"
+
+
+def test_stages_that_others_wrote_make_no_series() -> None:
+    telemetry = Telemetry()
+    telemetry.note_cycle(0.0, True, {A: "evil0", B: "underused"})
+    value = telemetry.registry.get_sample_value
+    assert value("gpu_reconciler_labelled", {"stage": "other"}) == 1
+    assert value("gpu_reconciler_labelled", {"stage": "underused"}) == 1
+    assert value("gpu_reconciler_labelled", {"stage": "evil0"}) is None
 
 
 def test_two_pods_under_one_name_are_unknown() -> None:

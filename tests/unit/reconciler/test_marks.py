@@ -147,6 +147,25 @@ def test_what_is_no_answer_of_squeue_is_refused(text: str) -> None:
         jobs.parse_jobs(text, "extra")
 
 
+def test_a_component_of_a_heterogeneous_job_is_named_alone() -> None:
+    (plain,) = jobs.parse_jobs(json.dumps({"jobs": [row_of_22_05(het_job_id=6, het_job_offset=1)]}), "comment")
+    assert plain.target == "6+1"
+    leader = row_of_24_11(het_job_id={"set": True, "number": 7}, het_job_offset={"set": True, "number": 0})
+    (later,) = jobs.parse_jobs(json.dumps({"jobs": [leader]}), "extra")
+    assert later.target == "7+0"
+
+
+def test_a_row_that_is_not_understood_hides_no_other() -> None:
+    text = json.dumps({"jobs": [{"job_id": None}, row_of_22_05()]})
+    assert [job.job_id for job in jobs.parse_jobs(text, "comment")] == ["7"]
+
+
+def test_no_jobs_with_an_error_is_no_answer() -> None:
+    text = json.dumps({"jobs": [], "errors": [{"error": "Unable to contact slurm controller"}]})
+    with pytest.raises(ValueError, match="Unable to contact"):
+        jobs.parse_jobs(text, "comment")
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
