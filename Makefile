@@ -74,11 +74,11 @@ generate: $(VENV)/dev ## defaults.py, docs/metrics.md, alerts/rules, the dashboa
 
 verify: test e2e ## what CI runs
 
-programs: ## Go servers for the tests, built once into the cache (about 10 minutes on 2 cores)
-	@$(PYTHON) tests/testbed/programs.py
+programs: $(VENV)/runtime ## Go servers for the tests, built once into the cache (about 10 minutes on 2 cores)
+	@$(BIN)/python tests/testbed/programs.py
 
-programs-start: # the same beside the checks, which need none of them
-	@nohup $(PYTHON) tests/testbed/programs.py >/dev/null 2>&1 &
+programs-start: $(VENV)/runtime # the same beside the checks, which need none of them
+	@nohup $(BIN)/python tests/testbed/programs.py >/dev/null 2>&1 &
 
 testbed: ## Debian packages that the tests start; says what is missing elsewhere
 	@tests/testbed/install

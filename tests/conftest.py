@@ -60,8 +60,7 @@ def nvml_environment(nvml_directory: Path, nvml_table: NvmlTable) -> dict[str, s
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Let fixtures know how the test went."""
     report = yield
-    if report.when == "call":
-        item.stash[FAILED] = report.failed
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
     return report
 
 

@@ -10,7 +10,7 @@ from tests.testbed.processes import GPU_EXPORTER
 
 def test_the_demo_shows_holders_reasons_and_labels_and_ends_by_itself() -> None:
     done = subprocess.run(
-        [*GPU_EXPORTER, "demo", "--speed=400", "--duration=24s"],
+        [*GPU_EXPORTER, "demo", "--speed=200", "--duration=46s"],
         capture_output=True,
         text=True,
         check=True,
@@ -22,7 +22,7 @@ def test_the_demo_shows_holders_reasons_and_labels_and_ends_by_itself() -> None:
     assert "Simulated GPUs" in first
     assert "job 48113" in first
     written = "job 48113: would write Extra=gpu-exporter.io/utilization={}: its one GPU idle for {} min"
-    # at speed 400 a second is 7 minutes: on a busy machine a cycle comes late
+    # at speed 200 a second is 3 minutes: on a busy machine a cycle comes late
     assert re.search(written.format("candidate", "(6[0-9]|[7-9][0-9])"), events), events
     assert re.search(written.format("underused", "1[2-5][0-9]"), events), events
     for state in ("healthy", "held_no_process", "held_idle", "bursty", "throttled", "low", "mig", "free"):

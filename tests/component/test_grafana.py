@@ -242,5 +242,5 @@ def check_silence(prometheus: Prometheus, panels: dict[str, Any]) -> None:
         for title, panel in panels.items()
         if panel["type"] == "stat"
     }
-    known = {"GPUs in all": 7.0, "GPUs without data": 7.0, "Exporters silent": 1.0}
+    known = {"GPUs in all": 7.0, "Without data": 7.0, "Exporters silent": 1.0}
     assert {title: one(rows) for title, rows in answers.items() if rows} == known

@@ -37,7 +37,7 @@ def clock() -> ManualClock:
 @pytest.fixture
 def source(kubelet: Kubelet, clock: ManualClock, tmp_path: Path) -> KubeletSource:
     (tmp_path / "pods").mkdir()
-    return KubeletSource(clock, kubelet.socket, tmp_path / "pods", timeout_s=2.0, empty_confirm_s=5.0)
+    return KubeletSource(clock, kubelet.socket, tmp_path / "pods", timeout_s=10.0, empty_confirm_s=5.0)
 
 
 def test_claims_name_pod_container_uid_and_device(kubelet: Kubelet, source: KubeletSource, tmp_path: Path) -> None:

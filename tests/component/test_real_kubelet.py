@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCENARIO = parse_scenario({"gpus": [{"model": "H100"}] * 4})
 UUIDS = [gpu.uuid for gpu in SCENARIO.gpus]
 POLL_S = 0.2  # often, so that the short time in which a new kubelet lists nothing is met
+AT_ONCE_S = 3.0  # one poll, on a busy machine; a second answer would come after 5 s
 
 
 class Watcher:
@@ -34,6 +35,7 @@ class Watcher:
         self._url = url
         self._stop = threading.Event()
         self.seen: list[tuple[float, dict[str, int], dict[str, float]]] = []
+        self.failed = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -41,7 +43,11 @@ class Watcher:
         while not self._stop.is_set():
             pods: dict[str, int] = {}
             seconds: dict[str, float] = {}
-            for line in (fetch(f"{self._url}/metrics") or "").splitlines():
+            body = fetch(f"{self._url}/metrics")
+            if body is None:  # no answer is not an answer without pods
+                self.failed += 1
+                continue
+            for line in body.splitlines():
                 if line.startswith(("gpu_allocation_info{", "gpu_allocation_held_seconds_total{")):
                     pod = line.partition('pod="')[2].partition('"')[0]
                     if line.startswith("gpu_allocation_info{"):
@@ -88,6 +94,7 @@ def watcher(
     yield watching
     watching.stop()
     feeder.stop()
+    assert watching.failed == 0, "the exporter did not always answer"
 
 
 def run_pod(node: Node, name: str, gpus: int) -> str:
@@ -103,11 +110,12 @@ def elapsed(condition: Callable[[], bool], what: str) -> float:
 
 def test_pods_come_stay_over_restarts_of_the_kubelet_and_go(node: Node, watcher: Watcher) -> None:
     first = run_pod(node, "first", 2)
-    listed = elapsed(lambda: first in str(node.pods()), "the kubelet to know the pod")
+    listed = elapsed(lambda: first in str(node.list_pod_resources()), "the kubelet to list the pod")
     appeared = elapsed(lambda: watcher.latest().get(first) == 2, "its allocation")
     second = run_pod(node, "second", 1)
     wait_for(lambda: watcher.latest() == {first: 2, second: 1}, "both allocations")
-    assert appeared < POLL_S + 0.5, f"appeared {appeared:.2f} s after the kubelet knew it (known after {listed:.2f} s)"
+    print(f"listed after {listed:.2f} s, published {appeared:.2f} s later at a poll each {POLL_S} s")
+    assert appeared < AT_ONCE_S
 
     began = time.monotonic()
     for registers_at_once in (True, False, True):
@@ -117,7 +125,7 @@ def test_pods_come_stay_over_restarts_of_the_kubelet_and_go(node: Node, watcher:
         wait_for(functools.partial(watcher.since, settled), "polls after the restart")
         node.plugin.register()
     during = watcher.since(began)
-    assert during is not None and len(during) > 50
+    assert during is not None and len(during) > 15
     assert all(pods == {first: 2, second: 1} for _, pods, _ in during), "a gap or a flip"
     for pod in (first, second):
         held = [seconds[pod] for _, _, seconds in during]
@@ -127,23 +135,22 @@ def test_pods_come_stay_over_restarts_of_the_kubelet_and_go(node: Node, watcher:
     (node.manifests / "second.json").unlink()
     wait_for(lambda: second not in str(node.list_pod_resources()), "the kubelet to let the second pod go", 20, 0.02)
     gone = elapsed(lambda: watcher.latest() == {first: 2}, "the second pod to be gone")
-    assert gone < POLL_S + 0.5, f"{gone:.2f} s, while another pod stays"
+    assert gone < AT_ONCE_S, f"{gone:.2f} s, while another pod stays"
     (node.manifests / "first.json").unlink()
     wait_for(lambda: first not in str(node.list_pod_resources()), "the kubelet to let the first pod go", 20, 0.02)
     gone = elapsed(lambda: not watcher.latest(), "the last pod to be gone")
-    assert gone < POLL_S + 0.5, f"{gone:.2f} s, with devices to allocate"
+    assert gone < AT_ONCE_S, f"{gone:.2f} s, with devices to allocate"
 
 
 def test_a_pod_that_has_finished_holds_nothing(node: Node, watcher: Watcher) -> None:
     (node.manifests / "short.json").write_text(json.dumps(static_pod("short", 4, seconds=3)))
-    wait_for(lambda: watcher.latest() == {"short-node1": 4}, "the pod")
+    wait_for(lambda: any(pods == {"short-node1": 4} for _, pods, _ in watcher.seen), "the pod")
     wait_for(lambda: watcher.latest() == {}, "its GPUs to be free again", 30)
     assert "short-node1" in str(node.pods()), "the pod itself is still there"
 
 
 def test_nothing_is_left_of_a_node_whose_test_is_killed(tmp_path: Path) -> None:
     before = {name: Path("/proc/sys", name).read_text() for name in SYSCTLS}
-    assert left_behind() == []
     program = f"""
 import json, sys, time
 from pathlib import Path
@@ -153,20 +160,20 @@ from tests.testbed.processes import Processes, wait_for
 with Processes(Path({str(tmp_path)!r})) as processes, start_node(processes, {UUIDS!r}) as node:
     (node.manifests / "a.json").write_text(json.dumps(static_pod("a", 1)))
     wait_for(lambda: any(pod["status"]["phase"] == "Running" for pod in node.pods()), "the pod to run")
-    print(node.sandbox.init_pid, flush=True)
+    print(node.sandbox.name, node.sandbox.init_pid, flush=True)
     time.sleep(600)
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
-        init = running.stdout.readline().strip()
+        name, _, init = running.stdout.readline().strip().partition(" ")
         try:
             assert init, "the node did not start"
-            assert len(left_behind()) > 5  # what the next lines wait for can be seen
+            assert len(left_behind(name)) > 5  # what the next lines wait for can be seen
             namespace = Path("/proc", init, "ns", "pid").readlink()
             assert len(processes_of(namespace)) >= 5  # init, its sleep, containerd, kubelet, pause ...
         finally:
             running.kill()
-    wait_for(lambda: left_behind() == [], "the janitor", 30)
+    wait_for(lambda: left_behind(name) == [], "the janitor", 120)
     assert processes_of(namespace) == []
     assert {name: Path("/proc/sys", name).read_text() for name in SYSCTLS} == before
 

@@ -59,10 +59,10 @@ class Helm:
     def install(self, namespace: str, values: Mapping[str, Any]) -> None:
         """Install and wait until every pod is ready."""
         where = (f"--namespace={namespace}", "--create-namespace")
-        self.run("install", RELEASE, CHART, *where, "--wait", "--timeout=120s", *self._with(values))
+        self.run("install", RELEASE, CHART, *where, "--wait", "--timeout=240s", *self._with(values))
 
     def uninstall(self, namespace: str) -> None:
-        self.run("uninstall", RELEASE, f"--namespace={namespace}", "--wait", "--timeout=120s")
+        self.run("uninstall", RELEASE, f"--namespace={namespace}", "--wait", "--timeout=240s")
 
 
 def find(objects: list[dict[str, Any]], kind: str, ending: str = "") -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
 
 from tests.testbed.node import program
 from tests.testbed.pki import Authority
@@ -126,9 +127,14 @@ class ControlPlane:
     def _has_default_account(self) -> bool:
         try:
             self.core.read_namespaced_service_account("default", "default", _request_timeout=5)
-        except ApiException:
+        except (ApiException, HTTPError):
             return False
         return True
+
+    def has_account(self, namespace: str) -> bool:
+        """Whether pods can be created in a new namespace."""
+        accounts = self.core.list_namespaced_service_account(namespace, _request_timeout=30).items
+        return any(account.metadata.name == "default" for account in accounts)
 
     def create_pod(self, manifest: dict[str, Any]) -> str:
         """Create a pod; its UID."""

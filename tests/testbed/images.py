@@ -12,7 +12,7 @@ import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.testbed.programs import cache_root
+from tests.testbed.programs import fresh_entry
 
 if TYPE_CHECKING:
     from tests.testbed.sandbox import Sandbox
@@ -57,14 +57,15 @@ def write_pause_image(path: Path) -> None:
 
 def base_archive() -> Path:
     """A root file system of Debian 12 with Python, built once into the cache (about 20 s)."""
-    target = cache_root() / "python-bookworm-1.tar"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fresh = target.with_name(f"{target.name}.{os.getpid()}.new")
-        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={BASE_PACKAGES}", "--format=tar"]
-        done = subprocess.run([*command, "bookworm", str(fresh)], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        fresh.rename(target)
+    with fresh_entry("python-bookworm-1.tar") as (target, making):
+        if making is not None:
+            fresh = making / "root.tar"
+            command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={BASE_PACKAGES}", "--format=tar"]
+            done = subprocess.run(
+                [*command, "bookworm", str(fresh)], capture_output=True, text=True, check=False, timeout=600
+            )
+            assert done.returncode == 0, done.stderr[-2000:]
+            fresh.rename(target)
     return target
 
 

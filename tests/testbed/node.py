@@ -100,6 +100,8 @@ root = "{scratch}/containerd"
 state = "/run/containerd-state"
 [grpc]
 address = "{self._socket}"
+[plugins."io.containerd.internal.v1.opt"]
+path = "{scratch}/opt"
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{PAUSE}"
 disable_apparmor = true
@@ -136,6 +138,7 @@ conf_dir = "{scratch}/cni-conf"
             "resolvConf": "",
             "imageGCHighThresholdPercent": 100,
             "evictionHard": {"memory.available": "1Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+            "volumePluginDir": str(scratch / "volume-plugins"),
             "fileCheckFrequency": "1s",
             "syncFrequency": "5s",
             "nodeStatusUpdateFrequency": "2s",
@@ -155,10 +158,13 @@ conf_dir = "{scratch}/cni-conf"
             command.append(f"--kubeconfig={self._kubeconfig}")
         started = self._kubelet = self.sandbox.start(command)
         socket = self.root / "device-plugins" / "kubelet.sock"
+        # Of a killed kubelet the old socket stays; the new one makes its own.
+        old = self.pod_resources.stat().st_ctime_ns if self.pod_resources.exists() else 0
 
         def listens() -> bool:
             assert started.is_alive(), started.log()[-3000:]
-            return socket.exists() and self.pod_resources.exists()
+            new = self.pod_resources.exists() and self.pod_resources.stat().st_ctime_ns != old
+            return socket.exists() and new
 
         wait_for(listens, "the kubelet's sockets", 30)
         if register:
@@ -171,17 +177,20 @@ conf_dir = "{scratch}/cni-conf"
         (self.root / "device-plugins" / "kubelet.sock").unlink(missing_ok=True)
 
     def pods(self) -> list[dict[str, Any]]:
-        """The pods that a stand-alone kubelet runs, as its own /pods says."""
+        """The pods that a stand-alone kubelet runs, as its own /pods says; none while it does not answer."""
         context = ssl._create_unverified_context()
-        with urllib.request.urlopen(f"https://127.0.0.1:{self.port}/pods", timeout=5, context=context) as answer:
-            items: list[dict[str, Any]] | None = json.load(answer)["items"]
+        try:
+            with urllib.request.urlopen(f"https://127.0.0.1:{self.port}/pods", timeout=30, context=context) as answer:
+                items: list[dict[str, Any]] | None = json.load(answer)["items"]
+        except OSError:
+            return []
         return items or []
 
     def list_pod_resources(self) -> list[str]:
         """The pods that PodResources lists with a device, asked by the real gRPC client."""
         pb, pb_grpc = compile_stubs("podresources")
         with grpc.insecure_channel(f"unix:{self.pod_resources}") as channel:
-            answer = pb_grpc.PodResourcesListerStub(channel).List(pb.ListPodResourcesRequest(), timeout=5)
+            answer = pb_grpc.PodResourcesListerStub(channel).List(pb.ListPodResourcesRequest(), timeout=30)
         return [pod.name for pod in answer.pod_resources if any(each.devices for each in pod.containers)]
 
     def print_logs(self) -> None:

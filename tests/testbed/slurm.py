@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.testbed.processes import Processes, free_port, wait_for
-from tests.testbed.programs import cache_root
+from tests.testbed.programs import fresh_entry
 from tests.testbed.servers import require
 
 GPUS = 4
@@ -39,18 +39,14 @@ def build_chroot() -> Path:
     if os.geteuid() != 0:
         assert not os.environ.get("CI"), "CI runs the Slurm tests as root"
         pytest.skip("a chroot needs root")
-    target = cache_root() / "slurm-trixie-1"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(dir=target.parent))
-        try:
+    with fresh_entry("slurm-trixie-1") as (target, making):
+        if making is not None:
+            root = making / "root"
             packages = f"--include={','.join(TRIXIE)}"
-            command = ["mmdebstrap", "--quiet", "--variant=minbase", packages, "trixie", str(fresh)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            command = ["mmdebstrap", "--quiet", "--variant=minbase", packages, "trixie", str(root)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
             assert done.returncode == 0, done.stderr[-2000:]
-            fresh.rename(target)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
+            root.rename(target)
     return target
 
 
@@ -106,7 +102,7 @@ class Slurm:
         for job in self._jobs:
             subprocess.run(["scancel", job], env=self.environment, check=False, timeout=30)
         self._jobs.clear()
-        wait_for(lambda: not self.run("squeue", "-h", "-t", "RUNNING,COMPLETING").strip(), "the jobs to end")
+        wait_for(lambda: not self.run("squeue", "-h", "-t", "RUNNING,COMPLETING").strip(), "the jobs to end", 60)
 
 
 @contextmanager
@@ -136,9 +132,11 @@ def start_slurm(processes: Processes, chroot: Path | None = None) -> Iterator[Sl
         try:
             yield slurm
         finally:
-            slurm.cancel_all()
-            node.stop()
-            controller.stop()
+            try:
+                slurm.cancel_all()
+            finally:
+                node.stop()
+                controller.stop()
     finally:
         shutil.rmtree(root, ignore_errors=True)
 

@@ -116,10 +116,10 @@ class JobMarker:
         """Choose the field. Raises MarkError when Slurm does not answer or the field is not free for us."""
         version = re.search(r"slurm(?:-wlm)? (\d+)\.(\d+)", self._run("scontrol", "--version"))
         release = (int(version[1]), int(version[2])) if version else (0, 0)
-        self._field = "Extra" if release >= EXTRA_SINCE else "Comment"
+        self.field = "Extra" if release >= EXTRA_SINCE else "Comment"
         settings = self._run("scontrol", "show", "config")
         parameters = re.search(r"^SchedulerParameters\s*=\s*(.*)$", settings, flags=re.MULTILINE)
-        if self._field == "Extra" and parameters and "extra_constraints" in parameters[1]:
+        if self.field == "Extra" and parameters and "extra_constraints" in parameters[1]:
             raise MarkError("error", "SchedulerParameters=extra_constraints gives Extra a meaning; jobs are not marked")
 
     @staticmethod
@@ -169,12 +169,12 @@ class JobMarker:
     def _jobs(self, *selection: str) -> list[LiveJob]:
         text = self._run("squeue", "--json", "--all", *selection)
         try:
-            return parse_jobs(text, self._field.lower())
+            return parse_jobs(text, self.field.lower())
         except ValueError as exc:
             raise MarkError("error", str(exc)) from exc
 
     def _update(self, target: str, text: str) -> None:
-        self._run("scontrol", "update", f"JobId={target}", f"{self._field}={text}")
+        self._run("scontrol", "update", f"JobId={target}", f"{self.field}={text}")
 
     @staticmethod
     def _run(*command: str) -> str:
