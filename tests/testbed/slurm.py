@@ -71,32 +71,33 @@ class Slurm:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def submit(self, *flags: str) -> str:
-        """A job that only sleeps; its id, once it runs."""
+    def submit(self, *flags: str, runs: bool = True) -> str:
+        """A job that only sleeps; its id, once it runs unless that is not to be."""
         script = str(self.root / "job.sh")
         job = self.run(
             "sbatch", "--parsable", "-D", "/tmp", "-o", "/dev/null", "-n1", *flags, script, user=USER
         ).strip()
         self._jobs.append(job)
-        self.wait_until_runs(job)
+        if runs:
+            self.wait_until_runs(job)
         return job
 
     def wait_until_runs(self, job: str) -> None:
         """Wait for a job, or for all tasks of an array."""
         states = ("squeue", "-h", "-j", job, "-o", "%T")
-        wait_for(lambda: set(self.run(*states).split()) == {"RUNNING"}, f"job {job} to run", 30)
+        wait_for(lambda: set(self.run(*states).split()) == {"RUNNING"}, f"job {job} to run", 60)
 
     def run_again(self, job: str) -> None:
         """Start a requeued job without the two minutes that Slurm lets it wait once it has ended."""
         update = ["scontrol", "update", f"JobId={job}", "StartTime=now"]
 
         def runs() -> bool:
-            if self.run("squeue", "-h", "-j", job, "-o", "%T").strip() == "RUNNING":
-                return True
-            subprocess.run(update, env=self.environment, capture_output=True, check=False, timeout=30)
-            return False
+            state, _, reason = self.run("squeue", "-h", "-j", job, "-o", "%T %r").strip().partition(" ")
+            if reason == "BeginTime":
+                subprocess.run(update, env=self.environment, capture_output=True, check=False, timeout=30)
+            return state == "RUNNING"
 
-        wait_for(runs, f"job {job} to run again", 60, 0.5)
+        wait_for(runs, f"job {job} to run again", 120, 0.5)
 
     def cancel_all(self) -> None:
         for job in self._jobs:
@@ -183,6 +184,8 @@ def _configure(root: Path, chroot: Path | None) -> dict[str, str]:
         "JobAcctGatherType": "jobacct_gather/linux",
         "SelectType": "select/cons_tres",
         "SelectTypeParameters": "CR_Core",
+        # A scheduler that looks each two seconds: a new begin time waits for it.
+        "SchedulerParameters": "bf_interval=2,sched_interval=2",
         "ReturnToService": 2,
         "MpiDefault": "none",
         "GresTypes": "gpu",

@@ -137,24 +137,24 @@ class JobMarker:
         return marks
 
     def check(self, decision: Decision, wall: float) -> None:
-        object_to(self._job(decision.name.name), decision)
+        object_to(self.read(decision.name.name), decision)
 
     def write(self, decision: Decision, wall: float) -> None:
-        job = self._job(decision.name.name)
+        job = self.read(decision.name.name)
         object_to(job, decision)
         since = timestamp(decision.idle_since_wall or wall)
-        self._update(job.target, f"{LABEL}={decision.stage};since={since};gpus={decision.held}")
+        self.update(job.target, f"{LABEL}={decision.stage};since={since};gpus={decision.held}")
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
         """Whatever incarnation carries our text: a requeued job keeps that of its last run."""
         try:
-            job = self._job(mark.name.name)
+            job = self.read(mark.name.name)
         except Refused as exc:
             raise MarkError("replaced", str(exc)) from exc
         if MARK.match(job.text):
-            self._update(job.target, "")
+            self.update(job.target, "")
 
-    def _job(self, job_id: str) -> LiveJob:
+    def read(self, job_id: str) -> LiveJob:
         """The live job: 22.05 answers with all jobs whatever is asked. Raises Refused when there is none."""
         try:
             found = next((job for job in self._jobs("--jobs", job_id) if job.job_id == job_id), None)
@@ -173,7 +173,8 @@ class JobMarker:
         except ValueError as exc:
             raise MarkError("error", str(exc)) from exc
 
-    def _update(self, target: str, text: str) -> None:
+    def update(self, target: str, text: str) -> None:
+        """Set the field of one job. Raises MarkError."""
         self._run("scontrol", "update", f"JobId={target}", f"{self.field}={text}")
 
     @staticmethod
