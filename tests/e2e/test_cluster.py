@@ -250,6 +250,7 @@ def test_from_helm_install_to_a_label_that_comes_and_goes(
         wait_for(lambda: label() != "underused", "the label `underused` to go", 30, 0.1)
         gone = say("label underused gone")
         assert gone - worked < ACTIVITY_MAX_S
+        wait_for(lambda: label() == "partial", "the label `partial` in its place", 30, 0.1)
         loads[0].set(0.7)
         say("activity on both")
         wait_for(lambda: label() is None, "the label to go", 30, 0.1)
