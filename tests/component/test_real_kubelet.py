@@ -152,7 +152,7 @@ def test_a_pod_that_has_finished_holds_nothing(node: Node, watcher: Watcher) -> 
 def test_nothing_is_left_of_a_node_whose_test_is_killed(tmp_path: Path) -> None:
     before = {name: Path("/proc/sys", name).read_text() for name in SYSCTLS}
     program = f"""
-import json, sys, time
+import json, signal, sys
 from pathlib import Path
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "exporter")!r}]
 from tests.testbed.node import start_node, static_pod
@@ -161,7 +161,7 @@ with Processes(Path({str(tmp_path)!r})) as processes, start_node(processes, {UUI
     (node.manifests / "a.json").write_text(json.dumps(static_pod("a", 1)))
     wait_for(lambda: any(pod["status"]["phase"] == "Running" for pod in node.pods()), "the pod to run")
     print(node.sandbox.name, node.sandbox.init_pid, flush=True)
-    time.sleep(600)
+    signal.pause()  # until it is killed
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None

@@ -89,9 +89,9 @@ def apply_forever(
         problem = _apply_cycle(cycle, telemetry)
         if problem != last_problem:  # once, not in every cycle
             if problem:
-                log.warning("not all evidence is there: %s", problem)
+                log.warning("cycle incomplete: %s", problem)
             else:
-                log.info("all evidence is there")
+                log.info("cycles are complete again")
         last_problem = problem
 
     repeat(tick, interval_s, stop_on_signal())
@@ -103,7 +103,7 @@ def apply_once(source: EvidenceSource, markers: Sequence[Marker], policy: Policy
     policy = policy._replace(unsupported_max=0.0)
     problem = _apply_cycle(Cycle(source, markers, policy, telemetry, time.monotonic, time.time), telemetry)
     if problem:
-        log.warning("not all evidence is there: %s", problem)
+        log.warning("cycle incomplete: %s", problem)
     return 4 if problem else 0
 
 

@@ -163,9 +163,9 @@ class Cycle:
         return marks, unlisted
 
     def _objection(self, mark: Mark, decision: Decision) -> str:
-        """Why the live object must not carry its mark any longer; "" when it may, or when it cannot be read."""
+        """Why the live object must not carry its mark any longer; "" when it may."""
         try:
-            guard(self._markers[mark.name.scheduler].check, decision, self._read_wall())
+            guard(self._markers[mark.name.scheduler].check, mark, decision, self._read_wall())
         except Refused as exc:
             return str(exc)
         except MarkError as exc:

@@ -133,11 +133,11 @@ class JobMarker:
             match = MARK.match(job.text)
             if match and FINISHED.isdisjoint(job.state.split(",")):  # the text of a finished job cannot be changed
                 name = HolderName(self.scheduler, "", job.job_id)
-                marks.append(Mark(name, match[1], job.incarnation, ended="RUNNING" not in job.state))
+                marks.append(Mark(name, match[1], job.incarnation, "RUNNING" not in job.state, job))
         return marks
 
-    def check(self, decision: Decision, wall: float) -> None:
-        object_to(self.read(decision.name.name), decision)
+    def check(self, mark: Mark, decision: Decision, wall: float) -> None:
+        object_to(mark.live, decision)
 
     def write(self, decision: Decision, wall: float) -> None:
         job = self.read(decision.name.name)

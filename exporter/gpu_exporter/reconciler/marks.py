@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.policy import LABEL, Decision
@@ -15,13 +15,15 @@ PREFIX = LABEL.partition("/")[0] + "/"
 class Mark(NamedTuple):
     """A mark of ours that stands on a live pod or job.
 
-    `incarnation`: the pod's UID, or the job's id, restart count and start. `ended`: the holder runs no more.
+    `incarnation`: the pod's UID, or the job's id, restart count and start. `ended`: the holder runs no more. `live`:
+    the object as its scheduler listed it, for this marker's `check`.
     """
 
     name: HolderName
     stage: str
     incarnation: str
     ended: bool = False
+    live: Any = None
 
 
 class MarkError(Exception):
@@ -52,11 +54,11 @@ class Marker(Protocol):
     def list_marks(self) -> Sequence[Mark]:
         """Every mark of ours, wherever it stands."""
 
-    def check(self, decision: Decision, wall: float) -> None:
-        """Compare the live object with the evidence. Raises Refused."""
+    def check(self, mark: Mark, decision: Decision, wall: float) -> None:
+        """Compare the object that carries the mark, as it was listed, with the evidence. Raises Refused."""
 
     def write(self, decision: Decision, wall: float) -> None:
-        """`check`, then set or renew the mark. Raises Refused."""
+        """Read the live object, compare it likewise, set or renew the mark. Raises Refused."""
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
         """Remove the mark from this incarnation, and from no other."""

@@ -84,13 +84,13 @@ class PodMarker:
                 if not OURS.isdisjoint(metadata.get("annotations") or ()):  # a label without any is somebody else's
                     name = HolderName(self.scheduler, metadata["namespace"], metadata["name"])
                     ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-                    marks.append(Mark(name, metadata["labels"][LABEL], metadata["uid"], ended))
+                    marks.append(Mark(name, metadata["labels"][LABEL], metadata["uid"], ended, pod))
             token = page["metadata"].get("continue")
             if not token:
                 return marks
 
-    def check(self, decision: Decision, wall: float) -> None:
-        object_to(self._read(decision.name), decision, wall)
+    def check(self, mark: Mark, decision: Decision, wall: float) -> None:
+        object_to(mark.live, decision, wall)
 
     def write(self, decision: Decision, wall: float) -> None:
         pod = self._read(decision.name)

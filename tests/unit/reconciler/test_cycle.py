@@ -35,13 +35,16 @@ class Book:
             raise self.fail_list
         return [Mark(name, stage, "uid", name in self.ended) for name, stage in self.marks.items()]
 
-    def check(self, decision: Decision, wall: float) -> None:
+    def check(self, mark: Mark, decision: Decision, wall: float) -> None:
+        self._object_to(decision)
+
+    def _object_to(self, decision: Decision) -> None:
         if decision.name in self.refuse:
             raise Refused(self.refuse[decision.name], "refused")
 
     def write(self, decision: Decision, wall: float) -> None:
         self.calls.append(f"write {decision.name.name} {decision.stage}")
-        self.check(decision, wall)
+        self._object_to(decision)
         if self.fail:
             raise self.fail
         self.marks[decision.name] = decision.stage
@@ -247,7 +250,7 @@ def test_old_evidence_sets_no_mark_however_long_the_cycle_took() -> None:
 
 def test_withdrawals_come_before_marks_are_looked_at_again() -> None:
     class Log(Book):
-        def check(self, decision: Decision, wall: float) -> None:
+        def check(self, mark: Mark, decision: Decision, wall: float) -> None:
             self.calls.append(f"check {decision.name.name}")
 
     book = Log()

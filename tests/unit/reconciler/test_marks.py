@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import http.server
 import json
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpu_exporter.reconciler import jobs, pods
 from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.marks import Refused
+from gpu_exporter.reconciler.marks import MarkError, Refused
 from gpu_exporter.reconciler.policy import LABEL, Decision
 
 WALL = 1_800_000_000.0
@@ -106,6 +109,41 @@ def test_a_sidecar_that_holds_gpus_counts() -> None:
 )
 def test_answers_of_the_api_server(status: int, body: str, result: str) -> None:
     assert pods.failure(status, body).result == result
+
+
+def test_a_server_that_asks_for_patience_is_asked_once_and_costs_no_time(tmp_path: Path) -> None:
+    """urllib3 would sleep as long as Retry-After says, which may be hours, while marks stand."""
+    asked: list[str] = []
+
+    class Busy(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(429)
+            self.send_header("Retry-After", "1")
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            return
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Busy)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_address[1]}"}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    try:
+        marker = pods.PodMarker(pods.connect(str(tmp_path / "kubeconfig")))
+        with pytest.raises(MarkError) as caught:
+            marker.list_marks()
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert (caught.value.result, len(asked)) == ("throttled", 1)
 
 
 def row_of_22_05(**fields: Any) -> dict[str, Any]:
