@@ -24,7 +24,8 @@ class UnitId(NamedTuple):
 class Family(NamedTuple):
     """One metric family as data: what the renderers and the generated reference page need.
 
-    `labels` are the labels beside the ones that the place implies (`gpu` and `uuid` on device families).
+    `labels` are the labels beside the ones that the place implies (`gpu` and `uuid` on device families). `generations`
+    says which products tell it; empty is every supported one.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Family(NamedTuple):
     help: str
     labels: tuple[str, ...] = ()
     source: str = ""
+    generations: str = ""
 
 
 class Sample(NamedTuple):
@@ -77,9 +79,22 @@ class DeviceIdentity:
     minor: int
     mig_mode: str = "disabled"
 
+    @property
+    def mig_slices(self) -> int:
+        """Compute slices of the board: 7 on every product with MIG but A30, which has 4."""
+        return 4 if "A30" in self.name else 7
+
+    @property
+    def mig_memory_slices(self) -> int:
+        """Memory slices of the board: 8, on A30 4."""
+        return 4 if "A30" in self.name else 8
+
 
 class InstanceReading(NamedTuple):
-    """One MIG instance at one moment. `mig` is "gpu instance id/compute instance id"."""
+    """One MIG instance at one moment. `mig` is "gpu instance id/compute instance id".
+
+    `energy_j` is the running estimate of its part of the board's energy.
+    """
 
     uuid: str
     mig: str
@@ -87,6 +102,7 @@ class InstanceReading(NamedTuple):
     sm_slices: int
     samples: tuple[Sample, ...]
     activity: Activity | None
+    energy_j: float | None = None
 
 
 class CollectorOutcome(NamedTuple):
@@ -111,6 +127,7 @@ class DeviceSnapshot(NamedTuple):
     outcomes: tuple[CollectorOutcome, ...] = ()
     error: str = ""
     instances_known: bool = True  # false when they could not be listed: then the empty list says nothing
+    away: bool = False  # taken away on purpose (driver let go, given to a virtual machine): not lost, just unknown
 
     def value(self, family: str, *labels: str) -> float | None:
         """The value of a family by name (and label values), None when this cycle has none."""
@@ -118,6 +135,12 @@ class DeviceSnapshot(NamedTuple):
             if sample.family.name == family and sample.labels == labels:
                 return sample.value
         return None
+
+
+class XidCounts(NamedTuple):
+    """The XIDs of one GPU since the exporter started: code, class, number, and time of the last."""
+
+    codes: tuple[tuple[int, str, int, float], ...] = ()
 
 
 class HolderKey(NamedTuple):
@@ -228,7 +251,10 @@ class Verdict(NamedTuple):
 
 
 class GpuView(NamedTuple):
-    """One GPU as published. `withheld`: its last reading is too old, so device families are left out."""
+    """One GPU as published. `withheld`: its last reading is too old, so device families are left out.
+
+    `xids` is None while nobody listens for them. They are published for a lost GPU too: it is then that they matter.
+    """
 
     snapshot: DeviceSnapshot
     age_s: float
@@ -238,6 +264,7 @@ class GpuView(NamedTuple):
     history: tuple[float | None, ...] = ()  # mean utilization per bucket, oldest first, None unknown
     instance_totals: Mapping[str, UnitTotals] = {}  # by mig_uuid
     instance_history: Mapping[str, tuple[float | None, ...]] = {}  # by mig_uuid
+    xids: XidCounts | None = None
 
 
 class AllocationView(NamedTuple):
@@ -270,6 +297,9 @@ class AgentStatus(NamedTuple):
     attribution_known: bool = False  # every source has answered lately, so a GPU without a holder is free
     errors: tuple[tuple[str, str, int], ...] = ()  # (call, error, count) since start
     note: str = ""  # shown on the page: "simulated GPUs, clock x180"
+    unmanaged: tuple[tuple[str, int], ...] = ()  # (kernel driver, number) of GPUs that are not ours to read
+    outcomes: tuple[CollectorOutcome, ...] = ()  # of collectors that work outside the device cycles
+    warnings: tuple[str, ...] = ()  # for people, about this host
 
 
 class View(NamedTuple):

@@ -1,32 +1,62 @@
 """What a collector is, and the cycle that it fills.
 
 Three outcomes, everywhere: a value, no data (NotSupported: quiet, the series is absent), failed (counted per call,
-the series is absent). A failure costs one field; DeviceLost costs the device and passes through.
+the series is absent). A failure costs one field; a lost device or a changed driver costs the device and passes through.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from gpu_exporter.devices.errors import DeviceError, DeviceLost, NotSupported
-from gpu_exporter.devices.protocol import Device, UtilizationSample
+from gpu_exporter.devices.errors import DeviceError, DeviceLost, DriverChanged, NotSupported
+from gpu_exporter.devices.protocol import Device, Gpm, Traffic, UtilizationSample
 from gpu_exporter.model import Family, Sample
 
 T = TypeVar("T")
 
 
+class Totals:
+    """What collectors remember of one device from cycle to cycle: running sums, and last values of counters."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Hashable, float] = {}
+        self._last: dict[Hashable, float] = {}
+
+    def grow(self, key: Hashable, amount: float) -> float:
+        """Add to a sum that starts at 0; the new sum."""
+        self._sums[key] = self._sums.get(key, 0.0) + amount
+        return self._sums[key]
+
+    def step(self, key: Hashable, value: float) -> float | None:
+        """How far a counter of the driver has gone since last time; None at first, and when it fell."""
+        last, self._last[key] = self._last.get(key), value
+        return value - last if last is not None and value >= last else None
+
+    def lowest(self, key: Hashable, value: float) -> float:
+        """The lowest value so far."""
+        self._last[key] = min(value, self._last.get(key, value))
+        return self._last[key]
+
+    def forget(self, gone: Callable[[Hashable], bool]) -> None:
+        """Drop what belongs to somebody who is gone."""
+        for known in (self._sums, self._last):
+            for key in [key for key in known if gone(key)]:
+                del known[key]
+
+
 class InstanceCycle(NamedTuple):
-    """What was read of one MIG instance. `activity` is a ratio, None without a source."""
+    """What was read of one MIG instance. `gpm` is None without a source, and while its first window still grows."""
 
     uuid: str
     mig: str
     profile: str
     sm_slices: int
     samples: tuple[Sample, ...]
-    activity: float | None
+    gpm: Gpm | None
+    energy_j: float | None
 
 
 @dataclass(slots=True)
@@ -35,29 +65,38 @@ class Cycle:
 
     device: Device
     samples_since_wall: float
+    monotonic: float
+    totals: Totals
     samples: list[Sample] = field(default_factory=list)
     errors: list[tuple[str, str]] = field(default_factory=list)
+    remarks: list[tuple[str, str]] = field(default_factory=list)  # counted, but no failure: values out of range
+    answers: int = 0
     driver_samples: Sequence[UtilizationSample] = ()
     utilization: float | None = None
-    encoder: float | None = None
-    decoder: float | None = None
+    engines: dict[str, float] = field(default_factory=dict)
+    gpm: Gpm | None = None
+    pcie: Traffic | None = None
+    nvlink: Traffic | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
     energy_j: float | None = None
+    temperature: float | None = None
     instances: list[InstanceCycle] = field(default_factory=list)
     instances_known: bool = True
 
     def read(self, ask: Callable[[], T]) -> T | None:
         """The answer, or None: quietly when the hardware does not tell, counted when the call failed."""
         try:
-            return ask()
-        except DeviceLost:
+            answer = ask()
+        except (DeviceLost, DriverChanged):
             raise
         except NotSupported:
             return None
         except DeviceError as exc:
             self.errors.append((exc.call, exc.error))
             return None
+        self.answers += 1
+        return answer
 
     def add(self, family: Family, value: float | None, *labels: str) -> None:
         """Publish one value; None and NaN are no data."""
@@ -66,9 +105,15 @@ class Cycle:
 
 
 class Collector(NamedTuple):
-    """A named, switchable subject. `collect` fills the cycle."""
+    """A named, switchable subject.
+
+    `collect` fills the cycle, every `every_s` seconds (0 is each cycle); in between its samples stand. None when what
+    it publishes does not come from a cycle. `default`: on, unless switched off.
+    """
 
     name: str
     families: tuple[Family, ...]
-    collect: Callable[[Cycle], None]
+    collect: Callable[[Cycle], None] | None
     instance_families: tuple[Family, ...] = ()
+    every_s: float = 0.0
+    default: bool = True

@@ -1,15 +1,23 @@
-"""MIG instances, enumerated afresh each cycle, since a handle may be reused for another instance."""
+"""MIG instances, enumerated afresh each cycle, since a handle may be reused for another instance.
+
+NVML measures power for the board alone. What an instance used of it is estimated so that nothing is lost or counted
+twice: the board's idle draw by slices (unassigned slices keep theirs), the rest by slices times activity.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping, Sequence
+
 from gpu_exporter.collectors.contract import Collector, Cycle, InstanceCycle
+from gpu_exporter.collectors.gpm import HOPPER, refine
+from gpu_exporter.devices.protocol import Gpm, InstanceIdentity
 from gpu_exporter.model import Family, Sample
 
 GPU_MIG_INFO = Family(
     "gpu_mig_info",
     "gauge",
     "Identity of a MIG instance, always 1",
-    ("profile", "sm_slices"),
+    ("profile", "sm_slices", "memory_slices"),
     source="nvmlDeviceGetAttributes_v2",
 )
 GPU_MIG_MEMORY_USED = Family(
@@ -18,48 +26,159 @@ GPU_MIG_MEMORY_USED = Family(
 GPU_MIG_MEMORY_TOTAL = Family(
     "gpu_mig_memory_total_bytes", "gauge", "Memory of the instance", source="nvmlDeviceGetMemoryInfo_v2"
 )
-GPU_MIG_GRAPHICS_ACTIVE = Family(
-    "gpu_mig_graphics_active_ratio",
+GPU_MIG_TEMPERATURE = Family(
+    "gpu_mig_temperature_celsius",
     "gauge",
-    "Share of time the instance's engines were active; absent where the hardware has no source",
-    source="nvmlGpmMetricsGet 1",
+    "Temperature of the board that the instance is on, its one sensor",
+    source="nvmlDeviceGetTemperatureV",
 )
 GPU_MIG_ACTIVITY_SUPPORTED = Family(
     "gpu_mig_activity_supported", "gauge", "1 when the activity of this instance can be told, 0 when not"
 )
+RATIOS = {
+    name: Family(
+        f"gpu_mig_{name}_active_ratio",
+        "gauge",
+        f"{text}; absent where the hardware has no source",
+        source=source,
+        generations=HOPPER,
+    )
+    for name, text, source in (
+        ("graphics", "Share of time the instance's engine was active", "nvmlGpmMetricsGet 1"),
+        ("sm", "Share of the instance's SMs that had work", "nvmlGpmMetricsGet 248 and 249, else 2"),
+        ("tensor", "Share of time in which a tensor pipe was active", "nvmlGpmMetricsGet 5"),
+        ("dram", "Memory bandwidth used, of the most there is", "nvmlGpmMetricsGet 10"),
+    )
+}
+_ESTIMATE = "nvmlDeviceGetTotalEnergyConsumption, divided"
+GPU_MIG_POWER = Family(
+    "gpu_mig_power_watts",
+    "gauge",
+    "Estimate of the instance's part of the board's power, by method (activity, slices)",
+    ("method",),
+    source=_ESTIMATE,
+)
+GPU_MIG_ENERGY = Family(
+    "gpu_mig_energy_joules_total",
+    "counter",
+    "Estimate of the instance's part of the board's energy since it was first seen, by method; with "
+    "gpu_mig_unassigned_energy_joules_total it grows as fast as gpu_energy_joules_total",
+    ("method",),
+    source=_ESTIMATE,
+)
+GPU_MIG_UNASSIGNED_ENERGY = Family(
+    "gpu_mig_unassigned_energy_joules_total",
+    "counter",
+    "Energy of a board with MIG that no instance is charged with, since the exporter started",
+    source=_ESTIMATE,
+)
+
+
+def divide_energy(
+    joules: float, idle_joules: float, board_slices: int, parts: Sequence[tuple[str, int, float | None]]
+) -> tuple[dict[str, float], float]:
+    """Joules by uuid of each (uuid, slices, activity), and what is left unassigned; together exactly `joules`.
+
+    `idle_joules` is what the board would have used at rest. Without the activity of each instance, and while none is
+    active, all of it goes by slices. Slices of compute instances that share a GPU instance may add up to more than the
+    board has; nobody is then charged for more than there is.
+    """
+    whole = max(board_slices, sum(slices for _, slices, _ in parts))
+    weights = {uuid: slices * activity for uuid, slices, activity in parts if activity is not None}
+    active = sum(weights.values())
+    idle = min(joules, idle_joules) if len(weights) == len(parts) and active > 0 else joules
+    shares = {uuid: idle * slices / whole for uuid, slices, _ in parts}
+    for uuid, weight in weights.items():
+        if active > 0:
+            shares[uuid] += (joules - idle) * weight / active
+    return shares, joules - sum(shares.values())
 
 
 def collect_mig(cycle: Cycle) -> None:
     errors = len(cycle.errors)
     listed = cycle.read(cycle.device.list_instances) or ()
     cycle.instances_known = len(cycle.errors) == errors
+    read: list[tuple[InstanceIdentity, Gpm | None, bool, list[Sample]]] = []
     for instance in listed:
         identity = instance.identity
-        activity = cycle.read(instance.read_graphics_active)
+        before, gpm = (cycle.answers, len(cycle.errors)), cycle.read(instance.read_gpm)
+        supported = (cycle.answers, len(cycle.errors)) != before  # a call that failed is no missing source
+        if gpm is not None:
+            gpm = refine(cycle, identity.uuid, gpm)
         memory = cycle.read(instance.read_memory)
+        slices = str(identity.memory_slices) if identity.memory_slices else ""
         samples = [
-            Sample(GPU_MIG_INFO, (identity.profile, str(identity.sm_slices)), 1.0),
-            Sample(GPU_MIG_ACTIVITY_SUPPORTED, (), float(activity is not None)),
+            Sample(GPU_MIG_INFO, (identity.profile, str(identity.sm_slices), slices), 1.0),
+            Sample(GPU_MIG_ACTIVITY_SUPPORTED, (), float(supported)),
         ]
         if memory is not None:
             samples.append(Sample(GPU_MIG_MEMORY_USED, (), float(memory.used)))
             samples.append(Sample(GPU_MIG_MEMORY_TOTAL, (), float(memory.total)))
-        if activity is not None:
-            samples.append(Sample(GPU_MIG_GRAPHICS_ACTIVE, (), activity))
+        if cycle.temperature is not None:
+            samples.append(Sample(GPU_MIG_TEMPERATURE, (), cycle.temperature))
+        if gpm is not None:
+            told = ((family, getattr(gpm, name)) for name, family in RATIOS.items())
+            samples += [Sample(family, (), value) for family, value in told if value is not None]
+        read.append((identity, gpm, supported, samples))
+    energies = _charge(cycle, read) if cycle.device.identity.mig_mode == "enabled" else {}
+    for identity, gpm, _, samples in read:
         cycle.instances.append(
-            InstanceCycle(identity.uuid, identity.mig, identity.profile, identity.sm_slices, tuple(samples), activity)
+            InstanceCycle(
+                identity.uuid,
+                identity.mig,
+                identity.profile,
+                identity.sm_slices,
+                tuple(samples),
+                gpm,
+                energies.get(identity.uuid),
+            )
         )
+    if cycle.instances_known:
+        present = {identity.uuid for identity, *_ in read}
+        cycle.totals.forget(lambda key: _subject(key).startswith("MIG-") and _subject(key) not in present)
+
+
+def _subject(key: Hashable) -> str:
+    """Sums and counters of an instance are kept under (its uuid, what)."""
+    return key[0] if isinstance(key, tuple) and isinstance(key[0], str) else ""
+
+
+def _charge(
+    cycle: Cycle, read: Sequence[tuple[InstanceIdentity, Gpm | None, bool, list[Sample]]]
+) -> Mapping[str, float]:
+    """Book the board's energy since the last cycle on its instances; the running sum of each by uuid."""
+    if cycle.energy_j is None:
+        return {}
+    span = cycle.totals.step("mig-time", cycle.monotonic)
+    joules = cycle.totals.step("mig-energy", cycle.energy_j)
+    if joules is None or not span:
+        return {}
+    # A counter that stood still was read twice within its own period and says nothing of the draw.
+    idle_w = cycle.totals.lowest("mig-idle-power", joules / span) if joules else 0.0
+    parts = [(identity.uuid, identity.sm_slices, gpm.graphics if gpm else None) for identity, gpm, *_ in read]
+    shares, rest = divide_energy(joules, idle_w * span, cycle.device.identity.mig_slices, parts)
+    sums: dict[str, float] = {}
+    for identity, _, supported, samples in read:
+        method = "activity" if supported else "slices"
+        sums[identity.uuid] = cycle.totals.grow((identity.uuid, "energy"), shares[identity.uuid])
+        samples.append(Sample(GPU_MIG_POWER, (method,), shares[identity.uuid] / span))
+        samples.append(Sample(GPU_MIG_ENERGY, (method,), sums[identity.uuid]))
+    cycle.add(GPU_MIG_UNASSIGNED_ENERGY, cycle.totals.grow("mig-unassigned", rest))
+    return sums
 
 
 MIG = Collector(
     "mig",
-    (),
+    (GPU_MIG_UNASSIGNED_ENERGY,),
     collect_mig,
     (
         GPU_MIG_INFO,
         GPU_MIG_ACTIVITY_SUPPORTED,
         GPU_MIG_MEMORY_USED,
         GPU_MIG_MEMORY_TOTAL,
-        GPU_MIG_GRAPHICS_ACTIVE,
+        GPU_MIG_TEMPERATURE,
+        *RATIOS.values(),
+        GPU_MIG_POWER,
+        GPU_MIG_ENERGY,
     ),
 )

@@ -1,4 +1,4 @@
-"""Power and energy of the board. There is none per MIG instance."""
+"""Power and energy of the board. NVML tells none per MIG instance; mig.py estimates."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ GPU_ENERGY = Family(
     "counter",
     "Energy since the driver was loaded; rate() is the true mean power",
     source="nvmlDeviceGetTotalEnergyConsumption",
+    generations="Volta and newer",
 )
 
 

@@ -1,4 +1,4 @@
-"""Temperature and clocks."""
+"""Temperatures, and how far it is to where the GPU slows down."""
 
 from __future__ import annotations
 
@@ -9,22 +9,45 @@ GPU_TEMPERATURE = Family(
     "gpu_temperature_celsius",
     "gauge",
     "Temperature of the GPU, the board's one sensor for all MIG instances",
-    source="nvmlDeviceGetTemperature",
+    source="nvmlDeviceGetTemperatureV, else nvmlDeviceGetTemperature",
 )
-GPU_SM_CLOCK = Family("gpu_sm_clock_hertz", "gauge", "SM clock", source="nvmlDeviceGetClockInfo")
-GPU_MEMORY_CLOCK = Family("gpu_memory_clock_hertz", "gauge", "Memory clock", source="nvmlDeviceGetClockInfo")
-GPU_SM_CLOCK_MAX = Family(
-    "gpu_sm_clock_max_hertz", "gauge", "Highest SM clock of the product", source="nvmlDeviceGetMaxClockInfo"
+GPU_MEMORY_TEMPERATURE = Family(
+    "gpu_memory_temperature_celsius",
+    "gauge",
+    "Temperature of the memory",
+    source="nvmlDeviceGetFieldValues 82",
+    generations="boards with HBM",
+)
+GPU_TEMPERATURE_MARGIN = Family(
+    "gpu_temperature_margin_celsius",
+    "gauge",
+    "Degrees left until the GPU slows down; negative when it is past that",
+    source="nvmlDeviceGetMarginTemperature",
+    generations="Ada and newer",
+)
+GPU_TEMPERATURE_LIMIT = Family(
+    "gpu_temperature_limit_celsius",
+    "gauge",
+    "Temperature at which the GPU slows down or shuts down; newer boards tell a margin instead",
+    ("limit",),
+    source="nvmlDeviceGetTemperatureThreshold",
+    generations="before Ada",
 )
 
 
 def collect_thermal(cycle: Cycle) -> None:
-    cycle.add(GPU_TEMPERATURE, cycle.read(cycle.device.read_temperature))
-    clocks = cycle.read(cycle.device.read_clocks)
-    if clocks is not None:
-        cycle.add(GPU_SM_CLOCK, clocks.sm)
-        cycle.add(GPU_MEMORY_CLOCK, clocks.memory)
-        cycle.add(GPU_SM_CLOCK_MAX, clocks.sm_max)
+    cycle.temperature = cycle.read(cycle.device.read_temperature)
+    cycle.add(GPU_TEMPERATURE, cycle.temperature)
+    cycle.add(GPU_MEMORY_TEMPERATURE, cycle.read(cycle.device.read_memory_temperature))
+    margin = cycle.read(cycle.device.read_temperature_margin)
+    cycle.add(GPU_TEMPERATURE_MARGIN, margin)
+    if margin is None:
+        for limit, celsius in (cycle.read(cycle.device.read_temperature_limits) or {}).items():
+            cycle.add(GPU_TEMPERATURE_LIMIT, celsius, limit)
 
 
-THERMAL = Collector("thermal", (GPU_TEMPERATURE, GPU_SM_CLOCK, GPU_MEMORY_CLOCK, GPU_SM_CLOCK_MAX), collect_thermal)
+THERMAL = Collector(
+    "thermal",
+    (GPU_TEMPERATURE, GPU_MEMORY_TEMPERATURE, GPU_TEMPERATURE_MARGIN, GPU_TEMPERATURE_LIMIT),
+    collect_thermal,
+)

@@ -17,15 +17,20 @@ GPU_THROTTLE_ACTIVE = Family(
     "gauge",
     "1 while the reason holds at the moment of the read, 0 while not; reasons overlap",
     ("reason",),
-    source="nvmlDeviceGetCurrentClocksEventReasons",
+    source="nvmlDeviceGetCurrentClocksEventReasons, else nvmlDeviceGetCurrentClocksThrottleReasons",
 )
 
 
 def collect_throttle(cycle: Cycle) -> None:
     for reason, seconds in (cycle.read(cycle.device.read_throttle_seconds) or {}).items():
         cycle.add(GPU_THROTTLE_SECONDS, seconds, reason)
+
+
+def collect_throttle_active(cycle: Cycle) -> None:
     for reason, active in (cycle.read(cycle.device.read_throttle_active) or {}).items():
         cycle.add(GPU_THROTTLE_ACTIVE, float(active), reason)
 
 
-THROTTLE = Collector("throttle", (GPU_THROTTLE_SECONDS, GPU_THROTTLE_ACTIVE), collect_throttle)
+THROTTLE = Collector("throttle", (GPU_THROTTLE_SECONDS,), collect_throttle)
+# Eight series a GPU of which the counters tell more: only for those who ask.
+THROTTLE_ACTIVE = Collector("throttle-active", (GPU_THROTTLE_ACTIVE,), collect_throttle_active, default=False)

@@ -2,7 +2,9 @@
 
     DeviceError               one call failed; carries the call, the NVML name of the error, and the device
       NotSupported            the hardware or driver has no such value: no data, quiet
+      NoPermission            we may not ask: no data, counted and logged once with what would grant it
       DeviceLost              the GPU left the bus or needs a reset: all of its series are withdrawn
+      DriverChanged           the kernel module was replaced under the loaded library: only a new process helps
     DriverUnavailable         NVML as a whole does not answer: library missing, driver not loaded, init refused
 
 Exceptions of the binding never leave the backends; they are the `__cause__` of these.
@@ -24,9 +26,40 @@ class NotSupported(DeviceError):
     """Expected: this hardware or driver does not tell."""
 
 
+class NoPermission(DeviceError):
+    """The driver refuses to tell this user or container."""
+
+
 class DeviceLost(DeviceError):
     """The GPU does not answer any more."""
 
 
+class DriverChanged(DeviceError):
+    """Library and kernel module no longer match: the driver was upgraded while we ran."""
+
+
 class DriverUnavailable(Exception):
-    """NVML does not answer at all. The text says why and is fit for people."""
+    """NVML does not answer at all. The text says why and is fit for people.
+
+    `changed`: the reason is a library that does not match the kernel module (see DriverChanged).
+    """
+
+    def __init__(self, reason: str, *, changed: bool = False) -> None:
+        super().__init__(reason)
+        self.changed = changed
+
+
+KINDS: dict[str, type[DeviceError]] = {
+    "NVML_ERROR_NOT_SUPPORTED": NotSupported,
+    "NVML_ERROR_FUNCTION_NOT_FOUND": NotSupported,
+    "NVML_ERROR_ARGUMENT_VERSION_MISMATCH": NotSupported,  # a driver older than our version of a structure
+    "NVML_ERROR_NO_PERMISSION": NoPermission,
+    "NVML_ERROR_GPU_IS_LOST": DeviceLost,
+    "NVML_ERROR_RESET_REQUIRED": DeviceLost,
+    "NVML_ERROR_LIB_RM_VERSION_MISMATCH": DriverChanged,
+}
+
+
+def device_error(call: str, error: str) -> DeviceError:
+    """The exception for an NVML error by its name."""
+    return KINDS.get(error, DeviceError)(call, error)

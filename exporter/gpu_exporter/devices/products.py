@@ -1,7 +1,8 @@
 """The few facts about GPU products that a simulation needs.
 
-Source: NVIDIA's public data sheets (memory, board power, maximum SM clock); idle power from measurements in the
-SC'24 power study (arXiv 2312.02741) rounded to 5 W.
+Sources: NVIDIA's public data sheets (memory, board power, maximum SM clock, PCIe generation); idle power of V100 to
+H100 from measurements in the SC'24 power study (arXiv 2312.02741) rounded to 5 W, of the others an assumption; what
+each generation tells through NVML from the API reference (see docs/metrics.md).
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ GIB = 1024**3
 
 
 class Product(NamedTuple):
-    """`memory` in bytes, power in watts, clocks in hertz. `gpm`: activity per MIG instance can be told."""
+    """`memory` in bytes, power in watts, clocks in hertz, `pcie` and `nvlink` in bytes per second and direction.
+
+    `gpm`: GPU performance monitoring (Hopper and newer). `margin`: the temperature is told as a margin (Ada and newer)
+    and not by absolute limits. `remap`: memory rows are remapped (Ampere and newer), pages retired before.
+    `link_bytes`: NVLink counts bytes of each link (Blackwell) and no longer KiB over all.
+    """
 
     name: str
     memory: int
@@ -21,11 +27,42 @@ class Product(NamedTuple):
     sm_clock: float
     memory_clock: float
     gpm: bool
+    pcie: float = 32e9
+    nvlink: float = 0.0
+    mig: bool = False
+    jpeg_ofa: bool = False
+    memory_sensor: bool = True
+    margin: bool = False
+    remap: bool = True
+    link_bytes: bool = False
 
 
 PRODUCTS = {
-    "V100": Product("Tesla V100-SXM2-32GB", 32 * GIB, 40.0, 300.0, 1530e6, 877e6, False),
-    "A100": Product("NVIDIA A100-SXM4-80GB", 80 * GIB, 60.0, 400.0, 1410e6, 1593e6, False),
-    "H100": Product("NVIDIA H100 80GB HBM3", 80 * GIB, 70.0, 700.0, 1980e6, 2619e6, True),
-    "H200": Product("NVIDIA H200", 141 * GIB, 75.0, 700.0, 1980e6, 3201e6, True),
+    "T4": Product("Tesla T4", 15 * GIB, 10.0, 70.0, 1590e6, 5001e6, False, 16e9, memory_sensor=False, remap=False),
+    "V100": Product("Tesla V100-SXM2-32GB", 32 * GIB, 40.0, 300.0, 1530e6, 877e6, False, 16e9, 150e9, remap=False),
+    "A100": Product(
+        "NVIDIA A100-SXM4-80GB", 80 * GIB, 60.0, 400.0, 1410e6, 1593e6, False, 32e9, 300e9, mig=True, jpeg_ofa=True
+    ),
+    "H100": Product(
+        "NVIDIA H100 80GB HBM3", 80 * GIB, 70.0, 700.0, 1980e6, 2619e6, True, 64e9, 450e9, True, True, margin=True
+    ),
+    "H200": Product("NVIDIA H200", 141 * GIB, 75.0, 700.0, 1980e6, 3201e6, True, 64e9, 450e9, True, True, margin=True),
+    "B200": Product(
+        "NVIDIA B200",
+        180 * GIB,
+        140.0,
+        1000.0,
+        1965e6,
+        3996e6,
+        True,
+        64e9,
+        900e9,
+        True,
+        True,
+        margin=True,
+        link_bytes=True,
+    ),
+    "GH200": Product(
+        "NVIDIA GH200 480GB", 96 * GIB, 100.0, 900.0, 1980e6, 2619e6, True, 64e9, 450e9, True, True, margin=True
+    ),
 }

@@ -1,15 +1,19 @@
 """The one contract between collectors and backends.
 
-A backend lists devices; a device answers single questions. Every method may raise DeviceError and its subclasses;
-NotSupported means that this hardware has no such value. Units are base units: the backends convert at the border.
+A backend counts its devices and finds each by its position; a device answers single questions. Every method may raise
+DeviceError and its subclasses; NotSupported means that this hardware has no such value. Units are base units: the
+backends convert at the border.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from gpu_exporter.devices.errors import DeviceError, NotSupported
 from gpu_exporter.model import DeviceIdentity
+
+ENGINES = ("encoder", "decoder", "jpeg", "ofa")  # the fixed-function engines that have a utilization of their own
 
 
 class UtilizationSample(NamedTuple):
@@ -17,6 +21,13 @@ class UtilizationSample(NamedTuple):
 
     wall: float
     ratio: float
+
+
+class Rates(NamedTuple):
+    """Shares of the driver's last sample period (1/6 to 1 s), 0 to 1: a kernel ran, memory was read or written."""
+
+    gpu: float
+    memory: float | None
 
 
 class Memory(NamedTuple):
@@ -43,6 +54,41 @@ class Clocks(NamedTuple):
     sm_max: float
 
 
+class Traffic(NamedTuple):
+    """Bytes received and sent since the driver was loaded, over all links together. May wrap."""
+
+    rx: float
+    tx: float
+
+
+class Gpm(NamedTuple):
+    """GPU performance monitoring over the last `span_s` seconds; ratios as told, None where not told.
+
+    `pcie` and `nvlink` are bytes per second in both directions together. `elapsed_cycles` and `active_cycles` are
+    monotonic SM counters, on drivers that have them.
+    """
+
+    span_s: float
+    graphics: float | None = None
+    sm: float | None = None
+    occupancy: float | None = None
+    tensor: float | None = None
+    dram: float | None = None
+    pcie: float | None = None
+    nvlink: float | None = None
+    elapsed_cycles: float | None = None
+    active_cycles: float | None = None
+
+
+class RowRemaps(NamedTuple):
+    """Memory rows that were remapped, by cause, and whether a remap waits for a reset or has failed."""
+
+    corrected: int
+    uncorrected: int
+    pending: bool
+    failed: bool
+
+
 class InstanceIdentity(NamedTuple):
     """One MIG instance. `mig` is "gpu instance id/compute instance id"."""
 
@@ -50,6 +96,7 @@ class InstanceIdentity(NamedTuple):
     mig: str
     profile: str
     sm_slices: int
+    memory_slices: int = 0  # 0 is unknown
 
 
 class Instance(Protocol):
@@ -59,8 +106,8 @@ class Instance(Protocol):
 
     def read_memory(self) -> Memory: ...
 
-    def read_graphics_active(self) -> float:
-        """Share of time with the graphics or compute engine active, 0 to 1, over the last window (GPM)."""
+    def read_gpm(self) -> Gpm | None:
+        """Activity since the instance was read before; None at first sight, and when that was too long ago."""
 
 
 class Device(Protocol):
@@ -68,15 +115,16 @@ class Device(Protocol):
 
     identity: DeviceIdentity
 
-    def read_utilization(self) -> float:
-        """Share of the driver's last sample period (1/6 to 1 s) with a kernel running, 0 to 1."""
+    def read_utilization(self) -> Rates: ...
 
     def read_utilization_samples(self, since_wall: float) -> Sequence[UtilizationSample]:
         """The driver's samples newer than `since_wall`, oldest first; empty when there are none."""
 
-    def read_encoder_utilization(self) -> float: ...
+    def read_engine(self, engine: str) -> float:
+        """Share of time that one of ENGINES was busy, 0 to 1."""
 
-    def read_decoder_utilization(self) -> float: ...
+    def read_gpm(self) -> Gpm | None:
+        """Activity since the last read; None at the first read, and when the last one was too long ago."""
 
     def read_memory(self) -> Memory: ...
 
@@ -92,7 +140,19 @@ class Device(Protocol):
     def read_temperature(self) -> float:
         """Degrees Celsius of the GPU sensor."""
 
+    def read_memory_temperature(self) -> float:
+        """Degrees Celsius of the hottest memory sensor."""
+
+    def read_temperature_margin(self) -> float:
+        """Degrees Celsius left until the GPU slows down; negative when it is past that."""
+
+    def read_temperature_limits(self) -> Mapping[str, float]:
+        """Degrees Celsius by limit (shutdown, slowdown, gpu_max, memory_max); unsupported ones are left out."""
+
     def read_clocks(self) -> Clocks: ...
+
+    def read_performance_state(self) -> int:
+        """0 (highest) to 15 (lowest)."""
 
     def read_throttle_seconds(self) -> Mapping[str, float]:
         """Seconds spent in each throttle reason that has a counter here; unsupported reasons are left out."""
@@ -100,18 +160,149 @@ class Device(Protocol):
     def read_throttle_active(self) -> Mapping[str, bool]:
         """Each throttle reason the device knows: is it active now?"""
 
+    def read_pcie(self) -> Traffic: ...
+
+    def read_pcie_replays(self) -> int: ...
+
+    def read_nvlink(self) -> Traffic: ...
+
+    def read_ecc_errors(self) -> Mapping[str, int]:
+        """Errors since the driver was loaded, by severity: corrected, uncorrected."""
+
+    def read_row_remaps(self) -> RowRemaps: ...
+
+    def read_retired_pages(self) -> Mapping[str, int]:
+        """Pages retired by cause (single_bit, double_bit), before Ampere."""
+
+    def read_recovery_action(self) -> int:
+        """What the driver asks for: 0 nothing, else see nvmlDeviceGpuRecoveryAction_t."""
+
     def read_processes(self) -> Processes: ...
+
+    def read_persistence_mode(self) -> bool:
+        """Whether the driver stays initialised while nobody uses the GPU."""
 
     def list_instances(self) -> Sequence[Instance]:
         """MIG instances; empty when MIG is off. Raises NotSupported where the hardware has no MIG."""
 
+    def take_errors(self) -> Sequence[DeviceError]:
+        """Values that failed inside calls that otherwise succeeded, since this was last asked."""
 
-class Discovered(NamedTuple):
-    """One position of the driver's list: a device, or the error that its handle gave."""
+    def renew(self) -> None:
+        """After a loss: ask the driver for this device anew. Raises DeviceError while it is not back."""
 
-    position: int
-    device: Device | None
-    error: str = ""
+
+class SilentDevice:
+    """Tells nothing: the base of devices that know only a few answers."""
+
+    reason = "NVML_ERROR_NOT_SUPPORTED"
+
+    def _nothing(self, call: str) -> NotSupported:
+        return NotSupported(call, self.reason)
+
+    def read_utilization(self) -> Rates:
+        raise self._nothing("nvmlDeviceGetUtilizationRates")
+
+    def read_utilization_samples(self, since_wall: float) -> Sequence[UtilizationSample]:
+        raise self._nothing("nvmlDeviceGetSamples")
+
+    def read_engine(self, engine: str) -> float:
+        raise self._nothing(f"nvmlDeviceGet{engine.capitalize()}Utilization")
+
+    def read_gpm(self) -> Gpm | None:
+        raise self._nothing("nvmlGpmMetricsGet")
+
+    def read_memory(self) -> Memory:
+        raise self._nothing("nvmlDeviceGetMemoryInfo")
+
+    def read_power(self) -> float:
+        raise self._nothing("nvmlDeviceGetPowerUsage")
+
+    def read_power_limit(self) -> float:
+        raise self._nothing("nvmlDeviceGetEnforcedPowerLimit")
+
+    def read_energy(self) -> float:
+        raise self._nothing("nvmlDeviceGetTotalEnergyConsumption")
+
+    def read_temperature(self) -> float:
+        raise self._nothing("nvmlDeviceGetTemperature")
+
+    def read_memory_temperature(self) -> float:
+        raise self._nothing("nvmlDeviceGetFieldValues")
+
+    def read_temperature_margin(self) -> float:
+        raise self._nothing("nvmlDeviceGetMarginTemperature")
+
+    def read_temperature_limits(self) -> Mapping[str, float]:
+        raise self._nothing("nvmlDeviceGetTemperatureThreshold")
+
+    def read_clocks(self) -> Clocks:
+        raise self._nothing("nvmlDeviceGetClockInfo")
+
+    def read_performance_state(self) -> int:
+        raise self._nothing("nvmlDeviceGetPerformanceState")
+
+    def read_throttle_seconds(self) -> Mapping[str, float]:
+        raise self._nothing("nvmlDeviceGetFieldValues")
+
+    def read_throttle_active(self) -> Mapping[str, bool]:
+        raise self._nothing("nvmlDeviceGetCurrentClocksEventReasons")
+
+    def read_pcie(self) -> Traffic:
+        raise self._nothing("nvmlDeviceGetFieldValues")
+
+    def read_pcie_replays(self) -> int:
+        raise self._nothing("nvmlDeviceGetFieldValues")
+
+    def read_nvlink(self) -> Traffic:
+        raise self._nothing("nvmlDeviceGetFieldValues")
+
+    def read_ecc_errors(self) -> Mapping[str, int]:
+        raise self._nothing("nvmlDeviceGetTotalEccErrors")
+
+    def read_row_remaps(self) -> RowRemaps:
+        raise self._nothing("nvmlDeviceGetRemappedRows")
+
+    def read_retired_pages(self) -> Mapping[str, int]:
+        raise self._nothing("nvmlDeviceGetFieldValues")
+
+    def read_recovery_action(self) -> int:
+        raise self._nothing("nvmlDeviceGetFieldValues")
+
+    def read_processes(self) -> Processes:
+        raise self._nothing("nvmlDeviceGetComputeRunningProcesses")
+
+    def read_persistence_mode(self) -> bool:
+        raise self._nothing("nvmlDeviceGetPersistenceMode")
+
+    def list_instances(self) -> Sequence[Instance]:
+        return ()
+
+    def take_errors(self) -> Sequence[DeviceError]:
+        return ()
+
+    def renew(self) -> None:
+        return
+
+
+class XidEvent(NamedTuple):
+    """One XID that the driver reported."""
+
+    uuid: str
+    xid: int
+
+
+class EventWatch(Protocol):
+    """A standing registration for events of some devices."""
+
+    covered: frozenset[str]
+    """UUIDs of the devices whose events arrive here."""
+
+    def wait(self, timeout_s: float) -> XidEvent | None:
+        """The next event, None when there was none for `timeout_s`. Raises DeviceError."""
+
+    def close(self) -> None:
+        """End the registration. Never raises."""
 
 
 class Backend(Protocol):
@@ -122,8 +313,14 @@ class Backend(Protocol):
     def open(self) -> None:
         """Make the driver ready. Raises DriverUnavailable; may be called again later."""
 
-    def discover(self) -> Sequence[Discovered]:
-        """All positions of the driver's list, in index order. Raises DriverUnavailable."""
+    def count(self) -> int:
+        """How many positions the driver's list has. Raises DriverUnavailable."""
+
+    def find(self, position: int) -> Device:
+        """The device at one position of the driver's list. Raises DeviceError."""
+
+    def watch_events(self, devices: Iterable[Device]) -> EventWatch:
+        """Register for the XIDs of these devices. Raises NotSupported where the backend has no events, DeviceError."""
 
     def close(self) -> None:
         """Let go of the driver. Never raises."""

@@ -12,7 +12,7 @@ import bisect
 import csv
 import gzip
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -20,10 +20,10 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.devices.errors import DriverUnavailable, NotSupported
 from gpu_exporter.devices.protocol import (
     Clocks,
-    Discovered,
-    Instance,
-    Memory,
-    Processes,
+    Device,
+    EventWatch,
+    Rates,
+    SilentDevice,
     UtilizationSample,
 )
 from gpu_exporter.model import DeviceIdentity
@@ -130,8 +130,10 @@ def _append(rec: Recording, t: float, utilization: float, temperature: float, cl
     rec.power.append(power)
 
 
-class ReplayDevice:
+class ReplayDevice(SilentDevice):
     """One recording as a GPU."""
+
+    reason = "NVML_ERROR_NO_DATA"
 
     def __init__(self, recording: Recording, index: int, name: str, clock: Clock) -> None:
         self._recording = recording
@@ -154,8 +156,9 @@ class ReplayDevice:
             raise NotSupported(call, "NVML_ERROR_NO_DATA")
         return t
 
-    def read_utilization(self) -> float:
-        return self._recording.at(self._recording.utilization, self._now("nvmlDeviceGetUtilizationRates"))
+    def read_utilization(self) -> Rates:
+        now = self._now("nvmlDeviceGetUtilizationRates")
+        return Rates(self._recording.at(self._recording.utilization, now), None)
 
     def read_utilization_samples(self, since_wall: float) -> Sequence[UtilizationSample]:
         if self._start is None:
@@ -185,30 +188,6 @@ class ReplayDevice:
         sm = self._recording.at(self._recording.sm_clock, self._now("nvmlDeviceGetClockInfo"))
         return Clocks(sm, float("nan"), float("nan"))
 
-    def read_encoder_utilization(self) -> float:
-        raise NotSupported("nvmlDeviceGetEncoderUtilization", "NVML_ERROR_NO_DATA")
-
-    def read_decoder_utilization(self) -> float:
-        raise NotSupported("nvmlDeviceGetDecoderUtilization", "NVML_ERROR_NO_DATA")
-
-    def read_memory(self) -> Memory:
-        raise NotSupported("nvmlDeviceGetMemoryInfo", "NVML_ERROR_NO_DATA")
-
-    def read_power_limit(self) -> float:
-        raise NotSupported("nvmlDeviceGetEnforcedPowerLimit", "NVML_ERROR_NO_DATA")
-
-    def read_throttle_seconds(self) -> Mapping[str, float]:
-        raise NotSupported("nvmlDeviceGetFieldValues", "NVML_ERROR_NO_DATA")
-
-    def read_throttle_active(self) -> Mapping[str, bool]:
-        raise NotSupported("nvmlDeviceGetCurrentClocksEventReasons", "NVML_ERROR_NO_DATA")
-
-    def read_processes(self) -> Processes:
-        raise NotSupported("nvmlDeviceGetComputeRunningProcesses", "NVML_ERROR_NO_DATA")
-
-    def list_instances(self) -> Sequence[Instance]:
-        return ()
-
 
 class ReplayBackend:
     """Recordings as the GPUs of one node, in the order given."""
@@ -231,8 +210,14 @@ class ReplayBackend:
         except (OSError, RecordingError) as exc:
             raise DriverUnavailable(str(exc)) from exc
 
-    def discover(self) -> Sequence[Discovered]:
-        return [Discovered(device.identity.index, device) for device in self._devices]
+    def count(self) -> int:
+        return len(self._devices)
+
+    def find(self, position: int) -> Device:
+        return self._devices[position]
+
+    def watch_events(self, devices: Iterable[Device]) -> EventWatch:
+        raise NotSupported("nvmlEventSetCreate", "NVML_ERROR_NO_DATA")
 
     def close(self) -> None:
         return

@@ -5,10 +5,14 @@ The format (JSON or YAML; `scenario.schema.json` beside this file says the same 
     gpus:
       - model: H100                       # see products.py
         load: {kind: square, low: 0, high: 0.9, period: 60, duty: 0.3}
+        encoder: {kind: constant, value: 0.2}       # any of PARTS; what is not given follows from the load
         throttle: [{reason: hw_thermal, share: 0.4}]
         faults: [{at: 60, for: 30, call: nvmlDeviceGetUtilizationRates, error: NVML_ERROR_UNKNOWN}]
+        xids: [{at: 90, code: 31}]
+        health: {ecc_corrected: 2, remapped_uncorrected: 1, remap_pending: 1, recovery_action: 1}
       - model: H100
-        mig: [{profile: 1g.10gb, load: {kind: constant, value: 0.5}}]
+        mig_from: 0                                 # MIG mode is on in [mig_from, mig_to)
+        mig: [{profile: 1g.10gb, gi: 7, ci: 0, from: 0, to: 600, load: {kind: constant, value: 0.5}}]
     holders:
       - {gpu: 0, from: 0, to: 600, kind: pod, name: team/trainer-0/main, processes: 1}
     seed: 7
@@ -18,6 +22,7 @@ Times are seconds since the scenario's start. This module evaluates; it knows no
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,6 +34,21 @@ from gpu_exporter.devices.products import PRODUCTS, Product
 from gpu_exporter.model import UnitId
 
 FOREVER = float("inf")
+# Loads of their own: engines (shares of time), traffic (shares of the link), GPM ratios, and power (share of the way
+# from idle to nine tenths of the limit).
+PARTS = ("encoder", "decoder", "jpeg", "ofa", "pcie", "nvlink", "graphics", "sm", "power")
+HEALTH = (
+    "ecc_corrected",
+    "ecc_uncorrected",
+    "remapped_corrected",
+    "remapped_uncorrected",
+    "remap_pending",
+    "remap_failed",
+    "retired_single_bit",
+    "retired_double_bit",
+    "recovery_action",
+    "pcie_replays",
+)
 
 
 class ScenarioError(ValueError):
@@ -46,7 +66,7 @@ class Fault(NamedTuple):
 
 
 class ScenarioInstance(NamedTuple):
-    """One MIG instance."""
+    """One MIG instance, there in [start, end)."""
 
     uuid: str
     mig: str
@@ -54,21 +74,37 @@ class ScenarioInstance(NamedTuple):
     sm_slices: int
     memory: int
     load: Load
+    start: float = 0.0
+    end: float = FOREVER
 
 
 @dataclass(frozen=True, slots=True)
 class ScenarioGpu:
-    """One GPU. `throttle` maps a reason to the share of time spent in it."""
+    """One GPU. `throttle` maps a reason to the share of time spent in it; `xids` are (time, code)."""
 
     index: int
     uuid: str
     product: Product
     load: Load
-    encoder: Load | None
+    parts: Mapping[str, Load]
     throttle: Mapping[str, float]
     faults: tuple[Fault, ...]
     instances: tuple[ScenarioInstance, ...]
     mig: bool
+    mig_from: float = 0.0
+    mig_to: float = FOREVER
+    xids: tuple[tuple[float, int], ...] = ()
+    health: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def has_mig(self, t: float) -> bool:
+        """Whether MIG mode is on at `t`."""
+        return self.mig and self.mig_from <= t < self.mig_to
+
+    def instances_at(self, t: float) -> list[ScenarioInstance]:
+        """The instances that exist at `t`."""
+        if not self.has_mig(t):
+            return []
+        return [instance for instance in self.instances if instance.start <= t < instance.end]
 
     def fault(self, call: str, t: float) -> Fault | None:
         """The fault that hits `call` at `t`, if any."""
@@ -218,24 +254,13 @@ def _parse_gpu(reader: _Reader, index: int, seed: int) -> ScenarioGpu:
     product = PRODUCTS[model]
     gpu_uuid = f"GPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'{seed}/{index}')}"
     has_mig = reader.take("mig", None)
-    instances = []
-    for i, entry in enumerate(has_mig if isinstance(has_mig, list) else []):
-        part = _Reader(f"{reader.place}.mig[{i}]", entry)
-        profile = part.text("profile")
-        slices, _, gib = profile.partition("g.")
-        if not (slices.isdigit() and gib.removesuffix("gb").isdigit()):
-            raise ScenarioError(f"{part.place}.profile: {profile!r} is not like 1g.10gb")
-        instances.append(
-            ScenarioInstance(
-                uuid=f"MIG-{uuid.uuid5(uuid.NAMESPACE_OID, f'{seed}/{index}/{i}')}",
-                mig=f"{i + 1}/0",
-                profile=profile,
-                sm_slices=int(slices),
-                memory=int(gib.removesuffix("gb")) * 1024**3,
-                load=_parse_load(f"{part.place}.load", part.take("load", {"kind": "constant", "value": 0})),
-            )
-        )
-        part.finish()
+    entries = has_mig if isinstance(has_mig, list) else []
+    if has_mig is not None and not product.mig:
+        raise ScenarioError(f"{reader.place}.mig: a {model} has no MIG")
+    instances = [
+        _parse_instance(_Reader(f"{reader.place}.mig[{i}]", entry), i, f"{seed}/{index}/{i}")
+        for i, entry in enumerate(entries)
+    ]
     faults = []
     for i, entry in enumerate(reader.entries("faults")):
         part = _Reader(f"{reader.place}.faults[{i}]", entry)
@@ -256,20 +281,60 @@ def _parse_gpu(reader: _Reader, index: int, seed: int) -> ScenarioGpu:
         part = _Reader(f"{reader.place}.throttle[{i}]", entry)
         throttle[part.text("reason")] = part.number("share", maximum=1)
         part.finish()
-    encoder = reader.take("encoder", None)
+    xids = []
+    for i, entry in enumerate(reader.entries("xids")):
+        part = _Reader(f"{reader.place}.xids[{i}]", entry)
+        xids.append((part.number("at"), int(part.number("code"))))
+        part.finish()
     gpu = ScenarioGpu(
         index=index,
         uuid=gpu_uuid,
         product=product,
         load=_parse_load(f"{reader.place}.load", reader.take("load", {"kind": "constant", "value": 0})),
-        encoder=None if encoder is None else _parse_load(f"{reader.place}.encoder", encoder),
+        parts={
+            name: _parse_load(f"{reader.place}.{name}", given)
+            for name in PARTS
+            if (given := reader.take(name, None)) is not None
+        },
         throttle=throttle,
         faults=tuple(faults),
         instances=tuple(instances),
         mig=has_mig is not None,
+        mig_from=reader.number("mig_from", 0.0),
+        mig_to=reader.number("mig_to", FOREVER),
+        xids=tuple(sorted(xids)),
+        health=_parse_health(f"{reader.place}.health", reader.take("health", {})),
     )
     reader.finish()
     return gpu
+
+
+def _parse_health(place: str, data: object) -> dict[str, int]:
+    reader = _Reader(place, data)
+    health = {name: int(reader.number(name, 0)) for name in HEALTH}
+    reader.finish()
+    return health
+
+
+def _parse_instance(part: _Reader, position: int, name: str) -> ScenarioInstance:
+    profile = part.text("profile")
+    slices, _, gib = profile.partition("g.")
+    slices = slices.rpartition("c.")[2]  # 1c.3g.40gb: a compute instance that is a part of its GPU instance
+    if not (slices.isdigit() and gib.removesuffix("gb").isdigit()):
+        raise ScenarioError(f"{part.place}.profile: {profile!r} is not like 1g.10gb")
+    gpu_instance, compute_instance = int(part.number("gi", position + 1)), int(part.number("ci", 0))
+    instance = ScenarioInstance(
+        uuid=f"MIG-{uuid.uuid5(uuid.NAMESPACE_OID, name)}",
+        mig=f"{gpu_instance}/{compute_instance}",
+        profile=profile,
+        sm_slices=int(slices),
+        memory=int(gib.removesuffix("gb")) * 1024**3,
+        load=_parse_load(f"{part.place}.load", part.take("load", {"kind": "constant", "value": 0})),
+        start=part.number("from", 0.0),
+        end=part.number("to", FOREVER),
+    )
+    part.finish()
+    return instance
 
 
 def _parse_holder(reader: _Reader, gpus: tuple[ScenarioGpu, ...]) -> ScenarioHolder:

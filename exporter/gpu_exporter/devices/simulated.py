@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.devices import loads
-from gpu_exporter.devices.errors import DeviceError, DeviceLost, NotSupported
+from gpu_exporter.devices.errors import NotSupported, device_error
 from gpu_exporter.devices.protocol import (
     Clocks,
-    Discovered,
+    Device,
+    EventWatch,
+    Gpm,
     Instance,
     InstanceIdentity,
     Memory,
     Processes,
+    Rates,
+    RowRemaps,
+    SilentDevice,
+    Traffic,
     UtilizationSample,
+    XidEvent,
 )
 from gpu_exporter.devices.scenario import Scenario, ScenarioGpu, ScenarioInstance
 from gpu_exporter.model import DeviceIdentity, UnitId
 
 DRIVER_VERSION = "580.00.00"
 RESERVED = 512 * 1024**2
-LOST = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")
+# What follows from the load where the scenario does not say it: GPM ratios of a typical training, and some traffic.
+FOLLOWS = {"graphics": 1.0, "sm": 0.8, "occupancy": 0.5, "tensor": 0.4, "dram": 0.3, "power": 1.0, "pcie": 0.01}
+TEMPERATURE_LIMITS = {"shutdown": 95.0, "slowdown": 92.0, "gpu_max": 89.0}
+SLOWDOWN_AT = 87.0  # where the margin of newer boards is 0
+
+
+class Scaled:
+    """A share of another load."""
+
+    def __init__(self, load: loads.Load, factor: float) -> None:
+        self._load, self._factor = load, factor
+
+    def integral(self, t: float) -> float:
+        return self._factor * self._load.integral(t)
 
 
 class Stage:
@@ -33,7 +54,7 @@ class Stage:
         self.clock = clock
         self.sample_period_s = sample_period_s
         self._start = clock.monotonic()
-        self.gpm_seen: dict[str, float] = {}  # when each MIG instance was last read
+        self.gpm_seen: dict[str, float] = {}  # when each GPU and MIG instance was last read
 
     def now(self) -> float:
         return self.clock.monotonic() - self._start
@@ -47,32 +68,53 @@ class Stage:
     def processes(self, uuid: str) -> int:
         return sum(h.processes for h in self.scenario.holders_at(self.now()) if h.unit.uuid == uuid)
 
+    def read_gpm(self, uuid: str, parts: Mapping[str, loads.Load], rates: Mapping[str, float]) -> Gpm | None:
+        """Means since `uuid` was last read; `rates` are bytes per second at full load, both directions together."""
+        now = self.now()
+        since = self.gpm_seen.get(uuid)
+        self.gpm_seen[uuid] = now
+        if since is None or since >= now:
+            return None
+        ratios = {
+            name: loads.mean(parts[name], since, now) for name in ("graphics", "sm", "occupancy", "tensor", "dram")
+        }
+        traffic = {name: rate * loads.mean(parts[name], since, now) for name, rate in rates.items()}
+        return Gpm(now - since, **ratios, **traffic)
+
+
+def resolve_parts(load: loads.Load, given: Mapping[str, loads.Load]) -> dict[str, loads.Load]:
+    """Every part's load: as given, else as it follows from the main load, else none."""
+    parts: dict[str, loads.Load] = {name: loads.Constant(0.0) for name in ("encoder", "decoder", "jpeg", "ofa")}
+    parts["nvlink"] = loads.Constant(0.0)
+    parts.update((name, Scaled(load, factor)) for name, factor in FOLLOWS.items())
+    parts.update(given)
+    return parts
+
 
 class SimulatedInstance:
     """One MIG instance of the scenario."""
 
     def __init__(self, stage: Stage, gpu: ScenarioGpu, instance: ScenarioInstance) -> None:
         self._stage, self._gpu, self._instance = stage, gpu, instance
-        self.identity = InstanceIdentity(instance.uuid, instance.mig, instance.profile, instance.sm_slices)
+        slices = max(1, round(8 * instance.memory / gpu.product.memory))
+        self.identity = InstanceIdentity(instance.uuid, instance.mig, instance.profile, instance.sm_slices, slices)
 
     def read_memory(self) -> Memory:
         used = self._stage.used_memory(UnitId(self._gpu.uuid, self._instance.uuid))
         return Memory(self._instance.memory, used, self._instance.memory - used, 0)
 
-    def read_graphics_active(self) -> float:
+    def read_gpm(self) -> Gpm | None:
         if not self._gpu.product.gpm:
             raise NotSupported("nvmlGpmMetricsGet", "NVML_ERROR_NOT_SUPPORTED")
-        now = self._stage.now()  # GPM tells the mean between two samples
-        since = self._stage.gpm_seen.get(self._instance.uuid, now - self._stage.sample_period_s)
-        self._stage.gpm_seen[self._instance.uuid] = now
-        return loads.mean(self._instance.load, max(0.0, since), now)
+        return self._stage.read_gpm(self._instance.uuid, resolve_parts(self._instance.load, {}), {})
 
 
-class SimulatedDevice:
+class SimulatedDevice(SilentDevice):
     """One GPU of the scenario."""
 
     def __init__(self, stage: Stage, gpu: ScenarioGpu) -> None:
         self._stage, self._gpu = stage, gpu
+        self.parts = resolve_parts(gpu.load, gpu.parts)
         self.identity = DeviceIdentity(
             index=gpu.index,
             uuid=gpu.uuid,
@@ -80,8 +122,13 @@ class SimulatedDevice:
             driver_version=DRIVER_VERSION,
             pci_bus_id=f"0000:{0x10 + gpu.index:02x}:00.0",
             minor=gpu.index,
-            mig_mode="enabled" if gpu.mig else "disabled",
+            mig_mode=self._mig_mode(stage.now()),
         )
+
+    def _mig_mode(self, now: float) -> str:
+        if not self._gpu.product.mig:
+            return "unsupported"
+        return "enabled" if self._gpu.has_mig(now) else "disabled"
 
     def _meet_faults(self, call: str) -> float:
         """Suffer the fault that the scenario has for `call` now; the scenario's time otherwise."""
@@ -92,27 +139,27 @@ class SimulatedDevice:
         if fault.hang_s:
             threading.Event().wait(fault.hang_s)
             return self._stage.now()
-        kind = {"NVML_ERROR_NOT_SUPPORTED": NotSupported}.get(
-            fault.error, DeviceLost if fault.error in LOST else DeviceError
-        )
-        raise kind(call, fault.error)
+        raise device_error(call, fault.error)
 
-    def _load(self) -> loads.Load:
+    def _load(self, now: float) -> loads.Load:
         """Load of the whole board: a partitioned GPU is as busy as its busiest slices together."""
-        if not self._gpu.mig:
+        if not self._gpu.has_mig(now):
             return self._gpu.load
-        return _Partitioned(self._gpu.instances)
+        return Partitioned(self._gpu.instances)
 
-    def read_utilization(self) -> float:
+    def _require(self, has_it: bool, call: str) -> None:
+        if not has_it:
+            raise NotSupported(call, "NVML_ERROR_NOT_SUPPORTED")
+
+    def read_utilization(self) -> Rates:
         now = self._meet_faults("nvmlDeviceGetUtilizationRates")
-        if self._gpu.mig:
-            raise NotSupported("nvmlDeviceGetUtilizationRates", "NVML_ERROR_NOT_SUPPORTED")
-        return loads.mean(self._gpu.load, max(0.0, now - self._stage.sample_period_s), now)
+        self._require(not self._gpu.has_mig(now), "nvmlDeviceGetUtilizationRates")
+        gpu = loads.mean(self._gpu.load, max(0.0, now - self._stage.sample_period_s), now)
+        return Rates(gpu, 0.5 * gpu)
 
     def read_utilization_samples(self, since_wall: float) -> Sequence[UtilizationSample]:
         now = self._meet_faults("nvmlDeviceGetSamples")
-        if self._gpu.mig:
-            raise NotSupported("nvmlDeviceGetSamples", "NVML_ERROR_NOT_SUPPORTED")
+        self._require(not self._gpu.has_mig(now), "nvmlDeviceGetSamples")
         period = self._stage.sample_period_s
         zero = self._stage.to_wall(0.0)
         last = int(now / period)
@@ -123,15 +170,18 @@ class SimulatedDevice:
             if zero + i * period > since_wall
         ]
 
-    def read_encoder_utilization(self) -> float:
-        now = self._meet_faults("nvmlDeviceGetEncoderUtilization")
-        if self._gpu.encoder is None:
-            return 0.0
-        return loads.mean(self._gpu.encoder, max(0.0, now - 1.0), now)
+    def read_engine(self, engine: str) -> float:
+        call = f"nvmlDeviceGet{'Jpg' if engine == 'jpeg' else engine.capitalize()}Utilization"
+        now = self._meet_faults(call)
+        self._require(engine in ("encoder", "decoder") or self._gpu.product.jpeg_ofa, call)
+        return loads.mean(self.parts[engine], max(0.0, now - 1.0), now)
 
-    def read_decoder_utilization(self) -> float:
-        self._meet_faults("nvmlDeviceGetDecoderUtilization")
-        return 0.0
+    def read_gpm(self) -> Gpm | None:
+        now = self._meet_faults("nvmlGpmMetricsGet")
+        self._require(self._gpu.product.gpm, "nvmlGpmMetricsGet")
+        parts = resolve_parts(self._load(now), self._gpu.parts)
+        rates = {"pcie": 2 * self._gpu.product.pcie, "nvlink": 2 * self._gpu.product.nvlink}
+        return self._stage.read_gpm(self._gpu.uuid, parts, rates)
 
     def read_memory(self) -> Memory:
         self._meet_faults("nvmlDeviceGetMemoryInfo")
@@ -142,9 +192,8 @@ class SimulatedDevice:
 
     def _mean_power(self, start: float, end: float) -> float:
         product = self._gpu.product
-        return product.idle_power + (0.9 * product.power_limit - product.idle_power) * loads.mean(
-            self._load(), start, end
-        )
+        load = self._gpu.parts.get("power", self._load(end))
+        return product.idle_power + (0.9 * product.power_limit - product.idle_power) * loads.mean(load, start, end)
 
     def read_power(self) -> float:
         now = self._meet_faults("nvmlDeviceGetPowerUsage")
@@ -158,16 +207,36 @@ class SimulatedDevice:
         now = self._meet_faults("nvmlDeviceGetTotalEnergyConsumption")
         return self._mean_power(0.0, now) * now
 
-    def read_temperature(self) -> float:
-        now = self._meet_faults("nvmlDeviceGetTemperature")
+    def _temperature(self, now: float) -> float:
         hot = 10.0 if self._gpu.throttle else 0.0
-        return round(30.0 + hot + 45.0 * loads.mean(self._load(), max(0.0, now - 30.0), now))
+        return round(30.0 + hot + 45.0 * loads.mean(self._load(now), max(0.0, now - 30.0), now))
+
+    def read_temperature(self) -> float:
+        return self._temperature(self._meet_faults("nvmlDeviceGetTemperature"))
+
+    def read_memory_temperature(self) -> float:
+        now = self._meet_faults("nvmlDeviceGetFieldValues")
+        self._require(self._gpu.product.memory_sensor, "nvmlDeviceGetFieldValues")
+        return self._temperature(now) + 8.0
+
+    def read_temperature_margin(self) -> float:
+        now = self._meet_faults("nvmlDeviceGetMarginTemperature")
+        self._require(self._gpu.product.margin, "nvmlDeviceGetMarginTemperature")
+        return SLOWDOWN_AT - self._temperature(now)
+
+    def read_temperature_limits(self) -> Mapping[str, float]:
+        self._meet_faults("nvmlDeviceGetTemperatureThreshold")
+        return {} if self._gpu.product.margin else dict(TEMPERATURE_LIMITS)
 
     def read_clocks(self) -> Clocks:
         self._meet_faults("nvmlDeviceGetClockInfo")
         product = self._gpu.product
         slow = 0.5 if self._gpu.throttle else 1.0
         return Clocks(product.sm_clock * slow, product.memory_clock, product.sm_clock)
+
+    def read_performance_state(self) -> int:
+        now = self._meet_faults("nvmlDeviceGetPerformanceState")
+        return 0 if loads.mean(self._load(now), max(0.0, now - 1.0), now) else 8
 
     def read_throttle_seconds(self) -> Mapping[str, float]:
         now = self._meet_faults("nvmlDeviceGetFieldValues")
@@ -179,23 +248,98 @@ class SimulatedDevice:
         reasons = ("power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake", "sync_boost")
         return {reason: reason in self._gpu.throttle for reason in reasons}
 
+    def _traffic(self, part: str, rate: float) -> Traffic:
+        now = self._meet_faults("nvmlDeviceGetFieldValues")
+        self._require(rate > 0, "nvmlDeviceGetFieldValues")
+        one_way = rate * self.parts[part].integral(now)
+        return Traffic(rx=one_way, tx=one_way / 2)
+
+    def read_pcie(self) -> Traffic:
+        return self._traffic("pcie", self._gpu.product.pcie)
+
+    def read_pcie_replays(self) -> int:
+        self._meet_faults("nvmlDeviceGetFieldValues")
+        return self._gpu.health.get("pcie_replays", 0)
+
+    def read_nvlink(self) -> Traffic:
+        return self._traffic("nvlink", self._gpu.product.nvlink)
+
+    def read_ecc_errors(self) -> Mapping[str, int]:
+        self._meet_faults("nvmlDeviceGetTotalEccErrors")
+        health = self._gpu.health
+        return {severity: health.get(f"ecc_{severity}", 0) for severity in ("corrected", "uncorrected")}
+
+    def read_row_remaps(self) -> RowRemaps:
+        now = self._meet_faults("nvmlDeviceGetRemappedRows")
+        # Not told while MIG instances exist (API reference).
+        self._require(self._gpu.product.remap and not self._gpu.instances_at(now), "nvmlDeviceGetRemappedRows")
+        health = self._gpu.health
+        return RowRemaps(
+            health.get("remapped_corrected", 0),
+            health.get("remapped_uncorrected", 0),
+            bool(health.get("remap_pending")),
+            bool(health.get("remap_failed")),
+        )
+
+    def read_retired_pages(self) -> Mapping[str, int]:
+        self._meet_faults("nvmlDeviceGetFieldValues")
+        if self._gpu.product.remap:
+            return {}
+        return {cause: self._gpu.health.get(f"retired_{cause}", 0) for cause in ("single_bit", "double_bit")}
+
+    def read_recovery_action(self) -> int:
+        self._meet_faults("nvmlDeviceGetFieldValues")
+        return self._gpu.health.get("recovery_action", 0)
+
     def read_processes(self) -> Processes:
         self._meet_faults("nvmlDeviceGetComputeRunningProcesses")
         return Processes(self._stage.processes(self._gpu.uuid), 0)
 
+    def read_persistence_mode(self) -> bool:
+        return True
+
     def list_instances(self) -> Sequence[Instance]:
-        self._meet_faults("nvmlDeviceGetMigMode")
-        return [SimulatedInstance(self._stage, self._gpu, instance) for instance in self._gpu.instances]
+        now = self._meet_faults("nvmlDeviceGetMigMode")
+        mode = self._mig_mode(now)
+        if mode != self.identity.mig_mode:
+            self.identity = dataclasses.replace(self.identity, mig_mode=mode)
+        return [SimulatedInstance(self._stage, self._gpu, instance) for instance in self._gpu.instances_at(now)]
 
 
-class _Partitioned:
-    """Load of a board as the slice-weighted load of its instances; a board has seven compute slices."""
+class Partitioned:
+    """Load of a board as the slice-weighted load of its instances while they exist; a board has seven slices."""
 
     def __init__(self, instances: Sequence[ScenarioInstance]) -> None:
         self._instances = instances
 
     def integral(self, t: float) -> float:
-        return sum(i.load.integral(t) * i.sm_slices for i in self._instances) / 7.0
+        total = 0.0
+        for instance in self._instances:
+            end = min(max(t, instance.start), instance.end)
+            total += instance.sm_slices * (instance.load.integral(end) - instance.load.integral(instance.start))
+        return total / 7.0
+
+
+class SimulatedEvents:
+    """The scenario's XIDs, each once, when its time has come."""
+
+    def __init__(self, stage: Stage, devices: Iterable[Device]) -> None:
+        self._stage = stage
+        self.covered = frozenset(device.identity.uuid for device in devices)
+        self._pending = sorted(
+            (at, gpu.uuid, xid) for gpu in stage.scenario.gpus for at, xid in gpu.xids if gpu.uuid in self.covered
+        )
+
+    def wait(self, timeout_s: float) -> XidEvent | None:
+        if not self._pending or self._pending[0][0] > self._stage.now():
+            self._stage.clock.wait(threading.Event(), timeout_s)
+        if not self._pending or self._pending[0][0] > self._stage.now():
+            return None
+        _, uuid, xid = self._pending.pop(0)
+        return XidEvent(uuid, xid)
+
+    def close(self) -> None:
+        return
 
 
 class SimulatedBackend:
@@ -204,13 +348,20 @@ class SimulatedBackend:
     name = "simulated"
 
     def __init__(self, stage: Stage) -> None:
+        self._stage = stage
         self._devices = [SimulatedDevice(stage, gpu) for gpu in stage.scenario.gpus]
 
     def open(self) -> None:
         return
 
-    def discover(self) -> Sequence[Discovered]:
-        return [Discovered(device.identity.index, device) for device in self._devices]
+    def count(self) -> int:
+        return len(self._devices)
+
+    def find(self, position: int) -> Device:
+        return self._devices[position]
+
+    def watch_events(self, devices: Iterable[Device]) -> EventWatch:
+        return SimulatedEvents(self._stage, devices)
 
     def close(self) -> None:
         return

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpu_exporter.collectors.contract import Cycle
-from gpu_exporter.devices.protocol import UtilizationSample
+from gpu_exporter.devices.protocol import Gpm, Traffic, UtilizationSample
 from gpu_exporter.model import Activity, Span, UnitId
 
 WALL_STEP_S = 1.0  # a wall clock that moved more than this against the monotonic one has been stepped
@@ -30,6 +30,9 @@ class ActivityRules(NamedTuple):
     power_floor_max_ratio: float
     power_active_step: float
     driver_period_max_s: float = 1.0
+    gpm_idle_max_ratio: float = 0.001
+    pcie_idle_max_bytes_per_second: float = 10e6
+    nvlink_idle_max_bytes_per_second: float = 1e6
 
 
 LATENESS = 1.1  # a cycle or sample that comes a tenth of a period late leaves no hole
@@ -49,6 +52,27 @@ class PowerFloor:
         return power_w > self._floor + self._rules.power_active_step * (limit_w - self._floor)
 
 
+class TrafficRate:
+    """Bytes per second from counters of the driver that may wrap."""
+
+    def __init__(self) -> None:
+        self._last: Traffic | None = None
+
+    def step(self, traffic: Traffic | None, elapsed_s: float | None) -> float | None:
+        """The mean since the last step, both directions together; None while it cannot be told."""
+        last, self._last = self._last, traffic
+        if last is None or traffic is None or not elapsed_s:
+            return None
+        moved = (traffic.rx - last.rx, traffic.tx - last.tx)
+        return sum(moved) / elapsed_s if min(moved) >= 0 else None
+
+
+def gpm_witnesses(gpm: Gpm | None, rules: ActivityRules) -> list[bool]:
+    """Whether each GPM ratio that was told shows work."""
+    told = (gpm.graphics, gpm.sm) if gpm is not None else ()
+    return [ratio > rules.gpm_idle_max_ratio for ratio in told if ratio is not None]
+
+
 class ActivityReader:
     """Turns the cycles of one device into spans."""
 
@@ -61,6 +85,7 @@ class ActivityReader:
         self._last_monotonic: float | None = None
         self._last_samples_monotonic: float | None = None
         self._last_energy_j: float | None = None
+        self._pcie, self._nvlink = TrafficRate(), TrafficRate()
         self.newest_sample_wall = 0.0
 
     def read(self, cycle: Cycle, monotonic: float, wall: float) -> Activity | None:
@@ -107,7 +132,19 @@ class ActivityReader:
 
     def _other_witnesses(self, cycle: Cycle, elapsed_s: float | None) -> list[bool]:
         """One entry per readable witness beside utilization: is it active?"""
-        witnesses = [value > 0.0 for value in (cycle.encoder, cycle.decoder) if value is not None]
+        rules, gpm = self._rules, cycle.gpm
+        witnesses = [value > 0.0 for value in cycle.engines.values()]
+        witnesses += gpm_witnesses(gpm, rules)
+        # Of the driver's byte counters and the rate that GPM tells the higher: a counter may have wrapped.
+        pcie = self._pcie.step(cycle.pcie, elapsed_s)
+        nvlink = self._nvlink.step(cycle.nvlink, elapsed_s)
+        for counted, told, floor in (
+            (pcie, gpm.pcie if gpm else None, rules.pcie_idle_max_bytes_per_second),
+            (nvlink, gpm.nvlink if gpm else None, rules.nvlink_idle_max_bytes_per_second),
+        ):
+            rates = [rate for rate in (counted, told) if rate is not None]
+            if rates:
+                witnesses.append(max(rates) > floor)
         power = self._highest_power(cycle, elapsed_s)
         if power is not None and cycle.power_limit_w:
             witnesses.append(self._floor.is_active(power, cycle.power_limit_w))

@@ -1,7 +1,8 @@
 """The clockwork: one daemon thread per GPU, each with its own deadline.
 
 A thread that hangs inside the driver is marked hung and never replaced: it would hang again, and threads would pile
-up. Its GPU's families are withheld by age; the other GPUs go on.
+up. Its GPU's families are withheld by age; the other GPUs go on. The thread also finds its GPU, so that one that hangs
+or fails at its very start costs nobody else a moment.
 """
 
 from __future__ import annotations
@@ -11,35 +12,46 @@ import threading
 from collections.abc import Callable
 
 from gpu_exporter.clock import Clock
+from gpu_exporter.devices.errors import DeviceError, DriverChanged
+from gpu_exporter.devices.protocol import Device
 from gpu_exporter.model import DeviceSnapshot
 from gpu_exporter.sampling.sampler import DeviceSampler
 
 log = logging.getLogger(__name__)
+FIND_RETRY_S = 5.0  # a GPU that cannot be found, or was lost, is looked for this often
 
 
 class DeviceLoop:
-    """Samples one device every `interval_s` until stopped, and hands each snapshot to `deliver`."""
+    """Samples the device at one position every `interval_s` until stopped, and hands each snapshot to `deliver`."""
 
     def __init__(
         self,
-        sampler: DeviceSampler,
+        position: int,
+        find: Callable[[int], Device],
+        make_sampler: Callable[[Device], DeviceSampler],
         clock: Clock,
         interval_s: float,
         deadline_s: float,
         deliver: Callable[[DeviceSnapshot], None],
+        on_driver_changed: Callable[[str], None],
     ) -> None:
-        self.sampler = sampler
+        self.position = position
+        self.sampler: DeviceSampler | None = None
         self.latest: DeviceSnapshot | None = None
         self.attempted = False  # a first cycle ended, well or not
+        self.find_error = ""
+        self._find = find
+        self._make_sampler = make_sampler
         self._clock = clock
         self._interval_s = interval_s
         self._deadline_s = deadline_s
         self._deliver = deliver
+        self._on_driver_changed = on_driver_changed
         self._stop = threading.Event()
         self._cycle_start: float | None = None
         self._due = 0.0
-        identity = sampler.device.identity
-        self._thread = threading.Thread(target=self._run, name=f"gpu-{identity.index}", daemon=True)
+        self._renew_at = 0.0
+        self._thread = threading.Thread(target=self._run, name=f"gpu-{position}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -58,40 +70,75 @@ class DeviceLoop:
         return start is not None and self._clock.monotonic() - start > self._deadline_s
 
     def _run(self) -> None:
-        identity = self.sampler.device.identity
         self._due = self._clock.monotonic()
-        was_up = True
         while not self._stop.is_set():
             self._cycle_start = self._clock.monotonic()
             try:
-                snapshot = self.sampler.sample()
-                self._deliver(snapshot)
+                wait_s = self._cycle()
+            except DriverChanged as exc:
+                self._on_driver_changed(str(exc))
+                return
             except Exception as exc:  # a fault of ours must not end the loop: the GPU's age tells, the count says why
-                self.sampler.error_counts["cycle", type(exc).__name__] += 1
-                log.exception("gpu %d (%s): a sampling cycle failed", identity.index, identity.uuid)
-                self._rest()
-                continue
+                if self.sampler is not None:
+                    self.sampler.error_counts["cycle", type(exc).__name__] += 1
+                log.exception("gpu %d: a sampling cycle failed", self.position)
+                wait_s = self._interval_s
             finally:
                 self._cycle_start = None
                 self.attempted = True
-            if self._stop.is_set():
-                return
-            if snapshot.up != was_up:
-                was_up = snapshot.up
-                log.warning(
-                    "gpu %d (%s, %s): %s",
-                    identity.index,
-                    identity.uuid,
-                    identity.pci_bus_id,
-                    "answers again" if was_up else f"{snapshot.error}; its series are withdrawn, the others go on",
-                )
-            self.latest = snapshot
-            self._rest()
+            self._rest(wait_s)
 
-    def _rest(self) -> None:
+    def _cycle(self) -> float:
+        """Find the device, or sample it once; how long to rest."""
+        if self.sampler is None:
+            try:
+                self.sampler = self._make_sampler(self._find(self.position))
+            except DriverChanged:
+                raise
+            except DeviceError as exc:
+                if self.find_error != str(exc):
+                    self.find_error = str(exc)
+                    log.error("gpu %d: %s; the others go on", self.position, exc)
+                return FIND_RETRY_S
+            self.find_error = ""
+        snapshot = self.sampler.sample()
+        if not snapshot.up:
+            self._renew(self.sampler.device)
+        if self._stop.is_set():
+            return 0.0
+        self._deliver(snapshot)
+        self._log_change(snapshot)
+        self.latest = snapshot
+        return self._interval_s
+
+    def _renew(self, device: Device) -> None:
+        """Now and then ask the driver for the lost device anew."""
+        now = self._clock.monotonic()
+        if now >= self._renew_at:
+            self._renew_at = now + FIND_RETRY_S
+            try:
+                device.renew()
+            except DriverChanged:
+                raise
+            except DeviceError as exc:
+                log.debug("gpu %d: %s", self.position, exc)
+
+    def _log_change(self, snapshot: DeviceSnapshot) -> None:
+        was_up = self.latest.up if self.latest is not None else True
+        if snapshot.up != was_up:
+            identity = snapshot.identity
+            log.warning(
+                "gpu %d (%s, %s): %s",
+                identity.index,
+                identity.uuid,
+                identity.pci_bus_id,
+                "answers again" if snapshot.up else f"{snapshot.error}; its series are withdrawn, the others go on",
+            )
+
+    def _rest(self, wait_s: float) -> None:
         """Wait for the next tick; after falling behind skip the missed ones, never sample in a burst."""
         now = self._clock.monotonic()
-        self._due += self._interval_s
+        self._due += wait_s
         if self._due < now:
-            self._due = now + self._interval_s
+            self._due = now + wait_s
         self._clock.wait(self._stop, self._due - now)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.collectors import Collector, Cycle
-from gpu_exporter.devices.errors import DeviceLost
+from gpu_exporter.collectors import Collector, Cycle, Totals
+from gpu_exporter.collectors.contract import InstanceCycle
+from gpu_exporter.devices.errors import DeviceError, DeviceLost, NotSupported
 from gpu_exporter.devices.protocol import Device
-from gpu_exporter.model import (
-    Activity,
-    CollectorOutcome,
-    DeviceSnapshot,
-    InstanceReading,
-    Span,
-    UnitId,
-)
-from gpu_exporter.sampling.activity import ActivityReader, ActivityRules
+from gpu_exporter.model import Activity, CollectorOutcome, DeviceSnapshot, InstanceReading, Sample, Span, UnitId
+from gpu_exporter.sampling.activity import ActivityReader, ActivityRules, gpm_witnesses
+
+
+class _Kept(NamedTuple):
+    """What a collector that does not run each cycle found last time, and when it is due again."""
+
+    due: float
+    samples: tuple[Sample, ...]
+    outcome: CollectorOutcome
 
 
 class DeviceSampler:
@@ -26,26 +29,32 @@ class DeviceSampler:
     def __init__(self, device: Device, collectors: Sequence[Collector], clock: Clock, rules: ActivityRules) -> None:
         self.device = device
         self.error_counts: Counter[tuple[str, str]] = Counter()
-        self._collectors = collectors
+        self._collectors = [collector for collector in collectors if collector.collect is not None]
         self._clock = clock
         self._rules = rules
         self._activity = ActivityReader(UnitId(device.identity.uuid), rules)
-        self._instances_seen: dict[str, float] = {}
+        self._totals = Totals()
+        self._kept: dict[str, _Kept] = {}
 
     def sample(self) -> DeviceSnapshot:
-        """Run every collector once. A lost GPU gives a snapshot with `up` false and nothing else."""
-        cycle = Cycle(self.device, self._activity.newest_sample_wall)
+        """Run every collector that is due. A lost GPU gives a snapshot with `up` false and nothing else.
+
+        Raises DriverChanged.
+        """
+        start = self._clock.monotonic()
+        cycle = Cycle(self.device, self._activity.newest_sample_wall, start, self._totals)
         outcomes: list[CollectorOutcome] = []
         try:
             for collector in self._collectors:
                 outcomes.append(self._collect(collector, cycle))
         except DeviceLost as exc:
-            self.error_counts[exc.call, exc.error] += 1
-            return DeviceSnapshot(
-                self.device.identity, self._clock.monotonic(), self._clock.wall(), up=False, error=str(exc)
-            )
-        monotonic, wall = self._clock.monotonic(), self._clock.wall()
+            return self._lost(exc)
         self.error_counts.update(cycle.errors)
+        self.error_counts.update(cycle.remarks)
+        if not cycle.answers and cycle.errors:
+            # Nothing at all was answered: that is no GPU with a few failing calls.
+            return self._down(f"no call is answered, the first was {' '.join(cycle.errors[0])}")
+        monotonic, wall = self._clock.monotonic(), self._clock.wall()
         return DeviceSnapshot(
             identity=self.device.identity,
             monotonic=monotonic,
@@ -53,47 +62,73 @@ class DeviceSampler:
             up=True,
             samples=tuple(cycle.samples),
             activity=self._activity.read(cycle, monotonic, wall),
-            instances=tuple(self._read_instances(cycle, monotonic)),
+            instances=tuple(self._read_instance(instance, monotonic) for instance in cycle.instances),
             outcomes=tuple(outcomes),
             instances_known=cycle.instances_known,
         )
 
+    def prime(self) -> bool:
+        """Open the GPM windows ahead of a first cycle; true when a cycle is worth waiting for."""
+        opened = False
+        try:
+            for ask in (self.device.read_gpm, *(i.read_gpm for i in self.device.list_instances())):
+                try:
+                    ask()
+                    opened = True
+                except NotSupported:
+                    continue
+        except DeviceError:
+            return False  # the cycle that follows meets the same error, and says so
+        return opened
+
+    def _lost(self, exc: DeviceError) -> DeviceSnapshot:
+        self.error_counts[exc.call, exc.error] += 1
+        return self._down(str(exc))
+
+    def _down(self, reason: str) -> DeviceSnapshot:
+        self._kept.clear()
+        return DeviceSnapshot(self.device.identity, self._clock.monotonic(), self._clock.wall(), up=False, error=reason)
+
     def _collect(self, collector: Collector, cycle: Cycle) -> CollectorOutcome:
+        assert collector.collect is not None
         start = self._clock.monotonic()
-        errors = len(cycle.errors)
+        kept = self._kept.get(collector.name)
+        if kept is not None and start < kept.due:
+            cycle.samples += kept.samples
+            return kept.outcome
+        errors, samples = len(cycle.errors), len(cycle.samples)
         collector.collect(cycle)
+        cycle.errors += [(error.call, error.error) for error in self.device.take_errors()]
         failed = cycle.errors[errors:]
-        return CollectorOutcome(
+        outcome = CollectorOutcome(
             collector.name,
             success=not failed,
             duration_s=self._clock.monotonic() - start,
             error=" ".join(failed[0]) if failed else "",
         )
+        if collector.every_s:
+            due = start + (0.0 if failed else collector.every_s)  # after a failure at once, with the next cycle
+            self._kept[collector.name] = _Kept(due, tuple(cycle.samples[samples:]), outcome)
+        return outcome
 
-    def _read_instances(self, cycle: Cycle, monotonic: float) -> list[InstanceReading]:
-        """An instance's reading covers the time since it was last seen; at first sight it only seeds."""
-        readings: list[InstanceReading] = []
-        seen: dict[str, float] = {}
-        for instance in cycle.instances:
-            activity: Activity | None = None
-            if instance.activity is not None:
-                previous = self._instances_seen.get(instance.uuid)
-                spans: tuple[Span, ...] = ()
-                if previous is not None and (
-                    monotonic - previous <= self._rules.gap_intervals * self._rules.interval_s
-                ):
-                    spans = (Span(previous, monotonic, min(1.0, instance.activity), other=False),)
-                activity = Activity(UnitId(self.device.identity.uuid, instance.uuid), spans, witnesses=1)
-            seen[instance.uuid] = monotonic
-            readings.append(
-                InstanceReading(
-                    instance.uuid,
-                    instance.mig,
-                    instance.profile,
-                    instance.sm_slices,
-                    instance.samples,
-                    activity,
-                )
-            )
-        self._instances_seen = seen
-        return readings
+    def _read_instance(self, instance: InstanceCycle, monotonic: float) -> InstanceReading:
+        """Activity over the GPM window that was really compared; at first sight it only seeds."""
+        activity: Activity | None = None
+        gpm, unit = instance.gpm, UnitId(self.device.identity.uuid, instance.uuid)
+        if gpm is not None and gpm.graphics is not None:
+            witnesses = gpm_witnesses(gpm, self._rules)
+            longest = self._rules.gap_intervals * self._rules.interval_s
+            spans: tuple[Span, ...] = ()
+            if gpm.span_s <= longest:
+                ratio = gpm.graphics if gpm.graphics > self._rules.gpm_idle_max_ratio else 0.0
+                spans = (Span(monotonic - gpm.span_s, monotonic, ratio, other=any(witnesses) and not ratio),)
+            activity = Activity(unit, spans, witnesses=len(witnesses))
+        return InstanceReading(
+            instance.uuid,
+            instance.mig,
+            instance.profile,
+            instance.sm_slices,
+            instance.samples,
+            activity,
+            instance.energy_j,
+        )

@@ -1,0 +1,30 @@
+"""Clocks and performance state; shared by all MIG instances of a board."""
+
+from __future__ import annotations
+
+from gpu_exporter.collectors.contract import Collector, Cycle
+from gpu_exporter.model import Family
+
+GPU_SM_CLOCK = Family("gpu_sm_clock_hertz", "gauge", "SM clock", source="nvmlDeviceGetClockInfo")
+GPU_MEMORY_CLOCK = Family("gpu_memory_clock_hertz", "gauge", "Memory clock", source="nvmlDeviceGetClockInfo")
+GPU_SM_CLOCK_MAX = Family(
+    "gpu_sm_clock_max_hertz", "gauge", "Highest SM clock of the product", source="nvmlDeviceGetMaxClockInfo"
+)
+GPU_PERFORMANCE_STATE = Family(
+    "gpu_performance_state",
+    "gauge",
+    "P-state: 0 is the highest performance, 15 the lowest",
+    source="nvmlDeviceGetPerformanceState",
+)
+
+
+def collect_clocks(cycle: Cycle) -> None:
+    clocks = cycle.read(cycle.device.read_clocks)
+    if clocks is not None:
+        cycle.add(GPU_SM_CLOCK, clocks.sm)
+        cycle.add(GPU_MEMORY_CLOCK, clocks.memory)
+        cycle.add(GPU_SM_CLOCK_MAX, clocks.sm_max)
+    cycle.add(GPU_PERFORMANCE_STATE, cycle.read(cycle.device.read_performance_state))
+
+
+CLOCKS = Collector("clocks", (GPU_SM_CLOCK, GPU_MEMORY_CLOCK, GPU_SM_CLOCK_MAX, GPU_PERFORMANCE_STATE), collect_clocks)

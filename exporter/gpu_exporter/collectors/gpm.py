@@ -1,0 +1,100 @@
+"""GPU performance monitoring: what the SMs, tensor cores and memory did since the last cycle."""
+
+from __future__ import annotations
+
+from gpu_exporter.collectors.contract import Collector, Cycle
+from gpu_exporter.devices.protocol import Gpm
+from gpu_exporter.model import Family
+
+HOPPER = "Hopper and newer"
+GPU_GRAPHICS_ACTIVE = Family(
+    "gpu_graphics_active_ratio",
+    "gauge",
+    "Share of the time since the last cycle in which the graphics or compute engine was active",
+    source="nvmlGpmMetricsGet 1",
+    generations=HOPPER,
+)
+GPU_SM_ACTIVE = Family(
+    "gpu_sm_active_ratio",
+    "gauge",
+    "Share of the SMs that had work, over the time since the last cycle",
+    source="nvmlGpmMetricsGet 248 and 249, else 2",
+    generations=HOPPER,
+)
+GPU_SM_OCCUPANCY = Family(
+    "gpu_sm_occupancy_ratio",
+    "gauge",
+    "Warps that were resident, of the most that fit",
+    source="nvmlGpmMetricsGet 3",
+    generations=HOPPER,
+)
+GPU_TENSOR_ACTIVE = Family(
+    "gpu_tensor_active_ratio",
+    "gauge",
+    "Share of time in which a tensor pipe was active",
+    source="nvmlGpmMetricsGet 5",
+    generations=HOPPER,
+)
+GPU_DRAM_ACTIVE = Family(
+    "gpu_dram_active_ratio",
+    "gauge",
+    "Memory bandwidth used, of the most there is",
+    source="nvmlGpmMetricsGet 10",
+    generations=HOPPER,
+)
+RATIOS = {
+    "graphics": GPU_GRAPHICS_ACTIVE,
+    "sm": GPU_SM_ACTIVE,
+    "occupancy": GPU_SM_OCCUPANCY,
+    "tensor": GPU_TENSOR_ACTIVE,
+    "dram": GPU_DRAM_ACTIVE,
+}
+INTEGRALS = {
+    name: Family(
+        f"gpu_{name}_active_seconds_total",
+        "counter",
+        f"Integral of gpu_{name}_active_ratio since the exporter started; its rate is the mean over any window",
+        source=RATIOS[name].source,
+        generations=HOPPER,
+    )
+    for name in ("graphics", "sm", "tensor")
+}
+OUT_OF_RANGE = ("nvmlGpmMetricsGet", "OUT_OF_RANGE")
+TOLERANCE = 0.001  # rounding of the driver's, no fault
+
+
+def refine(cycle: Cycle, subject: str, gpm: Gpm) -> Gpm:
+    """Ratios within 0 to 1, and SM activity from the driver's own counters where it has them.
+
+    Values outside are seen on real parts (an SM activity of 1.29, NVIDIA/DCGM#152): clamped for use, and counted.
+    """
+    if gpm.elapsed_cycles is not None and gpm.active_cycles is not None:
+        elapsed = cycle.totals.step((subject, "elapsed_cycles"), gpm.elapsed_cycles)
+        active = cycle.totals.step((subject, "active_cycles"), gpm.active_cycles)
+        if elapsed and active is not None:
+            gpm = gpm._replace(sm=active / elapsed)
+    clamped: dict[str, float] = {}
+    for name in RATIOS:
+        value = getattr(gpm, name)
+        if value is None or 0.0 <= value <= 1.0:
+            continue
+        clamped[name] = min(1.0, max(0.0, value))
+        if not -TOLERANCE <= value <= 1.0 + TOLERANCE:
+            cycle.remarks.append(OUT_OF_RANGE)
+    return gpm._replace(**clamped)
+
+
+def collect_gpm(cycle: Cycle) -> None:
+    gpm = cycle.read(cycle.device.read_gpm)
+    if gpm is None:
+        return
+    cycle.gpm = gpm = refine(cycle, "", gpm)
+    for name, family in RATIOS.items():
+        cycle.add(family, getattr(gpm, name))
+    for name, family in INTEGRALS.items():
+        ratio = getattr(gpm, name)
+        if ratio is not None:
+            cycle.add(family, cycle.totals.grow(family.name, ratio * gpm.span_s))
+
+
+GPM = Collector("gpm", (*RATIOS.values(), *INTEGRALS.values()), collect_gpm)

@@ -1,0 +1,33 @@
+"""Traffic over the bus, from the driver's counters: nvmlDeviceGetPcieThroughput would block for 20 ms each time."""
+
+from __future__ import annotations
+
+from gpu_exporter.collectors.contract import Collector, Cycle
+from gpu_exporter.model import Family
+
+GPU_PCIE_RX = Family(
+    "gpu_pcie_rx_bytes_total", "counter", "Bytes to the GPU over PCIe; may wrap", source="nvmlDeviceGetFieldValues 198"
+)
+GPU_PCIE_TX = Family(
+    "gpu_pcie_tx_bytes_total",
+    "counter",
+    "Bytes from the GPU over PCIe; may wrap",
+    source="nvmlDeviceGetFieldValues 197",
+)
+GPU_PCIE_REPLAYS = Family(
+    "gpu_pcie_replays_total",
+    "counter",
+    "PCIe packets that had to be sent again; a steady rate is a bad link",
+    source="nvmlDeviceGetFieldValues 94",
+)
+
+
+def collect_pcie(cycle: Cycle) -> None:
+    cycle.pcie = cycle.read(cycle.device.read_pcie)
+    if cycle.pcie is not None:
+        cycle.add(GPU_PCIE_RX, cycle.pcie.rx)
+        cycle.add(GPU_PCIE_TX, cycle.pcie.tx)
+    cycle.add(GPU_PCIE_REPLAYS, cycle.read(cycle.device.read_pcie_replays))
+
+
+PCIE = Collector("pcie", (GPU_PCIE_RX, GPU_PCIE_TX, GPU_PCIE_REPLAYS), collect_pcie)

@@ -1,0 +1,20 @@
+"""What the driver itself asks for after a fault."""
+
+from __future__ import annotations
+
+from gpu_exporter.collectors.contract import Collector, Cycle
+from gpu_exporter.model import Family
+
+GPU_RECOVERY_ACTION = Family(
+    "gpu_recovery_action",
+    "gauge",
+    "0 none, 1 reset GPU, 2 reboot node, 3 drain peers, 4 drain and reset, 5 IMEX, 6 bus reset, 7 system reboot",
+    source="nvmlDeviceGetFieldValues 230",
+)
+
+
+def collect_recovery(cycle: Cycle) -> None:
+    cycle.add(GPU_RECOVERY_ACTION, cycle.read(cycle.device.read_recovery_action))
+
+
+RECOVERY = Collector("recovery", (GPU_RECOVERY_ACTION,), collect_recovery, every_s=10.0)

@@ -1,0 +1,105 @@
+"""Asking one device: remembers what it refuses, says once what would let us ask, takes fields apart."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from gpu_exporter.devices.errors import DeviceError, DeviceLost, DriverChanged, NoPermission, NotSupported, device_error
+from gpu_exporter.devices.nvml import constants as nvml
+from gpu_exporter.devices.nvml.library import Handle, Library
+from gpu_exporter.devices.nvml.support import SupportMatrix
+
+log = logging.getLogger(__name__)
+# What would let us ask, where NVML says NO_PERMISSION.
+GRANTS = {
+    "nvmlDeviceGetComputeRunningProcesses": "run as root with hostPID; on MIG also set NVIDIA_MIG_MONITOR_DEVICES=all",
+    "nvmlDeviceGetGraphicsRunningProcesses": "run as root with hostPID; on MIG also set NVIDIA_MIG_MONITOR_DEVICES=all",
+    "nvmlDeviceGetMemoryInfo": "with MIG on: run as root and set NVIDIA_MIG_MONITOR_DEVICES=all",
+    "nvmlDeviceGetMigDeviceHandleByIndex": "set NVIDIA_MIG_MONITOR_DEVICES=all for this container",
+    "nvmlGpmMetricsGet": "run as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0",
+}
+
+
+class Asker:
+    """Asks one device; remembers what it refuses, and finds its handle again after it was lost."""
+
+    def __init__(self, library: Library, handle: Handle, support: SupportMatrix, label: str) -> None:
+        self.library = library
+        self.handle = handle
+        self.support = support
+        self._label = label
+        self._warned: set[str] = set()
+
+    def __call__(self, call: str, *arguments: Any, about: object = None) -> Any:
+        """The answer of a call. `about` names the question where not all of `arguments` belong to it."""
+        question = (call, about if about is not None else arguments)
+        self.support.check(question)
+        try:
+            return self.library.ask(call, self.handle, *arguments)
+        except NotSupported as exc:
+            self.support.note(question, exc)
+            raise
+        except NoPermission as exc:
+            self.support.note(question, exc)
+            self._warn(exc)
+            raise
+
+    def first(self, *calls: tuple[Any, ...]) -> Any:
+        """The answer of the first (call, *arguments) that the driver knows; NotSupported when it knows none."""
+        for call, *arguments in calls[:-1]:
+            try:
+                return self(call, *arguments)
+            except NotSupported as exc:
+                if exc.error == "NVML_ERROR_NO_PERMISSION":  # the older call would be refused as well
+                    raise
+        call, *arguments = calls[-1]
+        return self(call, *arguments)
+
+    def _warn(self, exc: NoPermission) -> None:
+        if exc.call not in self._warned:
+            self._warned.add(exc.call)
+            subject = exc.call.partition("_v")[0]
+            grant = GRANTS.get(subject, "run as root")
+            log.warning("%s: %s; to have it, %s", self._label, exc, grant)
+
+
+class Fields:
+    """Field values of one device (nvmlDeviceGetFieldValues): many questions in one call, each with its own answer."""
+
+    CALL = "nvmlDeviceGetFieldValues"
+
+    def __init__(self, ask: Asker) -> None:
+        self._ask = ask
+        self.errors: list[DeviceError] = []
+
+    def read(self, *wanted: int | tuple[int, int]) -> dict[int | tuple[int, int], float]:
+        """Values by field id, or by (id, scope) where asked so; what the device does not tell is left out.
+
+        A single field that fails is put on `errors`. Raises DeviceLost, and DeviceError when the call itself fails.
+        """
+        support = self._ask.support
+        asked = [field for field in wanted if not support.is_refused((self.CALL, field))]
+        if not asked:
+            return {}
+        ids = tuple(field if isinstance(field, tuple) else (field, 0) for field in asked)
+        told: dict[int | tuple[int, int], float] = {}
+        for field, (code, value) in zip(asked, self._ask(self.CALL, ids), strict=True):
+            if code == nvml.NVML_SUCCESS:
+                told[field] = value
+                continue
+            error = device_error(self.CALL, nvml.error_name(code))
+            if isinstance(error, DeviceLost | DriverChanged):
+                raise error
+            if isinstance(error, NotSupported | NoPermission):
+                support.note((self.CALL, field), error)
+            if not isinstance(error, NotSupported):
+                self.errors.append(error)
+        return told
+
+    def one(self, field: int) -> float:
+        """A single field. Raises NotSupported where it is not told."""
+        told = self.read(field)
+        if field not in told:
+            raise NotSupported(self.CALL, "NVML_ERROR_NOT_SUPPORTED")
+        return told[field]

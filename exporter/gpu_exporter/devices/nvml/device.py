@@ -1,0 +1,359 @@
+"""One GPU, and one MIG instance of it, as NVML tells them.
+
+Conversions happen here and nowhere else: percent to ratio, milliwatts to watts, millijoules to joules, MHz to hertz,
+KiB to bytes, nanoseconds and microseconds to seconds. Calls that only newer drivers have fall back to the older ones
+(versions beside each).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gpu_exporter.devices.errors import (
+    DeviceError,
+    DeviceLost,
+    NotSupported,
+    device_error,
+)
+from gpu_exporter.devices.nvml import constants as nvml
+from gpu_exporter.devices.nvml.asker import Asker, Fields
+from gpu_exporter.devices.nvml.library import SYSTEM, Handle, Library
+from gpu_exporter.devices.nvml.support import SupportMatrix
+from gpu_exporter.devices.protocol import (
+    Clocks,
+    Gpm,
+    Instance,
+    InstanceIdentity,
+    Memory,
+    Processes,
+    Rates,
+    RowRemaps,
+    Traffic,
+    UtilizationSample,
+)
+from gpu_exporter.model import DeviceIdentity
+
+log = logging.getLogger(__name__)
+KIB, MIB = 1024.0, 1024.0**2
+ENGINE_CALLS = {
+    "encoder": "nvmlDeviceGetEncoderUtilization",
+    "decoder": "nvmlDeviceGetDecoderUtilization",
+    "jpeg": "nvmlDeviceGetJpgUtilization",
+    "ofa": "nvmlDeviceGetOfaUtilization",
+}
+
+
+def _read_memory(ask: Asker) -> Memory:
+    """MemoryInfo_v2; v1 (drivers before 510) counts what the driver reserves as used."""
+    total, used, free, reserved = ask.first(
+        ("nvmlDeviceGetMemoryInfo", nvml.NVML_MEMORY_V2), ("nvmlDeviceGetMemoryInfo", 0)
+    )
+    return Memory(total, used, free, reserved)
+
+
+def _read_gpm(ask: Asker, window: str, gpu_instance: int = -1) -> Gpm | None:
+    """Both return codes are checked: the call's by `ask`, each metric's here. NaN is no value."""
+    answer = ask("nvmlGpmMetricsGet", window, gpu_instance, about=window)
+    if answer is None:
+        return None
+    span_s, metrics = answer
+    told = {metric: value for metric, code, value in metrics if code == nvml.NVML_SUCCESS and not math.isnan(value)}
+    ratios = {name: told[metric] / 100.0 for name, metric in nvml.GPM_RATIOS.items() if metric in told}  # percent
+    rates = {
+        name: sum(told[metric] for metric in pair) * MIB  # MiB/s
+        for name, pair in nvml.GPM_RATES.items()
+        if all(metric in told for metric in pair)
+    }
+    codes = {code for _, code, _ in metrics}
+    if nvml.NVML_SUCCESS not in codes:
+        refusal = device_error("nvmlGpmMetricsGet", nvml.error_name(min(codes)))
+        if isinstance(refusal, NotSupported):
+            ask.support.note(("nvmlGpmMetricsGet", window), refusal)
+        raise refusal
+    if not ratios and not rates:
+        return None  # nothing but NaN: the driver's samples stood still
+    return Gpm(
+        span_s,
+        **ratios,
+        **rates,
+        elapsed_cycles=told.get(nvml.NVML_GPM_METRIC_SM_CYCLES_ELAPSED),
+        active_cycles=told.get(nvml.NVML_GPM_METRIC_SM_CYCLES_ACTIVE),
+    )
+
+
+class NvmlInstance:
+    """One MIG instance through its own handle, for the present cycle."""
+
+    def __init__(self, ask: Asker, parent: NvmlDevice, identity: InstanceIdentity, *, alone: bool) -> None:
+        """`alone`: the only compute instance of its GPU instance."""
+        self.identity = identity
+        self._ask = ask
+        self._parent = parent
+        self._alone = alone
+
+    def read_memory(self) -> Memory:
+        return _read_memory(self._ask)
+
+    def read_gpm(self) -> Gpm | None:
+        self._parent.require_gpm()
+        if self._alone:
+            return _read_gpm(self._parent.ask, self.identity.uuid, int(self.identity.mig.partition("/")[0]))
+        # Several compute instances share the GPU instance: its sum would make one's work everybody's.
+        return _read_gpm(self._ask, self.identity.uuid)
+
+
+class NvmlDevice:
+    """One GPU through its NVML handle."""
+
+    def __init__(self, library: Library, handle: Handle, index: int, monotonic: Callable[[], float]) -> None:
+        self._library = library
+        self.ask = Asker(library, handle, SupportMatrix(monotonic), f"gpu {index}")
+        self._monotonic = monotonic
+        self._fields = Fields(self.ask)
+        self._once: dict[str, Any] = {}
+        self._windows: set[str] = set()
+        self._instance_support: dict[str, SupportMatrix] = {}
+        try:
+            minor = int(self.ask("nvmlDeviceGetMinorNumber"))
+        except NotSupported:
+            minor = -1
+        self.identity = DeviceIdentity(
+            index=index,
+            uuid=self.ask("nvmlDeviceGetUUID"),
+            name=self.ask("nvmlDeviceGetName"),
+            driver_version=library.ask("nvmlSystemGetDriverVersion"),
+            pci_bus_id=self.ask("nvmlDeviceGetPciInfo").lower(),
+            minor=minor,
+            mig_mode=self._read_mig_mode(),
+        )
+
+    @property
+    def handle(self) -> Handle:
+        return self.ask.handle
+
+    def renew(self) -> None:
+        """Ask the driver for the device anew: after a reset the old handle may be dead. Raises DeviceError."""
+        handle = self._library.ask("nvmlDeviceGetHandleByIndex", SYSTEM, self.identity.index)
+        found = self._library.ask("nvmlDeviceGetUUID", handle)
+        if found != self.identity.uuid:
+            raise DeviceLost("nvmlDeviceGetHandleByIndex", f"another GPU ({found}) at this index")
+        self.ask.handle = handle
+        self.ask.support.clear()
+        self._once.clear()
+
+    def _static(self, call: str, *arguments: Any) -> Any:
+        """An answer that never changes while the handle lives: asked once."""
+        key = f"{call}{arguments}"
+        if key not in self._once:
+            self._once[key] = self.ask(call, *arguments)
+        return self._once[key]
+
+    def _read_mig_mode(self) -> str:
+        try:
+            return "enabled" if self.ask("nvmlDeviceGetMigMode") == nvml.NVML_DEVICE_MIG_ENABLE else "disabled"
+        except NotSupported:
+            return "unsupported"
+
+    def take_errors(self) -> Sequence[DeviceError]:
+        errors, self._fields.errors = self._fields.errors, []
+        return errors
+
+    def read_utilization(self) -> Rates:
+        gpu, memory = self.ask("nvmlDeviceGetUtilizationRates")
+        return Rates(gpu / 100.0, memory / 100.0)  # percent
+
+    def read_utilization_samples(self, since_wall: float) -> Sequence[UtilizationSample]:
+        samples = self.ask(
+            "nvmlDeviceGetSamples", nvml.NVML_GPU_UTILIZATION_SAMPLES, int(since_wall * 1e6), about="utilization"
+        )
+        return sorted(UtilizationSample(stamp / 1e6, value / 100.0) for stamp, value in samples)  # us, percent
+
+    def read_engine(self, engine: str) -> float:
+        return float(self.ask(ENGINE_CALLS[engine])) / 100.0  # percent
+
+    def require_gpm(self) -> None:
+        """Raises NotSupported on a board without GPM."""
+        if self._static("nvmlGpmQueryDeviceSupport") == 0:
+            raise NotSupported("nvmlGpmMetricsGet", "NVML_ERROR_NOT_SUPPORTED")
+
+    def read_gpm(self) -> Gpm | None:
+        self.require_gpm()
+        return _read_gpm(self.ask, self.identity.uuid)
+
+    def read_memory(self) -> Memory:
+        return _read_memory(self.ask)
+
+    def read_power(self) -> float:
+        return float(self.ask("nvmlDeviceGetPowerUsage")) / 1e3  # milliwatts
+
+    def read_power_limit(self) -> float:
+        return float(self.ask("nvmlDeviceGetEnforcedPowerLimit")) / 1e3  # milliwatts
+
+    def read_energy(self) -> float:
+        return float(self.ask("nvmlDeviceGetTotalEnergyConsumption")) / 1e3  # millijoules
+
+    def read_temperature(self) -> float:
+        # The call with V came with driver 560; the older one goes with CUDA 14.
+        return float(
+            self.ask.first(("nvmlDeviceGetTemperatureV",), ("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU))
+        )
+
+    def read_memory_temperature(self) -> float:
+        return float(self._fields.one(nvml.NVML_FI_DEV_MEMORY_TEMP))
+
+    def read_temperature_margin(self) -> float:
+        return float(self.ask("nvmlDeviceGetMarginTemperature"))
+
+    def read_temperature_limits(self) -> Mapping[str, float]:
+        limits: dict[str, float] = {}
+        for name, threshold in nvml.TEMPERATURE_LIMITS.items():
+            try:
+                limits[name] = float(self._static("nvmlDeviceGetTemperatureThreshold", threshold))
+            except NotSupported:
+                continue
+        return limits
+
+    def read_clocks(self) -> Clocks:
+        return Clocks(
+            sm=self.ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM) * 1e6,  # MHz
+            memory=self.ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM) * 1e6,
+            sm_max=self._static("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM) * 1e6,
+        )
+
+    def read_performance_state(self) -> int:
+        state = int(self.ask("nvmlDeviceGetPerformanceState"))
+        if not 0 <= state <= 15:  # NVML_PSTATE_UNKNOWN is 32
+            raise NotSupported("nvmlDeviceGetPerformanceState", "NVML_PSTATE_UNKNOWN")
+        return state
+
+    def read_throttle_seconds(self) -> Mapping[str, float]:
+        told = self._fields.read(*nvml.THROTTLE_FIELDS.values())
+        return {name: told[field] / 1e9 for name, field in nvml.THROTTLE_FIELDS.items() if field in told}  # nanoseconds
+
+    def read_throttle_active(self) -> Mapping[str, bool]:
+        # The name with "Event" came with driver 535; the older one is what older drivers have.
+        active = self.ask.first(
+            ("nvmlDeviceGetCurrentClocksEventReasons",), ("nvmlDeviceGetCurrentClocksThrottleReasons",)
+        )
+        supported = self.ask.first(
+            ("nvmlDeviceGetSupportedClocksEventReasons",), ("nvmlDeviceGetSupportedClocksThrottleReasons",)
+        )
+        return {reason: bool(active & bit) for reason, bit in nvml.THROTTLE_BITS.items() if supported & bit}
+
+    def read_pcie(self) -> Traffic:
+        tx, rx = nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES
+        told = self._fields.read(tx, rx)
+        if len(told) < 2:
+            raise NotSupported(Fields.CALL, "NVML_ERROR_NOT_SUPPORTED")
+        return Traffic(rx=float(told[rx]), tx=float(told[tx]))
+
+    def read_pcie_replays(self) -> int:
+        return int(self._fields.one(nvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER))
+
+    def read_nvlink(self) -> Traffic:
+        """KiB over all links together before Blackwell, bytes of each link since (field 138 is gone there)."""
+        tx, rx = (
+            (field, nvml.NVML_VALUE_ALL_LINKS)
+            for field in (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
+        )
+        told = self._fields.read(tx, rx)
+        if len(told) == 2:
+            return Traffic(rx=told[rx] * KIB, tx=told[tx] * KIB)
+        sent = [(nvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES, link) for link in range(nvml.NVLINKS)]
+        received = [(nvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES, link) for link in range(nvml.NVLINKS)]
+        told = self._fields.read(*sent, *received)
+        if not told:
+            raise NotSupported(Fields.CALL, "NVML_ERROR_NOT_SUPPORTED")
+        return Traffic(
+            rx=sum(float(told.get(field, 0)) for field in received), tx=sum(float(told.get(field, 0)) for field in sent)
+        )
+
+    def read_ecc_errors(self) -> Mapping[str, int]:
+        return {
+            severity: int(self.ask("nvmlDeviceGetTotalEccErrors", kind, nvml.NVML_VOLATILE_ECC))
+            for severity, kind in nvml.ECC_SEVERITIES.items()
+        }
+
+    def read_row_remaps(self) -> RowRemaps:
+        corrected, uncorrected, pending, failed = self.ask("nvmlDeviceGetRemappedRows")
+        return RowRemaps(int(corrected), int(uncorrected), bool(pending), bool(failed))
+
+    def read_retired_pages(self) -> Mapping[str, int]:
+        causes = {"single_bit": nvml.NVML_FI_DEV_RETIRED_SBE, "double_bit": nvml.NVML_FI_DEV_RETIRED_DBE}
+        told = self._fields.read(*causes.values())
+        return {cause: int(told[field]) for cause, field in causes.items() if field in told}
+
+    def read_recovery_action(self) -> int:
+        return int(self._fields.one(nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION))
+
+    def read_processes(self) -> Processes:
+        # The third version came with driver 510.
+        compute, graphics = (
+            self.ask.first((f"nvmlDeviceGet{kind}RunningProcesses_v3",), (f"nvmlDeviceGet{kind}RunningProcesses_v2",))
+            for kind in ("Compute", "Graphics")
+        )
+        return Processes(compute, graphics)
+
+    def read_persistence_mode(self) -> bool:
+        return bool(self.ask("nvmlDeviceGetPersistenceMode") == nvml.NVML_FEATURE_ENABLED)
+
+    def list_instances(self) -> Sequence[Instance]:
+        mode = self._read_mig_mode()
+        if mode != self.identity.mig_mode:  # switched at run time: what was refused in the old mode may be told now
+            log.info("gpu %d: MIG mode is now %s", self.identity.index, mode)
+            self.identity = dataclasses.replace(self.identity, mig_mode=mode)
+            self.ask.support.clear()
+        found = self._enumerate() if mode == "enabled" else []
+        uuids = {identity.uuid for _, identity in found}
+        self._library.ask("nvmlGpmSampleFree", SYSTEM, self._windows - uuids)
+        self._windows = uuids
+        self._instance_support = {
+            uuid: self._instance_support.get(uuid) or SupportMatrix(self._monotonic) for uuid in uuids
+        }
+        parts = [identity.mig.partition("/")[0] for _, identity in found]
+        return [
+            NvmlInstance(
+                Asker(self._library, handle, self._instance_support[identity.uuid], f"mig {identity.uuid}"),
+                self,
+                identity,
+                alone=parts.count(part) == 1,
+            )
+            for part, (handle, identity) in zip(parts, found, strict=True)
+        ]
+
+    def _memory_slices(self, memory_mib: float) -> int:
+        """How many of the board's memory slices that is; 0 where the board's memory may not be asked."""
+        try:
+            board = self._static("nvmlDeviceGetMemoryInfo", 0)[0]
+        except DeviceLost:
+            raise
+        except DeviceError:
+            return 0
+        return round(self.identity.mig_memory_slices * memory_mib * MIB / float(board))
+
+    def _enumerate(self) -> list[tuple[Handle, InstanceIdentity]]:
+        """Each instance with its handle, found anew each time: a handle may be reused for another instance."""
+        found: list[tuple[Handle, InstanceIdentity]] = []
+        for position in range(self._static("nvmlDeviceGetMaxMigDeviceCount")):
+            ask = self._library.ask
+            try:
+                handle = ask("nvmlDeviceGetMigDeviceHandleByIndex", self.ask.handle, position)
+                slices, memory_mib = ask("nvmlDeviceGetAttributes_v2", handle)
+                gpu_instance = ask("nvmlDeviceGetGpuInstanceId", handle)
+                compute_instance = ask("nvmlDeviceGetComputeInstanceId", handle)
+                # The product name ends in the profile, e.g. "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
+                _, _, profile = ask("nvmlDeviceGetName", handle).partition(" MIG ")
+                uuid = ask("nvmlDeviceGetUUID", handle)
+            except DeviceError as exc:
+                if exc.error == "NVML_ERROR_NOT_FOUND":  # a hole, or destroyed just now; others may follow
+                    continue
+                raise
+            identity = InstanceIdentity(
+                uuid, f"{gpu_instance}/{compute_instance}", profile, slices, self._memory_slices(memory_mib)
+            )
+            found.append((handle, identity))
+        return found

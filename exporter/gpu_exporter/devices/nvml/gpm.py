@@ -1,0 +1,95 @@
+"""GPU performance monitoring: two samples of the driver's counters, and what lies between them.
+
+NVML compares two samples that are more than 100 ms apart (nvmlGpmSampleGet, note). Each window therefore keeps one
+sample from cycle to cycle and a second buffer to read into; the buffers are allocated once and swapped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pynvml
+
+from gpu_exporter.devices.nvml import constants as nvml
+
+SHORTEST_S = 0.1  # less is invalid on Hopper
+LONGEST_S = 60.0  # an older sample is a new beginning: nobody books a mean over longer than this
+GpmAnswer = tuple[float, tuple[tuple[int, int, float], ...]]
+
+
+class _Window:
+    """One subject: the last sample with its time, and a spare buffer."""
+
+    def __init__(self) -> None:
+        self.last = pynvml.nvmlGpmSampleAlloc()
+        self.spare = pynvml.nvmlGpmSampleAlloc()
+        self.at: float | None = None
+
+    def free(self) -> None:
+        for sample in (self.last, self.spare):
+            pynvml.nvmlGpmSampleFree(sample)
+
+
+class GpmWindows:
+    """All windows of one process, by name. Each name belongs to one thread."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._windows: dict[str, _Window] = {}
+
+    def read(self, raw: Any, name: str, gpu_instance: int) -> GpmAnswer | None:
+        """(length in seconds, ((metric, return code, value), ...)) since the last read of this window.
+
+        `gpu_instance` of the GPU `raw` when not negative, else `raw` itself (a GPU or a MIG device). None when there
+        is nothing to compare with: at first sight, after LONGEST_S, and within SHORTEST_S. Raises NVMLError.
+        """
+        window = self._windows.get(name)
+        if window is None:
+            window = self._windows[name] = _Window()
+        now = self._monotonic()
+        if window.at is not None and now - window.at <= SHORTEST_S:
+            return None
+        before, window.at = window.at, None  # a failure from here on starts anew
+        if gpu_instance >= 0:
+            pynvml.nvmlGpmMigSampleGet(raw, gpu_instance, window.spare)
+        else:
+            pynvml.nvmlGpmSampleGet(raw, window.spare)
+        window.last, window.spare = window.spare, window.last
+        window.at = now
+        if before is None or now - before > LONGEST_S:
+            return None
+        return now - before, _compare(window.spare, window.last)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Free the windows of these names."""
+        for name in names:
+            if (window := self._windows.pop(name, None)) is not None:
+                window.free()
+
+    def free(self) -> None:
+        """Free every window."""
+        self.forget(list(self._windows))
+
+
+class _Query(threading.local):
+    """nvmlGpmMetricsGet_t has room for every metric there is (19 KiB): one for each thread, used again."""
+
+    def __init__(self) -> None:
+        self.structure = pynvml.c_nvmlGpmMetricsGet_t()
+
+
+_query = _Query()
+
+
+def _compare(first: Any, second: Any) -> tuple[tuple[int, int, float], ...]:
+    query = _query.structure
+    query.version = nvml.NVML_GPM_METRICS_GET_VERSION
+    query.numMetrics = len(nvml.GPM_METRICS)
+    query.sample1, query.sample2 = first, second
+    for position, metric in enumerate(nvml.GPM_METRICS):
+        query.metrics[position].metricId = metric
+    pynvml.nvmlGpmMetricsGet(query)
+    told = (query.metrics[position] for position in range(len(nvml.GPM_METRICS)))
+    return tuple((entry.metricId, entry.nvmlReturn, entry.value) for entry in told)

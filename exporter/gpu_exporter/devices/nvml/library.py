@@ -1,0 +1,305 @@
+"""The one door to NVML: every call by its NVML name, plain answers, our exceptions.
+
+`CALLS` is the complete list of what the exporter ever asks the driver; a test compares it with an allow-list, since
+nothing here may set state or block for its own reasons (nvmlDeviceGetPcieThroughput sleeps 20 ms). Answers are numbers,
+texts and tuples in NVML's own units, so that they can be recorded and played back (see recording.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import pynvml
+
+from gpu_exporter.devices.errors import DeviceError, DriverUnavailable, NotSupported, device_error
+from gpu_exporter.devices.nvml import constants as nvml
+from gpu_exporter.devices.nvml.gpm import GpmWindows
+
+
+class Handle(NamedTuple):
+    """A device as the driver handed it out. `name` is its place: "0" a GPU, "0/2" position 2 of its MIG devices."""
+
+    name: str
+    raw: Any = None
+
+
+SYSTEM = Handle("")
+
+
+class Library(Protocol):
+    """What the backend asks: a driver, or a recording of one."""
+
+    def open(self) -> None:
+        """Raises DriverUnavailable."""
+
+    def close(self) -> None:
+        """Never raises."""
+
+    def ask(self, call: str, handle: Handle = SYSTEM, *arguments: Any) -> Any:
+        """The answer of one of CALLS. Raises DeviceError and its kinds."""
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _raw(name: str) -> Any:
+    """A function of the loaded library that this binding may not know.
+
+    Raises NotSupported as an old driver would, since neither is the binding a reason to fail.
+    """
+    try:
+        return getattr(pynvml.nvmlLib, name)
+    except AttributeError as exc:  # also while no library is loaded
+        raise NotSupported(name, "NVML_ERROR_FUNCTION_NOT_FOUND") from exc
+
+
+def _check(call: str, code: int) -> None:
+    if code != nvml.NVML_SUCCESS:
+        raise device_error(call, nvml.error_name(code))
+
+
+def _count_processes(call: str, handle: Handle) -> int:
+    """The number alone: asked without room for a list, NVML tells the size of it (documented there).
+
+    One call instead of two, and the process structure, whose layout changed around driver 535, does not matter.
+    """
+    count = ctypes.c_uint(0)
+    code = _raw(call)(handle.raw, ctypes.byref(count), None)
+    if code != nvml.NVML_ERROR_INSUFFICIENT_SIZE:
+        _check(call, code)
+    return count.value
+
+
+class _Temperature(ctypes.Structure):
+    """nvmlTemperature_v1_t."""
+
+    _fields_ = (("version", ctypes.c_uint), ("sensor", ctypes.c_int), ("celsius", ctypes.c_int))
+
+
+class _Margin(ctypes.Structure):
+    """nvmlMarginTemperature_v1_t."""
+
+    _fields_ = (("version", ctypes.c_uint), ("celsius", ctypes.c_int))
+
+
+def _version_1(structure: type[ctypes.Structure]) -> int:
+    """NVML's version tag of a structure: its size, and the version in the highest byte."""
+    return ctypes.sizeof(structure) | 1 << 24
+
+
+def _temperature(handle: Handle) -> int:
+    call = "nvmlDeviceGetTemperatureV"
+    told = _Temperature(_version_1(_Temperature), nvml.NVML_TEMPERATURE_GPU)
+    _check(call, _raw(call)(handle.raw, ctypes.byref(told)))
+    return int(told.celsius)
+
+
+def _margin(handle: Handle) -> int:
+    call = "nvmlDeviceGetMarginTemperature"
+    told = _Margin(_version_1(_Margin))
+    _check(call, _raw(call)(handle.raw, ctypes.byref(told)))
+    return int(told.celsius)
+
+
+def _samples(handle: Handle, kind: int, since_us: int) -> tuple[tuple[int, float], ...]:
+    """(stamp in microseconds, value) of each sample newer than `since_us`; NOT_FOUND is no sample."""
+    try:
+        value_type, samples = pynvml.nvmlDeviceGetSamples(handle.raw, kind, since_us)
+    except pynvml.NVMLError as exc:
+        if nvml.error_name(exc.value) == "NVML_ERROR_NOT_FOUND":
+            return ()
+        raise
+    member = nvml.VALUE_MEMBERS.get(value_type, "uiVal")
+    return tuple((int(entry.timeStamp), getattr(entry.sampleValue, member)) for entry in samples)
+
+
+def _fields(handle: Handle, ids: tuple[tuple[int, int], ...]) -> tuple[tuple[int, float], ...]:
+    """(return code, value) of each field, in the order of the (field, scope) ids."""
+    told = []
+    for value in pynvml.nvmlDeviceGetFieldValues(handle.raw, ids):
+        member = nvml.VALUE_MEMBERS.get(value.valueType)
+        code = value.nvmlReturn if member is not None else nvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        told.append((code, getattr(value.value, member) if member is not None else 0))
+    return tuple(told)
+
+
+def _rates(handle: Handle) -> tuple[int, int]:
+    rates = pynvml.nvmlDeviceGetUtilizationRates(handle.raw)
+    return rates.gpu, rates.memory
+
+
+def _memory(handle: Handle, version: int) -> tuple[int, int, int, int]:
+    info = (
+        pynvml.nvmlDeviceGetMemoryInfo(handle.raw, version) if version else pynvml.nvmlDeviceGetMemoryInfo(handle.raw)
+    )
+    return info.total, info.used, info.free, getattr(info, "reserved", 0)
+
+
+def _attributes(handle: Handle) -> tuple[int, int]:
+    """Compute slices of the GPU instance and its memory in MiB."""
+    told = pynvml.nvmlDeviceGetAttributes_v2(handle.raw)
+    return told.gpuInstanceSliceCount, told.memorySizeMB
+
+
+def _simple(call: str) -> Callable[..., Any]:
+    """A call whose answer is plain already."""
+
+    def ask(handle: Handle, *arguments: Any) -> Any:
+        return getattr(pynvml, call)(handle.raw, *arguments)
+
+    return ask
+
+
+def _first(call: str) -> Callable[..., Any]:
+    """A call that answers (percent, period)."""
+
+    def ask(handle: Handle) -> Any:
+        return getattr(pynvml, call)(handle.raw)[0]
+
+    return ask
+
+
+def _address(handle: Any) -> int:
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "nvmlSystemGetDriverVersion": lambda _: _text(pynvml.nvmlSystemGetDriverVersion()),
+    "nvmlDeviceGetCount": lambda _: pynvml.nvmlDeviceGetCount(),
+    "nvmlDeviceGetHandleByIndex": lambda _, index: Handle(str(index), pynvml.nvmlDeviceGetHandleByIndex(index)),
+    "nvmlDeviceGetUUID": lambda handle: _text(pynvml.nvmlDeviceGetUUID(handle.raw)),
+    "nvmlDeviceGetName": lambda handle: _text(pynvml.nvmlDeviceGetName(handle.raw)),
+    "nvmlDeviceGetPciInfo": lambda handle: _text(pynvml.nvmlDeviceGetPciInfo(handle.raw).busId),
+    "nvmlDeviceGetMinorNumber": _simple("nvmlDeviceGetMinorNumber"),
+    "nvmlDeviceGetPersistenceMode": _simple("nvmlDeviceGetPersistenceMode"),
+    "nvmlDeviceGetUtilizationRates": _rates,
+    "nvmlDeviceGetSamples": _samples,
+    "nvmlDeviceGetEncoderUtilization": _first("nvmlDeviceGetEncoderUtilization"),
+    "nvmlDeviceGetDecoderUtilization": _first("nvmlDeviceGetDecoderUtilization"),
+    "nvmlDeviceGetJpgUtilization": _first("nvmlDeviceGetJpgUtilization"),
+    "nvmlDeviceGetOfaUtilization": _first("nvmlDeviceGetOfaUtilization"),
+    "nvmlDeviceGetMemoryInfo": _memory,
+    "nvmlDeviceGetPowerUsage": _simple("nvmlDeviceGetPowerUsage"),
+    "nvmlDeviceGetEnforcedPowerLimit": _simple("nvmlDeviceGetEnforcedPowerLimit"),
+    "nvmlDeviceGetTotalEnergyConsumption": _simple("nvmlDeviceGetTotalEnergyConsumption"),
+    "nvmlDeviceGetTemperatureV": _temperature,
+    "nvmlDeviceGetTemperature": _simple("nvmlDeviceGetTemperature"),
+    "nvmlDeviceGetTemperatureThreshold": _simple("nvmlDeviceGetTemperatureThreshold"),
+    "nvmlDeviceGetMarginTemperature": _margin,
+    "nvmlDeviceGetClockInfo": _simple("nvmlDeviceGetClockInfo"),
+    "nvmlDeviceGetMaxClockInfo": _simple("nvmlDeviceGetMaxClockInfo"),
+    "nvmlDeviceGetPerformanceState": _simple("nvmlDeviceGetPerformanceState"),
+    "nvmlDeviceGetFieldValues": _fields,
+    "nvmlDeviceGetCurrentClocksEventReasons": _simple("nvmlDeviceGetCurrentClocksEventReasons"),
+    "nvmlDeviceGetSupportedClocksEventReasons": _simple("nvmlDeviceGetSupportedClocksEventReasons"),
+    "nvmlDeviceGetCurrentClocksThrottleReasons": _simple("nvmlDeviceGetCurrentClocksThrottleReasons"),
+    "nvmlDeviceGetSupportedClocksThrottleReasons": _simple("nvmlDeviceGetSupportedClocksThrottleReasons"),
+    "nvmlDeviceGetTotalEccErrors": _simple("nvmlDeviceGetTotalEccErrors"),
+    "nvmlDeviceGetRemappedRows": _simple("nvmlDeviceGetRemappedRows"),
+    **{
+        f"nvmlDeviceGet{kind}RunningProcesses_{version}": (
+            lambda handle, call=f"nvmlDeviceGet{kind}RunningProcesses_{version}": _count_processes(call, handle)
+        )
+        for kind in ("Compute", "Graphics")
+        for version in ("v3", "v2")
+    },
+    "nvmlDeviceGetMigMode": lambda handle: int(pynvml.nvmlDeviceGetMigMode(handle.raw)[0]),
+    "nvmlDeviceGetMaxMigDeviceCount": _simple("nvmlDeviceGetMaxMigDeviceCount"),
+    "nvmlDeviceGetMigDeviceHandleByIndex": lambda handle, position: Handle(
+        f"{handle.name}/{position}", pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle.raw, position)
+    ),
+    "nvmlDeviceGetGpuInstanceId": _simple("nvmlDeviceGetGpuInstanceId"),
+    "nvmlDeviceGetComputeInstanceId": _simple("nvmlDeviceGetComputeInstanceId"),
+    "nvmlDeviceGetAttributes_v2": _attributes,
+    "nvmlGpmQueryDeviceSupport": lambda handle: int(pynvml.nvmlGpmQueryDeviceSupport(handle.raw).isSupportedDevice),
+    "nvmlDeviceGetSupportedEventTypes": _simple("nvmlDeviceGetSupportedEventTypes"),
+    "nvmlEventSetCreate": lambda _: Handle("events", pynvml.nvmlEventSetCreate()),
+    "nvmlDeviceRegisterEvents": lambda handle, events, types: pynvml.nvmlDeviceRegisterEvents(
+        handle.raw, types, events.raw
+    ),
+    "nvmlEventSetFree": lambda events: pynvml.nvmlEventSetFree(events.raw),
+}
+# These need the live library's own memory: which handle is which device, and the samples of GPM windows.
+LIVE_CALLS = ("nvmlEventSetWait_v2", "nvmlGpmMetricsGet", "nvmlGpmSampleFree")
+
+
+class LiveLibrary:
+    """The driver of this host: `libnvidia-ml.so.1` as the dynamic linker finds it, through pynvml."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._open = False
+        self._windows = GpmWindows(monotonic)
+        self._places: dict[int, str] = {}
+
+    def open(self) -> None:
+        if self._open:
+            return
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as exc:
+            name = nvml.error_name(exc.value)
+            changed = name == "NVML_ERROR_LIB_RM_VERSION_MISMATCH"
+            raise DriverUnavailable(explain_init(name), changed=changed) from exc
+        self._open = True
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self._places.clear()
+        try:
+            self._windows.free()
+            pynvml.nvmlShutdown()
+        except pynvml.NVMLError:
+            return  # the driver went away first: nothing is held any more
+
+    def ask(self, call: str, handle: Handle = SYSTEM, *arguments: Any) -> Any:
+        try:
+            if call == "nvmlGpmMetricsGet":
+                return self._windows.read(handle.raw, *arguments)
+            if call == "nvmlGpmSampleFree":
+                return self._windows.forget(*arguments)
+            if call == "nvmlEventSetWait_v2":
+                return self._wait(handle, *arguments)
+            answer = CALLS[call](handle, *arguments)
+            if call == "nvmlDeviceGetHandleByIndex":
+                self._places[_address(answer.raw)] = answer.name
+            return answer
+        except pynvml.NVMLError as exc:
+            raise device_error(call, nvml.error_name(exc.value)) from exc
+        except AttributeError as exc:
+            if not hasattr(pynvml, call):  # a binding older than the call
+                raise NotSupported(call, "NVML_ERROR_FUNCTION_NOT_FOUND") from exc
+            raise
+
+    def _wait(self, events: Handle, timeout_ms: int) -> tuple[str, int, int] | None:
+        """(place of the device, event type, event data) of the next event, None without one in time."""
+        try:
+            event = pynvml.nvmlEventSetWait_v2(events.raw, timeout_ms)
+        except pynvml.NVMLError as exc:
+            if exc.value == nvml.NVML_ERROR_TIMEOUT:
+                return None
+            raise
+        return self._places.get(_address(event.device), ""), int(event.eventType), int(event.eventData)
+
+
+def explain_init(name: str) -> str:
+    """What an error of nvmlInit means and what to do, for people."""
+    explanations = {
+        "NVML_ERROR_LIBRARY_NOT_FOUND": "libnvidia-ml.so.1 cannot be loaded ({}): no NVIDIA driver on this host, "
+        "or it is not mounted here",
+        "NVML_ERROR_DRIVER_NOT_LOADED": "the NVIDIA kernel driver is not loaded ({})",
+        "NVML_ERROR_LIB_RM_VERSION_MISMATCH": "the driver library does not match the kernel module ({}): reboot, or "
+        "restart this container",
+        "NVML_ERROR_NO_PERMISSION": "the NVIDIA device files may not be opened ({}): run as root, or mount them here",
+        "NVML_ERROR_UNKNOWN": "the driver refuses without a reason ({}): in a container, `systemctl daemon-reload` "
+        "on the host may have revoked its devices; recreate the container",
+    }
+    return explanations.get(name, "nvmlInit answered {}").format(name)
+
+
+__all__ = ["CALLS", "LIVE_CALLS", "SYSTEM", "DeviceError", "Handle", "Library", "LiveLibrary"]

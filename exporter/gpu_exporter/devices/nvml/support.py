@@ -1,0 +1,41 @@
+"""What one device has been found not to tell, so that it is not asked each second.
+
+A refusal is believed for RETRY_S and then tried again: MIG mode, ECC, privileges and drivers change at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from gpu_exporter.devices.errors import NoPermission, NotSupported
+
+RETRY_S = 600.0
+
+
+class SupportMatrix:
+    """Refusals by call (and arguments). Belongs to one device's one thread."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._refused: dict[Hashable, tuple[float, str, str]] = {}
+
+    def check(self, question: Hashable) -> None:
+        """Raises the refusal that still stands, as NotSupported."""
+        known = self._refused.get(question)
+        if known is not None:
+            until, call, error = known
+            if self._monotonic() < until:
+                raise NotSupported(call, error)  # a new one each time: a kept one would collect tracebacks
+            del self._refused[question]
+
+    def note(self, question: Hashable, refusal: NotSupported | NoPermission) -> None:
+        """Remember a refusal. A missing permission is from now on no data, so that it is counted once."""
+        self._refused[question] = (self._monotonic() + RETRY_S, refusal.call, refusal.error)
+
+    def is_refused(self, question: Hashable) -> bool:
+        known = self._refused.get(question)
+        return known is not None and self._monotonic() < known[0]
+
+    def clear(self) -> None:
+        """Forget everything: the device is another one now, or in another mode."""
+        self._refused.clear()

@@ -1,0 +1,49 @@
+"""NVIDIA's PCI functions as the kernel lists them: what should be there, and who has it.
+
+A GPU that fell off the bus is missing from NVML or answers GPU_IS_LOST; one that an administrator gave to a virtual
+machine (vfio-pci) or unbound is neither lost nor ours. Only the kernel tells the two apart. Reads
+/sys/bus/pci/devices/*/{vendor,class,driver}; needs no privilege and no driver.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+VENDOR_NVIDIA = "0x10de"
+DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controller; audio and bridges of the same board have others
+MANAGED = "nvidia"  # the kernel driver that NVML talks to
+UNBOUND = "none"
+
+
+class PciFunction(NamedTuple):
+    """One GPU on the bus. `driver` is the kernel driver's name, UNBOUND without one."""
+
+    address: str
+    driver: str
+
+
+def normalize(address: str) -> str:
+    """One spelling for 00000000:3B:00.0 (NVML) and 0000:3b:00.0 (kernel)."""
+    domain, _, rest = address.lower().partition(":")
+    return f"{domain[-4:].rjust(4, '0')}:{rest}"
+
+
+def list_functions(sysfs: Path = Path("/sys")) -> list[PciFunction] | None:
+    """All of NVIDIA's GPUs on the bus, None where the bus cannot be read."""
+    found: list[PciFunction] = []
+    try:
+        entries = sorted((sysfs / "bus/pci/devices").iterdir())
+    except OSError:
+        return None
+    for entry in entries:
+        try:
+            if (entry / "vendor").read_text("ascii").strip() != VENDOR_NVIDIA:
+                continue
+            if not (entry / "class").read_text("ascii").startswith(DISPLAY_CLASSES):
+                continue
+            driver = entry / "driver"
+            found.append(PciFunction(normalize(entry.name), driver.resolve().name if driver.exists() else UNBOUND))
+        except OSError:  # gone between listing and reading
+            continue
+    return found

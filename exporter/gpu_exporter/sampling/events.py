@@ -1,0 +1,108 @@
+"""XIDs: one thread that waits for the driver's events, and what it has counted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from gpu_exporter.clock import Clock
+from gpu_exporter.collectors.xid import classify
+from gpu_exporter.devices.errors import DeviceError, NotSupported
+from gpu_exporter.devices.protocol import EventWatch, XidEvent
+from gpu_exporter.model import CollectorOutcome, XidCounts
+
+log = logging.getLogger(__name__)
+WAIT_S = 0.5  # longest stay inside one driver call, so that the driver can be let go within two seconds
+RETRY_S = 30.0  # after a registration that failed
+MAX_CODES = 100  # distinct codes of one GPU that are told apart; NVIDIA documents some 170, no board shows many
+
+
+class XidBook:
+    """Counts by GPU and code. Safe to call from every thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._codes: dict[str, dict[int, tuple[int, float]]] = {}
+
+    def watch(self, uuid: str) -> None:
+        """From now on events of this GPU arrive: no event means none, and not nothing known."""
+        with self._lock:
+            self._codes.setdefault(uuid, {})
+
+    def count(self, event: XidEvent, wall: float) -> None:
+        with self._lock:
+            codes = self._codes.setdefault(event.uuid, {})
+            if event.xid in codes or len(codes) < MAX_CODES:
+                codes[event.xid] = (codes.get(event.xid, (0, 0.0))[0] + 1, wall)
+
+    def counts(self, uuid: str) -> XidCounts | None:
+        """None for a GPU whose events never arrived here."""
+        with self._lock:
+            codes = self._codes.get(uuid)
+            if codes is None:
+                return None
+            return XidCounts(tuple((xid, classify(xid), *told) for xid, told in sorted(codes.items())))
+
+
+class EventLoop:
+    """Registers, waits, counts; registers anew after an error. Ends within WAIT_S of being told to."""
+
+    def __init__(self, open_watch: Callable[[], EventWatch], book: XidBook, clock: Clock, changed: Callable[[], None]):
+        self.outcome: CollectorOutcome | None = None
+        self._open_watch = open_watch
+        self._book = book
+        self._clock = clock
+        self._changed = changed
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ask_to_stop(self) -> None:
+        self._stop.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end; false when the loop hangs inside a call."""
+        self._thread.join(max(0.0, timeout_s))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            begin = self._clock.monotonic()
+            try:
+                watch = self._open_watch()
+            except NotSupported:
+                self.outcome = CollectorOutcome("xid", True, self._clock.monotonic() - begin)
+                return  # this host has no events: no data
+            except DeviceError as exc:
+                self._fail(exc, begin)
+            else:
+                for uuid in watch.covered:
+                    self._book.watch(uuid)
+                self.outcome = CollectorOutcome("xid", True, self._clock.monotonic() - begin)
+                self._changed()
+                self._listen(watch)
+                watch.close()
+            if not self._stop.is_set():
+                self._clock.wait(self._stop, RETRY_S)
+
+    def _listen(self, watch: EventWatch) -> None:
+        """Count until told to stop or the driver refuses."""
+        while not self._stop.is_set():
+            begin = self._clock.monotonic()
+            try:
+                event = watch.wait(WAIT_S)
+            except DeviceError as exc:
+                self._fail(exc, begin)
+                return
+            if event is not None:
+                self._book.count(event, self._clock.wall())
+                log.warning("gpu %s: XID %d (%s)", event.uuid, event.xid, classify(event.xid))
+                self._changed()
+
+    def _fail(self, exc: DeviceError, begin: float) -> None:
+        if self.outcome is None or self.outcome.success:
+            log.warning("XIDs are not counted for now: %s", exc)
+        self.outcome = CollectorOutcome("xid", False, self._clock.monotonic() - begin, f"{exc.call} {exc.error}")
