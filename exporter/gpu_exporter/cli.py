@@ -15,7 +15,9 @@ from gpu_exporter.flags import (
     Parser,
     build_check_config_parser,
     build_demo_parser,
+    build_forget_parser,
     build_reconcile_parser,
+    build_record_parser,
     build_serve_parser,
 )
 from gpu_exporter.version import VERSION
@@ -33,7 +35,13 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    commands = {"reconcile": _reconcile, "demo": _demo, "check-config": _check_config}
+    commands = {
+        "reconcile": _reconcile,
+        "demo": _demo,
+        "check-config": _check_config,
+        "record": _record,
+        "forget": _forget,
+    }
     if given and given[0] in commands:
         return commands[given[0]](given[1:])
     if given and not given[0].startswith("-"):
@@ -89,18 +97,33 @@ def _build_node(
             parser.fail(str(exc))
         return backend, [*sources, source]
     if options.replay:
-        from gpu_exporter.devices.replay import ReplayBackend
-
-        return ReplayBackend(options.replay, clock), sources
+        return _build_replay(parser, options.replay, clock), sources
     from gpu_exporter.devices.nvml.backend import NvmlBackend
 
     return NvmlBackend(), sources
 
 
+def _build_replay(parser: Parser, paths: list[Path], clock: Clock) -> Backend:
+    """Logs of nvidia-smi, one for each GPU, or one recording of a whole node."""
+    from gpu_exporter.devices.replay import ReplayBackend
+
+    with paths[0].open("rb") as file:
+        begins_gzipped = file.read(2) == b"\x1f\x8b"
+    if begins_gzipped:  # only then can it be a recording, whose reader needs the NVML backend
+        from gpu_exporter.devices.nvml.backend import NvmlBackend
+        from gpu_exporter.devices.nvml.recording import RecordedLibrary, is_recording
+
+        if any(is_recording(path) for path in paths):
+            if len(paths) > 1:
+                parser.error("--devices.replay: a file of `gpu-exporter record` is a whole node and stands alone")
+            return NvmlBackend(RecordedLibrary(paths[0], clock), clock.monotonic, name="replay")
+    return ReplayBackend(paths, clock)
+
+
 def _enabled(options: argparse.Namespace) -> list[Collector]:
     from gpu_exporter import collectors
 
-    return [c for c in collectors.ALL if getattr(options, f"collector_{c.name}")]
+    return [c for c in collectors.ALL if getattr(options, f"collector_{c.name}")]  # every flag has its collector
 
 
 def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
@@ -131,15 +154,15 @@ def _serve(given: list[str]) -> int:
     backend, sources = _build_node(parser, options, clock, settings)
     state_directory = Path(options.state_directory) if options.state_directory else None
     if options.once:
-        from gpu_exporter.app.agent import take_one_view
         from gpu_exporter.app.once import exit_now, run_once
+        from gpu_exporter.app.one_view import take_one_view
 
         socket_path = None
         if state_directory is not None and backend.name == "nvml":
             socket_path = state_directory / "gpu-exporter.sock"
         try:
             code = run_once(
-                lambda: take_one_view(settings, backend, sources, clock, _enabled(options)),
+                lambda: take_one_view(settings, backend, sources, clock, _enabled(options), options.timeout),
                 options.format,
                 options.output,
                 options.timeout,
@@ -177,9 +200,10 @@ def _run_daemon(
     import logging
 
     from gpu_exporter.app.agent import Agent, open_state
+    from gpu_exporter.app.anew import start_anew_or_exit
     from gpu_exporter.app.logs import set_up_logging
     from gpu_exporter.app.once import exit_now
-    from gpu_exporter.app.serve import serve, write_textfiles
+    from gpu_exporter.app.serve import Ended, serve, write_textfiles
     from gpu_exporter.clock import SystemClock
     from gpu_exporter.ledger.state import StateInUse, read_boot_id
 
@@ -190,16 +214,19 @@ def _run_daemon(
     log.info("settings: %s", describe_settings(settings))
     try:
         state = open_state(state_directory, settings, read_boot_id())
-        agent = Agent(settings, backend, sources, SystemClock(), state, _enabled(options))
+        sysfs = options.sysfs if backend.name == "nvml" else None
+        agent = Agent(settings, backend, sources, SystemClock(), state, _enabled(options), sysfs=sysfs)
         if options.textfile is not None:
-            clean = write_textfiles(agent, options.textfile, options.textfile_interval)
+            ended = write_textfiles(agent, options.textfile, options.textfile_interval)
         else:
             socket_directory = state_directory if state is not None else None
-            clean = serve(agent, options.address, options.telemetry_path, socket_directory)
+            ended = serve(agent, options.address, options.telemetry_path, socket_directory)
     except (StateInUse, ValueError, OSError) as exc:
         parser.fail(str(exc))
+    if ended is Ended.CHANGED:
+        start_anew_or_exit()
     log.info("ended")
-    if not clean:
+    if ended is Ended.HUNG:
         exit_now(0)
     return 0
 
@@ -259,6 +286,34 @@ def _demo(given: list[str]) -> int:
         return run_demo(options.address, options.speed, duration)
     except (ValueError, OSError) as exc:
         parser.fail(str(exc))
+
+
+def _record(given: list[str]) -> int:
+    parser = build_record_parser()
+    options = parser.parse_args(given)
+    settings = _load(parser, options.config_file)
+    from gpu_exporter.app.logs import set_up_logging
+    from gpu_exporter.app.record import record
+
+    set_up_logging(options.log_level, options.log_format)
+    try:
+        return record(options.file, options.duration, options.interval, settings, hashed=options.hashed)
+    except OSError as exc:
+        parser.fail(str(exc))
+
+
+def _forget(given: list[str]) -> int:
+    parser = build_forget_parser()
+    options = parser.parse_args(given)
+    from gpu_exporter.ledger.expected import forget
+
+    try:
+        known = forget(options.state_directory, options.uuid)
+    except OSError as exc:
+        parser.fail(str(exc))
+    if not known:
+        parser.fail(f"{options.uuid}: no GPU that is expected here (see {options.state_directory}/devices.json)")
+    return 0
 
 
 def _check_config(given: list[str]) -> int:

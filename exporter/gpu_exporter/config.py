@@ -107,7 +107,7 @@ def render_settings(settings: Settings) -> str:
     for section, values in settings._asdict().items():
         lines.append(f"{section}:")
         for name, value in values._asdict().items():
-            text = format_duration(value) if f"{section}.{name}" in DURATIONS else f"{value:g}"
+            text = format_duration(value) if f"{section}.{name}" in DURATIONS else str(value)
             changed = value != getattr(getattr(defaults, section), name)
             lines.append(f"  {name}: {text}" + ("  # not the default" if changed else ""))
     return "\n".join(lines) + "\n"

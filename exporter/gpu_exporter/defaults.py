@@ -51,6 +51,12 @@ class Ledger(NamedTuple):
     """the learned idle power is never taken above this share of the limit (V100 context: 0.27)"""
     power_active_step: float = 0.25
     """power this share of the way from floor to limit contradicts idleness"""
+    gpm_idle_max_ratio: float = 0.001
+    """SM or graphics activity up to this is no work: a thousandth of the time"""
+    pcie_idle_max_bytes_per_second: int = 10000000
+    """traffic of a GPU at rest, monitoring included; 0.03 % of a PCIe 4 link"""
+    nvlink_idle_max_bytes_per_second: int = 1000000
+    """links at rest exchange next to nothing"""
 
 
 class State(NamedTuple):

@@ -17,12 +17,36 @@ DEFAULT_PORT = ":9836"
 DEFAULT_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 DEFAULT_LOGS = "/var/log/pods"
 DEFAULT_STATE = "/var/lib/gpu-exporter"
-COLLECTORS = ("utilization", "memory", "power", "thermal", "throttle", "processes", "mig")
+COLLECTORS = {  # name: on by default. A test compares with collectors.ALL, which a parser need not load.
+    "utilization": True,
+    "video": True,
+    "gpm": True,
+    "memory": True,
+    "power": True,
+    "thermal": True,
+    "clocks": True,
+    "throttle": True,
+    "throttle-active": False,
+    "pcie": True,
+    "nvlink": True,
+    "ecc": True,
+    "remap": True,
+    "recovery": True,
+    "xid": True,
+    "processes": True,
+    "mig": True,
+}
 EPILOG = """commands:
   (none)        serve metrics and the status page
   reconcile     decide from metrics which holders are underused; with --apply, mark them
   demo          a simulated node on a compressed clock
   check-config  read a configuration file and print what is in force
+  record        write down what the driver answers, to be replayed elsewhere
+  forget        a GPU was taken out: no longer expect it
+
+signals:
+  SIGUSR1       let the driver go (for an upgrade, or to switch MIG)
+  SIGHUP        take it again
 
 exit codes:
   0  done
@@ -30,6 +54,7 @@ exit codes:
   2  wrong usage or configuration
   3  no GPU data (--once), no evidence (reconcile)
   4  partial data (--once), partial evidence (reconcile)
+  5  the driver was replaced under a running exporter
 """
 
 
@@ -167,13 +192,13 @@ def build_serve_parser() -> Parser:
         default=DEFAULT_STATE,
         help=f"where counters survive a restart, empty for none (default {DEFAULT_STATE})",
     )
-    for name in COLLECTORS:
+    for name, on in COLLECTORS.items():
         parser.flag(
             f"--collector.{name}",
             dest=f"collector_{name}",
             action=argparse.BooleanOptionalAction,
-            default=True,
-            help="(default on)",
+            default=on,
+            help=f"(default {'on' if on else 'off'})",
         )
     _add_sources(parser)
     parser.flag(
@@ -189,7 +214,14 @@ def build_serve_parser() -> Parser:
         action="append",
         type=Path,
         default=[],
-        help="replay this nvidia-smi log as a GPU; once for each GPU",
+        help="replay this log of nvidia-smi as a GPU, once for each GPU; or one file of `gpu-exporter record`",
+    )
+    parser.flag(
+        "--path.sysfs",
+        dest="sysfs",
+        type=Path,
+        default=Path("/sys"),
+        help="where the kernel lists the PCI bus (default /sys)",
     )
     _add_common(parser)
     return parser
@@ -328,6 +360,41 @@ def build_demo_parser() -> Parser:
         help="end after this time (default: 60s, never at a terminal)",
     )
     parser.add_argument("--version", action="version", version=f"gpu-exporter {VERSION}")
+    return parser
+
+
+def build_record_parser() -> Parser:
+    """Flags of `record`."""
+    parser = Parser(
+        "gpu-exporter record",
+        "Write down every answer of the driver, with its latency: what to send along with a report. No process, "
+        "user or host is named in it.",
+    )
+    parser.add_argument("file", type=Path, help="where to write, e.g. node.rec.gz")
+    parser.flag("--duration", type=_positive_duration, default="60s", help="how long (default 60s)")
+    parser.flag("--interval", type=_positive_duration, default="1s", help="time between two cycles (default 1s)")
+    parser.flag(
+        "--hash-identifiers",
+        dest="hashed",
+        action="store_true",
+        default=False,
+        help="replace UUIDs by hashes with a salt that is not kept",
+    )
+    _add_common(parser)
+    return parser
+
+
+def build_forget_parser() -> Parser:
+    """Flags of `forget`."""
+    parser = Parser("gpu-exporter forget", "No longer expect a GPU that was taken out of this node.")
+    parser.add_argument("uuid", help="GPU-..., as gpu_up tells it")
+    parser.flag(
+        "--state.directory",
+        dest="state_directory",
+        type=Path,
+        default=Path(DEFAULT_STATE),
+        help=f"(default {DEFAULT_STATE})",
+    )
     return parser
 
 

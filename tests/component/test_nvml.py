@@ -2,38 +2,65 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpu_exporter.devices.errors import DeviceError, DeviceLost, DriverUnavailable, NotSupported
-from gpu_exporter.devices.nvml.backend import NvmlBackend, NvmlDevice
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.devices.errors import (
+    DeviceError,
+    DeviceLost,
+    DriverChanged,
+    DriverUnavailable,
+    NoPermission,
+    NotSupported,
+)
+from gpu_exporter.devices.nvml.backend import NvmlBackend
+from gpu_exporter.devices.nvml.device import NvmlDevice
+from gpu_exporter.devices.nvml.library import SYSTEM, Handle, LiveLibrary
+from gpu_exporter.devices.nvml.support import RETRY_S
+from gpu_exporter.devices.protocol import ENGINES
 from gpu_exporter.devices.scenario import load_scenario, parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import GPU_EXPORTER, run_exporter, wait_for
 
+MakeBackend = Callable[..., NvmlBackend]
 DEMO = Path(__file__).resolve().parents[2] / "exporter" / "gpu_exporter" / "demo.yaml"
 
 
 @pytest.fixture
-def backend(nvml_directory: Path, nvml_table: NvmlTable, monkeypatch: pytest.MonkeyPatch):
-    """The backend on our library, in this process: the loader finds it by its name once it is loaded."""
+def make_backend(nvml_directory: Path, nvml_table: NvmlTable, monkeypatch: pytest.MonkeyPatch):
+    """Backends on our library, in this process: the loader finds it by its name once it is loaded."""
     ctypes.CDLL(str(nvml_directory / "libnvidia-ml.so.1"), mode=ctypes.RTLD_GLOBAL)
     monkeypatch.setenv("GPU_EXPORTER_NVML_TABLE", str(nvml_table.path))
-    backend = NvmlBackend()
-    yield backend
-    backend.close()
+    with contextlib.ExitStack() as stack:
+
+        def make(clock: ManualClock | None = None, library: LiveLibrary | None = None) -> NvmlBackend:
+            monotonic = clock.monotonic if clock is not None else time.monotonic
+            backend = NvmlBackend(library, monotonic)
+            stack.callback(backend.close)
+            return backend
+
+        yield make
+
+
+@pytest.fixture
+def backend(make_backend: MakeBackend) -> NvmlBackend:
+    return make_backend()
 
 
 def first_device(backend: NvmlBackend) -> NvmlDevice:
     backend.open()
-    device = backend.discover()[0].device
+    device = backend.find(0)
     assert isinstance(device, NvmlDevice)
     return device
 
@@ -46,25 +73,204 @@ def test_every_value_is_converted_to_base_units(backend: NvmlBackend, nvml_table
     """Numbers chosen so that any two units confused give another result."""
     feed(nvml_table)
     with nvml_table.writing(0) as out:
-        out.utilization, out.encoder, out.decoder = 37, 11, 13
+        out.utilization, out.memory_utilization = 37, 23
+        out.encoder, out.decoder, out.jpeg, out.ofa = 11, 13, 17, 19
         out.power_mw, out.power_limit_mw, out.energy_mj = 345_678, 700_000, 123_456_789
-        out.temperature, out.sm_clock_mhz, out.memory_clock_mhz, out.sm_clock_max_mhz = 61, 1755, 2619, 1980
+        out.temperature, out.margin, out.performance_state = 61, -3, 2
+        out.thresholds[0], out.thresholds[1], out.thresholds[2], out.thresholds[3] = 95, 92, 105, 0
+        out.sm_clock_mhz, out.memory_clock_mhz, out.sm_clock_max_mhz = 1755, 2619, 1980
         out.memory_total, out.memory_used, out.memory_free, out.memory_reserved = 1000, 300, 600, 100
-        out.throttle_supported = 0b100000011
-        out.throttle_ns[0], out.throttle_ns[1], out.throttle_ns[8] = 1_500_000_000, 2_000_000_000, 250_000_000
         out.reasons, out.reasons_supported = 0x44, 0x4 | 0x40 | 0x80
+        out.ecc[0], out.ecc[1] = 5, 7
+        out.remapped[0], out.remapped[1], out.remapped[2], out.remapped[3] = 1, 2, 1, 0
+        out.field_count = 0
+        for field, value in {
+            74: 1_500_000_000,
+            75: 2_000_000_000,
+            271: 250_000_000,
+            82: 71,
+            197: 11_000,
+            198: 22_000,
+        }.items():
+            nvml_table.set_field(0, field, value)
+        nvml_table.set_field(0, 94, 9, kind=1)
+        nvml_table.set_field(0, 230, 4, kind=1)
+        nvml_table.set_field(0, 138, 3, scope=0xFFFFFFFF)
+        nvml_table.set_field(0, 139, 5, scope=0xFFFFFFFF)
     device = first_device(backend)
-    assert device.read_utilization() == 0.37
-    assert device.read_encoder_utilization() == 0.11
-    assert device.read_decoder_utilization() == 0.13
+    assert device.read_utilization() == (0.37, 0.23)
+    assert [device.read_engine(engine) for engine in ENGINES] == [0.11, 0.13, 0.17, 0.19]
     assert device.read_power() == 345.678
     assert device.read_power_limit() == 700.0
     assert device.read_energy() == 123_456.789
-    assert device.read_temperature() == 61.0
+    assert (device.read_temperature(), device.read_memory_temperature()) == (61.0, 71.0)
+    assert device.read_temperature_margin() == -3.0
+    assert device.read_temperature_limits() == {"shutdown": 95.0, "slowdown": 92.0, "memory_max": 105.0}
+    assert device.read_performance_state() == 2
     assert device.read_clocks() == (1.755e9, 2.619e9, 1.98e9)
     assert device.read_memory() == (1000, 300, 600, 100)
     assert device.read_throttle_seconds() == {"power_cap": 1.5, "thermal": 2.0, "hw_power_brake": 0.25}
     assert device.read_throttle_active() == {"power_cap": True, "hw_thermal": True, "hw_power_brake": False}
+    assert device.read_pcie() == (22_000.0, 11_000.0)
+    assert device.read_pcie_replays() == 9
+    assert device.read_nvlink() == (5 * 1024.0, 3 * 1024.0)
+    assert device.read_ecc_errors() == {"corrected": 5, "uncorrected": 7}
+    assert device.read_row_remaps() == (1, 2, True, False)
+    assert device.read_recovery_action() == 4
+    assert device.read_persistence_mode() is True
+
+
+def test_a_field_that_fails_costs_itself_and_is_counted(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+    feed(nvml_table)
+    device = first_device(backend)
+    nvml_table.set_field(0, 75, 0, error="NVML_ERROR_UNKNOWN")
+    assert "thermal" not in device.read_throttle_seconds()
+    assert "power_cap" in device.read_throttle_seconds()
+    assert {(error.call, error.error) for error in device.take_errors()} == {
+        ("nvmlDeviceGetFieldValues", "NVML_ERROR_UNKNOWN")
+    }
+    assert device.take_errors() == []
+    nvml_table.set_field(0, 75, 0, error="NVML_ERROR_GPU_IS_LOST")
+    with pytest.raises(DeviceLost):
+        device.read_throttle_seconds()
+
+
+def test_what_is_refused_is_remembered_and_asked_again_later(
+    nvml_directory: Path, nvml_table: NvmlTable, make_backend: MakeBackend
+) -> None:
+    clock = ManualClock()
+    feed(nvml_table)
+    asked: list[str] = []
+
+    class Listening(LiveLibrary):
+        def ask(self, call: str, handle: Handle = SYSTEM, *arguments: object) -> object:
+            asked.append(call)
+            return super().ask(call, handle, *arguments)
+
+    device = first_device(make_backend(clock, Listening()))
+    nvml_table.set_call(0, "nvmlDeviceGetPowerUsage", "NVML_ERROR_NOT_SUPPORTED")
+    for _ in range(3):
+        with pytest.raises(NotSupported):
+            device.read_power()
+    assert asked.count("nvmlDeviceGetPowerUsage") == 1
+    nvml_table.set_call(0, "nvmlDeviceGetPowerUsage")
+    clock.advance(RETRY_S + 1)
+    assert device.read_power() > 0
+    for _ in range(3):
+        device.read_clocks()
+    assert asked.count("nvmlDeviceGetMaxClockInfo") == 1  # a static fact
+
+
+def test_a_missing_permission_is_told_once_with_what_would_grant_it(
+    backend: NvmlBackend, nvml_table: NvmlTable, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed(nvml_table)
+    device = first_device(backend)
+    nvml_table.set_call(0, "nvmlDeviceGetComputeRunningProcesses", "NVML_ERROR_NO_PERMISSION")
+    with pytest.raises(NoPermission):
+        device.read_processes()
+    for _ in range(3):
+        with pytest.raises(NotSupported):
+            device.read_processes()
+    assert [record.getMessage() for record in caplog.records] == [
+        "gpu 0: nvmlDeviceGetComputeRunningProcesses_v3 answered NVML_ERROR_NO_PERMISSION; to have it, "
+        "run as root with hostPID; on MIG also set NVIDIA_MIG_MONITOR_DEVICES=all"
+    ]
+
+
+def test_gpm_tells_means_between_two_samples(nvml_table: NvmlTable, make_backend: MakeBackend) -> None:
+    clock = ManualClock()
+    feeder = ScenarioFeeder(
+        parse_scenario({"gpus": [{"model": "H100", "load": {"kind": "constant", "value": 0.5}}]}), nvml_table, clock
+    )
+
+    def step(seconds: float) -> None:
+        clock.advance(seconds)
+        feeder.feed()
+
+    device = first_device(make_backend(clock))
+    step(1.0)
+    assert device.read_gpm() is None  # the first sample has nothing to be compared with
+    step(0.05)
+    assert device.read_gpm() is None  # nor has one within 100 ms
+    step(0.95)
+    gpm = device.read_gpm()
+    assert gpm is not None
+    assert gpm.span_s == pytest.approx(1.0)
+    assert (gpm.graphics, gpm.sm, gpm.occupancy) == pytest.approx((0.5, 0.4, 0.25))
+    assert (gpm.tensor, gpm.dram) == pytest.approx((0.2, 0.15))
+    assert gpm.pcie == pytest.approx(2 * 64e9 * 0.005)
+    assert gpm.elapsed_cycles == pytest.approx(2e9)
+    assert gpm.active_cycles == pytest.approx(0.4 * 2e9)
+    step(61.0)
+    assert device.read_gpm() is None  # too old to be one's mean
+    step(1.0)
+    assert device.read_gpm() is not None
+    clock.advance(1.0)  # the driver's sample did not move: 0/0
+    assert device.read_gpm() is None
+    step(1.0)
+    assert device.read_gpm() is not None  # which was no refusal
+
+
+def test_gpm_metrics_with_an_error_or_no_number_are_left_out(nvml_table: NvmlTable, make_backend: MakeBackend) -> None:
+    clock = ManualClock()
+    feeder = ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}]}), nvml_table, clock)
+    device = first_device(make_backend(clock))
+    device.read_gpm()
+    clock.advance(1.0)
+    feeder.feed()
+    with nvml_table.writing(0) as out:
+        out.gpm[0].integral = float("nan")
+        out.gpm[1].id = 77  # SM activity is not told by this driver
+    gpm = device.read_gpm()
+    assert gpm is not None
+    assert (gpm.graphics, gpm.sm) == (None, None)
+    assert gpm.tensor == 0.0
+
+
+@pytest.mark.parametrize("call", ["nvmlGpmSampleGet", "nvmlGpmQueryDeviceSupport"])
+def test_a_gpm_call_that_fails_is_an_error_and_starts_anew(
+    nvml_table: NvmlTable, make_backend: MakeBackend, call: str
+) -> None:
+    clock = ManualClock()
+    feeder = ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}]}), nvml_table, clock)
+    device = first_device(make_backend(clock))
+    nvml_table.set_call(0, call, "NVML_ERROR_UNKNOWN")
+    with pytest.raises(DeviceError):
+        device.read_gpm()
+    nvml_table.set_call(0, call)
+    assert device.read_gpm() is None
+    clock.advance(1.0)
+    feeder.feed()
+    assert device.read_gpm() is not None
+
+
+def test_xids_arrive_as_events_of_their_gpu(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+    ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}] * 2}), nvml_table)
+    backend.open()
+    devices = [backend.find(0), backend.find(1)]
+    watch = backend.watch_events(devices)
+    assert watch.covered == {device.identity.uuid for device in devices}
+    assert watch.wait(0.01) is None
+    nvml_table.push_event(1, 79)
+    nvml_table.push_event(0, 31)
+    assert watch.wait(1.0) == (devices[1].identity.uuid, 79)
+    assert watch.wait(1.0) == (devices[0].identity.uuid, 31)
+    assert watch.wait(0.01) is None
+    watch.close()
+
+
+def test_a_gpu_without_events_does_not_keep_the_others_from_theirs(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+    ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}] * 2}), nvml_table)
+    nvml_table.set_call(0, "nvmlDeviceRegisterEvents", "NVML_ERROR_NOT_SUPPORTED")
+    backend.open()
+    devices = [backend.find(0), backend.find(1)]
+    watch = backend.watch_events(devices)
+    assert watch.covered == {devices[1].identity.uuid}
+    watch.close()
+    nvml_table.set_call(1, "nvmlDeviceRegisterEvents", "NVML_ERROR_NOT_SUPPORTED")
+    with pytest.raises(NotSupported):
+        backend.watch_events(devices)
 
 
 def test_the_sample_ring_is_read_from_where_we_were(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
@@ -79,7 +285,7 @@ def test_the_sample_ring_is_read_from_where_we_were(backend: NvmlBackend, nvml_t
         1_700_000_000.75,
         1_700_000_001.0,
     ]
-    assert device.read_utilization_samples(1_700_000_001.0) == ()
+    assert device.read_utilization_samples(1_700_000_001.0) == []
 
 
 def test_mig_instances_with_holes(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
@@ -91,11 +297,58 @@ def test_mig_instances_with_holes(backend: NvmlBackend, nvml_table: NvmlTable) -
     instances = device.list_instances()
     assert [i.identity.profile for i in instances] == ["3g.40gb", "2g.20gb"]
     assert [i.identity.mig for i in instances] == ["1/0", "3/0"]
+    assert [i.identity.memory_slices for i in instances] == [4, 2]
     assert instances[1].read_memory().total == 20 * 1024**3
     with pytest.raises(NotSupported):
         device.read_utilization()
+
+
+def test_mig_mode_and_instances_change_at_run_time(make_backend: MakeBackend, nvml_table: NvmlTable) -> None:
+    clock = ManualClock()
+    half, full = ({"kind": "constant", "value": value} for value in (0.5, 1.0))
+    scenario = {
+        "model": "H100",
+        "mig_from": 10,
+        "mig_to": 30,
+        "mig": [
+            {"profile": "1g.10gb", "gi": 7, "to": 20, "load": half},
+            {"profile": "2g.20gb", "gi": 7, "from": 20, "load": full},
+            {"profile": "1c.3g.40gb", "gi": 1, "ci": 0, "load": half},
+            {"profile": "2c.3g.40gb", "gi": 1, "ci": 1, "load": full},
+        ],
+    }
+    feeder = ScenarioFeeder(parse_scenario({"gpus": [scenario]}), nvml_table, clock)
+    device = first_device(make_backend(clock))
+
+    def step(seconds: float) -> list[tuple[str, str, float | None]]:
+        clock.advance(seconds)
+        feeder.feed()
+        read = []
+        for instance in device.list_instances():
+            gpm = instance.read_gpm()
+            read.append((instance.identity.mig, instance.identity.profile, gpm and gpm.graphics))
+        return read
+
+    assert step(5.0) == []
+    assert device.identity.mig_mode == "disabled"
+    assert device.read_utilization().gpu == 0.0
+    assert step(6.0) == [("7/0", "1g.10gb", None), ("1/0", "1c.3g.40gb", None), ("1/1", "2c.3g.40gb", None)]
+    assert device.identity.mig_mode == "enabled"
+    # Two compute instances of one GPU instance are told apart.
+    assert step(1.0) == [("7/0", "1g.10gb", 0.5), ("1/0", "1c.3g.40gb", 0.5), ("1/1", "2c.3g.40gb", 1.0)]
+    # Another instance under the same id is not compared with the one before.
+    assert step(9.0) == [("7/0", "2g.20gb", None), ("1/0", "1c.3g.40gb", 0.5), ("1/1", "2c.3g.40gb", 1.0)]
+    assert step(1.0)[0] == ("7/0", "2g.20gb", 1.0)
+    assert step(9.0) == []
+    assert device.identity.mig_mode == "disabled"
+    assert device.read_utilization().gpu == 0.0  # refused while MIG was on, and told again at once
+
+
+def test_mig_on_ampere_has_no_activity(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+    ScenarioFeeder(parse_scenario({"gpus": [{"model": "A100", "mig": [{"profile": "1g.10gb"}]}]}), nvml_table)
+    (instance,) = first_device(backend).list_instances()
     with pytest.raises(NotSupported):
-        instances[0].read_graphics_active()
+        instance.read_gpm()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +358,8 @@ def test_mig_instances_with_holes(backend: NvmlBackend, nvml_table: NvmlTable) -
         ("NVML_ERROR_GPU_IS_LOST", DeviceLost),
         ("NVML_ERROR_RESET_REQUIRED", DeviceLost),
         ("NVML_ERROR_UNKNOWN", DeviceError),
-        ("NVML_ERROR_NO_PERMISSION", DeviceError),
+        ("NVML_ERROR_NO_PERMISSION", NoPermission),
+        ("NVML_ERROR_LIB_RM_VERSION_MISMATCH", DriverChanged),
     ],
 )
 def test_errors_by_their_names(
@@ -125,9 +379,10 @@ def test_one_lost_handle_costs_one_gpu(backend: NvmlBackend, nvml_table: NvmlTab
     ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}] * 3}), nvml_table)
     nvml_table.set_call(1, "nvmlDeviceGetHandleByIndex", "NVML_ERROR_GPU_IS_LOST")
     backend.open()
-    found = backend.discover()
-    assert [entry.device is not None for entry in found] == [True, False, True]
-    assert found[1].error == "nvmlDeviceGetHandleByIndex answered NVML_ERROR_GPU_IS_LOST"
+    assert backend.count() == 3
+    assert [backend.find(i).identity.index for i in (0, 2)] == [0, 2]
+    with pytest.raises(DeviceLost, match="nvmlDeviceGetHandleByIndex answered NVML_ERROR_GPU_IS_LOST"):
+        backend.find(1)
 
 
 def test_a_driver_that_is_not_loaded_is_named(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
@@ -171,8 +426,8 @@ def test_once_publishes_the_scenarios_truth(nvml_environment: dict[str, str], nv
     assert values["gpu_utilization_ratio", "7", None] == 0.0
     assert ("gpu_utilization_ratio", "6", None) not in values
     assert values["gpu_mig_memory_total_bytes", "6", "1/0"] == 40 * 1024**3
-    assert values["gpu_mig_activity_supported", "6", "1/0"] == 0
-    assert ("gpu_mig_busy_seconds_total", "6", "1/0") not in values
+    assert values["gpu_mig_activity_supported", "6", "1/0"] == 1
+    assert 0 <= values["gpu_mig_graphics_active_ratio", "6", "1/0"] <= 1  # the 100 ms of a GPM window were waited for
     assert values["gpu_driver_up", None, None] == 1
 
 

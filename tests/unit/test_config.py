@@ -102,7 +102,7 @@ def test_generated_files_are_up_to_date() -> None:
 
 
 def test_every_collector_has_its_flag() -> None:
-    assert tuple(collector.name for collector in collectors.ALL) == COLLECTORS
+    assert {collector.name: collector.default for collector in collectors.ALL} == COLLECTORS
 
 
 def test_every_setting_says_where_it_comes_from() -> None:

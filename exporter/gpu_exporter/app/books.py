@@ -28,8 +28,14 @@ from gpu_exporter.model import (
     Verdict,
     View,
 )
+from gpu_exporter.sampling.events import XidBook
 
 log = logging.getLogger(__name__)
+
+
+def position_key(index: int) -> str:
+    """What a GPU is filed under whose UUID is not known."""
+    return f"#{index}"
 
 
 class Books:
@@ -69,6 +75,7 @@ class Books:
         self._confirmed: dict[tuple[UnitId, HolderKey], float] = {}
         self._processes_proven = False  # a process of somebody was listed: so we can see them
         self._version = 0
+        self.xids = XidBook()
 
     def restore(self) -> str:
         """Take over the state file's counters. Returns why there are none, "" when there are."""
@@ -79,7 +86,7 @@ class Books:
         uuid = snapshot.identity.uuid
         with self._lock:
             self._version += 1
-            self._latest[uuid] = snapshot
+            self._latest[uuid or position_key(snapshot.identity.index)] = snapshot
             if not snapshot.up:
                 return
             before = self._inventory.get(uuid)
@@ -96,8 +103,34 @@ class Books:
             if energy is not None:
                 limit = snapshot.value("gpu_power_limit_watts")
                 self.ledger.record_energy(UnitId(uuid), snapshot.monotonic, energy, limit)
+                for instance in snapshot.instances:
+                    if instance.energy_j is not None:
+                        unit = UnitId(uuid, instance.uuid)
+                        self.ledger.record_energy(unit, snapshot.monotonic, instance.energy_j, limit)
             history = self._throttling.setdefault(uuid, ThrottleHistory(self._settings.diagnosis.window))
             history.add(snapshot)
+
+    def touch(self) -> None:
+        """Something that a view shows has changed elsewhere."""
+        with self._lock:
+            self._version += 1
+
+    def latest(self) -> list[DeviceSnapshot]:
+        """The last snapshot of each GPU."""
+        with self._lock:
+            return list(self._latest.values())
+
+    def drop_position(self, index: int) -> None:
+        """The GPU at this place of the driver's list has told its name."""
+        with self._lock:
+            self._latest.pop(position_key(index), None)
+
+    def keep_only(self, keys: set[str]) -> None:
+        """Show no other GPUs than these UUIDs and position keys."""
+        with self._lock:
+            for key in self._latest.keys() - keys:
+                self._version += 1
+                del self._latest[key]
 
     def on_poll(self, claims: Sequence[ConfirmedClaim]) -> Resolution:
         """Settle one poll of the attribution sources."""
@@ -162,7 +195,12 @@ class Books:
         with self._lock:
             now, wall = self._clock.monotonic(), self._clock.wall()
             snapshots = sorted(self._latest.values(), key=lambda s: s.identity.index)
-            gpus = {s.identity.uuid: self._gpu_view(s, now, wall, is_hung(s.identity.uuid)) for s in snapshots}
+            gpus = {
+                s.identity.uuid or position_key(s.identity.index): self._gpu_view(
+                    s, now, wall, is_hung(s.identity.uuid)
+                )
+                for s in snapshots
+            }
             allocations = [
                 view
                 for allocation, _ in self._resolution.allocations
@@ -192,6 +230,7 @@ class Books:
                 instance.uuid: self._history(UnitId(snapshot.identity.uuid, instance.uuid), now)
                 for instance in snapshot.instances
             },
+            xids=self.xids.counts(snapshot.identity.uuid),
         )
 
     def _history(self, unit: UnitId, now: float, length_s: float | None = None) -> tuple[float | None, ...]:
@@ -238,7 +277,9 @@ class Books:
             ),
             self._state_rules,
         )
-        if gpu.withheld or gpu.hung:
+        if gpu.snapshot.away:
+            verdict = Verdict("unknown", gpu.snapshot.error)
+        elif gpu.withheld or gpu.hung:
             verdict = Verdict("unknown", "the GPU does not answer")
         elif not vouched:
             verdict = Verdict("unknown", f"nobody has confirmed the holder for {unconfirmed_s:.0f} s")
@@ -250,7 +291,7 @@ class Books:
             verdict=verdict,
             utilization=_utilization(snapshot, instance) if fresh else None,
             memory_used_bytes=_memory(snapshot, instance) if fresh else None,
-            power_w=snapshot.value("gpu_power_watts") if fresh and not unit.mig_uuid else None,
+            power_w=_power(snapshot, instance) if fresh else None,
             temperature_celsius=snapshot.value("gpu_temperature_celsius") if fresh else None,
             processes=processes,
         )
@@ -264,6 +305,12 @@ def _utilization(snapshot: DeviceSnapshot, instance: InstanceReading | None) -> 
     if instance is not None:
         return _instance_value(instance, "gpu_mig_graphics_active_ratio")
     return snapshot.value("gpu_utilization_ratio")
+
+
+def _power(snapshot: DeviceSnapshot, instance: InstanceReading | None) -> float | None:
+    if instance is not None:
+        return _instance_value(instance, "gpu_mig_power_watts")
+    return snapshot.value("gpu_power_watts")
 
 
 def _memory(snapshot: DeviceSnapshot, instance: InstanceReading | None) -> float | None:

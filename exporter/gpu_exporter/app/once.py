@@ -88,6 +88,8 @@ def run_once(
     if isinstance(view, Exception):
         raise view
     _deliver(render(view, form), output)
+    for warning in view.status.warnings:
+        print(f"gpu-exporter: warning: {warning}", file=sys.stderr)  # noqa: T201 - for the user at the prompt
     if not view.status.devices_visible:
         return _fail("the driver lists no GPU that answers", form, None, backend_name)
     return EXIT_CODES[judge_health(view)]

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -42,12 +43,44 @@ class ProcessSeries:
         self.series = fresh
 
 
+class Ended(Enum):
+    """How a run came to its end."""
+
+    CLEAN = "clean"
+    HUNG = "a driver call hangs, so the process must end by force"
+    CHANGED = "the driver was replaced, so only a new process can go on"
+
+
 def stop_on_signal() -> threading.Event:
     """An event that SIGTERM and SIGINT set."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     return stop
+
+
+def release_on_signal(agent: Agent) -> None:
+    """SIGUSR1 lets the driver go, SIGHUP takes it again; in threads, since a driver call may hang."""
+    actions = {signal.SIGUSR1: agent.fleet.release, signal.SIGHUP: agent.fleet.take}
+    for number, action in actions.items():
+        signal.signal(number, lambda *_, act=action: threading.Thread(target=act, name="signal", daemon=True).start())
+
+
+def stop_on_change(agent: Agent, stop: threading.Event) -> None:
+    """Set `stop` when the driver was replaced under us."""
+
+    def wait() -> None:
+        agent.fleet.changed.wait()
+        stop.set()
+
+    threading.Thread(target=wait, name="driver-changed", daemon=True).start()
+
+
+def _end(agent: Agent) -> Ended:
+    clean = agent.stop()
+    if agent.fleet.changed.is_set():
+        return Ended.CHANGED
+    return Ended.CLEAN if clean else Ended.HUNG
 
 
 def repeat(tick: Callable[[], None], each_s: float, stop: threading.Event) -> None:
@@ -57,8 +90,8 @@ def repeat(tick: Callable[[], None], each_s: float, stop: threading.Event) -> No
         stop.wait(each_s)
 
 
-def serve(agent: Agent, address: str, telemetry_path: str, state_directory: Path | None) -> bool:
-    """Serve until a signal. Returns false when a driver call hangs, so that the process must end by force.
+def serve(agent: Agent, address: str, telemetry_path: str, state_directory: Path | None) -> Ended:
+    """Serve until a signal, or until the driver was replaced.
 
     Raises ValueError, OSError when the address cannot be listened on.
     """
@@ -69,13 +102,16 @@ def serve(agent: Agent, address: str, telemetry_path: str, state_directory: Path
     agent.start()
     server.start()
     log.info("serving on %s (port %d), metrics at %s", address, server.port, telemetry_path)
-    repeat(process.refresh, PROCESS_REFRESH_S, stop_on_signal())
+    stop = stop_on_signal()
+    release_on_signal(agent)
+    stop_on_change(agent, stop)
+    repeat(process.refresh, PROCESS_REFRESH_S, stop)
     server.stop()
-    return agent.stop()
+    return _end(agent)
 
 
-def write_textfiles(agent: Agent, path: Path, interval_s: float) -> bool:
-    """Keep a textfile fresh until a signal, without HTTP. Returns as `serve` does.
+def write_textfiles(agent: Agent, path: Path, interval_s: float) -> Ended:
+    """Keep a textfile fresh without HTTP. Ends and returns as `serve` does.
 
     Without process_* series: node_exporter publishes its own under these names, and refuses a second one.
     The file of a run before stays until the first cycle is complete, so that no restart leaves some GPUs out of it.
@@ -96,8 +132,10 @@ def write_textfiles(agent: Agent, path: Path, interval_s: float) -> bool:
             failing = True
 
     stop = stop_on_signal()
+    release_on_signal(agent)
+    stop_on_change(agent, stop)
     deadline = time.monotonic() + FIRST_CYCLE_S
     while not (agent.is_complete() or stop.is_set() or time.monotonic() > deadline):
         stop.wait(0.02)
     repeat(tick, interval_s, stop)
-    return agent.stop()
+    return _end(agent)

@@ -26,7 +26,11 @@ GPU_INFO = Family(
     "Identity of a GPU, always 1",
     ("name", "driver_version", "pci_bus_id", "minor", "mig_mode"),
 )
-GPU_UP = Family("gpu_up", "gauge", "1 while the GPU answers, 0 while it is lost or its calls hang")
+GPU_UP = Family(
+    "gpu_up",
+    "gauge",
+    "1 while the GPU answers, 0 while it is lost, missing or its calls hang; absent while it is away on purpose",
+)
 GPU_ALLOCATED = Family(
     "gpu_allocated", "gauge", "1 while somebody holds the GPU or an instance of it, 0 while nobody does"
 )
@@ -45,7 +49,7 @@ GPU_IDLE = Family("gpu_idle_seconds_total", "counter", "Time at exactly 0 with e
 GPU_IDLE_WITNESSES = Family(
     "gpu_idle_witnesses",
     "gauge",
-    "Witnesses of idleness that could be read: utilization, encoder, decoder, power",
+    "Witnesses of idleness that could be read: utilization, engines, GPM, PCIe, NVLink, power",
 )
 GPU_LAST_ACTIVE = Family(
     "gpu_last_active_timestamp_seconds",
@@ -57,6 +61,30 @@ MIG_UNIT_FAMILIES = tuple(
     Family(family.name.replace("gpu_", "gpu_mig_", 1), family.type, family.help, source="GPM")
     for family in (GPU_BUSY, GPU_OBSERVED, GPU_IDLE, GPU_IDLE_WITNESSES, GPU_LAST_ACTIVE)
 )
+
+GPU_XID_EVENTS = Family(
+    "gpu_xid_events_total",
+    "counter",
+    "XIDs since the exporter started, by class (application, hardware); there from 0 on, so that increase() sees the "
+    "first",
+    ("class",),
+    source="nvmlEventSetWait_v2",
+)
+GPU_XID_ERRORS = Family(
+    "gpu_xid_errors_total",
+    "counter",
+    "XIDs since the exporter started, by code",
+    ("xid", "class"),
+    source="nvmlEventSetWait_v2",
+)
+GPU_XID_LAST = Family(
+    "gpu_xid_last_timestamp_seconds",
+    "gauge",
+    "When this XID was last reported",
+    ("xid", "class"),
+    source="nvmlEventSetWait_v2",
+)
+XID_FAMILIES = (GPU_XID_EVENTS, GPU_XID_ERRORS, GPU_XID_LAST)
 
 ALLOCATION_INFO = Family(
     "gpu_allocation_info",
@@ -159,7 +187,18 @@ ALLOCATION_FAMILIES = (
 BUILD_INFO = Family("gpu_exporter_build_info", "gauge", "Version and backend, always 1", ("version", "backend"))
 DRIVER_UP = Family("gpu_driver_up", "gauge", "1 while the driver answers, 0 while there is none or all of it hangs")
 DEVICES_VISIBLE = Family("gpu_devices_visible", "gauge", "GPUs that answer")
-DEVICES_EXPECTED = Family("gpu_devices_expected", "gauge", "GPUs that the driver ever listed here")
+DEVICES_EXPECTED = Family(
+    "gpu_devices_expected",
+    "gauge",
+    "GPUs that should answer: on the bus with NVIDIA's driver, in the driver's list, or seen here before",
+)
+DEVICES_UNMANAGED = Family(
+    "gpu_devices_unmanaged",
+    "gauge",
+    "GPUs on the bus that another kernel driver has (vfio-pci, nouveau, none): not ours to read, and not lost",
+    ("driver",),
+    source="/sys/bus/pci/devices",
+)
 SAMPLE_INTERVAL = Family("gpu_exporter_sample_interval_seconds", "gauge", "Sampling interval of each GPU")
 LAST_SAMPLE = Family(
     "gpu_exporter_last_sample_timestamp_seconds",
@@ -196,6 +235,7 @@ SELF_FAMILIES = (
     DRIVER_UP,
     DEVICES_VISIBLE,
     DEVICES_EXPECTED,
+    DEVICES_UNMANAGED,
     SAMPLE_INTERVAL,
     LAST_SAMPLE,
     COLLECTOR_SUCCESS,
@@ -210,6 +250,7 @@ SELF_FAMILIES = (
 def fixed_groups() -> Iterator[tuple[str, tuple[str, ...], tuple[Family, ...]]]:
     """Title, implied labels and families of everything that is no collector's."""
     yield "GPU: identity and ledger", DEVICE_LABELS, (GPU_INFO, GPU_UP, GPU_ALLOCATED, *UNIT_FAMILIES)
+    yield "GPU: collector `xid`, published for a lost GPU too", DEVICE_LABELS, XID_FAMILIES
     yield "MIG instance: ledger", MIG_LABELS, MIG_UNIT_FAMILIES
     yield "Allocation: one holder on one GPU or MIG instance", ALLOCATION_LABELS, ALLOCATION_FAMILIES
     yield "The exporter itself", (), SELF_FAMILIES

@@ -14,7 +14,8 @@ def judge_health(view: View) -> Health:
     answering = [gpu for gpu in view.gpus if gpu.snapshot.up and not gpu.withheld and not gpu.hung]
     if not view.status.driver_up or not answering:
         return "no_data"
-    missing = len(answering) < max(len(view.gpus), view.status.devices_expected)
+    wanted = sum(not gpu.snapshot.away for gpu in view.gpus)
+    missing = len(answering) < max(wanted, view.status.devices_expected)
     failed = any(not outcome.success for gpu in answering for outcome in gpu.snapshot.outcomes)
     mute = any(not source.up for source in view.status.sources)
     return "partial" if missing or failed or mute else "ok"

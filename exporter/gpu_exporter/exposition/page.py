@@ -20,6 +20,7 @@ TONES = {
     "healthy": GOOD,
     "free": NEUTRAL,
     "mig": NEUTRAL,
+    "away": NEUTRAL,
     "unknown": NEUTRAL,
     "low": WARN,
     "bursty": WARN,

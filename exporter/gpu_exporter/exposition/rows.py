@@ -75,7 +75,9 @@ def _row(
 ) -> Row:
     why = ""
     fresh = gpu.snapshot.up and not gpu.withheld
-    if gpu.hung:
+    if gpu.snapshot.away:
+        state, why = "away", gpu.snapshot.error
+    elif gpu.hung:
         state, why = "hung", f"the driver has not answered for {format_age(gpu.age_s)}"
     elif not gpu.snapshot.up:
         state, why = "lost", gpu.snapshot.error

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpu_exporter.exposition import catalog
-from gpu_exporter.model import AllocationView, Family, GpuView, Sample, UnitTotals, View
+from gpu_exporter.model import AllocationView, Family, GpuView, Sample, UnitTotals, View, XidCounts
 
 
 class Series(NamedTuple):
@@ -67,11 +67,14 @@ def _add_gpu(table: _Table, gpu: GpuView, held: bool, attribution: bool) -> None
         identity.mig_mode,
     )
     table.add(catalog.GPU_INFO, names, place, 1.0, info)
-    table.add(catalog.GPU_UP, names, place, float(gpu.snapshot.up and not gpu.withheld and not gpu.hung))
+    if not gpu.snapshot.away:
+        table.add(catalog.GPU_UP, names, place, float(gpu.snapshot.up and not gpu.withheld and not gpu.hung))
     if attribution:
         table.add(catalog.GPU_ALLOCATED, names, place, float(held))
     if gpu.totals is not None:
         _add_totals(table, catalog.UNIT_FAMILIES, names, place, gpu.totals)
+    if gpu.xids is not None:
+        _add_xids(table, names, place, gpu.xids)
     if gpu.withheld:
         return
     for sample in gpu.snapshot.samples:
@@ -83,6 +86,16 @@ def _add_gpu(table: _Table, gpu: GpuView, held: bool, attribution: bool) -> None
         totals = gpu.instance_totals.get(instance.uuid)
         if totals is not None:
             _add_totals(table, catalog.MIG_UNIT_FAMILIES, catalog.MIG_LABELS, mig_place, totals)
+
+
+def _add_xids(table: _Table, names: tuple[str, ...], place: tuple[str, ...], counts: XidCounts) -> None:
+    events = {"application": 0, "hardware": 0}
+    for xid, kind, number, last_wall in counts.codes:
+        events[kind] += number
+        table.add(catalog.GPU_XID_ERRORS, names, place, float(number), (str(xid), kind))
+        table.add(catalog.GPU_XID_LAST, names, place, last_wall, (str(xid), kind))
+    for kind, number in events.items():
+        table.add(catalog.GPU_XID_EVENTS, names, place, float(number), (kind,))
 
 
 def _add_totals(
@@ -167,6 +180,8 @@ def _add_self(table: _Table, view: View) -> None:
     table.add(catalog.DRIVER_UP, (), (), float(status.driver_up))
     table.add(catalog.DEVICES_VISIBLE, (), (), float(status.devices_visible))
     table.add(catalog.DEVICES_EXPECTED, (), (), float(status.devices_expected))
+    for driver, number in status.unmanaged:
+        table.add(catalog.DEVICES_UNMANAGED, (), (), float(number), (driver,))
     table.add(catalog.SAMPLE_INTERVAL, (), (), status.sample_interval_s)
     table.add(catalog.LAST_SAMPLE, (), (), status.last_sample_wall)
     for name, success, duration in _collector_outcomes(view):
@@ -183,8 +198,8 @@ def _add_self(table: _Table, view: View) -> None:
 def _collector_outcomes(view: View) -> Iterator[tuple[str, float, float]]:
     """Over the GPUs that were read: name, 1 when none failed, longest duration."""
     outcomes: dict[str, tuple[bool, float]] = {}
-    for gpu in view.gpus:
-        for outcome in gpu.snapshot.outcomes:
+    for found in (view.status.outcomes, *(gpu.snapshot.outcomes for gpu in view.gpus)):
+        for outcome in found:
             success, duration = outcomes.get(outcome.name, (True, 0.0))
             outcomes[outcome.name] = (success and outcome.success, max(duration, outcome.duration_s))
     for name, (success, duration) in outcomes.items():

@@ -11,19 +11,25 @@ import dataclasses
 import mmap
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gpu_exporter.clock import Clock, SystemClock
+from gpu_exporter.devices import loads
 from gpu_exporter.devices.nvml import constants
+from gpu_exporter.devices.protocol import ENGINES
 from gpu_exporter.devices.scenario import Scenario, ScenarioGpu, load_scenario
-from gpu_exporter.devices.simulated import SimulatedDevice, Stage
+from gpu_exporter.devices.simulated import Partitioned, SimulatedDevice, Stage, resolve_parts
 from tests.testbed.nvml import layout
 
 PERIOD_S = 1 / 6  # an A100 renews its utilization each 0.2 s, a V100 each 1/6 s (measured in the recordings)
 FEED_S = 0.05
 ERROR_NUMBERS = {name: number for number, name in constants.ERROR_NAMES.items()}
-THROTTLE_REASONS = tuple(constants.THROTTLE_FIELDS)
+UINT, ULONGLONG = 1, 3  # nvmlValueType_t
+MIB = 1024.0**2
+# Percent or MiB/s by GPM metric: from which part, and what a part of 1 is in that unit (traffic: see _rates).
+GPM_PERCENT = {metric: name for name, metric in constants.GPM_RATIOS.items()}
+SM_CLOCK_CYCLES = 1e9  # cycles of all SMs together in a second; the ratio matters, not the number
 
 
 class NvmlTable:
@@ -38,6 +44,25 @@ class NvmlTable:
         self.table.magic = layout.MAGIC
         self.table.version = layout.VERSION
         self.table.driver_version = b"580.00.00"
+
+    def push_event(self, index: int, xid: int, kind: int = constants.nvmlEventTypeXidCriticalError) -> None:
+        """The driver reports an event of one device."""
+        entry = self.table.events[self.table.event_count % layout.MAX_EVENTS]
+        entry.device, entry.type, entry.data = index, kind, xid
+        self.table.event_count += 1
+
+    def set_field(
+        self, index: int, field: int, value: float, scope: int = 0, kind: int = ULONGLONG, error: str = ""
+    ) -> None:
+        """One answer of nvmlDeviceGetFieldValues; with `error` it fails."""
+        device = self.table.devices[index]
+        for position in range(device.field_count + 1):
+            entry = device.fields[position]
+            if position == device.field_count or (entry.id, entry.scope) == (field, scope):
+                entry.id, entry.scope, entry.type, entry.value = field, scope, kind, int(value)
+                entry.rc = ERROR_NUMBERS[error] if error else 0
+                device.field_count = max(device.field_count, position + 1)
+                return
 
     @contextlib.contextmanager
     def writing(self, index: int) -> Iterator[layout.Device]:
@@ -84,6 +109,8 @@ class ScenarioFeeder:
         self.stage = Stage(clean, self._clock, PERIOD_S)
         self._devices = [SimulatedDevice(self.stage, gpu) for gpu in clean.gpus]
         self._sampled_until = [0.0] * len(self._devices)
+        self._refused = [False] * len(self._devices)  # what the product lacks is written once
+        self._pushed: set[tuple[int, float, int]] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
         table.table.device_count = len(self._devices)
@@ -106,40 +133,97 @@ class ScenarioFeeder:
             self._feed_device(index, device, self._scenario.gpus[index])
 
     def _feed_device(self, index: int, device: SimulatedDevice, gpu: ScenarioGpu) -> None:
+        now = self.stage.now()
+        device.list_instances()  # notes the MIG mode of the moment
         identity, memory, clocks = device.identity, device.read_memory(), device.read_clocks()
+        has_mig = gpu.has_mig(now)
         with self._table.writing(index) as out:
             out.uuid, out.name = identity.uuid.encode(), identity.name.encode()
             out.bus_id, out.minor = identity.pci_bus_id.encode(), identity.minor
-            out.mig_mode = int(gpu.mig)
-            out.encoder = round(device.read_encoder_utilization() * 100)
+            out.mig_mode, out.persistence, out.gpm_supported = int(has_mig), 1, int(gpu.product.gpm)
             out.temperature = round(device.read_temperature())
             out.sm_clock_mhz, out.sm_clock_max_mhz = round(clocks.sm / 1e6), round(clocks.sm_max / 1e6)
             out.memory_clock_mhz = round(clocks.memory / 1e6)
+            out.performance_state = device.read_performance_state()
             out.power_mw, out.power_limit_mw = round(device.read_power() * 1e3), round(device.read_power_limit() * 1e3)
             out.energy_mj = round(device.read_energy() * 1e3)
             out.memory_total, out.memory_used = memory.total, memory.used
             out.memory_free, out.memory_reserved = memory.free, memory.reserved
-            self._feed_throttle(out, device)
+            for engine in ENGINES:
+                if engine in ("encoder", "decoder") or gpu.product.jpeg_ofa:
+                    setattr(out, engine, round(device.read_engine(engine) * 100))
+            self._feed_health(index, out, device, gpu)
+            self._feed_throttle(index, out, device)
+            self._feed_traffic(index, device, gpu)
             self._feed_processes(out, gpu)
-            self._feed_instances(out, gpu)
-            if not gpu.mig:
-                out.utilization = round(device.read_utilization() * 100)
+            self._feed_instances(out, gpu, now)
+            self._feed_gpm(out, device, gpu, now)
+            if not has_mig:
+                rates = device.read_utilization()
+                out.utilization, out.memory_utilization = round(rates.gpu * 100), round((rates.memory or 0) * 100)
                 for sample in device.read_utilization_samples(self._sampled_until[index]):
                     self._table.push_sample(index, sample.wall, round(sample.ratio * 100))
                     self._sampled_until[index] = sample.wall
-        if gpu.faults:
-            self._feed_faults(index, gpu)
+        if gpu.faults or not self._refused[index]:
+            self._feed_calls(index, gpu, now)
+        for at, xid in gpu.xids:
+            if at <= now and (index, at, xid) not in self._pushed:
+                self._pushed.add((index, at, xid))
+                self._table.push_event(index, xid)
 
-    @staticmethod
-    def _feed_throttle(out: layout.Device, device: SimulatedDevice) -> None:
-        seconds, active = device.read_throttle_seconds(), device.read_throttle_active()
-        out.throttle_supported = 0
-        for position, reason in enumerate(THROTTLE_REASONS):
-            if reason in seconds:
-                out.throttle_supported |= 1 << position
-                out.throttle_ns[position] = round(seconds[reason] * 1e9)
+    def _feed_health(self, index: int, out: layout.Device, device: SimulatedDevice, gpu: ScenarioGpu) -> None:
+        health = gpu.health
+        out.ecc[0], out.ecc[1] = health.get("ecc_corrected", 0), health.get("ecc_uncorrected", 0)
+        for position, name in enumerate(
+            ("remapped_corrected", "remapped_uncorrected", "remap_pending", "remap_failed")
+        ):
+            out.remapped[position] = health.get(name, 0)
+        if not gpu.product.remap:
+            self._table.set_field(index, constants.NVML_FI_DEV_RETIRED_SBE, health.get("retired_single_bit", 0))
+            self._table.set_field(index, constants.NVML_FI_DEV_RETIRED_DBE, health.get("retired_double_bit", 0))
+        if gpu.product.margin:
+            out.margin = round(device.read_temperature_margin())
+        for name, celsius in device.read_temperature_limits().items():
+            out.thresholds[constants.TEMPERATURE_LIMITS[name]] = round(celsius)
+        if gpu.product.memory_sensor:
+            celsius = round(device.read_memory_temperature())
+            self._table.set_field(index, constants.NVML_FI_DEV_MEMORY_TEMP, celsius, kind=UINT)
+        action = health.get("recovery_action", 0)
+        self._table.set_field(index, constants.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, action, kind=UINT)
+        replays = health.get("pcie_replays", 0)
+        self._table.set_field(index, constants.NVML_FI_DEV_PCIE_REPLAY_COUNTER, replays, kind=UINT)
+
+    def _feed_throttle(self, index: int, out: layout.Device, device: SimulatedDevice) -> None:
+        for reason, seconds in device.read_throttle_seconds().items():
+            self._table.set_field(index, constants.THROTTLE_FIELDS[reason], round(seconds * 1e9))
+        active = device.read_throttle_active()
         out.reasons = sum(constants.THROTTLE_BITS[reason] for reason, on in active.items() if on)
         out.reasons_supported = sum(constants.THROTTLE_BITS[reason] for reason in active)
+
+    def _feed_traffic(self, index: int, device: SimulatedDevice, gpu: ScenarioGpu) -> None:
+        pcie = device.read_pcie()
+        self._table.set_field(index, constants.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, pcie.rx)
+        self._table.set_field(index, constants.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, pcie.tx)
+        if not gpu.product.nvlink:
+            return
+        nvlink = device.read_nvlink()
+        if gpu.product.link_bytes:
+            for link in range(constants.NVLINKS):
+                share = 1 / constants.NVLINKS
+                for field, total in (
+                    (constants.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES, nvlink.rx),
+                    (constants.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES, nvlink.tx),
+                ):
+                    self._table.set_field(index, field, total * share, scope=link)
+            return
+        scope = constants.NVML_VALUE_ALL_LINKS
+        self._table.set_field(index, constants.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, nvlink.rx / 1024, scope=scope)
+        self._table.set_field(index, constants.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvlink.tx / 1024, scope=scope)
+
+    def _feed_gpm(self, out: layout.Device, device: SimulatedDevice, gpu: ScenarioGpu, now: float) -> None:
+        out.gpm_time = now
+        parts = resolve_parts(Partitioned(gpu.instances) if gpu.has_mig(now) else gpu.load, gpu.parts)
+        out.gpm_count = _fill_gpm(out.gpm, parts, now, {"pcie": gpu.product.pcie, "nvlink": gpu.product.nvlink})
 
     def _feed_processes(self, out: layout.Device, gpu: ScenarioGpu) -> None:
         count = 0
@@ -151,8 +235,10 @@ class ScenarioFeeder:
                 count += 1
         out.process_count = count
 
-    def _feed_instances(self, out: layout.Device, gpu: ScenarioGpu) -> None:
-        for position, instance in enumerate(gpu.instances):
+    def _feed_instances(self, out: layout.Device, gpu: ScenarioGpu, now: float) -> None:
+        """In the order of the scenario without gaps: when one goes, the handles after it mean others."""
+        present = gpu.instances_at(now)
+        for position, instance in enumerate(present):
             entry = out.instances[position]
             entry.uuid = instance.uuid.encode()
             entry.name = f"{gpu.product.name} MIG {instance.profile}".encode()
@@ -160,18 +246,44 @@ class ScenarioFeeder:
             entry.slices = instance.sm_slices
             entry.memory_total = instance.memory
             entry.memory_used = sum(
-                holder.memory
-                for holder in self.stage.scenario.holders_at(self.stage.now())
-                if holder.unit.mig_uuid == instance.uuid
+                holder.memory for holder in self.stage.scenario.holders_at(now) if holder.unit.mig_uuid == instance.uuid
             )
             entry.memory_free = entry.memory_total - entry.memory_used
-        out.instance_count = len(gpu.instances)
+            entry.gpm_count = _fill_gpm(entry.gpm, resolve_parts(instance.load, {}), now, {})
+        out.instance_count = len(present)
 
-    def _feed_faults(self, index: int, gpu: ScenarioGpu) -> None:
-        now = self.stage.now()
+    def _feed_calls(self, index: int, gpu: ScenarioGpu, now: float) -> None:
+        """What the product does not support, and the scenario's faults over it."""
+        self._refused[index] = True
+        product = gpu.product
+        missing = {
+            "nvmlDeviceGetMigMode": not product.mig,
+            "nvmlDeviceGetJpgUtilization": not product.jpeg_ofa,
+            "nvmlDeviceGetOfaUtilization": not product.jpeg_ofa,
+            "nvmlDeviceGetMarginTemperature": not product.margin,
+            "nvmlDeviceGetRemappedRows": not product.remap,
+        }
         for name in layout.CALLS:
             fault = gpu.fault(name, now)
-            self._table.set_call(index, name, fault.error if fault else "", fault.hang_s if fault else 0.0)
+            error = "NVML_ERROR_NOT_SUPPORTED" if missing.get(name) else ""
+            if fault is not None:
+                error = fault.error
+            self._table.set_call(index, name, error, fault.hang_s if fault else 0.0)
+
+
+def _fill_gpm(
+    out: ctypes.Array[layout.GpmMetric], parts: Mapping[str, loads.Load], now: float, rates: Mapping[str, float]
+) -> int:
+    """Integrals of percent and MiB/s until `now`, and the SM counters; how many."""
+    metrics = [(metric, 0, 100 * parts[name].integral(now)) for metric, name in GPM_PERCENT.items()]
+    for name, rate in rates.items():
+        for metric in constants.GPM_RATES[name]:
+            metrics.append((metric, 0, rate / MIB * parts[name].integral(now)))
+    metrics.append((constants.NVML_GPM_METRIC_SM_CYCLES_ELAPSED, 1, SM_CLOCK_CYCLES * now))
+    metrics.append((constants.NVML_GPM_METRIC_SM_CYCLES_ACTIVE, 1, SM_CLOCK_CYCLES * parts["sm"].integral(now)))
+    for position, metric in enumerate(metrics):
+        out[position].id, out[position].counts, out[position].integral = metric
+    return len(metrics)
 
 
 def main(scenario: str, table: str) -> None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import ctypes
 
 MAGIC = 0x4C4D564E  # "NVML"
-VERSION = 1
+VERSION = 2
 MAX_DEVICES = 16
 MAX_SAMPLES = 100  # what a real driver keeps is not documented; the ring must be finite to be honest
 MAX_PROCESSES = 32
 MAX_INSTANCES = 8
-THROTTLE_FIELDS = 9
+MAX_FIELDS = 96
+MAX_GPM = 12
+MAX_EVENTS = 64
+THRESHOLDS = 4
 
 # Calls that can fail or be slow on their own, by NVML's name without version suffix.
 CALLS = (
@@ -28,11 +31,22 @@ CALLS = (
     "nvmlDeviceGetSamples",
     "nvmlDeviceGetEncoderUtilization",
     "nvmlDeviceGetDecoderUtilization",
+    "nvmlDeviceGetJpgUtilization",
+    "nvmlDeviceGetOfaUtilization",
     "nvmlDeviceGetMemoryInfo",
     "nvmlDeviceGetPowerUsage",
     "nvmlDeviceGetEnforcedPowerLimit",
     "nvmlDeviceGetTotalEnergyConsumption",
     "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetTemperatureThreshold",
+    "nvmlDeviceGetMarginTemperature",
+    "nvmlDeviceGetPersistenceMode",
+    "nvmlDeviceGetTotalEccErrors",
+    "nvmlDeviceGetRemappedRows",
+    "nvmlDeviceRegisterEvents",
+    "nvmlGpmQueryDeviceSupport",
+    "nvmlGpmSampleGet",
+    "nvmlGpmMetricsGet",
     "nvmlDeviceGetClockInfo",
     "nvmlDeviceGetMaxClockInfo",
     "nvmlDeviceGetPerformanceState",
@@ -43,7 +57,7 @@ CALLS = (
     "nvmlDeviceGetMigDeviceHandleByIndex",
 )
 
-u32, u64 = ctypes.c_uint32, ctypes.c_uint64
+u32, u64, i32, double = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32, ctypes.c_double
 
 
 class Call(ctypes.Structure):
@@ -64,6 +78,24 @@ class Process(ctypes.Structure):
     _fields_ = (("pid", u32), ("graphics", u32), ("gpu_instance", u32), ("compute_instance", u32), ("memory", u64))
 
 
+class Field(ctypes.Structure):
+    """One answer of nvmlDeviceGetFieldValues. `value` is the bits of the union, `type` its nvmlValueType_t."""
+
+    _fields_ = (("id", u32), ("scope", u32), ("rc", u32), ("type", u32), ("value", u64))
+
+
+class GpmMetric(ctypes.Structure):
+    """One GPM metric as its integral over time in the metric's unit, or as a counter (`counts` 1)."""
+
+    _fields_ = (("id", u32), ("counts", u32), ("integral", double))
+
+
+class Event(ctypes.Structure):
+    """One event of the driver."""
+
+    _fields_ = (("device", u32), ("padding", u32), ("type", u64), ("data", u64))
+
+
 class Instance(ctypes.Structure):
     """One MIG instance."""
 
@@ -77,6 +109,9 @@ class Instance(ctypes.Structure):
         ("memory_total", u64),
         ("memory_used", u64),
         ("memory_free", u64),
+        ("gpm_count", u32),
+        ("padding2", u32),
+        ("gpm", GpmMetric * MAX_GPM),
     )
 
 
@@ -94,7 +129,16 @@ class Device(ctypes.Structure):
         ("memory_utilization", u32),
         ("encoder", u32),
         ("decoder", u32),
+        ("jpeg", u32),
+        ("ofa", u32),
         ("temperature", u32),
+        ("margin", i32),
+        ("thresholds", u32 * THRESHOLDS),  # 0: not supported
+        ("persistence", u32),
+        ("gpm_supported", u32),
+        ("remapped", u32 * 4),  # corrected, uncorrected, pending, failed
+        ("padding1", u32),
+        ("ecc", u64 * 2),  # corrected, uncorrected
         ("sm_clock_mhz", u32),
         ("memory_clock_mhz", u32),
         ("sm_clock_max_mhz", u32),
@@ -106,9 +150,13 @@ class Device(ctypes.Structure):
         ("memory_used", u64),
         ("memory_free", u64),
         ("memory_reserved", u64),
-        ("throttle_ns", u64 * THROTTLE_FIELDS),
-        ("throttle_supported", u32),  # bit i: throttle_ns[i] has a counter
+        ("field_count", u32),
         ("sample_count", u32),
+        ("fields", Field * MAX_FIELDS),
+        ("gpm_time", double),  # seconds, when the integrals were taken
+        ("gpm_count", u32),
+        ("padding2", u32),
+        ("gpm", GpmMetric * MAX_GPM),
         ("reasons", u64),
         ("reasons_supported", u64),
         ("samples", RingSample * MAX_SAMPLES),
@@ -121,14 +169,18 @@ class Device(ctypes.Structure):
 
 
 class Table(ctypes.Structure):
-    """The whole file. `init_rc`: what nvmlInit answers."""
+    """The whole file. `init_rc`: what nvmlInit answers, after `init_delay_us`. `event_count`: all events ever."""
 
     _fields_ = (
         ("magic", u32),
         ("version", u32),
         ("device_count", u32),
         ("init_rc", u32),
+        ("count_rc", u32),
+        ("init_delay_us", u32),
         ("driver_version", ctypes.c_char * 80),
+        ("event_count", u64),
+        ("events", Event * MAX_EVENTS),
         ("devices", Device * MAX_DEVICES),
     )
 
@@ -137,6 +189,9 @@ STRUCTS = (
     (Call, "call_t"),
     (RingSample, "ring_sample_t"),
     (Process, "process_t"),
+    (Field, "answer_t"),
+    (GpmMetric, "gpm_metric_t"),
+    (Event, "event_t"),
     (Instance, "instance_t"),
     (Device, "device_t"),
     (Table, "table_t"),
@@ -145,9 +200,15 @@ STRUCTS = (
 
 def render_header() -> str:
     """The C header that says the same as the structures above."""
-    names = {u32: "uint32_t", u64: "uint64_t", **dict(STRUCTS)}
+    names = {u32: "uint32_t", u64: "uint64_t", i32: "int32_t", double: "double", **dict(STRUCTS)}
     out = ["/* Generated from layout.py. */", "#include <stdint.h>", ""]
-    constants = {"TABLE_MAGIC": MAGIC, "TABLE_VERSION": VERSION, "THROTTLE_FIELDS": THROTTLE_FIELDS}
+    constants = {
+        "TABLE_MAGIC": MAGIC,
+        "TABLE_VERSION": VERSION,
+        "MAX_EVENTS": MAX_EVENTS,
+        "MAX_GPM": MAX_GPM,
+        "THRESHOLDS": THRESHOLDS,
+    }
     out += [f"#define {name} {value}u" for name, value in constants.items()]
     out += [f"#define CALL_{name} {position}" for position, name in enumerate(CALLS)]
     for structure, name in STRUCTS:

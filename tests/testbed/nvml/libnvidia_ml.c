@@ -18,7 +18,7 @@
 #include "table.h"
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
-       DRIVER_NOT_LOADED = 9 };
+       DRIVER_NOT_LOADED = 9, TIMEOUT = 10, MEMORY = 20, ARGUMENT_VERSION_MISMATCH = 25 };
 
 typedef int ret_t;
 typedef struct { int device; int instance; } handle_t; /* instance < 0: the whole GPU */
@@ -41,6 +41,8 @@ static ret_t map_table(void) {
     close(fd);
     if (memory == MAP_FAILED) return DRIVER_NOT_LOADED;
     table_t *fresh = memory;
+    volatile uint32_t *delay = &fresh->init_delay_us;
+    for (uint64_t slept = 0; slept < *delay; slept += 5000) usleep(5000);
     if (fresh->magic != TABLE_MAGIC || fresh->version != TABLE_VERSION || fresh->init_rc != OK) {
         ret_t rc = fresh->magic == TABLE_MAGIC && fresh->init_rc ? (ret_t)fresh->init_rc : DRIVER_NOT_LOADED;
         munmap(memory, sizeof(table_t));
@@ -119,7 +121,7 @@ ret_t nvmlSystemGetCudaDriverVersion_v2(int *out) { return nvmlSystemGetCudaDriv
 ret_t nvmlDeviceGetCount_v2(unsigned *count) {
     if (!table) return UNINITIALIZED;
     *count = table->device_count;
-    return OK;
+    return (ret_t)table->count_rc;
 }
 ret_t nvmlDeviceGetHandleByIndex_v2(unsigned index, dev_t_ *out) {
     if (!table) return UNINITIALIZED;
@@ -206,6 +208,17 @@ ret_t nvmlDeviceGetDecoderUtilization(dev_t_ handle, unsigned *out, unsigned *pe
     return OK;
 }
 
+ret_t nvmlDeviceGetJpgUtilization(dev_t_ handle, unsigned *out, unsigned *period_us) {
+    ENTER(nvmlDeviceGetJpgUtilization);
+    *out = d.jpeg; *period_us = 167000;
+    return OK;
+}
+ret_t nvmlDeviceGetOfaUtilization(dev_t_ handle, unsigned *out, unsigned *period_us) {
+    ENTER(nvmlDeviceGetOfaUtilization);
+    *out = d.ofa; *period_us = 167000;
+    return OK;
+}
+
 typedef union { double d; unsigned u; unsigned long ul; unsigned long long ull; long long sll; int i; unsigned short us; } value_t;
 typedef struct { unsigned long long time_us; value_t value; } sample_t;
 /* As the driver does: without a buffer the size of the ring, with one the entries newer than `since`. */
@@ -274,21 +287,151 @@ ret_t nvmlDeviceGetPerformanceState(dev_t_ handle, int *out) {
     return OK;
 }
 
+ret_t nvmlDeviceGetTemperatureThreshold(dev_t_ handle, int type, unsigned *out) {
+    ENTER(nvmlDeviceGetTemperatureThreshold);
+    if (type < 0 || type >= (int)THRESHOLDS || !d.thresholds[type]) return NOT_SUPPORTED;
+    *out = d.thresholds[type];
+    return OK;
+}
+typedef struct { unsigned version; int sensor, celsius; } temperature_t;
+ret_t nvmlDeviceGetTemperatureV(dev_t_ handle, temperature_t *out) {
+    ENTER(nvmlDeviceGetTemperature);
+    if (out->version != (sizeof *out | 1u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    out->celsius = (int)d.temperature;
+    return OK;
+}
+typedef struct { unsigned version; int celsius; } margin_t;
+ret_t nvmlDeviceGetMarginTemperature(dev_t_ handle, margin_t *out) {
+    ENTER(nvmlDeviceGetMarginTemperature);
+    if (out->version != (sizeof *out | 1u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    out->celsius = d.margin;
+    return OK;
+}
+ret_t nvmlDeviceGetPersistenceMode(dev_t_ handle, unsigned *out) {
+    ENTER(nvmlDeviceGetPersistenceMode);
+    *out = d.persistence;
+    return OK;
+}
+ret_t nvmlDeviceGetTotalEccErrors(dev_t_ handle, int type, int counter, unsigned long long *out) {
+    ENTER(nvmlDeviceGetTotalEccErrors);
+    if (type < 0 || type > 1 || counter != 0) return INVALID_ARGUMENT;
+    *out = d.ecc[type];
+    return OK;
+}
+ret_t nvmlDeviceGetRemappedRows(dev_t_ handle, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
+    ENTER(nvmlDeviceGetRemappedRows);
+    if (d.mig_mode && d.instance_count) return NOT_SUPPORTED;
+    *corrected = d.remapped[0]; *uncorrected = d.remapped[1]; *pending = d.remapped[2]; *failed = d.remapped[3];
+    return OK;
+}
+
 typedef struct { unsigned id, scope; long long time, latency; int type; ret_t rc; value_t value; } field_t;
 ret_t nvmlDeviceGetFieldValues(dev_t_ handle, int count, field_t *fields) {
     ENTER(nvmlDeviceGetFieldValues);
-    static const unsigned ids[THROTTLE_FIELDS] = {74, 75, 76, 77, 78, 79, 269, 270, 271};
     for (int f = 0; f < count; f++) {
         fields[f].rc = NOT_SUPPORTED;
-        for (unsigned i = 0; i < THROTTLE_FIELDS; i++)
-            if (fields[f].id == ids[i] && (d.throttle_supported >> i & 1)) {
-                fields[f].type = 3; /* unsigned long long */
-                fields[f].value.ull = d.throttle_ns[i];
-                fields[f].rc = OK;
+        for (unsigned i = 0; i < d.field_count; i++)
+            if (fields[f].id == d.fields[i].id && fields[f].scope == d.fields[i].scope) {
+                fields[f].type = (int)d.fields[i].type;
+                fields[f].value.ull = d.fields[i].value;
+                fields[f].rc = (ret_t)d.fields[i].rc;
             }
     }
     return OK;
 }
+
+/* GPM: a sample is a copy of integrals with their time; two of them give means. */
+typedef struct { double time; unsigned count; gpm_metric_t metrics[MAX_GPM]; } gpm_sample_t;
+typedef struct { unsigned id; ret_t rc; double value; char *short_name, *long_name, *unit; } gpm_told_t;
+typedef struct { unsigned version, count; gpm_sample_t *first, *second; gpm_told_t metrics[]; } gpm_query_t;
+typedef struct { unsigned version, supported; } gpm_support_t;
+ret_t nvmlGpmQueryDeviceSupport(dev_t_ handle, gpm_support_t *out) {
+    ENTER(nvmlGpmQueryDeviceSupport);
+    if (out->version != 1) return ARGUMENT_VERSION_MISMATCH;
+    out->supported = d.gpm_supported;
+    return OK;
+}
+ret_t nvmlGpmSampleAlloc(gpm_sample_t **out) { *out = calloc(1, sizeof **out); return *out ? OK : MEMORY; }
+ret_t nvmlGpmSampleFree(gpm_sample_t *sample) { free(sample); return OK; }
+static void take_sample(gpm_sample_t *out, double time, const gpm_metric_t *metrics, unsigned count) {
+    out->time = time;
+    out->count = count;
+    memcpy(out->metrics, metrics, count * sizeof *metrics);
+}
+ret_t nvmlGpmSampleGet(dev_t_ handle, gpm_sample_t *out) {
+    ENTER(nvmlGpmSampleGet);
+    if (!d.gpm_supported) return NOT_SUPPORTED;
+    if (handle->instance < 0) take_sample(out, d.gpm_time, d.gpm, d.gpm_count);
+    else take_sample(out, d.gpm_time, d.instances[handle->instance].gpm, d.instances[handle->instance].gpm_count);
+    return OK;
+}
+/* A GPU instance is the mean of its compute instances. */
+ret_t nvmlGpmMigSampleGet(dev_t_ handle, unsigned gpu_instance, gpm_sample_t *out) {
+    ENTER(nvmlGpmSampleGet);
+    WHOLE_ONLY();
+    if (!d.gpm_supported) return NOT_SUPPORTED;
+    unsigned found = 0;
+    for (unsigned i = 0; i < d.instance_count; i++) {
+        if (d.instances[i].gpu_instance != gpu_instance || !d.instances[i].uuid[0]) continue;
+        if (!found++) { take_sample(out, d.gpm_time, d.instances[i].gpm, d.instances[i].gpm_count); continue; }
+        for (unsigned m = 0; m < out->count; m++) out->metrics[m].integral += d.instances[i].gpm[m].integral;
+    }
+    for (unsigned m = 0; found && m < out->count; m++) out->metrics[m].integral /= found;
+    return found ? OK : NOT_FOUND;
+}
+ret_t nvmlGpmMetricsGet(gpm_query_t *query) {
+    if (query->version != 1) return ARGUMENT_VERSION_MISMATCH;
+    const gpm_sample_t *first = query->first, *second = query->second;
+    for (unsigned q = 0; q < query->count; q++) {
+        query->metrics[q].rc = NOT_SUPPORTED;
+        for (unsigned m = 0; m < second->count && m < first->count; m++) {
+            if (second->metrics[m].id != query->metrics[q].id) continue;
+            double gone = second->metrics[m].integral - first->metrics[m].integral, span = second->time - first->time;
+            query->metrics[q].rc = OK;
+            query->metrics[q].value = second->metrics[m].counts ? second->metrics[m].integral : gone / span; /* 0/0: NaN */
+        }
+    }
+    return OK;
+}
+
+/* Events: each set has its own place in the one ring. */
+typedef struct { uint64_t next; uint32_t devices; uint64_t types; } event_set_t;
+typedef struct { dev_t_ device; unsigned long long type, data; unsigned gpu_instance, compute_instance; } event_data_t;
+ret_t nvmlEventSetCreate(event_set_t **out) {
+    if (!table) return UNINITIALIZED;
+    *out = calloc(1, sizeof **out);
+    if (!*out) return MEMORY;
+    (*out)->next = table->event_count;
+    return OK;
+}
+ret_t nvmlEventSetFree(event_set_t *set) { free(set); return OK; }
+ret_t nvmlDeviceGetSupportedEventTypes(dev_t_ handle, unsigned long long *out) {
+    ENTER(nvmlDeviceRegisterEvents);
+    *out = 0x1d;
+    return OK;
+}
+ret_t nvmlDeviceRegisterEvents(dev_t_ handle, unsigned long long types, event_set_t *set) {
+    ENTER(nvmlDeviceRegisterEvents);
+    WHOLE_ONLY();
+    set->devices |= 1u << handle->device;
+    set->types |= types;
+    return OK;
+}
+ret_t nvmlEventSetWait_v2(event_set_t *set, event_data_t *out, unsigned timeout_ms) {
+    uint64_t start = now_us();
+    for (;;) {
+        if (!table) return UNINITIALIZED;
+        while (set->next < __atomic_load_n(&table->event_count, __ATOMIC_ACQUIRE)) {
+            const event_t *event = &table->events[set->next++ % MAX_EVENTS];
+            if (!(set->devices >> event->device & 1) || !(set->types & event->type)) continue;
+            *out = (event_data_t){&whole[event->device], event->type, event->data, ~0u, ~0u};
+            return OK;
+        }
+        if (now_us() - start >= timeout_ms * 1000ull) return TIMEOUT;
+        usleep(5000);
+    }
+}
+ret_t nvmlEventSetWait(event_set_t *set, event_data_t *out, unsigned timeout_ms) { return nvmlEventSetWait_v2(set, out, timeout_ms); }
 ret_t nvmlDeviceGetCurrentClocksEventReasons(dev_t_ handle, unsigned long long *out) {
     ENTER(nvmlDeviceGetCurrentClocksEventReasons);
     *out = d.reasons;
@@ -298,6 +441,13 @@ ret_t nvmlDeviceGetSupportedClocksEventReasons(dev_t_ handle, unsigned long long
     ENTER(nvmlDeviceGetCurrentClocksEventReasons);
     *out = d.reasons_supported;
     return OK;
+}
+
+ret_t nvmlDeviceGetCurrentClocksThrottleReasons(dev_t_ handle, unsigned long long *out) {
+    return nvmlDeviceGetCurrentClocksEventReasons(handle, out);
+}
+ret_t nvmlDeviceGetSupportedClocksThrottleReasons(dev_t_ handle, unsigned long long *out) {
+    return nvmlDeviceGetSupportedClocksEventReasons(handle, out);
 }
 
 typedef struct { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; } running_t;
@@ -320,4 +470,10 @@ ret_t nvmlDeviceGetComputeRunningProcesses_v3(dev_t_ handle, unsigned *count, ru
 ret_t nvmlDeviceGetGraphicsRunningProcesses_v3(dev_t_ handle, unsigned *count, running_t *out) {
     ENTER(nvmlDeviceGetGraphicsRunningProcesses);
     return list_processes(&d, 1, count, out);
+}
+ret_t nvmlDeviceGetComputeRunningProcesses_v2(dev_t_ handle, unsigned *count, running_t *out) {
+    return nvmlDeviceGetComputeRunningProcesses_v3(handle, count, out);
+}
+ret_t nvmlDeviceGetGraphicsRunningProcesses_v2(dev_t_ handle, unsigned *count, running_t *out) {
+    return nvmlDeviceGetGraphicsRunningProcesses_v3(handle, count, out);
 }

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gpu_exporter import collectors
-from gpu_exporter.app.agent import activity_rules
 from gpu_exporter.app.books import Books
 from gpu_exporter.app.simulation import build_simulation
+from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Settings
@@ -31,9 +31,8 @@ class Node:
         self.poller = Poller([source], self.clock, 300.0)
         self.hung: set[str] = set()
         self.samplers = [
-            DeviceSampler(entry.device, collectors.ALL, self.clock, activity_rules(settings))
-            for entry in backend.discover()
-            if entry.device is not None
+            DeviceSampler(backend.find(i), collectors.DEFAULT, self.clock, activity_rules(settings))
+            for i in range(backend.count())
         ]
 
     def run(self, seconds: int, *, sample: bool = True) -> View:

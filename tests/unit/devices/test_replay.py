@@ -50,7 +50,7 @@ def test_samples_cover_the_whole_recording_once() -> None:
 def test_after_its_end_a_recording_knows_nothing() -> None:
     clock = ManualClock()
     device = ReplayDevice(parse_recording(HEADER + row(1, 50, 100) + row(2, 50, 200)), 0, "x", clock)
-    assert device.read_utilization() == 0.5
+    assert device.read_utilization() == (0.5, None)
     clock.advance(5.0)
     with pytest.raises(NotSupported):
         device.read_utilization()

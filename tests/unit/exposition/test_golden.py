@@ -14,10 +14,10 @@ from tests.testbed.servers import require
 
 import gpu_exporter
 from gpu_exporter import collectors
-from gpu_exporter.app.agent import activity_rules
 from gpu_exporter.app.books import Books
 from gpu_exporter.app.demo import SAMPLE_PERIOD_S, demo_settings
 from gpu_exporter.app.simulation import build_simulation
+from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices.scenario import load_scenario, parse_scenario
@@ -39,9 +39,8 @@ def play(scenario, seconds: int) -> View:
     books = Books(settings, clock)
     poller = Poller([source], clock, 300.0)
     samplers = [
-        DeviceSampler(entry.device, collectors.ALL, clock, activity_rules(settings, SAMPLE_PERIOD_S))
-        for entry in backend.discover()
-        if entry.device is not None
+        DeviceSampler(backend.find(i), collectors.DEFAULT, clock, activity_rules(settings, SAMPLE_PERIOD_S))
+        for i in range(backend.count())
     ]
     for step in range(seconds // 15):
         clock.advance(15.0)

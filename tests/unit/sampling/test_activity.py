@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.collectors import Cycle
+from gpu_exporter.collectors import Cycle, Totals
 from gpu_exporter.devices.protocol import UtilizationSample
 from gpu_exporter.model import Span, UnitId
 from gpu_exporter.sampling.activity import ActivityReader, ActivityRules, PowerFloor
@@ -23,7 +23,7 @@ class Bench:
         self.offset = WALL
 
     def read(self, now: float, samples: list[tuple[float, float]] = (), **facts: Any) -> tuple[Span, ...] | None:  # type: ignore[assignment]
-        cycle = Cycle(device=None, samples_since_wall=self.reader.newest_sample_wall)  # type: ignore[arg-type]
+        cycle = Cycle(None, self.reader.newest_sample_wall, now, Totals())  # type: ignore[arg-type]
         cycle.driver_samples = [UtilizationSample(WALL + t, ratio) for t, ratio in samples]
         for name, value in facts.items():
             setattr(cycle, name, value)
@@ -129,8 +129,8 @@ def test_no_source_is_no_activity(bench: Bench) -> None:
 @pytest.mark.parametrize(
     "facts",
     [
-        {"encoder": 0.1},
-        {"decoder": 0.1},
+        {"engines": {"encoder": 0.1}},
+        {"engines": {"decoder": 0.1}},
         {"power_w": 300.0, "power_limit_w": 400.0},
     ],
     ids=["encoder", "decoder", "power"],
@@ -162,8 +162,8 @@ def test_a_reported_rate_above_zero_contradicts_a_ring_of_zeros(bench: Bench) ->
 
 def test_witnesses_are_counted() -> None:
     bench = Bench()
-    cycle = Cycle(device=None, samples_since_wall=0.0)  # type: ignore[arg-type]
-    cycle.utilization, cycle.encoder, cycle.decoder = 0.0, 0.0, 0.0
+    cycle = Cycle(None, 0.0, 10.0, Totals())  # type: ignore[arg-type]
+    cycle.utilization, cycle.engines = 0.0, {"encoder": 0.0, "decoder": 0.0}
     cycle.power_w, cycle.power_limit_w = 60.0, 400.0
     activity = bench.reader.read(cycle, 10.0, 10.0 + WALL)
     assert activity is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from gpu_exporter import collectors
 from gpu_exporter.clock import ManualClock, SystemClock
@@ -85,14 +86,23 @@ def test_mig_instances_never_carry_board_values_and_no_board_utilization_exists(
     sampler.sample()
     clock.advance(1)
     snapshot = sampler.sample()
-    assert snapshot.activity is None
+    assert snapshot.value("gpu_utilization_ratio") is None
+    assert snapshot.activity is not None  # GPM tells of the board that it lives; that books no time for the board
+    assert snapshot.activity.witnesses == 0
+    assert all(span.start == span.end for span in snapshot.activity.spans)
     (instance,) = snapshot.instances
     assert {sample.family.name for sample in instance.samples} == {
         "gpu_mig_info",
         "gpu_mig_activity_supported",
         "gpu_mig_memory_used_bytes",
         "gpu_mig_memory_total_bytes",
+        "gpu_mig_temperature_celsius",
         "gpu_mig_graphics_active_ratio",
+        "gpu_mig_sm_active_ratio",
+        "gpu_mig_tensor_active_ratio",
+        "gpu_mig_dram_active_ratio",
+        "gpu_mig_power_watts",
+        "gpu_mig_energy_joules_total",
     }
     assert instance.activity is not None
     assert [span.ratio for span in instance.activity.spans] == [0.5]
@@ -108,6 +118,19 @@ def test_mig_instances_without_gpm_have_no_activity() -> None:
     assert {s.family.name: s.value for s in instance.samples}["gpu_mig_activity_supported"] == 0.0
 
 
+def make_loop(
+    sampler: DeviceSampler,
+    clock: ManualClock | SystemClock,
+    interval_s: float,
+    deadline_s: float,
+    deliver: Callable[[DeviceSnapshot], None],
+) -> DeviceLoop:
+    def changed(reason: str) -> None:
+        raise AssertionError(reason)
+
+    return DeviceLoop(0, lambda _: sampler.device, lambda _: sampler, clock, interval_s, deadline_s, deliver, changed)
+
+
 def test_a_hung_call_is_told_while_it_hangs_and_after_it_the_loop_goes_on() -> None:
     clock = SystemClock()
     sampler = make([{"at": 0, "for": 0.2, "call": "nvmlDeviceGetPowerUsage", "hang_ms": 600}], clock)
@@ -119,7 +142,7 @@ def test_a_hung_call_is_told_while_it_hangs_and_after_it_the_loop_goes_on() -> N
         if len(seen) == 3:
             done.set()
 
-    loop = DeviceLoop(sampler, clock, 0.05, 0.1, deliver)
+    loop = make_loop(sampler, clock, 0.05, 0.1, deliver)
     loop.start()
     hung = threading.Event()
     while not hung.wait(0.02):
@@ -145,7 +168,7 @@ def test_a_fault_of_ours_does_not_end_the_loop() -> None:
 
     sampler.sample = sample  # type: ignore[method-assign]
     done = threading.Event()
-    loop = DeviceLoop(sampler, clock, 0.01, 5.0, lambda _snapshot: done.set())
+    loop = make_loop(sampler, clock, 0.01, 5.0, lambda _snapshot: done.set())
     loop.start()
     assert done.wait(10)
     loop.ask_to_stop()

@@ -1,0 +1,42 @@
+"""After the driver was replaced: a new process, since the loaded library no longer fits the kernel module.
+
+In a container the library is mounted at its start, so the container must start anew: exit 5, and the kubelet does it.
+On a host the process replaces itself, once; a second mismatch soon after is left to whoever supervises us.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from gpu_exporter.app.once import exit_now
+
+log = logging.getLogger(__name__)
+EXIT_CHANGED = 5
+MARK = "GPU_EXPORTER_STARTED_ANEW"  # in the environment of the process that took over
+CONTAINER_FILES = (Path("/.dockerenv"), Path("/run/.containerenv"))
+
+
+def is_container() -> bool:
+    """Whether this process runs in a container: Kubernetes, Docker and Podman, or systemd-nspawn say so."""
+    return (
+        "KUBERNETES_SERVICE_HOST" in os.environ
+        or "container" in os.environ
+        or any(path.exists() for path in CONTAINER_FILES)
+    )
+
+
+def start_anew_or_exit() -> NoReturn:
+    """Replace this process by a new one of itself, or exit with EXIT_CHANGED."""
+    if is_container() or os.environ.get(MARK):
+        log.error("the driver was replaced: ended with status %d, to be started anew", EXIT_CHANGED)
+        exit_now(EXIT_CHANGED)
+    log.warning("the driver was replaced: this process starts anew")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(  # noqa: S606 - ourselves, as we were started
+        sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, MARK: "1"}
+    )

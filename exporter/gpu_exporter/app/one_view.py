@@ -1,0 +1,105 @@
+"""One cycle over everything, for `--once`: each GPU in its own thread, so that one that hangs costs only itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from gpu_exporter.app.books import Books
+from gpu_exporter.app.wiring import HANGS, activity_rules, flatten_counts, persistence_warning, unnamed, unread
+from gpu_exporter.attribution.poller import Poller
+from gpu_exporter.attribution.source import Source
+from gpu_exporter.clock import Clock
+from gpu_exporter.collectors import Collector
+from gpu_exporter.defaults import Settings
+from gpu_exporter.devices.errors import DeviceError, DriverUnavailable
+from gpu_exporter.devices.protocol import Backend
+from gpu_exporter.model import AgentStatus, View
+from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.version import VERSION
+
+GPM_WINDOW_S = 0.11  # NVML wants more than 100 ms between two samples
+PATIENCE = 0.8  # share of the time limit that GPUs have; the rest is for telling of those that answered
+
+
+class _Reader:
+    """Reads the GPU at one position, in its own thread."""
+
+    def __init__(
+        self, position: int, backend: Backend, enabled: Sequence[Collector], clock: Clock, settings: Settings
+    ) -> None:
+        self.errors: Counter[tuple[str, str]] = Counter()
+        self.persistence_off = False
+        self.snapshot = unread(unnamed(position), HANGS, clock)
+        self._position, self._backend, self._enabled = position, backend, enabled
+        self._clock, self._settings = clock, settings
+        self._thread = threading.Thread(target=self._read, name=f"gpu-{position}", daemon=True)
+        self._thread.start()
+
+    def join(self, deadline: float) -> bool:
+        """Wait for the end, or until `deadline` (time.monotonic); false when it is not over."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        return not self._thread.is_alive()
+
+    def _read(self) -> None:
+        identity = self.snapshot.identity
+        try:
+            device = self._backend.find(self._position)
+            identity = device.identity
+            self.snapshot = unread(identity, HANGS, self._clock)
+            sampler = DeviceSampler(device, self._enabled, self._clock, activity_rules(self._settings))
+            if sampler.prime():
+                time.sleep(GPM_WINDOW_S)
+            self.snapshot = sampler.sample()
+            self.errors = sampler.error_counts
+            self.persistence_off = not device.read_persistence_mode()
+        except DeviceError as exc:
+            if not self.snapshot.up:
+                self.errors[exc.call, exc.error] += 1
+                self.snapshot = unread(identity, str(exc), self._clock)
+
+
+def take_one_view(
+    settings: Settings,
+    backend: Backend,
+    sources: Sequence[Source],
+    clock: Clock,
+    enabled: Sequence[Collector],
+    timeout_s: float,
+) -> View:
+    """One view, of the GPUs that answer well within `timeout_s`. Raises DriverUnavailable."""
+    deadline = time.monotonic() + PATIENCE * timeout_s
+    backend.open()
+    readers = [_Reader(position, backend, enabled, clock, settings) for position in range(backend.count())]
+    poller = Poller(sources, clock, settings.attribution.keep_last)
+    claims = poller.poll()
+    hung = {reader.snapshot.identity.uuid for reader in readers if not reader.join(deadline)}
+    if hung and not any(reader.snapshot.up for reader in readers):
+        raise DriverUnavailable(f"the driver did not answer within {timeout_s:g} s")
+    books = Books(settings, clock)
+    errors: Counter[tuple[str, str]] = Counter()
+    for reader in readers:
+        books.on_snapshot(reader.snapshot)
+        errors.update(reader.errors)
+    books.on_poll(claims)
+    off = sum(reader.persistence_off for reader in readers)
+    status = AgentStatus(
+        version=VERSION,
+        backend=backend.name,
+        driver_up=True,
+        driver_error="",
+        devices_visible=sum(reader.snapshot.up for reader in readers),
+        devices_expected=len(readers),
+        sample_interval_s=settings.sampling.interval,
+        last_sample_wall=books.last_sample_wall(),
+        sources=poller.statuses(),
+        attribution_known=poller.is_known() and books.is_resolved(),
+        errors=flatten_counts(errors),
+        warnings=(persistence_warning(off),) if off else (),
+    )
+    view = books.build_view(status, hung.__contains__)
+    if not hung:
+        backend.close()
+    return view

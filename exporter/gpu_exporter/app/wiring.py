@@ -1,0 +1,50 @@
+"""What serving and `--once` share in putting the rooms together."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from gpu_exporter.clock import Clock
+from gpu_exporter.defaults import Settings
+from gpu_exporter.model import DeviceIdentity, DeviceSnapshot
+from gpu_exporter.sampling.activity import ActivityRules
+
+HANGS = "its first call hangs in the driver"
+
+
+def activity_rules(settings: Settings, driver_period_max_s: float = 1.0) -> ActivityRules:
+    """The part of the settings that sampling needs; the period is the driver's (ActivityRules)."""
+    ledger = settings.ledger
+    return ActivityRules(
+        interval_s=settings.sampling.interval,
+        gap_intervals=ledger.gap_intervals,
+        power_floor_max_ratio=ledger.power_floor_max_ratio,
+        power_active_step=ledger.power_active_step,
+        driver_period_max_s=driver_period_max_s,
+        gpm_idle_max_ratio=ledger.gpm_idle_max_ratio,
+        pcie_idle_max_bytes_per_second=ledger.pcie_idle_max_bytes_per_second,
+        nvlink_idle_max_bytes_per_second=ledger.nvlink_idle_max_bytes_per_second,
+    )
+
+
+def flatten_counts(errors: Counter[tuple[str, str]]) -> tuple[tuple[str, str, int], ...]:
+    """(call, error, count), sorted."""
+    return tuple((call, error, count) for (call, error), count in sorted(errors.items()))
+
+
+def unread(identity: DeviceIdentity, reason: str, clock: Clock, *, away: bool = False) -> DeviceSnapshot:
+    """A GPU that does not answer, and why; `away`: on purpose."""
+    return DeviceSnapshot(identity, clock.monotonic(), clock.wall(), up=False, error=reason, away=away)
+
+
+def unnamed(position: int) -> DeviceIdentity:
+    """A place in the driver's list whose GPU nobody knows."""
+    return DeviceIdentity(position, "", "", "", "", -1, "")
+
+
+def persistence_warning(number: int) -> str:
+    """Without persistence mode each first open of a GPU initialises it, which takes seconds."""
+    return (
+        f"persistence mode is off on {number} GPU{'s' if number > 1 else ''}: each command that opens them waits "
+        "seconds for their start, and counters begin anew; run nvidia-persistenced"
+    )

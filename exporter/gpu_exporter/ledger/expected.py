@@ -1,0 +1,111 @@
+"""Which GPUs this node should have: those that were seen, kept in a file over restarts and reboots.
+
+A GPU stays expected until another one answers at its PCI address (it was replaced), the node comes back from a reboot
+with at least as many GPUs (it was moved or taken out on purpose), or `gpu-exporter forget UUID`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+FILE = "devices.json"
+VERSION = 1
+
+
+class ExpectedDevice(NamedTuple):
+    """One GPU that answered here once."""
+
+    uuid: str
+    pci_bus_id: str
+    position: int
+    name: str
+
+
+class ExpectedDevices:
+    """The set, and its file when there is a directory. One thread at a time."""
+
+    def __init__(self, directory: Path | None, boot_id: str) -> None:
+        self.devices: dict[str, ExpectedDevice] = {}
+        self._path = directory / FILE if directory is not None else None
+        self._boot_id = boot_id
+        self._stored_boot_id = boot_id
+        self._stamp: tuple[int, int] | None = None
+
+    def load(self) -> None:
+        """Take over what the file says; called again it adopts what `forget` changed. A bad file is no file."""
+        stamp = self._read_stamp()
+        if self._path is None or stamp is None or stamp == self._stamp:
+            return
+        known = _read(self._path)
+        if known is None:
+            return
+        boot_id, devices = known
+        if self._stamp is None:
+            self._stored_boot_id = boot_id
+            self.devices = devices
+        else:
+            self.devices = {uuid: device for uuid, device in self.devices.items() if uuid in devices}
+        self._stamp = stamp
+
+    def note(self, present: Iterable[ExpectedDevice]) -> bool:
+        """These GPUs answer now. Returns whether anything changed; the caller then saves."""
+        before = dict(self.devices)
+        answering = {device.uuid: device for device in present}
+        addresses = {device.pci_bus_id for device in answering.values()}
+        rebooted = self._stored_boot_id != self._boot_id
+        if rebooted and len(answering) >= max(1, len(self.devices)):  # until then some may still be starting
+            self.devices.clear()
+            self._stored_boot_id = self._boot_id
+        for uuid in [u for u, d in self.devices.items() if u not in answering and d.pci_bus_id in addresses]:
+            del self.devices[uuid]
+        self.devices.update(answering)
+        return self.devices != before or (rebooted and self._stored_boot_id == self._boot_id)
+
+    def save(self) -> None:
+        """Write the file, by rename. Raises OSError."""
+        if self._path is None:
+            return
+        data = {
+            "version": VERSION,
+            "boot_id": self._stored_boot_id,
+            "devices": [device._asdict() for device in self.devices.values()],
+        }
+        fresh = self._path.with_name(f".{FILE}-{os.getpid()}")
+        fresh.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        fresh.replace(self._path)
+        self._stamp = self._read_stamp()
+
+    def _read_stamp(self) -> tuple[int, int] | None:
+        if self._path is None:
+            return None
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
+
+def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice]] | None:
+    try:
+        data = json.loads(path.read_text("utf-8"))
+        if data["version"] != VERSION:
+            return None
+        devices = {entry["uuid"]: ExpectedDevice(**entry) for entry in data["devices"]}
+        return str(data["boot_id"]), devices
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def forget(directory: Path, uuid: str) -> bool:
+    """Take a GPU out of the file; a running exporter adopts that. False when it is not in there. Raises OSError."""
+    known = _read(directory / FILE)
+    if known is None or uuid not in known[1]:
+        return False
+    book = ExpectedDevices(directory, known[0])
+    book.devices = {name: device for name, device in known[1].items() if name != uuid}
+    book.save()
+    return True
