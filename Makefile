@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check unit component rules e2e bench golden preview gpu-check verify generate testbed programs programs-start clean
+.PHONY: help demo test check unit component rules e2e bench golden faults preview gpu-check verify generate testbed programs programs-start clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -59,6 +59,9 @@ bench: $(VENV)/dev ## memory, CPU and latency beside nvitop-exporter, in one run
 
 golden: $(VENV)/dev ## rewrite the golden files; review the diff
 	$(PYTEST) tests/unit -k "golden or reports" --update-golden
+
+faults: $(VENV)/dev ## every fault on a running exporter; rewrites docs/faults.md, review the diff
+	$(PYTEST) tests/component/test_faults.py --update-golden
 
 preview: $(VENV)/dev ## the status page as out/status-page.png (needs chromium)
 	$(BIN)/python -m tests.preview.status_page

@@ -224,7 +224,7 @@ def _run_daemon(
     except (StateInUse, ValueError, OSError) as exc:
         parser.fail(str(exc))
     if ended is Ended.CHANGED:
-        start_anew_or_exit()
+        start_anew_or_exit(options.driver_changed)
     log.info("ended")
     if ended is Ended.HUNG:
         exit_now(0)

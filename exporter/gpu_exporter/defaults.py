@@ -13,7 +13,7 @@ class Sampling(NamedTuple):
 
     interval: float = 1.0
     """seconds; NVML renews utilization each 1/6 to 1 s (nvmlUtilization_t); A100 each 0.2 s, measured"""
-    deadline: float = 5.0
+    deadline: float = 2.0
     """seconds; a device cycle that takes longer is counted as hung; healthy cycles take milliseconds"""
     withhold_after_intervals: int = 3
     """device families older than this many intervals are not published"""

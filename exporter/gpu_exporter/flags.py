@@ -217,6 +217,13 @@ def build_serve_parser() -> Parser:
         help="replay this log of nvidia-smi as a GPU, once for each GPU; or one file of `gpu-exporter record`",
     )
     parser.flag(
+        "--driver.changed",
+        dest="driver_changed",
+        choices=("auto", "exit", "restart"),
+        default="auto",
+        help="when the driver was replaced: end with status 5, or start anew (default auto: end in a container)",
+    )
+    parser.flag(
         "--path.sysfs",
         dest="sysfs",
         type=Path,

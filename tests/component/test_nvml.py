@@ -111,8 +111,7 @@ def test_every_value_is_converted_to_base_units(backend: NvmlBackend, nvml_table
     assert device.read_memory() == (1000, 300, 600, 100)
     assert device.read_throttle_seconds() == {"power_cap": 1.5, "thermal": 2.0, "hw_power_brake": 0.25}
     assert device.read_throttle_active() == {"power_cap": True, "hw_thermal": True, "hw_power_brake": False}
-    assert device.read_pcie() == (22_000.0, 11_000.0)
-    assert device.read_pcie_replays() == 9
+    assert device.read_pcie() == ((22_000.0, 11_000.0), 9)
     assert device.read_nvlink() == (5 * 1024.0, 3 * 1024.0)
     assert device.read_ecc_errors() == {"corrected": 5, "uncorrected": 7}
     assert device.read_row_remaps() == (1, 2, True, False)

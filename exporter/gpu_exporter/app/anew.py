@@ -29,9 +29,12 @@ def is_container() -> bool:
     )
 
 
-def start_anew_or_exit() -> NoReturn:
-    """Replace this process by a new one of itself, or exit with EXIT_CHANGED."""
-    if is_container() or os.environ.get(MARK):
+def start_anew_or_exit(action: str) -> NoReturn:
+    """Replace this process by a new one of itself, or exit with EXIT_CHANGED.
+
+    `action`: "restart", "exit", or "auto" for what fits the place.
+    """
+    if action == "exit" or (action == "auto" and is_container()) or os.environ.get(MARK):
         log.error("the driver was replaced: ended with status %d, to be started anew", EXIT_CHANGED)
         exit_now(EXIT_CHANGED)
     log.warning("the driver was replaced: this process starts anew")

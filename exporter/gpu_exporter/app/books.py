@@ -217,7 +217,7 @@ class Books:
         return GpuView(
             snapshot=snapshot,
             age_s=age,
-            withheld=not snapshot.up or age > self._withhold_s,
+            withheld=not snapshot.up or hung or age > self._withhold_s,
             hung=hung,
             totals=self._unit_totals(unit, now, wall),
             history=self._history(unit, now),

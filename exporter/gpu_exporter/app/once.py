@@ -13,10 +13,6 @@ from pathlib import Path
 from gpu_exporter.devices.errors import DriverUnavailable
 from gpu_exporter.exposition.files import write_atomically
 from gpu_exporter.exposition.health import judge_health
-from gpu_exporter.exposition.json_format import render_json
-from gpu_exporter.exposition.series import list_series
-from gpu_exporter.exposition.table import render_table
-from gpu_exporter.exposition.text import TextRenderer
 from gpu_exporter.model import AgentStatus, View
 from gpu_exporter.version import VERSION
 
@@ -28,11 +24,18 @@ ACCEPT = {"openmetrics": "Accept: application/openmetrics-text\r\n"}
 
 
 def render(view: View, form: str) -> str:
-    """The body in one of the forms of PATHS."""
+    """The body in one of the forms of PATHS. Loads what that form needs."""
     if form == "json":
+        from gpu_exporter.exposition.json_format import render_json
+
         return render_json(view) + "\n"
     if form == "table":
+        from gpu_exporter.exposition.table import render_table
+
         return render_table(view)
+    from gpu_exporter.exposition.series import list_series
+    from gpu_exporter.exposition.text import TextRenderer
+
     return TextRenderer().render(list_series(view), openmetrics=form == "openmetrics")
 
 
@@ -79,6 +82,8 @@ def run_once(
 
     worker = threading.Thread(target=work, name="once", daemon=True)
     worker.start()
+    # While the driver is waited for: an empty view loads what the real one will need.
+    render(View(0.0, AgentStatus(VERSION, backend_name, False, "", 0, 0, 0.0, None), (), ()), form)
     worker.join(timeout_s)
     if not result:
         return _fail(f"the driver did not answer within {timeout_s:g} s", form, output, backend_name)

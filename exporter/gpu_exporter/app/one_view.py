@@ -7,9 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from gpu_exporter.app.books import Books
 from gpu_exporter.app.wiring import HANGS, activity_rules, flatten_counts, persistence_warning, unnamed, unread
-from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.attribution.source import Source
 from gpu_exporter.clock import Clock
 from gpu_exporter.collectors import Collector
@@ -73,6 +71,10 @@ def take_one_view(
     deadline = time.monotonic() + PATIENCE * timeout_s
     backend.open()
     readers = [_Reader(position, backend, enabled, clock, settings) for position in range(backend.count())]
+    # Loaded while the GPUs are read.
+    from gpu_exporter.app.books import Books
+    from gpu_exporter.attribution.poller import Poller
+
     poller = Poller(sources, clock, settings.attribution.keep_last)
     claims = poller.poll()
     hung = {reader.snapshot.identity.uuid for reader in readers if not reader.join(deadline)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.collectors.contract import Collector, Cycle
+from gpu_exporter.collectors.contract import UNHURRIED_S, Collector, Cycle
 from gpu_exporter.model import Family
 
 GPU_SM_CLOCK = Family("gpu_sm_clock_hertz", "gauge", "SM clock", source="nvmlDeviceGetClockInfo")
@@ -27,4 +27,9 @@ def collect_clocks(cycle: Cycle) -> None:
     cycle.add(GPU_PERFORMANCE_STATE, cycle.read(cycle.device.read_performance_state))
 
 
-CLOCKS = Collector("clocks", (GPU_SM_CLOCK, GPU_MEMORY_CLOCK, GPU_SM_CLOCK_MAX, GPU_PERFORMANCE_STATE), collect_clocks)
+CLOCKS = Collector(
+    "clocks",
+    (GPU_SM_CLOCK, GPU_MEMORY_CLOCK, GPU_SM_CLOCK_MAX, GPU_PERFORMANCE_STATE),
+    collect_clocks,
+    every_s=UNHURRIED_S,
+)

@@ -70,17 +70,18 @@ class Cycle:
     samples: list[Sample] = field(default_factory=list)
     errors: list[tuple[str, str]] = field(default_factory=list)
     remarks: list[tuple[str, str]] = field(default_factory=list)  # counted, but no failure: values out of range
-    answers: int = 0
+    answers: int = 0  # questions that did not fail
+    told: int = 0  # ... and whose answer the driver must have given just now
     driver_samples: Sequence[UtilizationSample] = ()
     utilization: float | None = None
     engines: dict[str, float] = field(default_factory=dict)
     gpm: Gpm | None = None
+    gpm_pending: bool = False  # told, but its first window still grows
     pcie: Traffic | None = None
     nvlink: Traffic | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
     energy_j: float | None = None
-    temperature: float | None = None
     instances: list[InstanceCycle] = field(default_factory=list)
     instances_known: bool = True
 
@@ -96,12 +97,21 @@ class Cycle:
             self.errors.append((exc.call, exc.error))
             return None
         self.answers += 1
+        self.told += answer is not None and answer != {}
         return answer
+
+    def value(self, family: Family) -> float | None:
+        """What this cycle publishes of a family without labels, or what still stands of an earlier one."""
+        return next((sample.value for sample in self.samples if sample.family is family), None)
 
     def add(self, family: Family, value: float | None, *labels: str) -> None:
         """Publish one value; None and NaN are no data."""
         if value is not None and not math.isnan(value):
             self.samples.append(Sample(family, labels, float(value)))
+
+
+# What no witness of idleness rests on is read less often: a scrape each 15 s sees it as fresh.
+UNHURRIED_S = 5.0
 
 
 class Collector(NamedTuple):

@@ -85,8 +85,9 @@ def refine(cycle: Cycle, subject: str, gpm: Gpm) -> Gpm:
 
 
 def collect_gpm(cycle: Cycle) -> None:
-    gpm = cycle.read(cycle.device.read_gpm)
+    answers, gpm = cycle.answers, cycle.read(cycle.device.read_gpm)
     if gpm is None:
+        cycle.gpm_pending = cycle.answers > answers
         return
     cycle.gpm = gpm = refine(cycle, "", gpm)
     for name, family in RATIOS.items():

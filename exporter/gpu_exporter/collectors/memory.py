@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.collectors.contract import Collector, Cycle
+from gpu_exporter.collectors.contract import UNHURRIED_S, Collector, Cycle
 from gpu_exporter.model import Family
 
 _SOURCE = "nvmlDeviceGetMemoryInfo_v2"
@@ -23,4 +23,9 @@ def collect_memory(cycle: Cycle) -> None:
         cycle.add(GPU_MEMORY_TOTAL, memory.total)
 
 
-MEMORY = Collector("memory", (GPU_MEMORY_USED, GPU_MEMORY_FREE, GPU_MEMORY_RESERVED, GPU_MEMORY_TOTAL), collect_memory)
+MEMORY = Collector(
+    "memory",
+    (GPU_MEMORY_USED, GPU_MEMORY_FREE, GPU_MEMORY_RESERVED, GPU_MEMORY_TOTAL),
+    collect_memory,
+    every_s=UNHURRIED_S,
+)

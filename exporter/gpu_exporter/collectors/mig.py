@@ -10,6 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from gpu_exporter.collectors.contract import Collector, Cycle, InstanceCycle
 from gpu_exporter.collectors.gpm import HOPPER, refine
+from gpu_exporter.collectors.thermal import GPU_TEMPERATURE
 from gpu_exporter.devices.protocol import Gpm, InstanceIdentity
 from gpu_exporter.model import Family, Sample
 
@@ -90,7 +91,7 @@ def divide_energy(
     shares = {uuid: idle * slices / whole for uuid, slices, _ in parts}
     for uuid, weight in weights.items():
         if active > 0:
-            shares[uuid] += (joules - idle) * weight / active
+            shares[uuid] += (joules - idle) * (weight / active)
     return shares, joules - sum(shares.values())
 
 
@@ -98,6 +99,7 @@ def collect_mig(cycle: Cycle) -> None:
     errors = len(cycle.errors)
     listed = cycle.read(cycle.device.list_instances) or ()
     cycle.instances_known = len(cycle.errors) == errors
+    temperature = cycle.value(GPU_TEMPERATURE) if listed else None
     read: list[tuple[InstanceIdentity, Gpm | None, bool, list[Sample]]] = []
     for instance in listed:
         identity = instance.identity
@@ -114,8 +116,8 @@ def collect_mig(cycle: Cycle) -> None:
         if memory is not None:
             samples.append(Sample(GPU_MIG_MEMORY_USED, (), float(memory.used)))
             samples.append(Sample(GPU_MIG_MEMORY_TOTAL, (), float(memory.total)))
-        if cycle.temperature is not None:
-            samples.append(Sample(GPU_MIG_TEMPERATURE, (), cycle.temperature))
+        if temperature is not None:
+            samples.append(Sample(GPU_MIG_TEMPERATURE, (), temperature))
         if gpm is not None:
             told = ((family, getattr(gpm, name)) for name, family in RATIOS.items())
             samples += [Sample(family, (), value) for family, value in told if value is not None]

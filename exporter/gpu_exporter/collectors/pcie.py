@@ -23,11 +23,14 @@ GPU_PCIE_REPLAYS = Family(
 
 
 def collect_pcie(cycle: Cycle) -> None:
-    cycle.pcie = cycle.read(cycle.device.read_pcie)
-    if cycle.pcie is not None:
-        cycle.add(GPU_PCIE_RX, cycle.pcie.rx)
-        cycle.add(GPU_PCIE_TX, cycle.pcie.tx)
-    cycle.add(GPU_PCIE_REPLAYS, cycle.read(cycle.device.read_pcie_replays))
+    pcie = cycle.read(cycle.device.read_pcie)
+    if pcie is None:
+        return
+    cycle.pcie = pcie.traffic
+    if pcie.traffic is not None:
+        cycle.add(GPU_PCIE_RX, pcie.traffic.rx)
+        cycle.add(GPU_PCIE_TX, pcie.traffic.tx)
+    cycle.add(GPU_PCIE_REPLAYS, pcie.replays)
 
 
 PCIE = Collector("pcie", (GPU_PCIE_RX, GPU_PCIE_TX, GPU_PCIE_REPLAYS), collect_pcie)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.collectors.contract import Collector, Cycle
+from gpu_exporter.collectors.contract import UNHURRIED_S, Collector, Cycle
 from gpu_exporter.model import Family
 
 GPU_TEMPERATURE = Family(
@@ -36,8 +36,7 @@ GPU_TEMPERATURE_LIMIT = Family(
 
 
 def collect_thermal(cycle: Cycle) -> None:
-    cycle.temperature = cycle.read(cycle.device.read_temperature)
-    cycle.add(GPU_TEMPERATURE, cycle.temperature)
+    cycle.add(GPU_TEMPERATURE, cycle.read(cycle.device.read_temperature))
     cycle.add(GPU_MEMORY_TEMPERATURE, cycle.read(cycle.device.read_memory_temperature))
     margin = cycle.read(cycle.device.read_temperature_margin)
     cycle.add(GPU_TEMPERATURE_MARGIN, margin)
@@ -50,4 +49,5 @@ THERMAL = Collector(
     "thermal",
     (GPU_TEMPERATURE, GPU_MEMORY_TEMPERATURE, GPU_TEMPERATURE_MARGIN, GPU_TEMPERATURE_LIMIT),
     collect_thermal,
+    every_s=UNHURRIED_S,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.collectors.contract import Collector, Cycle
+from gpu_exporter.collectors.contract import UNHURRIED_S, Collector, Cycle
 from gpu_exporter.model import Family
 
 GPU_THROTTLE_SECONDS = Family(
@@ -31,6 +31,8 @@ def collect_throttle_active(cycle: Cycle) -> None:
         cycle.add(GPU_THROTTLE_ACTIVE, float(active), reason)
 
 
-THROTTLE = Collector("throttle", (GPU_THROTTLE_SECONDS,), collect_throttle)
+THROTTLE = Collector("throttle", (GPU_THROTTLE_SECONDS,), collect_throttle, every_s=UNHURRIED_S)
 # Eight series a GPU of which the counters tell more: only for those who ask.
-THROTTLE_ACTIVE = Collector("throttle-active", (GPU_THROTTLE_ACTIVE,), collect_throttle_active, default=False)
+THROTTLE_ACTIVE = Collector(
+    "throttle-active", (GPU_THROTTLE_ACTIVE,), collect_throttle_active, every_s=UNHURRIED_S, default=False
+)

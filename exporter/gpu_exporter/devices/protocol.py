@@ -61,6 +61,13 @@ class Traffic(NamedTuple):
     tx: float
 
 
+class Pcie(NamedTuple):
+    """Traffic over the bus since the driver was loaded, and packets that had to be sent again (None where not told)."""
+
+    traffic: Traffic | None
+    replays: int | None
+
+
 class Gpm(NamedTuple):
     """GPU performance monitoring over the last `span_s` seconds; ratios as told, None where not told.
 
@@ -160,9 +167,7 @@ class Device(Protocol):
     def read_throttle_active(self) -> Mapping[str, bool]:
         """Each throttle reason the device knows: is it active now?"""
 
-    def read_pcie(self) -> Traffic: ...
-
-    def read_pcie_replays(self) -> int: ...
+    def read_pcie(self) -> Pcie: ...
 
     def read_nvlink(self) -> Traffic: ...
 
@@ -248,10 +253,7 @@ class SilentDevice:
     def read_throttle_active(self) -> Mapping[str, bool]:
         raise self._nothing("nvmlDeviceGetCurrentClocksEventReasons")
 
-    def read_pcie(self) -> Traffic:
-        raise self._nothing("nvmlDeviceGetFieldValues")
-
-    def read_pcie_replays(self) -> int:
+    def read_pcie(self) -> Pcie:
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_nvlink(self) -> Traffic:

@@ -17,6 +17,7 @@ from gpu_exporter.devices.protocol import (
     Instance,
     InstanceIdentity,
     Memory,
+    Pcie,
     Processes,
     Rates,
     RowRemaps,
@@ -254,12 +255,8 @@ class SimulatedDevice(SilentDevice):
         one_way = rate * self.parts[part].integral(now)
         return Traffic(rx=one_way, tx=one_way / 2)
 
-    def read_pcie(self) -> Traffic:
-        return self._traffic("pcie", self._gpu.product.pcie)
-
-    def read_pcie_replays(self) -> int:
-        self._meet_faults("nvmlDeviceGetFieldValues")
-        return self._gpu.health.get("pcie_replays", 0)
+    def read_pcie(self) -> Pcie:
+        return Pcie(self._traffic("pcie", self._gpu.product.pcie), self._gpu.health.get("pcie_replays", 0))
 
     def read_nvlink(self) -> Traffic:
         return self._traffic("nvlink", self._gpu.product.nvlink)

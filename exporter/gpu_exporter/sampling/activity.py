@@ -95,7 +95,7 @@ class ActivityReader:
             cycle.utilization = None  # seen with zombie processes; no measurement
         stepped = self._note_offset(wall - monotonic)
         others = self._other_witnesses(cycle, None if previous is None else monotonic - previous)
-        active = any(others)
+        active, pending = any(others), None in others
         if stepped:
             self.newest_sample_wall = wall
             spans: tuple[Span, ...] = ()
@@ -107,13 +107,16 @@ class ActivityReader:
             assert previous is not None
             start = max(previous, monotonic - LATENESS * self._rules.driver_period_max_s)
             spans = (Span(start, monotonic, cycle.utilization, active),)
+        if pending and not active:
+            # A witness that needs two readings has one: whether a time of no utilization was idle is not known yet.
+            spans = tuple(span for span in spans if span.ratio > 0.0)
         told = cycle.utilization is not None or bool(cycle.driver_samples)
         if not spans and (active or cycle.utilization):
             # Nothing that covers time, but a sign of life: a span without length books nothing and ends idle runs.
             spans = (Span(monotonic, monotonic, cycle.utilization or 0.0, True),)
         if not told and not spans:
             return None
-        return Activity(self._unit, spans, 1 + len(others) if told else 0)
+        return Activity(self._unit, spans, 1 + len(others) - others.count(None) if told else 0)
 
     def _note_offset(self, offset: float) -> bool:
         """Remember how wall and monotonic clock lie; true when the wall clock was stepped since last time."""
@@ -130,21 +133,23 @@ class ActivityReader:
         last = self._last_samples_monotonic
         return last is not None and monotonic - last <= max(RING_PATIENCE_S, self._max_gap)
 
-    def _other_witnesses(self, cycle: Cycle, elapsed_s: float | None) -> list[bool]:
-        """One entry per readable witness beside utilization: is it active?"""
+    def _other_witnesses(self, cycle: Cycle, elapsed_s: float | None) -> list[bool | None]:
+        """One entry per readable witness beside utilization: is it active? None: it cannot be told before next time."""
         rules, gpm = self._rules, cycle.gpm
-        witnesses = [value > 0.0 for value in cycle.engines.values()]
+        witnesses: list[bool | None] = [value > 0.0 for value in cycle.engines.values()]
         witnesses += gpm_witnesses(gpm, rules)
+        if cycle.gpm_pending:
+            witnesses.append(None)
         # Of the driver's byte counters and the rate that GPM tells the higher: a counter may have wrapped.
-        pcie = self._pcie.step(cycle.pcie, elapsed_s)
-        nvlink = self._nvlink.step(cycle.nvlink, elapsed_s)
-        for counted, told, floor in (
-            (pcie, gpm.pcie if gpm else None, rules.pcie_idle_max_bytes_per_second),
-            (nvlink, gpm.nvlink if gpm else None, rules.nvlink_idle_max_bytes_per_second),
+        for traffic, counter, told, floor in (
+            (cycle.pcie, self._pcie, gpm.pcie if gpm else None, rules.pcie_idle_max_bytes_per_second),
+            (cycle.nvlink, self._nvlink, gpm.nvlink if gpm else None, rules.nvlink_idle_max_bytes_per_second),
         ):
-            rates = [rate for rate in (counted, told) if rate is not None]
+            rates = [rate for rate in (counter.step(traffic, elapsed_s), told) if rate is not None]
             if rates:
                 witnesses.append(max(rates) > floor)
+            elif traffic is not None:
+                witnesses.append(None)
         power = self._highest_power(cycle, elapsed_s)
         if power is not None and cycle.power_limit_w:
             witnesses.append(self._floor.is_active(power, cycle.power_limit_w))

@@ -51,7 +51,7 @@ class DeviceSampler:
             return self._lost(exc)
         self.error_counts.update(cycle.errors)
         self.error_counts.update(cycle.remarks)
-        if not cycle.answers and cycle.errors:
+        if not cycle.told and cycle.errors:
             # Nothing at all was answered: that is no GPU with a few failing calls.
             return self._down(f"no call is answered, the first was {' '.join(cycle.errors[0])}")
         monotonic, wall = self._clock.monotonic(), self._clock.wall()
@@ -70,8 +70,11 @@ class DeviceSampler:
     def prime(self) -> bool:
         """Open the GPM windows ahead of a first cycle; true when a cycle is worth waiting for."""
         opened = False
+        names = {collector.name for collector in self._collectors}
         try:
-            for ask in (self.device.read_gpm, *(i.read_gpm for i in self.device.list_instances())):
+            boards = [self.device] if "gpm" in names else []
+            instances = self.device.list_instances() if "mig" in names else ()
+            for ask in (*(b.read_gpm for b in boards), *(i.read_gpm for i in instances)):
                 try:
                     ask()
                     opened = True

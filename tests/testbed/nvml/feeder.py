@@ -201,7 +201,8 @@ class ScenarioFeeder:
         out.reasons_supported = sum(constants.THROTTLE_BITS[reason] for reason in active)
 
     def _feed_traffic(self, index: int, device: SimulatedDevice, gpu: ScenarioGpu) -> None:
-        pcie = device.read_pcie()
+        pcie = device.read_pcie().traffic
+        assert pcie is not None
         self._table.set_field(index, constants.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, pcie.rx)
         self._table.set_field(index, constants.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, pcie.tx)
         if not gpu.product.nvlink:

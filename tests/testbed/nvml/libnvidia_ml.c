@@ -427,8 +427,9 @@ ret_t nvmlEventSetWait_v2(event_set_t *set, event_data_t *out, unsigned timeout_
             *out = (event_data_t){&whole[event->device], event->type, event->data, ~0u, ~0u};
             return OK;
         }
-        if (now_us() - start >= timeout_ms * 1000ull) return TIMEOUT;
-        usleep(5000);
+        uint64_t gone = now_us() - start, limit = timeout_ms * 1000ull;
+        if (gone >= limit) return TIMEOUT;
+        usleep(limit - gone < 50000 ? (useconds_t)(limit - gone) : 50000); /* a driver would sleep in the kernel */
     }
 }
 ret_t nvmlEventSetWait(event_set_t *set, event_data_t *out, unsigned timeout_ms) { return nvmlEventSetWait_v2(set, out, timeout_ms); }

@@ -29,6 +29,7 @@ from gpu_exporter.devices.protocol import (
     Instance,
     InstanceIdentity,
     Memory,
+    Pcie,
     Processes,
     Rates,
     RowRemaps,
@@ -244,15 +245,14 @@ class NvmlDevice:
         )
         return {reason: bool(active & bit) for reason, bit in nvml.THROTTLE_BITS.items() if supported & bit}
 
-    def read_pcie(self) -> Traffic:
+    def read_pcie(self) -> Pcie:
         tx, rx = nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES
-        told = self._fields.read(tx, rx)
-        if len(told) < 2:
+        told = self._fields.read(tx, rx, nvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER)
+        if not told:
             raise NotSupported(Fields.CALL, "NVML_ERROR_NOT_SUPPORTED")
-        return Traffic(rx=float(told[rx]), tx=float(told[tx]))
-
-    def read_pcie_replays(self) -> int:
-        return int(self._fields.one(nvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER))
+        traffic = Traffic(rx=float(told[rx]), tx=float(told[tx])) if tx in told and rx in told else None
+        replays = told.get(nvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER)
+        return Pcie(traffic, None if replays is None else int(replays))
 
     def read_nvlink(self) -> Traffic:
         """KiB over all links together before Blackwell, bytes of each link since (field 138 is gone there)."""
@@ -309,6 +309,8 @@ class NvmlDevice:
             self.ask.support.clear()
         found = self._enumerate() if mode == "enabled" else []
         uuids = {identity.uuid for _, identity in found}
+        if not (uuids or self._windows):
+            return []
         self._library.ask("nvmlGpmSampleFree", SYSTEM, self._windows - uuids)
         self._windows = uuids
         self._instance_support = {

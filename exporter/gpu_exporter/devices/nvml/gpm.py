@@ -6,6 +6,7 @@ sample from cycle to cycle and a second buffer to read into; the buffers are all
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pynvml
 
 from gpu_exporter.devices.nvml import constants as nvml
+from gpu_exporter.devices.nvml import structures
 
 SHORTEST_S = 0.1  # less is invalid on Hopper
 LONGEST_S = 60.0  # an older sample is a new beginning: nobody books a mean over longer than this
@@ -74,10 +76,15 @@ class GpmWindows:
 
 
 class _Query(threading.local):
-    """nvmlGpmMetricsGet_t has room for every metric there is (19 KiB): one for each thread, used again."""
+    """nvmlGpmMetricsGet_t has room for every metric there is (20 KiB): one for each thread, filled again and again."""
 
     def __init__(self) -> None:
-        self.structure = pynvml.c_nvmlGpmMetricsGet_t()
+        self.structure = structures.GpmMetrics()
+        self.structure.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        self.structure.count = len(nvml.GPM_METRICS)
+        self.entries = [self.structure.metrics[position] for position in range(len(nvml.GPM_METRICS))]
+        for entry, metric in zip(self.entries, nvml.GPM_METRICS, strict=True):
+            entry.metric = metric
 
 
 _query = _Query()
@@ -85,11 +92,7 @@ _query = _Query()
 
 def _compare(first: Any, second: Any) -> tuple[tuple[int, int, float], ...]:
     query = _query.structure
-    query.version = nvml.NVML_GPM_METRICS_GET_VERSION
-    query.numMetrics = len(nvml.GPM_METRICS)
-    query.sample1, query.sample2 = first, second
-    for position, metric in enumerate(nvml.GPM_METRICS):
-        query.metrics[position].metricId = metric
+    query.first = ctypes.cast(first, ctypes.c_void_p)
+    query.second = ctypes.cast(second, ctypes.c_void_p)
     pynvml.nvmlGpmMetricsGet(query)
-    told = (query.metrics[position] for position in range(len(nvml.GPM_METRICS)))
-    return tuple((entry.metricId, entry.nvmlReturn, entry.value) for entry in told)
+    return tuple((entry.metric, entry.code, entry.value) for entry in _query.entries)

@@ -8,6 +8,7 @@ texts and tuples in NVML's own units, so that they can be recorded and played ba
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -16,6 +17,7 @@ import pynvml
 
 from gpu_exporter.devices.errors import DeviceError, DriverUnavailable, NotSupported, device_error
 from gpu_exporter.devices.nvml import constants as nvml
+from gpu_exporter.devices.nvml import structures
 from gpu_exporter.devices.nvml.gpm import GpmWindows
 
 
@@ -74,18 +76,6 @@ def _count_processes(call: str, handle: Handle) -> int:
     return count.value
 
 
-class _Temperature(ctypes.Structure):
-    """nvmlTemperature_v1_t."""
-
-    _fields_ = (("version", ctypes.c_uint), ("sensor", ctypes.c_int), ("celsius", ctypes.c_int))
-
-
-class _Margin(ctypes.Structure):
-    """nvmlMarginTemperature_v1_t."""
-
-    _fields_ = (("version", ctypes.c_uint), ("celsius", ctypes.c_int))
-
-
 def _version_1(structure: type[ctypes.Structure]) -> int:
     """NVML's version tag of a structure: its size, and the version in the highest byte."""
     return ctypes.sizeof(structure) | 1 << 24
@@ -93,37 +83,70 @@ def _version_1(structure: type[ctypes.Structure]) -> int:
 
 def _temperature(handle: Handle) -> int:
     call = "nvmlDeviceGetTemperatureV"
-    told = _Temperature(_version_1(_Temperature), nvml.NVML_TEMPERATURE_GPU)
+    told = structures.Temperature(_version_1(structures.Temperature), nvml.NVML_TEMPERATURE_GPU)
     _check(call, _raw(call)(handle.raw, ctypes.byref(told)))
     return int(told.celsius)
 
 
 def _margin(handle: Handle) -> int:
     call = "nvmlDeviceGetMarginTemperature"
-    told = _Margin(_version_1(_Margin))
+    told = structures.Margin(_version_1(structures.Margin))
     _check(call, _raw(call)(handle.raw, ctypes.byref(told)))
     return int(told.celsius)
 
 
+class _Buffers(threading.local):
+    """Structures that are filled again and again; each device's thread has its own."""
+
+    def __init__(self) -> None:
+        self.fields: dict[tuple[tuple[int, int], ...], Any] = {}
+        self.samples: Any = (structures.Sample * 0)()
+
+
+_buffers = _Buffers()
+
+
 def _samples(handle: Handle, kind: int, since_us: int) -> tuple[tuple[int, float], ...]:
     """(stamp in microseconds, value) of each sample newer than `since_us`; NOT_FOUND is no sample."""
-    try:
-        value_type, samples = pynvml.nvmlDeviceGetSamples(handle.raw, kind, since_us)
-    except pynvml.NVMLError as exc:
-        if nvml.error_name(exc.value) == "NVML_ERROR_NOT_FOUND":
-            return ()
-        raise
-    member = nvml.VALUE_MEMBERS.get(value_type, "uiVal")
-    return tuple((int(entry.timeStamp), getattr(entry.sampleValue, member)) for entry in samples)
+    call = "nvmlDeviceGetSamples"
+    function = _raw(call)
+    value_type, since = ctypes.c_uint(0), ctypes.c_ulonglong(since_us)
+    for _ in range(2):
+        buffer = _buffers.samples
+        count = ctypes.c_uint(len(buffer))
+        code = 0
+        if len(buffer):
+            code = function(handle.raw, kind, since, ctypes.byref(value_type), ctypes.byref(count), buffer)
+        if len(buffer) and code != nvml.NVML_ERROR_INSUFFICIENT_SIZE:
+            break
+        # Without a buffer the driver tells how many entries its ring has: once, and when it has grown.
+        code = function(handle.raw, kind, since, ctypes.byref(value_type), ctypes.byref(count), None)
+        if code != nvml.NVML_SUCCESS or not count.value:
+            break
+        _buffers.samples = (structures.Sample * (2 * count.value))()
+    if nvml.error_name(code) == "NVML_ERROR_NOT_FOUND" or not len(_buffers.samples):
+        code = nvml.NVML_SUCCESS if nvml.error_name(code) == "NVML_ERROR_NOT_FOUND" else code
+        _check(call, code)
+        return ()
+    _check(call, code)
+    member = nvml.VALUE_MEMBERS.get(value_type.value, "uiVal")
+    return tuple((entry.stamp, getattr(entry.value, member)) for entry in _buffers.samples[: count.value])
 
 
 def _fields(handle: Handle, ids: tuple[tuple[int, int], ...]) -> tuple[tuple[int, float], ...]:
     """(return code, value) of each field, in the order of the (field, scope) ids."""
+    query = _buffers.fields.get(ids)
+    if query is None:
+        query = _buffers.fields[ids] = (structures.FieldValue * len(ids))()
+        for entry, (field, scope) in zip(query, ids, strict=True):
+            entry.field, entry.scope = field, scope
+    call = "nvmlDeviceGetFieldValues"
+    _check(call, _raw(call)(handle.raw, len(ids), query))
     told = []
-    for value in pynvml.nvmlDeviceGetFieldValues(handle.raw, ids):
-        member = nvml.VALUE_MEMBERS.get(value.valueType)
-        code = value.nvmlReturn if member is not None else nvml.NVML_ERROR_FUNCTION_NOT_FOUND
-        told.append((code, getattr(value.value, member) if member is not None else 0))
+    for entry in query:
+        member = nvml.VALUE_MEMBERS.get(entry.type)
+        code = entry.code if member is not None else nvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        told.append((code, getattr(entry.value, member) if member is not None else 0))
     return tuple(told)
 
 
@@ -234,6 +257,11 @@ class LiveLibrary:
         self._open = False
         self._windows = GpmWindows(monotonic)
         self._places: dict[int, str] = {}
+        self._live: dict[str, Callable[..., Any]] = {
+            "nvmlEventSetWait_v2": self._wait,
+            "nvmlGpmMetricsGet": lambda handle, *arguments: self._windows.read(handle.raw, *arguments),
+            "nvmlGpmSampleFree": lambda _, names: self._windows.forget(names),
+        }
 
     def open(self) -> None:
         if self._open:
@@ -259,16 +287,13 @@ class LiveLibrary:
 
     def ask(self, call: str, handle: Handle = SYSTEM, *arguments: Any) -> Any:
         try:
-            if call == "nvmlGpmMetricsGet":
-                return self._windows.read(handle.raw, *arguments)
-            if call == "nvmlGpmSampleFree":
-                return self._windows.forget(*arguments)
-            if call == "nvmlEventSetWait_v2":
-                return self._wait(handle, *arguments)
-            answer = CALLS[call](handle, *arguments)
-            if call == "nvmlDeviceGetHandleByIndex":
-                self._places[_address(answer.raw)] = answer.name
-            return answer
+            function = CALLS.get(call)
+            if function is not None:
+                answer = function(handle, *arguments)
+                if call == "nvmlDeviceGetHandleByIndex":
+                    self._places[_address(answer.raw)] = answer.name
+                return answer
+            return self._live[call](handle, *arguments)
         except pynvml.NVMLError as exc:
             raise device_error(call, nvml.error_name(exc.value)) from exc
         except AttributeError as exc:

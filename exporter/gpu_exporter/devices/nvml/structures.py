@@ -1,0 +1,83 @@
+"""NVML's structures that are read each second, as plain ctypes.
+
+The binding's own structures go through Python code at each access of a member, and are made anew for each call: half of
+a cycle's time. Layouts are NVML's ABI; a test compares sizes and offsets with the binding's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+u32, u64, i64 = ctypes.c_uint, ctypes.c_ulonglong, ctypes.c_longlong
+METRICS_MAX = 512  # room of nvmlGpmMetricsGet_t; NVML_GPM_METRIC_MAX is 477 in nvidia-ml-py 13.615.71
+
+
+class Value(ctypes.Union):
+    """nvmlValue_t."""
+
+    _fields_ = (
+        ("dVal", ctypes.c_double),
+        ("siVal", ctypes.c_int),
+        ("uiVal", u32),
+        ("ulVal", ctypes.c_ulong),
+        ("ullVal", u64),
+        ("sllVal", i64),
+        ("usVal", ctypes.c_ushort),
+    )
+
+
+class Sample(ctypes.Structure):
+    """nvmlSample_t; `stamp` in microseconds of the wall clock."""
+
+    _fields_ = (("stamp", u64), ("value", Value))
+
+
+class FieldValue(ctypes.Structure):
+    """nvmlFieldValue_t."""
+
+    _fields_ = (
+        ("field", u32),
+        ("scope", u32),
+        ("timestamp", i64),
+        ("latency_us", i64),
+        ("type", u32),
+        ("code", u32),
+        ("value", Value),
+    )
+
+
+class GpmMetric(ctypes.Structure):
+    """nvmlGpmMetric_t."""
+
+    _fields_ = (
+        ("metric", u32),
+        ("code", u32),
+        ("value", ctypes.c_double),
+        ("short_name", ctypes.c_char_p),
+        ("long_name", ctypes.c_char_p),
+        ("unit", ctypes.c_char_p),
+    )
+
+
+class GpmMetrics(ctypes.Structure):
+    """nvmlGpmMetricsGet_t."""
+
+    _fields_ = (
+        ("version", u32),
+        ("count", u32),
+        ("first", ctypes.c_void_p),
+        ("second", ctypes.c_void_p),
+        ("metrics", GpmMetric * METRICS_MAX),
+    )
+
+
+class Temperature(ctypes.Structure):
+    """nvmlTemperature_v1_t."""
+
+    _fields_ = (("version", u32), ("sensor", ctypes.c_int), ("celsius", ctypes.c_int))
+
+
+class Margin(ctypes.Structure):
+    """nvmlMarginTemperature_v1_t."""
+
+    _fields_ = (("version", u32), ("celsius", ctypes.c_int))

@@ -1,0 +1,526 @@
+"""Every fault that the driver, the bus or the hardware can bring, on a running exporter. Writes docs/faults.md."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.testbed.faults import FaultTable, Rig, Seen, look, scrape_ms, threads_of
+from tests.testbed.nvml.feeder import NvmlTable
+from tests.testbed.processes import Processes, fetch, run_exporter, wait_for
+from tests.testbed.sysfs import add_function
+
+COUNT = 8
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
+OTHERS = f"{COUNT - 1} fresh"
+ORDER = [
+    "no libnvidia-ml",
+    "driver not loaded",
+    "driver comes later",
+    "driver hangs at its start",
+    "GPU lost before the start",
+    "GPU lost while running",
+    "GPU needs a reset",
+    "GPU hangs at its start",
+    "a call hangs on one GPU",
+    "a call hangs on all GPUs",
+    "a call fails on all GPUs",
+    "no call is answered (device access revoked)",
+    "no permission for a call",
+    "GPU gone from the driver's list after a restart",
+    "GPU given to a virtual machine",
+    "driver let go on request (SIGUSR1)",
+    "driver replaced, in a container",
+    "driver replaced, on a host",
+    "XID, then the GPU is lost",
+]
+
+
+@pytest.fixture(scope="module")
+def matrix(request: pytest.FixtureRequest) -> Iterator[FaultTable]:
+    """Collects the rows; a whole run compares them with the page, or writes it."""
+    table = FaultTable()
+    yield table
+    if table.rows.keys() != set(ORDER):  # a part of the tests: nothing to compare
+        return
+    text = table.render(ORDER, COUNT)
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(text, encoding="utf-8")
+    assert text == PAGE.read_text("utf-8"), "docs/faults.md is stale: run `make faults` and review it"
+
+
+@pytest.fixture
+def rig(nvml_table: NvmlTable, nvml_environment: dict[str, str], processes: Processes, tmp_path: Path) -> Rig:
+    return Rig(nvml_table, nvml_environment, processes, tmp_path, COUNT)
+
+
+def lose(rig: Rig, index: int = 3, error: str = "NVML_ERROR_GPU_IS_LOST") -> None:
+    rig.table.set_call(index, "*", error)
+
+
+def heal(rig: Rig, index: int = 3) -> None:
+    rig.table.set_call(index, "*")
+
+
+def is_out(rig: Rig, seen: Seen, index: int = 3) -> bool:
+    """GPU `index` says 0 and nothing else of the present; all others answer with the values of now (state B)."""
+    gpu = str(index)
+    return (
+        seen["gpu_up"].get(gpu) == 0
+        and gpu not in seen["gpu_power_watts"]
+        and gpu not in seen["gpu_utilization_ratio"]
+        and rig.fresh(seen, "B") == rig.all(index)
+        and {g for g, up in seen["gpu_up"].items() if up == 1} == rig.all(index)
+        and seen.one("gpu_driver_up") == 1
+    )
+
+
+def never_idle(url: str) -> None:
+    assert not any(look(url)["gpu_idle_seconds_total"].values())
+
+
+def test_no_library(rig: Rig, matrix: FaultTable) -> None:
+    environment = {key: value for key, value in rig.environment.items() if key != "LD_LIBRARY_PATH"}
+    running, url = rig.start(environment=environment)
+    seen = look(url)
+    assert seen.one("gpu_driver_up") == 0
+    assert not seen["gpu_up"]
+    assert scrape_ms(url) < 10
+    assert "libnvidia-ml.so.1 cannot be loaded" in (fetch(f"{url}/") or "")
+    assert running.stop() == 0
+    matrix.add("no libnvidia-ml", "nothing", "nothing", "`gpu_driver_up` 0; log and page say why", "when it comes")
+
+
+def test_driver_not_loaded_and_then_there(rig: Rig, matrix: FaultTable) -> None:
+    rig.table.table.init_rc = 9
+    _, url = rig.start()
+    seen = look(url)
+    assert seen.one("gpu_driver_up") == 0
+    assert not seen["gpu_up"]
+    assert scrape_ms(url) < 10
+    assert "kernel driver is not loaded" in (fetch(f"{url}/") or "")
+    matrix.add("driver not loaded", "nothing", "nothing", "`gpu_driver_up` 0; log and page say why", "when it comes")
+    rig.set_state("B")
+    begin = time.monotonic()
+    rig.table.table.init_rc = 0
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "B") == rig.all())
+    assert time.monotonic() - begin < 8
+    matrix.add("driver comes later", "fresh", OTHERS, "`gpu_driver_up` 1", "within 5 s, by itself")
+
+
+def test_driver_that_hangs_at_its_start(rig: Rig, matrix: FaultTable) -> None:
+    rig.table.table.init_delay_us = 600_000_000
+    running, url = rig.start()
+    seen = rig.wait_until(url, "the hang to show", lambda seen: "does not answer" in (fetch(f"{url}/") or ""))
+    assert seen.one("gpu_driver_up") == 0
+    assert scrape_ms(url) < 10
+    rig.table.table.init_delay_us = 0
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+    rig.table.table.init_delay_us = 600_000_000
+    assert running.stop(signal.SIGTERM) == 0
+    matrix.add(
+        "driver hangs at its start",
+        "nothing",
+        "nothing",
+        "`gpu_driver_up` 0; page: the driver does not answer",
+        "when it answers, by itself; SIGTERM is honoured",
+    )
+
+
+def test_gpu_lost_before_the_start(rig: Rig, matrix: FaultTable) -> None:
+    lose(rig)
+    rig.set_state("B")
+    _, url = rig.start()
+    seen = rig.wait_until(url, "gpu 3 to be missed", lambda seen: is_out(rig, seen))
+    assert (seen.one("gpu_devices_visible"), seen.one("gpu_devices_expected")) == (COUNT - 1, COUNT)
+    assert scrape_ms(url) < 10
+    assert "nvmlDeviceGetHandleByIndex answered NVML_ERROR_GPU_IS_LOST" in (fetch(f"{url}/api/v1/status") or "")
+    heal(rig)
+    seen = rig.wait_until(url, "gpu 3 to come", lambda seen: rig.fresh(seen, "B") == rig.all())
+    assert seen["gpu_up"] == dict.fromkeys(rig.all(), 1.0)
+    matrix.add(
+        "GPU lost before the start",
+        '`gpu_up{gpu="3"}` 0 (with its uuid, once it was seen here)',
+        OTHERS,
+        f"visible {COUNT - 1} of {COUNT} expected; JSON, page and log name call and error",
+        "within 5 s, by itself",
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [("GPU lost while running", "NVML_ERROR_GPU_IS_LOST"), ("GPU needs a reset", "NVML_ERROR_RESET_REQUIRED")],
+)
+def test_gpu_lost_while_running(rig: Rig, matrix: FaultTable, fault: str, error: str) -> None:
+    running, url = rig.start()
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+    threads = threads_of(running)
+    lose(rig, error=error)
+    rig.set_state("B")
+    seen = rig.wait_until(url, "gpu 3 to be lost", lambda seen: is_out(rig, seen))
+    assert {kind for _, kind in seen.errors} == {error}
+    assert scrape_ms(url) < 10
+    never_idle(url)
+    heal(rig)
+    rig.wait_until(url, "gpu 3 to come back", lambda seen: rig.fresh(seen, "B") == rig.all())
+    assert threads_of(running) <= threads + 2
+    signs = f'`gpu_exporter_nvml_errors_total{{error="{error}"}}`; visible {COUNT - 1} of {COUNT}'
+    matrix.add(fault, "`gpu_up` 0, counters stand, gauges withheld", OTHERS, signs, "with the next cycle, by itself")
+
+
+def test_gpu_that_hangs_at_its_start(rig: Rig, matrix: FaultTable) -> None:
+    rig.table.set_call(3, "nvmlDeviceGetUUID", delay_s=600)
+    rig.set_state("B")
+    running, url = rig.start()
+    rig.wait_until(url, "gpu 3 to be missed", lambda seen: is_out(rig, seen))
+    assert scrape_ms(url) < 10
+    rig.table.set_call(3, "nvmlDeviceGetUUID")
+    rig.wait_until(url, "gpu 3 to come", lambda seen: rig.fresh(seen, "B") == rig.all())
+    rig.table.set_call(3, "*", delay_s=600)
+    rig.wait_until(url, "gpu 3 to hang", lambda seen: is_out(rig, seen))
+    begin = time.monotonic()
+    assert running.stop(signal.SIGTERM) == 0
+    assert time.monotonic() - begin < 5
+    matrix.add(
+        "GPU hangs at its start",
+        '`gpu_up{gpu="3"}` 0',
+        OTHERS,
+        "JSON and page: its first call hangs in the driver",
+        "when it answers, by itself; SIGTERM is honoured",
+    )
+
+
+def test_a_call_hangs_on_one_gpu(rig: Rig, matrix: FaultTable) -> None:
+    running, url = rig.start()
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+    threads = threads_of(running)
+    rig.table.set_call(3, "nvmlDeviceGetUtilizationRates", delay_s=600)
+    rig.set_state("B")
+    rig.wait_until(url, "gpu 3 to be withheld", lambda seen: is_out(rig, seen))
+    assert scrape_ms(url) < 10
+    assert threads_of(running) <= threads + 2
+    never_idle(url)
+    rig.table.set_call(3, "nvmlDeviceGetUtilizationRates")
+    rig.wait_until(url, "gpu 3 to answer", lambda seen: rig.fresh(seen, "B") == rig.all())
+    matrix.add(
+        "a call hangs on one GPU",
+        "`gpu_up` 0, counters stand, gauges withheld",
+        OTHERS,
+        "JSON `hung`, page: hung",
+        "with the next cycle, by itself; no thread more",
+    )
+
+
+def test_a_call_hangs_on_all_gpus(rig: Rig, matrix: FaultTable) -> None:
+    """With the settings of the defaults, as the table of the other exporters was made: no stale value, ever."""
+    running, url = rig.start(settings="sampling: {interval: 1s}\n")
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+    threads = threads_of(running)
+    for index in range(COUNT):
+        rig.table.set_call(index, "nvmlDeviceGetUtilizationRates", delay_s=60)
+    time.sleep(1.1)  # so that each loop is inside the call, with nothing newer than state A
+    rig.set_state("B")
+    rig.wait_until(url, "the hang to show", lambda seen: seen.one("gpu_driver_up") == 0, 5)
+    for _ in range(6):
+        seen = look(url)
+        assert not seen["gpu_power_watts"]
+        assert not seen["gpu_utilization_ratio"]
+        assert seen["gpu_up"] == dict.fromkeys(rig.all(), 0.0)
+        assert fetch(f"{url}/") is not None
+        assert fetch(f"{url}/-/healthy") is not None
+        time.sleep(0.5)
+    assert scrape_ms(url) < 10
+    assert threads_of(running) <= threads + 2
+    never_idle(url)
+    for index in range(COUNT):
+        rig.table.set_call(index, "nvmlDeviceGetUtilizationRates")
+    begin = time.monotonic()
+    rig.wait_until(url, "fresh values", lambda seen: rig.fresh(seen, "B") == rig.all())
+    assert time.monotonic() - begin < 3
+    for index in range(COUNT):
+        rig.table.set_call(index, "nvmlDeviceGetUtilizationRates", delay_s=60)
+    rig.wait_until(url, "the hang to show again", lambda seen: seen.one("gpu_driver_up") == 0)
+    begin = time.monotonic()
+    assert running.stop(signal.SIGTERM) == 0
+    assert time.monotonic() - begin < 3
+    matrix.add(
+        "a call hangs on all GPUs",
+        "`gpu_up` 0 two seconds later, gauges withheld",
+        "the same",
+        "`gpu_driver_up` 0, page: every GPU's driver call hangs",
+        "with the next cycle, by itself; no thread more; SIGTERM is honoured",
+    )
+
+
+def test_a_call_fails_on_all_gpus(rig: Rig, matrix: FaultTable) -> None:
+    _, url = rig.start()
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+    for index in range(COUNT):
+        rig.table.set_call(index, "nvmlDeviceGetUtilizationRates", "NVML_ERROR_UNKNOWN")
+        rig.table.set_call(index, "nvmlDeviceGetSamples", "NVML_ERROR_UNKNOWN")
+    rig.set_state("B")
+    seen = rig.wait_until(
+        url,
+        "utilization to go",
+        lambda seen: not seen["gpu_utilization_ratio"] and rig.fresh(seen, "B") == rig.all(),
+    )
+    assert seen.errors["nvmlDeviceGetUtilizationRates", "NVML_ERROR_UNKNOWN"] > 0
+    assert seen["gpu_up"] == dict.fromkeys(rig.all(), 1.0)
+    assert 'gpu_exporter_collector_success{collector="utilization"} 0' in seen.text
+    assert 'gpu_exporter_collector_success{collector="power"} 1' in seen.text
+    assert scrape_ms(url) < 10
+    never_idle(url)
+    for index in range(COUNT):
+        heal(rig, index)
+    rig.wait_until(url, "utilization", lambda seen: set(seen["gpu_utilization_ratio"]) == rig.all())
+    matrix.add(
+        "a call fails on all GPUs",
+        "that series absent, the rest fresh",
+        "the same",
+        "`gpu_exporter_nvml_errors_total{call,error}`, `gpu_exporter_collector_success` 0",
+        "with the next cycle, by itself",
+    )
+
+
+def test_no_call_is_answered(rig: Rig, matrix: FaultTable) -> None:
+    """As in a container after `systemctl daemon-reload` took its devices away."""
+    _, url = rig.start()
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+    lose(rig, error="NVML_ERROR_UNKNOWN")
+    rig.set_state("B")
+    rig.wait_until(url, "gpu 3 to be out", lambda seen: is_out(rig, seen))
+    assert scrape_ms(url) < 10
+    assert "no call is answered" in (fetch(f"{url}/api/v1/status") or "")
+    heal(rig)
+    rig.wait_until(url, "gpu 3 to come back", lambda seen: rig.fresh(seen, "B") == rig.all())
+    rig.table.table.init_rc = 999
+    done = run_exporter("--once", "--state.directory=", environment=rig.environment)
+    assert done.returncode == 3
+    assert "`systemctl daemon-reload` on the host may have revoked its devices" in done.stderr
+    matrix.add(
+        "no call is answered (device access revoked)",
+        "`gpu_up` 0, counters stand, gauges withheld",
+        OTHERS,
+        "errors by call; log and page: no call is answered",
+        "when calls are answered, by itself; a revoked container must be recreated, as the log says",
+    )
+
+
+def test_no_permission(rig: Rig, matrix: FaultTable) -> None:
+    for index in range(COUNT):
+        rig.table.set_call(index, "nvmlDeviceGetComputeRunningProcesses", "NVML_ERROR_NO_PERMISSION")
+    rig.set_state("B")
+    running, url = rig.start()
+    seen = rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "B") == rig.all())
+    time.sleep(0.5)
+    seen = look(url)
+    call = ("nvmlDeviceGetComputeRunningProcesses_v3", "NVML_ERROR_NO_PERMISSION")
+    assert seen.errors == {call: COUNT}  # once for each GPU, not once for each cycle
+    assert running.log().count("to have it, run as root with hostPID") == COUNT
+    assert scrape_ms(url) < 10
+    matrix.add(
+        "no permission for a call",
+        "that series absent, the rest fresh",
+        "the same",
+        "one line in the log with what would grant it; the error counted once",
+        "asked again after 10 minutes",
+    )
+
+
+def test_gpu_gone_from_the_list_after_a_restart(rig: Rig, matrix: FaultTable) -> None:
+    state = f"--state.directory={rig.directory / 'state'}"
+    running, url = rig.start(state)
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+    wait_for(lambda: (rig.directory / "state" / "devices.json").exists(), "the list of GPUs")
+    assert running.stop() == 0
+    gone = rig.table.table.devices[COUNT - 1].uuid.decode()
+    rig.table.table.device_count = COUNT - 1
+    rig.set_state("B")
+    running, url = rig.start(state)
+    seen = rig.wait_until(url, "the last GPU to be missed", lambda seen: is_out(rig, seen, COUNT - 1))
+    assert f'gpu_up{{gpu="{COUNT - 1}",uuid="{gone}"}} 0' in seen.text
+    assert (seen.one("gpu_devices_visible"), seen.one("gpu_devices_expected")) == (COUNT - 1, COUNT)
+    assert scrape_ms(url) < 10
+    done = run_exporter("forget", gone, state)
+    assert (done.returncode, done.stderr) == (0, "")
+    rig.wait_until(
+        url,
+        "the GPU to be forgotten",
+        lambda seen: gone not in seen.text and seen.one("gpu_devices_expected") == COUNT - 1,
+    )
+    matrix.add(
+        "GPU gone from the driver's list after a restart",
+        "`gpu_up` 0 with index and uuid",
+        OTHERS,
+        f"visible {COUNT - 1} of {COUNT} expected",
+        "when it is back, was replaced, or after `gpu-exporter forget UUID`",
+    )
+
+
+def test_gpu_given_to_a_virtual_machine(rig: Rig, matrix: FaultTable) -> None:
+    for index in range(COUNT):
+        add_function(rig.sysfs, f"0000:{0x10 + index:02x}:00.0", "nvidia")
+    add_function(rig.sysfs, "0000:40:00.0", "")
+    holders = rig.directory / "holders.yaml"
+    uuid = rig.table.table.devices[3].uuid.decode()
+    holders.write_text(f'[{{"uuid": "{uuid}", "job": "77"}}]', encoding="utf-8")
+    _, url = rig.start(f"--attribution.static={holders}")
+    seen = rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+    seen = rig.wait_until(url, "the holder", lambda seen: 'job_id="77"' in seen.text)
+    assert 'gpu_devices_unmanaged{driver="none"} 1' in seen.text
+    add_function(rig.sysfs, "0000:13:00.0", "vfio-pci")
+    lose(rig)
+    rig.set_state("B")
+    seen = rig.wait_until(
+        url,
+        "gpu 3 to be away",
+        lambda seen: (
+            "3" not in seen["gpu_up"]
+            and 'gpu_devices_unmanaged{driver="vfio-pci"} 1' in seen.text
+            and rig.fresh(seen, "B") == rig.all(3)
+            and seen.one("gpu_devices_expected") == COUNT - 1
+        ),
+    )
+    assert "3" not in seen["gpu_power_watts"]
+    assert 'job_id="77"' in seen.text
+    assert scrape_ms(url) < 10
+    assert "bound to kernel driver vfio-pci" in (fetch(f"{url}/") or "")
+    add_function(rig.sysfs, "0000:13:00.0", "nvidia")
+    heal(rig)
+    seen = rig.wait_until(url, "gpu 3 to be back", lambda seen: rig.fresh(seen, "B") == rig.all())
+    matrix.add(
+        "GPU given to a virtual machine",
+        "no `gpu_up`, no gauges: away, not lost; its holder stays, unknown",
+        OTHERS,
+        '`gpu_devices_unmanaged{driver="vfio-pci"}` 1, one expected less',
+        "when it is bound to nvidia again, by itself",
+    )
+
+
+def test_the_driver_is_let_go_on_request(rig: Rig, matrix: FaultTable) -> None:
+    holders = rig.directory / "holders.yaml"
+    uuid = rig.table.table.devices[3].uuid.decode()
+    holders.write_text(f'[{{"uuid": "{uuid}", "job": "77"}}]', encoding="utf-8")
+    running, url = rig.start(f"--attribution.static={holders}")
+    start = 'gpu_allocation_start_timestamp_seconds{gpu="3"'
+    before = rig.wait_until(url, "the holder", lambda seen: start in seen.text and rig.fresh(seen, "A") == rig.all())
+
+    def holds_driver() -> bool:
+        return str(rig.table.path) in Path(f"/proc/{running.process.pid}/maps").read_text("utf-8")
+
+    def line(seen: Seen) -> str:
+        return next(line for line in seen.text.splitlines() if line.startswith(start))
+
+    assert holds_driver()
+    begin = time.monotonic()
+    running.process.send_signal(signal.SIGUSR1)
+    wait_for(lambda: not holds_driver(), "the driver to be free", 5, 0.01)
+    assert time.monotonic() - begin < 2
+    rig.set_state("B")
+    seen = rig.wait_until(url, "the release to show", lambda seen: seen.one("gpu_driver_up") == 0)
+    assert not seen["gpu_up"]
+    assert not seen["gpu_power_watts"]
+    assert line(seen) == line(before)
+    assert scrape_ms(url) < 10
+    time.sleep(1.0)
+    assert not holds_driver()
+    running.process.send_signal(signal.SIGHUP)
+    seen = rig.wait_until(url, "all GPUs again", lambda seen: rig.fresh(seen, "B") == rig.all())
+    assert line(seen) == line(before)
+    assert running.stop() == 0
+    matrix.add(
+        "driver let go on request (SIGUSR1)",
+        "no `gpu_up`, no gauges: away, not lost; holders stay, unknown",
+        "the same",
+        "free within 2 s; `gpu_driver_up` 0, log and page say why",
+        "SIGHUP",
+    )
+
+
+def test_the_driver_is_replaced_in_a_container(rig: Rig, matrix: FaultTable) -> None:
+    running, url = rig.start(environment={**rig.environment, "container": "podman"})  # as Podman and systemd say it
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+    for index in range(COUNT):
+        lose(rig, index, "NVML_ERROR_LIB_RM_VERSION_MISMATCH")
+    assert running.process.wait(10) == 5
+    assert "the driver was replaced" in running.log()
+    matrix.add(
+        "driver replaced, in a container",
+        "nothing any more",
+        "the same",
+        "the process ends with status 5, the log says why",
+        "by the kubelet, with the new driver's library",
+    )
+
+
+def test_the_driver_is_replaced_on_a_host(rig: Rig, matrix: FaultTable) -> None:
+    running, url = rig.start(f"--state.directory={rig.directory / 'state'}", "--driver.changed=restart")
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+    for index in range(COUNT):
+        lose(rig, index, "NVML_ERROR_LIB_RM_VERSION_MISMATCH")
+    wait_for(lambda: "this process starts anew" in running.log(), "the new start")
+    for index in range(COUNT):
+        heal(rig, index)
+    rig.set_state("B")
+
+    def is_back() -> bool:
+        text = fetch(f"{url}/metrics") or ""
+        return 'gpu_power_watts{gpu="0"' in text and running.process.poll() is None
+
+    wait_for(is_back, "the exporter to be back")
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "B") == rig.all())
+    for index in range(COUNT):  # a second time soon after is left to who supervises us
+        lose(rig, index, "NVML_ERROR_LIB_RM_VERSION_MISMATCH")
+    assert running.process.wait(10) == 5
+    matrix.add(
+        "driver replaced, on a host",
+        "fresh after a moment",
+        "the same",
+        "the log says why",
+        "the process starts itself anew, once, counters go on from the state file; a second time it ends with status 5",
+    )
+
+
+def test_an_xid_and_then_the_gpu_is_lost(rig: Rig, matrix: FaultTable) -> None:
+    _, url = rig.start()
+    uuid = rig.table.table.devices[3].uuid.decode()
+    zero = f'gpu_xid_events_total{{gpu="3",uuid="{uuid}",class="hardware"}} '
+    rig.wait_until(url, "the count to begin at 0", lambda seen: f"{zero}0\n" in seen.text)
+    rig.table.push_event(3, 79)
+    rig.table.push_event(0, 31)
+    lose(rig)
+    rig.set_state("B")
+    seen = rig.wait_until(url, "the XID", lambda seen: is_out(rig, seen) and f"{zero}1\n" in seen.text)
+    assert 'xid="79",class="hardware"} 1' in seen.text
+    seen = rig.wait_until(url, "the other XID", lambda seen: 'xid="31",class="application"} 1' in seen.text)
+    assert scrape_ms(url) < 10
+    matrix.add(
+        "XID, then the GPU is lost",
+        "`gpu_up` 0, and its XIDs still",
+        OTHERS,
+        "`gpu_xid_events_total{class}` from 0 to 1, `gpu_xid_errors_total{xid,class}`, last timestamp, log",
+        "as for a lost GPU",
+    )
+
+
+def test_once_warns_when_persistence_mode_is_off(rig: Rig) -> None:
+    with rig.table.writing(2) as out:
+        out.persistence = 0
+    done = run_exporter("--once", "--state.directory=", environment=rig.environment)
+    assert done.returncode == 0
+    assert done.stderr.startswith("gpu-exporter: warning: persistence mode is off on 1 GPU:")
+
+
+def test_once_tells_of_the_others_when_one_gpu_hangs(rig: Rig) -> None:
+    rig.table.set_call(3, "nvmlDeviceGetPowerUsage", delay_s=600)
+    begin = time.monotonic()
+    done = run_exporter("--once", "--timeout=2s", "--state.directory=", environment=rig.environment)
+    assert time.monotonic() - begin < 5
+    assert done.returncode == 4
+    assert 'gpu_power_watts{gpu="2"' in done.stdout
+    assert 'gpu_power_watts{gpu="3"' not in done.stdout
+    assert 'gpu_up{gpu="3"' in done.stdout

@@ -1,0 +1,158 @@
+"""Every product and mode: what is published through NVML equals the scenario, value by value."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import gpu_exporter.devices.nvml.device as device_module
+from gpu_exporter import collectors
+from gpu_exporter.app.wiring import activity_rules
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.defaults import Settings
+from gpu_exporter.devices.nvml import backend as backend_module
+from gpu_exporter.devices.nvml.backend import NvmlBackend
+from gpu_exporter.devices.simulated import SimulatedDevice, Stage
+from gpu_exporter.model import DeviceSnapshot
+from gpu_exporter.sampling.sampler import DeviceSampler
+from tests.testbed.nvml.feeder import PERIOD_S, NvmlTable, ScenarioFeeder
+from tests.testbed.nvml.scenarios import GENERATIONS, build
+
+Values = dict[tuple[str, ...], float]
+Read = Callable[[str], tuple[Values, Values]]
+# How coarse NVML tells it: percent, milliwatts, whole degrees, KiB, nanoseconds. Without an entry: exact.
+STEPS = {
+    "gpu_utilization_ratio": 0.005,
+    "gpu_memory_busy_ratio": 0.005,
+    "gpu_encoder_utilization_ratio": 0.005,
+    "gpu_decoder_utilization_ratio": 0.005,
+    "gpu_nvlink_rx_bytes_total": 1024.0 * 18,
+    "gpu_nvlink_tx_bytes_total": 1024.0 * 18,
+    "gpu_pcie_rx_bytes_total": 1.0,
+    "gpu_pcie_tx_bytes_total": 1.0,
+    "gpu_power_watts": 0.001,
+    "gpu_sm_clock_hertz": 0.5e6,
+    "gpu_energy_joules_total": 0.001,
+}
+COARSE = 0.01  # of sums and shares that are made of the above
+
+
+def values_of(snapshot: DeviceSnapshot) -> Values:
+    """(family, mig, labels...) and value of everything that one cycle publishes, and the activity that it books."""
+    found = {(s.family.name, "", *s.labels): s.value for s in snapshot.samples}
+    for instance in snapshot.instances:
+        found.update({(s.family.name, instance.mig, *s.labels): s.value for s in instance.samples})
+    for unit in (snapshot, *snapshot.instances):
+        if unit.activity is not None:
+            spans = [span for span in unit.activity.spans if span.end > span.start]
+            mig = getattr(unit, "mig", "")
+            found["covered", mig] = sum(span.end - span.start for span in spans)
+            found["busy", mig] = sum((span.end - span.start) * span.ratio for span in spans)
+    return found
+
+
+@pytest.fixture
+def read(nvml_directory: Path, nvml_table: NvmlTable, monkeypatch: pytest.MonkeyPatch) -> Iterator[Read]:
+    """Three cycles of a generation, through NVML and straight from the scenario."""
+    ctypes.CDLL(str(nvml_directory / "libnvidia-ml.so.1"), mode=ctypes.RTLD_GLOBAL)
+    monkeypatch.setenv("GPU_EXPORTER_NVML_TABLE", str(nvml_table.path))
+    with contextlib.ExitStack() as stack:
+
+        def run(name: str) -> tuple[Values, Values]:
+            clock, scenario, rules = ManualClock(), build(name), activity_rules(Settings())
+            feeder = ScenarioFeeder(scenario, nvml_table, clock)
+            truth = SimulatedDevice(Stage(scenario, clock, PERIOD_S), scenario.gpus[0])
+            backend = NvmlBackend(monotonic=clock.monotonic)
+            stack.callback(backend.close)
+            clock.advance(40.0)
+            feeder.feed()
+            backend.open()
+            samplers = [DeviceSampler(d, collectors.ALL, clock, rules) for d in (backend.find(0), truth)]
+            for _ in range(3):
+                clock.advance(1.0)
+                feeder.feed()
+                snapshots = [sampler.sample() for sampler in samplers]
+            assert all(not outcome.error for snapshot in snapshots for outcome in snapshot.outcomes)
+            assert [s.activity and s.activity.witnesses for s in snapshots[:1]] == [
+                s.activity and s.activity.witnesses for s in snapshots[1:]
+            ]
+            backend.close()
+            return values_of(snapshots[0]), values_of(snapshots[1])
+
+        yield run
+
+
+def differences(told: Values, truth: Values) -> list[str]:
+    """Where the two are not the same, in words."""
+    found = [f"{key} is missing" for key in truth.keys() - told.keys()]
+    found += [f"{key} is invented" for key in told.keys() - truth.keys()]
+    for key in told.keys() & truth.keys():
+        step = STEPS.get(key[0], COARSE if "mig_power" in key[0] or "energy" in key[0] else 1e-6)
+        if abs(told[key] - truth[key]) > step + 1e-9 * abs(truth[key]):
+            found.append(f"{key}: {told[key]} is not {truth[key]}")
+    return found
+
+
+@pytest.mark.parametrize("name", GENERATIONS)
+def test_what_is_published_is_the_truth(read: Read, name: str) -> None:
+    told, truth = read(name)
+    assert differences(told, truth) == []
+
+
+# What a generation tells that others do not, and does not tell that others do.
+EXPECTED = {
+    "T4": ({"gpu_retired_pages", "gpu_temperature_limit_celsius"}, {"gpu_memory_temperature_celsius", "gpu_nvlink_rx_bytes_total", "gpu_remapped_rows", "gpu_sm_active_ratio"}),
+    "V100": ({"gpu_retired_pages", "gpu_memory_temperature_celsius"}, {"gpu_remapped_rows", "gpu_mig_info"}),
+    "A100": ({"gpu_remapped_rows", "gpu_utilization_ratio", "gpu_nvlink_rx_bytes_total"}, {"gpu_sm_active_ratio", "gpu_temperature_margin_celsius"}),
+    "A100 MIG": ({"gpu_mig_info", "gpu_mig_memory_used_bytes", "gpu_mig_power_watts"}, {"gpu_utilization_ratio", "gpu_mig_graphics_active_ratio", "gpu_remapped_rows"}),
+    "H100": ({"gpu_sm_active_ratio", "gpu_temperature_margin_celsius"}, {"gpu_temperature_limit_celsius", "gpu_retired_pages"}),
+    "H100 MIG": ({"gpu_mig_graphics_active_ratio", "gpu_mig_sm_active_ratio"}, {"gpu_utilization_ratio"}),
+    "B200": ({"gpu_nvlink_rx_bytes_total", "gpu_sm_active_ratio"}, {"gpu_retired_pages"}),
+    "GH200": ({"gpu_memory_used_bytes", "gpu_sm_active_ratio"}, {"gpu_retired_pages"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_generation_tells_what_it_can_and_nothing_else(read: Read, name: str) -> None:
+    families = {key[0] for key in read(name)[0]}
+    present, absent = EXPECTED[name]
+    assert present <= families
+    assert not absent & families
+
+
+def test_the_activity_of_mig_instances_is_told_one_by_one(read: Read) -> None:
+    told, _ = read("H100 MIG")
+    active = {key[1]: value for key, value in told.items() if key[0] == "gpu_mig_graphics_active_ratio"}
+    assert active == pytest.approx({"1/0": 0.5, "9/0": 0.75, "5/0": 1.0, "5/1": 0.0})
+    supported = {key[1]: v for key, v in read("A100 MIG")[0].items() if key[0] == "gpu_mig_activity_supported"}
+    assert supported == {"1/0": 0.0, "2/0": 0.0}
+
+
+SOURCE = Path(device_module.__file__).read_text("utf-8")
+CONVERSIONS = [match.span() for match in re.finditer(r"[*/] (?:100\.0|1e3|1e6|1e9|KIB|MIB)\b", SOURCE)]
+
+
+def test_there_are_conversions_to_break() -> None:
+    assert len(CONVERSIONS) >= 18
+
+
+@pytest.mark.parametrize(
+    "place", CONVERSIONS, ids=lambda place: f"line {SOURCE.count(chr(10), 0, place[0]) + 1}: {SOURCE[slice(*place)]}"
+)
+def test_no_conversion_can_be_wrong_unseen(read: Read, place: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each factor in turn is twice what it should be: some generation's values must then be off."""
+    mutant = types.ModuleType("mutant")
+    text = f"{SOURCE[: place[1]]} * 2{SOURCE[place[1] :]}"
+    exec(compile(text, device_module.__file__, "exec"), mutant.__dict__)
+    monkeypatch.setattr(backend_module, "NvmlDevice", mutant.NvmlDevice)
+    seen: list[str] = []
+    for name in ("H100 MIG", "H100", "B200", "A100"):
+        told, truth = read(name)
+        seen += differences(told, truth)
+    assert seen

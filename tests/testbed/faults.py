@@ -1,0 +1,150 @@
+"""A running exporter on our library, what it shows from outside, and the table of faults that tests write."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.devices.scenario import parse_scenario
+from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
+from tests.testbed.processes import Processes, Running, fetch, wait_for
+
+QUIET = ("--no-attribution.slurm", "--no-attribution.kubelet")
+
+
+class Seen(NamedTuple):
+    """One scrape. Values by GPU index as text."""
+
+    text: str
+    values: dict[str, dict[str, float]]  # family: {gpu: value}, only families without further labels
+    errors: dict[tuple[str, str], float]
+
+    def __getitem__(self, family: str) -> dict[str, float]:
+        return self.values.get(family, {})
+
+    def one(self, family: str) -> float | None:
+        """The value of a family that has no labels."""
+        return self.values.get(family, {}).get("")
+
+
+def look(url: str) -> Seen:
+    """Scrape, and take it apart. Fails when nobody answers."""
+    text = fetch(f"{url}/metrics", timeout_s=4.5)
+    assert text is not None, "the scrape was not answered"
+    values: dict[str, dict[str, float]] = defaultdict(dict)
+    errors: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name == "gpu_exporter_nvml_errors_total":
+                errors[sample.labels["call"], sample.labels["error"]] = sample.value
+            elif sample.labels.keys() <= {"gpu", "uuid"}:
+                values[sample.name][sample.labels.get("gpu", "")] = sample.value
+    return Seen(text, dict(values), errors)
+
+
+def scrape_ms(url: str) -> float:
+    """The best of five scrapes: what the exporter takes when nothing else is in the way."""
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        assert fetch(f"{url}/metrics", timeout_s=4.5) is not None
+        times.append((time.perf_counter() - begin) * 1000)
+    return min(times)
+
+
+def threads_of(running: Running) -> int:
+    return len(os.listdir(f"/proc/{running.process.pid}/task"))
+
+
+class Rig:
+    """`count` GPUs whose values stand still until they are moved from state A to state B."""
+
+    def __init__(
+        self, table: NvmlTable, environment: dict[str, str], processes: Processes, directory: Path, count: int
+    ) -> None:
+        self.table = table
+        self.environment = environment
+        self.processes = processes
+        self.directory = directory
+        self.count = count
+        self.feeder = ScenarioFeeder(
+            parse_scenario({"gpus": [{"model": "H100", "load": {"kind": "constant", "value": 0.5}}] * count}),
+            table,
+            ManualClock(),
+        )
+        self.sysfs = directory / "sys"
+        self.set_state("A")
+
+    def set_state(self, state: str) -> None:
+        """Every GPU has its own power, and another one in each state."""
+        for index in range(self.count):
+            with self.table.writing(index) as out:
+                out.power_mw = self._power_w(index, state) * 1000
+                out.utilization = 40 if state == "A" else 60
+
+    @staticmethod
+    def _power_w(index: int, state: str) -> int:
+        return 200 + 10 * index + (5 if state == "B" else 0)
+
+    def start(self, *flags: str, settings: str = "", environment: dict[str, str] | None = None) -> tuple[Running, str]:
+        """The exporter, quick enough for tests unless `settings` say otherwise."""
+        path = self.directory / "settings.yaml"
+        quick = "sampling: {interval: 100ms, deadline: 500ms, withhold_min: 1s}\nattribution: {interval: 200ms}\n"
+        path.write_text(settings or quick, encoding="utf-8")
+        return self.processes.start_exporter(
+            *QUIET,
+            f"--path.sysfs={self.sysfs}",
+            f"--config.file={path}",
+            *flags,
+            environment=environment or self.environment,
+        )
+
+    def fresh(self, seen: Seen, state: str) -> set[str]:
+        """The GPUs that show this state's values."""
+        return {gpu for gpu, watts in seen["gpu_power_watts"].items() if watts == self._power_w(int(gpu), state)}
+
+    def all(self, *but: int) -> set[str]:
+        return {str(index) for index in range(self.count)} - {str(index) for index in but}
+
+    def wait_until(self, url: str, what: str, condition, timeout_s: float = 20.0) -> Seen:  # type: ignore[no-untyped-def]
+        """Scrape until `condition(seen)` holds."""
+
+        def ask() -> Seen | None:
+            seen = look(url)
+            return seen if condition(seen) else None
+
+        return wait_for(ask, what, timeout_s)
+
+
+HEADER = """# What happens when something breaks
+
+Written by `tests/component/test_faults.py`, which makes each fault on a running exporter with a C library of our own in
+the driver's place, and looks from outside. {count} GPUs; the fault hits GPU 3, unless it says all. A test run compares.
+
+In every row: the process stays, unless the row says otherwise; each scrape is answered, within 10 ms when nothing else
+runs; no value from before the fault is published as present; nothing of it counts as idle.
+
+| fault | what the GPU in question shows | the other GPUs | signs | recovery |
+| --- | --- | --- | --- | --- |
+"""
+
+
+class FaultTable:
+    """Rows as the tests saw them."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, tuple[str, ...]] = {}
+
+    def add(self, fault: str, shows: str, others: str, signs: str, recovery: str) -> None:
+        assert fault not in self.rows, fault
+        self.rows[fault] = (fault, shows, others, signs, recovery)
+
+    def render(self, order: list[str], count: int) -> str:
+        lines = ["| " + " | ".join(self.rows[fault]) + " |" for fault in order]
+        return HEADER.format(count=count) + "\n".join(lines) + "\n"

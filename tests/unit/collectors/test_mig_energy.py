@@ -1,0 +1,97 @@
+"""The board's energy is divided, never made or lost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter import collectors
+from gpu_exporter.app.wiring import activity_rules
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.collectors.mig import divide_energy
+from gpu_exporter.defaults import Settings
+from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.devices.simulated import SimulatedDevice, Stage
+from gpu_exporter.model import DeviceSnapshot
+from gpu_exporter.sampling.sampler import DeviceSampler
+
+PARTS = st.lists(
+    st.tuples(st.uuids().map(str), st.integers(1, 7), st.none() | st.floats(0, 1)), max_size=7, unique_by=lambda p: p[0]
+)
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.sampled_from([4, 7]), PARTS)
+def test_shares_and_remainder_are_the_whole(
+    joules: float, idle: float, slices: int, parts: list[tuple[str, int, float | None]]
+) -> None:
+    shares, rest = divide_energy(joules, idle, slices, parts)
+    assert set(shares) == {uuid for uuid, *_ in parts}
+    assert sum(shares.values()) + rest == pytest.approx(joules, rel=1e-9, abs=1e-9)
+    assert min(shares.values(), default=0.0) >= 0.0
+    assert rest >= -1e-9 * joules - 1e-9
+
+
+def test_idle_draw_goes_by_slices_and_the_rest_by_activity() -> None:
+    shares, rest = divide_energy(170.0, 70.0, 7, [("a", 3, 1.0), ("b", 2, 0.0)])
+    assert shares == pytest.approx({"a": 30.0 + 100.0, "b": 20.0})
+    assert rest == pytest.approx(20.0)  # two slices that nobody has
+    shares, _ = divide_energy(170.0, 70.0, 7, [("a", 3, 0.5), ("b", 2, 0.5)])
+    assert shares == pytest.approx({"a": 30.0 + 60.0, "b": 20.0 + 40.0})
+
+
+def test_without_activity_all_of_it_goes_by_slices() -> None:
+    assert divide_energy(70.0, 10.0, 7, [("a", 3, None), ("b", 1, 0.9)]) == ({"a": 30.0, "b": 10.0}, 30.0)
+
+
+def joules(snapshot: DeviceSnapshot, family: str) -> float:
+    """Sum of a family over a snapshot and its instances."""
+    samples = [*snapshot.samples, *(sample for instance in snapshot.instances for sample in instance.samples)]
+    return sum(sample.value for sample in samples if sample.family.name == family)
+
+
+LOADS = st.fixed_dictionaries(
+    {"kind": st.just("square"), "low": st.floats(0, 1), "high": st.floats(0, 1), "period": st.floats(2, 60)}
+)
+INSTANCE = st.fixed_dictionaries(
+    {"profile": st.sampled_from(["1g.10gb", "2g.20gb", "3g.40gb"]), "load": LOADS, "from": st.sampled_from([0, 7, 20])}
+)
+
+
+@given(st.sampled_from(["A100", "H100", "B200"]), st.lists(INSTANCE, max_size=3))
+def test_instances_and_remainder_grow_as_fast_as_the_board(model: str, instances: list[dict[str, object]]) -> None:
+    """Over a minute in which instances come; none is counted in the board's family, and none twice."""
+    clock = ManualClock()
+    scenario = parse_scenario({"gpus": [{"model": model, "mig": instances}]})
+    device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
+    sampler = DeviceSampler(device, collectors.DEFAULT, clock, activity_rules(Settings()))
+    clock.advance(1.0)
+    begin = joules(sampler.sample(), "gpu_energy_joules_total")
+    for _ in range(60):
+        clock.advance(1.0)
+        snapshot = sampler.sample()
+    board = joules(snapshot, "gpu_energy_joules_total") - begin
+    divided = joules(snapshot, "gpu_mig_energy_joules_total")
+    rest = joules(snapshot, "gpu_mig_unassigned_energy_joules_total")
+    assert divided + rest == pytest.approx(board, rel=1e-3)
+    watts = joules(snapshot, "gpu_mig_power_watts")
+    assert watts <= snapshot.value("gpu_power_limit_watts")  # type: ignore[operator]
+
+
+def test_an_instance_that_goes_takes_its_counter_along_and_a_new_one_begins_at_zero() -> None:
+    clock = ManualClock()
+    busy = {"kind": "constant", "value": 1}
+    mig = [{"profile": "1g.10gb", "gi": 7, "to": 30, "load": busy}, {"profile": "1g.10gb", "gi": 7, "from": 30}]
+    scenario = parse_scenario({"gpus": [{"model": "H100", "mig": mig}]})
+    device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
+    sampler = DeviceSampler(device, collectors.DEFAULT, clock, activity_rules(Settings()))
+    seen: dict[str, list[float]] = {}
+    for _ in range(40):
+        clock.advance(1.0)
+        for instance in sampler.sample().instances:
+            if instance.energy_j is not None:
+                seen.setdefault(instance.uuid, []).append(instance.energy_j)
+    first, second = seen.values()
+    assert first == sorted(first)
+    assert second[0] < first[-1] / 10
+    assert not [key for key in sampler._totals._sums if isinstance(key, tuple) and key[0] == next(iter(seen))]

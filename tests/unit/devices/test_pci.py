@@ -1,0 +1,31 @@
+"""GPUs as the kernel lists them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.testbed.sysfs import add_function
+
+from gpu_exporter.devices.pci import PciFunction, list_functions, normalize
+
+
+def test_gpus_and_who_has_them(tmp_path: Path) -> None:
+    add_function(tmp_path, "0000:10:00.0", "nvidia")
+    add_function(tmp_path, "0000:11:00.0", "vfio-pci", kind="0x030000")
+    add_function(tmp_path, "0000:12:00.0", "")
+    add_function(tmp_path, "0000:10:00.1", "snd_hda_intel", kind="0x040300")  # the audio function of a board
+    add_function(tmp_path, "0000:00:1f.0", "igc", vendor="0x8086")
+    assert list_functions(tmp_path) == [
+        PciFunction("0000:10:00.0", "nvidia"),
+        PciFunction("0000:11:00.0", "vfio-pci"),
+        PciFunction("0000:12:00.0", "none"),
+    ]
+
+
+def test_a_bus_that_cannot_be_read_is_unknown_and_not_empty(tmp_path: Path) -> None:
+    assert list_functions(tmp_path / "nowhere") is None
+
+
+def test_one_spelling_of_addresses() -> None:
+    assert normalize("00000000:3B:00.0") == normalize("0000:3b:00.0") == "0000:3b:00.0"
+    assert normalize("00010000:3B:00.0") == "0000:3b:00.0"

@@ -1,0 +1,194 @@
+"""Recordings: what goes in comes out, at its time; a bad file names its fault."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.devices.errors import DeviceError, DeviceLost, DriverUnavailable, NotSupported, device_error
+from gpu_exporter.devices.nvml.library import SYSTEM, Handle
+from gpu_exporter.devices.nvml.recording import RecordedLibrary, Recorder, RecordingError, is_recording, read_recording
+
+
+class Script:
+    """A driver that answers what it is told to."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {}
+
+    def open(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+    def ask(self, call: str, handle: Handle = SYSTEM, *arguments: Any) -> Any:
+        answer = self.answers[call]
+        if isinstance(answer, DeviceError):
+            raise answer
+        return answer(*arguments) if callable(answer) else answer
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def play(recorder: Recorder, path: Path, clock: ManualClock) -> RecordedLibrary:
+    recorder.write(path, exporter="TEST")
+    library = RecordedLibrary(path, clock)
+    library.open()
+    return library
+
+
+GPU = Handle("0")
+
+
+def test_answers_and_errors_come_back_at_their_time(tmp_path: Path, clock: ManualClock) -> None:
+    script = Script()
+    recorder = Recorder(script, hashed=False, clock=clock.monotonic)
+    for answer in (100_000, device_error("nvmlDeviceGetPowerUsage", "NVML_ERROR_GPU_IS_LOST"), 200_000):
+        script.answers["nvmlDeviceGetPowerUsage"] = answer
+        try:
+            recorder.ask("nvmlDeviceGetPowerUsage", GPU)
+        except DeviceLost:
+            assert isinstance(answer, DeviceLost)
+        clock.advance(1.0)
+    library = play(recorder, tmp_path / "x.rec.gz", clock)
+    assert library.ask("nvmlDeviceGetPowerUsage", GPU) == 100_000
+    clock.advance(1.5)
+    with pytest.raises(DeviceLost):
+        library.ask("nvmlDeviceGetPowerUsage", GPU)
+    clock.advance(1.0)
+    assert library.ask("nvmlDeviceGetPowerUsage", GPU) == 200_000
+    clock.advance(1.0)
+    with pytest.raises(NotSupported, match="NO_DATA"):  # after its end a recording knows nothing
+        library.ask("nvmlDeviceGetPowerUsage", GPU)
+
+
+def test_fields_are_recorded_one_by_one_and_asked_in_any_company(tmp_path: Path, clock: ManualClock) -> None:
+    script = Script()
+    script.answers["nvmlDeviceGetFieldValues"] = lambda ids: tuple((0, 10 * field) for field, _ in ids)
+    recorder = Recorder(script, hashed=False, clock=clock.monotonic)
+    recorder.ask("nvmlDeviceGetFieldValues", GPU, ((74, 0), (75, 0)))
+    recorder.ask("nvmlDeviceGetFieldValues", GPU, ((138, 5),))
+    clock.advance(1.0)
+    library = play(recorder, tmp_path / "x.rec.gz", clock)
+    asked = ((138, 5), (75, 0), (999, 0))
+    assert library.ask("nvmlDeviceGetFieldValues", GPU, asked) == ((0, 1380), (0, 750), (13, 0))
+
+
+def test_a_sample_ring_is_moved_to_the_present(tmp_path: Path, clock: ManualClock) -> None:
+    script = Script()
+    recorder = Recorder(script, hashed=False, clock=clock.monotonic)
+    base = round(recorder._wall * 1e6)
+    ring = [(base + 200_000 * i, i) for i in range(20)]
+    for newest in (5, 10):
+        script.answers["nvmlDeviceGetSamples"] = lambda kind, since, n=newest: tuple(ring[max(0, n - 6) : n])
+        clock.advance(1.0)
+        recorder.ask("nvmlDeviceGetSamples", GPU, 1, 0)
+    clock.advance(0.5)
+    library = play(recorder, tmp_path / "x.rec.gz", clock)
+    clock.step_wall(1e6)
+    start = clock.wall()
+    assert library.ask("nvmlDeviceGetSamples", GPU, 1, 0) == ()
+    clock.advance(1.1)
+    told = library.ask("nvmlDeviceGetSamples", GPU, 1, 0)
+    assert [(round(stamp / 1e6 - start, 3), value) for stamp, value in told] == [
+        (0.0, 0), (0.2, 1), (0.4, 2), (0.6, 3), (0.8, 4),
+    ]  # fmt: skip
+    clock.advance(1.0)
+    assert [value for _, value in library.ask("nvmlDeviceGetSamples", GPU, 1, told[-1][0])] == [5, 6, 7, 8, 9]
+
+
+def test_a_gpm_window_is_handed_out_once(tmp_path: Path, clock: ManualClock) -> None:
+    script = Script()
+    recorder = Recorder(script, hashed=False, clock=clock.monotonic)
+    for answer in (None, (1.0, ((1, 0, 50.0), (2, 0, float("nan"))))):
+        script.answers["nvmlGpmMetricsGet"] = answer
+        recorder.ask("nvmlGpmMetricsGet", GPU, "GPU-a-window", -1)
+        clock.advance(1.0)
+    library = play(recorder, tmp_path / "x.rec.gz", clock)
+    assert library.ask("nvmlGpmMetricsGet", GPU, "another name", -1) is None
+    clock.advance(1.0)
+    span, metrics = library.ask("nvmlGpmMetricsGet", GPU, "another name", -1)
+    assert (span, metrics[0]) == (1.0, (1, 0, 50.0))
+    assert library.ask("nvmlGpmMetricsGet", GPU, "another name", -1) is None
+
+
+def test_uuids_are_hashed_on_request_and_stay_tellable_apart(tmp_path: Path, clock: ManualClock) -> None:
+    uuids = ["GPU-0a0b0c0d-1111-2222-3333-444455556666", "MIG-0a0b0c0d-1111-2222-3333-444455556666"]
+    script = Script()
+    recorder = Recorder(script, hashed=True, clock=clock.monotonic)
+    for place, uuid in zip("01", uuids, strict=True):
+        script.answers["nvmlDeviceGetUUID"] = uuid
+        recorder.ask("nvmlDeviceGetUUID", Handle(place))
+    path = tmp_path / "x.rec.gz"
+    clock.advance(1.0)
+    library = play(recorder, path, clock)
+    text = gzip.decompress(path.read_bytes()).decode()
+    assert "0a0b0c0d" not in text
+    told = [library.ask("nvmlDeviceGetUUID", Handle(place)) for place in "01"]
+    assert told[0].startswith("GPU-")
+    assert told[1].startswith("MIG-")
+    assert told[0][4:] != told[1][4:]
+    assert [len(uuid) for uuid in told] == [len(uuid) for uuid in uuids]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "x.rec.gz:1: no recording of version 1"),
+        ("[]\n", "x.rec.gz:1: no recording of version 1"),
+        ('{"format": "gpu-exporter-recording", "version": 2}\n', "x.rec.gz:1: no recording of version 1"),
+        ("{head}\noops\n", "x.rec.gz:2: JSONDecodeError"),
+        ('{head}\n{"call": "a"}\n', "x.rec.gz:2: KeyError: 'device'"),
+        (
+            '{head}\n{"call":"a","device":"","arguments":[],"s":[1],"us":[],"answer":[0],"answers":[["ok",1]]}\n',
+            "x.rec.gz:2: times and answers differ in number",
+        ),
+        (
+            '{head}\n{"call":"a","device":"","arguments":[],"s":[1],"us":[1],"answer":[3],"answers":[["ok",1]]}\n',
+            "x.rec.gz:2: an answer is missing",
+        ),
+        (
+            '{head}\n{"call":"a","device":"","arguments":[],"s":[1],"us":[1],"answer":[0],"answers":[["maybe",1]]}\n',
+            "x.rec.gz:2: 'maybe' is neither ok nor error",
+        ),
+    ],
+)
+def test_a_bad_file_names_line_and_fault(tmp_path: Path, text: str, message: str, clock: ManualClock) -> None:
+    head = json.dumps({"format": "gpu-exporter-recording", "version": 1, "wall": 0, "duration_s": 1})
+    path = tmp_path / "x.rec.gz"
+    path.write_bytes(gzip.compress(text.replace("{head}", head).encode()))
+    with pytest.raises(RecordingError) as error:
+        read_recording(path)
+    assert message in str(error.value).replace("ValueError: ", "")
+    with pytest.raises(DriverUnavailable):
+        RecordedLibrary(path, clock).open()
+
+
+def test_what_is_no_gzip_is_no_recording(tmp_path: Path) -> None:
+    path = tmp_path / "x.rec.gz"
+    path.write_text("timestamp,\n", encoding="utf-8")
+    assert not is_recording(path)
+    with pytest.raises(RecordingError, match="not a gzipped recording"):
+        read_recording(path)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_recording_or_a_recording_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.mktemp("r") / "x.rec.gz"
+    head = json.dumps({"format": "gpu-exporter-recording", "version": 1, "wall": 0, "duration_s": 1})
+    path.write_bytes(gzip.compress(f"{head}\n{text}".encode("utf-8", "surrogatepass")))
+    try:
+        read_recording(path)
+    except RecordingError:
+        return

@@ -1,0 +1,78 @@
+"""Which GPUs should be there, over restarts, replacements and reboots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpu_exporter.ledger.expected import ExpectedDevice, ExpectedDevices, forget
+
+A = ExpectedDevice("GPU-a", "0000:10:00.0", 0, "H100")
+B = ExpectedDevice("GPU-b", "0000:11:00.0", 1, "H100")
+C = ExpectedDevice("GPU-c", "0000:11:00.0", 1, "H100")
+
+
+def seen(directory: Path, boot: str, *devices: ExpectedDevice) -> ExpectedDevices:
+    """A new process that sees these GPUs."""
+    book = ExpectedDevices(directory, boot)
+    book.load()
+    if book.note(devices):
+        book.save()
+    return book
+
+
+def test_a_gpu_stays_expected_over_a_restart(tmp_path: Path) -> None:
+    seen(tmp_path, "boot-1", A, B)
+    assert set(seen(tmp_path, "boot-1", A).devices) == {"GPU-a", "GPU-b"}
+
+
+def test_a_gpu_at_the_same_place_replaces_it(tmp_path: Path) -> None:
+    seen(tmp_path, "boot-1", A, B)
+    assert set(seen(tmp_path, "boot-1", A, C).devices) == {"GPU-a", "GPU-c"}
+
+
+def test_a_reboot_with_as_many_gpus_forgets_the_others(tmp_path: Path) -> None:
+    seen(tmp_path, "boot-1", A, B)
+    moved = B._replace(uuid="GPU-d", pci_bus_id="0000:12:00.0")
+    assert set(seen(tmp_path, "boot-2", A, moved).devices) == {"GPU-a", "GPU-d"}
+
+
+def test_a_reboot_with_fewer_gpus_still_misses_the_one(tmp_path: Path) -> None:
+    seen(tmp_path, "boot-1", A, B)
+    book = seen(tmp_path, "boot-2", A)
+    assert set(book.devices) == {"GPU-a", "GPU-b"}
+    assert set(seen(tmp_path, "boot-2", A).devices) == {"GPU-a", "GPU-b"}
+    moved = B._replace(uuid="GPU-d", pci_bus_id="0000:12:00.0")
+    assert book.note([A, moved])  # it came late, in another slot
+    assert set(book.devices) == {"GPU-a", "GPU-d"}
+
+
+def test_a_reboot_in_which_none_answers_forgets_none(tmp_path: Path) -> None:
+    seen(tmp_path, "boot-1", A, B)
+    assert set(seen(tmp_path, "boot-2").devices) == {"GPU-a", "GPU-b"}
+
+
+def test_forget_reaches_a_running_exporter(tmp_path: Path) -> None:
+    book = seen(tmp_path, "boot-1", A, B)
+    assert not forget(tmp_path, "GPU-x")
+    assert forget(tmp_path, "GPU-b")
+    book.load()
+    assert set(book.devices) == {"GPU-a"}
+    assert set(seen(tmp_path, "boot-1", A).devices) == {"GPU-a"}
+
+
+def test_a_damaged_file_is_no_file(tmp_path: Path) -> None:
+    seen(tmp_path, "boot-1", A, B)
+    for text in ("", "{", "[]", '{"version": 9}', '{"version": 1, "boot_id": "x", "devices": [{"uuid": 1}]}'):
+        (tmp_path / "devices.json").write_text(text, encoding="utf-8")
+        book = ExpectedDevices(tmp_path, "boot-1")
+        book.load()
+        assert book.devices == {}
+
+
+def test_without_a_directory_it_is_kept_in_memory() -> None:
+    book = ExpectedDevices(None, "boot-1")
+    book.load()
+    assert book.note([A, B])
+    book.save()
+    assert book.note([A]) is False
+    assert set(book.devices) == {"GPU-a", "GPU-b"}
