@@ -95,42 +95,40 @@ def _margin(handle: Handle) -> int:
     return int(told.celsius)
 
 
+RING_MAX = 65536  # entries; no driver is known to keep more than some hundred
+
+
 class _Buffers(threading.local):
     """Structures that are filled again and again; each device's thread has its own."""
 
     def __init__(self) -> None:
         self.fields: dict[tuple[tuple[int, int], ...], Any] = {}
-        self.samples: Any = (structures.Sample * 0)()
+        self.samples: Any = (structures.Sample * 256)()
 
 
 _buffers = _Buffers()
 
 
 def _samples(handle: Handle, kind: int, since_us: int) -> tuple[tuple[int, float], ...]:
-    """(stamp in microseconds, value) of each sample newer than `since_us`; NOT_FOUND is no sample."""
+    """(stamp in microseconds, value) of each sample newer than `since_us`; NOT_FOUND is no sample.
+
+    The binding asks for the size of the ring each time; a buffer that was full is made larger and filled again.
+    """
     call = "nvmlDeviceGetSamples"
-    function = _raw(call)
     value_type, since = ctypes.c_uint(0), ctypes.c_ulonglong(since_us)
-    for _ in range(2):
+    while True:
         buffer = _buffers.samples
         count = ctypes.c_uint(len(buffer))
-        code = 0
-        if len(buffer):
-            code = function(handle.raw, kind, since, ctypes.byref(value_type), ctypes.byref(count), buffer)
-        if len(buffer) and code != nvml.NVML_ERROR_INSUFFICIENT_SIZE:
+        code = _raw(call)(handle.raw, kind, since, ctypes.byref(value_type), ctypes.byref(count), buffer)
+        is_full = code == nvml.NVML_ERROR_INSUFFICIENT_SIZE or (not code and count.value >= len(buffer))
+        if not is_full or len(buffer) >= RING_MAX:
             break
-        # Without a buffer the driver tells how many entries its ring has: once, and when it has grown.
-        code = function(handle.raw, kind, since, ctypes.byref(value_type), ctypes.byref(count), None)
-        if code != nvml.NVML_SUCCESS or not count.value:
-            break
-        _buffers.samples = (structures.Sample * (2 * count.value))()
-    if nvml.error_name(code) == "NVML_ERROR_NOT_FOUND" or not len(_buffers.samples):
-        code = nvml.NVML_SUCCESS if nvml.error_name(code) == "NVML_ERROR_NOT_FOUND" else code
-        _check(call, code)
+        _buffers.samples = (structures.Sample * (2 * len(buffer)))()
+    if nvml.error_name(code) == "NVML_ERROR_NOT_FOUND":
         return ()
     _check(call, code)
     member = nvml.VALUE_MEMBERS.get(value_type.value, "uiVal")
-    return tuple((entry.stamp, getattr(entry.value, member)) for entry in _buffers.samples[: count.value])
+    return tuple((entry.stamp, getattr(entry.value, member)) for entry in buffer[: count.value])
 
 
 def _fields(handle: Handle, ids: tuple[tuple[int, int], ...]) -> tuple[tuple[int, float], ...]:
