@@ -60,22 +60,23 @@ INSTANCE = st.fixed_dictionaries(
 
 @given(st.sampled_from(["A100", "H100", "B200"]), st.lists(INSTANCE, max_size=3))
 def test_instances_and_remainder_grow_as_fast_as_the_board(model: str, instances: list[dict[str, object]]) -> None:
-    """Over a minute in which instances come; none is counted in the board's family, and none twice."""
+    """Over half a minute in which instances come; none is counted in the board's family, and none twice."""
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": model, "mig": instances}]})
     device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
     sampler = DeviceSampler(device, collectors.DEFAULT, clock, activity_rules(Settings()))
     clock.advance(1.0)
     begin = joules(sampler.sample(), "gpu_energy_joules_total")
-    for _ in range(60):
+    now = begin
+    for _ in range(30):
         clock.advance(1.0)
         snapshot = sampler.sample()
+        before, now = now, joules(snapshot, "gpu_energy_joules_total")
+        assert joules(snapshot, "gpu_mig_power_watts") <= (now - before) * (1 + 1e-9)  # one second
     board = joules(snapshot, "gpu_energy_joules_total") - begin
     divided = joules(snapshot, "gpu_mig_energy_joules_total")
     rest = joules(snapshot, "gpu_mig_unassigned_energy_joules_total")
     assert divided + rest == pytest.approx(board, rel=1e-3)
-    watts = joules(snapshot, "gpu_mig_power_watts")
-    assert watts <= snapshot.value("gpu_power_limit_watts")  # type: ignore[operator]
 
 
 def test_an_instance_that_goes_takes_its_counter_along_and_a_new_one_begins_at_zero() -> None:
