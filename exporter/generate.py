@@ -107,8 +107,8 @@ def render_reference() -> str:
         "# Metrics",
         "",
         "Generated from the code by `make generate`; a test compares. Base units throughout; a series that the",
-        "hardware or the privilege does not allow is absent, never 0. Each collector has its flag, `--collector.NAME` and",
-        "`--no-collector.NAME`; what it reads less often than each cycle says so.",
+        "hardware or the privilege does not allow is absent, never 0. Each collector has its flag, `--collector.NAME`",
+        "and `--no-collector.NAME`; what it reads less often than each cycle says so.",
     ]
     groups: list[tuple[str, str, tuple[str, ...], tuple[Family, ...]]] = []
     for collector in collectors.ALL:

@@ -1,93 +1,275 @@
-"""What the driver of this machine answers, and how fast: for a machine with a GPU, to be committed as a recording.
+"""What the driver of this machine answers, and how fast: for a machine with a GPU.
 
-Reads only. Writes out/gpu-check.json: for every call that the exporter uses, what it answered (identifiers left out),
-its return code, and its latency; span and period of the utilization ring; time and memory of `--once`.
+    python -m tests.gpu_check [--seconds 60] [--no-loads]
+
+Reads only, but for loads of its own on GPU 0 (tests/workloads). Writes to out/: gpu-check.rec.gz (a recording, with
+hashed identifiers: to be committed as a fixture), gpu-check.json (all figures) and gpu-check.md (for docs/decisions).
+What cannot be measured here is listed with its reason, never left out.
 """
 
 from __future__ import annotations
 
+import argparse
+import ctypes
 import itertools
 import json
+import os
+import platform
+import pwd
 import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pynvml
+from prometheus_client.parser import text_string_to_metric_families
+
 from gpu_exporter.devices.errors import DeviceError, DriverUnavailable
-from gpu_exporter.devices.nvml.backend import NvmlBackend, NvmlDevice
+from gpu_exporter.devices.nvml import constants as nvml
+from gpu_exporter.devices.nvml import structures
+from gpu_exporter.devices.nvml.backend import NvmlBackend
+from gpu_exporter.devices.nvml.device import NvmlDevice
+from gpu_exporter.devices.nvml.recording import read_recording
+from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, wait_for
 
-OUT = Path(__file__).resolve().parents[1] / "out" / "gpu-check.json"
-REPEATS = 200
+OUT = Path(__file__).resolve().parents[1] / "out"
+FIELDS = range(1, 310)
+GPM_METRICS = range(1, 334)
+SHARES = (0.0, 0.10, 0.25, 0.50, 0.75, 0.90, 1.0)
+BAR = 0.02
 
 
-def time_call(ask: Callable[[], Any]) -> dict[str, Any]:
-    """Answer or error of a call, and its latency in microseconds over REPEATS calls."""
-    latencies = []
-    answer: Any = None
-    error = ""
-    for _ in range(REPEATS):
-        begin = time.perf_counter()
+def ranges(numbers: Iterable[int]) -> str:
+    """1, 2, 3, 7 as "1-3, 7"."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+
+
+def supported_fields(device: NvmlDevice) -> list[int]:
+    """Field ids with a value here (scope 0, and all links for those that need it)."""
+    found = set()
+    for field, scope in itertools.product(FIELDS, (0, nvml.NVML_VALUE_ALL_LINKS)):
         try:
-            answer = ask()
-        except DeviceError as exc:
-            error = exc.error
-        latencies.append((time.perf_counter() - begin) * 1e6)
-    latencies.sort()
-    return {
-        "answer": None if error else repr(answer),
-        "error": error,
-        "p50_us": round(statistics.median(latencies), 1),
-        "p99_us": round(latencies[int(REPEATS * 0.99)], 1),
-    }
+            ((code, _),) = device.ask.library.ask("nvmlDeviceGetFieldValues", device.handle, ((field, scope),))
+        except DeviceError:
+            continue
+        if code == nvml.NVML_SUCCESS:
+            found.add(field)
+    return sorted(found)
 
 
-def check_device(device: NvmlDevice) -> dict[str, Any]:
-    calls = {
-        name: time_call(getattr(device, name))
-        for name in dir(device)
-        if name.startswith("read_") and name != "read_utilization_samples"
-    }
+def supported_gpm(device: NvmlDevice) -> list[int]:
+    """GPM metric ids with a value here, over a window of 200 ms."""
+    if not device.ask("nvmlGpmQueryDeviceSupport"):
+        return []
+    samples = [pynvml.nvmlGpmSampleAlloc() for _ in range(2)]
+    for sample in samples:
+        pynvml.nvmlGpmSampleGet(device.handle.raw, sample)
+        time.sleep(0.2)
+    query = structures.GpmMetrics()
+    query.version, query.count = nvml.NVML_GPM_METRICS_GET_VERSION, len(GPM_METRICS)
+    query.first, query.second = (ctypes.cast(sample, ctypes.c_void_p) for sample in samples)
+    for entry, metric in zip(query.metrics, GPM_METRICS, strict=False):
+        entry.metric = metric
+    pynvml.nvmlGpmMetricsGet(query)
+    found = [m for entry, m in zip(query.metrics, GPM_METRICS, strict=False) if entry.code == nvml.NVML_SUCCESS]
+    for sample in samples:
+        pynvml.nvmlGpmSampleFree(sample)
+    return found
+
+
+def gpm_without_privilege() -> list[int] | str:
+    """The same as nobody, in a child process. To be called before this process opens the driver."""
+    if os.geteuid() != 0:
+        return "this whole check ran without privilege"
+    nobody = pwd.getpwnam("nobody")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        answer: list[int] | str
+        try:
+            os.setgroups([])
+            os.setgid(nobody.pw_gid)
+            os.setuid(nobody.pw_uid)
+            backend = NvmlBackend()
+            backend.open()
+            device = backend.find(0)
+            assert isinstance(device, NvmlDevice)
+            answer = supported_gpm(device)
+        except Exception as exc:
+            answer = f"{type(exc).__name__}: {exc}"
+        os.write(writing, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, encoding="utf-8") as file:
+        text = file.read()
+    os.waitpid(child, 0)
+    answer = json.loads(text)
+    return answer if isinstance(answer, str) else [int(metric) for metric in answer]
+
+
+def ring_of(device: NvmlDevice) -> dict[str, float | int | None]:
+    """Span and period of the driver's utilization ring."""
     ring = list(device.read_utilization_samples(0.0))
     steps = [later.wall - earlier.wall for earlier, later in itertools.pairwise(ring)]
-    calls["read_utilization_samples"] = time_call(lambda: len(device.read_utilization_samples(time.time() - 1.0)))
     return {
-        "name": device.identity.name,
-        "driver_version": device.identity.driver_version,
-        "mig_mode": device.identity.mig_mode,
-        "calls": calls,
-        "ring": {
-            "entries": len(ring),
-            "span_s": round(ring[-1].wall - ring[0].wall, 3) if ring else None,
-            "period_s": round(statistics.median(steps), 4) if steps else None,
-        },
+        "entries": len(ring),
+        "span_s": round(ring[-1].wall - ring[0].wall, 3) if ring else None,
+        "period_s": round(statistics.median(steps), 4) if steps else None,
+        "newest_age_s": round(time.time() - ring[-1].wall, 3) if ring else None,
     }
 
 
-def main() -> int:
-    backend = NvmlBackend()
-    try:
-        backend.open()
-        devices = [entry.device for entry in backend.discover() if isinstance(entry.device, NvmlDevice)]
-    except DriverUnavailable as exc:
-        print(f"gpu-check needs a GPU: {exc}", file=sys.stderr)
-        return 3
-    report: dict[str, Any] = {"devices": [check_device(device) for device in devices]}
+def latencies(recording: Path) -> dict[str, dict[str, float]]:
+    """p50 and p99 of each call, in microseconds, from the recording."""
+    calls: dict[str, list[int]] = {}
+    for (call, _, _), entry in read_recording(recording)[2].items():
+        calls.setdefault(call, []).extend(entry.latencies_us)
+    return {
+        call: {"times": len(us), "p50_us": statistics.median(us), "p99_us": sorted(us)[int(0.99 * len(us))]}
+        for call, us in sorted(calls.items())
+    }
+
+
+def run_once() -> dict[str, Any]:
     begin = time.perf_counter()
-    command = [sys.executable, "-m", "gpu_exporter", "--once", "--state.directory="]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    report["once"] = {
+    done = subprocess.run([*GPU_EXPORTER, "--once", "--state.directory="], capture_output=True, text=True, check=False)
+    return {
         "status": done.returncode,
         "seconds": round(time.perf_counter() - begin, 3),
         "peak_rss_mib": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, 1),
         "lines": len(done.stdout.splitlines()),
+        "stderr": done.stderr,
     }
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(OUT)
+
+
+def read_gpu(url: str, gpu: str = "0") -> dict[str, float]:
+    """Families without further labels of one GPU."""
+    return {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(fetch(url) or "")
+        for sample in family.samples
+        if sample.labels.get("gpu") == gpu and sample.labels.keys() <= {"gpu", "uuid"}
+    }
+
+
+def check_loads(seconds: float) -> dict[str, Any]:
+    """Busy and idle of a running exporter beside loads whose truth is known."""
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name, Processes(Path(name)) as processes:
+        port = free_port()
+        running = processes.start(
+            [*GPU_EXPORTER, f"--web.listen-address=127.0.0.1:{port}", "--state.directory="], name="exporter"
+        )
+        url = f"http://127.0.0.1:{port}/metrics"
+        wait_for(lambda: read_gpu(url).get("gpu_busy_seconds_total") is not None or None, "the first GPU", 30)
+        loads = [("kernels", share) for share in SHARES] + [("copies", 1.0)]
+        for kind, share in loads:
+            command = [sys.executable, "-m", "tests.workloads.duty_cycle", kind, str(share), str(seconds + 10)]
+            load = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            time.sleep(8)  # the load's own start: imports, context, first kernels
+            before, begin = read_gpu(url), time.monotonic()
+            while time.monotonic() - begin < seconds and load.poll() is None:
+                time.sleep(0.2)
+            after = read_gpu(url)
+            out, errors = load.communicate(timeout=120)
+            key = f"{kind} {share:.0%}" if kind == "kernels" else kind
+            if load.returncode:
+                results[key] = errors.strip().splitlines()[-1]
+                continue
+            gone = {n: after[n] - before[n] for n in before if n.endswith("_total") and n in after}
+            observed = gone.get("gpu_observed_seconds_total", 0.0)
+            busy = gone.get("gpu_busy_seconds_total", 0.0) / observed if observed else None
+            results[key] = {
+                "truth": float(out),
+                "busy": busy,
+                "idle_s": gone.get("gpu_idle_seconds_total"),
+                "observed_s": observed,
+                "within_bar": kind != "kernels" or (busy is not None and abs(busy - float(out)) <= BAR),
+                "gauges": {n: v for n, v in after.items() if not n.endswith("_total")},
+            }
+        results["rss_mib"] = next(
+            int(line.split()[1]) / 1024
+            for line in Path(f"/proc/{running.process.pid}/status").read_text("ascii").splitlines()
+            if line.startswith("VmRSS")
+        )
+    results["encoder only"] = "not measured: no load of ours uses the video encoder yet"
+    results["graphics"] = "not measured: no load of ours draws yet"
+    return results
+
+
+def render(report: dict[str, Any]) -> str:
+    """The figures as a page for docs/decisions."""
+    out = [
+        f"# What {report['name']} answers",
+        "",
+        f"Driver {report['driver']}, {report['python']}. {report['who']}.",
+        "",
+    ]
+    out += [f"- field ids: {ranges(report['fields'])}", f"- GPM ids: {ranges(report['gpm'])}"]
+    plain = report["gpm_without_privilege"]
+    out.append(f"- GPM ids without privilege: {plain if isinstance(plain, str) else ranges(plain)}")
+    out += [f"- utilization ring: {report['ring']}", f"- `--once`: {report['once']}", ""]
+    out += ["| call | times | p50 us | p99 us |", "| --- | --- | --- | --- |"]
+    out += [f"| {c} | {f['times']} | {f['p50_us']:.0f} | {f['p99_us']:.0f} |" for c, f in report["latencies"].items()]
+    out += ["", "| load | truth | busy | idle s of observed s | within 2 points |", "| --- | --- | --- | --- | --- |"]
+    for name, result in report["loads"].items():
+        if not isinstance(result, dict):
+            out.append(f"| {name} | {result} | | | |")
+            continue
+        busy = "-" if result["busy"] is None else f"{result['busy']:.3f}"
+        idle = f"{result['idle_s']} of {result['observed_s']:.0f}"
+        out.append(f"| {name} | {result['truth']:.3f} | {busy} | {idle} | {result['within_bar']} |")
+    return "\n".join(out) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of the recording and of each load")
+    parser.add_argument("--no-loads", dest="loads", action="store_false", help="only read")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    unprivileged = gpm_without_privilege()
+    backend = NvmlBackend()
+    try:
+        backend.open()
+        device = backend.find(0)
+    except (DriverUnavailable, DeviceError) as exc:
+        print(f"gpu-check needs a GPU: {exc}", file=sys.stderr)
+        return 3
+    assert isinstance(device, NvmlDevice)
+    options.out.mkdir(exist_ok=True)
+    recording = options.out / "gpu-check.rec.gz"
+    command = [*GPU_EXPORTER, "record", str(recording), f"--duration={options.seconds:g}s", "--hash-identifiers"]
+    subprocess.run(command, check=True)
+    report: dict[str, Any] = {
+        "name": device.identity.name,
+        "driver": device.identity.driver_version,
+        "python": f"Python {platform.python_version()}",
+        "who": f"{backend.count()} GPUs, uid {os.geteuid()}",
+        "mig_mode": device.identity.mig_mode,
+        "fields": supported_fields(device),
+        "gpm": supported_gpm(device),
+        "gpm_without_privilege": unprivileged,
+        "ring": ring_of(device),
+        "latencies": latencies(recording),
+        "once": run_once(),
+        "loads": check_loads(options.seconds) if options.loads else {"all": "not measured: --no-loads"},
+    }
+    backend.close()
+    (options.out / "gpu-check.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    (options.out / "gpu-check.md").write_text(render(report), encoding="utf-8")
+    print(render(report))
     return 0
 
 

@@ -1,0 +1,52 @@
+"""`make gpu-check` must not fail on the rare day on which there is a GPU: it runs on our library."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from gpu_exporter.devices.nvml.recording import is_recording
+from tests.gpu_check import ranges
+from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
+from tests.testbed.nvml.scenarios import build
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_it_measures_and_writes_what_it_promises(
+    nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
+) -> None:
+    feeder = ScenarioFeeder(build("H100"), nvml_table)
+    feeder.start()
+    try:
+        command = [sys.executable, "-m", "tests.gpu_check", "--seconds=1", "--no-loads", f"--out={tmp_path}"]
+        done = subprocess.run(
+            command, cwd=ROOT, env=nvml_environment, capture_output=True, text=True, check=False, timeout=120
+        )
+    finally:
+        feeder.stop()
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "gpu-check.json").read_text("utf-8"))
+    assert {74, 82, 138, 197, 230} <= set(report["fields"])
+    assert report["gpm"] == [1, 2, 3, 5, 10, 20, 21, 60, 61, 248, 249]
+    assert report["ring"]["period_s"] > 0.1
+    assert report["once"]["status"] == 0
+    assert report["latencies"]["nvmlDeviceGetUtilizationRates"]["p99_us"] > 0
+    assert is_recording(tmp_path / "gpu-check.rec.gz")
+    page = (tmp_path / "gpu-check.md").read_text("utf-8")
+    assert page.startswith("# What NVIDIA H100 80GB HBM3 answers\n")
+    assert "GPM ids: 1-3, 5, 10, 20-21, 60-61, 248-249" in page
+
+
+def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu_check"], cwd=ROOT, env={"PATH": "/usr/bin"}, capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert done.stderr.startswith("gpu-check needs a GPU: ")
+
+
+def test_ranges() -> None:
+    assert ranges([3, 1, 2, 7, 9, 10]) == "1-3, 7, 9-10"
