@@ -33,6 +33,17 @@ DRIVER_VERSION = "580.00.00"
 RESERVED = 512 * 1024**2
 # What follows from the load where the scenario does not say it: GPM ratios of a typical training, and some traffic.
 FOLLOWS = {"graphics": 1.0, "sm": 0.8, "occupancy": 0.5, "tensor": 0.4, "dram": 0.3, "power": 1.0, "pcie": 0.01}
+THROTTLE_COUNTERS = (
+    "power_cap",
+    "thermal",
+    "sync_boost",
+    "board_limit",
+    "low_utilization",
+    "reliability",
+    "sw_thermal",
+    "hw_thermal",
+    "hw_power_brake",
+)
 TEMPERATURE_LIMITS = {"shutdown": 95.0, "slowdown": 92.0, "gpu_max": 89.0}
 SLOWDOWN_AT = 87.0  # where the margin of newer boards is 0
 
@@ -241,8 +252,7 @@ class SimulatedDevice(SilentDevice):
 
     def read_throttle_seconds(self) -> Mapping[str, float]:
         now = self._meet_faults("nvmlDeviceGetFieldValues")
-        reasons = ("power_cap", "thermal", "sw_thermal", "hw_thermal", "hw_power_brake", "sync_boost")
-        return {reason: self._gpu.throttle.get(reason, 0.0) * now for reason in reasons}
+        return {reason: self._gpu.throttle.get(reason, 0.0) * now for reason in THROTTLE_COUNTERS}
 
     def read_throttle_active(self) -> Mapping[str, bool]:
         self._meet_faults("nvmlDeviceGetCurrentClocksEventReasons")

@@ -39,6 +39,7 @@ from gpu_exporter.devices.protocol import (
 from gpu_exporter.model import DeviceIdentity
 
 log = logging.getLogger(__name__)
+LATELY_S = 5.0
 KIB, MIB = 1024.0, 1024.0**2
 ENGINE_CALLS = {
     "encoder": "nvmlDeviceGetEncoderUtilization",
@@ -116,6 +117,7 @@ class NvmlDevice:
         self._monotonic = monotonic
         self._fields = Fields(self.ask)
         self._once: dict[str, Any] = {}
+        self._recent: dict[str, tuple[float, Any]] = {}
         self._windows: set[str] = set()
         self._instance_support: dict[str, SupportMatrix] = {}
         try:
@@ -145,6 +147,15 @@ class NvmlDevice:
         self.ask.handle = handle
         self.ask.support.clear()
         self._once.clear()
+        self._recent.clear()
+
+    def _lately(self, call: str) -> Any:
+        """An answer that only an administrator changes: at most LATELY_S old."""
+        known = self._recent.get(call)
+        now = self._monotonic()
+        if known is None or now - known[0] >= LATELY_S:
+            known = self._recent[call] = (now, self.ask(call))
+        return known[1]
 
     def _static(self, call: str, *arguments: Any) -> Any:
         """An answer that never changes while the handle lives: asked once."""
@@ -192,7 +203,7 @@ class NvmlDevice:
         return float(self.ask("nvmlDeviceGetPowerUsage")) / 1e3  # milliwatts
 
     def read_power_limit(self) -> float:
-        return float(self.ask("nvmlDeviceGetEnforcedPowerLimit")) / 1e3  # milliwatts
+        return float(self._lately("nvmlDeviceGetEnforcedPowerLimit")) / 1e3  # milliwatts
 
     def read_energy(self) -> float:
         return float(self.ask("nvmlDeviceGetTotalEnergyConsumption")) / 1e3  # millijoules

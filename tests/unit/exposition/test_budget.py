@@ -1,0 +1,72 @@
+"""How many series a GPU, an instance and an allocation cost: Prometheus pays for each."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tests.testbed.nvml.scenarios import GENERATIONS
+
+from gpu_exporter import collectors
+from gpu_exporter.app.books import Books
+from gpu_exporter.app.simulation import build_simulation
+from gpu_exporter.app.wiring import activity_rules
+from gpu_exporter.attribution.poller import Poller
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.defaults import Settings
+from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.exposition.series import Series, list_series
+from gpu_exporter.model import AgentStatus
+from gpu_exporter.sampling.sampler import DeviceSampler
+
+GPU_BUDGET, INSTANCE_BUDGET, ALLOCATION_BUDGET = 60, 24, 18
+
+
+def publish(name: str) -> list[Series]:
+    """Everything that one GPU of a generation publishes, with a holder. XIDs that were seen come on top, two each."""
+    clock, settings = ManualClock(), Settings()
+    gpu = GENERATIONS[name]
+    holder = {"gpu": 0, "kind": "pod", "name": "ml/a/main", "memory_gib": 2, **({"mig": 0} if "mig" in gpu else {})}
+    backend, source = build_simulation(parse_scenario({"gpus": [gpu], "holders": [holder]}), clock)
+    books = Books(settings, clock)
+    device = backend.find(0)
+    books.xids.watch(device.identity.uuid)
+    sampler = DeviceSampler(device, collectors.DEFAULT, clock, activity_rules(settings))
+    poller = Poller([source], clock, 300.0)
+    for _ in range(60):
+        clock.advance(1.0)
+        books.on_snapshot(sampler.sample())
+        books.on_poll(poller.poll())
+    status = AgentStatus("TEST", "simulated", True, "", 1, 1, 1.0, None, attribution_known=True)
+    return list_series(books.build_view(status, lambda _uuid: False))
+
+
+def count(series: list[Series]) -> Counter[str]:
+    counted: Counter[str] = Counter()
+    for entry in series:
+        if entry.family.name.startswith("gpu_allocation"):
+            counted["allocation"] += len(entry.rows)
+        elif "mig_uuid" in entry.label_names:
+            for labels, _ in entry.rows:
+                counted[f"instance {labels[entry.label_names.index('mig')]}"] += 1
+        elif "uuid" in entry.label_names:
+            counted["gpu"] += len(entry.rows)
+    return counted
+
+
+@pytest.mark.parametrize("name", GENERATIONS)
+def test_a_gpu_stays_within_its_budget_of_series(name: str) -> None:
+    counted = count(publish(name))
+    assert 30 <= counted.pop("gpu") <= GPU_BUDGET
+    assert 10 <= counted.pop("allocation") <= ALLOCATION_BUDGET
+    assert bool(counted) == ("MIG" in name)
+    assert all(number <= INSTANCE_BUDGET for number in counted.values())
+
+
+def test_board_and_instance_never_share_a_family() -> None:
+    """So that no sum over a family counts a board and its instances together."""
+    for entry in publish("H100 MIG"):
+        if entry.family.name.startswith("gpu_mig_") and entry.family.name != "gpu_mig_unassigned_energy_joules_total":
+            assert "mig_uuid" in entry.label_names
+        elif not entry.family.name.startswith("gpu_allocation"):
+            assert "mig_uuid" not in entry.label_names
