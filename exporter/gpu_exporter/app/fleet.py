@@ -28,6 +28,7 @@ from gpu_exporter.model import CollectorOutcome, DeviceIdentity, DeviceSnapshot
 from gpu_exporter.sampling.events import EventLoop
 from gpu_exporter.sampling.loop import DeviceLoop
 from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.sampling.worker import Worker
 
 log = logging.getLogger(__name__)
 SOON_S = 0.1
@@ -127,7 +128,7 @@ class Fleet:
         if not self._lock.acquire(timeout=timeout_s):
             return False  # the driver hangs while it is opened
         try:
-            loops: list[DeviceLoop | EventLoop] = list(self._loops.values())
+            loops: list[Worker] = list(self._loops.values())
             if self._events is not None:
                 loops.append(self._events)
             for loop in loops:

@@ -11,6 +11,7 @@ from gpu_exporter.collectors.xid import classify
 from gpu_exporter.devices.errors import DeviceError, NotSupported
 from gpu_exporter.devices.protocol import EventWatch, XidEvent
 from gpu_exporter.model import CollectorOutcome, XidCounts
+from gpu_exporter.sampling.worker import Worker
 
 log = logging.getLogger(__name__)
 WAIT_S = 0.5  # longest stay inside one driver call, so that the driver can be let go within two seconds
@@ -45,28 +46,16 @@ class XidBook:
             return XidCounts(tuple((xid, classify(xid), *told) for xid, told in sorted(codes.items())))
 
 
-class EventLoop:
+class EventLoop(Worker):
     """Registers, waits, counts; registers anew after an error. Ends within WAIT_S of being told to."""
 
     def __init__(self, open_watch: Callable[[], EventWatch], book: XidBook, clock: Clock, changed: Callable[[], None]):
+        super().__init__("events")
         self.outcome: CollectorOutcome | None = None
         self._open_watch = open_watch
         self._book = book
         self._clock = clock
         self._changed = changed
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def ask_to_stop(self) -> None:
-        self._stop.set()
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the end; false when the loop hangs inside a call."""
-        self._thread.join(max(0.0, timeout_s))
-        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -8,7 +8,6 @@ or fails at its very start costs nobody else a moment.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
 from gpu_exporter.clock import Clock
@@ -16,12 +15,13 @@ from gpu_exporter.devices.errors import DeviceError, DriverChanged
 from gpu_exporter.devices.protocol import Device
 from gpu_exporter.model import DeviceSnapshot
 from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.sampling.worker import Worker
 
 log = logging.getLogger(__name__)
 FIND_RETRY_S = 5.0  # a GPU that cannot be found, or was lost, is looked for this often
 
 
-class DeviceLoop:
+class DeviceLoop(Worker):
     """Samples the device at one position every `interval_s` until stopped, and hands each snapshot to `deliver`."""
 
     def __init__(
@@ -35,6 +35,7 @@ class DeviceLoop:
         deliver: Callable[[DeviceSnapshot], None],
         on_driver_changed: Callable[[str], None],
     ) -> None:
+        super().__init__(f"gpu-{position}")
         self.position = position
         self.sampler: DeviceSampler | None = None
         self.latest: DeviceSnapshot | None = None
@@ -47,22 +48,9 @@ class DeviceLoop:
         self._deadline_s = deadline_s
         self._deliver = deliver
         self._on_driver_changed = on_driver_changed
-        self._stop = threading.Event()
         self._cycle_start: float | None = None
         self._due = 0.0
         self._renew_at = 0.0
-        self._thread = threading.Thread(target=self._run, name=f"gpu-{position}", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def ask_to_stop(self) -> None:
-        self._stop.set()
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the end; false when the loop hangs inside a call."""
-        self._thread.join(max(0.0, timeout_s))
-        return not self._thread.is_alive()
 
     def is_hung(self) -> bool:
         """True while the present cycle is past its deadline."""

@@ -1,0 +1,27 @@
+"""A daemon thread that ends when asked, unless it hangs inside the driver."""
+
+from __future__ import annotations
+
+import threading
+
+
+class Worker:
+    """Base of the loops: `_run` must look at `_stop`. Each worker owns one thread, which is never replaced."""
+
+    def __init__(self, name: str) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def ask_to_stop(self) -> None:
+        self._stop.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end; false when the worker hangs inside a call."""
+        self._thread.join(max(0.0, timeout_s))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        raise NotImplementedError
