@@ -30,14 +30,14 @@ def test_it_measures_and_writes_what_it_promises(
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "gpu-check.json").read_text("utf-8"))
     assert {74, 82, 138, 197, 230} <= set(report["fields"])
-    assert report["gpm"] == [1, 2, 3, 5, 10, 20, 21, 60, 61, 248, 249]
+    assert report["gpm"] == [1, 2, 3, 5, 10, 20, 21, 30, 40, 50, 60, 61, 166, 248, 249]
     assert report["ring"]["period_s"] > 0.1
     assert report["once"]["status"] == 0
     assert report["latencies"]["nvmlDeviceGetUtilizationRates"]["p99_us"] > 0
     assert is_recording(tmp_path / "gpu-check.rec.gz")
     page = (tmp_path / "gpu-check.md").read_text("utf-8")
     assert page.startswith("# What NVIDIA H100 80GB HBM3 answers\n")
-    assert "GPM ids: 1-3, 5, 10, 20-21, 60-61, 248-249" in page
+    assert "GPM ids: 1-3, 5, 10, 20-21, 30, 40, 50, 60-61, 166, 248-249" in page
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:

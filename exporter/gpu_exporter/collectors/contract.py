@@ -30,6 +30,10 @@ class Totals:
         self._sums[key] = self._sums.get(key, 0.0) + amount
         return self._sums[key]
 
+    def sum_of(self, key: Hashable) -> float | None:
+        """A sum, None when nothing was added to it yet."""
+        return self._sums.get(key)
+
     def step(self, key: Hashable, value: float) -> float | None:
         """How far a counter of the driver has gone since last time; None at first, and when it fell."""
         last, self._last[key] = self._last.get(key), value
@@ -39,6 +43,10 @@ class Totals:
         """The lowest value so far."""
         self._last[key] = min(value, self._last.get(key, value))
         return self._last[key]
+
+    def forget_last(self) -> None:
+        """Drop the last values, but no sum: the next step of each counter begins anew."""
+        self._last.clear()
 
     def forget(self, gone: Callable[[Hashable], bool]) -> None:
         """Drop what belongs to somebody who is gone."""
@@ -56,32 +64,40 @@ class InstanceCycle(NamedTuple):
     sm_slices: int
     samples: tuple[Sample, ...]
     gpm: Gpm | None
+    gpm_at: float
     energy_j: float | None
 
 
 @dataclass(slots=True)
 class Cycle:
-    """One pass over one device: collectors put samples here, and the few raw facts that activity is made of."""
+    """One pass over one device: collectors put samples here, and the few raw facts that activity is made of.
+
+    A fact that stands for a stretch of time comes with the moment (`now()`) at which it was read: a later call of the
+    same cycle may have taken long.
+    """
 
     device: Device
     samples_since_wall: float
-    monotonic: float
+    now: Callable[[], float]
     totals: Totals
     samples: list[Sample] = field(default_factory=list)
     errors: list[tuple[str, str]] = field(default_factory=list)
     remarks: list[tuple[str, str]] = field(default_factory=list)  # counted, but no failure: values out of range
     answers: int = 0  # questions that did not fail
-    told: int = 0  # ... and whose answer the driver must have given just now
     driver_samples: Sequence[UtilizationSample] = ()
     utilization: float | None = None
+    utilization_at: float = 0.0
     engines: dict[str, float] = field(default_factory=dict)
     gpm: Gpm | None = None
-    gpm_pending: bool = False  # told, but its first window still grows
+    witness_missing: bool = False  # one that is told otherwise was not told this time: quiet others prove nothing
     pcie: Traffic | None = None
+    pcie_at: float = 0.0
     nvlink: Traffic | None = None
+    nvlink_at: float = 0.0
     power_w: float | None = None
     power_limit_w: float | None = None
     energy_j: float | None = None
+    energy_at: float = 0.0
     instances: list[InstanceCycle] = field(default_factory=list)
     instances_known: bool = True
 
@@ -97,7 +113,6 @@ class Cycle:
             self.errors.append((exc.call, exc.error))
             return None
         self.answers += 1
-        self.told += answer is not None and answer != {}
         return answer
 
     def value(self, family: Family) -> float | None:
@@ -118,7 +133,8 @@ class Collector(NamedTuple):
     """A named, switchable subject.
 
     `collect` fills the cycle, every `every_s` seconds (0 is each cycle); in between its samples stand. None when what
-    it publishes does not come from a cycle. `default`: on, unless switched off.
+    it publishes does not come from a cycle. `default`: on, unless switched off. `witness`: idleness rests on it, so a
+    call of it that fails makes the moment unknown.
     """
 
     name: str
@@ -127,3 +143,4 @@ class Collector(NamedTuple):
     instance_families: tuple[Family, ...] = ()
     every_s: float = 0.0
     default: bool = True
+    witness: bool = False

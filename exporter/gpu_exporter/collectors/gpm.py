@@ -66,30 +66,35 @@ TOLERANCE = 0.001  # rounding of the driver's, no fault
 def refine(cycle: Cycle, subject: str, gpm: Gpm) -> Gpm:
     """Ratios within 0 to 1, and SM activity from the driver's own counters where it has them.
 
-    Values outside are seen on real parts (an SM activity of 1.29, NVIDIA/DCGM#152): clamped for use, and counted.
+    Values above 1 are seen on real parts (an SM activity of 1.29, NVIDIA/DCGM#152): clamped for use, and counted. What
+    is below 0 compares samples that do not belong together, and says nothing.
     """
     if gpm.elapsed_cycles is not None and gpm.active_cycles is not None:
         elapsed = cycle.totals.step((subject, "elapsed_cycles"), gpm.elapsed_cycles)
         active = cycle.totals.step((subject, "active_cycles"), gpm.active_cycles)
         if elapsed and active is not None:
-            gpm = gpm._replace(sm=active / elapsed)
-    clamped: dict[str, float] = {}
-    for name in RATIOS:
+            # The counters may reach back further than the window: of the two the busier.
+            gpm = gpm._replace(sm=max(gpm.sm or 0.0, active / elapsed))
+    for name in (*RATIOS, "engines"):
         value = getattr(gpm, name)
         if value is None or 0.0 <= value <= 1.0:
             continue
-        clamped[name] = min(1.0, max(0.0, value))
         if not -TOLERANCE <= value <= 1.0 + TOLERANCE:
             cycle.remarks.append(OUT_OF_RANGE)
-    return gpm._replace(**clamped)
+        if value < -TOLERANCE:
+            gpm = gpm._replace(missing=True, **{name: None})  # type: ignore[arg-type]
+        else:
+            gpm = gpm._replace(**{name: min(1.0, max(0.0, value))})
+    return gpm
 
 
 def collect_gpm(cycle: Cycle) -> None:
     answers, gpm = cycle.answers, cycle.read(cycle.device.read_gpm)
     if gpm is None:
-        cycle.gpm_pending = cycle.answers > answers
+        cycle.witness_missing |= cycle.answers > answers  # told, but its window still grows
         return
     cycle.gpm = gpm = refine(cycle, "", gpm)
+    cycle.witness_missing |= gpm.missing
     for name, family in RATIOS.items():
         cycle.add(family, getattr(gpm, name))
     for name, family in INTEGRALS.items():
@@ -98,4 +103,4 @@ def collect_gpm(cycle: Cycle) -> None:
             cycle.add(family, cycle.totals.grow(family.name, ratio * gpm.span_s))
 
 
-GPM = Collector("gpm", (*RATIOS.values(), *INTEGRALS.values()), collect_gpm)
+GPM = Collector("gpm", (*RATIOS.values(), *INTEGRALS.values()), collect_gpm, witness=True)

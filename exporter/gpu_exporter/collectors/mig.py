@@ -7,11 +7,12 @@ twice: the board's idle draw by slices (unassigned slices keep theirs), the rest
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 from gpu_exporter.collectors.contract import Collector, Cycle, InstanceCycle
 from gpu_exporter.collectors.gpm import HOPPER, refine
 from gpu_exporter.collectors.thermal import GPU_TEMPERATURE
-from gpu_exporter.devices.protocol import Gpm, InstanceIdentity
+from gpu_exporter.devices.protocol import Gpm, Instance, InstanceIdentity
 from gpu_exporter.model import Family, Sample
 
 GPU_MIG_INFO = Family(
@@ -51,6 +52,7 @@ RATIOS = {
         ("dram", "Memory bandwidth used, of the most there is", "nvmlGpmMetricsGet 10"),
     )
 }
+METHODS = ("slices", "activity")  # without and with activity that can be told
 _ESTIMATE = "nvmlDeviceGetTotalEnergyConsumption, divided"
 GPU_MIG_POWER = Family(
     "gpu_mig_power_watts",
@@ -95,49 +97,64 @@ def divide_energy(
     return shares, joules - sum(shares.values())
 
 
+class _Read(NamedTuple):
+    """What was asked of one instance. `supported`: its activity can be told, be it now or in a moment."""
+
+    identity: InstanceIdentity
+    gpm: Gpm | None
+    gpm_at: float
+    supported: bool
+    samples: list[Sample]
+
+
 def collect_mig(cycle: Cycle) -> None:
-    errors = len(cycle.errors)
-    listed = cycle.read(cycle.device.list_instances) or ()
-    cycle.instances_known = len(cycle.errors) == errors
+    listed = cycle.read(cycle.device.list_instances)
+    cycle.instances_known = listed is not None
     temperature = cycle.value(GPU_TEMPERATURE) if listed else None
-    read: list[tuple[InstanceIdentity, Gpm | None, bool, list[Sample]]] = []
-    for instance in listed:
-        identity = instance.identity
-        before, gpm = (cycle.answers, len(cycle.errors)), cycle.read(instance.read_gpm)
-        supported = (cycle.answers, len(cycle.errors)) != before  # a call that failed is no missing source
-        if gpm is not None:
-            gpm = refine(cycle, identity.uuid, gpm)
-        memory = cycle.read(instance.read_memory)
-        slices = str(identity.memory_slices) if identity.memory_slices else ""
-        samples = [
-            Sample(GPU_MIG_INFO, (identity.profile, str(identity.sm_slices), slices), 1.0),
-            Sample(GPU_MIG_ACTIVITY_SUPPORTED, (), float(supported)),
-        ]
-        if memory is not None:
-            samples.append(Sample(GPU_MIG_MEMORY_USED, (), float(memory.used)))
-            samples.append(Sample(GPU_MIG_MEMORY_TOTAL, (), float(memory.total)))
-        if temperature is not None:
-            samples.append(Sample(GPU_MIG_TEMPERATURE, (), temperature))
-        if gpm is not None:
-            told = ((family, getattr(gpm, name)) for name, family in RATIOS.items())
-            samples += [Sample(family, (), value) for family, value in told if value is not None]
-        read.append((identity, gpm, supported, samples))
-    energies = _charge(cycle, read) if cycle.device.identity.mig_mode == "enabled" else {}
-    for identity, gpm, _, samples in read:
+    read = [_read_instance(cycle, instance, temperature) for instance in listed or ()]
+    charges = listed is not None and cycle.device.identity.mig_mode == "enabled"
+    energies = _charge(cycle, read) if charges else {}
+    for entry in read:
+        identity = entry.identity
         cycle.instances.append(
             InstanceCycle(
                 identity.uuid,
                 identity.mig,
                 identity.profile,
                 identity.sm_slices,
-                tuple(samples),
-                gpm,
+                tuple(entry.samples),
+                entry.gpm,
+                entry.gpm_at,
                 energies.get(identity.uuid),
             )
         )
-    if cycle.instances_known:
-        present = {identity.uuid for identity, *_ in read}
+    if listed is not None:
+        present = {entry.identity.uuid for entry in read}
         cycle.totals.forget(lambda key: _subject(key).startswith("MIG-") and _subject(key) not in present)
+
+
+def _read_instance(cycle: Cycle, instance: Instance, temperature: float | None) -> _Read:
+    identity = instance.identity
+    before, gpm = (cycle.answers, len(cycle.errors)), cycle.read(instance.read_gpm)
+    at = cycle.now()
+    supported = (cycle.answers, len(cycle.errors)) != before  # a call that failed is no missing source
+    if gpm is not None:
+        gpm = refine(cycle, identity.uuid, gpm)
+    memory = cycle.read(instance.read_memory)
+    slices = str(identity.memory_slices) if identity.memory_slices else ""
+    samples = [
+        Sample(GPU_MIG_INFO, (identity.profile, str(identity.sm_slices), slices), 1.0),
+        Sample(GPU_MIG_ACTIVITY_SUPPORTED, (), float(supported)),
+    ]
+    if memory is not None:
+        samples.append(Sample(GPU_MIG_MEMORY_USED, (), float(memory.used)))
+        samples.append(Sample(GPU_MIG_MEMORY_TOTAL, (), float(memory.total)))
+    if temperature is not None:
+        samples.append(Sample(GPU_MIG_TEMPERATURE, (), temperature))
+    if gpm is not None:
+        told = ((family, getattr(gpm, name)) for name, family in RATIOS.items())
+        samples += [Sample(family, (), value) for family, value in told if value is not None]
+    return _Read(identity, gpm, at, supported, samples)
 
 
 def _subject(key: Hashable) -> str:
@@ -145,26 +162,30 @@ def _subject(key: Hashable) -> str:
     return key[0] if isinstance(key, tuple) and isinstance(key[0], str) else ""
 
 
-def _charge(
-    cycle: Cycle, read: Sequence[tuple[InstanceIdentity, Gpm | None, bool, list[Sample]]]
-) -> Mapping[str, float]:
-    """Book the board's energy since the last cycle on its instances; the running sum of each by uuid."""
+def _charge(cycle: Cycle, read: Sequence[_Read]) -> Mapping[str, float]:
+    """Book the board's energy since the last cycle on its instances; the running sum of each by uuid.
+
+    Each method has a sum of its own, so that a change of method counts nothing twice.
+    """
     if cycle.energy_j is None:
         return {}
-    span = cycle.totals.step("mig-time", cycle.monotonic)
+    span = cycle.totals.step("mig-time", cycle.energy_at)
     joules = cycle.totals.step("mig-energy", cycle.energy_j)
     if joules is None or not span:
         return {}
     # A counter that stood still was read twice within its own period and says nothing of the draw.
     idle_w = cycle.totals.lowest("mig-idle-power", joules / span) if joules else 0.0
-    parts = [(identity.uuid, identity.sm_slices, gpm.graphics if gpm else None) for identity, gpm, *_ in read]
+    parts = [(r.identity.uuid, r.identity.sm_slices, r.gpm.graphics if r.gpm else None) for r in read]
     shares, rest = divide_energy(joules, idle_w * span, cycle.device.identity.mig_slices, parts)
     sums: dict[str, float] = {}
-    for identity, _, supported, samples in read:
-        method = "activity" if supported else "slices"
-        sums[identity.uuid] = cycle.totals.grow((identity.uuid, "energy"), shares[identity.uuid])
-        samples.append(Sample(GPU_MIG_POWER, (method,), shares[identity.uuid] / span))
-        samples.append(Sample(GPU_MIG_ENERGY, (method,), sums[identity.uuid]))
+    for entry in read:
+        uuid, method = entry.identity.uuid, METHODS[entry.supported]
+        cycle.totals.grow((uuid, method), shares[uuid])
+        entry.samples.append(Sample(GPU_MIG_POWER, (method,), shares[uuid] / span))
+        for name in METHODS:
+            if (so_far := cycle.totals.sum_of((uuid, name))) is not None:
+                entry.samples.append(Sample(GPU_MIG_ENERGY, (name,), so_far))
+                sums[uuid] = sums.get(uuid, 0.0) + so_far
     cycle.add(GPU_MIG_UNASSIGNED_ENERGY, cycle.totals.grow("mig-unassigned", rest))
     return sums
 

@@ -12,9 +12,10 @@ GPU_NVLINK_TX = Family("gpu_nvlink_tx_bytes_total", "counter", "Bytes from the G
 
 def collect_nvlink(cycle: Cycle) -> None:
     cycle.nvlink = cycle.read(cycle.device.read_nvlink)
+    cycle.nvlink_at = cycle.now()
     if cycle.nvlink is not None:
         cycle.add(GPU_NVLINK_RX, cycle.nvlink.rx)
         cycle.add(GPU_NVLINK_TX, cycle.nvlink.tx)
 
 
-NVLINK = Collector("nvlink", (GPU_NVLINK_RX, GPU_NVLINK_TX), collect_nvlink)
+NVLINK = Collector("nvlink", (GPU_NVLINK_RX, GPU_NVLINK_TX), collect_nvlink, witness=True)

@@ -26,11 +26,11 @@ def collect_pcie(cycle: Cycle) -> None:
     pcie = cycle.read(cycle.device.read_pcie)
     if pcie is None:
         return
-    cycle.pcie = pcie.traffic
+    cycle.pcie, cycle.pcie_at = pcie.traffic, cycle.now()
     if pcie.traffic is not None:
         cycle.add(GPU_PCIE_RX, pcie.traffic.rx)
         cycle.add(GPU_PCIE_TX, pcie.traffic.tx)
     cycle.add(GPU_PCIE_REPLAYS, pcie.replays)
 
 
-PCIE = Collector("pcie", (GPU_PCIE_RX, GPU_PCIE_TX, GPU_PCIE_REPLAYS), collect_pcie)
+PCIE = Collector("pcie", (GPU_PCIE_RX, GPU_PCIE_TX, GPU_PCIE_REPLAYS), collect_pcie, witness=True)

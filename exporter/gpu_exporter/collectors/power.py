@@ -27,9 +27,10 @@ def collect_power(cycle: Cycle) -> None:
     cycle.power_w = cycle.read(cycle.device.read_power)
     cycle.power_limit_w = cycle.read(cycle.device.read_power_limit)
     cycle.energy_j = cycle.read(cycle.device.read_energy)
+    cycle.energy_at = cycle.now()
     cycle.add(GPU_POWER, cycle.power_w)
     cycle.add(GPU_POWER_LIMIT, cycle.power_limit_w)
     cycle.add(GPU_ENERGY, cycle.energy_j)
 
 
-POWER = Collector("power", (GPU_POWER, GPU_POWER_LIMIT, GPU_ENERGY), collect_power)
+POWER = Collector("power", (GPU_POWER, GPU_POWER_LIMIT, GPU_ENERGY), collect_power, witness=True)

@@ -23,10 +23,15 @@ def collect_utilization(cycle: Cycle) -> None:
     device = cycle.device
     cycle.driver_samples = cycle.read(lambda: device.read_utilization_samples(cycle.samples_since_wall)) or ()
     rates = cycle.read(device.read_utilization)
-    if rates is not None:
+    cycle.utilization_at = cycle.now()
+    if rates is not None and not 0.0 <= rates.gpu <= 1.0:
+        # Seen with zombie processes. It is no measurement, and contradicts a ring that says 0.
+        cycle.remarks.append(("nvmlDeviceGetUtilizationRates", "OUT_OF_RANGE"))
+        cycle.witness_missing = True
+    elif rates is not None:
         cycle.utilization = rates.gpu
         cycle.add(GPU_UTILIZATION, rates.gpu)
         cycle.add(GPU_MEMORY_BUSY, rates.memory)
 
 
-UTILIZATION = Collector("utilization", (GPU_UTILIZATION, GPU_MEMORY_BUSY), collect_utilization)
+UTILIZATION = Collector("utilization", (GPU_UTILIZATION, GPU_MEMORY_BUSY), collect_utilization, witness=True)

@@ -34,4 +34,4 @@ def collect_video(cycle: Cycle) -> None:
             cycle.add(FAMILIES[engine], ratio)
 
 
-VIDEO = Collector("video", (GPU_ENCODER, GPU_DECODER), collect_video)
+VIDEO = Collector("video", (GPU_ENCODER, GPU_DECODER), collect_video, witness=True)

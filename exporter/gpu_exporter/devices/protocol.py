@@ -31,12 +31,12 @@ class Rates(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Bytes. `reserved` is the driver's own share and part of neither `used` nor `free`."""
+    """Bytes. `reserved` is the driver's own share and part of neither `used` nor `free`; None where `used` has it."""
 
     total: int
     used: int
     free: int
-    reserved: int
+    reserved: int | None
 
 
 class Processes(NamedTuple):
@@ -71,8 +71,10 @@ class Pcie(NamedTuple):
 class Gpm(NamedTuple):
     """GPU performance monitoring over the last `span_s` seconds; ratios as told, None where not told.
 
-    `pcie` and `nvlink` are bytes per second in both directions together. `elapsed_cycles` and `active_cycles` are
-    monotonic SM counters, on drivers that have them.
+    `engines` is the busiest video, JPEG or optical-flow engine. `missing`: something that is told otherwise was not
+    told this time (an error, NaN, a value that is no share), so that quiet values prove nothing. `pcie` and `nvlink`
+    are bytes per second in both directions together. `elapsed_cycles` and `active_cycles` are monotonic SM counters,
+    on drivers that have them.
     """
 
     span_s: float
@@ -83,6 +85,8 @@ class Gpm(NamedTuple):
     dram: float | None = None
     pcie: float | None = None
     nvlink: float | None = None
+    engines: float | None = None
+    missing: bool = False
     elapsed_cycles: float | None = None
     active_cycles: float | None = None
 
@@ -118,9 +122,12 @@ class Instance(Protocol):
 
 
 class Device(Protocol):
-    """One physical GPU."""
+    """One physical GPU. `answers` counts the questions that the driver has answered, to tell a mute GPU."""
 
     identity: DeviceIdentity
+
+    @property
+    def answers(self) -> int: ...
 
     def read_utilization(self) -> Rates: ...
 
@@ -201,6 +208,7 @@ class SilentDevice:
     """Tells nothing: the base of devices that know only a few answers."""
 
     reason = "NVML_ERROR_NOT_SUPPORTED"
+    answers = 0
 
     def _nothing(self, call: str) -> NotSupported:
         return NotSupported(call, self.reason)
@@ -299,6 +307,9 @@ class EventWatch(Protocol):
 
     covered: frozenset[str]
     """UUIDs of the devices whose events arrive here."""
+
+    complete: bool
+    """False when a device is left out that may be taken in later: its registration failed."""
 
     def wait(self, timeout_s: float) -> XidEvent | None:
         """The next event, None when there was none for `timeout_s`. Raises DeviceError."""

@@ -76,6 +76,7 @@ class ScenarioInstance(NamedTuple):
     load: Load
     start: float = 0.0
     end: float = FOREVER
+    parts: Mapping[str, Load] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,11 +292,7 @@ def _parse_gpu(reader: _Reader, index: int, seed: int) -> ScenarioGpu:
         uuid=gpu_uuid,
         product=product,
         load=_parse_load(f"{reader.place}.load", reader.take("load", {"kind": "constant", "value": 0})),
-        parts={
-            name: _parse_load(f"{reader.place}.{name}", given)
-            for name in PARTS
-            if (given := reader.take(name, None)) is not None
-        },
+        parts=_parse_parts(reader),
         throttle=throttle,
         faults=tuple(faults),
         instances=tuple(instances),
@@ -307,6 +304,14 @@ def _parse_gpu(reader: _Reader, index: int, seed: int) -> ScenarioGpu:
     )
     reader.finish()
     return gpu
+
+
+def _parse_parts(reader: _Reader) -> dict[str, Load]:
+    return {
+        name: _parse_load(f"{reader.place}.{name}", given)
+        for name in PARTS
+        if (given := reader.take(name, None)) is not None
+    }
 
 
 def _parse_health(place: str, data: object) -> dict[str, int]:
@@ -332,6 +337,7 @@ def _parse_instance(part: _Reader, position: int, name: str) -> ScenarioInstance
         load=_parse_load(f"{part.place}.load", part.take("load", {"kind": "constant", "value": 0})),
         start=part.number("from", 0.0),
         end=part.number("to", FOREVER),
+        parts=_parse_parts(part),
     )
     part.finish()
     return instance

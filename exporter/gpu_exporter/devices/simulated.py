@@ -10,6 +10,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.devices import loads
 from gpu_exporter.devices.errors import NotSupported, device_error
 from gpu_exporter.devices.protocol import (
+    ENGINES,
     Clocks,
     Device,
     EventWatch,
@@ -33,6 +34,7 @@ DRIVER_VERSION = "580.00.00"
 RESERVED = 512 * 1024**2
 # What follows from the load where the scenario does not say it: GPM ratios of a typical training, and some traffic.
 FOLLOWS = {"graphics": 1.0, "sm": 0.8, "occupancy": 0.5, "tensor": 0.4, "dram": 0.3, "power": 1.0, "pcie": 0.01}
+GPM_RATIOS = ("graphics", "sm", "occupancy", "tensor", "dram")
 THROTTLE_COUNTERS = (
     "power_cap",
     "thermal",
@@ -80,18 +82,20 @@ class Stage:
     def processes(self, uuid: str) -> int:
         return sum(h.processes for h in self.scenario.holders_at(self.now()) if h.unit.uuid == uuid)
 
-    def read_gpm(self, uuid: str, parts: Mapping[str, loads.Load], rates: Mapping[str, float]) -> Gpm | None:
+    def read_gpm(
+        self, uuid: str, parts: Mapping[str, loads.Load], rates: Mapping[str, float], *, with_engines: bool = False
+    ) -> Gpm | None:
         """Means since `uuid` was last read; `rates` are bytes per second at full load, both directions together."""
         now = self.now()
         since = self.gpm_seen.get(uuid)
         self.gpm_seen[uuid] = now
         if since is None or since >= now:
             return None
-        ratios = {
-            name: loads.mean(parts[name], since, now) for name in ("graphics", "sm", "occupancy", "tensor", "dram")
-        }
-        traffic = {name: rate * loads.mean(parts[name], since, now) for name, rate in rates.items()}
-        return Gpm(now - since, **ratios, **traffic)
+        told = {name: loads.mean(parts[name], since, now) for name in GPM_RATIOS}
+        told |= {name: rate * loads.mean(parts[name], since, now) for name, rate in rates.items()}
+        if with_engines:
+            told["engines"] = max(loads.mean(parts[engine], since, now) for engine in ENGINES)
+        return Gpm(now - since)._replace(**told)  # type: ignore[arg-type]
 
 
 def resolve_parts(load: loads.Load, given: Mapping[str, loads.Load]) -> dict[str, loads.Load]:
@@ -118,7 +122,9 @@ class SimulatedInstance:
     def read_gpm(self) -> Gpm | None:
         if not self._gpu.product.gpm:
             raise NotSupported("nvmlGpmMetricsGet", "NVML_ERROR_NOT_SUPPORTED")
-        return self._stage.read_gpm(self._instance.uuid, resolve_parts(self._instance.load, {}), {})
+        return self._stage.read_gpm(
+            self._instance.uuid, resolve_parts(self._instance.load, self._instance.parts), {}, with_engines=True
+        )
 
 
 class SimulatedDevice(SilentDevice):
@@ -147,6 +153,7 @@ class SimulatedDevice(SilentDevice):
         now = self._stage.now()
         fault = self._gpu.fault(call, now)
         if fault is None:
+            self.answers += 1
             return now
         if fault.hang_s:
             threading.Event().wait(fault.hang_s)
@@ -333,6 +340,7 @@ class SimulatedEvents:
     def __init__(self, stage: Stage, devices: Iterable[Device]) -> None:
         self._stage = stage
         self.covered = frozenset(device.identity.uuid for device in devices)
+        self.complete = True
         self._pending = sorted(
             (at, gpu.uuid, xid) for gpu in stage.scenario.gpus for at, xid in gpu.xids if gpu.uuid in self.covered
         )

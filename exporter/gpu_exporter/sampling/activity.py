@@ -6,6 +6,7 @@ Pure, but for the little that has to be remembered per device (last driver sampl
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -35,6 +36,7 @@ class ActivityRules(NamedTuple):
     nvlink_idle_max_bytes_per_second: float = 1e6
 
 
+UNWATCHED_MAX_S = 0.05  # of a span: clocks of driver and host differ by less, a witness's silence by more
 LATENESS = 1.1  # a cycle or sample that comes a tenth of a period late leaves no hole
 
 
@@ -56,21 +58,48 @@ class TrafficRate:
     """Bytes per second from counters of the driver that may wrap."""
 
     def __init__(self) -> None:
-        self._last: Traffic | None = None
+        self._last: tuple[float, Traffic] | None = None
 
-    def step(self, traffic: Traffic | None, elapsed_s: float | None) -> float | None:
+    def step(self, traffic: Traffic | None, at: float) -> float | None:
         """The mean since the last step, both directions together; None while it cannot be told."""
-        last, self._last = self._last, traffic
-        if last is None or traffic is None or not elapsed_s:
+        last, self._last = self._last, None if traffic is None else (at, traffic)
+        if last is None or traffic is None or at <= last[0]:
             return None
-        moved = (traffic.rx - last.rx, traffic.tx - last.tx)
-        return sum(moved) / elapsed_s if min(moved) >= 0 else None
+        moved = (traffic.rx - last[1].rx, traffic.tx - last[1].tx)
+        return sum(moved) / (at - last[0]) if min(moved) >= 0 else None
 
 
 def gpm_witnesses(gpm: Gpm | None, rules: ActivityRules) -> list[bool]:
-    """Whether each GPM ratio that was told shows work."""
+    """Whether each GPM ratio of a board that was told shows work."""
     told = (gpm.graphics, gpm.sm) if gpm is not None else ()
     return [ratio > rules.gpm_idle_max_ratio for ratio in told if ratio is not None]
+
+
+def instance_activity(unit: UnitId, gpm: Gpm, at: float, rules: ActivityRules) -> Activity:
+    """Activity of a MIG instance, of which GPM alone tells: over the window that ended at `at`."""
+    ratios = (gpm.graphics, gpm.sm, gpm.tensor, gpm.dram, gpm.engines)
+    witnesses = [ratio > rules.gpm_idle_max_ratio for ratio in ratios if ratio is not None]
+    if gpm.pcie is not None:
+        witnesses.append(gpm.pcie > rules.pcie_idle_max_bytes_per_second)
+    if gpm.nvlink is not None:
+        witnesses.append(gpm.nvlink > rules.nvlink_idle_max_bytes_per_second)
+    active = any(witnesses)
+    known = gpm.graphics is not None and gpm.span_s <= rules.gap_intervals * rules.interval_s
+    ratio = gpm.graphics if gpm.graphics is not None and gpm.graphics > rules.gpm_idle_max_ratio else 0.0
+    spans: tuple[Span, ...] = ()
+    if known and (ratio or active or not gpm.missing):
+        spans = (Span(at - gpm.span_s, at, ratio, other=active and not ratio),)
+    elif active:  # nothing that covers time, but a sign of life, which ends idle runs
+        spans = (Span(at, at, ratio, True),)
+    return Activity(unit, spans, len(witnesses) if gpm.graphics is not None else 0)
+
+
+class Watch(NamedTuple):
+    """What the other witnesses said of the time (start, end]: active, quiet, or (None) not known."""
+
+    start: float
+    end: float
+    active: bool | None
 
 
 class ActivityReader:
@@ -83,40 +112,72 @@ class ActivityReader:
         self._floor = PowerFloor(rules)
         self._offset: float | None = None
         self._last_monotonic: float | None = None
+        self._last_utilization_at = 0.0
         self._last_samples_monotonic: float | None = None
-        self._last_energy_j: float | None = None
+        self._last_energy: tuple[float, float] | None = None
         self._pcie, self._nvlink = TrafficRate(), TrafficRate()
+        self._watches: deque[Watch] = deque()
         self.newest_sample_wall = 0.0
 
     def read(self, cycle: Cycle, monotonic: float, wall: float) -> Activity | None:
         """Activity of the whole GPU, None when it has no source (MIG mode, or every call failed)."""
         previous, self._last_monotonic = self._last_monotonic, monotonic
-        if cycle.utilization is not None and not 0.0 <= cycle.utilization <= 1.0:
-            cycle.utilization = None  # seen with zombie processes; no measurement
         stepped = self._note_offset(wall - monotonic)
-        others = self._other_witnesses(cycle, None if previous is None else monotonic - previous)
-        active, pending = any(others), None in others
+        others = self._other_witnesses(cycle)
+        active: bool | None = any(others)
+        if not active and (cycle.witness_missing or None in others):
+            active = None
+        self._note_watch(previous, monotonic, active)
         if stepped:
             self.newest_sample_wall = wall
             spans: tuple[Span, ...] = ()
         else:
-            spans = self._spans_of_samples(cycle.driver_samples, monotonic, wall, active, cycle.utilization)
+            spans = self._spans_of_samples(cycle.driver_samples, monotonic, wall, cycle.utilization)
         if spans:
             self._last_samples_monotonic = monotonic
         elif cycle.utilization is not None and self._covers_gap(previous, monotonic):
-            assert previous is not None
-            start = max(previous, monotonic - LATENESS * self._rules.driver_period_max_s)
-            spans = (Span(start, monotonic, cycle.utilization, active),)
-        if pending and not active:
-            # A witness that needs two readings has one: whether a time of no utilization was idle is not known yet.
-            spans = tuple(span for span in spans if span.ratio > 0.0)
+            end = cycle.utilization_at
+            start = max(self._last_utilization_at, end - self._longest())
+            spans = (Span(start, end, cycle.utilization, other=False),)
+        self._last_utilization_at = cycle.utilization_at
+        spans = tuple(judged for span in spans if (judged := self._judge(span)) is not None)
         told = cycle.utilization is not None or bool(cycle.driver_samples)
-        if not spans and (active or cycle.utilization):
+        if (active or cycle.utilization) and not any(_is_active(span) for span in spans):
             # Nothing that covers time, but a sign of life: a span without length books nothing and ends idle runs.
-            spans = (Span(monotonic, monotonic, cycle.utilization or 0.0, True),)
+            spans = (*spans, Span(monotonic, monotonic, cycle.utilization or 0.0, True))
         if not told and not spans:
             return None
         return Activity(self._unit, spans, 1 + len(others) - others.count(None) if told else 0)
+
+    def _longest(self) -> float:
+        """The longest time that one utilization of the driver may stand for."""
+        return LATENESS * self._rules.driver_period_max_s
+
+    def _note_watch(self, previous: float | None, now: float, active: bool | None) -> None:
+        """Remember what the witnesses say of the time since the last cycle; too long a gap was not watched."""
+        if previous is not None and (active or now - previous <= self._max_gap):
+            self._watches.append(Watch(previous, now, active))
+        while self._watches and self._watches[0].end < now - RING_AGE_MAX_S:
+            self._watches.popleft()
+
+    def _judge(self, span: Span) -> Span | None:
+        """A span of no utilization is other activity when a witness saw any in it, and unknown when not all of it was
+        watched; a span with utilization is what it is.
+        """
+        if span.ratio > 0.0 or span.end <= span.start:
+            return span
+        watched = 0.0
+        unknown = False
+        for watch in self._watches:
+            overlap = min(watch.end, span.end) - max(watch.start, span.start)
+            if overlap <= 0.0:
+                continue
+            if watch.active:
+                return span._replace(other=True)
+            unknown |= watch.active is None
+            watched += overlap
+        missing = span.end - span.start - watched
+        return None if unknown or missing > UNWATCHED_MAX_S else span
 
     def _note_offset(self, offset: float) -> bool:
         """Remember how wall and monotonic clock lie; true when the wall clock was stepped since last time."""
@@ -133,59 +194,57 @@ class ActivityReader:
         last = self._last_samples_monotonic
         return last is not None and monotonic - last <= max(RING_PATIENCE_S, self._max_gap)
 
-    def _other_witnesses(self, cycle: Cycle, elapsed_s: float | None) -> list[bool | None]:
+    def _other_witnesses(self, cycle: Cycle) -> list[bool | None]:
         """One entry per readable witness beside utilization: is it active? None: it cannot be told before next time."""
         rules, gpm = self._rules, cycle.gpm
         witnesses: list[bool | None] = [value > 0.0 for value in cycle.engines.values()]
         witnesses += gpm_witnesses(gpm, rules)
-        if cycle.gpm_pending:
-            witnesses.append(None)
         # Of the driver's byte counters and the rate that GPM tells the higher: a counter may have wrapped.
-        for traffic, counter, told, floor in (
-            (cycle.pcie, self._pcie, gpm.pcie if gpm else None, rules.pcie_idle_max_bytes_per_second),
-            (cycle.nvlink, self._nvlink, gpm.nvlink if gpm else None, rules.nvlink_idle_max_bytes_per_second),
+        pcie = self._pcie.step(cycle.pcie, cycle.pcie_at)
+        nvlink = self._nvlink.step(cycle.nvlink, cycle.nvlink_at)
+        for traffic, counted, told, floor in (
+            (cycle.pcie, pcie, gpm.pcie if gpm else None, rules.pcie_idle_max_bytes_per_second),
+            (cycle.nvlink, nvlink, gpm.nvlink if gpm else None, rules.nvlink_idle_max_bytes_per_second),
         ):
-            rates = [rate for rate in (counter.step(traffic, elapsed_s), told) if rate is not None]
+            rates = [rate for rate in (counted, told) if rate is not None]
             if rates:
                 witnesses.append(max(rates) > floor)
             elif traffic is not None:
                 witnesses.append(None)
-        power = self._highest_power(cycle, elapsed_s)
+        power = self._highest_power(cycle)
         if power is not None and cycle.power_limit_w:
             witnesses.append(self._floor.is_active(power, cycle.power_limit_w))
         return witnesses
 
-    def _highest_power(self, cycle: Cycle, elapsed_s: float | None) -> float | None:
+    def _highest_power(self, cycle: Cycle) -> float | None:
         """The power now, or the mean since the last cycle where that is higher: work between two reads costs energy,
         though the moment of the read (power is a moment's value before Ampere and on GA100) may be a quiet one.
         """
-        before, self._last_energy_j = self._last_energy_j, cycle.energy_j
-        if before is None or cycle.energy_j is None or not elapsed_s or cycle.energy_j < before:
+        before = self._last_energy
+        self._last_energy = None if cycle.energy_j is None else (cycle.energy_at, cycle.energy_j)
+        if before is None or cycle.energy_j is None or cycle.energy_at <= before[0] or cycle.energy_j < before[1]:
             return cycle.power_w
-        return max(cycle.power_w or 0.0, (cycle.energy_j - before) / elapsed_s)
+        return max(cycle.power_w or 0.0, (cycle.energy_j - before[1]) / (cycle.energy_at - before[0]))
 
     def _spans_of_samples(
-        self,
-        samples: Sequence[UtilizationSample],
-        monotonic: float,
-        wall: float,
-        active: bool,
-        utilization: float | None,
+        self, samples: Sequence[UtilizationSample], monotonic: float, wall: float, utilization: float | None
     ) -> tuple[Span, ...]:
         """Each sample covers (previous sample, its own stamp], at most one driver period."""
-        longest = LATENESS * self._rules.driver_period_max_s
-        # The rate that the driver reports beside its ring must agree before zeros count as idle.
-        newest_active = active or bool(utilization)
         spans: list[Span] = []
         previous = self.newest_sample_wall
+        shift = monotonic - wall
         for position, sample in enumerate(samples):
             if not previous < sample.wall <= wall + WALL_STEP_S:
                 continue
             if previous > 0.0 and sample.wall > wall - RING_AGE_MAX_S and 0.0 <= sample.ratio <= 1.0:
-                start = max(previous, sample.wall - longest)
-                other = newest_active if position == len(samples) - 1 else active
-                shift = monotonic - wall
+                start = max(previous, sample.wall - self._longest())
+                # The rate that the driver reports beside its ring must agree before zeros count as idle.
+                other = bool(utilization) and position == len(samples) - 1
                 spans.append(Span(start + shift, sample.wall + shift, sample.ratio, other))
             previous = sample.wall
         self.newest_sample_wall = previous
         return tuple(spans)
+
+
+def _is_active(span: Span) -> bool:
+    return span.ratio > 0.0 or span.other

@@ -11,8 +11,8 @@ from gpu_exporter.collectors import Collector, Cycle, Totals
 from gpu_exporter.collectors.contract import InstanceCycle
 from gpu_exporter.devices.errors import DeviceError, DeviceLost, NotSupported
 from gpu_exporter.devices.protocol import Device
-from gpu_exporter.model import Activity, CollectorOutcome, DeviceSnapshot, InstanceReading, Sample, Span, UnitId
-from gpu_exporter.sampling.activity import ActivityReader, ActivityRules, gpm_witnesses
+from gpu_exporter.model import Activity, CollectorOutcome, DeviceSnapshot, InstanceReading, Sample, UnitId
+from gpu_exporter.sampling.activity import ActivityReader, ActivityRules, instance_activity
 
 
 class _Kept(NamedTuple):
@@ -41,20 +41,24 @@ class DeviceSampler:
 
         Raises DriverChanged.
         """
-        start = self._clock.monotonic()
-        cycle = Cycle(self.device, self._activity.newest_sample_wall, start, self._totals)
+        cycle = Cycle(self.device, self._activity.newest_sample_wall, self._clock.monotonic, self._totals)
+        begin, answers = self._clock.monotonic(), self.device.answers
         outcomes: list[CollectorOutcome] = []
         try:
             for collector in self._collectors:
                 outcomes.append(self._collect(collector, cycle))
         except DeviceLost as exc:
-            return self._lost(exc)
+            self.error_counts.update([*cycle.errors, (exc.call, exc.error)])
+            self.device.take_errors()
+            return self._down(str(exc))
         self.error_counts.update(cycle.errors)
         self.error_counts.update(cycle.remarks)
-        if not cycle.told and cycle.errors:
+        if self.device.answers == answers and cycle.errors:
             # Nothing at all was answered: that is no GPU with a few failing calls.
             return self._down(f"no call is answered, the first was {' '.join(cycle.errors[0])}")
         monotonic, wall = self._clock.monotonic(), self._clock.wall()
+        # In a cycle that dragged on, one witness spoke of another time than the next.
+        cycle.witness_missing |= monotonic - begin > self._rules.interval_s
         return DeviceSnapshot(
             identity=self.device.identity,
             monotonic=monotonic,
@@ -62,7 +66,7 @@ class DeviceSampler:
             up=True,
             samples=tuple(cycle.samples),
             activity=self._activity.read(cycle, monotonic, wall),
-            instances=tuple(self._read_instance(instance, monotonic) for instance in cycle.instances),
+            instances=tuple(self._read_instance(instance) for instance in cycle.instances),
             outcomes=tuple(outcomes),
             instances_known=cycle.instances_known,
         )
@@ -84,12 +88,9 @@ class DeviceSampler:
             return False  # the cycle that follows meets the same error, and says so
         return opened
 
-    def _lost(self, exc: DeviceError) -> DeviceSnapshot:
-        self.error_counts[exc.call, exc.error] += 1
-        return self._down(str(exc))
-
     def _down(self, reason: str) -> DeviceSnapshot:
         self._kept.clear()
+        self._totals.forget_last()
         return DeviceSnapshot(self.device.identity, self._clock.monotonic(), self._clock.wall(), up=False, error=reason)
 
     def _collect(self, collector: Collector, cycle: Cycle) -> CollectorOutcome:
@@ -103,6 +104,7 @@ class DeviceSampler:
         collector.collect(cycle)
         cycle.errors += [(error.call, error.error) for error in self.device.take_errors()]
         failed = cycle.errors[errors:]
+        cycle.witness_missing |= collector.witness and bool(failed)
         outcome = CollectorOutcome(
             collector.name,
             success=not failed,
@@ -114,18 +116,12 @@ class DeviceSampler:
             self._kept[collector.name] = _Kept(due, tuple(cycle.samples[samples:]), outcome)
         return outcome
 
-    def _read_instance(self, instance: InstanceCycle, monotonic: float) -> InstanceReading:
-        """Activity over the GPM window that was really compared; at first sight it only seeds."""
+    def _read_instance(self, instance: InstanceCycle) -> InstanceReading:
+        """Activity over the GPM window that was really compared; at first sight there is none."""
         activity: Activity | None = None
-        gpm, unit = instance.gpm, UnitId(self.device.identity.uuid, instance.uuid)
-        if gpm is not None and gpm.graphics is not None:
-            witnesses = gpm_witnesses(gpm, self._rules)
-            longest = self._rules.gap_intervals * self._rules.interval_s
-            spans: tuple[Span, ...] = ()
-            if gpm.span_s <= longest:
-                ratio = gpm.graphics if gpm.graphics > self._rules.gpm_idle_max_ratio else 0.0
-                spans = (Span(monotonic - gpm.span_s, monotonic, ratio, other=any(witnesses) and not ratio),)
-            activity = Activity(unit, spans, witnesses=len(witnesses))
+        if instance.gpm is not None:
+            unit = UnitId(self.device.identity.uuid, instance.uuid)
+            activity = instance_activity(unit, instance.gpm, instance.gpm_at, self._rules)
         return InstanceReading(
             instance.uuid,
             instance.mig,

@@ -29,6 +29,7 @@ UINT, ULONGLONG = 1, 3  # nvmlValueType_t
 MIB = 1024.0**2
 # Percent or MiB/s by GPM metric: from which part, and what a part of 1 is in that unit (traffic: see _rates).
 GPM_PERCENT = {metric: name for name, metric in constants.GPM_RATIOS.items()}
+GPM_ENGINES = {30: "decoder", 40: "jpeg", 50: "ofa", 166: "encoder"}
 SM_CLOCK_CYCLES = 1e9  # cycles of all SMs together in a second; the ratio matters, not the number
 
 
@@ -250,7 +251,7 @@ class ScenarioFeeder:
                 holder.memory for holder in self.stage.scenario.holders_at(now) if holder.unit.mig_uuid == instance.uuid
             )
             entry.memory_free = entry.memory_total - entry.memory_used
-            entry.gpm_count = _fill_gpm(entry.gpm, resolve_parts(instance.load, {}), now, {})
+            entry.gpm_count = _fill_gpm(entry.gpm, resolve_parts(instance.load, instance.parts), now, {})
         out.instance_count = len(present)
 
     def _feed_calls(self, index: int, gpu: ScenarioGpu, now: float) -> None:
@@ -277,6 +278,7 @@ def _fill_gpm(
 ) -> int:
     """Integrals of percent and MiB/s until `now`, and the SM counters; how many."""
     metrics = [(metric, 0, 100 * parts[name].integral(now)) for metric, name in GPM_PERCENT.items()]
+    metrics += [(metric, 0, 100 * parts[name].integral(now)) for metric, name in GPM_ENGINES.items()]
     for name, rate in rates.items():
         for metric in constants.GPM_RATES[name]:
             metrics.append((metric, 0, rate / MIB * parts[name].integral(now)))

@@ -15,7 +15,7 @@ MAX_SAMPLES = 100  # what a real driver keeps is not documented; the ring must b
 MAX_PROCESSES = 32
 MAX_INSTANCES = 8
 MAX_FIELDS = 96
-MAX_GPM = 12
+MAX_GPM = 24
 MAX_EVENTS = 64
 THRESHOLDS = 4
 

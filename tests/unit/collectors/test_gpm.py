@@ -10,13 +10,17 @@ from gpu_exporter.devices.protocol import Gpm
 
 
 def make_cycle(totals: Totals | None = None) -> Cycle:
-    return Cycle(None, 0.0, 0.0, totals or Totals())  # type: ignore[arg-type]
+    return Cycle(None, 0.0, lambda: 0.0, totals or Totals())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("told", "used", "counted"), [(1.29, 1.0, 1), (-0.2, 0.0, 1), (1.0004, 1.0, 0), (0.5, 0.5, 0)])
-def test_values_out_of_range_are_clamped_for_use_and_counted(told: float, used: float, counted: int) -> None:
+@pytest.mark.parametrize(
+    ("told", "used", "counted"), [(1.29, 1.0, 1), (-0.2, None, 1), (1.0004, 1.0, 0), (-0.0004, 0.0, 0), (0.5, 0.5, 0)]
+)
+def test_values_out_of_range_are_clamped_or_unknown_and_counted(told: float, used: float | None, counted: int) -> None:
     cycle = make_cycle()
-    assert refine(cycle, "", Gpm(1.0, graphics=told)).graphics == used
+    refined = refine(cycle, "", Gpm(1.0, graphics=told))
+    assert refined.graphics == used
+    assert refined.missing is (used is None)
     assert cycle.remarks == [OUT_OF_RANGE] * counted
     assert cycle.errors == []
 
@@ -25,7 +29,8 @@ def test_sm_activity_comes_from_the_counters_where_they_are() -> None:
     totals = Totals()
     first = Gpm(1.0, sm=0.9, elapsed_cycles=1000.0, active_cycles=100.0)
     assert refine(make_cycle(totals), "", first).sm == 0.9  # nothing to compare with yet
-    assert refine(make_cycle(totals), "", first._replace(elapsed_cycles=3000.0, active_cycles=600.0)).sm == 0.25
+    later = first._replace(sm=0.1, elapsed_cycles=3000.0, active_cycles=600.0)
+    assert refine(make_cycle(totals), "", later).sm == 0.25
     # A driver that was loaded anew counts from 0: back to the windowed ratio, once.
     assert refine(make_cycle(totals), "", first._replace(elapsed_cycles=10.0, active_cycles=1.0)).sm == 0.9
 
@@ -34,4 +39,5 @@ def test_two_subjects_have_counters_of_their_own() -> None:
     totals = Totals()
     gpm = Gpm(1.0, sm=0.9, elapsed_cycles=1000.0, active_cycles=100.0)
     refine(make_cycle(totals), "MIG-1", gpm)
-    assert refine(make_cycle(totals), "MIG-2", gpm._replace(elapsed_cycles=5000.0)).sm == 0.9
+    other = gpm._replace(sm=0.2, elapsed_cycles=5000.0, active_cycles=5000.0)
+    assert refine(make_cycle(totals), "MIG-2", other).sm == 0.2

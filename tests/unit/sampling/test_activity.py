@@ -23,7 +23,8 @@ class Bench:
         self.offset = WALL
 
     def read(self, now: float, samples: list[tuple[float, float]] = (), **facts: Any) -> tuple[Span, ...] | None:  # type: ignore[assignment]
-        cycle = Cycle(None, self.reader.newest_sample_wall, now, Totals())  # type: ignore[arg-type]
+        cycle = Cycle(None, self.reader.newest_sample_wall, lambda: now, Totals())  # type: ignore[arg-type]
+        cycle.utilization_at = cycle.pcie_at = cycle.nvlink_at = cycle.energy_at = now
         cycle.driver_samples = [UtilizationSample(WALL + t, ratio) for t, ratio in samples]
         for name, value in facts.items():
             setattr(cycle, name, value)
@@ -50,8 +51,14 @@ def test_each_driver_sample_covers_the_time_since_the_one_before(bench: Bench) -
 
 
 def test_a_driver_sample_never_covers_more_than_the_drivers_longest_period(bench: Bench) -> None:
+    bench.read(10.0, [(10.0, 0.5)])
+    assert rounded(bench.read(30.0, [(30.0, 0.5)])) == [(28.9, 30.0, 0.5, False)]
+
+
+def test_zeros_of_a_time_in_which_no_witness_was_read_are_unknown(bench: Bench) -> None:
     bench.read(10.0, [(10.0, 0.0)])
-    assert rounded(bench.read(30.0, [(30.0, 0.0)])) == [(28.9, 30.0, 0.0, False)]
+    assert rounded(bench.read(30.0, [(29.8, 0.0), (30.0, 0.0)])) == []
+    assert rounded(bench.read(31.0, [(30.5, 0.0), (31.0, 0.0)])) == [(30.0, 30.5, 0.0, False), (30.5, 31.0, 0.0, False)]
 
 
 def test_a_slow_interval_does_not_stretch_what_a_reading_covers() -> None:
@@ -60,11 +67,6 @@ def test_a_slow_interval_does_not_stretch_what_a_reading_covers() -> None:
     bench.reader = ActivityReader(UnitId("GPU-0"), RULES._replace(interval_s=30.0))
     bench.read(10.0, utilization=0.0)
     assert rounded(bench.read(40.0, utilization=0.0)) == [(38.9, 40.0, 0.0, False)]
-
-
-def test_a_rate_that_is_no_share_is_no_measurement(bench: Bench) -> None:
-    bench.read(10.0, utilization=0.5)
-    assert bench.read(11.0, utilization=2.55) is None
 
 
 def test_samples_stamped_in_the_future_or_seen_before_are_dropped(bench: Bench) -> None:
@@ -162,7 +164,7 @@ def test_a_reported_rate_above_zero_contradicts_a_ring_of_zeros(bench: Bench) ->
 
 def test_witnesses_are_counted() -> None:
     bench = Bench()
-    cycle = Cycle(None, 0.0, 10.0, Totals())  # type: ignore[arg-type]
+    cycle = Cycle(None, 0.0, lambda: 10.0, Totals())  # type: ignore[arg-type]
     cycle.utilization, cycle.engines = 0.0, {"encoder": 0.0, "decoder": 0.0}
     cycle.power_w, cycle.power_limit_w = 60.0, 400.0
     activity = bench.reader.read(cycle, 10.0, 10.0 + WALL)

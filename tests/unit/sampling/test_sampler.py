@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from gpu_exporter import collectors
 from gpu_exporter.clock import ManualClock, SystemClock
+from gpu_exporter.devices.protocol import Rates
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import SimulatedDevice, Stage
 from gpu_exporter.model import DeviceSnapshot
@@ -64,6 +65,20 @@ def test_failed_utilization_is_no_activity_and_never_zero() -> None:
     assert snapshot.activity is not None  # the power draw still shows that it lives, which books no time
     assert snapshot.activity.witnesses == 0
     assert all(span.start == span.end and span.other for span in snapshot.activity.spans)
+
+
+def test_a_rate_that_is_no_share_is_no_measurement_and_contradicts_zeros() -> None:
+    """Seen with zombie processes: 255 percent, while the ring says 0."""
+    clock = ManualClock()
+    sampler = make([], clock, load={"kind": "constant", "value": 0})
+    sampler.device.read_utilization = lambda: Rates(2.55, None)  # type: ignore[method-assign]
+    for _ in range(5):
+        clock.advance(1.0)
+        snapshot = sampler.sample()
+        assert snapshot.value("gpu_utilization_ratio") is None
+        assert snapshot.activity is not None
+        assert snapshot.activity.spans == ()
+    assert sampler.error_counts["nvmlDeviceGetUtilizationRates", "OUT_OF_RANGE"] == 5
 
 
 def test_a_lost_gpu_gives_nothing_but_its_identity_and_comes_back() -> None:

@@ -10,10 +10,13 @@ from gpu_exporter import collectors
 from gpu_exporter.app.books import Books
 from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.clock import ManualClock
+from gpu_exporter.collectors import Cycle, Totals
 from gpu_exporter.defaults import Settings
+from gpu_exporter.devices.protocol import Gpm, UtilizationSample
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import SimulatedDevice, Stage
-from gpu_exporter.model import UnitId, UnitTotals
+from gpu_exporter.model import Activity, Span, UnitId, UnitTotals
+from gpu_exporter.sampling.activity import ActivityReader, instance_activity
 from gpu_exporter.sampling.sampler import DeviceSampler
 
 ALL_WITNESSES = 10  # utilization, four engines, GPM graphics and SM, PCIe, NVLink, power
@@ -79,19 +82,120 @@ def test_what_a_board_at_rest_does_is_no_activity(witness: str) -> None:
     assert totals.idle_s == totals.observed_s > 55.0
 
 
-@pytest.mark.parametrize("part", ["graphics", "sm"])
-def test_an_instance_whose_sms_work_is_not_idle(part: str) -> None:
-    from gpu_exporter.collectors.contract import InstanceCycle
-    from gpu_exporter.devices.protocol import Gpm
+UNIT = UnitId("GPU-0", "MIG-1")
+QUIET = Gpm(1.0, graphics=0.0, sm=0.0, occupancy=0.0, tensor=0.0, dram=0.0, pcie=0.0, nvlink=0.0, engines=0.0)
+RULES = activity_rules(Settings())
 
+
+def test_an_instance_with_every_witness_quiet_is_idle() -> None:
+    assert instance_activity(UNIT, QUIET, 100.0, RULES) == Activity(UNIT, (Span(99.0, 100.0, 0.0, False),), 7)
+
+
+@pytest.mark.parametrize("part", ["sm", "tensor", "dram", "engines", "pcie", "nvlink"])
+def test_an_instance_with_one_witness_active_is_not_idle(part: str) -> None:
+    active = QUIET._replace(**{part: 5e9 if part in ("pcie", "nvlink") else 0.2})
+    assert instance_activity(UNIT, active, 100.0, RULES).spans == (Span(99.0, 100.0, 0.0, True),)
+
+
+@pytest.mark.parametrize(
+    ("gpm", "spans"),
+    [
+        (QUIET._replace(graphics=0.9, span_s=40.0), (Span(100.0, 100.0, 0.9, True),)),  # too long, yet a sign of life
+        (QUIET._replace(span_s=40.0), ()),
+        (QUIET._replace(graphics=None, sm=0.9), (Span(100.0, 100.0, 0.0, True),)),
+        (QUIET._replace(graphics=None), ()),
+        (QUIET._replace(missing=True), ()),  # quiet, but one of them was not told
+        (QUIET._replace(graphics=0.5, missing=True), (Span(99.0, 100.0, 0.5, False),)),
+        (QUIET._replace(graphics=0.0008), (Span(99.0, 100.0, 0.0, False),)),  # noise
+    ],
+)
+def test_what_a_window_of_an_instance_proves(gpm: Gpm, spans: tuple[Span, ...]) -> None:
+    assert instance_activity(UNIT, gpm, 100.0, RULES).spans == spans
+
+
+@pytest.mark.parametrize("part", ["encoder", "decoder", "jpeg", "ofa"])
+def test_an_instance_that_only_decodes_is_not_idle(part: str) -> None:
+    """Through the sampler, with the engines that GPM tells of instances alone."""
+    instance = {"profile": "1g.10gb", part: {"kind": "constant", "value": 0.3}}
     clock = ManualClock()
-    scenario = parse_scenario({"gpus": [{"model": "H100", "mig": []}]})
+    scenario = parse_scenario({"gpus": [{"model": "H100", "mig": [instance]}]})
     device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
-    sampler = DeviceSampler(device, collectors.DEFAULT, clock, activity_rules(Settings()))
-    quiet = Gpm(1.0, graphics=0.0, sm=0.0)
-    for gpm, idle in ((quiet, True), (quiet._replace(**{part: 0.2}), False)):
-        reading = sampler._read_instance(InstanceCycle("MIG-1", "1/0", "1g.10gb", 1, (), gpm, None), 100.0)
-        assert reading.activity is not None
-        (span,) = reading.activity.spans
-        assert (span.ratio == 0.0 and not span.other) is idle
-        assert reading.activity.witnesses == 2
+    sampler = DeviceSampler(device, collectors.DEFAULT, clock, RULES)
+    for _ in range(3):
+        clock.advance(1.0)
+        (reading,) = sampler.sample().instances
+    assert reading.activity is not None
+    assert [(span.ratio, span.other) for span in reading.activity.spans] == [(0.0, True)]
+
+
+# A witness that failed for a while, although it is told otherwise: the time is unknown, and never idle.
+@pytest.mark.parametrize(
+    "call",
+    [
+        "nvmlDeviceGetUtilizationRates",
+        "nvmlDeviceGetDecoderUtilization",
+        "nvmlDeviceGetOfaUtilization",
+        "nvmlGpmMetricsGet",
+        "nvmlDeviceGetFieldValues",
+        "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetTotalEnergyConsumption",
+    ],
+)
+def test_a_witness_that_fails_makes_the_time_unknown(call: str) -> None:
+    totals = run(faults=[{"at": 0, "call": call, "error": "NVML_ERROR_UNKNOWN"}])
+    assert totals.idle_s == 0.0
+
+
+def test_a_ring_that_delivers_late_is_judged_by_what_was_seen_at_its_time() -> None:
+    """The driver hands out five seconds of zeros at once; the decoder worked in four of them."""
+    reader = ActivityReader(UnitId("GPU-0"), RULES)
+    wall, spans = 1_700_000_000.0, []
+    for second in range(1, 21):
+        cycle = Cycle(None, 0.0, lambda: 0.0, Totals())  # type: ignore[arg-type]
+        cycle.utilization, cycle.utilization_at = 0.0, float(second)
+        cycle.engines = {"decoder": 0.0 if second % 5 == 0 else 0.7}
+        if second % 5 == 0:
+            cycle.driver_samples = [
+                UtilizationSample(wall + t / 5, 0.0) for t in range(5 * second - 24, 5 * second + 1)
+            ]
+        activity = reader.read(cycle, float(second), wall + second)
+        spans += [span for span in activity.spans if span.end > span.start] if activity else []
+    idle = [span for span in spans if not span.other and span.ratio == 0.0]
+    assert 3.0 < sum(span.end - span.start for span in idle) <= 4.0  # the last second of each five, not of the first
+    assert all((span.start + 0.01) % 5 >= 4.0 for span in idle)
+    assert sum(span.end - span.start for span in spans if span.other) > 10.0
+
+
+def test_a_cycle_that_dragged_on_proves_no_idleness() -> None:
+    """A call that took long: the witnesses before it and after it speak of different times."""
+    clock = ManualClock()
+    scenario = parse_scenario({"gpus": [{"model": "H100"}]})
+    device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
+    sampler = DeviceSampler(device, collectors.DEFAULT, clock, RULES)
+    original = device.read_power
+
+    def slow() -> float:
+        clock.advance(1.9)
+        return original()
+
+    idle = []
+    for step in range(10):
+        clock.advance(1.0)
+        device.read_power = slow if step == 5 else original  # type: ignore[method-assign]
+        activity = sampler.sample().activity
+        idle.append(activity is not None and any(s.ratio == 0.0 and not s.other for s in activity.spans))
+    assert idle[4]
+    assert not idle[5]
+
+
+def test_a_mute_gpu_is_down_whatever_is_remembered_of_it() -> None:
+    clock = ManualClock()
+    faults = [{"at": 5, "call": "*", "error": "NVML_ERROR_UNKNOWN"}]
+    scenario = parse_scenario({"gpus": [{"model": "T4", "faults": faults}]})
+    device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
+    sampler = DeviceSampler(device, collectors.DEFAULT, clock, RULES)
+    ups = []
+    for _ in range(12):
+        clock.advance(1.0)
+        ups.append(sampler.sample().up)
+    assert ups == [True] * 4 + [False] * 8

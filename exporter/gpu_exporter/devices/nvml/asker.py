@@ -24,26 +24,34 @@ GRANTS = {
 class Asker:
     """Asks one device; remembers what it refuses, and finds its handle again after it was lost."""
 
-    def __init__(self, library: Library, handle: Handle, support: SupportMatrix, label: str) -> None:
+    def __init__(
+        self, library: Library, handle: Handle, support: SupportMatrix, label: str, warned: set[str] | None = None
+    ) -> None:
+        """`warned`: calls whose missing permission was told, where several askers are for one device."""
         self.library = library
         self.handle = handle
         self.support = support
+        self.answers = 0
         self._label = label
-        self._warned: set[str] = set()
+        self._warned = set[str]() if warned is None else warned
 
     def __call__(self, call: str, *arguments: Any, about: object = None) -> Any:
         """The answer of a call. `about` names the question where not all of `arguments` belong to it."""
         question = (call, about if about is not None else arguments)
         self.support.check(question)
         try:
-            return self.library.ask(call, self.handle, *arguments)
+            answer = self.library.ask(call, self.handle, *arguments)
         except NotSupported as exc:
             self.support.note(question, exc)
             raise
         except NoPermission as exc:
             self.support.note(question, exc)
+            if exc.call in self._warned:  # counted and told before: asked again after a while, and refused again
+                raise NotSupported(exc.call, exc.error) from exc
             self._warn(exc)
             raise
+        self.answers += 1
+        return answer
 
     def first(self, *calls: tuple[Any, ...]) -> Any:
         """The answer of the first (call, *arguments) that the driver knows; NotSupported when it knows none."""
@@ -57,11 +65,10 @@ class Asker:
         return self(call, *arguments)
 
     def _warn(self, exc: NoPermission) -> None:
-        if exc.call not in self._warned:
-            self._warned.add(exc.call)
-            subject = exc.call.partition("_v")[0]
-            grant = GRANTS.get(subject, "run as root")
-            log.warning("%s: %s; to have it, %s", self._label, exc, grant)
+        self._warned.add(exc.call)
+        subject = exc.call.partition("_v")[0]
+        grant = GRANTS.get(subject, "run as root")
+        log.warning("%s: %s; to have it, %s", self._label, exc, grant)
 
 
 class Fields:

@@ -10,6 +10,7 @@ NVML_SUCCESS = 0
 NVML_ERROR_INSUFFICIENT_SIZE = 7
 NVML_ERROR_TIMEOUT = 10
 NVML_ERROR_FUNCTION_NOT_FOUND = 13
+NVML_ERROR_UNKNOWN = 999
 
 ERROR_NAMES = {
     1: "NVML_ERROR_UNINITIALIZED",
@@ -104,6 +105,8 @@ GPM_RATES = {
     "pcie": (NVML_GPM_METRIC_PCIE_TX_PER_SEC, NVML_GPM_METRIC_PCIE_RX_PER_SEC),
     "nvlink": (NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC, NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC),
 }
+# Engines by GPM, for MIG instances, whose engines no other call tells: NVDEC, NVJPG, OFA, NVENC.
+GPM_ENGINES = (*range(30, 38), *range(40, 48), 50, 51, *range(166, 170))
 GPM_METRICS = (
     *GPM_RATIOS.values(),
     *(metric for pair in GPM_RATES.values() for metric in pair),

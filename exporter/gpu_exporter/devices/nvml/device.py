@@ -57,31 +57,47 @@ def _read_memory(ask: Asker) -> Memory:
     return Memory(total, used, free, reserved)
 
 
-def _read_gpm(ask: Asker, window: str, gpu_instance: int = -1) -> Gpm | None:
-    """Both return codes are checked: the call's by `ask`, each metric's here. NaN is no value."""
-    answer = ask("nvmlGpmMetricsGet", window, gpu_instance, about=window)
+def _worst(codes: set[int]) -> DeviceError:
+    """What a call answered of which no value came: a loss above all, then any failure, else no support."""
+    errors = [device_error("nvmlGpmMetricsGet", nvml.error_name(code)) for code in sorted(codes)]
+    errors.sort(key=lambda error: (not isinstance(error, DeviceLost), isinstance(error, NotSupported)))
+    return errors[0]
+
+
+def _read_gpm(ask: Asker, window: str, gpu_instance: int = -1, engines: tuple[int, ...] = ()) -> Gpm | None:
+    """Both return codes are checked: the call's by `ask`, each metric's here. What is no number is no value."""
+    wanted = nvml.GPM_METRICS + engines
+    answer = ask("nvmlGpmMetricsGet", window, gpu_instance, wanted, about=window)
     if answer is None:
         return None
     span_s, metrics = answer
-    told = {metric: value for metric, code, value in metrics if code == nvml.NVML_SUCCESS and not math.isnan(value)}
+    codes = {code for _, code, _ in metrics}
+    if nvml.NVML_SUCCESS not in codes:
+        refusal = _worst(codes)
+        if isinstance(refusal, NotSupported):
+            ask.support.note(("nvmlGpmMetricsGet", window), refusal)
+        raise refusal
+    told = {metric: value for metric, code, value in metrics if code == nvml.NVML_SUCCESS and math.isfinite(value)}
+    # Not supported is no data; anything else that brought no number is missing for now.
+    missing = any(
+        metric not in told and not isinstance(device_error("", nvml.error_name(code)), NotSupported)
+        for metric, code, _ in metrics
+    )
     ratios = {name: told[metric] / 100.0 for name, metric in nvml.GPM_RATIOS.items() if metric in told}  # percent
     rates = {
         name: sum(told[metric] for metric in pair) * MIB  # MiB/s
         for name, pair in nvml.GPM_RATES.items()
         if all(metric in told for metric in pair)
     }
-    codes = {code for _, code, _ in metrics}
-    if nvml.NVML_SUCCESS not in codes:
-        refusal = device_error("nvmlGpmMetricsGet", nvml.error_name(min(codes)))
-        if isinstance(refusal, NotSupported):
-            ask.support.note(("nvmlGpmMetricsGet", window), refusal)
-        raise refusal
     if not ratios and not rates:
         return None  # nothing but NaN: the driver's samples stood still
+    busiest = [told[metric] / 100.0 for metric in engines if metric in told]  # percent
     return Gpm(
         span_s,
         **ratios,
         **rates,
+        engines=max(busiest, default=None),
+        missing=missing,
         elapsed_cycles=told.get(nvml.NVML_GPM_METRIC_SM_CYCLES_ELAPSED),
         active_cycles=told.get(nvml.NVML_GPM_METRIC_SM_CYCLES_ACTIVE),
     )
@@ -90,22 +106,21 @@ def _read_gpm(ask: Asker, window: str, gpu_instance: int = -1) -> Gpm | None:
 class NvmlInstance:
     """One MIG instance through its own handle, for the present cycle."""
 
-    def __init__(self, ask: Asker, parent: NvmlDevice, identity: InstanceIdentity, *, alone: bool) -> None:
-        """`alone`: the only compute instance of its GPU instance."""
+    def __init__(self, ask: Asker, parent: NvmlDevice, identity: InstanceIdentity, window: str, gpm: Asker) -> None:
+        """`window`: name of its GPM window; `gpm`: who asks for it, the board or the instance itself."""
         self.identity = identity
         self._ask = ask
         self._parent = parent
-        self._alone = alone
+        self._window = window
+        self._gpm = gpm
 
     def read_memory(self) -> Memory:
         return _read_memory(self._ask)
 
     def read_gpm(self) -> Gpm | None:
         self._parent.require_gpm()
-        if self._alone:
-            return _read_gpm(self._parent.ask, self.identity.uuid, int(self.identity.mig.partition("/")[0]))
-        # Several compute instances share the GPU instance: its sum would make one's work everybody's.
-        return _read_gpm(self._ask, self.identity.uuid)
+        gpu_instance = int(self.identity.mig.partition("/")[0]) if self._gpm is not self._ask else -1
+        return _read_gpm(self._gpm, self._window, gpu_instance, nvml.GPM_ENGINES)
 
 
 class NvmlDevice:
@@ -118,8 +133,10 @@ class NvmlDevice:
         self._fields = Fields(self.ask)
         self._once: dict[str, Any] = {}
         self._recent: dict[str, tuple[float, Any]] = {}
-        self._windows: set[str] = set()
+        self._windows: set[str] = set()  # of GPM, of the instances
         self._instance_support: dict[str, SupportMatrix] = {}
+        self._instances_warned: set[str] = set()
+        self._links: set[int | tuple[int, int]] = set()
         try:
             minor = int(self.ask("nvmlDeviceGetMinorNumber"))
         except NotSupported:
@@ -145,9 +162,20 @@ class NvmlDevice:
         if found != self.identity.uuid:
             raise DeviceLost("nvmlDeviceGetHandleByIndex", f"another GPU ({found}) at this index")
         self.ask.handle = handle
+        self._begin_anew()
+
+    @property
+    def answers(self) -> int:
+        return self.ask.answers
+
+    def _begin_anew(self) -> None:
+        """The device is another one now, or in another mode: nothing known of it holds."""
         self.ask.support.clear()
+        self._instance_support.clear()
         self._once.clear()
         self._recent.clear()
+        self._library.ask("nvmlGpmSampleFree", SYSTEM, {self.identity.uuid, *self._windows})
+        self._windows = set()
 
     def _lately(self, call: str) -> Any:
         """An answer that only an administrator changes: at most LATELY_S old."""
@@ -189,8 +217,12 @@ class NvmlDevice:
 
     def require_gpm(self) -> None:
         """Raises NotSupported on a board without GPM."""
-        if self._static("nvmlGpmQueryDeviceSupport") == 0:
-            raise NotSupported("nvmlGpmMetricsGet", "NVML_ERROR_NOT_SUPPORTED")
+        call = "nvmlGpmQueryDeviceSupport"
+        if self._static(call) == 0:
+            refusal = NotSupported("nvmlGpmMetricsGet", "NVML_ERROR_NOT_SUPPORTED")
+            del self._once[f"{call}()"]
+            self.ask.support.note((call, ()), refusal)  # asked again after a while, like every refusal
+            raise refusal
 
     def read_gpm(self) -> Gpm | None:
         self.require_gpm()
@@ -277,7 +309,10 @@ class NvmlDevice:
         sent = [(nvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES, link) for link in range(nvml.NVLINKS)]
         received = [(nvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES, link) for link in range(nvml.NVLINKS)]
         told = self._fields.read(*sent, *received)
-        if not told:
+        if not self._links <= told.keys():  # without a link that counted before, the sum would fall
+            raise NotSupported(Fields.CALL, "NVML_ERROR_NO_DATA")
+        self._links = set(told)
+        if not (told.keys() & set(sent) and told.keys() & set(received)):
             raise NotSupported(Fields.CALL, "NVML_ERROR_NOT_SUPPORTED")
         return Traffic(
             rx=sum(float(told.get(field, 0)) for field in received), tx=sum(float(told.get(field, 0)) for field in sent)
@@ -317,26 +352,28 @@ class NvmlDevice:
         if mode != self.identity.mig_mode:  # switched at run time: what was refused in the old mode may be told now
             log.info("gpu %d: MIG mode is now %s", self.identity.index, mode)
             self.identity = dataclasses.replace(self.identity, mig_mode=mode)
-            self.ask.support.clear()
+            self._begin_anew()
         found = self._enumerate() if mode == "enabled" else []
-        uuids = {identity.uuid for _, identity in found}
-        if not (uuids or self._windows):
+        if not (found or self._windows):
             return []
-        self._library.ask("nvmlGpmSampleFree", SYSTEM, self._windows - uuids)
-        self._windows = uuids
-        self._instance_support = {
-            uuid: self._instance_support.get(uuid) or SupportMatrix(self._monotonic) for uuid in uuids
-        }
         parts = [identity.mig.partition("/")[0] for _, identity in found]
-        return [
-            NvmlInstance(
-                Asker(self._library, handle, self._instance_support[identity.uuid], f"mig {identity.uuid}"),
-                self,
-                identity,
-                alone=parts.count(part) == 1,
-            )
-            for part, (handle, identity) in zip(parts, found, strict=True)
-        ]
+        known, self._instance_support = self._instance_support, {}
+        instances: list[NvmlInstance] = []
+        windows: set[str] = set()
+        for part, (handle, identity) in zip(parts, found, strict=True):
+            support = self._instance_support[identity.uuid] = known.get(identity.uuid) or SupportMatrix(self._monotonic)
+            label = f"gpu {self.identity.index}, mig {identity.mig}"
+            ask = Asker(self._library, handle, support, label, self._instances_warned)
+            # The board's call tells a whole GPU instance. Where several compute instances share it, its sum would make
+            # one's work everybody's. A sample of one way is never compared with one of the other.
+            alone = parts.count(part) == 1
+            gpm = Asker(self._library, self.ask.handle, support, label, self._instances_warned) if alone else ask
+            window = f"{identity.uuid} {'board' if alone else 'own'}"
+            windows.add(window)
+            instances.append(NvmlInstance(ask, self, identity, window, gpm))
+        self._library.ask("nvmlGpmSampleFree", SYSTEM, self._windows - windows)
+        self._windows = windows
+        return instances
 
     def _memory_slices(self, memory_mib: float) -> int:
         """How many of the board's memory slices that is; 0 where the board's memory may not be asked."""
@@ -354,7 +391,7 @@ class NvmlDevice:
         for position in range(self._static("nvmlDeviceGetMaxMigDeviceCount")):
             ask = self._library.ask
             try:
-                handle = ask("nvmlDeviceGetMigDeviceHandleByIndex", self.ask.handle, position)
+                handle = self.ask("nvmlDeviceGetMigDeviceHandleByIndex", position)
                 slices, memory_mib = ask("nvmlDeviceGetAttributes_v2", handle)
                 gpu_instance = ask("nvmlDeviceGetGpuInstanceId", handle)
                 compute_instance = ask("nvmlDeviceGetComputeInstanceId", handle)
@@ -364,6 +401,8 @@ class NvmlDevice:
             except DeviceError as exc:
                 if exc.error == "NVML_ERROR_NOT_FOUND":  # a hole, or destroyed just now; others may follow
                     continue
+                if isinstance(exc, NotSupported) and exc.call != "nvmlDeviceGetMigDeviceHandleByIndex":
+                    raise DeviceError(exc.call, exc.error) from exc  # an instance is there: its absence is not told
                 raise
             identity = InstanceIdentity(
                 uuid, f"{gpu_instance}/{compute_instance}", profile, slices, self._memory_slices(memory_mib)

@@ -19,7 +19,7 @@ class NvmlEventWatch:
         self._uuids = {handle.name: uuid for handle, uuid in devices}
         self._events = library.ask("nvmlEventSetCreate")
         covered: set[str] = set()
-        refusal: DeviceError = NotSupported("nvmlDeviceRegisterEvents", "NVML_ERROR_NOT_SUPPORTED")
+        failures: list[DeviceError] = []
         for handle, uuid in devices:
             try:
                 supported = library.ask("nvmlDeviceGetSupportedEventTypes", handle)
@@ -27,12 +27,15 @@ class NvmlEventWatch:
                 if types:
                     library.ask("nvmlDeviceRegisterEvents", handle, self._events, types)
                     covered.add(uuid)
-            except DeviceError as exc:  # one GPU without events does not keep the others from theirs
-                refusal = exc
+            except NotSupported:
+                continue
+            except DeviceError as exc:  # one GPU that fails does not keep the others from their events
+                failures.append(exc)
         self.covered = frozenset(covered)
+        self.complete = not failures
         if not covered:
             self.close()
-            raise refusal
+            raise failures[0] if failures else NotSupported("nvmlDeviceRegisterEvents", "NVML_ERROR_NOT_SUPPORTED")
 
     def wait(self, timeout_s: float) -> XidEvent | None:
         event = self._library.ask("nvmlEventSetWait_v2", self._events, round(timeout_s * 1e3))  # milliseconds

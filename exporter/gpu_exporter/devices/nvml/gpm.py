@@ -6,6 +6,7 @@ sample from cycle to cycle and a second buffer to read into; the buffers are all
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ from gpu_exporter.devices.nvml import structures
 
 SHORTEST_S = 0.1  # less is invalid on Hopper
 LONGEST_S = 60.0  # an older sample is a new beginning: nobody books a mean over longer than this
+UNTOUCHED = 999  # NVML_ERROR_UNKNOWN
 GpmAnswer = tuple[float, tuple[tuple[int, int, float], ...]]
 
 
@@ -26,22 +28,27 @@ class _Window:
 
     def __init__(self) -> None:
         self.last = pynvml.nvmlGpmSampleAlloc()
-        self.spare = pynvml.nvmlGpmSampleAlloc()
+        try:
+            self.spare = pynvml.nvmlGpmSampleAlloc()
+        except pynvml.NVMLError:
+            pynvml.nvmlGpmSampleFree(self.last)
+            raise
         self.at: float | None = None
 
     def free(self) -> None:
         for sample in (self.last, self.spare):
-            pynvml.nvmlGpmSampleFree(sample)
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlGpmSampleFree(sample)
 
 
 class GpmWindows:
-    """All windows of one process, by name. Each name belongs to one thread."""
+    """All windows of one process, by name. Each name belongs to one thread, and to one way of sampling."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._windows: dict[str, _Window] = {}
 
-    def read(self, raw: Any, name: str, gpu_instance: int) -> GpmAnswer | None:
+    def read(self, raw: Any, name: str, gpu_instance: int, metrics: tuple[int, ...]) -> GpmAnswer | None:
         """(length in seconds, ((metric, return code, value), ...)) since the last read of this window.
 
         `gpu_instance` of the GPU `raw` when not negative, else `raw` itself (a GPU or a MIG device). None when there
@@ -50,19 +57,19 @@ class GpmWindows:
         window = self._windows.get(name)
         if window is None:
             window = self._windows[name] = _Window()
-        now = self._monotonic()
-        if window.at is not None and now - window.at <= SHORTEST_S:
+        if window.at is not None and self._monotonic() - window.at <= SHORTEST_S:
             return None
         before, window.at = window.at, None  # a failure from here on starts anew
         if gpu_instance >= 0:
             pynvml.nvmlGpmMigSampleGet(raw, gpu_instance, window.spare)
         else:
             pynvml.nvmlGpmSampleGet(raw, window.spare)
+        now = self._monotonic()
         window.last, window.spare = window.spare, window.last
         window.at = now
         if before is None or now - before > LONGEST_S:
             return None
-        return now - before, _compare(window.spare, window.last)
+        return now - before, _compare(window.spare, window.last, metrics)
 
     def forget(self, names: Iterable[str]) -> None:
         """Free the windows of these names."""
@@ -75,24 +82,27 @@ class GpmWindows:
         self.forget(list(self._windows))
 
 
-class _Query(threading.local):
+class _Queries(threading.local):
     """nvmlGpmMetricsGet_t has room for every metric there is (20 KiB): one for each thread, filled again and again."""
 
     def __init__(self) -> None:
         self.structure = structures.GpmMetrics()
         self.structure.version = nvml.NVML_GPM_METRICS_GET_VERSION
-        self.structure.count = len(nvml.GPM_METRICS)
-        self.entries = [self.structure.metrics[position] for position in range(len(nvml.GPM_METRICS))]
-        for entry, metric in zip(self.entries, nvml.GPM_METRICS, strict=True):
-            entry.metric = metric
+        self.entries: dict[tuple[int, ...], list[structures.GpmMetric]] = {}
 
 
-_query = _Query()
+_queries = _Queries()
 
 
-def _compare(first: Any, second: Any) -> tuple[tuple[int, int, float], ...]:
-    query = _query.structure
+def _compare(first: Any, second: Any, metrics: tuple[int, ...]) -> tuple[tuple[int, int, float], ...]:
+    query = _queries.structure
+    query.count = len(metrics)
     query.first = ctypes.cast(first, ctypes.c_void_p)
     query.second = ctypes.cast(second, ctypes.c_void_p)
+    entries = _queries.entries.get(metrics)
+    if entries is None:
+        entries = _queries.entries[metrics] = [query.metrics[position] for position in range(len(metrics))]
+    for entry, metric in zip(entries, metrics, strict=True):
+        entry.metric, entry.code = metric, UNTOUCHED  # what the driver leaves out must not look told
     pynvml.nvmlGpmMetricsGet(query)
-    return tuple((entry.metric, entry.code, entry.value) for entry in _query.entries)
+    return tuple((entry.metric, entry.code, entry.value) for entry in entries)

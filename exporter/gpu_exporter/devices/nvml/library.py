@@ -138,13 +138,17 @@ def _fields(handle: Handle, ids: tuple[tuple[int, int], ...]) -> tuple[tuple[int
         query = _buffers.fields[ids] = (structures.FieldValue * len(ids))()
         for entry, (field, scope) in zip(query, ids, strict=True):
             entry.field, entry.scope = field, scope
+    for entry in query:
+        entry.code = nvml.NVML_ERROR_UNKNOWN  # what the driver leaves out must not look told
     call = "nvmlDeviceGetFieldValues"
     _check(call, _raw(call)(handle.raw, len(ids), query))
-    told = []
+    told: list[tuple[int, float]] = []
     for entry in query:
         member = nvml.VALUE_MEMBERS.get(entry.type)
-        code = entry.code if member is not None else nvml.NVML_ERROR_FUNCTION_NOT_FOUND
-        told.append((code, getattr(entry.value, member) if member is not None else 0))
+        if entry.code == nvml.NVML_SUCCESS and member is not None:
+            told.append((nvml.NVML_SUCCESS, getattr(entry.value, member)))
+        else:  # a type that nobody knows is a value that nobody can read
+            told.append((entry.code or nvml.NVML_ERROR_FUNCTION_NOT_FOUND, 0))
     return tuple(told)
 
 
@@ -153,11 +157,11 @@ def _rates(handle: Handle) -> tuple[int, int]:
     return rates.gpu, rates.memory
 
 
-def _memory(handle: Handle, version: int) -> tuple[int, int, int, int]:
+def _memory(handle: Handle, version: int) -> tuple[int, int, int, int | None]:
     info = (
         pynvml.nvmlDeviceGetMemoryInfo(handle.raw, version) if version else pynvml.nvmlDeviceGetMemoryInfo(handle.raw)
     )
-    return info.total, info.used, info.free, getattr(info, "reserved", 0)
+    return info.total, info.used, info.free, getattr(info, "reserved", None)
 
 
 def _attributes(handle: Handle) -> tuple[int, int]:
@@ -277,8 +281,8 @@ class LiveLibrary:
             return
         self._open = False
         self._places.clear()
+        self._windows.free()
         try:
-            self._windows.free()
             pynvml.nvmlShutdown()
         except pynvml.NVMLError:
             return  # the driver went away first: nothing is held any more

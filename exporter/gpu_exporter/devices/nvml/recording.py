@@ -127,7 +127,7 @@ class Recorder:
                 }
                 for (call, place, arguments), entry in sorted(self.answers.items(), key=lambda item: str(item[0]))
             ]
-        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+            text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
         # No time in the gzip header: the same recording is the same file.
         path.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
 
@@ -224,7 +224,7 @@ class RecordedLibrary:
                 break
             if kind == "ok":
                 entries.update((stamp + shift_us, number) for stamp, number in value)
-        if not entries and answers.values[answers.chosen[0]][0] == "error":
+        if answers.at(now)[0] == "error":
             self._answer(question, now)
         return tuple(sorted(entry for entry in entries if entry[0] > since_us))
 

@@ -36,6 +36,10 @@ class SupportMatrix:
         known = self._refused.get(question)
         return known is not None and self._monotonic() < known[0]
 
+    def forget(self, question: Hashable) -> None:
+        """This question is nobody's any more."""
+        self._refused.pop(question, None)
+
     def clear(self) -> None:
         """Forget everything: the device is another one now, or in another mode."""
         self._refused.clear()
