@@ -162,7 +162,16 @@ def _serve(given: list[str]) -> int:
             socket_path = state_directory / "gpu-exporter.sock"
         try:
             code = run_once(
-                lambda: take_one_view(settings, backend, sources, clock, _enabled(options), options.timeout),
+                lambda: take_one_view(
+                    settings,
+                    backend,
+                    sources,
+                    clock,
+                    _enabled(options),
+                    options.timeout,
+                    state_directory,
+                    options.sysfs if backend.name == "nvml" else None,
+                ),
                 options.format,
                 options.output,
                 options.timeout,
@@ -203,10 +212,11 @@ def _run_daemon(
     from gpu_exporter.app.anew import start_anew_or_exit
     from gpu_exporter.app.logs import set_up_logging
     from gpu_exporter.app.once import exit_now
-    from gpu_exporter.app.serve import Ended, serve, write_textfiles
+    from gpu_exporter.app.serve import Ended, hold_signals, serve, write_textfiles
     from gpu_exporter.clock import SystemClock
     from gpu_exporter.ledger.state import StateInUse, read_boot_id
 
+    hold_signals()
     set_up_logging(options.log_level, options.log_format)
     log = logging.getLogger("gpu_exporter")
     names = ", ".join(source.name for source in sources) or "none"
@@ -313,6 +323,7 @@ def _forget(given: list[str]) -> int:
         parser.fail(str(exc))
     if not known:
         parser.fail(f"{options.uuid}: no GPU that is expected here (see {options.state_directory}/devices.json)")
+    sys.stdout.write(f"{options.uuid} is no longer expected; should it answer again, it is again\n")
     return 0
 
 

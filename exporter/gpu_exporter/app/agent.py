@@ -10,6 +10,7 @@ from pathlib import Path
 from gpu_exporter import collectors
 from gpu_exporter.app.books import Books
 from gpu_exporter.app.fleet import Fleet
+from gpu_exporter.app.presence import Presence
 from gpu_exporter.app.wiring import flatten_counts
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.attribution.source import Source
@@ -70,8 +71,7 @@ class Agent:
             clock,
             self.books,
             enabled,
-            ExpectedDevices(directory, read_boot_id()),
-            sysfs,
+            Presence(ExpectedDevices(directory, read_boot_id()), sysfs),
             driver_period_max_s,
         )
         self.poller = Poller(sources, clock, settings.attribution.keep_last)
@@ -155,6 +155,7 @@ class Agent:
         return self.books.version(), int(self._clock.monotonic())
 
     def build_view(self) -> View:
+        self.fleet.note_hang()
         return self.books.build_view(self._status(), self.fleet.is_hung)
 
     def _status(self) -> AgentStatus:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,7 +17,8 @@ from gpu_exporter.app.once import exit_now
 
 log = logging.getLogger(__name__)
 EXIT_CHANGED = 5
-MARK = "GPU_EXPORTER_STARTED_ANEW"  # in the environment of the process that took over
+LATELY_S = 600.0
+MARK = "GPU_EXPORTER_STARTED_ANEW"  # in the environment of the process that took over: when
 CONTAINER_FILES = (Path("/.dockerenv"), Path("/run/.containerenv"))
 
 
@@ -29,17 +31,29 @@ def is_container() -> bool:
     )
 
 
+def started_anew_lately() -> bool:
+    """Whether this process took over from one that met a replaced driver, not long ago."""
+    try:
+        return 0 <= time.time() - float(os.environ.get(MARK, "")) < LATELY_S
+    except ValueError:
+        return False
+
+
 def start_anew_or_exit(action: str) -> NoReturn:
     """Replace this process by a new one of itself, or exit with EXIT_CHANGED.
 
     `action`: "restart", "exit", or "auto" for what fits the place.
     """
-    if action == "exit" or (action == "auto" and is_container()) or os.environ.get(MARK):
+    if action == "exit" or (action == "auto" and is_container()) or started_anew_lately():
         log.error("the driver was replaced: ended with status %d, to be started anew", EXIT_CHANGED)
         exit_now(EXIT_CHANGED)
     log.warning("the driver was replaced: this process starts anew")
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(  # noqa: S606 - ourselves, as we were started
-        sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, MARK: "1"}
-    )
+    try:
+        os.execve(  # noqa: S606 - ourselves, as we were started
+            sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, MARK: str(time.time())}
+        )
+    except OSError as exc:
+        log.error("cannot start anew: %s: %s", sys.executable, exc)
+        exit_now(EXIT_CHANGED)

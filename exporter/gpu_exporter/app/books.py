@@ -138,7 +138,9 @@ class Books:
             self._version += 1
             now, wall = self._clock.monotonic(), self._clock.wall()
             confirmed = {id(entry.claim): entry.confirmed for entry in claims}
-            self._resolution = resolve([entry.claim for entry in claims], self._inventory.values())
+            # The newest last: after the driver's list was renumbered an index means the GPU that has it now.
+            inventory = sorted(self._inventory.values(), key=lambda snapshot: snapshot.monotonic)
+            self._resolution = resolve([entry.claim for entry in claims], inventory)
             self._confirmed = {
                 (allocation.unit, allocation.holder.key): confirmed[id(claim)]
                 for allocation, claim in self._resolution.allocations

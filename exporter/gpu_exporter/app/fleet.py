@@ -7,24 +7,22 @@ to a virtual machine, the driver let go on request, the driver replaced under us
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
 
 from gpu_exporter.app.books import Books, position_key
+from gpu_exporter.app.presence import Presence
 from gpu_exporter.app.wiring import HANGS, activity_rules, persistence_warning, unnamed, unread
 from gpu_exporter.clock import Clock
-from gpu_exporter.collectors import Collector
+from gpu_exporter.collectors import Collector, Totals
 from gpu_exporter.collectors.xid import XID
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.errors import DeviceError, DriverUnavailable
-from gpu_exporter.devices.pci import MANAGED, PciFunction, list_functions, normalize
 from gpu_exporter.devices.protocol import Backend, Device, EventWatch
-from gpu_exporter.ledger.expected import ExpectedDevice, ExpectedDevices
-from gpu_exporter.model import CollectorOutcome, DeviceIdentity, DeviceSnapshot
+from gpu_exporter.model import CollectorOutcome, DeviceSnapshot
 from gpu_exporter.sampling.events import EventLoop
 from gpu_exporter.sampling.loop import DeviceLoop
 from gpu_exporter.sampling.sampler import DeviceSampler
@@ -34,24 +32,8 @@ log = logging.getLogger(__name__)
 SOON_S = 0.1
 CHECK_S = 5.0  # how often an absent driver, new GPUs and the bus are looked for
 RELEASE_S = 1.5  # how long all loops together may take to end, so that the driver is free within two seconds
-FELL_OFF = "seen here before, but no longer in the driver's list"
+STILL_HANGS = "a call from before the driver was let go still hangs in it"
 RELEASED = "the driver was let go on request (SIGUSR1); SIGHUP takes it again"
-
-
-class Bus(NamedTuple):
-    """What the kernel says of the GPUs on the bus; empty where it was not asked."""
-
-    functions: tuple[PciFunction, ...] = ()
-
-    def driver_of(self, address: str) -> str | None:
-        """The kernel driver of a PCI address; None when the bus does not show it."""
-        wanted = normalize(address)
-        return next((function.driver for function in self.functions if function.address == wanted), None)
-
-    def unmanaged(self) -> tuple[tuple[str, int], ...]:
-        """How many GPUs other kernel drivers have."""
-        others = Counter(function.driver for function in self.functions if function.driver != MANAGED)
-        return tuple(sorted(others.items()))
 
 
 class Fleet:
@@ -64,11 +46,9 @@ class Fleet:
         clock: Clock,
         books: Books,
         enabled: Sequence[Collector],
-        expected: ExpectedDevices,
-        sysfs: Path | None = None,
+        presence: Presence,
         driver_period_max_s: float = 1.0,
     ) -> None:
-        """`sysfs`: where to look for GPUs on the bus, None for a backend that has none."""
         self.changed = threading.Event()  # the driver was replaced: only a new process can go on
         self.asked = threading.Event()  # the driver was asked for the first time, well or not
         self._settings = settings
@@ -76,22 +56,26 @@ class Fleet:
         self._clock = clock
         self._books = books
         self._enabled = enabled
-        self._expected = expected
-        self._sysfs = sysfs
+        self._presence = presence
         self._rules = activity_rules(settings, driver_period_max_s)
         self._error = "the driver has not been asked yet"
         self._asking_since: float | None = None
         self._loops: dict[int, DeviceLoop] = {}
+        self._stuck: list[Worker] = []  # told to stop, but inside a driver call: while one is, the driver stays open
+        self._stuck_at: dict[int, DeviceLoop] = {}
+        self._totals: dict[str, Totals] = {}  # of each GPU, over all its loops
+        self._forgotten: set[str] = set()  # by an administrator, while they did not answer
         self._counts: Counter[tuple[str, str]] = Counter()  # of loops that ended
         self._events: EventLoop | None = None
-        self._events_for: frozenset[str] = frozenset()
-        self._bus, self._bus_seen = Bus(), -1.0
+        self._events_for: frozenset[tuple[str, int]] = frozenset()
+        self._bus_seen = -math.inf
         self._warned: set[str] = set()
         self._persistence: dict[str, bool] = {}
         self._lock = threading.RLock()  # over opening, closing, starting and stopping; never while sampling
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._released = False
+        self._open = False
         self._worked = False
         self._settled = False
 
@@ -109,46 +93,61 @@ class Fleet:
         begin = time.monotonic()
         self._released = True
         clean = self._let_go(RELEASE_S)
-        self._error = RELEASED
-        for snapshot in self._books.latest():
-            self._books.on_snapshot(unread(snapshot.identity, RELEASED, self._clock, away=True))
         if clean:
             log.info("the driver was let go within %.1f s", time.monotonic() - begin)
         else:
-            log.error("the driver cannot be let go: a call hangs in it")
+            log.error("the driver is not let go yet, since a call hangs in it; it will be when that ends")
         return clean
 
     def take(self) -> None:
         """Open the driver again after `release`."""
+        if self._released:
+            log.info("the driver is taken again")
         self._released = False
         self._wake.set()
 
     def _let_go(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=timeout_s):
-            return False  # the driver hangs while it is opened
+            return False  # the driver hangs while it is opened; who opens it closes it again
         try:
-            loops: list[Worker] = list(self._loops.values())
-            if self._events is not None:
-                loops.append(self._events)
-            for loop in loops:
-                loop.ask_to_stop()
-            ended = [loop.join(deadline - time.monotonic()) for loop in loops]
-            for device_loop in self._loops.values():
-                if device_loop.sampler is not None:
-                    self._counts.update(device_loop.sampler.error_counts)
+            loops = dict(self._loops)
             self._loops.clear()
+            workers: list[Worker] = [*loops.values(), *([self._events] if self._events is not None else [])]
             self._events, self._events_for = None, frozenset()
-            if all(ended):
-                self._backend.close()
-            return all(ended)
+            for worker in workers:
+                worker.ask_to_stop()
+            self._stuck += [worker for worker in workers if not worker.join(deadline - time.monotonic())]
+            for position, loop in loops.items():
+                if loop.sampler is not None:
+                    self._counts.update(dict(loop.sampler.error_counts))
+                if loop in self._stuck:
+                    self._stuck_at[position] = loop
+            if self._released:
+                self._error = RELEASED
+                for snapshot in self._books.latest():
+                    self._books.on_snapshot(unread(snapshot.identity, RELEASED, self._clock, away=True))
+            return self._close_if_free()
         finally:
             self._lock.release()
 
+    def _close_if_free(self) -> bool:
+        """Close the driver unless somebody is still inside it; whether it is closed."""
+        self._stuck = [worker for worker in self._stuck if not worker.join(0.0)]
+        self._stuck_at = {position: loop for position, loop in self._stuck_at.items() if loop in self._stuck}
+        if self._stuck:
+            return False
+        if self._open:
+            self._open = False
+            self._backend.close()
+        return True
+
     def _watch_over(self) -> None:
         while not self._stop.is_set() and not self.changed.is_set():
-            if not self._released:
+            try:
                 self._look()
+            except Exception:  # a fault of ours must not end the watch over the others
+                log.exception("looking after the driver failed")
             self.asked.set()
             # The first GPUs are found within milliseconds: look at them soon, then now and then.
             settled = self._released or bool(self._error) or (self._settled and self.first_cycles_done())
@@ -158,26 +157,39 @@ class Fleet:
 
     def _look(self) -> None:
         """Open the driver when it is not, start loops for GPUs that are new, compare with what should be there."""
+        self._forgotten |= self._presence.look()
+        self._bus_seen = self._clock.monotonic()
         with self._lock:
-            if self._released or self._stop.is_set():
-                return
-            self._asking_since = self._clock.monotonic()
-            try:
-                self._backend.open()
-                count = self._backend.count()
-            except Exception as exc:  # whatever it is: the process stays up, says so, and asks again
-                self._note_error(exc)
-            else:
-                self._error = ""
-                for position in range(count):
-                    if position not in self._loops:
-                        self._start_loop(position)
-                self._worked = self._worked or count > 0
-            finally:
-                self._asking_since = None
-        self._look_at_bus()
-        self._place_missing()
-        self._listen()
+            if self._released:
+                self._close_if_free()
+            elif not self._stop.is_set():
+                self._ask_driver()
+            if not self._released and not self._stop.is_set():
+                self._place_missing()
+                self._listen()
+
+    def _ask_driver(self) -> None:
+        self._asking_since = self._clock.monotonic()
+        try:
+            self._open = True
+            self._backend.open()
+            count = self._backend.count()
+        except Exception as exc:  # whatever it is: the process stays up, says so, and asks again
+            self._note_error(exc)
+            return
+        finally:
+            self._asking_since = None
+        if self._released or self._stop.is_set():  # asked for while the driver was being opened
+            self._error = RELEASED
+            self._close_if_free()
+            return
+        self._error = ""
+        self._stuck = [worker for worker in self._stuck if not worker.join(0.0)]
+        self._stuck_at = {position: loop for position, loop in self._stuck_at.items() if loop in self._stuck}
+        for position in range(count):
+            if position not in self._loops and position not in self._stuck_at:
+                self._start_loop(position)
+        self._worked = self._worked or count > 0
 
     def _note_error(self, exc: Exception) -> None:
         known = isinstance(exc, (DriverUnavailable, DeviceError))
@@ -217,82 +229,79 @@ class Fleet:
             self._persistence[identity.uuid] = device.read_persistence_mode()
         except DeviceError:
             self._persistence.pop(identity.uuid, None)
-        return DeviceSampler(device, self._enabled, self._clock, self._rules)
+        totals = self._totals.setdefault(identity.uuid, Totals())
+        totals.forget_last()
+        return DeviceSampler(device, self._enabled, self._clock, self._rules, totals)
 
-    def _devices(self) -> list[Device]:
-        """The devices that were found, and whose thread does not hang."""
+    def _deliver(self, snapshot: DeviceSnapshot) -> None:
+        """A GPU that stopped answering because it was given away is not lost, and a forgotten one is not shown."""
+        identity = snapshot.identity
+        if snapshot.up:
+            self._forgotten.discard(identity.uuid)
+        else:
+            if self._clock.monotonic() - self._bus_seen > 1.0:
+                self._bus_seen = self._clock.monotonic()
+                self._presence.look_at_bus()
+            away = self._presence.given_away(identity.pci_bus_id)
+            if away:
+                snapshot = unread(identity, away, self._clock, away=True)
+            elif identity.uuid in self._forgotten:
+                return
+        self._books.on_snapshot(snapshot)
+
+    def _devices(self) -> list[tuple[Device, int]]:
+        """The devices that answer, and how often each was found again."""
         return [
-            loop.sampler.device
+            (loop.sampler.device, loop.renewals)
             for loop in list(self._loops.values())
-            if loop.sampler is not None and not loop.is_hung()
+            if loop.sampler is not None and not loop.is_hung() and loop.latest is not None and loop.latest.up
         ]
 
     def _listen(self) -> None:
-        """Register for events once the GPUs are found, and anew when another one was."""
+        """Register for events once the GPUs are found, and anew when one came, went or was found again."""
         if XID not in self._enabled:
             return
-        found = frozenset(device.identity.uuid for device in self._devices())
-        if found <= self._events_for:
+        wanted = frozenset((device.identity.uuid, renewals) for device, renewals in self._devices())
+        if not wanted or wanted == self._events_for:
             return
-        with self._lock:
-            if self._released or self._stop.is_set():
-                return
-            if self._events is not None:
-                self._events.ask_to_stop()
-                self._events.join(RELEASE_S)
-            self._events_for = found
-            self._events = EventLoop(self._open_watch, self._books.xids, self._clock, self._books.touch)
-            self._events.start()
+        if self._events is not None:
+            self._events.ask_to_stop()
+            if not self._events.join(RELEASE_S):
+                self._stuck.append(self._events)
+        self._events_for = wanted
+        self._events = EventLoop(self._open_watch, self._books.xids, self._clock, self._books.touch)
+        self._events.start()
 
     def _open_watch(self) -> EventWatch:
-        return self._backend.watch_events(self._devices())
-
-    def _look_at_bus(self) -> None:
-        functions = list_functions(self._sysfs) if self._sysfs is not None else None
-        self._bus = Bus(tuple(functions or ()))
-        self._bus_seen = self._clock.monotonic()
+        devices = [device for device, _ in self._devices()]
+        if not devices:
+            raise DeviceError("nvmlDeviceRegisterEvents", "without a GPU that answers")
+        return self._backend.watch_events(devices)
 
     def _place_missing(self) -> None:
         """Show the GPUs that should be there and do not answer: lost ones as lost, given-away ones as away."""
         if not self.first_cycles_done():
             return
         loops = list(self._loops.values())
-        up = [loop.latest.identity for loop in loops if loop.latest is not None and loop.latest.up]
         found = {loop.sampler.device.identity.uuid for loop in loops if loop.sampler is not None}
-        self._expected.load()
-        noted = self._expected.note(
-            ExpectedDevice(identity.uuid, normalize(identity.pci_bus_id), identity.index, identity.name)
-            for identity in up
-        )
-        if noted:
-            try:
-                self._expected.save()
-            except OSError as exc:
-                self._warn_once(f"the list of expected GPUs is not kept: {exc}")
-        unfound = {loop.position: loop.find_error or HANGS for loop in loops if loop.sampler is None}
-        missing = [device for uuid, device in self._expected.devices.items() if uuid not in found]
-        for device in missing:
-            driver = self._bus.driver_of(device.pci_bus_id)
-            identity = DeviceIdentity(device.position, device.uuid, device.name, "", device.pci_bus_id, -1, "")
-            if driver is not None and driver != MANAGED:
-                self._books.on_snapshot(unread(identity, f"bound to kernel driver {driver}", self._clock, away=True))
-                continue
-            reason = unfound.pop(device.position, "") or self._error or FELL_OFF
-            self._books.on_snapshot(unread(identity, reason, self._clock))
-        for position, reason in unfound.items():  # the driver counts it, and nobody knows which one it is
+        try:
+            self._presence.note(loop.latest.identity for loop in loops if loop.latest is not None and loop.latest.up)
+        except OSError as exc:
+            self._warn_once(f"the list of expected GPUs is not kept: {exc}")
+        errors = {loop.position: loop.find_error or HANGS for loop in loops if loop.sampler is None}
+        errors |= dict.fromkeys(self._stuck_at, STILL_HANGS)
+        for missing in self._presence.missing(found, errors, self._error):
+            self._books.on_snapshot(unread(missing.identity, missing.reason, self._clock, away=missing.away))
+        for position, reason in errors.items():  # the driver counts it, and nobody knows which one it is
             self._books.on_snapshot(unread(unnamed(position), reason, self._clock))
-        keys = found | set(self._expected.devices) | {position_key(position) for position in unfound}
-        self._books.keep_only(keys)
+        known = {uuid for uuid in found if uuid not in self._forgotten} | self._presence.uuids()
+        self._books.keep_only(known | {position_key(position) for position in errors})
 
-    def _deliver(self, snapshot: DeviceSnapshot) -> None:
-        """A GPU that stopped answering because it was given away is not lost."""
-        if not snapshot.up:
-            if self._clock.monotonic() - self._bus_seen > 1.0:
-                self._look_at_bus()
-            driver = self._bus.driver_of(snapshot.identity.pci_bus_id)
-            if driver is not None and driver != MANAGED:
-                snapshot = unread(snapshot.identity, f"bound to kernel driver {driver}", self._clock, away=True)
-        self._books.on_snapshot(snapshot)
+    def note_hang(self) -> None:
+        """While the driver's start hangs: show the GPUs that were seen before as not answering."""
+        if self.is_asking_too_long() and not self._loops:
+            for missing in self._presence.missing((), {}, self.driver_error()):
+                self._books.on_snapshot(unread(missing.identity, missing.reason, self._clock, away=missing.away))
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -326,21 +335,23 @@ class Fleet:
 
     def visible(self) -> int:
         """GPUs that answer."""
-        return sum(loop.latest is not None and loop.latest.up for loop in list(self._loops.values()))
+        return sum(
+            loop.latest is not None and loop.latest.up and not loop.is_hung() for loop in list(self._loops.values())
+        )
 
     def expected(self) -> int:
-        """GPUs that should answer: on the bus with NVIDIA's driver, in the driver's list, or seen before."""
-        taken = {function.address for function in self._bus.functions if function.driver != MANAGED}
-        known = {normalize(device.pci_bus_id) for device in self._expected.devices.values()}
-        bound = {function.address for function in self._bus.functions if function.driver == MANAGED}
-        listed = len(self._loops) - sum(
-            loop.latest is not None and normalize(loop.latest.identity.pci_bus_id) in taken
-            for loop in list(self._loops.values())
-        )
-        return max(len((known | bound) - taken), listed)
+        """GPUs that should answer; none while the driver is let go on request."""
+        if self._released:
+            return 0
+        addresses: list[str | None] = []
+        for loop in list(self._loops.values()):
+            identity = loop.sampler.device.identity if loop.sampler is not None else None
+            if identity is None or identity.uuid not in self._forgotten:
+                addresses.append(identity.pci_bus_id if identity is not None else None)
+        return self._presence.count(addresses)
 
     def unmanaged(self) -> tuple[tuple[str, int], ...]:
-        return self._bus.unmanaged()
+        return self._presence.unmanaged()
 
     def outcomes(self) -> tuple[CollectorOutcome, ...]:
         """Of collectors that work outside the device cycles."""

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from gpu_exporter.devices.errors import DriverUnavailable
 from gpu_exporter.exposition.files import write_atomically
@@ -129,7 +130,7 @@ def _fail(reason: str, form: str, output: Path | None, backend_name: str) -> int
     return EXIT_NO_DATA
 
 
-def exit_now(code: int) -> None:
+def exit_now(code: int) -> NoReturn:
     """End without waiting for a thread that hangs in the driver."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from gpu_exporter.app.wiring import HANGS, activity_rules, flatten_counts, persistence_warning, unnamed, unread
 from gpu_exporter.attribution.source import Source
@@ -66,26 +67,42 @@ def take_one_view(
     clock: Clock,
     enabled: Sequence[Collector],
     timeout_s: float,
+    state_directory: Path | None = None,
+    sysfs: Path | None = None,
 ) -> View:
-    """One view, of the GPUs that answer well within `timeout_s`. Raises DriverUnavailable."""
+    """One view, of the GPUs and sources that answer well within `timeout_s`. Raises DriverUnavailable."""
     deadline = time.monotonic() + PATIENCE * timeout_s
     backend.open()
     readers = [_Reader(position, backend, enabled, clock, settings) for position in range(backend.count())]
     # Loaded while the GPUs are read.
     from gpu_exporter.app.books import Books
+    from gpu_exporter.app.presence import Presence
     from gpu_exporter.attribution.poller import Poller
+    from gpu_exporter.ledger.expected import ExpectedDevices
+    from gpu_exporter.ledger.state import read_boot_id
 
     poller = Poller(sources, clock, settings.attribution.keep_last)
-    claims = poller.poll()
-    hung = {reader.snapshot.identity.uuid for reader in readers if not reader.join(deadline)}
-    if hung and not any(reader.snapshot.up for reader in readers):
+    asking = threading.Thread(target=poller.poll, name="attribution", daemon=True)
+    asking.start()
+    presence = Presence(ExpectedDevices(state_directory, read_boot_id()), sysfs)
+    presence.look()
+    unread_yet = [reader for reader in readers if not reader.join(deadline)]
+    if unread_yet and not any(reader.snapshot.up for reader in readers):
         raise DriverUnavailable(f"the driver did not answer within {timeout_s:g} s")
     books = Books(settings, clock)
     errors: Counter[tuple[str, str]] = Counter()
     for reader in readers:
-        books.on_snapshot(reader.snapshot)
+        snapshot = reader.snapshot
+        away = "" if snapshot.up else presence.given_away(snapshot.identity.pci_bus_id)
+        books.on_snapshot(unread(snapshot.identity, away, clock, away=True) if away else snapshot)
         errors.update(reader.errors)
-    books.on_poll(claims)
+    identities = [reader.snapshot.identity for reader in readers]
+    places = {i.index: reader.snapshot.error for i, reader in zip(identities, readers, strict=True) if not i.uuid}
+    for missing in presence.missing({identity.uuid for identity in identities}, places, ""):
+        books.on_snapshot(unread(missing.identity, missing.reason, clock, away=missing.away))
+        books.drop_position(missing.identity.index)
+    asking.join(max(0.0, deadline - time.monotonic()))
+    books.on_poll(poller.claims())  # a source that has not answered yet is told as one
     off = sum(reader.persistence_off for reader in readers)
     status = AgentStatus(
         version=VERSION,
@@ -93,15 +110,17 @@ def take_one_view(
         driver_up=True,
         driver_error="",
         devices_visible=sum(reader.snapshot.up for reader in readers),
-        devices_expected=len(readers),
+        devices_expected=presence.count(identity.pci_bus_id or None for identity in identities),
         sample_interval_s=settings.sampling.interval,
         last_sample_wall=books.last_sample_wall(),
         sources=poller.statuses(),
         attribution_known=poller.is_known() and books.is_resolved(),
         errors=flatten_counts(errors),
         warnings=(persistence_warning(off),) if off else (),
+        unmanaged=presence.unmanaged(),
     )
+    hung = {reader.snapshot.identity.uuid for reader in unread_yet if reader.snapshot.identity.uuid}
     view = books.build_view(status, hung.__contains__)
-    if not hung:
+    if not unread_yet:
         backend.close()
     return view

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import logging
+import os
 import statistics
 import sys
 import threading
@@ -11,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 from gpu_exporter import collectors
+from gpu_exporter.app.serve import stop_on_signal
 from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.clock import SystemClock
 from gpu_exporter.defaults import Settings
@@ -18,70 +23,89 @@ from gpu_exporter.devices.errors import DeviceError, DriverUnavailable
 from gpu_exporter.devices.nvml.backend import NvmlBackend
 from gpu_exporter.devices.nvml.library import LiveLibrary
 from gpu_exporter.devices.nvml.recording import Answers, Question, Recorder
-from gpu_exporter.devices.protocol import Device, EventWatch
+from gpu_exporter.devices.protocol import Device
+from gpu_exporter.exposition.files import write_atomically
 from gpu_exporter.exposition.table import layout
 from gpu_exporter.sampling.sampler import DeviceSampler
 from gpu_exporter.version import VERSION
 
-EVENT_WAIT_S = 0.5
+log = logging.getLogger(__name__)
+EVENT_WAIT_S = 0.25
+FIND_S = 1.0  # for events one GPU that is slow to be found is not waited for longer
 EXIT_NO_DATA = 3
 
 
 def record(path: Path, duration_s: float, interval_s: float, settings: Settings, *, hashed: bool) -> int:
-    """Record for `duration_s`, write the file, print a summary. Returns the exit code. Raises OSError."""
+    """Record for `duration_s` or until a signal, write the file, print a summary. Returns the exit code.
+
+    Raises OSError.
+    """
     recorder = Recorder(LiveLibrary(), hashed=hashed)
     backend = NvmlBackend(recorder)
-    clock = SystemClock()
     try:
         backend.open()
-        devices = _find_devices(backend)
+        count = backend.count()
     except DriverUnavailable as exc:
         print(f"gpu-exporter: no GPU data: {exc}", file=sys.stderr)  # noqa: T201 - the user's one line
         return EXIT_NO_DATA
-    path.touch()  # a place that cannot be written is known before the wait
-    stop = threading.Event()
-    threads = [threading.Thread(target=_listen, args=(backend, devices, stop), daemon=True)]
-    rules = activity_rules(settings)
-    for device in devices:
-        sampler = DeviceSampler(device, collectors.ALL, clock, rules)
-        threads.append(threading.Thread(target=_sample, args=(sampler, interval_s, stop), daemon=True))
+    if not path.parent.is_dir():  # known before the wait, and not after it
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
+    log.info("recording %d GPUs for %g s into %s; Ctrl-C ends early", count, duration_s, path)
+    stop = stop_on_signal()
+    taps = [_Tap(backend, position, settings, interval_s, stop) for position in range(count)]
+    threads = [threading.Thread(target=tap.run, daemon=True) for tap in taps]
+    threads.append(threading.Thread(target=_listen, args=(backend, taps, stop), daemon=True))
     for thread in threads:
         thread.start()
-    time.sleep(duration_s)
+    stop.wait(duration_s)
     stop.set()
-    deadline = time.monotonic() + 2 * interval_s + EVENT_WAIT_S
+    deadline = time.monotonic() + interval_s + 4 * EVENT_WAIT_S
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))  # one that hangs is recorded up to there
-    recorder.write(path, exporter=VERSION, binding=metadata.version("nvidia-ml-py"), python=sys.version.split()[0])
+    about = {
+        "exporter": VERSION,
+        "binding": metadata.version("nvidia-ml-py"),
+        "python": sys.version.split()[0],
+    }
+    write_atomically(path, recorder.render(**about))
     sys.stdout.write(summarize(recorder.answers))
+    log.info("wrote %s (%d bytes)", path, path.stat().st_size)
     return 0
 
 
-def _find_devices(backend: NvmlBackend) -> list[Device]:
-    found: list[Device] = []
-    for position in range(backend.count()):
+class _Tap:
+    """Reads the GPU at one position, in its own thread: one that hangs at its very start is worth a recording too."""
+
+    def __init__(
+        self, backend: NvmlBackend, position: int, settings: Settings, interval_s: float, stop: threading.Event
+    ) -> None:
+        self.device: Device | None = None
+        self.tried = threading.Event()
+        self._backend, self._position, self._settings = backend, position, settings
+        self._interval_s, self._stop = interval_s, stop
+
+    def run(self) -> None:
         try:
-            device = backend.find(position)
-            device.read_persistence_mode()
-        except DeviceError as exc:
-            print(f"gpu-exporter: gpu {position}: {exc}", file=sys.stderr)  # noqa: T201 - the others go on
-            continue
-        found.append(device)
-    return found
+            device = self._backend.find(self._position)
+            with contextlib.suppress(DeviceError):
+                device.read_persistence_mode()
+            self.device = device
+            self.tried.set()
+            sampler = DeviceSampler(device, collectors.ALL, SystemClock(), activity_rules(self._settings))
+            while not self._stop.is_set():
+                sampler.sample()
+                self._stop.wait(self._interval_s)
+        except DeviceError as exc:  # written down, and nothing more will come
+            log.warning("gpu %d: %s", self._position, exc)
+        finally:
+            self.tried.set()
 
 
-def _sample(sampler: DeviceSampler, interval_s: float, stop: threading.Event) -> None:
-    while not stop.is_set():
-        try:
-            sampler.sample()
-        except DeviceError:
-            return  # written down; nothing more will come
-        stop.wait(interval_s)
-
-
-def _listen(backend: NvmlBackend, devices: list[Device], stop: threading.Event) -> None:
+def _listen(backend: NvmlBackend, taps: list[_Tap], stop: threading.Event) -> None:
+    for tap in taps:
+        tap.tried.wait(FIND_S)
     try:
-        watch: EventWatch = backend.watch_events(devices)
+        watch = backend.watch_events([tap.device for tap in taps if tap.device is not None])
         while not stop.is_set():
             watch.wait(EVENT_WAIT_S)
         watch.close()

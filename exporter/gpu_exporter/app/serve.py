@@ -59,6 +59,12 @@ def stop_on_signal() -> threading.Event:
     return stop
 
 
+def hold_signals() -> None:
+    """Until `release_on_signal` these two, which end a process by default, mean nothing."""
+    for number in (signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def release_on_signal(agent: Agent) -> None:
     """SIGUSR1 lets the driver go, SIGHUP takes it again; in threads, since a driver call may hang."""
     actions = {signal.SIGUSR1: agent.fleet.release, signal.SIGHUP: agent.fleet.take}
@@ -66,19 +72,23 @@ def release_on_signal(agent: Agent) -> None:
         signal.signal(number, lambda *_, act=action: threading.Thread(target=act, name="signal", daemon=True).start())
 
 
-def stop_on_change(agent: Agent, stop: threading.Event) -> None:
-    """Set `stop` when the driver was replaced under us."""
+def stop_on_change(agent: Agent, stop: threading.Event) -> threading.Event:
+    """An event that is set when `stop` is, and when the driver was replaced under us."""
+    either = threading.Event()
 
-    def wait() -> None:
-        agent.fleet.changed.wait()
-        stop.set()
+    def wait(event: threading.Event) -> None:
+        event.wait()
+        either.set()
 
-    threading.Thread(target=wait, name="driver-changed", daemon=True).start()
+    for event in (stop, agent.fleet.changed):
+        threading.Thread(target=wait, args=(event,), name="stop", daemon=True).start()
+    return either
 
 
-def _end(agent: Agent) -> Ended:
+def _end(agent: Agent, stop: threading.Event) -> Ended:
+    """`stop` was somebody's wish, which a replaced driver does not overrule."""
     clean = agent.stop()
-    if agent.fleet.changed.is_set():
+    if agent.fleet.changed.is_set() and not stop.is_set():
         return Ended.CHANGED
     return Ended.CLEAN if clean else Ended.HUNG
 
@@ -104,10 +114,9 @@ def serve(agent: Agent, address: str, telemetry_path: str, state_directory: Path
     log.info("serving on %s (port %d), metrics at %s", address, server.port, telemetry_path)
     stop = stop_on_signal()
     release_on_signal(agent)
-    stop_on_change(agent, stop)
-    repeat(process.refresh, PROCESS_REFRESH_S, stop)
+    repeat(process.refresh, PROCESS_REFRESH_S, stop_on_change(agent, stop))
     server.stop()
-    return _end(agent)
+    return _end(agent, stop)
 
 
 def write_textfiles(agent: Agent, path: Path, interval_s: float) -> Ended:
@@ -133,9 +142,9 @@ def write_textfiles(agent: Agent, path: Path, interval_s: float) -> Ended:
 
     stop = stop_on_signal()
     release_on_signal(agent)
-    stop_on_change(agent, stop)
+    either = stop_on_change(agent, stop)
     deadline = time.monotonic() + FIRST_CYCLE_S
-    while not (agent.is_complete() or stop.is_set() or time.monotonic() > deadline):
-        stop.wait(0.02)
-    repeat(tick, interval_s, stop)
-    return _end(agent)
+    while not (agent.is_complete() or either.is_set() or time.monotonic() > deadline):
+        either.wait(0.02)
+    repeat(tick, interval_s, either)
+    return _end(agent, stop)

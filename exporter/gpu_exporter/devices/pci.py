@@ -42,6 +42,8 @@ def list_functions(sysfs: Path = Path("/sys")) -> list[PciFunction] | None:
                 continue
             if not (entry / "class").read_text("ascii").startswith(DISPLAY_CLASSES):
                 continue
+            if (entry / "physfn").exists():  # a virtual function of a shared board: no GPU of its own
+                continue
             driver = entry / "driver"
             found.append(PciFunction(normalize(entry.name), driver.resolve().name if driver.exists() else UNBOUND))
         except OSError:  # gone between listing and reading

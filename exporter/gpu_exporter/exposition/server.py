@@ -23,6 +23,7 @@ REQUEST_TIMEOUT_S = 10.0
 ANSWER_S = 2.0  # a client that has not taken its answer by then gives way
 EVICTION_S = 0.5  # how long a new request waits for the slot of an evicted connection
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+POLL_S = 0.1  # how soon the server notices that it is to end
 
 
 def parse_listen_address(text: str) -> tuple[str, int]:
@@ -220,11 +221,14 @@ class HttpServer:
 
     def start(self) -> None:
         for server in self._servers:
-            threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+            threading.Thread(target=server.serve_forever, args=(POLL_S,), name="http", daemon=True).start()
 
     def stop(self) -> None:
-        for server in self._servers:
-            server.shutdown()
+        threads = [threading.Thread(target=server.shutdown, daemon=True) for server in self._servers]
+        for thread in threads:
+            thread.start()
+        for thread, server in zip(threads, self._servers, strict=True):
+            thread.join()
             server.server_close()
         if self._socket_path is not None:
             self._socket_path.unlink(missing_ok=True)

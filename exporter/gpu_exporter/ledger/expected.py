@@ -53,17 +53,24 @@ class ExpectedDevices:
 
     def note(self, present: Iterable[ExpectedDevice]) -> bool:
         """These GPUs answer now. Returns whether anything changed; the caller then saves."""
-        before = dict(self.devices)
+        before, kept = self.devices, dict(self.devices)
         answering = {device.uuid: device for device in present}
-        addresses = {device.pci_bus_id for device in answering.values()}
+        places = {device.pci_bus_id: device for device in answering.values()}
         rebooted = self._stored_boot_id != self._boot_id
-        if rebooted and len(answering) >= max(1, len(self.devices)):  # until then some may still be starting
-            self.devices.clear()
+        if rebooted and len(answering) >= max(1, len(kept)):  # until then some may still be starting
+            kept.clear()
             self._stored_boot_id = self._boot_id
-        for uuid in [u for u, d in self.devices.items() if u not in answering and d.pci_bus_id in addresses]:
-            del self.devices[uuid]
-        self.devices.update(answering)
-        return self.devices != before or (rebooted and self._stored_boot_id == self._boot_id)
+        for uuid, device in list(kept.items()):
+            successor = places.get(device.pci_bus_id)
+            if uuid in answering or successor is None:
+                continue
+            # Replaced by another one at its place; one that was elsewhere before came with a new numbering of the bus.
+            elsewhere = before.get(successor.uuid)
+            if elsewhere is None or elsewhere.pci_bus_id == successor.pci_bus_id:
+                del kept[uuid]
+        kept.update(answering)
+        self.devices = kept  # replaced as a whole: others may be reading
+        return kept != before or (rebooted and self._stored_boot_id == self._boot_id)
 
     def save(self) -> None:
         """Write the file, by rename. Raises OSError."""
@@ -95,6 +102,9 @@ def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice]] | None:
         if data["version"] != VERSION:
             return None
         devices = {entry["uuid"]: ExpectedDevice(**entry) for entry in data["devices"]}
+        for device in devices.values():
+            if [type(value) for value in device] != [str, str, int, str]:
+                return None
         return str(data["boot_id"]), devices
     except (OSError, ValueError, KeyError, TypeError):
         return None

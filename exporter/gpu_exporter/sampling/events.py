@@ -14,7 +14,7 @@ from gpu_exporter.model import CollectorOutcome, XidCounts
 from gpu_exporter.sampling.worker import Worker
 
 log = logging.getLogger(__name__)
-WAIT_S = 0.5  # longest stay inside one driver call, so that the driver can be let go within two seconds
+WAIT_S = 0.25  # longest stay inside one driver call, so that the driver can be let go within two seconds
 RETRY_S = 30.0  # after a registration that failed
 MAX_CODES = 100  # distinct codes of one GPU that are told apart; NVIDIA documents some 170, no board shows many
 
@@ -64,34 +64,38 @@ class EventLoop(Worker):
                 watch = self._open_watch()
             except NotSupported:
                 self.outcome = CollectorOutcome("xid", True, self._clock.monotonic() - begin)
-                return  # this host has no events: no data
-            except DeviceError as exc:
+                return  # no GPU of this host has events: no data
+            except Exception as exc:  # a fault of ours must not silence XIDs for ever
                 self._fail(exc, begin)
             else:
                 for uuid in watch.covered:
                     self._book.watch(uuid)
-                self.outcome = CollectorOutcome("xid", True, self._clock.monotonic() - begin)
+                error = "" if watch.complete else "nvmlDeviceRegisterEvents failed on some GPUs"
+                self.outcome = CollectorOutcome("xid", watch.complete, self._clock.monotonic() - begin, error)
                 self._changed()
-                self._listen(watch)
+                self._listen(watch, begin)
                 watch.close()
-            if not self._stop.is_set():
-                self._clock.wait(self._stop, RETRY_S)
+                continue
+            self._clock.wait(self._stop, RETRY_S)
 
-    def _listen(self, watch: EventWatch) -> None:
-        """Count until told to stop or the driver refuses."""
+    def _listen(self, watch: EventWatch, begin: float) -> None:
+        """Count until told to stop, the driver refuses, or GPUs that were left out are to be asked again."""
         while not self._stop.is_set():
-            begin = self._clock.monotonic()
+            if not watch.complete and self._clock.monotonic() - begin > RETRY_S:
+                return
             try:
                 event = watch.wait(WAIT_S)
-            except DeviceError as exc:
+            except Exception as exc:  # as above
                 self._fail(exc, begin)
+                self._clock.wait(self._stop, RETRY_S)
                 return
             if event is not None:
                 self._book.count(event, self._clock.wall())
                 log.warning("gpu %s: XID %d (%s)", event.uuid, event.xid, classify(event.xid))
                 self._changed()
 
-    def _fail(self, exc: DeviceError, begin: float) -> None:
+    def _fail(self, exc: Exception, begin: float) -> None:
         if self.outcome is None or self.outcome.success:
             log.warning("XIDs are not counted for now: %s", exc)
-        self.outcome = CollectorOutcome("xid", False, self._clock.monotonic() - begin, f"{exc.call} {exc.error}")
+        error = f"{exc.call} {exc.error}" if isinstance(exc, DeviceError) else f"{type(exc).__name__}: {exc}"
+        self.outcome = CollectorOutcome("xid", False, self._clock.monotonic() - begin, error)

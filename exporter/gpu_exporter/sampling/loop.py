@@ -51,11 +51,13 @@ class DeviceLoop(Worker):
         self._cycle_start: float | None = None
         self._due = 0.0
         self._renew_at = 0.0
+        self._was_slow = False  # the last cycle ended, but past its deadline
+        self.renewals = 0  # how often the device was found again after a loss
 
     def is_hung(self) -> bool:
-        """True while the present cycle is past its deadline."""
+        """True while the present cycle is past its deadline, and until one has ended in time again."""
         start = self._cycle_start
-        return start is not None and self._clock.monotonic() - start > self._deadline_s
+        return self._was_slow or (start is not None and self._clock.monotonic() - start > self._deadline_s)
 
     def _run(self) -> None:
         self._due = self._clock.monotonic()
@@ -72,6 +74,7 @@ class DeviceLoop(Worker):
                 log.exception("gpu %d: a sampling cycle failed", self.position)
                 wait_s = self._interval_s
             finally:
+                self._was_slow = self._clock.monotonic() - self._cycle_start > self._deadline_s
                 self._cycle_start = None
                 self.attempted = True
             self._rest(wait_s)
@@ -106,6 +109,7 @@ class DeviceLoop(Worker):
             self._renew_at = now + FIND_RETRY_S
             try:
                 device.renew()
+                self.renewals += 1
             except DriverChanged:
                 raise
             except DeviceError as exc:

@@ -26,14 +26,22 @@ class _Kept(NamedTuple):
 class DeviceSampler:
     """Reads one device again and again. Not thread-safe: belongs to the device's one loop."""
 
-    def __init__(self, device: Device, collectors: Sequence[Collector], clock: Clock, rules: ActivityRules) -> None:
+    def __init__(
+        self,
+        device: Device,
+        collectors: Sequence[Collector],
+        clock: Clock,
+        rules: ActivityRules,
+        totals: Totals | None = None,
+    ) -> None:
+        """`totals`: of an earlier sampler of this device, whose sums go on."""
         self.device = device
         self.error_counts: Counter[tuple[str, str]] = Counter()
         self._collectors = [collector for collector in collectors if collector.collect is not None]
         self._clock = clock
         self._rules = rules
         self._activity = ActivityReader(UnitId(device.identity.uuid), rules)
-        self._totals = Totals()
+        self._totals = totals or Totals()
         self._kept: dict[str, _Kept] = {}
 
     def sample(self) -> DeviceSnapshot:

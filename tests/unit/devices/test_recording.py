@@ -42,7 +42,7 @@ def clock() -> ManualClock:
 
 
 def play(recorder: Recorder, path: Path, clock: ManualClock) -> RecordedLibrary:
-    recorder.write(path, exporter="TEST")
+    path.write_bytes(recorder.render(exporter="TEST"))
     library = RecordedLibrary(path, clock)
     library.open()
     return library

@@ -103,8 +103,8 @@ class Recorder:
             return f"{kind}-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
         return answer.name if isinstance(answer, Handle) else answer
 
-    def write(self, path: Path, **about: str) -> None:
-        """The recording as a file. `about` goes into the header. Raises OSError."""
+    def render(self, **about: str) -> bytes:
+        """The recording as the content of a file. `about` goes into the header."""
         with self._lock:
             header = {
                 "format": FORMAT,
@@ -129,7 +129,7 @@ class Recorder:
             ]
             text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
         # No time in the gzip header: the same recording is the same file.
-        path.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+        return gzip.compress(text.encode(), 9, mtime=0)
 
 
 def _questions(call: str, handle: Handle, arguments: tuple[Any, ...]) -> Iterator[Question]:
