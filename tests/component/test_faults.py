@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gpu_exporter.devices.nvml.recording import is_recording
 from tests.testbed.faults import FaultTable, Rig, Seen, look, scrape_ms, threads_of
 from tests.testbed.nvml.feeder import NvmlTable
-from tests.testbed.processes import Processes, fetch, run_exporter, wait_for
+from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, run_exporter, wait_for
 from tests.testbed.sysfs import add_function
 
 COUNT = 8
@@ -524,3 +526,157 @@ def test_once_tells_of_the_others_when_one_gpu_hangs(rig: Rig) -> None:
     assert 'gpu_power_watts{gpu="2"' in done.stdout
     assert 'gpu_power_watts{gpu="3"' not in done.stdout
     assert 'gpu_up{gpu="3"' in done.stdout
+
+
+def power_of(seen: Seen, gpu: str) -> float | None:
+    return seen["gpu_power_watts"].get(gpu)
+
+
+def test_a_release_beside_a_hung_call_closes_nothing_under_it(rig: Rig) -> None:
+    """The driver stays open while a call is out, no thread is added, and the end is clean."""
+    running, url = rig.start()
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+    rig.table.set_call(3, "nvmlDeviceGetPowerUsage", delay_s=600)
+    rig.wait_until(url, "gpu 3 to hang", lambda seen: seen["gpu_up"].get("3") == 0)
+    threads = threads_of(running)
+    for _ in range(2):
+        running.process.send_signal(signal.SIGUSR1)
+        rig.wait_until(url, "the release", lambda seen: seen.one("gpu_driver_up") == 0)
+        assert str(rig.table.path) in Path(f"/proc/{running.process.pid}/maps").read_text("utf-8")
+        running.process.send_signal(signal.SIGHUP)
+        rig.wait_until(url, "the others again", lambda seen: rig.fresh(seen, "A") == rig.all(3))
+    assert "a call hangs in it" in running.log()
+    assert threads_of(running) <= threads + 2
+    running.process.send_signal(signal.SIGUSR1)
+    rig.wait_until(url, "the release", lambda seen: seen.one("gpu_driver_up") == 0)
+    rig.table.set_call(3, "nvmlDeviceGetPowerUsage")  # the hang ends while released: then the driver is let go
+    wait_for(
+        lambda: str(rig.table.path) not in Path(f"/proc/{running.process.pid}/maps").read_text("utf-8"),
+        "the driver to be free",
+    )
+    running.process.send_signal(signal.SIGHUP)
+    rig.wait_until(url, "all GPUs again", lambda seen: rig.fresh(seen, "A") == rig.all())
+    rig.table.set_call(3, "nvmlDeviceGetPowerUsage", delay_s=600)
+    rig.wait_until(url, "gpu 3 to hang", lambda seen: seen["gpu_up"].get("3") == 0)
+    running.process.send_signal(signal.SIGUSR1)
+    rig.wait_until(url, "the release", lambda seen: seen.one("gpu_driver_up") == 0)
+    assert running.stop(signal.SIGTERM) == 0
+
+
+def test_a_release_while_the_driver_is_being_opened_holds(rig: Rig) -> None:
+    rig.table.table.init_delay_us = 4_000_000
+    running, url = rig.start()
+    running.process.send_signal(signal.SIGUSR1)
+    wait_for(lambda: "not let go yet" in running.log(), "the release to give up for now")
+    rig.table.table.init_delay_us = 0
+    rig.wait_until(url, "the release to hold", lambda seen: "SIGHUP takes it again" in (fetch(f"{url}/") or ""))
+    assert str(rig.table.path) not in Path(f"/proc/{running.process.pid}/maps").read_text("utf-8")
+    running.process.send_signal(signal.SIGHUP)
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+
+
+def test_counters_go_on_over_a_release(rig: Rig) -> None:
+    rig.feeder = type(rig.feeder)(rig.feeder.stage.scenario, rig.table)  # on the real clock, so that GPM moves
+    rig.feeder.start()
+    try:
+        running, url = rig.start()
+        name = "gpu_sm_active_seconds_total"
+        before = rig.wait_until(url, "some activity", lambda seen: seen[name].get("0", 0) > 0.3)[name]["0"]
+        running.process.send_signal(signal.SIGUSR1)
+        rig.wait_until(url, "the release", lambda seen: seen.one("gpu_driver_up") == 0)
+        running.process.send_signal(signal.SIGHUP)
+        after = rig.wait_until(url, "activity again", lambda seen: "0" in seen[name])[name]["0"]
+    finally:
+        rig.feeder.stop()
+    assert after >= before
+
+
+@pytest.mark.parametrize("fault", ["not loaded", "hangs"])
+def test_known_gpus_are_missed_when_the_driver_does_not_come_back(rig: Rig, fault: str) -> None:
+    """After a reboot, say, into a kernel without its module: that is no plan."""
+    state = f"--state.directory={rig.directory / 'state'}"
+    running, url = rig.start(state)
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+    wait_for(lambda: (rig.directory / "state" / "devices.json").exists(), "the list of GPUs")
+    assert running.stop() == 0
+    for index in range(COUNT):
+        add_function(rig.sysfs, f"0000:{0x10 + index:02x}:00.0", "")
+    if fault == "hangs":
+        rig.table.table.init_delay_us = 60_000_000
+    else:
+        rig.table.table.init_rc = 9
+    _, url = rig.start(state)
+    seen = rig.wait_until(url, "the GPUs to be missed", lambda seen: set(seen["gpu_up"]) == rig.all())
+    assert set(seen["gpu_up"].values()) == {0.0}
+    assert (seen.one("gpu_driver_up"), seen.one("gpu_devices_expected")) == (0, COUNT)
+    rig.table.table.init_delay_us = rig.table.table.init_rc = 0
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+
+
+def test_a_gpu_whose_cycles_are_too_slow_is_down_and_does_not_flap(rig: Rig) -> None:
+    _, url = rig.start()
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+    rig.table.set_call(3, "nvmlDeviceGetPowerUsage", delay_s=0.8)
+    rig.wait_until(url, "gpu 3 to be down", lambda seen: seen["gpu_up"].get("3") == 0)
+    begin = time.monotonic()
+    while time.monotonic() - begin < 3:
+        seen = look(url)
+        assert (seen["gpu_up"]["3"], power_of(seen, "3"), seen.one("gpu_devices_visible")) == (0, None, COUNT - 1)
+        time.sleep(0.05)
+    rig.table.set_call(3, "nvmlDeviceGetPowerUsage")
+    rig.wait_until(url, "gpu 3 to be up", lambda seen: rig.fresh(seen, "A") == rig.all())
+
+
+def test_forgetting_a_gpu_that_was_lost_while_running(rig: Rig) -> None:
+    state = f"--state.directory={rig.directory / 'state'}"
+    _, url = rig.start(state)
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+    wait_for(lambda: (rig.directory / "state" / "devices.json").exists(), "the list of GPUs")
+    lose(rig)
+    rig.wait_until(url, "gpu 3 to be lost", lambda seen: seen["gpu_up"].get("3") == 0)
+    done = run_exporter("forget", rig.table.table.devices[3].uuid.decode(), state)
+    assert done.returncode == 0
+    assert "is no longer expected" in done.stdout
+    rig.wait_until(
+        url, "gpu 3 to go", lambda seen: "3" not in seen["gpu_up"] and seen.one("gpu_devices_expected") == COUNT - 1
+    )
+    heal(rig)
+    rig.wait_until(url, "gpu 3 to be back", lambda seen: rig.fresh(seen, "A") == rig.all())
+
+
+def test_once_misses_a_gpu_that_is_on_the_bus_but_not_in_the_drivers_list(rig: Rig) -> None:
+    for index in range(COUNT + 1):
+        add_function(rig.sysfs, f"0000:{0x10 + index:02x}:00.0", "nvidia")
+    done = run_exporter("--once", "--state.directory=", f"--path.sysfs={rig.sysfs}", environment=rig.environment)
+    assert done.returncode == 4
+    assert f"gpu_devices_expected {COUNT + 1}" in done.stdout
+
+
+def test_once_with_a_source_that_does_not_answer_still_tells_of_the_gpus(rig: Rig, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+        path = tmp_path / "kubelet.sock"
+        silent.bind(str(path))
+        silent.listen()
+        done = run_exporter(
+            "--once",
+            "--timeout=2s",
+            "--state.directory=",
+            "--attribution.kubelet",
+            f"--attribution.kubelet.socket={path}",
+            "--no-attribution.slurm",
+            environment=rig.environment,
+        )
+    assert done.returncode == 4, done.stderr
+    assert 'gpu_power_watts{gpu="0"' in done.stdout
+    assert 'gpu_exporter_attribution_up{source="kubelet"} 0' in done.stdout
+
+
+def test_a_host_with_a_hung_gpu_can_be_recorded_and_ended_early(rig: Rig) -> None:
+    rig.table.set_call(3, "nvmlDeviceGetUUID", delay_s=600)
+    file = rig.directory / "node.rec.gz"
+    running = rig.processes.start([*GPU_EXPORTER, "record", file, "--duration=60s"], rig.environment, name="record")
+    wait_for(lambda: "Ctrl-C ends early" in running.log(), "the recording to begin")
+    time.sleep(1.0)
+    assert running.stop(signal.SIGINT) == 0
+    assert "nvmlDeviceGetPowerUsage" in running.log()
+    assert is_recording(file)

@@ -1,0 +1,113 @@
+"""XIDs are counted for every GPU that can report them, also after a registration that failed."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gpu_exporter.clock import SystemClock
+from gpu_exporter.devices.errors import DeviceError, NotSupported
+from gpu_exporter.devices.protocol import XidEvent
+from gpu_exporter.sampling import events
+from gpu_exporter.sampling.events import MAX_CODES, EventLoop, XidBook
+
+
+class Watch:
+    """A registration that reports what it is told to, then nothing."""
+
+    def __init__(self, covered: set[str], *, complete: bool = True, script: list[XidEvent | Exception] | None = None):
+        self.covered = frozenset(covered)
+        self.complete = complete
+        self._script = script or []
+
+    def wait(self, timeout_s: float) -> XidEvent | None:
+        if self._script:
+            step = self._script.pop(0)
+            if isinstance(step, Exception):
+                raise step
+            return step
+        threading.Event().wait(0.01)
+        return None
+
+    def close(self) -> None:
+        return
+
+
+def run(opens: list[Watch | Exception], book: XidBook, until: threading.Event) -> EventLoop:
+    """A loop over these registrations in turn, until told."""
+
+    def open_watch() -> Watch:
+        step = opens.pop(0) if len(opens) > 1 else opens[0]
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    loop = EventLoop(open_watch, book, SystemClock(), lambda: None)
+    loop.start()
+    assert until.wait(10)
+    loop.ask_to_stop()
+    assert loop.join(2.0)
+    return loop
+
+
+class Counted(XidBook):
+    """Says when so many events were counted."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.enough = threading.Event()
+        self._left = number
+
+    def count(self, event: XidEvent, wall: float) -> None:
+        super().count(event, wall)
+        self._left -= 1
+        if not self._left:
+            self.enough.set()
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        DeviceError("nvmlEventSetCreate", "NVML_ERROR_UNKNOWN"),
+        Watch({"GPU-0"}, complete=False),
+        Watch({"GPU-0"}, script=[DeviceError("nvmlEventSetWait_v2", "NVML_ERROR_GPU_IS_LOST")]),
+        Watch({"GPU-0"}, script=[ValueError("a fault of ours")]),
+    ],
+    ids=["cannot register", "one GPU is left out", "the wait fails", "a fault of ours"],
+)
+def test_registration_is_tried_again(first: Watch | Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "RETRY_S", 0.02)
+    book = Counted(1)
+    loop = run([first, Watch({"GPU-0", "GPU-1"}, script=[XidEvent("GPU-1", 79)])], book, book.enough)
+    assert loop.outcome is not None
+    assert loop.outcome.success
+    counts = book.counts("GPU-1")
+    assert counts is not None
+    assert [code[:3] for code in counts.codes] == [(79, "hardware", 1)]
+
+
+def test_a_host_without_events_is_no_error() -> None:
+    book = XidBook()
+    loop = EventLoop(
+        lambda: (_ for _ in ()).throw(NotSupported("nvmlEventSetCreate", "x")), book, SystemClock(), lambda: None
+    )
+    loop.start()
+    assert loop.join(5.0)
+    assert loop.outcome is not None
+    assert loop.outcome.success
+    assert book.counts("GPU-0") is None  # not 0: nobody listens
+
+
+def test_codes_are_counted_by_class_from_zero_and_bounded() -> None:
+    book = XidBook()
+    book.watch("GPU-0")
+    counts = book.counts("GPU-0")
+    assert counts is not None
+    assert counts.codes == ()
+    for xid in (31, 31, 79, *range(1000, 1000 + 2 * MAX_CODES)):
+        book.count(XidEvent("GPU-0", xid), 5.0)
+    counts = book.counts("GPU-0")
+    assert counts is not None
+    assert counts.codes[:2] == ((31, "application", 2, 5.0), (79, "hardware", 1, 5.0))
+    assert len(counts.codes) == MAX_CODES
