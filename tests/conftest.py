@@ -7,12 +7,16 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.testbed.nvml.build import build_library
 from tests.testbed.nvml.feeder import NvmlTable
 from tests.testbed.processes import Processes
 
 GOLDEN = Path(__file__).parent / "golden"
+# How long an example takes says something of the machine and nothing of the code.
+settings.register_profile("gpu-exporter", deadline=None)
+settings.load_profile("gpu-exporter")
 FAILED = pytest.StashKey[bool]()
 
 

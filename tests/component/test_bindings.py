@@ -91,6 +91,7 @@ def test_an_older_driver_tells_what_it_knows(nvml_table: NvmlTable, driver: str)
     used = 12 * 1024**3
     # The older call cannot tell what the driver keeps for itself: it counts as used (facts of both calls).
     assert told["gpu_memory_used_bytes", uuid] == (used + reserved if driver == "470" else used)
+    assert (("gpu_memory_reserved_bytes", uuid) in told) is (driver != "470")
     assert told["gpu_memory_total_bytes", uuid] == scenario.gpus[0].product.memory
 
 

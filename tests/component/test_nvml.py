@@ -244,6 +244,22 @@ def test_a_gpm_call_that_fails_is_an_error_and_starts_anew(
     assert device.read_gpm() is not None
 
 
+def test_nvlink_is_summed_over_links_and_never_over_some_of_them(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+    """On Blackwell each link counts for itself. A sum that lost a link would fall, which rate() takes for a reset."""
+    ScenarioFeeder(parse_scenario({"gpus": [{"model": "B200"}]}), nvml_table)
+    device = first_device(backend)
+    for link in range(18):
+        nvml_table.set_field(0, 202, 1000, scope=link)
+        nvml_table.set_field(0, 204, 2000, scope=link)
+    assert device.read_nvlink() == (36_000.0, 18_000.0)
+    nvml_table.set_field(0, 204, 0, scope=5, error="NVML_ERROR_UNKNOWN")
+    with pytest.raises(NotSupported):
+        device.read_nvlink()
+    assert len(device.take_errors()) == 1
+    nvml_table.set_field(0, 204, 2000, scope=5)
+    assert device.read_nvlink() == (36_000.0, 18_000.0)
+
+
 def test_xids_arrive_as_events_of_their_gpu(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
     ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}] * 2}), nvml_table)
     backend.open()
@@ -333,6 +349,8 @@ def test_mig_mode_and_instances_change_at_run_time(make_backend: MakeBackend, nv
     assert device.read_utilization().gpu == 0.0
     assert step(6.0) == [("7/0", "1g.10gb", None), ("1/0", "1c.3g.40gb", None), ("1/1", "2c.3g.40gb", None)]
     assert device.identity.mig_mode == "enabled"
+    with pytest.raises(NotSupported):
+        device.read_utilization()
     # Two compute instances of one GPU instance are told apart.
     assert step(1.0) == [("7/0", "1g.10gb", 0.5), ("1/0", "1c.3g.40gb", 0.5), ("1/1", "2c.3g.40gb", 1.0)]
     # Another instance under the same id is not compared with the one before.

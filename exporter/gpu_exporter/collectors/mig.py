@@ -52,6 +52,8 @@ RATIOS = {
         ("dram", "Memory bandwidth used, of the most there is", "nvmlGpmMetricsGet 10"),
     )
 }
+# Boards from T4 to B200 draw 0.10 to 0.15 of their limit at rest (see devices/products.py for the sources).
+REST_MAX_SHARE = 0.15
 METHODS = ("slices", "activity")  # without and with activity that can be told
 _ESTIMATE = "nvmlDeviceGetTotalEnergyConsumption, divided"
 GPU_MIG_POWER = Family(
@@ -175,6 +177,8 @@ def _charge(cycle: Cycle, read: Sequence[_Read]) -> Mapping[str, float]:
         return {}
     # A counter that stood still was read twice within its own period and says nothing of the draw.
     idle_w = cycle.totals.lowest("mig-idle-power", joules / span) if joules else 0.0
+    if cycle.power_limit_w is not None:  # instances that never rest together hide what rest is
+        idle_w = min(idle_w, REST_MAX_SHARE * cycle.power_limit_w)
     parts = [(r.identity.uuid, r.identity.sm_slices, r.gpm.graphics if r.gpm else None) for r in read]
     shares, rest = divide_energy(joules, idle_w * span, cycle.device.identity.mig_slices, parts)
     sums: dict[str, float] = {}

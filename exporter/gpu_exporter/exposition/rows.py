@@ -100,6 +100,8 @@ def _row(
     if fresh and not mig:
         power = format_unit(gpu.snapshot.value("gpu_power_watts"), " W")
         temperature = format_unit(gpu.snapshot.value("gpu_temperature_celsius"), " °C")
+    elif fresh and allocation is not None:
+        power = format_unit(allocation.power_w, " W")  # the estimate of the instance's part
     holder = owner = ""
     held = idle = UNKNOWN
     if allocation is not None:

@@ -30,6 +30,14 @@ def test_a_gpu_at_the_same_place_replaces_it(tmp_path: Path) -> None:
     assert set(seen(tmp_path, "boot-1", A, C).devices) == {"GPU-a", "GPU-c"}
 
 
+def test_a_new_numbering_of_the_bus_replaces_nobody(tmp_path: Path) -> None:
+    """One died, and the one behind it moved up to its address."""
+    moved_up = B._replace(uuid="GPU-d", pci_bus_id="0000:12:00.0")
+    seen(tmp_path, "boot-1", A, B, moved_up)
+    book = seen(tmp_path, "boot-2", A, moved_up._replace(pci_bus_id=B.pci_bus_id))
+    assert set(book.devices) == {"GPU-a", "GPU-b", "GPU-d"}
+
+
 def test_a_reboot_with_as_many_gpus_forgets_the_others(tmp_path: Path) -> None:
     seen(tmp_path, "boot-1", A, B)
     moved = B._replace(uuid="GPU-d", pci_bus_id="0000:12:00.0")
