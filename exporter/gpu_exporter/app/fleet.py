@@ -133,14 +133,18 @@ class Fleet:
 
     def _close_if_free(self) -> bool:
         """Close the driver unless somebody is still inside it; whether it is closed."""
-        self._stuck = [worker for worker in self._stuck if not worker.join(0.0)]
-        self._stuck_at = {position: loop for position, loop in self._stuck_at.items() if loop in self._stuck}
+        self._drop_ended()
         if self._stuck:
             return False
         if self._open:
             self._open = False
             self._backend.close()
         return True
+
+    def _drop_ended(self) -> None:
+        """Whoever came out of the driver in the meantime no longer keeps it."""
+        self._stuck = [worker for worker in self._stuck if not worker.join(0.0)]
+        self._stuck_at = {position: loop for position, loop in self._stuck_at.items() if loop in self._stuck}
 
     def _watch_over(self) -> None:
         while not self._stop.is_set() and not self.changed.is_set():
@@ -184,8 +188,7 @@ class Fleet:
             self._close_if_free()
             return
         self._error = ""
-        self._stuck = [worker for worker in self._stuck if not worker.join(0.0)]
-        self._stuck_at = {position: loop for position, loop in self._stuck_at.items() if loop in self._stuck}
+        self._drop_ended()
         for position in range(count):
             if position not in self._loops and position not in self._stuck_at:
                 self._start_loop(position)
