@@ -12,7 +12,7 @@ class Sampling(NamedTuple):
     """Keys of the section `sampling`."""
 
     interval: float = 1.0
-    """seconds; NVML renews utilization each 1/6 to 1 s (nvmlUtilization_t); A100 each 0.2 s, measured"""
+    """seconds; a utilization of NVML stands for 1/6 to 1 s (nvmlUtilization_t); more leaves time unknown"""
     deadline: float = 2.0
     """seconds; a device cycle that takes longer is counted as hung; healthy cycles take milliseconds"""
     withhold_after_intervals: int = 3

@@ -575,6 +575,25 @@ def test_a_release_while_the_driver_is_being_opened_holds(rig: Rig) -> None:
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
 
 
+def test_a_release_while_the_driver_is_being_asked_ends_every_loop_first(rig: Rig) -> None:
+    running, url = rig.start()
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+    rig.table.table.count_delay_us = 600_000_000
+    rig.wait_until(url, "the driver to be asked", lambda seen: "does not answer" in (fetch(f"{url}/") or ""))
+    running.process.send_signal(signal.SIGUSR1)
+    wait_for(lambda: "not let go yet" in running.log(), "the release to give up for now")
+    rig.table.table.count_delay_us = 0
+    wait_for(
+        lambda: str(rig.table.path) not in Path(f"/proc/{running.process.pid}/maps").read_text("utf-8"),
+        "the driver to be free",
+    )
+    seen = rig.wait_until(url, "the release", lambda seen: "SIGHUP takes it again" in (fetch(f"{url}/") or ""))
+    assert not seen["gpu_up"]
+    running.process.send_signal(signal.SIGHUP)
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+    assert running.stop() == 0
+
+
 def test_counters_go_on_over_a_release(rig: Rig) -> None:
     rig.feeder = type(rig.feeder)(rig.feeder.stage.scenario, rig.table)  # on the real clock, so that GPM moves
     rig.feeder.start()

@@ -28,7 +28,7 @@ from gpu_exporter.devices.nvml.backend import NvmlBackend
 from gpu_exporter.devices.nvml.device import NvmlDevice
 from gpu_exporter.devices.nvml.library import SYSTEM, Handle, LiveLibrary
 from gpu_exporter.devices.nvml.support import RETRY_S
-from gpu_exporter.devices.protocol import ENGINES
+from gpu_exporter.devices.protocol import ENGINES, Gpm
 from gpu_exporter.devices.scenario import load_scenario, parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import GPU_EXPORTER, run_exporter, wait_for
@@ -225,6 +225,60 @@ def test_gpm_metrics_with_an_error_or_no_number_are_left_out(nvml_table: NvmlTab
     assert gpm is not None
     assert (gpm.graphics, gpm.sm) == (None, None)
     assert gpm.tensor == 0.0
+
+
+def test_a_metric_is_missing_only_where_it_was_told_before(make_backend: MakeBackend, nvml_table: NvmlTable) -> None:
+    clock = ManualClock()
+    feeder = ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}]}), nvml_table, clock)
+    device = first_device(make_backend(clock))
+
+    def read(broken: int | None) -> Gpm:
+        clock.advance(1.0)
+        feeder.feed()
+        if broken is not None:
+            with nvml_table.writing(0) as out:
+                out.gpm[broken].integral = float("nan")
+        gpm = device.read_gpm()
+        assert gpm is not None
+        return gpm
+
+    device.read_gpm()
+    assert not read(1).missing  # no number from the first time on: not told here
+    assert not read(1).missing
+    read(None)
+    assert not read(None).missing
+    broken = read(1)
+    assert broken.missing
+    assert broken.graphics == 0.0
+
+
+def test_a_field_that_the_part_does_not_know_is_refused_and_no_failure(
+    backend: NvmlBackend, nvml_table: NvmlTable
+) -> None:
+    """Some drivers say INVALID_ARGUMENT where others say NOT_SUPPORTED."""
+    feed(nvml_table)
+    device = first_device(backend)
+    nvml_table.set_field(0, 82, 0, error="NVML_ERROR_INVALID_ARGUMENT")
+    with pytest.raises(NotSupported):
+        device.read_memory_temperature()
+    assert device.take_errors() == []
+    nvml_table.set_field(0, 82, 50)
+    with pytest.raises(NotSupported):
+        device.read_memory_temperature()  # not asked again so soon
+
+
+def test_a_failure_says_whether_the_question_was_answered_before(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+    feed(nvml_table)
+    device = first_device(backend)
+    nvml_table.set_call(0, "nvmlDeviceGetOfaUtilization", "NVML_ERROR_UNKNOWN")
+    with pytest.raises(DeviceError) as never:
+        device.read_engine("ofa")
+    nvml_table.set_call(0, "nvmlDeviceGetOfaUtilization")
+    device.read_engine("ofa")
+    nvml_table.set_call(0, "nvmlDeviceGetOfaUtilization", "NVML_ERROR_UNKNOWN")
+    with pytest.raises(DeviceError) as lately:
+        device.read_engine("ofa")
+    assert (never.value.once_told, lately.value.once_told) == (False, True)
 
 
 @pytest.mark.parametrize("call", ["nvmlGpmSampleGet", "nvmlGpmQueryDeviceSupport"])

@@ -26,6 +26,7 @@ from gpu_exporter.reconciler.report import render_decisions
 SCENARIO = Path(__file__).resolve().parent.parent / "demo.yaml"
 INTERVAL_S = 15.0  # of the compressed clock: 8 GPUs at 12 samples a second keep a core 95 % free
 SAMPLE_PERIOD_S = 5.0
+PERIOD_MAX_S = 2 * INTERVAL_S  # a reading stands for so long: on a busy machine a cycle of the fast clock comes late
 
 
 def demo_settings() -> Settings:
@@ -47,7 +48,7 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
     settings = demo_settings()
     backend, source = build_simulation(load_scenario(scenario), clock, SAMPLE_PERIOD_S)
     note = f"Simulated GPUs; one second here is {speed / 60:g} minutes there."
-    agent = Agent(settings, backend, [source], clock, note=note, driver_period_max_s=SAMPLE_PERIOD_S)
+    agent = Agent(settings, backend, [source], clock, note=note, driver_period_max_s=PERIOD_MAX_S)
     process = ProcessSeries()
     publisher = Publisher(agent.build_view, agent.version, lambda: process.series)
     server = HttpServer(address, publisher, agent.readiness)

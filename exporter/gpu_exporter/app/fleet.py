@@ -33,6 +33,7 @@ SOON_S = 0.1
 CHECK_S = 5.0  # how often an absent driver, new GPUs and the bus are looked for
 RELEASE_S = 1.5  # how long all loops together may take to end, so that the driver is free within two seconds
 STILL_HANGS = "a call from before the driver was let go still hangs in it"
+EVENTS_END_S = 0.4  # a little longer than it stays inside one driver call
 RELEASED = "the driver was let go on request (SIGUSR1); SIGHUP takes it again"
 
 
@@ -109,30 +110,29 @@ class Fleet:
     def _let_go(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=timeout_s):
-            return False  # the driver hangs while it is opened; who opens it closes it again
+            return False  # the driver hangs while it is asked; who asks it ends everything afterwards
         try:
-            loops = dict(self._loops)
-            self._loops.clear()
-            workers: list[Worker] = [*loops.values(), *([self._events] if self._events is not None else [])]
-            self._events, self._events_for = None, frozenset()
-            for worker in workers:
-                worker.ask_to_stop()
-            self._stuck += [worker for worker in workers if not worker.join(deadline - time.monotonic())]
-            for position, loop in loops.items():
-                if loop.sampler is not None:
-                    self._counts.update(dict(loop.sampler.error_counts))
-                if loop in self._stuck:
-                    self._stuck_at[position] = loop
-            if self._released:
-                self._error = RELEASED
-                for snapshot in self._books.latest():
-                    self._books.on_snapshot(unread(snapshot.identity, RELEASED, self._clock, away=True))
-            return self._close_if_free()
+            return self._end_all(deadline)
         finally:
             self._lock.release()
 
-    def _close_if_free(self) -> bool:
-        """Close the driver unless somebody is still inside it; whether it is closed."""
+    def _end_all(self, deadline: float) -> bool:
+        """End every worker and close the driver, unless somebody is still inside it; whether it is closed."""
+        workers: list[Worker] = [*self._loops.values(), *([self._events] if self._events is not None else [])]
+        for worker in workers:
+            worker.ask_to_stop()
+        self._stuck += [worker for worker in workers if not worker.join(deadline - time.monotonic())]
+        loops, self._loops = self._loops, {}
+        self._events, self._events_for = None, frozenset()
+        for position, loop in loops.items():
+            if loop.sampler is not None:
+                self._counts.update(dict(loop.sampler.error_counts))
+            if loop in self._stuck:
+                self._stuck_at[position] = loop
+        if self._released:
+            self._error = RELEASED
+            for snapshot in self._books.latest():
+                self._books.on_snapshot(unread(snapshot.identity, RELEASED, self._clock, away=True))
         self._drop_ended()
         if self._stuck:
             return False
@@ -165,7 +165,7 @@ class Fleet:
         self._bus_seen = self._clock.monotonic()
         with self._lock:
             if self._released:
-                self._close_if_free()
+                self._end_all(time.monotonic() + RELEASE_S)
             elif not self._stop.is_set():
                 self._ask_driver()
             if not self._released and not self._stop.is_set():
@@ -183,9 +183,8 @@ class Fleet:
             return
         finally:
             self._asking_since = None
-        if self._released or self._stop.is_set():  # asked for while the driver was being opened
-            self._error = RELEASED
-            self._close_if_free()
+        if self._released or self._stop.is_set():  # asked for while the driver was being asked
+            self._end_all(time.monotonic() + RELEASE_S)
             return
         self._error = ""
         self._drop_ended()
@@ -221,8 +220,8 @@ class Fleet:
             self._deliver,
             self._on_driver_changed,
         )
-        self._loops[position] = loop
         loop.start()
+        self._loops[position] = loop
 
     def _make_sampler(self, device: Device) -> DeviceSampler:
         """Runs in the device's own thread."""
@@ -269,11 +268,15 @@ class Fleet:
             return
         if self._events is not None:
             self._events.ask_to_stop()
-            if not self._events.join(RELEASE_S):
+            if not self._events.join(EVENTS_END_S):
                 self._stuck.append(self._events)
-        self._events_for = wanted
-        self._events = EventLoop(self._open_watch, self._books.xids, self._clock, self._books.touch)
-        self._events.start()
+            self._events = None
+        self._drop_ended()
+        if any(isinstance(worker, EventLoop) for worker in self._stuck):
+            return  # it hangs in the driver, and so would another
+        events = EventLoop(self._open_watch, self._books.xids, self._clock, self._books.touch)
+        events.start()
+        self._events, self._events_for = events, wanted
 
     def _open_watch(self) -> EventWatch:
         devices = [device for device, _ in self._devices()]

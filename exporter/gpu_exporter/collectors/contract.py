@@ -84,6 +84,7 @@ class Cycle:
     errors: list[tuple[str, str]] = field(default_factory=list)
     remarks: list[tuple[str, str]] = field(default_factory=list)  # counted, but no failure: values out of range
     answers: int = 0  # questions that did not fail
+    withdrawn: int = 0  # questions that failed now and were answered before
     driver_samples: Sequence[UtilizationSample] = ()
     utilization: float | None = None
     utilization_at: float = 0.0
@@ -110,10 +111,15 @@ class Cycle:
         except NotSupported:
             return None
         except DeviceError as exc:
-            self.errors.append((exc.call, exc.error))
+            self.note_failure(exc)
             return None
         self.answers += 1
         return answer
+
+    def note_failure(self, exc: DeviceError) -> None:
+        """Count a call, or one value of a call, that failed."""
+        self.errors.append((exc.call, exc.error))
+        self.withdrawn += exc.once_told
 
     def value(self, family: Family) -> float | None:
         """What this cycle publishes of a family without labels, or what still stands of an earlier one."""
@@ -134,7 +140,7 @@ class Collector(NamedTuple):
 
     `collect` fills the cycle, every `every_s` seconds (0 is each cycle); in between its samples stand. None when what
     it publishes does not come from a cycle. `default`: on, unless switched off. `witness`: idleness rests on it, so a
-    call of it that fails makes the moment unknown.
+    call of it that fails, and was answered before, makes the moment unknown.
     """
 
     name: str

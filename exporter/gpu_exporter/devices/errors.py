@@ -14,12 +14,16 @@ from __future__ import annotations
 
 
 class DeviceError(Exception):
-    """A call failed. `call` is NVML's function name, `error` NVML's constant name."""
+    """A call failed. `call` is NVML's function name, `error` NVML's constant name.
 
-    def __init__(self, call: str, error: str) -> None:
+    `once_told`: this device has answered the same question before, so an answer is missing now that there should be.
+    """
+
+    def __init__(self, call: str, error: str, *, once_told: bool = False) -> None:
         super().__init__(f"{call} answered {error}")
         self.call = call
         self.error = error
+        self.once_told = once_told
 
 
 class NotSupported(DeviceError):

@@ -133,6 +133,7 @@ class SimulatedDevice(SilentDevice):
     def __init__(self, stage: Stage, gpu: ScenarioGpu) -> None:
         self._stage, self._gpu = stage, gpu
         self.parts = resolve_parts(gpu.load, gpu.parts)
+        self._told: set[str] = set()
         self.identity = DeviceIdentity(
             index=gpu.index,
             uuid=gpu.uuid,
@@ -154,11 +155,14 @@ class SimulatedDevice(SilentDevice):
         fault = self._gpu.fault(call, now)
         if fault is None:
             self.answers += 1
+            self._told.add(call)
             return now
         if fault.hang_s:
             threading.Event().wait(fault.hang_s)
             return self._stage.now()
-        raise device_error(call, fault.error)
+        error = device_error(call, fault.error)
+        error.once_told = call in self._told
+        raise error
 
     def _load(self, now: float) -> loads.Load:
         """Load of the whole board: a partitioned GPU is as busy as its busiest slices together."""

@@ -117,6 +117,7 @@ class ActivityReader:
         self._last_energy: tuple[float, float] | None = None
         self._pcie, self._nvlink = TrafficRate(), TrafficRate()
         self._watches: deque[Watch] = deque()
+        self._ring_from = 0.0  # samples up to this time are not believed
         self.newest_sample_wall = 0.0
 
     def read(self, cycle: Cycle, monotonic: float, wall: float) -> Activity | None:
@@ -129,6 +130,7 @@ class ActivityReader:
             active = None
         self._note_watch(previous, monotonic, active)
         if stepped:
+            self._ring_from = max(wall, self.newest_sample_wall)
             self.newest_sample_wall = wall
             spans: tuple[Span, ...] = ()
         else:
@@ -154,9 +156,13 @@ class ActivityReader:
         return LATENESS * self._rules.driver_period_max_s
 
     def _note_watch(self, previous: float | None, now: float, active: bool | None) -> None:
-        """Remember what the witnesses say of the time since the last cycle; too long a gap was not watched."""
-        if previous is not None and (active or now - previous <= self._max_gap):
-            self._watches.append(Watch(previous, now, active))
+        """Remember what the witnesses say of the time since the last cycle.
+
+        Quiet ones vouch for one period of the driver at most, since an engine's utilization tells of no more.
+        """
+        if previous is not None:
+            start = max(previous, now - self._longest()) if active is False else previous
+            self._watches.append(Watch(start, now, active))
         while self._watches and self._watches[0].end < now - RING_AGE_MAX_S:
             self._watches.popleft()
 
@@ -230,20 +236,31 @@ class ActivityReader:
         self, samples: Sequence[UtilizationSample], monotonic: float, wall: float, utilization: float | None
     ) -> tuple[Span, ...]:
         """Each sample covers (previous sample, its own stamp], at most one driver period."""
+        if wall <= self._ring_from:
+            self.newest_sample_wall = wall  # the clock went back: the ring still holds that time from before
+            return ()
         spans: list[Span] = []
         previous = self.newest_sample_wall
         shift = monotonic - wall
-        for position, sample in enumerate(samples):
+        for sample in samples:
             if not previous < sample.wall <= wall + WALL_STEP_S:
                 continue
+            if sample.wall > wall + UNWATCHED_MAX_S:
+                break  # a clock that leads: to be read again when its time was watched
             if previous > 0.0 and sample.wall > wall - RING_AGE_MAX_S and 0.0 <= sample.ratio <= 1.0:
                 start = max(previous, sample.wall - self._longest())
-                # The rate that the driver reports beside its ring must agree before zeros count as idle.
-                other = bool(utilization) and position == len(samples) - 1
-                spans.append(Span(start + shift, sample.wall + shift, sample.ratio, other))
+                spans.append(Span(start + shift, sample.wall + shift, sample.ratio, other=False))
             previous = sample.wall
         self.newest_sample_wall = previous
-        return tuple(spans)
+        return self._agreeing(spans, monotonic) if utilization else tuple(spans)
+
+    def _agreeing(self, spans: list[Span], now: float) -> tuple[Span, ...]:
+        """The rate that the driver reports beside its ring says work: zeros of the time that it stands for are none,
+        unless other samples of that time explain it; the newest is none in any case.
+        """
+        recent = [span for span in spans if span.end > now - self._longest()]
+        doubtful = recent[-1:] if any(span.ratio > 0.0 for span in recent) else recent
+        return tuple(span._replace(other=True) if span in doubtful else span for span in spans)
 
 
 def _is_active(span: Span) -> bool:

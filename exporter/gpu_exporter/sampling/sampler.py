@@ -108,11 +108,12 @@ class DeviceSampler:
         if kept is not None and start < kept.due:
             cycle.samples += kept.samples
             return kept.outcome
-        errors, samples = len(cycle.errors), len(cycle.samples)
+        errors, samples, withdrawn = len(cycle.errors), len(cycle.samples), cycle.withdrawn
         collector.collect(cycle)
-        cycle.errors += [(error.call, error.error) for error in self.device.take_errors()]
+        for error in self.device.take_errors():
+            cycle.note_failure(error)
         failed = cycle.errors[errors:]
-        cycle.witness_missing |= collector.witness and bool(failed)
+        cycle.witness_missing |= collector.witness and cycle.withdrawn > withdrawn
         outcome = CollectorOutcome(
             collector.name,
             success=not failed,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 
 MAGIC = 0x4C4D564E  # "NVML"
-VERSION = 2
+VERSION = 3
 MAX_DEVICES = 16
 MAX_SAMPLES = 100  # what a real driver keeps is not documented; the ring must be finite to be honest
 MAX_PROCESSES = 32
@@ -178,6 +178,8 @@ class Table(ctypes.Structure):
         ("init_rc", u32),
         ("count_rc", u32),
         ("init_delay_us", u32),
+        ("count_delay_us", u32),
+        ("padding", u32),
         ("driver_version", ctypes.c_char * 80),
         ("event_count", u64),
         ("events", Event * MAX_EVENTS),

@@ -120,6 +120,8 @@ ret_t nvmlSystemGetCudaDriverVersion_v2(int *out) { return nvmlSystemGetCudaDriv
 
 ret_t nvmlDeviceGetCount_v2(unsigned *count) {
     if (!table) return UNINITIALIZED;
+    volatile uint32_t *delay = &table->count_delay_us;
+    for (uint64_t slept = 0; slept < *delay; slept += 5000) usleep(5000);
     *count = table->device_count;
     return (ret_t)table->count_rc;
 }

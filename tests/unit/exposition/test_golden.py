@@ -15,7 +15,7 @@ from tests.testbed.servers import require
 import gpu_exporter
 from gpu_exporter import collectors
 from gpu_exporter.app.books import Books
-from gpu_exporter.app.demo import SAMPLE_PERIOD_S, demo_settings
+from gpu_exporter.app.demo import PERIOD_MAX_S, SAMPLE_PERIOD_S, demo_settings
 from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.attribution.poller import Poller
@@ -39,7 +39,7 @@ def play(scenario, seconds: int) -> View:
     books = Books(settings, clock)
     poller = Poller([source], clock, 300.0)
     samplers = [
-        DeviceSampler(backend.find(i), collectors.DEFAULT, clock, activity_rules(settings, SAMPLE_PERIOD_S))
+        DeviceSampler(backend.find(i), collectors.DEFAULT, clock, activity_rules(settings, PERIOD_MAX_S))
         for i in range(backend.count())
     ]
     for step in range(seconds // 15):

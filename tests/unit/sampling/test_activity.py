@@ -57,7 +57,8 @@ def test_a_driver_sample_never_covers_more_than_the_drivers_longest_period(bench
 
 def test_zeros_of_a_time_in_which_no_witness_was_read_are_unknown(bench: Bench) -> None:
     bench.read(10.0, [(10.0, 0.0)])
-    assert rounded(bench.read(30.0, [(29.8, 0.0), (30.0, 0.0)])) == []
+    # The engines, read at 30, tell of one period of the driver; the time before that nobody watched.
+    assert rounded(bench.read(30.0, [(28.7, 0.0), (29.8, 0.0), (30.0, 0.0)])) == [(29.8, 30.0, 0.0, False)]
     assert rounded(bench.read(31.0, [(30.5, 0.0), (31.0, 0.0)])) == [(30.0, 30.5, 0.0, False), (30.5, 31.0, 0.0, False)]
 
 

@@ -142,8 +142,15 @@ def test_an_instance_that_only_decodes_is_not_idle(part: str) -> None:
     ],
 )
 def test_a_witness_that_fails_makes_the_time_unknown(call: str) -> None:
-    totals = run(faults=[{"at": 0, "call": call, "error": "NVML_ERROR_UNKNOWN"}])
-    assert totals.idle_s == 0.0
+    totals = run(faults=[{"at": 10, "call": call, "error": "NVML_ERROR_UNKNOWN"}])
+    assert 5.0 < totals.idle_s < 10.0
+
+
+def test_a_call_that_never_worked_here_is_no_witness() -> None:
+    """Else one wrong answer of a driver would keep a healthy GPU from ever being idle."""
+    totals = run(faults=[{"at": 0, "call": "nvmlDeviceGetOfaUtilization", "error": "NVML_ERROR_UNKNOWN"}])
+    assert totals.idle_s > 55.0
+    assert totals.witnesses == ALL_WITNESSES - 1
 
 
 def test_a_ring_that_delivers_late_is_judged_by_what_was_seen_at_its_time() -> None:
@@ -199,3 +206,56 @@ def test_a_mute_gpu_is_down_whatever_is_remembered_of_it() -> None:
         clock.advance(1.0)
         ups.append(sampler.sample().up)
     assert ups == [True] * 4 + [False] * 8
+
+
+@pytest.mark.parametrize(
+    ("lead", "period"), [(0.0, 1 / 6), (-0.2, 1 / 6), (0.1, 1 / 6), (0.2, 1 / 6), (0.2, 1.0), (0.2, 0.2)]
+)
+def test_a_resting_gpu_is_idle_whatever_the_drivers_clock_says(lead: float, period: float) -> None:
+    """Ten minutes with cycles of unequal length; stamps of the ring lag or lead."""
+    reader, wall, idle, now, previous = ActivityReader(UnitId("GPU-0"), RULES), 1_700_000_000.0, 0.0, 100.0, 0.0
+    ring = [wall + lead + i * period for i in range(int(700 / period))]
+    for step in range(600):
+        now = 100.0 + step + (0.3 if step % 50 == 0 else 0.02 * (step % 3))
+        cycle = Cycle(None, 0.0, lambda: 0.0, Totals())  # type: ignore[arg-type]
+        cycle.utilization, cycle.utilization_at = 0.0, now
+        cycle.engines = {"decoder": 0.0}
+        known = wall + now - 100.0 + max(0.0, lead)
+        since = reader.newest_sample_wall
+        cycle.driver_samples = [UtilizationSample(stamp, 0.0) for stamp in ring if since < stamp <= known]
+        activity = reader.read(cycle, now, wall + now - 100.0)
+        for span in activity.spans if activity else ():
+            assert span.ratio == 0.0
+            assert not span.other
+            idle += max(0.0, span.end - max(span.start, previous))
+            previous = max(previous, span.end)
+    assert idle > 0.95 * 600
+
+
+def test_a_reported_rate_of_work_contradicts_a_whole_ring_of_zeros() -> None:
+    reader, wall = ActivityReader(UnitId("GPU-0"), RULES), 1_700_000_000.0
+    idle = 0.0
+    for second in range(1, 60):
+        cycle = Cycle(None, 0.0, lambda: 0.0, Totals())  # type: ignore[arg-type]
+        cycle.utilization, cycle.utilization_at = 0.5, float(second)
+        cycle.driver_samples = [UtilizationSample(wall + second - 1 + i / 5, 0.0) for i in range(1, 6)]
+        activity = reader.read(cycle, float(second), wall + second)
+        idle += sum(s.end - s.start for s in activity.spans if s.ratio == 0.0 and not s.other) if activity else 0.0
+    assert idle == 0.0
+
+
+def test_after_a_clock_that_went_back_old_zeros_are_not_read_again() -> None:
+    reader, base = ActivityReader(UnitId("GPU-0"), RULES), 1_700_000_000.0
+    ring: list[UtilizationSample] = []
+    idle = 0.0
+    for second in range(1, 40):
+        wall = base + second - (10.0 if second >= 20 else 0.0)  # at 20 the clock goes back, and work begins
+        busy = 1.0 if second >= 20 else 0.0
+        ring += [UtilizationSample(wall - 1 + i / 5, busy) for i in range(1, 6)]
+        cycle = Cycle(None, 0.0, lambda: 0.0, Totals())  # type: ignore[arg-type]
+        cycle.utilization, cycle.utilization_at = busy, float(second)
+        cycle.driver_samples = sorted(s for s in ring if s.wall > reader.newest_sample_wall)
+        activity = reader.read(cycle, float(second), wall)
+        for span in activity.spans if activity and second >= 20 else ():
+            idle += span.end - span.start if span.ratio == 0.0 and not span.other else 0.0
+    assert idle == 0.0

@@ -50,7 +50,11 @@ class Asker:
                 raise NotSupported(exc.call, exc.error) from exc
             self._warn(exc)
             raise
+        except DeviceError as exc:
+            exc.once_told = question in self.support.told
+            raise
         self.answers += 1
+        self.support.told.add(question)
         return answer
 
     def first(self, *calls: tuple[Any, ...]) -> Any:
@@ -69,6 +73,13 @@ class Asker:
         subject = exc.call.partition("_v")[0]
         grant = GRANTS.get(subject, "run as root")
         log.warning("%s: %s; to have it, %s", self._label, exc, grant)
+
+
+def refusal_of(call: str, code: int) -> DeviceError:
+    """The error of one value of many. INVALID_ARGUMENT is there how parts say that they do not know the value."""
+    if code == nvml.NVML_ERROR_INVALID_ARGUMENT:
+        return NotSupported(call, nvml.error_name(code))
+    return device_error(call, nvml.error_name(code))
 
 
 class Fields:
@@ -92,14 +103,17 @@ class Fields:
         ids = tuple(field if isinstance(field, tuple) else (field, 0) for field in asked)
         told: dict[int | tuple[int, int], float] = {}
         for field, (code, value) in zip(asked, self._ask(self.CALL, ids), strict=True):
+            question = (self.CALL, field)
             if code == nvml.NVML_SUCCESS:
                 told[field] = value
+                support.told.add(question)
                 continue
-            error = device_error(self.CALL, nvml.error_name(code))
+            error = refusal_of(self.CALL, code)
+            error.once_told = question in support.told
             if isinstance(error, DeviceLost | DriverChanged):
                 raise error
             if isinstance(error, NotSupported | NoPermission):
-                support.note((self.CALL, field), error)
+                support.note(question, error)
             if not isinstance(error, NotSupported):
                 self.errors.append(error)
         return told

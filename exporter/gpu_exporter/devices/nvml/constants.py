@@ -7,6 +7,7 @@ every row with the newest binding. Source: nvml.h, as published with nvidia-ml-p
 from __future__ import annotations
 
 NVML_SUCCESS = 0
+NVML_ERROR_INVALID_ARGUMENT = 2
 NVML_ERROR_INSUFFICIENT_SIZE = 7
 NVML_ERROR_TIMEOUT = 10
 NVML_ERROR_FUNCTION_NOT_FOUND = 13

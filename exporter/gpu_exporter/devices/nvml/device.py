@@ -17,10 +17,9 @@ from gpu_exporter.devices.errors import (
     DeviceError,
     DeviceLost,
     NotSupported,
-    device_error,
 )
 from gpu_exporter.devices.nvml import constants as nvml
-from gpu_exporter.devices.nvml.asker import Asker, Fields
+from gpu_exporter.devices.nvml.asker import Asker, Fields, refusal_of
 from gpu_exporter.devices.nvml.library import SYSTEM, Handle, Library
 from gpu_exporter.devices.nvml.support import SupportMatrix
 from gpu_exporter.devices.protocol import (
@@ -59,7 +58,7 @@ def _read_memory(ask: Asker) -> Memory:
 
 def _worst(codes: set[int]) -> DeviceError:
     """What a call answered of which no value came: a loss above all, then any failure, else no support."""
-    errors = [device_error("nvmlGpmMetricsGet", nvml.error_name(code)) for code in sorted(codes)]
+    errors = [refusal_of("nvmlGpmMetricsGet", code) for code in sorted(codes)]
     errors.sort(key=lambda error: (not isinstance(error, DeviceLost), isinstance(error, NotSupported)))
     return errors[0]
 
@@ -78,11 +77,13 @@ def _read_gpm(ask: Asker, window: str, gpu_instance: int = -1, engines: tuple[in
             ask.support.note(("nvmlGpmMetricsGet", window), refusal)
         raise refusal
     told = {metric: value for metric, code, value in metrics if code == nvml.NVML_SUCCESS and math.isfinite(value)}
-    # Not supported is no data; anything else that brought no number is missing for now.
+    # What this device told before and does not tell now is missing, unless it has come to refuse it.
+    known = ask.support.told
     missing = any(
-        metric not in told and not isinstance(device_error("", nvml.error_name(code)), NotSupported)
+        metric not in told and (window, metric) in known and not isinstance(refusal_of("", code), NotSupported)
         for metric, code, _ in metrics
     )
+    known.update((window, metric) for metric in told)
     ratios = {name: told[metric] / 100.0 for name, metric in nvml.GPM_RATIOS.items() if metric in told}  # percent
     rates = {
         name: sum(told[metric] for metric in pair) * MIB  # MiB/s
