@@ -79,7 +79,7 @@ def publish(table: NvmlTable, driver: str, scenario: Scenario) -> dict[tuple[str
 
 @pytest.mark.parametrize("driver", ["470", "535", "580"])
 def test_an_older_driver_tells_what_it_knows(nvml_table: NvmlTable, driver: str) -> None:
-    scenario = build("A100")
+    scenario = build("a100")
     told = publish(nvml_table, driver, scenario)
     uuid = scenario.gpus[0].uuid
     assert told["gpu_power_limit_watts", uuid] == 400.0
@@ -97,7 +97,7 @@ def test_an_older_driver_tells_what_it_knows(nvml_table: NvmlTable, driver: str)
 
 @pytest.mark.parametrize(("driver", "gpm"), [("470", False), ("535", True), ("580", True)])
 def test_gpm_is_told_by_the_drivers_that_have_it(nvml_table: NvmlTable, driver: str, gpm: bool) -> None:
-    scenario = build("H100")
+    scenario = build("h100")
     told = publish(nvml_table, driver, scenario)
     uuid = scenario.gpus[0].uuid
     assert (("gpu_sm_active_ratio", uuid) in told) is gpm

@@ -107,14 +107,14 @@ def test_what_is_published_is_the_truth(read: Read, name: str) -> None:
 
 # What a generation tells that others do not, and does not tell that others do.
 EXPECTED = {
-    "T4": ({"gpu_retired_pages", "gpu_temperature_limit_celsius"}, {"gpu_memory_temperature_celsius", "gpu_nvlink_rx_bytes_total", "gpu_remapped_rows", "gpu_sm_active_ratio"}),
-    "V100": ({"gpu_retired_pages", "gpu_memory_temperature_celsius"}, {"gpu_remapped_rows", "gpu_mig_info"}),
-    "A100": ({"gpu_remapped_rows", "gpu_utilization_ratio", "gpu_nvlink_rx_bytes_total"}, {"gpu_sm_active_ratio", "gpu_temperature_margin_celsius"}),
-    "A100 MIG": ({"gpu_mig_info", "gpu_mig_memory_used_bytes", "gpu_mig_power_watts"}, {"gpu_utilization_ratio", "gpu_mig_graphics_active_ratio", "gpu_remapped_rows"}),
-    "H100": ({"gpu_sm_active_ratio", "gpu_temperature_margin_celsius"}, {"gpu_temperature_limit_celsius", "gpu_retired_pages"}),
-    "H100 MIG": ({"gpu_mig_graphics_active_ratio", "gpu_mig_sm_active_ratio"}, {"gpu_utilization_ratio"}),
-    "B200": ({"gpu_nvlink_rx_bytes_total", "gpu_sm_active_ratio"}, {"gpu_retired_pages"}),
-    "GH200": ({"gpu_memory_used_bytes", "gpu_sm_active_ratio"}, {"gpu_retired_pages"}),
+    "t4": ({"gpu_retired_pages", "gpu_temperature_limit_celsius"}, {"gpu_memory_temperature_celsius", "gpu_nvlink_rx_bytes_total", "gpu_remapped_rows", "gpu_sm_active_ratio"}),
+    "v100": ({"gpu_retired_pages", "gpu_memory_temperature_celsius"}, {"gpu_remapped_rows", "gpu_mig_info"}),
+    "a100": ({"gpu_remapped_rows", "gpu_utilization_ratio", "gpu_nvlink_rx_bytes_total"}, {"gpu_sm_active_ratio", "gpu_temperature_margin_celsius"}),
+    "a100-mig": ({"gpu_mig_info", "gpu_mig_memory_used_bytes", "gpu_mig_power_watts"}, {"gpu_utilization_ratio", "gpu_mig_graphics_active_ratio", "gpu_remapped_rows"}),
+    "h100": ({"gpu_sm_active_ratio", "gpu_temperature_margin_celsius"}, {"gpu_temperature_limit_celsius", "gpu_retired_pages"}),
+    "h100-mig": ({"gpu_mig_graphics_active_ratio", "gpu_mig_sm_active_ratio"}, {"gpu_utilization_ratio"}),
+    "b200": ({"gpu_nvlink_rx_bytes_total", "gpu_sm_active_ratio"}, {"gpu_retired_pages"}),
+    "gh200": ({"gpu_memory_used_bytes", "gpu_sm_active_ratio"}, {"gpu_retired_pages"}),
 }  # fmt: skip
 
 
@@ -127,10 +127,10 @@ def test_a_generation_tells_what_it_can_and_nothing_else(read: Read, name: str) 
 
 
 def test_the_activity_of_mig_instances_is_told_one_by_one(read: Read) -> None:
-    told, _ = read("H100 MIG")
+    told, _ = read("h100-mig")
     active = {key[1]: value for key, value in told.items() if key[0] == "gpu_mig_graphics_active_ratio"}
     assert active == pytest.approx({"1/0": 0.5, "9/0": 0.75, "5/0": 1.0, "5/1": 0.0})
-    supported = {key[1]: v for key, v in read("A100 MIG")[0].items() if key[0] == "gpu_mig_activity_supported"}
+    supported = {key[1]: v for key, v in read("a100-mig")[0].items() if key[0] == "gpu_mig_activity_supported"}
     assert supported == {"1/0": 0.0, "2/0": 0.0}
 
 
@@ -152,7 +152,7 @@ def test_no_conversion_can_be_wrong_unseen(read: Read, place: tuple[int, int], m
     exec(compile(text, device_module.__file__, "exec"), mutant.__dict__)
     monkeypatch.setattr(backend_module, "NvmlDevice", mutant.NvmlDevice)
     seen: list[str] = []
-    for name in ("H100 MIG", "H100", "B200", "A100"):
+    for name in ("h100-mig", "h100", "b200", "a100"):
         told, truth = read(name)
         seen += differences(told, truth)
     assert seen

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_it_measures_and_writes_what_it_promises(
     nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
 ) -> None:
-    feeder = ScenarioFeeder(build("H100"), nvml_table)
+    feeder = ScenarioFeeder(build("h100"), nvml_table)
     feeder.start()
     try:
         command = [sys.executable, "-m", "tests.gpu_check", "--seconds=1", "--no-loads", f"--out={tmp_path}"]

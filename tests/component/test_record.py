@@ -19,7 +19,7 @@ QUIET = ("--no-attribution.slurm", "--no-attribution.kubelet")
 
 @pytest.fixture
 def feeder(nvml_table: NvmlTable) -> Iterator[ScenarioFeeder]:
-    gpus = [GENERATIONS["H100"], GENERATIONS["H100 MIG"], {**GENERATIONS["T4"], "xids": [{"at": 3, "code": 31}]}]
+    gpus = [GENERATIONS["h100"], GENERATIONS["h100-mig"], {**GENERATIONS["t4"], "xids": [{"at": 3, "code": 31}]}]
     feeder = ScenarioFeeder(parse_scenario({"gpus": gpus}), nvml_table)
     feeder.start()
     yield feeder

@@ -96,6 +96,7 @@ class ScenarioGpu:
     mig_to: float = FOREVER
     xids: tuple[tuple[float, int], ...] = ()
     health: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    kept_memory: int = 0  # bytes that stay used without a holder, as on boards whose memory the system manages
 
     def has_mig(self, t: float) -> bool:
         """Whether MIG mode is on at `t`."""
@@ -300,6 +301,7 @@ def _parse_gpu(reader: _Reader, index: int, seed: int) -> ScenarioGpu:
         mig_from=reader.number("mig_from", 0.0),
         mig_to=reader.number("mig_to", FOREVER),
         xids=tuple(sorted(xids)),
+        kept_memory=int(reader.number("kept_gib", 0)) * 1024**3,
         health=_parse_health(f"{reader.place}.health", reader.take("health", {})),
     )
     reader.finish()

@@ -209,7 +209,7 @@ class SimulatedDevice(SilentDevice):
     def read_memory(self) -> Memory:
         self._meet_faults("nvmlDeviceGetMemoryInfo")
         units = [UnitId(self._gpu.uuid)] + [UnitId(self._gpu.uuid, i.uuid) for i in self._gpu.instances]
-        used = sum(self._stage.used_memory(unit) for unit in units)
+        used = self._gpu.kept_memory + sum(self._stage.used_memory(unit) for unit in units)
         total = self._gpu.product.memory
         return Memory(total, used, total - RESERVED - used, RESERVED)
 

@@ -174,7 +174,9 @@ class ActivityReader:
             return span
         watched = 0.0
         unknown = False
-        for watch in self._watches:
+        for watch in reversed(self._watches):
+            if watch.end <= span.start:
+                break
             overlap = min(watch.end, span.end) - max(watch.start, span.start)
             if overlap <= 0.0:
                 continue

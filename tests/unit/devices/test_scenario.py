@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
+from tests.testbed.nvml.scenarios import GENERATIONS, PATHS
 
 import gpu_exporter
 from gpu_exporter.devices.products import PRODUCTS
@@ -28,6 +29,15 @@ def test_the_demo_shows_what_it_promises() -> None:
 
 def schema() -> Draft202012Validator:
     return Draft202012Validator(json.loads((DEMO.parent / "devices" / "scenario.schema.json").read_text("utf-8")))
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_the_published_schema_takes_every_scenario_of_the_tests(name: str) -> None:
+    schema().validate(yaml.safe_load(PATHS[name].read_text("utf-8")))
+
+
+def test_every_product_has_its_scenario() -> None:
+    assert {gpu["model"] for gpu in GENERATIONS.values()} == set(PRODUCTS)
 
 
 def test_the_published_schema_takes_the_demo_and_every_kind_of_load() -> None:

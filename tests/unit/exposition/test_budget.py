@@ -59,13 +59,13 @@ def test_a_gpu_stays_within_its_budget_of_series(name: str) -> None:
     counted = count(publish(name))
     assert 30 <= counted.pop("gpu") <= GPU_BUDGET
     assert 10 <= counted.pop("allocation") <= ALLOCATION_BUDGET
-    assert bool(counted) == ("MIG" in name)
+    assert bool(counted) == ("mig" in name)
     assert all(number <= INSTANCE_BUDGET for number in counted.values())
 
 
 def test_board_and_instance_never_share_a_family() -> None:
     """So that no sum over a family counts a board and its instances together."""
-    for entry in publish("H100 MIG"):
+    for entry in publish("h100-mig"):
         if entry.family.name.startswith("gpu_mig_") and entry.family.name != "gpu_mig_unassigned_energy_joules_total":
             assert "mig_uuid" in entry.label_names
         elif not entry.family.name.startswith("gpu_allocation"):

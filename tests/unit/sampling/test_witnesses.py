@@ -56,6 +56,12 @@ def test_with_every_witness_quiet_the_time_is_idle() -> None:
     assert totals.idle_s == totals.observed_s > 55.0
 
 
+def test_memory_that_stays_used_is_no_witness() -> None:
+    """On GH200 the operating system keeps pages in the GPU's memory when the program has gone."""
+    totals = run(model="GH200", kept_gib=20)
+    assert totals.idle_s == totals.observed_s > 55.0
+
+
 @pytest.mark.parametrize("witness", WITNESSES)
 def test_utilization_zero_with_one_witness_active_is_never_idle(witness: str) -> None:
     totals = run(**{witness: {"kind": "constant", "value": 0.6 if witness == "power" else 0.3}})
