@@ -36,15 +36,17 @@ COLLECTORS = {  # name: on by default. A test compares with collectors.ALL, whic
     "processes": True,
     "mig": True,
 }
-EPILOG = """commands:
-  (none)        serve metrics and the status page
+DESCRIPTION = """Who holds which GPU, is it used, and if not, why.
+
+commands:
+  (none)        serve metrics and the status page; with --once print one reading
   reconcile     decide from metrics which holders are underused; with --apply, mark them
   demo          a simulated node on a compressed clock
   check-config  read a configuration file and print what is in force
   record        write down what the driver answers, to be replayed elsewhere
   forget        a GPU was taken out: no longer expect it
-
-signals:
+"""
+EPILOG = """signals:
   SIGUSR1       let the driver go (for an upgrade, or to switch MIG)
   SIGHUP        take it again
 
@@ -61,9 +63,10 @@ exit codes:
 class Parser(argparse.ArgumentParser):
     """Takes defaults from the environment and shows them."""
 
-    def __init__(self, prog: str, description: str, epilog: str = "") -> None:
+    def __init__(self, prog: str, description: str, epilog: str = "", usage: str | None = None) -> None:
         super().__init__(
             prog=prog,
+            usage=usage,
             description=description,
             epilog=epilog,
             allow_abbrev=False,
@@ -143,7 +146,8 @@ def _add_common(parser: Parser) -> None:
 
 def build_serve_parser() -> Parser:
     """Flags of the exporter proper."""
-    parser = Parser("gpu-exporter", "Who holds which GPU, is it used, and if not, why.", EPILOG)
+    usage = "gpu-exporter [FLAGS]\n       gpu-exporter COMMAND [FLAGS]"
+    parser = Parser("gpu-exporter", DESCRIPTION, EPILOG, usage)
     parser.flag(
         "--web.listen-address",
         dest="address",
