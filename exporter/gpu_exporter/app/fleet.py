@@ -260,11 +260,14 @@ class Fleet:
         ]
 
     def _listen(self) -> None:
-        """Register for events once the GPUs are found, and anew when one came, went or was found again."""
+        """Register for events once the GPUs are found, and anew when one came or was found again.
+
+        Not when one was lost: its last XIDs may still be on their way.
+        """
         if XID not in self._enabled:
             return
         wanted = frozenset((device.identity.uuid, renewals) for device, renewals in self._devices())
-        if not wanted or wanted == self._events_for:
+        if wanted <= self._events_for:
             return
         if self._events is not None:
             self._events.ask_to_stop()
@@ -275,14 +278,17 @@ class Fleet:
         if any(isinstance(worker, EventLoop) for worker in self._stuck):
             return  # it hangs in the driver, and so would another
         events = EventLoop(self._open_watch, self._books.xids, self._clock, self._books.touch)
+        self._events_for = wanted
         events.start()
-        self._events, self._events_for = events, wanted
+        self._events = events
 
     def _open_watch(self) -> EventWatch:
-        devices = [device for device, _ in self._devices()]
-        if not devices:
+        """Runs in the events' own thread, also when it registers anew by itself."""
+        found = self._devices()
+        if not found:
             raise DeviceError("nvmlDeviceRegisterEvents", "without a GPU that answers")
-        return self._backend.watch_events(devices)
+        self._events_for = frozenset((device.identity.uuid, renewals) for device, renewals in found)
+        return self._backend.watch_events([device for device, _ in found])
 
     def _place_missing(self) -> None:
         """Show the GPUs that should be there and do not answer: lost ones as lost, given-away ones as away."""

@@ -23,7 +23,7 @@ REQUEST_TIMEOUT_S = 10.0
 ANSWER_S = 2.0  # a client that has not taken its answer by then gives way
 EVICTION_S = 0.5  # how long a new request waits for the slot of an evicted connection
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-POLL_S = 0.1  # how soon the server notices that it is to end
+POLL_S = 0.5  # how soon the server notices that it is to end; each look costs, and two servers look
 
 
 def parse_listen_address(text: str) -> tuple[str, int]:

@@ -74,6 +74,7 @@ class EventLoop(Worker):
                 self.outcome = CollectorOutcome("xid", watch.complete, self._clock.monotonic() - begin, error)
                 self._changed()
                 self._listen(watch, begin)
+                self._drain(watch)
                 watch.close()
                 continue
             self._clock.wait(self._stop, RETRY_S)
@@ -90,9 +91,20 @@ class EventLoop(Worker):
                 self._clock.wait(self._stop, RETRY_S)
                 return
             if event is not None:
-                self._book.count(event, self._clock.wall())
-                log.warning("gpu %s: XID %d (%s)", event.uuid, event.xid, classify(event.xid))
-                self._changed()
+                self._count(event)
+
+    def _drain(self, watch: EventWatch) -> None:
+        """What the driver has queued would be lost with the registration."""
+        try:
+            while (event := watch.wait(0.0)) is not None:
+                self._count(event)
+        except Exception as exc:  # the registration is given up in any case
+            log.debug("events were not drained: %s", exc)
+
+    def _count(self, event: XidEvent) -> None:
+        self._book.count(event, self._clock.wall())
+        log.warning("gpu %s: XID %d (%s)", event.uuid, event.xid, classify(event.xid))
+        self._changed()
 
     def _fail(self, exc: Exception, begin: float) -> None:
         if self.outcome is None or self.outcome.success:

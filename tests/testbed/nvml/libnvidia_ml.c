@@ -431,7 +431,7 @@ ret_t nvmlEventSetWait_v2(event_set_t *set, event_data_t *out, unsigned timeout_
         }
         uint64_t gone = now_us() - start, limit = timeout_ms * 1000ull;
         if (gone >= limit) return TIMEOUT;
-        usleep(limit - gone < 50000 ? (useconds_t)(limit - gone) : 50000); /* a driver would sleep in the kernel */
+        usleep(limit - gone < 250000 ? (useconds_t)(limit - gone) : 250000); /* a driver would sleep in the kernel */
     }
 }
 ret_t nvmlEventSetWait(event_set_t *set, event_data_t *out, unsigned timeout_ms) { return nvmlEventSetWait_v2(set, out, timeout_ms); }

@@ -87,6 +87,26 @@ def test_registration_is_tried_again(first: Watch | Exception, monkeypatch: pyte
     assert [code[:3] for code in counts.codes] == [(79, "hardware", 1)]
 
 
+def test_what_is_queued_when_a_registration_ends_is_counted() -> None:
+    """A GPU is lost, another registration follows: the XIDs that said why must not be dropped with the old one."""
+    book = Counted(1)
+    many = [XidEvent("GPU-0", xid) for xid in (79, 45, 46, 47)]
+    watch = Watch({"GPU-0"}, script=list(many))
+    loop = EventLoop(lambda: watch, book, SystemClock(), lambda: None)
+    original = watch.wait
+
+    def wait_and_end(timeout_s: float) -> XidEvent | None:
+        loop.ask_to_stop()  # the end is asked for while the first event is handed out
+        return original(timeout_s)
+
+    watch.wait = wait_and_end  # type: ignore[method-assign]
+    loop.start()
+    assert loop.join(5.0)
+    counts = book.counts("GPU-0")
+    assert counts is not None
+    assert [code[0] for code in counts.codes] == [45, 46, 47, 79]
+
+
 def test_a_host_without_events_is_no_error() -> None:
     book = XidBook()
     loop = EventLoop(
