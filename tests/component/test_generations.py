@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import gpu_exporter.devices.nvml.device as device_module
+import gpu_exporter.devices.nvml.instance as instance_module
 from gpu_exporter import collectors
 from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.clock import ManualClock
@@ -134,23 +135,39 @@ def test_the_activity_of_mig_instances_is_told_one_by_one(read: Read) -> None:
     assert supported == {"1/0": 0.0, "2/0": 0.0}
 
 
-SOURCE = Path(device_module.__file__).read_text("utf-8")
-CONVERSIONS = [match.span() for match in re.finditer(r"[*/] (?:100\.0|1e3|1e6|1e9|KIB|MIB)\b", SOURCE)]
+MODULES = (device_module, instance_module)
+SOURCES = {module: Path(str(module.__file__)).read_text("utf-8") for module in MODULES}
+CONVERSIONS = [
+    (module, match.span())
+    for module, source in SOURCES.items()
+    for match in re.finditer(r"[*/] (?:100\.0|1e3|1e6|1e9|KIB|MIB)\b", source)
+]
+
+
+def name_conversion(place: tuple[types.ModuleType, tuple[int, int]]) -> str:
+    module, (start, end) = place
+    source = SOURCES[module]
+    return f"{Path(str(module.__file__)).name} line {source.count(chr(10), 0, start) + 1}: {source[start:end]}"
 
 
 def test_there_are_conversions_to_break() -> None:
     assert len(CONVERSIONS) >= 18
 
 
-@pytest.mark.parametrize(
-    "place", CONVERSIONS, ids=lambda place: f"line {SOURCE.count(chr(10), 0, place[0]) + 1}: {SOURCE[slice(*place)]}"
-)
-def test_no_conversion_can_be_wrong_unseen(read: Read, place: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", CONVERSIONS, ids=name_conversion)
+def test_no_conversion_can_be_wrong_unseen(
+    read: Read, place: tuple[types.ModuleType, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each factor in turn is twice what it should be: some generation's values must then be off."""
+    module, (_, end) = place
     mutant = types.ModuleType("mutant")
-    text = f"{SOURCE[: place[1]]} * 2{SOURCE[place[1] :]}"
-    exec(compile(text, device_module.__file__, "exec"), mutant.__dict__)
-    monkeypatch.setattr(backend_module, "NvmlDevice", mutant.NvmlDevice)
+    text = f"{SOURCES[module][:end]} * 2{SOURCES[module][end:]}"
+    exec(compile(text, str(module.__file__), "exec"), mutant.__dict__)
+    if module is device_module:
+        monkeypatch.setattr(backend_module, "NvmlDevice", mutant.NvmlDevice)
+    else:
+        for name in ("NvmlInstance", "read_gpm", "read_memory"):
+            monkeypatch.setattr(device_module, name, getattr(mutant, name))
     seen: list[str] = []
     for name in ("h100-mig", "h100", "b200", "a100"):
         told, truth = read(name)

@@ -1,4 +1,4 @@
-"""One GPU, and one MIG instance of it, as NVML tells them.
+"""One GPU as NVML tells it.
 
 Conversions happen here and nowhere else: percent to ratio, milliwatts to watts, millijoules to joules, MHz to hertz,
 KiB to bytes, nanoseconds and microseconds to seconds. Calls that only newer drivers have fall back to the older ones
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,8 @@ from gpu_exporter.devices.errors import (
     NotSupported,
 )
 from gpu_exporter.devices.nvml import constants as nvml
-from gpu_exporter.devices.nvml.asker import Asker, Fields, refusal_of
+from gpu_exporter.devices.nvml.asker import Asker, Fields
+from gpu_exporter.devices.nvml.instance import NvmlInstance, read_gpm, read_memory
 from gpu_exporter.devices.nvml.library import SYSTEM, Handle, Library
 from gpu_exporter.devices.nvml.support import SupportMatrix
 from gpu_exporter.devices.protocol import (
@@ -46,82 +46,6 @@ ENGINE_CALLS = {
     "jpeg": "nvmlDeviceGetJpgUtilization",
     "ofa": "nvmlDeviceGetOfaUtilization",
 }
-
-
-def _read_memory(ask: Asker) -> Memory:
-    """MemoryInfo_v2; v1 (drivers before 510) counts what the driver reserves as used."""
-    total, used, free, reserved = ask.first(
-        ("nvmlDeviceGetMemoryInfo", nvml.NVML_MEMORY_V2), ("nvmlDeviceGetMemoryInfo", 0)
-    )
-    return Memory(total, used, free, reserved)
-
-
-def _worst(codes: set[int]) -> DeviceError:
-    """What a call answered of which no value came: a loss above all, then any failure, else no support."""
-    errors = [refusal_of("nvmlGpmMetricsGet", code) for code in sorted(codes)]
-    errors.sort(key=lambda error: (not isinstance(error, DeviceLost), isinstance(error, NotSupported)))
-    return errors[0]
-
-
-def _read_gpm(ask: Asker, window: str, gpu_instance: int = -1, engines: tuple[int, ...] = ()) -> Gpm | None:
-    """Both return codes are checked: the call's by `ask`, each metric's here. What is no number is no value."""
-    wanted = nvml.GPM_METRICS + engines
-    answer = ask("nvmlGpmMetricsGet", window, gpu_instance, wanted, about=window)
-    if answer is None:
-        return None
-    span_s, metrics = answer
-    codes = {code for _, code, _ in metrics}
-    if nvml.NVML_SUCCESS not in codes:
-        refusal = _worst(codes)
-        if isinstance(refusal, NotSupported):
-            ask.support.note(("nvmlGpmMetricsGet", window), refusal)
-        raise refusal
-    told = {metric: value for metric, code, value in metrics if code == nvml.NVML_SUCCESS and math.isfinite(value)}
-    # What this device told before and does not tell now is missing, unless it has come to refuse it.
-    known = ask.support.told
-    missing = any(
-        metric not in told and (window, metric) in known and not isinstance(refusal_of("", code), NotSupported)
-        for metric, code, _ in metrics
-    )
-    known.update((window, metric) for metric in told)
-    ratios = {name: told[metric] / 100.0 for name, metric in nvml.GPM_RATIOS.items() if metric in told}  # percent
-    rates = {
-        name: sum(told[metric] for metric in pair) * MIB  # MiB/s
-        for name, pair in nvml.GPM_RATES.items()
-        if all(metric in told for metric in pair)
-    }
-    if not ratios and not rates:
-        return None  # nothing but NaN: the driver's samples stood still
-    busiest = [told[metric] / 100.0 for metric in engines if metric in told]  # percent
-    return Gpm(
-        span_s,
-        **ratios,
-        **rates,
-        engines=max(busiest, default=None),
-        missing=missing,
-        elapsed_cycles=told.get(nvml.NVML_GPM_METRIC_SM_CYCLES_ELAPSED),
-        active_cycles=told.get(nvml.NVML_GPM_METRIC_SM_CYCLES_ACTIVE),
-    )
-
-
-class NvmlInstance:
-    """One MIG instance through its own handle, for the present cycle."""
-
-    def __init__(self, ask: Asker, parent: NvmlDevice, identity: InstanceIdentity, window: str, gpm: Asker) -> None:
-        """`window`: name of its GPM window; `gpm`: who asks for it, the board or the instance itself."""
-        self.identity = identity
-        self._ask = ask
-        self._parent = parent
-        self._window = window
-        self._gpm = gpm
-
-    def read_memory(self) -> Memory:
-        return _read_memory(self._ask)
-
-    def read_gpm(self) -> Gpm | None:
-        self._parent.require_gpm()
-        gpu_instance = int(self.identity.mig.partition("/")[0]) if self._gpm is not self._ask else -1
-        return _read_gpm(self._gpm, self._window, gpu_instance, nvml.GPM_ENGINES)
 
 
 class NvmlDevice:
@@ -216,7 +140,7 @@ class NvmlDevice:
     def read_engine(self, engine: str) -> float:
         return float(self.ask(ENGINE_CALLS[engine])) / 100.0  # percent
 
-    def require_gpm(self) -> None:
+    def _require_gpm(self) -> None:
         """Raises NotSupported on a board without GPM."""
         call = "nvmlGpmQueryDeviceSupport"
         if self._static(call) == 0:
@@ -226,11 +150,11 @@ class NvmlDevice:
             raise refusal
 
     def read_gpm(self) -> Gpm | None:
-        self.require_gpm()
-        return _read_gpm(self.ask, self.identity.uuid)
+        self._require_gpm()
+        return read_gpm(self.ask, self.identity.uuid)
 
     def read_memory(self) -> Memory:
-        return _read_memory(self.ask)
+        return read_memory(self.ask)
 
     def read_power(self) -> float:
         return float(self.ask("nvmlDeviceGetPowerUsage")) / 1e3  # milliwatts
@@ -371,7 +295,7 @@ class NvmlDevice:
             gpm = Asker(self._library, self.ask.handle, support, label, self._instances_warned) if alone else ask
             window = f"{identity.uuid} {'board' if alone else 'own'}"
             windows.add(window)
-            instances.append(NvmlInstance(ask, self, identity, window, gpm))
+            instances.append(NvmlInstance(ask, identity, window, gpm, self._require_gpm))
         self._library.ask("nvmlGpmSampleFree", SYSTEM, self._windows - windows)
         self._windows = windows
         return instances

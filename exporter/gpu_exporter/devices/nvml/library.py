@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import pynvml
 
-from gpu_exporter.devices.errors import DeviceError, DriverUnavailable, NotSupported, device_error
+from gpu_exporter.devices.errors import DriverUnavailable, NotSupported, device_error
 from gpu_exporter.devices.nvml import constants as nvml
 from gpu_exporter.devices.nvml import structures
 from gpu_exporter.devices.nvml.gpm import GpmWindows
@@ -327,6 +327,3 @@ def explain_init(name: str) -> str:
         "on the host may have revoked its devices; recreate the container",
     }
     return explanations.get(name, "nvmlInit answered {}").format(name)
-
-
-__all__ = ["CALLS", "LIVE_CALLS", "SYSTEM", "DeviceError", "Handle", "Library", "LiveLibrary"]

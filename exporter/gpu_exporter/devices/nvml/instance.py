@@ -1,0 +1,105 @@
+"""One MIG instance as NVML tells it, and the two readings that it has in common with a whole GPU.
+
+Conversions as in device.py: percent to ratio, MiB to bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from gpu_exporter.devices.errors import (
+    DeviceError,
+    DeviceLost,
+    NotSupported,
+)
+from gpu_exporter.devices.nvml import constants as nvml
+from gpu_exporter.devices.nvml.asker import Asker, refusal_of
+from gpu_exporter.devices.protocol import (
+    Gpm,
+    InstanceIdentity,
+    Memory,
+)
+
+MIB = 1024.0**2
+
+
+def read_memory(ask: Asker) -> Memory:
+    """MemoryInfo_v2; v1 (drivers before 510) counts what the driver reserves as used."""
+    total, used, free, reserved = ask.first(
+        ("nvmlDeviceGetMemoryInfo", nvml.NVML_MEMORY_V2), ("nvmlDeviceGetMemoryInfo", 0)
+    )
+    return Memory(total, used, free, reserved)
+
+
+def _worst(codes: set[int]) -> DeviceError:
+    """What a call answered of which no value came: a loss above all, then any failure, else no support."""
+    errors = [refusal_of("nvmlGpmMetricsGet", code) for code in sorted(codes)]
+    errors.sort(key=lambda error: (not isinstance(error, DeviceLost), isinstance(error, NotSupported)))
+    return errors[0]
+
+
+def read_gpm(ask: Asker, window: str, gpu_instance: int = -1, engines: tuple[int, ...] = ()) -> Gpm | None:
+    """Both return codes are checked: the call's by `ask`, each metric's here. What is no number is no value."""
+    wanted = nvml.GPM_METRICS + engines
+    answer = ask("nvmlGpmMetricsGet", window, gpu_instance, wanted, about=window)
+    if answer is None:
+        return None
+    span_s, metrics = answer
+    codes = {code for _, code, _ in metrics}
+    if nvml.NVML_SUCCESS not in codes:
+        refusal = _worst(codes)
+        if isinstance(refusal, NotSupported):
+            ask.support.note(("nvmlGpmMetricsGet", window), refusal)
+        raise refusal
+    told = {metric: value for metric, code, value in metrics if code == nvml.NVML_SUCCESS and math.isfinite(value)}
+    # What this device told before and does not tell now is missing, unless it has come to refuse it.
+    known = ask.support.told
+    missing = any(
+        metric not in told and (window, metric) in known and not isinstance(refusal_of("", code), NotSupported)
+        for metric, code, _ in metrics
+    )
+    known.update((window, metric) for metric in told)
+    ratios = {name: told[metric] / 100.0 for name, metric in nvml.GPM_RATIOS.items() if metric in told}  # percent
+    rates = {
+        name: sum(told[metric] for metric in pair) * MIB  # MiB/s
+        for name, pair in nvml.GPM_RATES.items()
+        if all(metric in told for metric in pair)
+    }
+    if not ratios and not rates:
+        return None  # nothing but NaN: the driver's samples stood still
+    busiest = [told[metric] / 100.0 for metric in engines if metric in told]  # percent
+    return Gpm(
+        span_s,
+        **ratios,
+        **rates,
+        engines=max(busiest, default=None),
+        missing=missing,
+        elapsed_cycles=told.get(nvml.NVML_GPM_METRIC_SM_CYCLES_ELAPSED),
+        active_cycles=told.get(nvml.NVML_GPM_METRIC_SM_CYCLES_ACTIVE),
+    )
+
+
+class NvmlInstance:
+    """One MIG instance through its own handle, for the present cycle."""
+
+    def __init__(
+        self, ask: Asker, identity: InstanceIdentity, window: str, gpm: Asker, require_gpm: Callable[[], None]
+    ) -> None:
+        """`window`: name of its GPM window; `gpm`: who asks for it, the board or the instance itself.
+
+        `require_gpm` raises NotSupported on a board without GPM.
+        """
+        self.identity = identity
+        self._ask = ask
+        self._require_gpm = require_gpm
+        self._window = window
+        self._gpm = gpm
+
+    def read_memory(self) -> Memory:
+        return read_memory(self._ask)
+
+    def read_gpm(self) -> Gpm | None:
+        self._require_gpm()
+        gpu_instance = int(self.identity.mig.partition("/")[0]) if self._gpm is not self._ask else -1
+        return read_gpm(self._gpm, self._window, gpu_instance, nvml.GPM_ENGINES)
