@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_exporter.flags import (
-    Parser,
     build_check_config_parser,
     build_demo_parser,
     build_forget_parser,
@@ -20,6 +19,7 @@ from gpu_exporter.flags import (
     build_record_parser,
     build_serve_parser,
 )
+from gpu_exporter.parser import Parser
 from gpu_exporter.version import VERSION
 
 TEXTFILE_INTERVAL_MAX_S = 60.0

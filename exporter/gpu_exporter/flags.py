@@ -1,16 +1,11 @@
-"""The flags of every command, each with its environment form.
-
-`--web.listen-address` is GPU_EXPORTER_WEB_LISTEN_ADDRESS in the environment; the flag wins. No logic beyond reading.
-"""
+"""The flags of every command. No logic beyond naming them; how they are read is parser.py's."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from pathlib import Path
-from typing import NoReturn
 
+from gpu_exporter.parser import Parser, duration, positive_duration
 from gpu_exporter.version import VERSION
 
 DEFAULT_PORT = ":9836"
@@ -60,71 +55,6 @@ exit codes:
 """
 
 
-class Parser(argparse.ArgumentParser):
-    """Takes defaults from the environment and shows them."""
-
-    def __init__(self, prog: str, description: str, epilog: str = "", usage: str | None = None) -> None:
-        super().__init__(
-            prog=prog,
-            usage=usage,
-            description=description,
-            epilog=epilog,
-            allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        self._environment: list[argparse.Action] = []
-
-    def flag(self, name: str, **options: object) -> None:
-        """One flag; its value in the environment, where set, becomes the default."""
-        action = self.add_argument(name, **options)  # type: ignore[arg-type]
-        variable = environment_name(name)
-        text = os.environ.get(variable)
-        action.help = f"{action.help or ''} [{variable}]"
-        if text is None:
-            return
-        if isinstance(action, argparse.BooleanOptionalAction) or action.nargs == 0:
-            if text.lower() not in ("true", "false", "1", "0"):
-                self.error(f"environment variable {variable}: {text!r} is none of true, false")
-            action.default = text.lower() in ("true", "1")
-        elif isinstance(action.default, list):
-            convert = action.type if callable(action.type) else str
-            action.default = [convert(item) for item in text.split(",") if item]
-        else:
-            if action.choices is not None and text not in action.choices:
-                self.error(f"environment variable {variable}: {text!r} is none of {', '.join(action.choices)}")
-            action.default = text  # argparse converts text defaults by `type`
-
-    def fail(self, message: str) -> NoReturn:
-        """End with status 2: something other than the usage itself is wrong."""
-        sys.stderr.write(f"{self.prog}: {message}\n")
-        sys.exit(2)
-
-    def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"{self.prog}: {message}; see {self.prog} --help\n")
-        sys.exit(2)
-
-
-def environment_name(flag: str) -> str:
-    """`--web.listen-address` to GPU_EXPORTER_WEB_LISTEN_ADDRESS."""
-    return "GPU_EXPORTER_" + flag.lstrip("-").replace(".", "_").replace("-", "_").upper()
-
-
-def _duration(text: str) -> float:
-    from gpu_exporter.config import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(str(exc)) from exc
-
-
-def _positive_duration(text: str) -> float:
-    seconds = _duration(text)
-    if seconds <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} must be above 0")
-    return seconds
-
-
 def _add_common(parser: Parser) -> None:
     parser.flag("--config.file", dest="config_file", type=Path, default=None, help="YAML file over the defaults")
     parser.flag(
@@ -172,7 +102,7 @@ def build_serve_parser() -> Parser:
     parser.flag(
         "--timeout",
         dest="timeout",
-        type=_duration,
+        type=duration,
         default="10s",
         help="with --once: longest wait (default 10s)",
     )
@@ -186,7 +116,7 @@ def build_serve_parser() -> Parser:
     parser.flag(
         "--textfile.interval",
         dest="textfile_interval",
-        type=_duration,
+        type=duration,
         default="60s",
         help="how often that file is written (default 60s)",
     )
@@ -344,7 +274,7 @@ def build_reconcile_parser() -> Parser:
         default="table",
         help="form of --once (default table)",
     )
-    parser.flag("--interval", type=_positive_duration, default="30s", help="time between two cycles (default 30s)")
+    parser.flag("--interval", type=positive_duration, default="30s", help="time between two cycles (default 30s)")
     _add_common(parser)
     return parser
 
@@ -366,7 +296,7 @@ def build_demo_parser() -> Parser:
     )
     parser.flag(
         "--duration",
-        type=_duration,
+        type=duration,
         default=None,
         help="end after this time (default: 60s, never at a terminal)",
     )
@@ -382,8 +312,8 @@ def build_record_parser() -> Parser:
         "user or host is named in it.",
     )
     parser.add_argument("file", type=Path, help="where to write, e.g. node.rec.gz")
-    parser.flag("--duration", type=_positive_duration, default="60s", help="how long (default 60s)")
-    parser.flag("--interval", type=_positive_duration, default="1s", help="time between two cycles (default 1s)")
+    parser.flag("--duration", type=positive_duration, default="60s", help="how long (default 60s)")
+    parser.flag("--interval", type=positive_duration, default="1s", help="time between two cycles (default 1s)")
     parser.flag(
         "--hash-identifiers",
         dest="hashed",

@@ -41,9 +41,11 @@ ALLOWED = {
         "exposition",
         "reconciler",
     },
-    "flags": {"config", "version"},
+    "parser": {"config"},
+    "flags": {"parser", "version"},
     "cli": {
         "flags",
+        "parser",
         "app",
         "config",
         "defaults",
