@@ -10,6 +10,7 @@ What cannot be measured here is listed with its reason, never left out.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import itertools
 import json
@@ -175,12 +176,13 @@ def check_loads(seconds: float) -> dict[str, Any]:
         wait_for(lambda: read_gpu(url).get("gpu_busy_seconds_total") is not None or None, "the first GPU", 30)
         loads = [("kernels", share) for share in SHARES] + [("copies", 1.0)]
         for kind, share in loads:
-            command = [sys.executable, "-m", "tests.workloads.duty_cycle", kind, str(share), str(seconds + 10)]
+            command = [sys.executable, "-m", "tests.workloads.duty_cycle", kind, str(share), str(seconds + 2)]
             load = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            time.sleep(8)  # the load's own start: imports, context, first kernels
-            before, begin = read_gpu(url), time.monotonic()
-            while time.monotonic() - begin < seconds and load.poll() is None:
-                time.sleep(0.2)
+            assert load.stdout is not None
+            load.stdout.readline()  # `ready`, or the end of a load that cannot run here
+            before = read_gpu(url)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                load.wait(seconds)
             after = read_gpu(url)
             out, errors = load.communicate(timeout=120)
             key = f"{kind} {share:.0%}" if kind == "kernels" else kind

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -123,6 +124,12 @@ class Rig:
             return seen if condition(seen) else None
 
         return wait_for(ask, what, timeout_s)
+
+    def hold(self, url: str, seconds: float, check: Callable[[Seen], None]) -> None:
+        """Scrape again and again for some time: what must not happen, must not happen at any moment of it."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            check(look(url))
 
 
 HEADER = """# What happens when something breaks

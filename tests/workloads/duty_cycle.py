@@ -1,6 +1,8 @@
 """A ground truth for the busy ratio: kernels for a known share of each period, or copies without any kernel.
 
-python -m tests.workloads.duty_cycle kernels|copies SHARE SECONDS      prints the share that it really reached
+python -m tests.workloads.duty_cycle kernels|copies SHARE SECONDS
+
+Prints `ready` when the load begins, and at its end the share that it really reached.
 
 Kernel time is measured on the device, by events around each batch, so that the truth does not rest on sleeping well.
 Needs torch and a GPU.
@@ -21,6 +23,7 @@ def run_kernels(torch: Any, share: float, seconds: float) -> float:
     a = torch.randn(SIZE, SIZE, device="cuda", dtype=torch.float16)
     torch.mm(a, a)
     torch.cuda.synchronize()
+    print("ready", flush=True)
     begin, busy_s = time.perf_counter(), 0.0
     while (now := time.perf_counter()) - begin < seconds:
         while time.perf_counter() - now < share * PERIOD_S:
@@ -39,6 +42,7 @@ def run_copies(torch: Any, seconds: float) -> float:
     """Copies from pinned memory, no kernel."""
     host = torch.empty(256 * 1024**2, dtype=torch.uint8, pin_memory=True)
     device = torch.empty_like(host, device="cuda")
+    print("ready", flush=True)
     begin = time.perf_counter()
     while time.perf_counter() - begin < seconds:
         device.copy_(host, non_blocking=True)

@@ -92,9 +92,10 @@ class _Tap:
             self.device = device
             self.tried.set()
             sampler = DeviceSampler(device, collectors.ALL, SystemClock(), activity_rules(self._settings))
-            while not self._stop.is_set():
+            sampler.sample()
+            log.info("gpu %d: %s", self._position, device.identity.name)
+            while not self._stop.wait(self._interval_s):
                 sampler.sample()
-                self._stop.wait(self._interval_s)
         except DeviceError as exc:  # written down, and nothing more will come
             log.warning("gpu %d: %s", self._position, exc)
         finally:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 
 
-class Worker:
+class Worker(ABC):
     """Base of the loops: `_run` must look at `_stop`. Each worker owns one thread, which is never replaced."""
 
     def __init__(self, name: str) -> None:
@@ -23,5 +24,6 @@ class Worker:
         self._thread.join(max(0.0, timeout_s))
         return not self._thread.is_alive()
 
+    @abstractmethod
     def _run(self) -> None:
-        raise NotImplementedError
+        """What the thread does."""
