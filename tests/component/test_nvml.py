@@ -161,16 +161,20 @@ def test_what_is_refused_is_remembered_and_asked_again_later(
 
 
 def test_a_missing_permission_is_told_once_with_what_would_grant_it(
-    backend: NvmlBackend, nvml_table: NvmlTable, caplog: pytest.LogCaptureFixture
+    make_backend: MakeBackend, nvml_table: NvmlTable, caplog: pytest.LogCaptureFixture
 ) -> None:
+    clock = ManualClock()
     feed(nvml_table)
-    device = first_device(backend)
+    device = first_device(make_backend(clock))
     nvml_table.set_call(0, "nvmlDeviceGetComputeRunningProcesses", "NVML_ERROR_NO_PERMISSION")
     with pytest.raises(NoPermission):
         device.read_processes()
     for _ in range(3):
         with pytest.raises(NotSupported):
             device.read_processes()
+    clock.advance(RETRY_S + 1)
+    with pytest.raises(NotSupported):  # asked again and refused again, which is no news
+        device.read_processes()
     assert [record.getMessage() for record in caplog.records] == [
         "gpu 0: nvmlDeviceGetComputeRunningProcesses_v3 answered NVML_ERROR_NO_PERMISSION; to have it, "
         "run as root with hostPID; on MIG also set NVIDIA_MIG_MONITOR_DEVICES=all"
