@@ -54,6 +54,7 @@ RATIOS = {
 }
 # Boards from T4 to B200 draw 0.10 to 0.15 of their limit at rest (see devices/products.py for the sources).
 REST_MAX_SHARE = 0.15
+SLOW_READ_S = 0.1  # the shortest GPM window
 METHODS = ("slices", "activity")  # without and with activity that can be told
 _ESTIMATE = "nvmlDeviceGetTotalEnergyConsumption, divided"
 GPU_MIG_POWER = Family(
@@ -137,11 +138,14 @@ def collect_mig(cycle: Cycle) -> None:
 
 def _read_instance(cycle: Cycle, instance: Instance, temperature: float | None) -> _Read:
     identity = instance.identity
+    begin = cycle.now()
     before, gpm = (cycle.answers, len(cycle.errors)), cycle.read(instance.read_gpm)
     at = cycle.now()
     supported = (cycle.answers, len(cycle.errors)) != before  # a call that failed is no missing source
     if gpm is not None:
         gpm = refine(cycle, identity.uuid, gpm)
+        if at - begin > SLOW_READ_S:  # nobody knows when in it the sample was taken, so a quiet one proves nothing
+            gpm = gpm._replace(missing=True)
     memory = cycle.read(instance.read_memory)
     slices = str(identity.memory_slices) if identity.memory_slices else ""
     samples = [

@@ -134,6 +134,30 @@ def test_an_instance_that_only_decodes_is_not_idle(part: str) -> None:
     assert [(span.ratio, span.other) for span in reading.activity.spans] == [(0.0, True)]
 
 
+def test_a_window_whose_reading_took_long_proves_no_idleness() -> None:
+    """The sample may be of the call's beginning: work that began since would fall into a window called quiet."""
+    clock = ManualClock()
+    scenario = parse_scenario({"gpus": [{"model": "H100", "mig": [{"profile": "1g.10gb"}]}]})
+    stage = Stage(scenario, clock)
+    sampler = DeviceSampler(SimulatedDevice(stage, scenario.gpus[0]), collectors.DEFAULT, clock, RULES)
+    original, slow = stage.read_gpm, False
+
+    def read_gpm(*arguments: Any, **more: Any) -> Gpm | None:
+        gpm = original(*arguments, **more)
+        clock.advance(0.9 if slow and more else 0.0)  # of the instance alone
+        return gpm
+
+    stage.read_gpm = read_gpm  # type: ignore[method-assign]
+    quiet = []
+    for step in range(6):
+        slow = step == 4
+        clock.advance(1.0)
+        (reading,) = sampler.sample().instances
+        assert reading.activity is not None or step == 0
+        quiet.append(bool(reading.activity and reading.activity.spans))
+    assert quiet == [False, True, True, True, False, True]
+
+
 # A witness that failed for a while, although it is told otherwise: the time is unknown, and never idle.
 @pytest.mark.parametrize(
     "call",
