@@ -166,49 +166,76 @@ class Holder(NamedTuple):
     qos: str = ""
     source: str = ""
     resource: str = ""
-    identity: str = ""  # "name" when no incarnation id could be proven: never restored from state
+    # "name" when no incarnation id could be proven: never restored from state. "hidden" when its scheduler does not say
+    # who it is, only that it is there.
+    identity: str = ""
     start_wall: float | None = None  # provable start, from the scheduler
     units: int | None = None  # GPUs and MIG instances it holds in all, on every node, as its scheduler counts them
+    array_job_id: str = ""
+    array_task_id: str = ""
+    het_job_id: str = ""
+    het_job_offset: str = ""
 
     @property
     def label(self) -> str:
         """How people write it: `namespace/pod/container` or `job 123`."""
+        if self.identity == "hidden":
+            return "a hidden job"
         if self.key.scheduler == "slurm":
             return f"job {self.job_id}"
         return f"{self.namespace}/{self.pod}/{self.container}"
 
 
 class Claim(NamedTuple):
-    """One holder's claim on one device, in the words of the source. `running`: false while a job is suspended.
+    """One holder's claim on one device, in the words of the source.
 
     `kind` says how to read `device`: "uuid" (GPU-... or MIG-..., with or without a replica suffix), "minor" (the N of
-    /dev/nvidiaN) or "index" (NVML order).
+    /dev/nvidiaN), "index" (a position in NVML's order, among the GPUs with the minor numbers `among`, or all of them)
+    or "unproven" (a number whose order is not known, for `reason`). An index counts only where NVML lists `count` GPUs,
+    0 any number. `number` is what the scheduler calls the device where that is no UUID: a running holder keeps the
+    device that it once led to. `running`: false while the holder cannot work, for the reason `why`. `working_wall`:
+    Unix seconds before which it could not work, None where its scheduler says no more than its start.
     """
 
-    kind: Literal["uuid", "minor", "index"]
+    kind: Literal["uuid", "minor", "index", "unproven"]
     device: str
     holder: Holder
     running: bool = True
+    number: str = ""
+    among: tuple[str, ...] = ()
+    count: int = 0
+    why: str = ""
+    reason: str = ""
+    working_wall: float | None = None
 
 
 class Allocation(NamedTuple):
-    """A resolved claim: `holder` holds `unit`. `share`: none, mig, time_slice or mps."""
+    """A resolved claim: `holder` holds `unit`. `share`: none, mig, time_slice or mps.
+
+    `running`, `why` and `working_wall` as in Claim.
+    """
 
     unit: UnitId
     holder: Holder
     share: str = "none"
     share_ratio: float = 1.0
     running: bool = True
+    why: str = ""
+    working_wall: float | None = None
 
 
 class SourceStatus(NamedTuple):
-    """One attribution source. `age_s` is the age of its last good answer, None before the first."""
+    """One attribution source. `age_s` is the age of its last good answer, None before the first.
+
+    `error`: what was missing, so that some holders may be; `notice`: what people should know, with nothing missing.
+    """
 
     name: str
     up: bool
     age_s: float | None
     conflicts: int = 0
     error: str = ""
+    notice: str = ""
 
 
 class UnitTotals(NamedTuple):

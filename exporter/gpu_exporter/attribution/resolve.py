@@ -2,37 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.model import Allocation, Claim, DeviceSnapshot, UnitId
+from gpu_exporter.model import Allocation, Claim, DeviceSnapshot, HolderKey, UnitId
 
 MIG_SLICES = 7  # compute slices of a board: 7 on every product with MIG but A30, which has 4
+NumberKey = tuple[HolderKey, str]
 
 
 class Resolution(NamedTuple):
-    """`allocations` in the order of the claims; `unresolved` claims name no device that answers here."""
+    """`allocations` in the order of the claims; `unresolved` claims name no device that answers here, and why.
+
+    `numbers`: the unit that each holder's number led to, for the next time.
+    """
 
     allocations: list[tuple[Allocation, Claim]]
-    unresolved: list[Claim]
+    unresolved: list[tuple[Claim, str]]
     conflicts: list[Claim]
+    numbers: dict[NumberKey, UnitId] = {}
 
 
-def resolve(claims: Sequence[Claim], snapshots: Iterable[DeviceSnapshot]) -> Resolution:
+def resolve(
+    claims: Sequence[Claim],
+    snapshots: Iterable[DeviceSnapshot],
+    *,
+    incomplete: str = "",
+    numbers: Mapping[NumberKey, UnitId] = {},
+) -> Resolution:
     """Turn claims into allocations of the devices that answer.
 
     Two sources that claim the same unit for different holders contradict each other: the first source in order wins,
     the other claim is a conflict. Two holders of one source share the unit.
+
+    `incomplete`: why NVML may have numbered its GPUs otherwise than the schedulers have ("" when all GPUs that should
+    be here are): then no position counts. `numbers`: where each holder's numbers led before. A running holder keeps
+    that: its GPUs do not change, whatever happens to the numbers.
     """
-    finder = _Finder(snapshots)
+    finder = _Finder(snapshots, incomplete)
     units: dict[UnitId, list[tuple[Claim, str]]] = {}
-    unresolved: list[Claim] = []
+    unresolved: list[tuple[Claim, str]] = []
     conflicts: list[Claim] = []
+    kept: dict[NumberKey, UnitId] = {}
     for claim in claims:
-        unit, replica = finder.find(claim)
+        number = (claim.holder.key, claim.number)
+        is_kept = bool(claim.number) and not claim.holder.identity  # a name alone may be another holder by now
+        unit, replica = numbers.get(number) if is_kept else None, ""
         if unit is None:
-            unresolved.append(claim)
+            unit, replica, reason = finder.find(claim)
+        if unit is None:
+            unresolved.append((claim, reason))
             continue
+        if is_kept:
+            kept[number] = unit
         others = units.setdefault(unit, [])
         if others and others[0][0].holder.source != claim.holder.source:
             if others[0][0].holder.label != claim.holder.label:
@@ -47,37 +69,60 @@ def resolve(claims: Sequence[Claim], snapshots: Iterable[DeviceSnapshot]) -> Res
             if replica or len(holders) > 1:
                 share = "time_slice"
             ratio = part / len(holders)
-            allocations.append((Allocation(unit, claim.holder, share, ratio, claim.running), claim))
-    return Resolution(allocations, unresolved, conflicts)
+            allocation = Allocation(unit, claim.holder, share, ratio, claim.running, claim.why, claim.working_wall)
+            allocations.append((allocation, claim))
+    return Resolution(allocations, unresolved, conflicts, kept)
 
 
 class _Finder:
     """Looks devices up by what the sources call them."""
 
-    def __init__(self, snapshots: Iterable[DeviceSnapshot]) -> None:
+    def __init__(self, snapshots: Iterable[DeviceSnapshot], incomplete: str) -> None:
         self._by_uuid: dict[str, UnitId] = {}
         self._by_minor: dict[str, UnitId] = {}
-        self._by_index: dict[str, UnitId] = {}
+        self._incomplete = incomplete
         self.slices: dict[str, int] = {}
         known = list(snapshots)
         # With MIG on, a number may mean an instance, or be shifted by one: guessing is not allowed.
-        has_mig = any(snapshot.identity.mig_mode == "enabled" for snapshot in known)
+        self._has_mig = any(snapshot.identity.mig_mode == "enabled" for snapshot in known)
+        # The newest last: of two GPUs that had one place in the driver's list, the one that has it now.
+        places = {snapshot.identity.index: snapshot for snapshot in known}
+        self._order = [places[index].identity for index in sorted(places)]
         for snapshot in known:
             identity = snapshot.identity
             unit = UnitId(identity.uuid)
             self._by_uuid[identity.uuid] = unit
-            if identity.mig_mode != "enabled":
+            if identity.mig_mode != "enabled" and identity.minor >= 0:
                 self._by_minor[str(identity.minor)] = unit
-            if not has_mig:
-                self._by_index[str(identity.index)] = unit
             for instance in snapshot.instances:
                 mig_unit = UnitId(identity.uuid, instance.uuid)
                 self._by_uuid[instance.uuid] = mig_unit
                 self._by_uuid[f"MIG-{identity.uuid}/{instance.mig}"] = mig_unit  # drivers before R470
                 self.slices[instance.uuid] = instance.sm_slices
 
-    def find(self, claim: Claim) -> tuple[UnitId | None, str]:
-        """The unit, and the replica number when the device id names one."""
+    def find(self, claim: Claim) -> tuple[UnitId | None, str, str]:
+        """The unit, the replica number when the device id names one, and why there is no unit."""
         device, _, replica = claim.device.partition("::")
-        table = {"uuid": self._by_uuid, "minor": self._by_minor, "index": self._by_index}[claim.kind]
-        return table.get(device), replica
+        if claim.kind == "uuid":
+            return self._by_uuid.get(device), replica, f"{device} does not answer here"
+        if claim.kind == "minor":
+            return self._by_minor.get(device), replica, f"no whole GPU here is /dev/nvidia{device}"
+        if claim.kind == "unproven":
+            return None, replica, claim.reason
+        unit, reason = self._at(claim, device)
+        return unit, replica, reason
+
+    def _at(self, claim: Claim, device: str) -> tuple[UnitId | None, str]:
+        """The GPU at a position of NVML's order, and only where that order is proven."""
+        if self._has_mig:
+            return None, "a position means nothing while a GPU of this node is in MIG mode"
+        if self._incomplete:
+            return None, f"positions may have changed: {self._incomplete}"
+        order = [identity for identity in self._order if not claim.among or str(identity.minor) in claim.among]
+        if claim.count and len(order) != claim.count:
+            return None, f"positions are not proven: NVML lists {len(order)} of the {claim.count} GPUs they count"
+        if not claim.among and [identity.index for identity in order] != list(range(len(order))):
+            return None, "positions are not proven: NVML's list has holes"
+        if not device.isdigit() or int(device) >= len(order):
+            return None, f"there is no GPU at position {device}"
+        return UnitId(order[int(device)].uuid), ""

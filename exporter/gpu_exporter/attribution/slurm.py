@@ -1,137 +1,57 @@
 """Jobs by Slurm's own commands.
 
-Two questions, since job names and comments may hold anything, line breaks and whole imitations of scontrol's output
-included (measured on 22.05):
+Four questions, none of which a job's owner can shape an answer to (docs/decisions/0001):
 - who: `squeue` with columns that only Slurm and its administrators fill, restricted to this node;
-- which devices: `scontrol -o show job -d ID`, once per incarnation of a job, refused when it is ambiguous.
-So the controller is not asked for the whole cluster's jobs by every node.
-
-`GRES=gpu:h100:2(IDX:0,2-3)`: IDX is the position in the node's gres.conf device list, which is /dev/nvidiaN when
-`File=` names them (so N, the minor number) and PCI order, NVML's order, with AutoDetect=nvml.
+- which positions (IDX): `scontrol show job ID --json`, on Slurm before 23.02 `squeue --json`, asked again when the job
+  was resized, when the node contradicts it, and now and then;
+- what is in use at all: `GresUsed` of `scontrol show node -d`. A GPU in use that no listed job has is held by a job that
+  we may not see; one that is not in use cannot be held. "Free" rests on this alone;
+- what an IDX means: gres.conf (gres_conf.py). Where that is not proven, nothing is resolved.
 """
 
 from __future__ import annotations
 
+import math
 import os
-import re
-import shutil
-import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from gpu_exporter.attribution import slurm_commands
+from gpu_exporter.attribution.gres_conf import GpuOrder, GresConfError, order_of, parse_gres_conf
+from gpu_exporter.attribution.slurm_words import (
+    SQUEUE_FORMAT,
+    Job,
+    JobGpus,
+    NodeRecord,
+    SlurmConfig,
+    parse_config,
+    parse_job_gpus,
+    parse_job_text,
+    parse_node,
+    parse_squeue,
+)
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.model import Claim, Holder, HolderKey
 
-# Column widths only pad: Slurm cuts at the width, so they are far above any real value.
-COLUMNS = ("JobID", "UserName", "Account", "Partition", "QOS", "State", "StartTime", "RestartCnt")
-SQUEUE_FORMAT = ",".join(f"{column}:256|" for column in COLUMNS)
 HOLDING = ("RUNNING", "SUSPENDED", "STOPPED")
-RECORD = re.compile(r"\n(?=JobId=\d+ )")
-NODE_GRES = re.compile(r" Nodes=(\S+) CPU_IDs=\S* Mem=\S+ GRES=(\S*)")
-GPU_INDEXES = re.compile(r"(?:^|,)gpu(?::[^:(,]+)?:\d+\(IDX:([0-9,-]+)\)")
+CONFIG_EACH_S = 600.0  # what `scontrol show config` says changes with a reconfiguration
+GPUS_EACH_S = 300.0  # a resize that changes no column of squeue is seen within this time
+DOUBT_EACH_S = 30.0  # while node and jobs disagree, the jobs are asked again this often
+SLURMD_SLACK_S = 120.0  # slurmd writes a fetched configuration shortly after its start
+MAX_CONF = 1024 * 1024  # bytes of a gres.conf; real ones have some kB
+REMEDY = "name the file with --attribution.slurm.gres-conf"
+Run = Callable[[Sequence[str], float], str]
 
 
-class Job(NamedTuple):
-    """One row of squeue. `start` is Unix seconds, None while unknown."""
+class _Known(NamedTuple):
+    """A job's GPUs, when they were asked for (monotonic seconds), and its size then."""
 
-    job_id: str
-    user: str
-    account: str
-    partition: str
-    qos: str
-    state: str
-    start: float | None
-    restarts: str
-
-
-def parse_squeue(text: str) -> list[Job]:
-    """Rows of `squeue -h -O SQUEUE_FORMAT` under SLURM_TIME_FORMAT=%s. Raises SourceError on any other shape."""
-    jobs: list[Job] = []
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split("|")][:-1]
-        if len(cells) != len(COLUMNS) or not cells[0].isdigit():
-            raise SourceError(f"squeue printed a line that is not understood: {line.strip()[:80]!r}")
-        known = ["" if cell in ("(null)", "N/A") else cell for cell in cells]
-        start = float(known[6]) if known[6].isdigit() else None
-        job_id, user, account, partition, qos, state = known[:6]
-        jobs.append(Job(job_id, user, account, partition, qos, state, start, known[7] or "0"))
-    return jobs
-
-
-def parse_ranges(text: str) -> list[int]:
-    """`0,2-3` to [0, 2, 3]. Raises ValueError."""
-    numbers: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        numbers += range(int(first), int(last or first) + 1)
-    return numbers
-
-
-def parse_names(text: str) -> list[str]:
-    """`n[0-1,7],login` to the names in order; zero padding is kept. Raises ValueError."""
-    names: list[str] = []
-    for part in re.findall(r"[^,\[]+(?:\[[^\]]*\])?[^,\[]*", text):
-        match = re.fullmatch(r"([^\[]+)\[([^\]]+)\](.*)", part)
-        if not match:
-            names.append(part)
-            continue
-        for item in match[2].split(","):
-            first, _, last = item.partition("-")
-            names += [
-                f"{match[1]}{number:0{len(first)}d}{match[3]}" for number in range(int(first), int(last or first) + 1)
-            ]
-    return names
-
-
-class JobGpus(NamedTuple):
-    """Indexes of a job's GPUs on one node, and how many it has on all its nodes together."""
-
-    indexes: list[int]
-    total: int
-
-
-def parse_job_gpus(text: str, job_id: str, node: str) -> JobGpus:
-    """The GPUs that `scontrol -o show job -d ID` gives the job on `node`.
-
-    Raises SourceError when the text could have been shaped by the job's owner: then nothing in it is believed. A job
-    array's id lists all of its tasks, one record each.
-    """
-    records = [record for record in RECORD.split(text) if record.startswith(f"JobId={job_id} ")]
-    refusal = SourceError(f"job {job_id}: its name or comment imitates scontrol's output; not attributed")
-    if len(records) != 1 or "MinCPUsNode=" not in records[0]:
-        raise refusal
-    before, marker, after = records[0].partition("JOB_GRES=")
-    details, _, rest = after.partition(" MinCPUsNode=")
-    if NODE_GRES.search(before) or NODE_GRES.search(rest):
-        raise refusal
-    if not marker:
-        return JobGpus([], 0)
-    gpus: list[int] = []
-    total = 0
-    for hosts_text, gres in NODE_GRES.findall(details):
-        hosts = parse_names(hosts_text)
-        for indexes in GPU_INDEXES.findall(gres):
-            numbers = parse_ranges(indexes)
-            total += len(numbers) * len(hosts)
-            gpus += numbers if node in hosts else []
-    return JobGpus(gpus, total)
-
-
-def parse_gres_conf(text: str, node: str) -> list[str]:
-    """Device files of `Name=gpu` in order, e.g. ["/dev/nvidia0", ...]; empty under AutoDetect without files.
-
-    Raises ValueError.
-    """
-    files: list[str] = []
-    for line in text.splitlines():
-        pairs = (pair.partition("=")[::2] for pair in line.partition("#")[0].split())
-        options = {key.lower(): value for key, value in pairs}
-        if options.get("name", "").lower() != "gpu" or "file" not in options:
-            continue
-        if "nodename" in options and node not in parse_names(options["nodename"]):
-            continue
-        files += parse_names(options["file"])
-    return files
+    gpus: JobGpus
+    asked: float
+    size: tuple[str, ...]
 
 
 class SlurmSource:
@@ -139,96 +59,280 @@ class SlurmSource:
 
     name = "slurm"
 
-    def __init__(self, node: str = "", timeout_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        node: str = "",
+        timeout_s: float = 5.0,
+        gres_conf: Path | None = None,
+        run: Run = slurm_commands.run,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._node = node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
         self._timeout_s = timeout_s
-        self._config = Path(os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf"))
-        self._cluster: str | None = None
-        self._gpus: dict[str, JobGpus] = {}  # by incarnation: a running job keeps its devices
+        self._gres_conf = gres_conf
+        self._run_command = run
+        self._monotonic = monotonic
+        self._config: SlurmConfig | None = None
+        self._config_at = -math.inf
+        self._known: dict[str, _Known] = {}  # by incarnation
+        self._doubted_at = -math.inf
+        self._doubt_before: tuple[int, ...] = ()
+        self._how = "scontrol --json"  # how jobs are asked for their GPUs: the first that this Slurm knows
 
     @staticmethod
     def is_present() -> bool:
-        """Whether this host has Slurm's client commands and a configuration (a file, or one fetched by slurmd)."""
+        """Whether this host belongs to a Slurm cluster: it has a configuration of Slurm, or runs slurmd."""
         places = (os.environ.get("SLURM_CONF", ""), "/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
-        commands = shutil.which("squeue") is not None and shutil.which("scontrol") is not None
-        return commands and any(place and Path(place).is_file() for place in places)
+        return any(place and Path(place).is_file() for place in places) or slurm_commands.runs_slurmd()
 
     def poll(self) -> Answer:
+        config = self._read_config()
+        jobs, node = self._look(config)
+        doubt = self._doubt(node)
+        if doubt and doubt != self._doubt_before:  # a job may have begun or ended between the questions
+            jobs, node = self._look(config)
+            doubt = self._doubt(node)
+        self._doubt_before = doubt
+        return self._answer(jobs, node, config)
+
+    def _look(self, config: SlurmConfig) -> tuple[dict[str, Job], NodeRecord]:
+        """The node's jobs by incarnation, and its own record."""
         text = self._run("squeue", "-h", "-a", "-w", self._node, "-t", ",".join(HOLDING), "-O", SQUEUE_FORMAT)
-        jobs = {self._incarnation(job): job for job in parse_squeue(text)}
-        self._gpus = {key: gpus for key, gpus in self._gpus.items() if key in jobs}
-        problems: list[str] = []
-        for incarnation, job in jobs.items():
-            if incarnation not in self._gpus:
+        jobs = {self._incarnation(job, config.cluster): job for job in parse_squeue(text)}
+        node = parse_node(self._run("scontrol", "show", "node", self._node, "-d"))
+        self._refresh(jobs, node)
+        return jobs, node
+
+    def _doubt(self, node: NodeRecord) -> tuple[int, ...]:
+        """Where jobs and node disagree: positions, or how many more GPUs the jobs have where positions are not named."""
+        claimed = [index for known in self._known.values() for index in known.gpus.indexes]
+        if node.used.unnamed:
+            surplus = len(claimed) + sum(known.gpus.unnamed for known in self._known.values()) - node.used.unnamed
+            return (surplus,) if surplus else ()
+        return tuple(sorted(set(claimed) ^ set(node.used.indexes)))
+
+    def _refresh(self, jobs: dict[str, Job], node: NodeRecord) -> None:
+        """Ask for the GPUs of every job whose GPUs are not known, or may have changed."""
+        now = self._monotonic()
+        self._known = {key: known for key, known in self._known.items() if key in jobs}
+        wanted = {
+            key
+            for key, job in jobs.items()
+            if key not in self._known
+            or self._known[key].size != job.size
+            or now - self._known[key].asked >= GPUS_EACH_S
+        }
+        self._ask({key: jobs[key] for key in wanted}, now)
+        if self._doubt(node) and now - self._doubted_at >= DOUBT_EACH_S:
+            self._doubted_at = now
+            self._ask({key: job for key, job in jobs.items() if key not in wanted}, now)
+
+    def _ask(self, jobs: dict[str, Job], now: float) -> None:
+        """What is not answered stays as it was known; a job that was never known stays unknown."""
+        if not jobs:
+            return
+        if self._how == "scontrol --json":
+            for key, job in jobs.items():
                 try:
-                    self._gpus[incarnation] = self._read_gpus(job.job_id)
-                except (SourceError, ValueError) as exc:  # one job's fault leaves the others attributed
-                    problems.append(str(exc))
-        return Answer(self._claims(jobs), "; ".join(problems[:3]))
+                    text = self._run("scontrol", "show", "job", job.job_id, "--json")
+                except SourceError as exc:
+                    if "--json" not in str(exc) and "plugin" not in str(exc).lower():
+                        raise
+                    self._how = "squeue --json"
+                    break
+                self._note(key, job, parse_job_gpus(text, self._node).get(job.job_id), now)
+        if self._how == "squeue --json":
+            try:
+                found = parse_job_gpus(self._run("squeue", "--json", "-a"), self._node)
+            except SourceError as exc:
+                if "--json" not in str(exc) and "plugin" not in str(exc).lower():
+                    raise
+                self._how = "scontrol"
+            else:
+                for key, job in jobs.items():
+                    self._note(key, job, found.get(job.job_id), now)
+        if self._how == "scontrol":  # a Slurm that was built without JSON
+            for key, job in jobs.items():
+                text = self._run("scontrol", "-o", "show", "job", "-d", job.job_id)
+                self._note(key, job, parse_job_text(text, job.job_id, self._node), now)
 
-    def _read_gpus(self, job_id: str) -> JobGpus:
-        return parse_job_gpus(self._run("scontrol", "-o", "show", "job", "-d", job_id), job_id, self._node)
+    def _note(self, key: str, job: Job, gpus: JobGpus | None, now: float) -> None:
+        if gpus is None:
+            self._known.pop(key, None)
+        else:
+            self._known[key] = _Known(gpus, now, job.size)
 
-    def _incarnation(self, job: Job) -> str:
-        """Cluster, job id, restart count and start: a requeued job is somebody else."""
-        return f"{self._read_cluster()}/{job.job_id}/{job.restarts}/{'' if job.start is None else int(job.start)}"
+    def _answer(self, jobs: dict[str, Job], node: NodeRecord, config: SlurmConfig) -> Answer:
+        """Claims of the jobs that the node's own record confirms, and of the GPUs in use that no job explains.
 
-    def _claims(self, jobs: dict[str, Job]) -> list[Claim]:
-        files = self._read_device_files()
+        Raises SourceError where the record cannot say which of the jobs' claims is wrong.
+        """
+        problems: list[str] = []
+        notices: list[str] = []
+        held = Counter(index for known in self._known.values() for index in known.gpus.indexes)
+        used = set(held) if node.used.unnamed else set(node.used.indexes)
+        if node.used.unnamed:
+            (surplus,) = self._doubt(node) or (0,)
+            if surplus > 0:
+                raise SourceError(f"the jobs of node {self._node} have {surplus} GPUs more than the node has in use")
+            if surplus < 0:
+                problems.append(f"{self._why_hidden(f'{-surplus} GPUs', config)}, so no GPU is called free")
+        order = self._read_order(config, node) if used else GpuOrder("unknown")
+        if order.kind == "unknown" and used:
+            problems.append(f"GPUs in use cannot be resolved: {order.problem}")
         claims: list[Claim] = []
-        for incarnation, gpus in self._gpus.items():
-            job = jobs[incarnation]
-            holder = Holder(
-                key=HolderKey("slurm", incarnation),
-                job_id=job.job_id,
-                cluster=self._read_cluster(),
-                user=job.user,
-                account=job.account,
-                partition=job.partition,
-                qos=job.qos,
-                source=self.name,
-                resource="gres/gpu",
-                start_wall=job.start,
-                units=gpus.total,
-            )
-            for index in gpus.indexes:
-                kind: Literal["minor", "index"] = "index"
-                device = str(index)
-                if index < len(files) and (minor := re.search(r"nvidia(\d+)$", files[index])):
-                    kind, device = "minor", minor[1]
-                claims.append(Claim(kind, device, holder, running=job.state == "RUNNING"))
-        return claims
+        conflicts = 0
+        for key, known in self._known.items():
+            holder = self._holder(key, jobs[key], config, known.gpus)
+            if known.gpus.unnamed:
+                problems.append(
+                    f"{holder.label} has {known.gpus.unnamed} GPUs without an index: "
+                    "File= in gres.conf must name device files"
+                )
+            for index in known.gpus.indexes:
+                if index in used:
+                    claims.append(_claim(index, order, holder, jobs[key].state))
+                    continue
+                conflicts += 1  # it ended or shrank just now, or is not to be believed
+                notices.append(f"{holder.label} claims IDX {index}, which node {self._node} does not have in use")
+        hidden = sorted(used - held.keys())
+        claims += [_claim(index, order, self._hidden(index, config), "") for index in hidden]
+        if hidden:
+            notices.append(self._why_hidden(f"IDX {', '.join(map(str, hidden))}", config))
+        shares = node.used.shares or next((k.gpus.shares for k in self._known.values() if k.gpus.shares), "")
+        if shares:
+            problems.append(f"{shares} is in use: shards and MPS are not attributed, so no GPU is called free")
+        return Answer(
+            claims,
+            "; ".join(dict.fromkeys(problems)),
+            notice="; ".join(notices[:3]),
+            conflicts=conflicts,
+            hides_users=bool(config.private & {"jobs", "users"}),
+        )
 
-    def _read_device_files(self) -> list[str]:
-        try:
-            return parse_gres_conf((self._config.parent / "gres.conf").read_text("utf-8"), self._node)
-        except OSError:
-            return []  # configless or unreadable: IDX is then taken in NVML's order
-        except ValueError as exc:
-            raise SourceError(f"{self._config.parent / 'gres.conf'}: not understood: {exc}") from exc
+    def _holder(self, key: str, job: Job, config: SlurmConfig, gpus: JobGpus) -> Holder:
+        return Holder(
+            key=HolderKey("slurm", key),
+            job_id=job.job_id,
+            cluster=config.cluster,
+            user=job.user,
+            account=job.account,
+            partition=job.partition,
+            qos=job.qos,
+            source=self.name,
+            resource="gres/gpu",
+            start_wall=job.start,
+            units=gpus.total,
+            array_job_id=job.array_job_id,
+            array_task_id=job.array_task_id,
+            het_job_id=job.het_job_id,
+            het_job_offset=job.het_job_offset,
+        )
 
-    def _read_cluster(self) -> str:
-        if self._cluster is None:
-            text = self._run("scontrol", "show", "config")
-            match = re.search(r"^ClusterName\s*=\s*(\S+)", text, flags=re.MULTILINE)
-            self._cluster = match[1] if match else ""
-        return self._cluster
+    def _hidden(self, index: int, config: SlurmConfig) -> Holder:
+        """Whoever has this GPU by the node's own record."""
+        return Holder(
+            key=HolderKey("slurm", f"{config.cluster}/hidden/{index}"),
+            cluster=config.cluster,
+            source=self.name,
+            resource="gres/gpu",
+            identity="hidden",
+        )
+
+    def _why_hidden(self, what: str, config: SlurmConfig) -> str:
+        text = f"{what} in use by jobs that squeue does not list"
+        if "jobs" in config.private:
+            return f"{text}: PrivateData=jobs hides them from uid {os.geteuid()}; run as SlurmUser or root"
+        return text
+
+    def _incarnation(self, job: Job, cluster: str) -> str:
+        """Cluster, job id, restart count and start: a requeued job is a new holder."""
+        return f"{cluster}/{job.job_id}/{job.restarts}/{'' if job.start is None else int(job.start)}"
+
+    def _read_config(self) -> SlurmConfig:
+        now = self._monotonic()
+        if self._config is None or now - self._config_at >= CONFIG_EACH_S:
+            self._config = parse_config(self._run("scontrol", "show", "config"))
+            self._config_at = now
+        return self._config
+
+    def _read_order(self, config: SlurmConfig, node: NodeRecord) -> GpuOrder:
+        """What IDX means here. Several files that are there must agree: which one slurmd read is not known."""
+        orders: dict[GpuOrder, Path] = {}
+        places = self._places(config)
+        for path in places:
+            try:
+                text = _read_text(path)
+            except FileNotFoundError:
+                continue
+            except (OSError, UnicodeDecodeError, GresConfError) as exc:
+                return GpuOrder("unknown", problem=f"{path}: {exc}; {REMEDY}")
+            changed = self._changed_after_start(path, node)
+            if changed:
+                return GpuOrder("unknown", problem=changed)
+            try:
+                lines = parse_gres_conf(text, str(path), lambda name, at=path.parent: _read_text(at / name))  # type: ignore[misc]
+                order = order_of(lines, self._node, node.configured)
+            except GresConfError as exc:
+                return GpuOrder("unknown", problem=f"{exc}; {REMEDY}")
+            orders.setdefault(order, path)
+        if not orders:
+            looked = ", ".join(map(str, places))
+            return GpuOrder("unknown", problem=f"no gres.conf at {looked}; {REMEDY}")
+        if len(orders) > 1:
+            named = " and ".join(map(str, orders.values()))
+            return GpuOrder("unknown", problem=f"{named} give the GPUs different orders; {REMEDY}")
+        ((order, path),) = orders.items()
+        problem = f"{path}: {order.problem}" if order.problem and str(path) not in order.problem else order.problem
+        return order._replace(problem=problem)
+
+    def _places(self, config: SlurmConfig) -> list[Path]:
+        """Where slurmd may have its gres.conf from."""
+        if self._gres_conf is not None:
+            return [self._gres_conf]
+        beside = [Path(path).parent for path in (os.environ.get("SLURM_CONF", ""), config.path) if path]
+        spool = config.spool.replace("%n", self._node).replace("%h", os.uname().nodename.partition(".")[0])
+        cached = [Path(spool) / "conf-cache"] if spool else []
+        directories = [*beside, Path("/run/slurm/conf"), *cached, Path("/etc/slurm")]
+        return [directory / "gres.conf" for directory in dict.fromkeys(directories)]
+
+    @staticmethod
+    def _changed_after_start(path: Path, node: NodeRecord) -> str:
+        """Why the file may not be what slurmd has read, "" when it is. A fetched copy is written by slurmd itself."""
+        if node.slurmd_start is None or path.parent.name in ("conf-cache", "conf"):
+            return ""
+        if path.stat().st_mtime <= node.slurmd_start + SLURMD_SLACK_S:
+            return ""
+        return f"{path} was changed after slurmd started, which still counts as before: restart slurmd"
 
     def _run(self, *command: str) -> str:
-        environment = {**os.environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
-        try:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                timeout=self._timeout_s,
-                check=False,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-            )
-        except (OSError, subprocess.TimeoutExpired) as exc:
-            raise SourceError(f"{command[0]}: {exc}") from exc
-        if done.returncode != 0:
-            reason = done.stderr.decode("utf-8", "replace").strip().partition("\n")[0]
-            hint = "; name this node with --attribution.slurm.node" if "Invalid node name" in reason else ""
-            raise SourceError(f"{command[0]} ended with status {done.returncode}: {reason[:200]}{hint}")
-        return done.stdout.decode("utf-8", "replace")
+        return self._run_command(command, self._timeout_s)
+
+
+def _read_text(path: Path) -> str:
+    with path.open("rb") as file:
+        data = file.read(MAX_CONF + 1)
+    if len(data) > MAX_CONF:
+        raise GresConfError(f"{path}: larger than {MAX_CONF} bytes")
+    return data.decode("utf-8")
+
+
+def _claim(index: int, order: GpuOrder, holder: Holder, state: str) -> Claim:
+    """The claim on the GPU at this IDX. Where its order is not proven, only what was resolved before still counts."""
+    kind: Literal["minor", "index", "unproven"] = "unproven" if order.kind == "unknown" else order.kind
+    device, reason = str(index), order.problem
+    if order.kind == "minor":
+        device = order.minors[index] if index < len(order.minors) else ""
+        if not device:
+            kind, reason = "unproven", f"gres.conf names no whole GPU at IDX {index}"
+    return Claim(
+        kind,
+        device,
+        holder,
+        running=state == "RUNNING",
+        why="" if state == "RUNNING" else f"the job is {state}" if state else "held by a job that Slurm does not show",
+        number=f"IDX {index}",
+        among=order.minors if order.kind == "index" else (),
+        count=order.count,
+        reason=reason,
+    )

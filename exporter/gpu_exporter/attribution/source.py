@@ -13,12 +13,18 @@ class SourceError(Exception):
 
 
 class Answer(NamedTuple):
-    """What a source said. `problem`: what it said that was not understood, so that some claims may be missing; then a
-    GPU without a claim is not known to be free.
+    """What a source said.
+
+    `problem`: what was not understood, so that some claims may be missing; then a GPU without a claim is not known to
+    be free. `notice`: what people should know although no claim is missing. `conflicts`: claims that were dropped since
+    the source itself contradicts them. `hides_users`: the scheduler hides who runs what.
     """
 
     claims: Sequence[Claim]
     problem: str = ""
+    notice: str = ""
+    conflicts: int = 0
+    hides_users: bool = False
 
 
 class Source(Protocol):

@@ -1,0 +1,229 @@
+"""gres.conf: which GPU Slurm means by IDX on one node.
+
+IDX is a position in the node's list of GPUs, as slurmd builds it (slurmd 22.05.8 and 24.11.5, tried with GPUs of
+several types and with fake_gpus.conf; gres.conf(5)):
+
+- AutoDetect off: the `File=` entries, by type in the order of the node's Gres in slurm.conf, within a type in the order
+  of the file. So IDX leads to /dev/nvidiaN, whose N is NVML's minor number;
+- AutoDetect=nvml: the order of NVML, whatever order `File=` has, of the GPUs that are listed, or of all without `File=`.
+
+Everything else proves no order, and then IDX is not resolved: a guess would give a job another job's GPU.
+
+Grammar: keys and values `Key=Value` or `Key="Value"`, keys in any case, `#` begins a comment, a backslash at the end of
+a line continues it, `Include FILE` reads another file. A line is about the nodes of its NodeName, else about all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from gpu_exporter.attribution.hostlist import parse_names
+
+MAX_INCLUDES = 16
+_COMMENT = re.compile(r"(?<!\\)#.*")
+_PAIR = re.compile(r"\s*([A-Za-z0-9_.]+)\s*=\s*(?:\"([^\"]*)\"|(\S+))(?=\s|$)")
+_INCLUDE = re.compile(r"\s*include\s+(\S+)\s*", re.IGNORECASE)
+_MINOR = re.compile(r"nvidia(\d+)$")
+NVML = ("nvml",)
+OFF = ("", "off")
+KEYS = frozenset(
+    ("autodetect", "name", "nodename", "type", "count", "file", "multiplefiles", "flags", "cores", "cpus", "links")
+)
+
+
+class GresConfError(ValueError):
+    """The file is not understood. The text names file, line and what is wrong."""
+
+
+class GresLine(NamedTuple):
+    """One line about this node's GPUs, or about AutoDetect. `place` is FILE:LINE."""
+
+    place: str
+    options: dict[str, str]
+
+
+class GpuOrder(NamedTuple):
+    """What an IDX means. `minors` are texts.
+
+    kind "minor": position to minor number, "" where the entry is not a whole GPU. kind "index": position in NVML's
+    order among `minors`, or among all GPUs when empty; only where NVML lists `count` of them. kind "unknown": `problem`
+    says why, with the remedy.
+    """
+
+    kind: Literal["minor", "index", "unknown"]
+    minors: tuple[str, ...] = ()
+    count: int = 0
+    problem: str = ""
+
+
+class _Entry(NamedTuple):
+    """One GPU of the file: its type, its minor number ("" where it is a part of a GPU), and where it stands."""
+
+    kind: str
+    minor: str
+    place: str
+
+
+def parse_gres_conf(text: str, name: str, read_file: Callable[[str], str] | None = None) -> list[GresLine]:
+    """The lines of a gres.conf and of what it includes. `name` is its path, for messages.
+
+    `read_file(path)` gives the text of an included file, and raises OSError. Raises GresConfError.
+    """
+    return list(_parse(text, name, read_file, MAX_INCLUDES))
+
+
+def _parse(text: str, name: str, read_file: Callable[[str], str] | None, depth: int) -> Iterator[GresLine]:
+    for number, line in _join_lines(text):
+        place = f"{name}:{number}"
+        include = _INCLUDE.fullmatch(line)
+        if include:
+            if read_file is None or not depth:
+                raise GresConfError(f"{place}: Include is not followed any deeper")
+            try:
+                included = read_file(include[1])
+            except (OSError, UnicodeDecodeError) as exc:
+                raise GresConfError(f"{place}: Include {include[1]}: {exc}") from exc
+            yield from _parse(included, include[1], read_file, depth - 1)
+            continue
+        options = _parse_pairs(line, place)
+        if options:
+            yield GresLine(place, options)
+
+
+def _join_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines without comments, continued ones as one, each with the number of its first line."""
+    parts: list[str] = []
+    first = 0
+    for number, raw in enumerate(text.splitlines(), start=1):
+        line = _COMMENT.sub("", raw).rstrip()
+        first = first if parts else number
+        if line.endswith("\\"):
+            parts.append(line[:-1])
+            continue
+        yield first, " ".join((*parts, line))
+        parts = []
+    if parts:
+        yield first, " ".join(parts)
+
+
+def _parse_pairs(line: str, place: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    position = 0
+    while line[position:].strip():
+        match = _PAIR.match(line, position)
+        if not match:
+            raise GresConfError(f"{place}: {line[position:].strip()[:60]!r} is not Key=Value")
+        key = match[1].lower()
+        if key not in KEYS:
+            raise GresConfError(f"{place}: unknown key {match[1][:40]!r}")
+        if key in options:
+            raise GresConfError(f"{place}: {match[1]} is given twice")
+        options[key] = match[2] if match[2] is not None else match[3]
+        position = match.end()
+    return options
+
+
+def order_of(lines: Iterable[GresLine], node: str, configured: Sequence[tuple[str, int]]) -> GpuOrder:
+    """The order of the GPUs of `node`, whose record says that it has `configured`: (type, count), types in order.
+
+    Raises GresConfError for a list or count that is not understood.
+    """
+    mine = [line for line in lines if _is_about(line, node)]
+    detect = _autodetect(mine)
+    entries: list[_Entry] = []
+    fileless = ""
+    for line in mine:
+        if line.options.get("name", "").lower() == "gpu":
+            found = _files(line)
+            fileless = fileless or ("" if found else line.place)
+            entries += [_Entry(line.options.get("type", "").lower(), minor, line.place) for minor in found]
+    if detect in NVML:
+        return _nvml_order(entries, fileless, configured)
+    if detect not in OFF:
+        return _unknown(f"AutoDetect={detect} does not list GPUs in an order that NVML confirms")
+    if fileless:
+        return _unknown(f"{fileless}: Name=gpu without File= names no device; add File=/dev/nvidiaN")
+    if not entries:
+        return _unknown(f"no line names a GPU of node {node}; add Name=gpu File=/dev/nvidiaN")
+    return _file_order(entries, configured)
+
+
+def _unknown(problem: str) -> GpuOrder:
+    return GpuOrder("unknown", problem=problem)
+
+
+def _file_order(entries: Sequence[_Entry], configured: Sequence[tuple[str, int]]) -> GpuOrder:
+    """slurmd takes the types in the order of slurm.conf and drops what that does not count."""
+    ordered: list[_Entry] = []
+    for kind, count in configured:
+        of_kind = [entry for entry in entries if entry.kind == kind]
+        if len(configured) == 1 and not kind and len({entry.kind for entry in entries}) == 1:
+            of_kind = list(entries)  # one type in the file, which slurm.conf leaves out
+        if len(of_kind) != count:
+            named = f"gpu:{kind}:{count}" if kind else f"gpu:{count}"
+            return _unknown(f"{entries[0].place}: names {len(of_kind)} GPUs for the node's Gres={named} in slurm.conf")
+        ordered += of_kind
+    if len(ordered) != len(entries):
+        spare = next(entry for entry in entries if entry not in ordered)
+        return _unknown(f"{spare.place}: this GPU is not in the node's Gres in slurm.conf")
+    return GpuOrder("minor", tuple(entry.minor for entry in ordered))
+
+
+def _nvml_order(entries: Sequence[_Entry], fileless: str, configured: Sequence[tuple[str, int]]) -> GpuOrder:
+    if entries and fileless:
+        return _unknown(
+            f"{fileless}: lines with and without File= under AutoDetect=nvml prove no order; give all of them File=, "
+            "or none"
+        )
+    count = sum(number for _, number in configured)
+    parts = [entry.place for entry in entries if not entry.minor]
+    if parts:
+        return _unknown(f"{parts[0]}: MIG devices are not resolved by their position")
+    if entries and len(entries) != count:
+        return _unknown(f"{entries[0].place}: names {len(entries)} GPUs, but the node has {count} in slurm.conf")
+    return GpuOrder("index", tuple(entry.minor for entry in entries), count)
+
+
+def _is_about(line: GresLine, node: str) -> bool:
+    names = line.options.get("nodename")
+    if names is None:
+        return True
+    try:
+        return node in parse_names(names)
+    except ValueError as exc:
+        raise GresConfError(f"{line.place}: NodeName: {exc}") from exc
+
+
+def _autodetect(lines: list[GresLine]) -> str:
+    """A line with NodeName or Name overrides a line of its own, which is about every node."""
+    general = own = ""
+    for line in lines:
+        value = line.options.get("autodetect", "").lower()
+        if value and ("nodename" in line.options or "name" in line.options):
+            if own and own != value:
+                raise GresConfError(f"{line.place}: AutoDetect={value} contradicts AutoDetect={own} for the same node")
+            own = value
+        elif value:
+            general = value
+    return own or general
+
+
+def _files(line: GresLine) -> list[str]:
+    """Minor numbers of the line's GPUs, "" for an entry that is a part of one."""
+    try:
+        files = parse_names(line.options.get("file", ""))
+    except ValueError as exc:
+        raise GresConfError(f"{line.place}: File: {exc}") from exc
+    if "multiplefiles" in line.options:
+        if files:
+            raise GresConfError(f"{line.place}: File and MultipleFiles exclude each other")
+        return [""]  # a MIG device: several files are one entry (gres.conf(5), MultipleFiles)
+    count = line.options.get("count", "")
+    if files and count and count != str(len(files)):
+        raise GresConfError(f"{line.place}: Count={count[:20]}, but File= names {len(files)} devices")
+    minors = [(match[1] if (match := _MINOR.search(file)) else None) for file in files]
+    if None in minors:
+        raise GresConfError(f"{line.place}: {files[minors.index(None)][:80]!r} is not a device /dev/nvidiaN")
+    return [str(int(minor)) for minor in minors if minor is not None]

@@ -1,0 +1,72 @@
+"""Slurm's list expressions: `n[0-1,7],login`, `r[1-2]n[1-4]`, `/dev/nvidia[0-3]`, and plain number ranges.
+
+Rules: slurm.conf(5), "NodeName". The text may come from a file that anybody with rights on it edits, so every list is
+bounded before it is built.
+"""
+
+from __future__ import annotations
+
+import re
+
+MAX_NAMES = 65_536  # Slurm's own MAX_RANGE bounds one expression likewise
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+
+
+def parse_ranges(text: str) -> list[int]:
+    """`0,2-3` to [0, 2, 3]. Raises ValueError."""
+    return [int(number) for number in _expand_ranges(text)]
+
+
+def parse_names(text: str) -> list[str]:
+    """The names of an expression, in its order; zero padding is kept.
+
+    Raises ValueError for brackets that do not match, for a range that is not one, and for more than MAX_NAMES names.
+    """
+    names: list[str] = []
+    for part in _split(text):
+        names += _expand(part)
+        if len(names) > MAX_NAMES:
+            raise ValueError(f"{text[:80]!r} is more than {MAX_NAMES} names")
+    return names
+
+
+def _split(text: str) -> list[str]:
+    """Parts between the commas that are outside of brackets; empty ones are left out."""
+    parts, depth, start = [], 0, 0
+    for position, character in enumerate(text):
+        if character == "[":
+            depth += 1
+        elif character == "]":
+            depth -= 1
+        if depth not in (0, 1):
+            raise ValueError(f"{text[:80]!r}: brackets do not match")
+        if character == "," and depth == 0:
+            parts.append(text[start:position])
+            start = position + 1
+    if depth:
+        raise ValueError(f"{text[:80]!r}: brackets do not match")
+    return [part for part in (*parts, text[start:]) if part]
+
+
+def _expand(part: str) -> list[str]:
+    """`r[1-2]n[1-4]`: the last bracket counts fastest."""
+    names = [""]
+    for literal, ranges in re.findall(r"([^\[\]]+)|\[([^\[\]]*)\]", part):
+        endings = [literal] if literal else _expand_ranges(ranges)
+        if len(names) * len(endings) > MAX_NAMES:
+            raise ValueError(f"{part[:80]!r} is more than {MAX_NAMES} names")
+        names = [name + ending for name in names for ending in endings]
+    return names
+
+
+def _expand_ranges(text: str) -> list[str]:
+    numbers: list[str] = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        if not match:
+            raise ValueError(f"{text[:80]!r}: {part[:40]!r} is not a range of numbers")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last - first >= MAX_NAMES - len(numbers):
+            raise ValueError(f"{text[:80]!r}: {part[:40]!r} is not a range of at most {MAX_NAMES} numbers")
+        numbers += [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
+    return numbers

@@ -1,0 +1,286 @@
+"""What Slurm's commands print, as records. Pure.
+
+Only words that a job's owner cannot shape are read as they stand: columns of squeue that Slurm and its administrators
+fill, the record of a node, and JSON, in which a job's name or comment cannot imitate another field. `scontrol show job`
+in plain text is not read at all: names and comments stand in it unescaped (docs/decisions/0001).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+from gpu_exporter.attribution.hostlist import parse_names, parse_ranges
+from gpu_exporter.attribution.source import SourceError
+
+# Column widths only pad: Slurm cuts at the width, so they are far above any real value.
+COLUMNS = (
+    "JobID",
+    "UserName",
+    "Account",
+    "Partition",
+    "QOS",
+    "State",
+    "StartTime",
+    "RestartCnt",
+    "ArrayJobID",
+    "ArrayTaskID",
+    "HetJobID",
+    "HetJobOffset",
+    "NumNodes",
+    "NumCPUs",
+    "tres-alloc",
+)
+SQUEUE_FORMAT = ",".join(f"{column}:256|" for column in COLUMNS)
+UNSET = ("(null)", "N/A")
+# One resource of a GRES list: name, type, count, and what stands in brackets. Types and names are the site's.
+GRES = re.compile(r"(?P<name>[^:,()=]+)(?::(?P<type>[^:,()]+))??(?::(?P<count>\d+)[KMGTP]?)?(?:\((?P<detail>[^()]*)\))?")
+MAX_GRES_TEXT = 65_536
+
+
+class Job(NamedTuple):
+    """One row of squeue. `start` is Unix seconds, None while unknown; `size` changes when the job is resized."""
+
+    job_id: str
+    user: str
+    account: str
+    partition: str
+    qos: str
+    state: str
+    start: float | None
+    restarts: str
+    array_job_id: str = ""
+    array_task_id: str = ""
+    het_job_id: str = ""
+    het_job_offset: str = ""
+    size: tuple[str, ...] = ()
+
+
+def parse_squeue(text: str) -> list[Job]:
+    """Rows of `squeue -h -O SQUEUE_FORMAT` under SLURM_TIME_FORMAT=%s. Raises SourceError on any other shape."""
+    jobs: list[Job] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")][:-1]
+        if len(cells) != len(COLUMNS) or not _is_number(cells[0]):
+            raise SourceError(f"squeue printed a line that is not understood: {line.strip()[:80]!r}")
+        known = ["" if cell in UNSET else cell for cell in cells]
+        array_job, array_task, het_job, het_offset = known[8:12]
+        jobs.append(
+            Job(
+                *known[:6],
+                start=float(known[6]) if _is_number(known[6]) else None,
+                restarts=known[7] or "0",
+                # 22.05 and 24.11 print the job's own id as ArrayJobID of what is no array; only tasks have a number.
+                array_job_id=array_job if _is_number(array_task) else "",
+                array_task_id=array_task if _is_number(array_task) else "",
+                het_job_id=het_job if _is_number(het_job) and het_job != "0" else "",
+                het_job_offset=het_offset if _is_number(het_job) and het_job != "0" else "",
+                size=tuple(known[12:]),
+            )
+        )
+    return jobs
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 18
+
+
+class Gres(NamedTuple):
+    """The GPUs of one GRES list. `unnamed`: how many are counted without an index; `shares`: shard or mps in use."""
+
+    indexes: tuple[int, ...] = ()
+    unnamed: int = 0
+    shares: str = ""
+
+
+def parse_gres(text: str) -> Gres:
+    """`gpu:h100:2(IDX:0,2-3),shard:1(0/4,1/4)` and its like, of a job or of a node's GresUsed.
+
+    Raises ValueError for a list that is not understood.
+    """
+    if len(text) > MAX_GRES_TEXT:
+        raise ValueError(f"a GRES list of {len(text)} characters is not understood")
+    indexes: list[int] = []
+    unnamed = 0
+    shares = ""
+    for item in _split_gres(text):
+        match = GRES.fullmatch(item)
+        if not match:
+            raise ValueError(f"{item[:80]!r} is not a GRES that is understood")
+        name, count = match["name"].removeprefix("gres/").removeprefix("gres:"), int(match["count"] or 0)
+        detail = match["detail"] or ""
+        if name in ("shard", "mps"):
+            shares = shares or (item if count else "")
+        elif name == "gpu":
+            found = _parse_index(detail)
+            indexes += found
+            unnamed += max(0, count - len(found))
+    if len(set(indexes)) != len(indexes):
+        raise ValueError(f"{text[:80]!r} names one index twice")
+    return Gres(tuple(indexes), unnamed, shares)
+
+
+def _split_gres(text: str) -> list[str]:
+    """Items between the commas that are outside of brackets."""
+    items = re.findall(r"(?:[^,()]|\([^()]*\))+", text) if text not in UNSET else []
+    if sum(map(len, items)) + max(0, len(items) - 1) != len(text) and text not in UNSET:
+        raise ValueError(f"{text[:80]!r} is not a GRES list that is understood")
+    return items
+
+
+def _parse_index(detail: str) -> list[int]:
+    """`IDX:0,2-3` to numbers; `IDX:N/A` and `S:0-1` (sockets) name none."""
+    kind, _, numbers = detail.partition(":")
+    if kind != "IDX" or numbers in ("", "N/A"):
+        return []
+    return parse_ranges(numbers)
+
+
+class JobGpus(NamedTuple):
+    """A job's GPUs on one node by IDX, and how many it has on all its nodes together.
+
+    `unnamed`: GPUs on this node that Slurm counts and gives no index. `shares` as in Gres.
+    """
+
+    indexes: tuple[int, ...]
+    total: int
+    unnamed: int = 0
+    shares: str = ""
+
+
+def parse_job_gpus(text: str, node: str) -> dict[str, JobGpus]:
+    """The GPUs on `node` of every running job of an answer of `squeue --json` or `scontrol show job --json`.
+
+    `gres_detail` has one entry for each of the job's nodes, in their order. A job whose record is not understood is
+    left out, so that it costs no other job anything. Raises SourceError for anything but such an answer.
+    """
+    try:
+        answer: Any = json.loads(text)
+        rows = answer["jobs"]
+        errors = answer.get("errors") or ()
+        found = [(str(int(row["job_id"])), row) for row in rows]
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
+        raise SourceError(f"Slurm's JSON is not understood: {type(exc).__name__}") from exc
+    if errors:  # 22.05 ends with status 0 and no jobs when the controller does not answer
+        raise SourceError(f"Slurm answered with errors: {str(errors)[:200]}")
+    jobs: dict[str, JobGpus] = {}
+    for job_id, row in found:
+        try:
+            gpus = _read_gpus(row, node)
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+            continue
+        if gpus is not None:
+            jobs[job_id] = gpus
+    return jobs
+
+
+def _read_gpus(row: dict[str, Any], node: str) -> JobGpus | None:
+    """None while the job has no nodes: then nothing is known of its GPUs."""
+    names = row["nodes"]
+    details = row["gres_detail"]
+    if not isinstance(names, str) or not isinstance(details, list):
+        raise TypeError("nodes and gres_detail are not a text and a list")
+    nodes = parse_names(names)
+    if not nodes:
+        return None
+    gres = [parse_gres(str(detail)) for detail in details]
+    if not gres:
+        return JobGpus((), 0)
+    if len(gres) != len(nodes):
+        raise ValueError("gres_detail does not have one entry for each node")
+    total = sum(len(each.indexes) + each.unnamed for each in gres)
+    if node not in nodes:
+        return JobGpus((), total)
+    own = gres[nodes.index(node)]
+    return JobGpus(own.indexes, total, own.unnamed, own.shares)
+
+
+class NodeRecord(NamedTuple):
+    """What `scontrol show node -d` says of a node: its GPUs as (type, count) in the order of slurm.conf, and those in use.
+
+    Slurm names the positions in use only where the GPUs have a type; else `used` counts them. `slurmd_start`: Unix
+    seconds, None where it is not said.
+    """
+
+    configured: tuple[tuple[str, int], ...]
+    used: Gres
+    slurmd_start: float | None = None
+
+
+def parse_node(text: str) -> NodeRecord:
+    """The record of one node, under SLURM_TIME_FORMAT=%s. Raises SourceError when it does not say which GRES are used."""
+    used = _field(text, r"^\s*GresUsed=(\S*)\s*$")
+    if used is None:
+        raise SourceError("scontrol show node -d prints no GresUsed, so no GPU is known to be free")
+    configured = _field(text, r"^\s*Gres=(\S*)\s*$") or ""
+    start = _field(text, r"\bSlurmdStartTime=(\d+)\b")
+    try:
+        return NodeRecord(_configured(configured), parse_gres(used), None if start is None else float(start))
+    except ValueError as exc:
+        raise SourceError(f"scontrol show node -d: {exc}") from exc
+
+
+def _configured(text: str) -> tuple[tuple[str, int], ...]:
+    matches = [match for item in _split_gres(text) if (match := GRES.fullmatch(item)) and match["name"] == "gpu"]
+    return tuple(((match["type"] or "").lower(), int(match["count"] or 0)) for match in matches)
+
+
+def _field(text: str, pattern: str) -> str | None:
+    match = re.search(pattern, text, flags=re.MULTILINE)
+    return match[1] if match else None
+
+
+class SlurmConfig(NamedTuple):
+    """What `scontrol show config` says: names as they are printed, "" where they are not."""
+
+    cluster: str
+    path: str
+    spool: str
+    private: frozenset[str]
+
+
+def parse_config(text: str) -> SlurmConfig:
+    """The few settings that attribution needs."""
+
+    def value(name: str) -> str:
+        return _field(text, rf"^{name}\s*=\s*(.*?)\s*$") or ""
+
+    private = frozenset(word.strip().lower() for word in value("PrivateData").split(","))
+    return SlurmConfig(value("ClusterName"), value("SLURM_CONF"), value("SlurmdSpoolDir"), private)
+
+
+_DETAILS = re.compile(r"JOB_GRES=\S+(?:\s+Nodes=\S+ CPU_IDs=\S* Mem=\S+ GRES=\S*)+\s*")
+_DETAIL = re.compile(r"\sNodes=(\S+) CPU_IDs=\S* Mem=\S+ GRES=(\S*)")
+_RECORD = re.compile(r"\n(?=JobId=\d+ )")
+
+
+def parse_job_text(text: str, job_id: str, node: str) -> JobGpus | None:
+    """The GPUs that `scontrol -o show job -d ID` gives the job: for Slurm that is built without JSON.
+
+    None where the text could have been shaped by the job's name or comment: its GPUs then have a holder without a name.
+    Believed is one record with one list of devices that has nothing else in it, in the place where Slurm prints it.
+    """
+    records = [record for record in _RECORD.split(text) if record.startswith(f"JobId={job_id} ")]
+    if len(records) != 1:
+        return None
+    before, found, rest = records[0].partition("JOB_GRES=")
+    details, ended, after = rest.partition("MinCPUsNode=")
+    if not found:
+        return JobGpus((), 0) if records[0].count("MinCPUsNode=") == 1 and not _DETAIL.search(before) else None
+    if not ended or "JOB_GRES=" in rest or "MinCPUsNode=" in before + after or _DETAIL.search(before + after):
+        return None
+    if not _DETAILS.fullmatch(found + details):
+        return None
+    indexes: tuple[int, ...] = ()
+    total = unnamed = 0
+    shares = ""
+    try:
+        for hosts_text, gres_text in _DETAIL.findall(details):
+            hosts, gres = parse_names(hosts_text), parse_gres(gres_text)
+            total += (len(gres.indexes) + gres.unnamed) * len(hosts)
+            if node in hosts:
+                indexes, unnamed, shares = gres.indexes, gres.unnamed, gres.shares
+    except ValueError:
+        return None
+    return JobGpus(indexes, total, unnamed, shares)
