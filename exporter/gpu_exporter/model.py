@@ -151,7 +151,12 @@ class HolderKey(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """A pod container or a Slurm job, as its scheduler describes it. Empty strings are unknown."""
+    """A pod container or a Slurm job, as its scheduler describes it. Empty strings are unknown.
+
+    `cluster` is Slurm's. A task of a job array has `array_job_id` and `array_task_id`, a component of a heterogeneous
+    job `het_job_id` (the leader's job id) and `het_job_offset`. `uid` is the user's number; it is published only where
+    `identity.user` is `uid`.
+    """
 
     key: HolderKey
     namespace: str = ""
@@ -164,6 +169,11 @@ class Holder(NamedTuple):
     account: str = ""
     partition: str = ""
     qos: str = ""
+    array_job_id: str = ""
+    array_task_id: str = ""
+    het_job_id: str = ""
+    het_job_offset: str = ""
+    uid: str = ""
     source: str = ""
     resource: str = ""
     identity: str = ""  # "name" when no incarnation id could be proven: never restored from state
@@ -172,10 +182,18 @@ class Holder(NamedTuple):
 
     @property
     def label(self) -> str:
-        """How people write it: `namespace/pod/container` or `job 123`."""
+        """How people write it: `namespace/pod/container`, `job 42`, `job 3010_1` (array) or `job 3011+1` (het job)."""
         if self.key.scheduler == "slurm":
-            return f"job {self.job_id}"
+            return f"job {self._job_name()}"
         return f"{self.namespace}/{self.pod}/{self.container}"
+
+    def _job_name(self) -> str:
+        """As squeue prints it and scontrol takes it: a task and a component have an address beside their number."""
+        if self.array_job_id and self.array_task_id:
+            return f"{self.array_job_id}_{self.array_task_id}"
+        if self.het_job_id and self.het_job_offset:
+            return f"{self.het_job_id}+{self.het_job_offset}"
+        return self.job_id
 
 
 class Claim(NamedTuple):
@@ -202,11 +220,11 @@ class Allocation(NamedTuple):
 
 
 class SourceStatus(NamedTuple):
-    """One attribution source. `age_s` is the age of its last good answer, None before the first."""
+    """One attribution source. `last_success_wall`: when it was last asked and answered, None before the first time."""
 
     name: str
     up: bool
-    age_s: float | None
+    last_success_wall: float | None
     conflicts: int = 0
     error: str = ""
 

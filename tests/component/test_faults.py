@@ -170,7 +170,7 @@ def test_gpu_lost_while_running(rig: Rig, matrix: FaultTable, fault: str, error:
     heal(rig)
     rig.wait_until(url, "gpu 3 to come back", lambda seen: rig.fresh(seen, "B") == rig.all())
     assert threads_of(running) <= threads + 2
-    signs = f'`gpu_exporter_nvml_errors_total{{error="{error}"}}`; visible {COUNT - 1} of {COUNT}'
+    signs = f'`gpu_exporter_driver_errors_total{{error="{error}"}}`; visible {COUNT - 1} of {COUNT}'
     matrix.add(fault, "`gpu_up` 0, counters stand, gauges withheld", OTHERS, signs, "with the next cycle, by itself")
 
 
@@ -283,7 +283,7 @@ def test_a_call_fails_on_all_gpus(rig: Rig, matrix: FaultTable) -> None:
         "a call fails on all GPUs",
         "that series absent, the rest fresh",
         "the same",
-        "`gpu_exporter_nvml_errors_total{call,error}`, `gpu_exporter_collector_success` 0",
+        "`gpu_exporter_driver_errors_total{call,error}`, `gpu_exporter_collector_success` 0",
         "with the next cycle, by itself",
     )
 

@@ -91,11 +91,15 @@ ALLOCATION_INFO = Family(
     "gauge",
     "Who holds the GPU or MIG instance, always 1",
     (
-        "cluster",
+        "slurm_cluster",
         "user",
         "account",
         "partition",
         "qos",
+        "array_job_id",
+        "array_task_id",
+        "het_job_id",
+        "het_job_offset",
         "pod_uid",
         "source",
         "share",
@@ -217,12 +221,17 @@ COLLECTOR_DURATION = Family(
     "Longest last cycle of the collector over the GPUs",
     ("collector",),
 )
-NVML_ERRORS = Family("gpu_exporter_nvml_errors_total", "counter", "Failed driver calls since start", ("call", "error"))
+DRIVER_ERRORS = Family(
+    "gpu_exporter_driver_errors_total", "counter", "Failed driver calls since start", ("call", "error")
+)
 ATTRIBUTION_UP = Family(
     "gpu_exporter_attribution_up", "gauge", "1 when the source's last poll was answered", ("source",)
 )
-ATTRIBUTION_AGE = Family(
-    "gpu_exporter_attribution_age_seconds", "gauge", "Age of the source's last good answer", ("source",)
+ATTRIBUTION_LAST_SUCCESS = Family(
+    "gpu_exporter_attribution_last_success_timestamp_seconds",
+    "gauge",
+    "When the source was last asked and answered; absent before the first time",
+    ("source",),
 )
 ATTRIBUTION_CONFLICTS = Family(
     "gpu_exporter_attribution_conflicts_total",
@@ -240,9 +249,9 @@ SELF_FAMILIES = (
     LAST_SAMPLE,
     COLLECTOR_SUCCESS,
     COLLECTOR_DURATION,
-    NVML_ERRORS,
+    DRIVER_ERRORS,
     ATTRIBUTION_UP,
-    ATTRIBUTION_AGE,
+    ATTRIBUTION_LAST_SUCCESS,
     ATTRIBUTION_CONFLICTS,
 )
 
