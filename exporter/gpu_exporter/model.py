@@ -300,8 +300,23 @@ class AllocationView(NamedTuple):
     processes: float | None = None
 
 
+class StateStatus(NamedTuple):
+    """How the state file fares. `error` is why the last write failed, "" when it did not.
+
+    `last_write_wall` is None before the first write of this process.
+    """
+
+    last_write_wall: float | None
+    write_errors: int
+    error: str = ""
+
+
 class AgentStatus(NamedTuple):
-    """The exporter's own condition."""
+    """The exporter's own condition.
+
+    `sample_interval_s` is the larger of sampling and publishing: values are no fresher than that. `last_sample_wall` is
+    when a GPU last answered, None before the first time.
+    """
 
     version: str
     backend: str
@@ -318,6 +333,18 @@ class AgentStatus(NamedTuple):
     unmanaged: tuple[tuple[str, int], ...] = ()  # (kernel driver, number) of GPUs that are not ours to read
     outcomes: tuple[CollectorOutcome, ...] = ()  # of collectors that work outside the device cycles
     warnings: tuple[str, ...] = ()  # for people, about this host
+    state: StateStatus | None = None  # None where no state is kept
+    driver_asked: bool = True  # false until the driver was asked for the first time: nothing is known yet
+
+    @property
+    def expects_gpus(self) -> bool:
+        """Whether the lack of GPU data is a fault.
+
+        Not on a node without a GPU, nor where every GPU was given to another kernel driver. GPUs on the bus without any
+        kernel driver, with none of NVIDIA's beside them, are a driver that failed to load.
+        """
+        unbound = any(driver == "none" for driver, _ in self.unmanaged)
+        return self.devices_expected > 0 or unbound or not self.driver_asked
 
 
 class View(NamedTuple):

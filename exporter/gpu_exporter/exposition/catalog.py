@@ -189,7 +189,12 @@ ALLOCATION_FAMILIES = (
 )
 
 BUILD_INFO = Family("gpu_exporter_build_info", "gauge", "Version and backend, always 1", ("version", "backend"))
-DRIVER_UP = Family("gpu_driver_up", "gauge", "1 while the driver answers, 0 while there is none or all of it hangs")
+DRIVER_UP = Family(
+    "gpu_driver_up",
+    "gauge",
+    "1 while the driver answers, 0 while there is none or all of it hangs; a fault only where gpu_devices_expected is "
+    "above 0",
+)
 DEVICES_VISIBLE = Family("gpu_devices_visible", "gauge", "GPUs that answer")
 DEVICES_EXPECTED = Family(
     "gpu_devices_expected",
@@ -203,11 +208,25 @@ DEVICES_UNMANAGED = Family(
     ("driver",),
     source="/sys/bus/pci/devices",
 )
-SAMPLE_INTERVAL = Family("gpu_exporter_sample_interval_seconds", "gauge", "Sampling interval of each GPU")
+SAMPLE_INTERVAL = Family(
+    "gpu_exporter_sample_interval_seconds",
+    "gauge",
+    "How fresh values can be: the larger of the sampling interval and --textfile.interval",
+)
 LAST_SAMPLE = Family(
     "gpu_exporter_last_sample_timestamp_seconds",
     "gauge",
-    "When a GPU last answered; absent before the first time",
+    "When a GPU last answered, kept while none does; absent before the first time",
+)
+STATE_LAST_WRITE = Family(
+    "gpu_exporter_state_last_write_timestamp_seconds",
+    "gauge",
+    "When the state file was last written; counters stop increasing half of state.write_interval later",
+)
+STATE_WRITE_ERRORS = Family(
+    "gpu_exporter_state_write_errors_total",
+    "counter",
+    "Failed writes of the state file since start; absent where no state is kept",
 )
 COLLECTOR_SUCCESS = Family(
     "gpu_exporter_collector_success",
@@ -247,6 +266,8 @@ SELF_FAMILIES = (
     DEVICES_UNMANAGED,
     SAMPLE_INTERVAL,
     LAST_SAMPLE,
+    STATE_LAST_WRITE,
+    STATE_WRITE_ERRORS,
     COLLECTOR_SUCCESS,
     COLLECTOR_DURATION,
     DRIVER_ERRORS,

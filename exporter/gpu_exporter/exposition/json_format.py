@@ -23,6 +23,7 @@ def render_json(view: View) -> str:
             "health": judge_health(view),
             "driver_up": status.driver_up,
             "driver_error": status.driver_error,
+            "warnings": list(status.warnings),
             "gpus": [_gpu(gpu) for gpu in view.gpus],
             "allocations": [_allocation(allocation) for allocation in view.allocations],
             "attribution": [

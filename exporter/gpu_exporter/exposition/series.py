@@ -188,6 +188,9 @@ def _add_self(table: _Table, view: View) -> None:
         table.add(catalog.DEVICES_UNMANAGED, (), (), float(number), (driver,))
     table.add(catalog.SAMPLE_INTERVAL, (), (), status.sample_interval_s)
     table.add(catalog.LAST_SAMPLE, (), (), status.last_sample_wall)
+    if status.state is not None:
+        table.add(catalog.STATE_LAST_WRITE, (), (), status.state.last_write_wall)
+        table.add(catalog.STATE_WRITE_ERRORS, (), (), float(status.state.write_errors))
     for name, success, duration in _collector_outcomes(view):
         table.add(catalog.COLLECTOR_SUCCESS, (), (), success, (name,))
         table.add(catalog.COLLECTOR_DURATION, (), (), duration, (name,))
