@@ -97,7 +97,10 @@ class Queries:
         lately = f"max by ({TARGET}) (last_over_time(gpu_exporter_build_info{{{ON_NODES}}}[{self.idle_for}]))"
         self.exporters = f"count({reporting})"
         self.exporters_silent = f"count({lately} unless on ({TARGET}) {reporting}) or 0 * count({lately})"
-        self.driver_down = _count_zeros("gpu_driver_up")
+        # GPUs that no kernel driver has, with none of NVIDIA's beside them: its driver failed to load.
+        missed = f'gpu_devices_expected{{{ON_NODES}}} > 0 or gpu_devices_unmanaged{{{ON_NODES}, driver="none"}} > 0'
+        driver = f"gpu_driver_up{{{ON_NODES}}}"
+        self.driver_down = f"count({driver} == 0 and on ({TARGET}) ({missed})) or 0 * count({driver})"
         self.sources_down = _count_zeros("gpu_exporter_attribution_up")
         self.sample_age = (
             f"max by (node) (timestamp(gpu_exporter_last_sample_timestamp_seconds{{{ON_NODES}}})"

@@ -135,7 +135,7 @@ def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
     if options.textfile is not None and options.textfile.suffix != ".prom":
         parser.error(f"--textfile.output {options.textfile}: node_exporter reads only files named *.prom")
     if options.textfile_interval > TEXTFILE_INTERVAL_MAX_S:
-        parser.error("--textfile.interval: at most 60s, since alert and reconciler believe nothing older than 120s")
+        parser.error("--textfile.interval: at most 60s, since evidence counts as fresh for four intervals")
     if not options.telemetry_path.startswith("/"):
         parser.error(f"--web.telemetry-path {options.telemetry_path}: must start with /")
     for path in (*options.replay, *(path for path in (options.scenario, options.static) if path is not None)):
@@ -225,7 +225,17 @@ def _run_daemon(
     try:
         state = open_state(state_directory, settings, read_boot_id())
         sysfs = options.sysfs if backend.name == "nvml" else None
-        agent = Agent(settings, backend, sources, SystemClock(), state, _enabled(options), sysfs=sysfs)
+        publish_interval_s = options.textfile_interval if options.textfile is not None else 0.0
+        agent = Agent(
+            settings,
+            backend,
+            sources,
+            SystemClock(),
+            state,
+            _enabled(options),
+            sysfs=sysfs,
+            publish_interval_s=publish_interval_s,
+        )
         if options.textfile is not None:
             ended = write_textfiles(agent, options.textfile, options.textfile_interval)
         else:

@@ -151,7 +151,12 @@ class HolderKey(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """A pod container or a Slurm job, as its scheduler describes it. Empty strings are unknown."""
+    """A pod container or a Slurm job, as its scheduler describes it. Empty strings are unknown.
+
+    `cluster` is Slurm's. A task of a job array has `array_job_id` and `array_task_id`, a component of a heterogeneous
+    job `het_job_id` (the leader's job id) and `het_job_offset`. `uid` is the user's number; it is published only where
+    `identity.user` is `uid`.
+    """
 
     key: HolderKey
     namespace: str = ""
@@ -164,6 +169,11 @@ class Holder(NamedTuple):
     account: str = ""
     partition: str = ""
     qos: str = ""
+    array_job_id: str = ""
+    array_task_id: str = ""
+    het_job_id: str = ""
+    het_job_offset: str = ""
+    uid: str = ""
     source: str = ""
     resource: str = ""
     # "name" when no incarnation id could be proven: never restored from state. "hidden" when its scheduler does not say
@@ -171,19 +181,23 @@ class Holder(NamedTuple):
     identity: str = ""
     start_wall: float | None = None  # provable start, from the scheduler
     units: int | None = None  # GPUs and MIG instances it holds in all, on every node, as its scheduler counts them
-    array_job_id: str = ""
-    array_task_id: str = ""
-    het_job_id: str = ""
-    het_job_offset: str = ""
 
     @property
     def label(self) -> str:
-        """How people write it: `namespace/pod/container` or `job 123`."""
+        """How people write it: `namespace/pod/container`, `job 42`, `job 3010_1` (array) or `job 3011+1` (het job)."""
         if self.identity == "hidden":
             return "a hidden job"
         if self.key.scheduler == "slurm":
-            return f"job {self.job_id}"
+            return f"job {self._job_name()}"
         return f"{self.namespace}/{self.pod}/{self.container}"
+
+    def _job_name(self) -> str:
+        """As squeue prints it and scontrol takes it: a task and a component have an address beside their number."""
+        if self.array_job_id and self.array_task_id:
+            return f"{self.array_job_id}_{self.array_task_id}"
+        if self.het_job_id and self.het_job_offset:
+            return f"{self.het_job_id}+{self.het_job_offset}"
+        return self.job_id
 
 
 class Claim(NamedTuple):
@@ -225,14 +239,14 @@ class Allocation(NamedTuple):
 
 
 class SourceStatus(NamedTuple):
-    """One attribution source. `age_s` is the age of its last good answer, None before the first.
+    """One attribution source. `last_success_wall`: when it was last asked and answered, None before the first time.
 
     `error`: what was missing, so that some holders may be; `notice`: what people should know, with nothing missing.
     """
 
     name: str
     up: bool
-    age_s: float | None
+    last_success_wall: float | None
     conflicts: int = 0
     error: str = ""
     notice: str = ""
@@ -309,8 +323,23 @@ class AllocationView(NamedTuple):
     processes: float | None = None
 
 
+class StateStatus(NamedTuple):
+    """How the state file fares. `error` is why the last write failed, "" when it did not.
+
+    `last_write_wall` is None before the first write of this process.
+    """
+
+    last_write_wall: float | None
+    write_errors: int
+    error: str = ""
+
+
 class AgentStatus(NamedTuple):
-    """The exporter's own condition."""
+    """The exporter's own condition.
+
+    `sample_interval_s` is the larger of sampling and publishing: values are no fresher than that. `last_sample_wall` is
+    when a GPU last answered, None before the first time.
+    """
 
     version: str
     backend: str
@@ -327,6 +356,18 @@ class AgentStatus(NamedTuple):
     unmanaged: tuple[tuple[str, int], ...] = ()  # (kernel driver, number) of GPUs that are not ours to read
     outcomes: tuple[CollectorOutcome, ...] = ()  # of collectors that work outside the device cycles
     warnings: tuple[str, ...] = ()  # for people, about this host
+    state: StateStatus | None = None  # None where no state is kept
+    driver_asked: bool = True  # false until the driver was asked for the first time: nothing is known yet
+
+    @property
+    def expects_gpus(self) -> bool:
+        """Whether the lack of GPU data is a fault.
+
+        Not on a node without a GPU, nor where every GPU was given to another kernel driver. GPUs on the bus without any
+        kernel driver, with none of NVIDIA's beside them, are a driver that failed to load.
+        """
+        unbound = any(driver == "none" for driver, _ in self.unmanaged)
+        return self.devices_expected > 0 or unbound or not self.driver_asked
 
 
 class View(NamedTuple):

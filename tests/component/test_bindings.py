@@ -69,7 +69,7 @@ def publish(table: NvmlTable, driver: str, scenario: Scenario) -> dict[tuple[str
     finally:
         feeder.stop()
     assert (done.returncode, done.stderr) == (0, "")
-    assert "gpu_exporter_nvml_errors_total" not in done.stdout  # a driver that is only old is no error
+    assert "gpu_exporter_driver_errors_total" not in done.stdout  # a driver that is only old is no error
     return {
         (sample.name, next(iter(reversed(sample.labels.values())), "")): sample.value
         for family in text_string_to_metric_families(done.stdout)

@@ -63,6 +63,7 @@ def test_both_formats_by_accept_gzip_and_name_filter(processes: Processes, nvml_
         assert answer.headers["Content-Encoding"] == "gzip"
         names = {family.name for family in parse_openmetrics(gzip.decompress(answer.read()).decode())}
     assert "gpu_power_watts" in names
+    assert series(text)["gpu_exporter_sample_interval_seconds", ""] == 1.0
     only = fetch(f"{url}/metrics?name[]=gpu_up&name[]=gpu_driver_up")
     assert only is not None
     assert {name for name, _ in series(only)} == {"gpu_up", "gpu_driver_up"}
@@ -217,18 +218,18 @@ def test_a_port_in_use_is_named(processes: Processes, nvml_environment, feeder) 
 
 
 def test_a_resident_textfile_stays_fresh_without_http(
-    processes: Processes, nvml_environment, feeder, tmp_path: Path
+    processes: Processes, nvml_environment, feeder, fast: str, tmp_path: Path
 ) -> None:
     output = tmp_path / "gpu.prom"
-    running = processes.start(
-        [*GPU_EXPORTER, *QUIET, "--state.directory=", f"--textfile.output={output}", "--textfile.interval=200ms"],
-        nvml_environment,
-    )
+    flags = ["--state.directory=", f"--textfile.output={output}", "--textfile.interval=200ms", fast]
+    running = processes.start([*GPU_EXPORTER, *QUIET, *flags], nvml_environment)
     wait_for(
         lambda: output.exists() and ("gpu_busy_seconds_total", "0") in series(output.read_text("utf-8")), "a textfile"
     )
     before = series(output.read_text("utf-8"))["gpu_observed_seconds_total", "0"]
     wait_for(lambda: series(output.read_text("utf-8"))["gpu_observed_seconds_total", "0"] > before, "a newer textfile")
+    # Sampled each 100 ms, but a reader sees what was written up to 200 ms ago.
+    assert series(output.read_text("utf-8"))["gpu_exporter_sample_interval_seconds", ""] == 0.2
     assert running.stop(signal.SIGTERM) == 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import resource
 import signal
 import socket
 import time
@@ -39,6 +41,7 @@ ORDER = [
     "driver replaced, in a container",
     "driver replaced, on a host",
     "XID, then the GPU is lost",
+    "state directory full or read-only",
 ]
 
 
@@ -170,7 +173,7 @@ def test_gpu_lost_while_running(rig: Rig, matrix: FaultTable, fault: str, error:
     heal(rig)
     rig.wait_until(url, "gpu 3 to come back", lambda seen: rig.fresh(seen, "B") == rig.all())
     assert threads_of(running) <= threads + 2
-    signs = f'`gpu_exporter_nvml_errors_total{{error="{error}"}}`; visible {COUNT - 1} of {COUNT}'
+    signs = f'`gpu_exporter_driver_errors_total{{error="{error}"}}`; visible {COUNT - 1} of {COUNT}'
     matrix.add(fault, "`gpu_up` 0, counters stand, gauges withheld", OTHERS, signs, "with the next cycle, by itself")
 
 
@@ -283,7 +286,7 @@ def test_a_call_fails_on_all_gpus(rig: Rig, matrix: FaultTable) -> None:
         "a call fails on all GPUs",
         "that series absent, the rest fresh",
         "the same",
-        "`gpu_exporter_nvml_errors_total{call,error}`, `gpu_exporter_collector_success` 0",
+        "`gpu_exporter_driver_errors_total{call,error}`, `gpu_exporter_collector_success` 0",
         "with the next cycle, by itself",
     )
 
@@ -621,6 +624,44 @@ def test_counters_go_on_over_a_release(rig: Rig) -> None:
     finally:
         rig.feeder.stop()
     assert after >= before
+
+
+def test_a_full_state_directory_is_said_and_counted_and_heals_by_itself(rig: Rig, matrix: FaultTable) -> None:
+    settings = "sampling: {interval: 100ms}\nattribution: {interval: 200ms}\nstate: {write_interval: 200ms}\n"
+    running, url = rig.start(f"--state.directory={rig.directory / 'state'}", settings=settings)
+    observed = "gpu_observed_seconds_total"
+    errors, written = "gpu_exporter_state_write_errors_total", "gpu_exporter_state_last_write_timestamp_seconds"
+    seen = rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+    first = seen.one(written) or 0.0
+    seen = rig.wait_until(url, "two writes with counters", lambda seen: (seen.one(written) or 0) > first + 0.2)
+    assert seen.one(errors) == 0
+    # Every write of more than one byte fails from now on, as on a full disk; the log is allowed to fail with it.
+    limit = resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+    # It tries each 100 ms, which is also how far the last marks lie ahead: after ten tries nothing may grow any more.
+    stopped = rig.wait_until(url, "the errors", lambda seen: (seen.one(errors) or 0) >= 10)
+    last = stopped.one(written)
+    assert last is not None
+    (warning,) = json.loads(fetch(f"{url}/api/v1/status") or "")["warnings"]
+    assert warning.startswith(f"{rig.directory / 'state' / 'state'}: cannot be written (File too large); counters stop")
+    assert warning in (fetch(f"{url}/") or "")
+
+    def stays_stopped(seen: Seen) -> None:
+        assert seen[observed] == stopped[observed]
+        assert seen.one(written) == last
+
+    rig.hold(url, 1.0, stays_stopped)
+    resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, limit)
+    rig.wait_until(url, "the next write", lambda seen: (seen.one(written) or 0) > last)
+    rig.wait_until(url, "counters to go on", lambda seen: seen[observed]["0"] > stopped[observed]["0"])
+    assert json.loads(fetch(f"{url}/api/v1/status") or "")["warnings"] == []
+    assert running.stop() == 0
+    matrix.add(
+        "state directory full or read-only",
+        "counters stop within half of `state.write_interval`, gauges fresh",
+        "the same",
+        "`gpu_exporter_state_write_errors_total`, `gpu_exporter_state_last_write_timestamp_seconds`; log and page say why",
+        "with the next write, by itself",
+    )
 
 
 @pytest.mark.parametrize("fault", ["not loaded", "hangs"])

@@ -32,6 +32,7 @@ from gpu_exporter.devices.protocol import ENGINES, Gpm
 from gpu_exporter.devices.scenario import load_scenario, parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import GPU_EXPORTER, run_exporter, wait_for
+from tests.testbed.sysfs import add_function
 
 MakeBackend = Callable[..., NvmlBackend]
 DEMO = Path(__file__).resolve().parents[2] / "exporter" / "gpu_exporter" / "demo.yaml"
@@ -543,13 +544,27 @@ def test_once_gives_up_on_a_hung_driver_in_time(nvml_environment: dict[str, str]
     assert done.stderr == "gpu-exporter: no GPU data: the driver did not answer within 0.5 s\n"
 
 
-def test_once_without_a_driver_is_one_clear_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kernel_driver", "status", "what"),
+    [
+        ("nvidia", 3, "no GPU data"),
+        ("", 3, "no GPU data"),
+        ("vfio-pci", 0, "no GPU is expected here"),
+        (None, 0, "no GPU is expected here"),
+    ],
+    ids=["a GPU with its driver", "a GPU whose driver is not loaded", "a GPU given away", "no GPU"],
+)
+def test_once_without_a_driver_is_one_clear_line_and_a_fault_only_where_a_gpu_is_missed(
+    tmp_path: Path, kernel_driver: str | None, status: int, what: str
+) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
-    done = once(environment, f"--output={tmp_path / 'gpu.prom'}")
-    assert done.returncode == 3
-    assert done.stdout == ""
+    (tmp_path / "bus/pci/devices").mkdir(parents=True)
+    if kernel_driver is not None:
+        add_function(tmp_path, "0000:3b:00.0", kernel_driver)
+    done = once(environment, f"--output={tmp_path / 'gpu.prom'}", f"--path.sysfs={tmp_path}")
+    assert (done.returncode, done.stdout) == (status, "")
     assert done.stderr == (
-        "gpu-exporter: no GPU data: libnvidia-ml.so.1 cannot be loaded (NVML_ERROR_LIBRARY_NOT_FOUND): "
+        f"gpu-exporter: {what}: libnvidia-ml.so.1 cannot be loaded (NVML_ERROR_LIBRARY_NOT_FOUND): "
         "no NVIDIA driver on this host, or it is not mounted here\n"
     )
     assert "gpu_driver_up 0" in (tmp_path / "gpu.prom").read_text("utf-8")

@@ -50,7 +50,7 @@ def test_real_jobs_by_id_user_account_partition_and_the_right_uuids(
                 assert allocation["user"] == USER
                 assert allocation["account"] == account
                 assert allocation["partition"] == "gpu"
-                assert allocation["cluster"] == "lab"
+                assert allocation["slurm_cluster"] == "lab"
                 assert allocation["scheduler"] == "slurm"
                 assert allocation["start_timestamp_seconds"] > 1.7e9
 

@@ -42,7 +42,7 @@ def look(url: str) -> Seen:
     errors: dict[tuple[str, str], float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name == "gpu_exporter_nvml_errors_total":
+            if sample.name == "gpu_exporter_driver_errors_total":
                 errors[sample.labels["call"], sample.labels["error"]] = sample.value
             elif sample.labels.keys() <= {"gpu", "uuid"}:
                 values[sample.name][sample.labels.get("gpu", "")] = sample.value

@@ -57,12 +57,15 @@ class Agent:
         note: str = "",
         driver_period_max_s: float = 1.0,
         sysfs: Path | None = None,
+        publish_interval_s: float = 0.0,
     ) -> None:
+        """`publish_interval_s`: how often a textfile is written; 0 when every reader gets what is known by then."""
         self._settings = settings
         self._backend = backend
         self._clock = clock
         self._state = state
         self._note = note
+        self._sample_interval_s = max(settings.sampling.interval, publish_interval_s)
         self.books = Books(settings, clock, state)
         directory = state.path.parent if state is not None else None
         self.fleet = Fleet(
@@ -137,9 +140,17 @@ class Agent:
                     warned = False
                 except OSError as exc:
                     if not warned:
-                        log.warning("state cannot be written, counters stand still: %s", exc)
+                        log.warning("%s", self._state_warning(str(exc)))
                     warned = True
             self._clock.wait(self._stop, min(1.0, self._state.margin_s / 4))
+
+    def _state_warning(self, error: str) -> str:
+        """What a state file that cannot be written means, and what to do."""
+        assert self._state is not None
+        return (
+            f"{self._state.path}: cannot be written ({error}); counters stop increasing until it can: "
+            f"free space in {self._state.path.parent}, or start with another --state.directory"
+        )
 
     def is_complete(self) -> bool:
         """True after the first complete cycle: driver asked, each GPU read or hung, attribution polled."""
@@ -160,6 +171,7 @@ class Agent:
 
     def _status(self) -> AgentStatus:
         driver_error = self.fleet.driver_error()
+        state = self.books.state_status()
         return AgentStatus(
             version=VERSION,
             backend=self._backend.name,
@@ -167,7 +179,7 @@ class Agent:
             driver_error=driver_error,
             devices_visible=self.fleet.visible(),
             devices_expected=self.fleet.expected(),
-            sample_interval_s=self._settings.sampling.interval,
+            sample_interval_s=self._sample_interval_s,
             last_sample_wall=self.books.last_sample_wall(),
             sources=self.poller.statuses(),
             attribution_known=self.poller.is_known() and self.books.is_resolved(),
@@ -175,5 +187,7 @@ class Agent:
             note=self._note,
             unmanaged=self.fleet.unmanaged(),
             outcomes=self.fleet.outcomes(),
-            warnings=self.fleet.warnings(),
+            warnings=(*self.fleet.warnings(), *([self._state_warning(state.error)] if state and state.error else [])),
+            state=state,
+            driver_asked=self.fleet.asked.is_set(),
         )

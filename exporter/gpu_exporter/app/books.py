@@ -23,6 +23,7 @@ from gpu_exporter.model import (
     GpuView,
     HolderKey,
     InstanceReading,
+    StateStatus,
     UnitId,
     UnitTotals,
     Verdict,
@@ -75,6 +76,10 @@ class Books:
         self._confirmed: dict[tuple[UnitId, HolderKey], float] = {}
         self._processes_proven = False  # a process of somebody was listed: so we can see them
         self._version = 0
+        self._last_sample: tuple[float, float] | None = None  # monotonic and wall time of the newest answer of a GPU
+        self._last_write_wall: float | None = None
+        self._write_errors = 0
+        self._write_error = ""
         self.xids = XidBook()
 
     def restore(self) -> str:
@@ -89,6 +94,8 @@ class Books:
             self._latest[uuid or position_key(snapshot.identity.index)] = snapshot
             if not snapshot.up:
                 return
+            if self._last_sample is None or snapshot.monotonic >= self._last_sample[0]:
+                self._last_sample = (snapshot.monotonic, snapshot.wall)
             before = self._inventory.get(uuid)
             if before is not None and not snapshot.instances_known:
                 self._inventory[uuid] = snapshot._replace(instances=before.instances)
@@ -168,7 +175,7 @@ class Books:
         return self.ledger.long_run_ended
 
     def write_state(self, *, final: bool = False) -> None:
-        """Renew the high-water marks. A failure is logged by the caller's own clockwork through OSError."""
+        """Renew the high-water marks. Raises OSError, counted, when the file cannot be written."""
         if self._state is None:
             return
         with self._lock:
@@ -176,9 +183,19 @@ class Books:
             prepared = self._state.prepare(self.ledger, final=final)
             if final:
                 self._state.adopt(prepared)  # lower marks are always safe, and the last scrapes must heed them
-        self._state.commit(prepared)  # a slow disk must not hold up scrapes
+        try:
+            self._state.commit(prepared)  # a slow disk must not hold up scrapes
+        except OSError as exc:
+            with self._lock:
+                self._version += 1
+                self._write_errors += 1
+                self._write_error = exc.strerror or str(exc)
+            raise
         with self._lock:
+            self._version += 1
             self._state.adopt(prepared)
+            self._last_write_wall = self._clock.wall()
+            self._write_error = ""
 
     def version(self) -> int:
         """Changes with everything that a view shows, but for ages."""
@@ -189,8 +206,16 @@ class Books:
         return not self._resolution.unresolved
 
     def last_sample_wall(self) -> float | None:
+        """When a GPU last answered, also while none does any more: evidence ages, it does not become undated."""
         with self._lock:
-            return max((s.wall for s in self._latest.values() if s.up), default=None)
+            return self._last_sample[1] if self._last_sample is not None else None
+
+    def state_status(self) -> StateStatus | None:
+        """How the state file fares, None where none is kept."""
+        if self._state is None:
+            return None
+        with self._lock:
+            return StateStatus(self._last_write_wall, self._write_errors, self._write_error)
 
     def build_view(self, status: AgentStatus, is_hung: Callable[[str], bool]) -> View:
         """The picture of this moment."""

@@ -21,6 +21,7 @@ from gpu_exporter.collectors import Collector, Totals
 from gpu_exporter.collectors.xid import XID
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.errors import DeviceError, DriverUnavailable
+from gpu_exporter.devices.pci import UNBOUND
 from gpu_exporter.devices.protocol import Backend, Device, EventWatch
 from gpu_exporter.model import CollectorOutcome, DeviceSnapshot
 from gpu_exporter.sampling.events import EventLoop
@@ -199,7 +200,10 @@ class Fleet:
         if isinstance(exc, DriverUnavailable) and exc.changed and self._worked:
             self._on_driver_changed(reason)
         elif reason != self._error:
-            log.warning("no GPU data: %s", reason, exc_info=not known)
+            if known and not self._expects_gpus():
+                log.info("no GPU is expected to answer here: %s", reason)
+            else:
+                log.warning("no GPU data: %s", reason, exc_info=not known)
         self._error = reason
 
     def _on_driver_changed(self, reason: str) -> None:
@@ -361,6 +365,10 @@ class Fleet:
             if identity is None or identity.uuid not in self._forgotten:
                 addresses.append(identity.pci_bus_id if identity is not None else None)
         return self._presence.count(addresses)
+
+    def _expects_gpus(self) -> bool:
+        """As AgentStatus.expects_gpus."""
+        return self.expected() > 0 or any(driver == UNBOUND for driver, _ in self.unmanaged())
 
     def unmanaged(self) -> tuple[tuple[str, int], ...]:
         return self._presence.unmanaged()

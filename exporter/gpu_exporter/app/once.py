@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,8 +17,8 @@ from gpu_exporter.exposition.health import judge_health
 from gpu_exporter.model import AgentStatus, View
 from gpu_exporter.version import VERSION
 
-EXIT_OK, EXIT_NO_DATA, EXIT_PARTIAL = 0, 3, 4
-EXIT_CODES = {"ok": EXIT_OK, "partial": EXIT_PARTIAL, "no_data": EXIT_NO_DATA}
+EXIT_OK, EXIT_NO_DATA, EXIT_PARTIAL = 0, 3, 4  # those of `flags.EPILOG`
+EXIT_CODES = {"ok": EXIT_OK, "none_expected": EXIT_OK, "partial": EXIT_PARTIAL, "no_data": EXIT_NO_DATA}
 PATHS = {"prometheus": "/metrics", "openmetrics": "/metrics", "json": "/api/v1/status", "table": "/api/v1/table"}
 
 ACCEPT = {"openmetrics": "Accept: application/openmetrics-text\r\n"}
@@ -72,7 +72,7 @@ def run_once(
         status = read_from_daemon(socket_path, "json", min(2.0, timeout_s))
         if body is not None and status is not None:
             _deliver(body, output)
-            return _daemon_exit_code(status)
+            return _conclude_for_daemon(status)
     result: list[View | Exception] = []
 
     def work() -> None:
@@ -94,20 +94,29 @@ def run_once(
     if isinstance(view, Exception):
         raise view
     _deliver(render(view, form), output)
-    for warning in view.status.warnings:
-        print(f"gpu-exporter: warning: {warning}", file=sys.stderr)  # noqa: T201 - for the user at the prompt
-    if not view.status.devices_visible:
-        return _fail("the driver lists no GPU that answers", form, None, backend_name)
-    return EXIT_CODES[judge_health(view)]
+    reason = view.status.driver_error or "the driver lists no GPU that answers"
+    return _conclude(judge_health(view), reason, view.status.warnings)
 
 
-def _daemon_exit_code(status: str) -> int:
-    """The exit code that the daemon's JSON asks for, with the one line that goes with 3."""
+def _conclude_for_daemon(status: str) -> int:
+    """The exit code that the daemon's JSON asks for."""
     data = json.loads(status)
-    code = EXIT_CODES.get(data.get("health"), EXIT_OK)
-    if code == EXIT_NO_DATA:
-        print(f"gpu-exporter: no GPU data: {data.get('driver_error') or 'no GPU answers'}", file=sys.stderr)  # noqa: T201
-    return code
+    return _conclude(data.get("health", ""), data.get("driver_error") or "no GPU answers", data.get("warnings", ()))
+
+
+def _conclude(health: str, reason: str, warnings: Iterable[str]) -> int:
+    """The exit code, with the lines for the user at the prompt that go with it."""
+    for warning in warnings:
+        _say(f"warning: {warning}")
+    if health == "no_data":
+        _say(f"no GPU data: {reason}")
+    elif health == "none_expected":
+        _say(f"no GPU is expected here: {reason}")
+    return EXIT_CODES.get(health, EXIT_OK)
+
+
+def _say(line: str) -> None:
+    print(f"gpu-exporter: {line}", file=sys.stderr)  # noqa: T201 - for the user at the prompt
 
 
 def _deliver(body: str, output: Path | None) -> None:
@@ -126,8 +135,7 @@ def _fail(reason: str, form: str, output: Path | None, backend_name: str) -> int
     if output is not None:
         status = AgentStatus(VERSION, backend_name, False, reason, 0, 0, 0.0, None)
         write_atomically(output, render(View(0.0, status, (), ()), form).encode())
-    print(f"gpu-exporter: no GPU data: {reason}", file=sys.stderr)  # noqa: T201 - this is the user's one line
-    return EXIT_NO_DATA
+    return _conclude("no_data", reason, ())
 
 
 def exit_now(code: int) -> NoReturn:

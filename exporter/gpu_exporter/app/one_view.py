@@ -60,6 +60,29 @@ class _Reader:
                 self.snapshot = unread(identity, str(exc), self._clock)
 
 
+def _status_without_driver(
+    reason: str, settings: Settings, backend: Backend, state_directory: Path | None, sysfs: Path | None
+) -> AgentStatus:
+    """What is known of this node while the driver does not answer: which GPUs should be here."""
+    from gpu_exporter.app.presence import Presence
+    from gpu_exporter.ledger.expected import ExpectedDevices
+    from gpu_exporter.ledger.state import read_boot_id
+
+    presence = Presence(ExpectedDevices(state_directory, read_boot_id()), sysfs)
+    presence.look()
+    return AgentStatus(
+        version=VERSION,
+        backend=backend.name,
+        driver_up=False,
+        driver_error=reason,
+        devices_visible=0,
+        devices_expected=presence.count(()),
+        sample_interval_s=settings.sampling.interval,
+        last_sample_wall=None,
+        unmanaged=presence.unmanaged(),
+    )
+
+
 def take_one_view(
     settings: Settings,
     backend: Backend,
@@ -70,10 +93,19 @@ def take_one_view(
     state_directory: Path | None = None,
     sysfs: Path | None = None,
 ) -> View:
-    """One view, of the GPUs and sources that answer well within `timeout_s`. Raises DriverUnavailable."""
+    """One view, of the GPUs and sources that answer well within `timeout_s`.
+
+    On a node that has no GPU, the view is empty. Raises DriverUnavailable where a GPU is expected.
+    """
     deadline = time.monotonic() + PATIENCE * timeout_s
-    backend.open()
-    readers = [_Reader(position, backend, enabled, clock, settings) for position in range(backend.count())]
+    try:
+        backend.open()
+        readers = [_Reader(position, backend, enabled, clock, settings) for position in range(backend.count())]
+    except DriverUnavailable as exc:
+        status = _status_without_driver(str(exc), settings, backend, state_directory, sysfs)
+        if status.expects_gpus:
+            raise
+        return View(clock.wall(), status, (), ())
     # Loaded while the GPUs are read.
     from gpu_exporter.app.books import Books
     from gpu_exporter.app.presence import Presence

@@ -25,6 +25,7 @@ class ConfirmedClaim(NamedTuple):
 class _Memory:
     claims: Sequence[Claim] = ()
     confirmed: float | None = None
+    confirmed_wall: float | None = None
     error: str = ""
     answered: bool = False
     incomplete: bool = False
@@ -57,7 +58,7 @@ class Poller:
 
     def _ask(self, source: Source) -> None:
         memory = self._memory[source.name]
-        asked = self._clock.monotonic()  # before the answer: what it shows held at least until here
+        asked, asked_wall = self._clock.monotonic(), self._clock.wall()  # what it shows held at least until here
         try:
             answer = source.poll()
         except SourceError as exc:
@@ -68,7 +69,7 @@ class Poller:
             self._note(source.name, memory, f"unforeseen {type(exc).__name__}: {exc}")
             return
         self._note(source.name, memory, answer.problem)
-        memory.claims, memory.confirmed = answer.claims, asked
+        memory.claims, memory.confirmed, memory.confirmed_wall = answer.claims, asked, asked_wall
         memory.answered, memory.incomplete = not answer.problem, bool(answer.problem)
 
     @staticmethod
@@ -98,12 +99,11 @@ class Poller:
         )
 
     def statuses(self) -> tuple[SourceStatus, ...]:
-        now = self._clock.monotonic()
         return tuple(
             SourceStatus(
                 name,
                 up=memory.answered,
-                age_s=None if memory.confirmed is None else now - memory.confirmed,
+                last_success_wall=memory.confirmed_wall,
                 conflicts=memory.conflicts,
                 error=memory.error,
             )

@@ -216,6 +216,7 @@ class SlurmSource:
             job_id=job.job_id,
             cluster=config.cluster,
             user=job.user,
+            uid=job.uid,
             account=job.account,
             partition=job.partition,
             qos=job.qos,

@@ -31,6 +31,7 @@ COLUMNS = (
     "NumNodes",
     "NumCPUs",
     "tres-alloc",
+    "UserID",
 )
 SQUEUE_FORMAT = ",".join(f"{column}:256|" for column in COLUMNS)
 UNSET = ("(null)", "N/A")
@@ -55,6 +56,7 @@ class Job(NamedTuple):
     het_job_id: str = ""
     het_job_offset: str = ""
     size: tuple[str, ...] = ()
+    uid: str = ""
 
 
 def parse_squeue(text: str) -> list[Job]:
@@ -76,7 +78,8 @@ def parse_squeue(text: str) -> list[Job]:
                 array_task_id=array_task if _is_number(array_task) else "",
                 het_job_id=het_job if _is_number(het_job) and het_job != "0" else "",
                 het_job_offset=het_offset if _is_number(het_job) and het_job != "0" else "",
-                size=tuple(known[12:]),
+                size=tuple(known[12:15]),
+                uid=known[15],
             )
         )
     return jobs

@@ -91,11 +91,15 @@ ALLOCATION_INFO = Family(
     "gauge",
     "Who holds the GPU or MIG instance, always 1",
     (
-        "cluster",
+        "slurm_cluster",
         "user",
         "account",
         "partition",
         "qos",
+        "array_job_id",
+        "array_task_id",
+        "het_job_id",
+        "het_job_offset",
         "pod_uid",
         "source",
         "share",
@@ -185,7 +189,12 @@ ALLOCATION_FAMILIES = (
 )
 
 BUILD_INFO = Family("gpu_exporter_build_info", "gauge", "Version and backend, always 1", ("version", "backend"))
-DRIVER_UP = Family("gpu_driver_up", "gauge", "1 while the driver answers, 0 while there is none or all of it hangs")
+DRIVER_UP = Family(
+    "gpu_driver_up",
+    "gauge",
+    "1 while the driver answers, 0 while there is none or all of it hangs; a fault only where gpu_devices_expected is "
+    "above 0",
+)
 DEVICES_VISIBLE = Family("gpu_devices_visible", "gauge", "GPUs that answer")
 DEVICES_EXPECTED = Family(
     "gpu_devices_expected",
@@ -199,11 +208,25 @@ DEVICES_UNMANAGED = Family(
     ("driver",),
     source="/sys/bus/pci/devices",
 )
-SAMPLE_INTERVAL = Family("gpu_exporter_sample_interval_seconds", "gauge", "Sampling interval of each GPU")
+SAMPLE_INTERVAL = Family(
+    "gpu_exporter_sample_interval_seconds",
+    "gauge",
+    "How fresh values can be: the larger of the sampling interval and --textfile.interval",
+)
 LAST_SAMPLE = Family(
     "gpu_exporter_last_sample_timestamp_seconds",
     "gauge",
-    "When a GPU last answered; absent before the first time",
+    "When a GPU last answered, kept while none does; absent before the first time",
+)
+STATE_LAST_WRITE = Family(
+    "gpu_exporter_state_last_write_timestamp_seconds",
+    "gauge",
+    "When the state file was last written; counters stop increasing half of state.write_interval later",
+)
+STATE_WRITE_ERRORS = Family(
+    "gpu_exporter_state_write_errors_total",
+    "counter",
+    "Failed writes of the state file since start; absent where no state is kept",
 )
 COLLECTOR_SUCCESS = Family(
     "gpu_exporter_collector_success",
@@ -217,12 +240,17 @@ COLLECTOR_DURATION = Family(
     "Longest last cycle of the collector over the GPUs",
     ("collector",),
 )
-NVML_ERRORS = Family("gpu_exporter_nvml_errors_total", "counter", "Failed driver calls since start", ("call", "error"))
+DRIVER_ERRORS = Family(
+    "gpu_exporter_driver_errors_total", "counter", "Failed driver calls since start", ("call", "error")
+)
 ATTRIBUTION_UP = Family(
     "gpu_exporter_attribution_up", "gauge", "1 when the source's last poll was answered", ("source",)
 )
-ATTRIBUTION_AGE = Family(
-    "gpu_exporter_attribution_age_seconds", "gauge", "Age of the source's last good answer", ("source",)
+ATTRIBUTION_LAST_SUCCESS = Family(
+    "gpu_exporter_attribution_last_success_timestamp_seconds",
+    "gauge",
+    "When the source was last asked and answered; absent before the first time",
+    ("source",),
 )
 ATTRIBUTION_CONFLICTS = Family(
     "gpu_exporter_attribution_conflicts_total",
@@ -238,11 +266,13 @@ SELF_FAMILIES = (
     DEVICES_UNMANAGED,
     SAMPLE_INTERVAL,
     LAST_SAMPLE,
+    STATE_LAST_WRITE,
+    STATE_WRITE_ERRORS,
     COLLECTOR_SUCCESS,
     COLLECTOR_DURATION,
-    NVML_ERRORS,
+    DRIVER_ERRORS,
     ATTRIBUTION_UP,
-    ATTRIBUTION_AGE,
+    ATTRIBUTION_LAST_SUCCESS,
     ATTRIBUTION_CONFLICTS,
 )
 

@@ -6,14 +6,18 @@ from typing import Literal, TypeAlias
 
 from gpu_exporter.model import View
 
-Health: TypeAlias = Literal["ok", "partial", "no_data"]
+Health: TypeAlias = Literal["ok", "partial", "no_data", "none_expected"]
 
 
 def judge_health(view: View) -> Health:
-    """`no_data` when no GPU answers, `partial` when a GPU, a call or a source of holders does not, else `ok`."""
+    """`no_data` when no GPU answers, `partial` when a GPU, a call or a source of holders does not, else `ok`.
+
+    `none_expected`: none answers and none should, which is no fault: a node without a GPU, or a driver that was
+    released on request.
+    """
     answering = [gpu for gpu in view.gpus if gpu.snapshot.up and not gpu.withheld and not gpu.hung]
     if not view.status.driver_up or not answering:
-        return "no_data"
+        return "no_data" if view.status.expects_gpus else "none_expected"
     wanted = sum(not gpu.snapshot.away for gpu in view.gpus)
     missing = len(answering) < max(wanted, view.status.devices_expected)
     failed = any(not outcome.success for gpu in answering for outcome in gpu.snapshot.outcomes)

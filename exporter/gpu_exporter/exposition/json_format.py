@@ -23,10 +23,17 @@ def render_json(view: View) -> str:
             "health": judge_health(view),
             "driver_up": status.driver_up,
             "driver_error": status.driver_error,
+            "warnings": list(status.warnings),
             "gpus": [_gpu(gpu) for gpu in view.gpus],
             "allocations": [_allocation(allocation) for allocation in view.allocations],
             "attribution": [
-                {"source": s.name, "up": s.up, "age_seconds": s.age_s, "error": s.error} for s in status.sources
+                {
+                    "source": s.name,
+                    "up": s.up,
+                    "last_success_timestamp_seconds": s.last_success_wall,
+                    "error": s.error,
+                }
+                for s in status.sources
             ],
         },
         indent=1,
@@ -67,7 +74,11 @@ def _allocation(view: AllocationView) -> dict[str, Any]:
         "container": holder.container,
         "pod_uid": holder.pod_uid,
         "job_id": holder.job_id,
-        "cluster": holder.cluster,
+        "array_job_id": holder.array_job_id,
+        "array_task_id": holder.array_task_id,
+        "het_job_id": holder.het_job_id,
+        "het_job_offset": holder.het_job_offset,
+        "slurm_cluster": holder.cluster,
         "user": holder.user,
         "account": holder.account,
         "partition": holder.partition,

@@ -101,13 +101,16 @@ def render_page(view: View, refresh_s: int = 5) -> str:
     ]
     if status.note:
         parts.append(f'<p class="banner note">{escape(status.note)}</p>')
-    if not status.driver_up:
+    if not status.driver_up and status.expects_gpus:
         parts.append(f"<p class=banner>No GPU data: {escape(status.driver_error)}</p>")
+    elif not status.driver_up:
+        parts.append(f'<p class="banner note">No GPU is expected to answer here: {escape(status.driver_error)}</p>')
     parts += [
         f"<p class=banner>Attribution {escape(source.name)}: {escape(source.error)}</p>"
         for source in status.sources
         if source.error
     ]
+    parts += [f'<p class="banner warn">{escape(warning)}</p>' for warning in status.warnings]
     parts.append(_tiles(view, rows))
     if rows:
         parts.append(_table(view, rows))

@@ -141,6 +141,10 @@ def _add_allocation(table: _Table, view: AllocationView) -> None:
         holder.account,
         holder.partition,
         holder.qos,
+        holder.array_job_id,
+        holder.array_task_id,
+        holder.het_job_id,
+        holder.het_job_offset,
         holder.pod_uid,
         holder.source,
         view.allocation.share,
@@ -184,14 +188,17 @@ def _add_self(table: _Table, view: View) -> None:
         table.add(catalog.DEVICES_UNMANAGED, (), (), float(number), (driver,))
     table.add(catalog.SAMPLE_INTERVAL, (), (), status.sample_interval_s)
     table.add(catalog.LAST_SAMPLE, (), (), status.last_sample_wall)
+    if status.state is not None:
+        table.add(catalog.STATE_LAST_WRITE, (), (), status.state.last_write_wall)
+        table.add(catalog.STATE_WRITE_ERRORS, (), (), float(status.state.write_errors))
     for name, success, duration in _collector_outcomes(view):
         table.add(catalog.COLLECTOR_SUCCESS, (), (), success, (name,))
         table.add(catalog.COLLECTOR_DURATION, (), (), duration, (name,))
     for call, error, count in status.errors:
-        table.add(catalog.NVML_ERRORS, (), (), float(count), (call, error))
+        table.add(catalog.DRIVER_ERRORS, (), (), float(count), (call, error))
     for source in status.sources:
         table.add(catalog.ATTRIBUTION_UP, (), (), float(source.up), (source.name,))
-        table.add(catalog.ATTRIBUTION_AGE, (), (), source.age_s, (source.name,))
+        table.add(catalog.ATTRIBUTION_LAST_SUCCESS, (), (), source.last_success_wall, (source.name,))
         table.add(catalog.ATTRIBUTION_CONFLICTS, (), (), float(source.conflicts), (source.name,))
 
 

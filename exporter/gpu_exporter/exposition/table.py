@@ -15,7 +15,8 @@ def render_table(view: View) -> str:
     """Fixed-width columns, one line per allocation, or per GPU that nobody holds. Ends in a newline."""
     lines = layout(HEADER, [_cells(row) for row in list_rows(view)], RIGHT)
     if not view.status.driver_up:
-        lines.append(f"no GPU data: {view.status.driver_error}")
+        what = "no GPU data" if view.status.expects_gpus else "no GPU is expected to answer here"
+        lines.append(f"{what}: {view.status.driver_error}")
     lines += [f"attribution {source.name}: {source.error}" for source in view.status.sources if source.error]
     if view.status.note:
         lines.append(view.status.note)

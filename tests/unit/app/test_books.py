@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.ledger.state import StateFile
 from gpu_exporter.model import AgentStatus, AllocationView, View
 from gpu_exporter.sampling.sampler import DeviceSampler
 
@@ -152,3 +154,53 @@ def test_a_claim_that_names_no_device_here_leaves_no_gpu_free() -> None:
     blind.samplers = []
     blind.run(10)
     assert not blind.books.is_resolved()
+
+
+LOST = [{"at": 30, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}]
+
+
+def test_the_last_sample_keeps_its_time_when_the_last_gpu_is_lost() -> None:
+    """Evidence ages then: without the time stamp a rule could not see how old it is."""
+    node = Node({**GPU, "faults": LOST}, holders=[POD])
+    assert node.books.last_sample_wall() is None
+    start = node.clock.wall()
+    node.run(29)
+    assert node.books.last_sample_wall() == start + 29
+    node.run(60)
+    assert not node.books.latest()[0].up
+    assert node.books.last_sample_wall() == start + 29
+    node.books.keep_only(set())  # the GPU leaves the list of what is shown
+    assert node.books.last_sample_wall() == start + 29
+
+
+def test_the_last_sample_is_the_newest_also_after_the_wall_clock_was_set_back() -> None:
+    node = Node(GPU, holders=[POD])
+    node.run(5)
+    node.clock.step_wall(-3600.0)
+    node.run(1)
+    assert node.books.last_sample_wall() == node.clock.wall()
+
+
+def test_writes_of_the_state_are_dated_and_failures_counted(tmp_path: Path) -> None:
+    clock = ManualClock()
+    books = Books(Settings(), clock, StateFile(tmp_path, 10.0, "boot"))
+    assert books.state_status() == (None, 0, "")
+    books.write_state()
+    written = clock.wall()
+    assert books.state_status() == (written, 0, "")
+    clock.advance(5.0)
+    (tmp_path / "state").unlink()
+    (tmp_path / "state").mkdir()  # so that no file can be renamed over it
+    version = books.version()
+    for failures in (1, 2):
+        with pytest.raises(OSError):
+            books.write_state()
+        assert books.state_status() == (written, failures, "Is a directory")
+    assert books.version() > version  # a view that was rendered before does not show it
+    (tmp_path / "state").rmdir()
+    books.write_state()
+    assert books.state_status() == (written + 5.0, 2, "")
+
+
+def test_without_a_state_directory_nothing_is_said_of_its_writes() -> None:
+    assert Books(Settings(), ManualClock()).state_status() is None

@@ -32,16 +32,17 @@ def make() -> tuple[ManualClock, Scripted, Poller]:
     return clock, script, Poller([CallbackSource("slurm", script.read)], clock, keep_last_s=300.0)
 
 
-def test_the_last_mapping_stays_for_a_bounded_time_with_its_age() -> None:
+def test_the_last_mapping_stays_for_a_bounded_time_with_the_time_of_its_answer() -> None:
     clock, script, poller = make()
     script.answer = [CLAIM]
+    answered = clock.wall()
     ((claim, confirmed),) = poller.poll()
     assert (claim.device, claim.holder.key, confirmed) == (CLAIM.device, CLAIM.holder.key, clock.monotonic())
     script.answer = None
     clock.advance(299)
     assert [entry.confirmed for entry in poller.poll()] == [confirmed]
     (status,) = poller.statuses()
-    assert (status.up, status.age_s, status.error) == (False, 299.0, "controller is away")
+    assert (status.up, status.last_success_wall, status.error) == (False, answered, "controller is away")
     assert poller.is_known()
     clock.advance(2)
     assert poller.poll() == []
@@ -78,7 +79,7 @@ def test_before_the_first_answer_nothing_is_known() -> None:
     _, _, poller = make()
     assert poller.poll() == []
     (status,) = poller.statuses()
-    assert (status.up, status.age_s) == (False, None)
+    assert (status.up, status.last_success_wall) == (False, None)
     assert not poller.is_known()
 
 

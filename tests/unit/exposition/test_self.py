@@ -1,0 +1,62 @@
+"""What the exporter says of itself: which lack of data is a fault, warnings, and the state file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpu_exporter.exposition.health import judge_health
+from gpu_exporter.exposition.json_format import render_json
+from gpu_exporter.exposition.page import render_page
+from gpu_exporter.exposition.series import list_series
+from gpu_exporter.exposition.table import render_table
+from gpu_exporter.model import AgentStatus, StateStatus, View
+
+CPU_ONLY = AgentStatus("TEST", "nvml", False, "libnvidia-ml.so.1 cannot be loaded", 0, 0, 1.0, None)
+GIVEN_AWAY = CPU_ONLY._replace(unmanaged=(("vfio-pci", 8),))
+MISSED = CPU_ONLY._replace(devices_expected=8)
+NOT_LOADED = CPU_ONLY._replace(unmanaged=(("none", 8),))
+NOT_ASKED = CPU_ONLY._replace(driver_asked=False)
+
+
+def view(status: AgentStatus) -> View:
+    return View(0.0, status, (), ())
+
+
+@pytest.mark.parametrize("status", [CPU_ONLY, GIVEN_AWAY], ids=["no GPU", "all GPUs given to virtual machines"])
+def test_a_driver_that_is_not_needed_is_no_fault(status: AgentStatus) -> None:
+    assert judge_health(view(status)) == "none_expected"
+    page = render_page(view(status))
+    assert '<p class="banner note">No GPU is expected to answer here: libnvidia-ml.so.1 cannot be loaded</p>' in page
+    assert "No GPU data" not in page
+    assert "no GPU is expected to answer here: libnvidia-ml.so.1" in render_table(view(status))
+    assert json.loads(render_json(view(status)))["health"] == "none_expected"
+
+
+@pytest.mark.parametrize(
+    "status", [MISSED, NOT_LOADED, NOT_ASKED], ids=["GPUs seen before", "GPUs without a kernel driver", "not asked yet"]
+)
+def test_a_driver_that_is_missed_is_a_fault(status: AgentStatus) -> None:
+    assert judge_health(view(status)) == "no_data"
+    assert "<p class=banner>No GPU data: libnvidia-ml.so.1 cannot be loaded</p>" in render_page(view(status))
+    assert "no GPU data: libnvidia-ml.so.1" in render_table(view(status))
+
+
+def test_warnings_are_on_the_page_and_in_json() -> None:
+    status = CPU_ONLY._replace(warnings=("/state: cannot be written <x>",))
+    assert '<p class="banner warn">/state: cannot be written &lt;x&gt;</p>' in render_page(view(status))
+    assert json.loads(render_json(view(status)))["warnings"] == ["/state: cannot be written <x>"]
+
+
+def values(status: AgentStatus) -> dict[str, float]:
+    """Series of the state file."""
+    found = {s.family.name: s.rows[0][1] for s in list_series(view(status))}
+    return {name: value for name, value in found.items() if name.startswith("gpu_exporter_state_")}
+
+
+def test_the_state_file_has_series_only_where_it_is_kept_and_was_written() -> None:
+    written, errors = "gpu_exporter_state_last_write_timestamp_seconds", "gpu_exporter_state_write_errors_total"
+    assert values(CPU_ONLY) == {}
+    assert values(CPU_ONLY._replace(state=StateStatus(None, 2, "No space left on device"))) == {errors: 2.0}
+    assert values(CPU_ONLY._replace(state=StateStatus(5.0, 0))) == {written: 5.0, errors: 0.0}
