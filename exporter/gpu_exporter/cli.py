@@ -86,7 +86,7 @@ def _build_node(
         from gpu_exporter.attribution.slurm import SlurmSource
 
         if options.slurm or SlurmSource.is_present():
-            sources.append(SlurmSource(options.slurm_node, attribution.timeout))
+            sources.append(SlurmSource(options.slurm_node, attribution.timeout, options.slurm_gres_conf))
     if options.scenario is not None:
         from gpu_exporter.app.simulation import build_simulation
         from gpu_exporter.devices.scenario import ScenarioError, load_scenario

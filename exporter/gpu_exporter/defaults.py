@@ -47,6 +47,8 @@ class Ledger(NamedTuple):
     """p95 of the same rule"""
     idle_run_unknown_reset: float = 60.0
     """seconds; more unknown time than this in sequence ends an idle run"""
+    idle_run_unknown_max_ratio: float = 0.1
+    """... and more than this share of it in all, as coverage_min asks of a decision"""
     power_floor_max_ratio: float = 0.3
     """the learned idle power is never taken above this share of the limit (V100 context: 0.27)"""
     power_active_step: float = 0.25

@@ -195,13 +195,27 @@ def _add_sources(parser: Parser) -> None:
         dest="slurm",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="ask Slurm who holds what (default: when squeue and scontrol are on PATH)",
+        help="ask Slurm who holds what (default: when this host has a slurm.conf or runs slurmd)",
     )
     parser.flag(
         "--attribution.slurm.node",
         dest="slurm_node",
         default="",
         help="this node's NodeName (default: short host name)",
+    )
+    parser.flag(
+        "--attribution.slurm.gres-conf",
+        dest="slurm_gres_conf",
+        type=Path,
+        default=None,
+        help="the gres.conf that slurmd reads (default: beside slurm.conf, or slurmd's own copy)",
+    )
+    parser.flag(
+        "--attribution.resource",
+        dest="resources",
+        action="append",
+        default=[],
+        help="regular expression of a further Kubernetes resource whose devices are GPUs; once for each",
     )
     parser.flag("--attribution.static", dest="static", type=Path, default=None, help="YAML list of who holds what")
 

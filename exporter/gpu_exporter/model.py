@@ -48,12 +48,14 @@ class Span(NamedTuple):
     """Known activity over (start, end] of the monotonic clock.
 
     `ratio`: mean utilization, 0 to 1. `other`: another witness saw activity, so a ratio of 0 is not idleness.
+    `witnesses`: how many the reading that it came with rests on; the ledger fills it in.
     """
 
     start: float
     end: float
     ratio: float
     other: bool
+    witnesses: int = 0
 
 
 class Activity(NamedTuple):
@@ -268,6 +270,8 @@ class UnitTotals(NamedTuple):
 class HolderTotals(NamedTuple):
     """Integrals of one holder on one unit. `known` is false where activity has no source: then only `held_s` counts.
 
+    `idle_run_s` is None while nothing is known of the present: 0 would say that the holder works. `idle_run_witnesses`:
+    the fewest witnesses that any part of the run rests on.
     Invariants: observed_s <= held_s, busy_s + idle_s <= observed_s.
     """
 
@@ -279,9 +283,10 @@ class HolderTotals(NamedTuple):
     low_s: float
     high_s: float
     energy_j: float | None
-    idle_run_s: float
+    idle_run_s: float | None
     start_wall: float
     last_active_wall: float | None
+    idle_run_witnesses: int = 0
 
 
 class Verdict(NamedTuple):

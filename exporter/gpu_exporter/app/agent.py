@@ -119,8 +119,8 @@ class Agent:
             self._stop.wait(0.01)
         while not self._stop.is_set():
             try:
-                resolution = self.books.on_poll(self.poller.poll())
-                self.poller.note_conflicts(resolution.conflicts)
+                resolution = self.books.on_poll(self.poller.poll(), self.fleet.expected())
+                self.poller.note_resolution(resolution.conflicts, resolution.unresolved)
             except Exception:  # a fault of ours must not end attribution; mappings then age, which is visible
                 log.exception("a poll of the attribution sources failed")
             self._first_poll.set()

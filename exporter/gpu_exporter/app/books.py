@@ -13,7 +13,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.diagnosis.state import StateRules, Window, judge_state
 from gpu_exporter.diagnosis.throttling import ThrottleHistory
-from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
+from gpu_exporter.ledger.ledger import KEEP_ABSENT_S, ConfirmedAllocation, Ledger, LedgerRules
 from gpu_exporter.ledger.state import StateFile
 from gpu_exporter.model import (
     AgentStatus,
@@ -32,6 +32,9 @@ from gpu_exporter.model import (
 from gpu_exporter.sampling.events import XidBook
 
 log = logging.getLogger(__name__)
+
+
+MAX_NUMBERS = 1024  # a node has some ten GPUs, and a holder each
 
 
 def position_key(index: int) -> str:
@@ -55,6 +58,7 @@ class Books:
                 low_ratio=settings.ledger.low_ratio,
                 high_ratio=settings.ledger.high_ratio,
                 idle_run_unknown_reset_s=settings.ledger.idle_run_unknown_reset,
+                idle_run_unknown_max_ratio=settings.ledger.idle_run_unknown_max_ratio,
                 history_s=settings.diagnosis.window,
                 bucket_s=interval,
             ),
@@ -74,6 +78,7 @@ class Books:
         self._throttling: dict[str, ThrottleHistory] = {}
         self._resolution = Resolution([], [], [])
         self._confirmed: dict[tuple[UnitId, HolderKey], float] = {}
+        self._numbers: dict[tuple[HolderKey, str], tuple[UnitId, float]] = {}  # where numbers led, and when they last did
         self._processes_proven = False  # a process of somebody was listed: so we can see them
         self._version = 0
         self._last_sample: tuple[float, float] | None = None  # monotonic and wall time of the newest answer of a GPU
@@ -84,7 +89,12 @@ class Books:
 
     def restore(self) -> str:
         """Take over the state file's counters. Returns why there are none, "" when there are."""
-        return "state is off" if self._state is None else self._state.restore(self.ledger)
+        if self._state is None:
+            return "state is off"
+        reason = self._state.restore(self.ledger)
+        now = self._clock.monotonic()
+        self._numbers = {number: (unit, now) for number, unit in self._state.numbers.items()}
+        return reason
 
     def on_snapshot(self, snapshot: DeviceSnapshot) -> None:
         """Book one device cycle."""
@@ -139,15 +149,21 @@ class Books:
                 self._version += 1
                 del self._latest[key]
 
-    def on_poll(self, claims: Sequence[ConfirmedClaim]) -> Resolution:
-        """Settle one poll of the attribution sources."""
+    def on_poll(self, claims: Sequence[ConfirmedClaim], expected: int = 0) -> Resolution:
+        """Settle one poll of the attribution sources. `expected`: how many GPUs should answer here."""
         with self._lock:
             self._version += 1
             now, wall = self._clock.monotonic(), self._clock.wall()
             confirmed = {id(entry.claim): entry.confirmed for entry in claims}
             # The newest last: after the driver's list was renumbered an index means the GPU that has it now.
             inventory = sorted(self._inventory.values(), key=lambda snapshot: snapshot.monotonic)
-            self._resolution = resolve([entry.claim for entry in claims], inventory)
+            self._resolution = resolve(
+                [entry.claim for entry in claims],
+                inventory,
+                incomplete=self._incomplete(expected),
+                numbers={number: unit for number, (unit, _) in self._numbers.items()},
+            )
+            self._remember_numbers(now)
             self._confirmed = {
                 (allocation.unit, allocation.holder.key): confirmed[id(claim)]
                 for allocation, claim in self._resolution.allocations
@@ -156,11 +172,32 @@ class Books:
                 now,
                 wall,
                 [
-                    ConfirmedAllocation(allocation, confirmed[id(claim)], self._start_of(allocation, now, wall))
+                    ConfirmedAllocation(
+                        allocation,
+                        confirmed[id(claim)],
+                        self._start_of(allocation, now, wall),
+                        None if allocation.working_wall is None else now - (wall - allocation.working_wall),
+                    )
                     for allocation, claim in self._resolution.allocations
                 ],
             )
             return self._resolution
+
+    def _incomplete(self, expected: int) -> str:
+        """Why NVML's order may not be the one that the schedulers count in; "" when every GPU that should be here is."""
+        down = [snapshot for snapshot in self._latest.values() if not snapshot.up]
+        if down:
+            identity = down[0].identity
+            return f"gpu {identity.index} ({identity.uuid or 'without a name'}) does not answer"
+        if len(self._latest) < expected:
+            return f"{len(self._latest)} of {expected} GPUs are in the driver's list"
+        return ""
+
+    def _remember_numbers(self, now: float) -> None:
+        """Numbers that lead somewhere now, and for a while those of holders whose source is silent."""
+        self._numbers |= {number: (unit, now) for number, unit in self._resolution.numbers.items()}
+        recent = {number: known for number, known in self._numbers.items() if now - known[1] <= KEEP_ABSENT_S}
+        self._numbers = dict(sorted(recent.items(), key=lambda item: -item[1][1])[:MAX_NUMBERS])
 
     @staticmethod
     def _start_of(allocation: Allocation, now: float, wall: float) -> float | None:
@@ -180,7 +217,8 @@ class Books:
             return
         with self._lock:
             self.ledger.long_run_ended = False
-            prepared = self._state.prepare(self.ledger, final=final)
+            numbers = {number: unit for number, (unit, _) in self._numbers.items()}
+            prepared = self._state.prepare(self.ledger, numbers, final=final)
             if final:
                 self._state.adopt(prepared)  # lower marks are always safe, and the last scrapes must heed them
         try:
@@ -296,7 +334,7 @@ class Books:
             Window(
                 values=values,
                 held_s=totals.held_s,
-                idle_run_s=totals.idle_run_s,
+                idle_run_s=totals.idle_run_s or 0.0,
                 processes=processes,
                 throttled_reason=worst[0] if worst else "",
                 throttled_share=worst[1] if worst else None,
@@ -309,7 +347,11 @@ class Books:
         elif gpu.withheld or gpu.hung:
             verdict = Verdict("unknown", "the GPU does not answer")
         elif not vouched:
-            verdict = Verdict("unknown", f"nobody has confirmed the holder for {unconfirmed_s:.0f} s")
+            verdict = Verdict("unknown", f"no source has confirmed the holder for {unconfirmed_s:.0f} s")
+        elif not allocation.running:
+            verdict = Verdict("unknown", allocation.why)
+        if gpu.withheld or gpu.hung or not vouched:
+            totals = totals._replace(idle_run_s=None)  # 0 would say that it works
         return AllocationView(
             allocation=allocation,
             gpu=snapshot.identity.index,

@@ -134,7 +134,9 @@ def take_one_view(
         books.on_snapshot(unread(missing.identity, missing.reason, clock, away=missing.away))
         books.drop_position(missing.identity.index)
     asking.join(max(0.0, deadline - time.monotonic()))
-    books.on_poll(poller.claims())  # a source that has not answered yet is told as one
+    expected = presence.count(identity.pci_bus_id or None for identity in identities)
+    resolution = books.on_poll(poller.claims(), expected)  # a source that has not answered yet is reported as one
+    poller.note_resolution(resolution.conflicts, resolution.unresolved)
     off = sum(reader.persistence_off for reader in readers)
     status = AgentStatus(
         version=VERSION,
@@ -142,7 +144,7 @@ def take_one_view(
         driver_up=True,
         driver_error="",
         devices_visible=sum(reader.snapshot.up for reader in readers),
-        devices_expected=presence.count(identity.pci_bus_id or None for identity in identities),
+        devices_expected=expected,
         sample_interval_s=settings.sampling.interval,
         last_sample_wall=books.last_sample_wall(),
         sources=poller.statuses(),

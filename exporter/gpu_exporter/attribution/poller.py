@@ -12,6 +12,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.model import Claim, SourceStatus
 
 log = logging.getLogger(__name__)
+MAX_TEXTS = 3  # unresolved claims that are spelled out
 
 
 class ConfirmedClaim(NamedTuple):
@@ -27,6 +28,8 @@ class _Memory:
     confirmed: float | None = None
     confirmed_wall: float | None = None
     error: str = ""
+    notice: str = ""
+    unresolved: str = ""
     answered: bool = False
     incomplete: bool = False
     conflicts: int = 0
@@ -69,6 +72,10 @@ class Poller:
             self._note(source.name, memory, f"unforeseen {type(exc).__name__}: {exc}")
             return
         self._note(source.name, memory, answer.problem)
+        if answer.notice and answer.notice != memory.notice:
+            log.info("attribution %s: %s", source.name, answer.notice)
+        memory.notice = answer.notice
+        memory.conflicts += answer.conflicts
         memory.claims, memory.confirmed, memory.confirmed_wall = answer.claims, asked, asked_wall
         memory.answered, memory.incomplete = not answer.problem, bool(answer.problem)
 
@@ -83,12 +90,25 @@ class Poller:
         memory.error = problem
         memory.answered = False
 
-    def note_conflicts(self, claims: Sequence[Claim]) -> None:
-        """Count claims that contradict a source of higher precedence."""
-        for claim in claims:
+    def note_resolution(self, conflicts: Sequence[Claim], unresolved: Sequence[tuple[Claim, str]]) -> None:
+        """Count claims that contradict a source of higher precedence, and say which ones led to no device, and why."""
+        for claim in conflicts:
             memory = self._memory.get(claim.holder.source)
             if memory is not None:
                 memory.conflicts += 1
+        for name, memory in self._memory.items():
+            texts = [
+                f"{claim.holder.label}: {claim.number or claim.device} is not resolved: {reason}"
+                for claim, reason in unresolved
+                if claim.holder.source == name and reason and reason not in memory.error
+            ]
+            text = "; ".join(texts[:MAX_TEXTS]) + (f"; {len(texts) - MAX_TEXTS} more" if len(texts) > MAX_TEXTS else "")
+            if text != memory.unresolved:
+                if text:
+                    log.warning("attribution %s: %s", name, text)
+                else:
+                    log.info("attribution %s: every claim leads to a device again", name)
+            memory.unresolved = text
 
     def is_known(self) -> bool:
         """Whether what `claims` leaves out is really held by nobody: every source answered, lately enough."""
@@ -105,7 +125,8 @@ class Poller:
                 up=memory.answered,
                 last_success_wall=memory.confirmed_wall,
                 conflicts=memory.conflicts,
-                error=memory.error,
+                error="; ".join(text for text in (memory.error, memory.unresolved) if text),
+                notice=memory.notice,
             )
             for name, memory in self._memory.items()
         )

@@ -126,7 +126,13 @@ ALLOCATION_LAST_ACTIVE = Family(
 ALLOCATION_IDLE_RUN = Family(
     "gpu_allocation_idle_run_seconds",
     "gauge",
-    "Present unbroken run of known zero; unknown time does not add, activity or a minute of unknown time resets it",
+    "Present unbroken run of known zero; unknown time does not add, activity or too much unknown time (a minute in "
+    "sequence, a tenth in all) resets it; absent while the GPU does not answer or its holder cannot work",
+)
+ALLOCATION_IDLE_WITNESSES = Family(
+    "gpu_allocation_idle_run_witnesses",
+    "gauge",
+    "Fewest witnesses of idleness that any part of the present idle run rests on, 0 while there is no run",
 )
 ALLOCATION_HELD = Family("gpu_allocation_held_seconds_total", "counter", "Time held since first seen")
 ALLOCATION_BUSY = Family("gpu_allocation_busy_seconds_total", "counter", "Integral of utilization while held")
@@ -174,6 +180,7 @@ ALLOCATION_FAMILIES = (
     ALLOCATION_START,
     ALLOCATION_LAST_ACTIVE,
     ALLOCATION_IDLE_RUN,
+    ALLOCATION_IDLE_WITNESSES,
     ALLOCATION_HELD,
     ALLOCATION_BUSY,
     ALLOCATION_OBSERVED,

@@ -21,5 +21,5 @@ def judge_health(view: View) -> Health:
     wanted = sum(not gpu.snapshot.away for gpu in view.gpus)
     missing = len(answering) < max(wanted, view.status.devices_expected)
     failed = any(not outcome.success for gpu in answering for outcome in gpu.snapshot.outcomes)
-    mute = any(not source.up for source in view.status.sources)
+    mute = any(not source.up or source.error for source in view.status.sources)
     return "partial" if missing or failed or mute else "ok"

@@ -109,7 +109,7 @@ def _row(
         holder = who.label
         owner = "/".join(part for part in (who.user, who.account) if part)
         held = format_age(view.wall - allocation.totals.start_wall)
-        if allocation.totals.known:
+        if allocation.totals.known and allocation.totals.idle_run_s is not None:
             idle = format_age(allocation.totals.idle_run_s)
     return Row(label, name, utilization, memory, power, temperature, holder, owner, held, idle, state, why)
 

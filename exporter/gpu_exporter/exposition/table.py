@@ -17,7 +17,8 @@ def render_table(view: View) -> str:
     if not view.status.driver_up:
         what = "no GPU data" if view.status.expects_gpus else "no GPU is expected to answer here"
         lines.append(f"{what}: {view.status.driver_error}")
-    lines += [f"attribution {source.name}: {source.error}" for source in view.status.sources if source.error]
+    for source in view.status.sources:
+        lines += [f"attribution {source.name}: {text}" for text in (source.error, source.notice) if text]
     if view.status.note:
         lines.append(view.status.note)
     return "\n".join(lines) + "\n"

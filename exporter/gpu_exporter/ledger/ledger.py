@@ -5,9 +5,12 @@ Rules (docs/concepts.md explains them to users):
 - No stretch of time is counted twice, and none before this process started.
 - A holder is charged from the first poll that shows it to the last that shows it (a Slurm job from its start). So
   spans wait until the next poll confirms who held the unit; the interval of a change goes to nobody.
-- While a mapping is not confirmed, its holder's observed, busy and idle time stand still.
+- While a mapping is not confirmed, its holder's observed, busy and idle time do not grow. Held time does, also over our
+  own absence: so observed / held is the share of the holder's time that is known.
+- Only the one holder of a unit is charged, and only for time at both ends of which it was the only one.
 - The idle run is the unbroken run of known zero since the unit's last activity: unknown time does not add to it, and
-  too much of that in sequence ends it. Activity ends it the moment it is known, whoever is charged, if anybody.
+  too much of that, in sequence or in all, ends it. So does a start of the holder's container within it. Activity ends
+  it the moment it is known, whoever is charged.
 Pure: no clock, no lock, no file. The caller passes the time and keeps other threads out.
 """
 
@@ -30,6 +33,8 @@ from gpu_exporter.model import (
 )
 
 KEEP_ABSENT_S = 900.0  # a holder may be missing this long (an outage of its source) and go on where it was
+KEEP_ABSENT = 4  # ... and at most so many of one unit: pods that come and go each few seconds must not fill the memory
+RESTART_S = 1.0  # a container start that moved by less is the same one, read from another clock
 
 
 class LedgerRules(NamedTuple):
@@ -40,6 +45,7 @@ class LedgerRules(NamedTuple):
     low_ratio: float
     high_ratio: float
     idle_run_unknown_reset_s: float
+    idle_run_unknown_max_ratio: float = 0.1
     history_s: float = 600.0
     bucket_s: float = 1.0
 
@@ -50,11 +56,14 @@ class LedgerRules(NamedTuple):
 
 
 class ConfirmedAllocation(NamedTuple):
-    """An allocation, when its source last said so, and (Slurm) since when it provably holds; monotonic seconds."""
+    """An allocation, when its source last said so, (Slurm) since when it provably holds, and since when its holder can
+    work where that is known; monotonic seconds.
+    """
 
     allocation: Allocation
     confirmed: float
     start: float | None
+    working: float | None = None
 
 
 @dataclass(slots=True)
@@ -76,7 +85,8 @@ class HolderAccount:
     """Counters of one holder on one unit.
 
     `confirmed`: shown as the holder up to here. `booked`, `energy_booked`: readings are charged up to here; they lag,
-    since the driver's samples arrive a moment after the time that they cover.
+    since the driver's samples arrive a moment after the time that they cover. `run_unknown_s`: unknown time within the
+    idle run. `running`, `alone`: at the last poll. `working`: since when it can work, None while its source does not say.
     """
 
     confirmed: float
@@ -95,6 +105,14 @@ class HolderAccount:
     idle_run_s: float = 0.0
     last_active: float | None = None
     running: bool = True
+    alone: bool = True
+    working: float | None = None
+    run_unknown_s: float = 0.0
+    run_witnesses: int = 0
+
+    def end_run(self) -> None:
+        self.idle_run_s = self.run_unknown_s = 0.0
+        self.run_witnesses = 0
 
 
 class _Charge(NamedTuple):
@@ -141,7 +159,7 @@ class Ledger:
             start = max(raw.start, account.covered_until)
             if raw.end <= start:
                 continue
-            span = Span(start, raw.end, raw.ratio, raw.other)
+            span = Span(start, raw.end, raw.ratio, raw.other, activity.witnesses)
             length = span.end - span.start
             account.covered_until = span.end
             account.observed_s += length
@@ -183,7 +201,7 @@ class Ledger:
                 continue
             if holder.idle_run_s > self.rules.idle_run_unknown_reset_s:
                 self.long_run_ended = True
-            holder.idle_run_s = 0.0
+            holder.end_run()
             if active_until > holder.known_until:
                 holder.last_active = active_until
 
@@ -197,25 +215,36 @@ class Ledger:
         for entry in confirmed:
             holder_id = (entry.allocation.unit, entry.allocation.holder.key)
             shown.add(holder_id)
+            is_alone = holders_of[entry.allocation.unit] == 1 and entry.allocation.share != "time_slice"
             account = self.holders.get(holder_id)
             if account is None:
                 account = self._open(holder_id, entry, now, wall)
-            alone = holders_of[entry.allocation.unit] == 1 and entry.allocation.share != "time_slice"
-            running, account.running = account.running, entry.allocation.running
+                account.alone, account.running = is_alone, entry.allocation.running
+            alone, account.alone = account.alone and is_alone, is_alone
+            running, account.running = account.running and entry.allocation.running, entry.allocation.running
             if not entry.allocation.running:
-                account.idle_run_s = 0.0  # it cannot work, so its clock restarts
-            chargeable = alone and running and entry.allocation.running
-            self._charge(entry.allocation.unit, account, entry.confirmed, chargeable)
+                account.end_run()  # it cannot work, so its clock restarts
+            self._note_working(account, entry.working)
+            self._charge(entry.allocation.unit, account, entry.confirmed, alone and running)
         for holder_id in [known for known in self.holders if known not in shown]:
             absent = self.restored_holders[holder_id] = self.holders.pop(holder_id)
-            absent.idle_run_s = 0.0  # should it come back, nobody vouches for what was in between
+            absent.end_run()  # should it come back, nothing is known of the time in between
         self._forget(now)
+
+    @staticmethod
+    def _note_working(account: HolderAccount, working: float | None) -> None:
+        """A later start is a restart: the time before it says nothing of the program that runs now."""
+        if working is not None and (account.working is None or working > account.working + RESTART_S):
+            account.working = working
+            account.end_run()
 
     def _open(self, holder_id: HolderId, entry: ConfirmedAllocation, now: float, wall: float) -> HolderAccount:
         """The account of a holder that was not there at the last poll: restored, or new."""
         holder = entry.allocation.holder
         restored = self.restored_holders.pop(holder_id, None)
-        if restored is not None and not holder.identity:  # a name alone may be somebody else by now
+        if restored is not None and not holder.identity:  # a name alone may be another holder by now
+            # The same incarnation held the unit all the time, whether we were there or not.
+            restored.held_s += max(0.0, entry.confirmed - restored.confirmed)
             restored.confirmed = restored.booked = restored.energy_booked = max(entry.confirmed, self.started)
             self.holders[holder_id] = restored
             return restored
@@ -225,7 +254,7 @@ class Ledger:
             others = [account.confirmed for (unit, _), account in self.holders.items() if unit == holder_id[0]]
             begin = min(entry.confirmed, max(entry.start, self.started, oldest, *others))
         start_wall = holder.start_wall if holder.start_wall is not None else wall - (now - entry.confirmed)
-        account = HolderAccount(begin, begin, begin, start_wall, known_until=begin)
+        account = HolderAccount(begin, begin, begin, start_wall, known_until=begin, working=entry.working)
         self.holders[holder_id] = account
         return account
 
@@ -236,7 +265,7 @@ class Ledger:
         account.confirmed = until
         account.held_s += gap
         if gap > self.rules.longest_unconfirmed_s or not chargeable:
-            # nobody vouches for who held it in between, or the reading is not this holder's own, or it cannot work
+            # no source says who held it in between, or the reading is not this holder's own, or it cannot work
             account.booked = account.energy_booked = until
             return
         pending = self._pending.get(unit)
@@ -255,8 +284,7 @@ class Ledger:
 
     def _book(self, account: HolderAccount, span: Span, unit_active: float | None) -> None:
         length = span.end - span.start
-        if span.start - account.known_until > self.rules.idle_run_unknown_reset_s:
-            account.idle_run_s = 0.0
+        self._bridge(account, span.start)
         account.known = True
         account.known_until = account.booked = span.end
         account.observed_s += length
@@ -267,15 +295,35 @@ class Ledger:
             account.high_s += length
         if _is_idle(span):
             account.idle_s += length
-            account.idle_run_s += max(0.0, span.end - max(span.start, unit_active or span.start))
+            begin = max(t for t in (span.start, unit_active, account.working) if t is not None)
+            if span.end > begin:
+                account.run_witnesses = min(span.witnesses, account.run_witnesses or span.witnesses)
+                account.idle_run_s += span.end - begin
         else:
-            account.idle_run_s = 0.0
+            account.end_run()
             account.last_active = max(account.last_active or span.end, span.end)
 
+    def _bridge(self, account: HolderAccount, start: float) -> None:
+        """Take the unknown time up to `start` into the idle run, or end the run where it would be too much."""
+        gap = max(0.0, start - account.known_until)
+        unknown = account.run_unknown_s + gap
+        most = max(
+            self.rules.idle_run_unknown_reset_s,
+            self.rules.idle_run_unknown_max_ratio * (account.idle_run_s + unknown),
+        )
+        if gap > self.rules.idle_run_unknown_reset_s or unknown > most:
+            account.end_run()
+        elif account.idle_run_s > 0.0:
+            account.run_unknown_s = unknown
+
     def _forget(self, now: float) -> None:
-        """Drop readings that no later poll may charge, and holders that have been gone for long."""
-        for holder_id in [i for i, a in self.restored_holders.items() if now - a.confirmed > KEEP_ABSENT_S]:
-            del self.restored_holders[holder_id]
+        """Drop readings that no later poll may charge, and holders and instances that have been gone for long."""
+        absent: dict[UnitId, int] = {}
+        for holder_id, gone in sorted(self.restored_holders.items(), key=lambda item: -item[1].confirmed):
+            absent[holder_id[0]] = absent.get(holder_id[0], 0) + 1
+            if now - gone.confirmed > KEEP_ABSENT_S or absent[holder_id[0]] > KEEP_ABSENT:
+                del self.restored_holders[holder_id]
+        self._forget_instances(now)
         oldest = now - self.rules.longest_unconfirmed_s
         settled: dict[UnitId, float] = {}
         for (unit, _), account in self.holders.items():
@@ -287,6 +335,16 @@ class Ledger:
                 pending.spans.popleft()
             while pending.energy and pending.energy[0].end <= until:
                 pending.energy.popleft()
+
+    def _forget_instances(self, now: float) -> None:
+        """MIG instances that were not read for long: each new layout has new ones, while GPUs stay few."""
+        held = {unit for unit, _ in self.holders}
+        for accounts in (self.units, self.restored_units):
+            for unit, account in list(accounts.items()):
+                if unit.mig_uuid and unit not in held and now - account.covered_until > KEEP_ABSENT_S:
+                    del accounts[unit]
+                    self.rings.pop(unit, None)
+                    self._pending.pop(unit, None)
 
     def unit_totals(self, unit: UnitId, now: float, wall: float) -> UnitTotals | None:
         """Totals of a unit, None while it never had a source of activity."""
@@ -316,17 +374,18 @@ class Ledger:
             low_s=account.low_s,
             high_s=account.high_s,
             energy_j=account.energy_j,
-            idle_run_s=self._idle_run(account, now),
+            idle_run_s=self._idle_run(account, now) if allocation.running and account.alone else None,
+            idle_run_witnesses=account.run_witnesses,
             start_wall=account.start_wall,
             last_active_wall=(last_active if last_active is not None else account.start_wall)
             if account.known
             else None,
         )
 
-    def _idle_run(self, account: HolderAccount, now: float) -> float:
-        """The run as of now: too much unknown time up to now ends it as well."""
+    def _idle_run(self, account: HolderAccount, now: float) -> float | None:
+        """The run as of now, None when too much time up to now is unknown."""
         if now - account.known_until > self.rules.idle_run_unknown_reset_s:
-            return 0.0
+            return None
         return account.idle_run_s
 
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from gpu_exporter.ledger.ledger import HolderAccount, Ledger, UnitAccount
 from gpu_exporter.model import HolderKey, HolderTotals, UnitId, UnitTotals
 
-VERSION = 1
+VERSION = 2
 HEADER = "gpu-exporter-state"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 UNIT_COUNTERS = ("busy_s", "observed_s", "idle_s")
@@ -48,6 +48,7 @@ def read_boot_id(path: Path = BOOT_ID) -> str:
 
 
 MarkKey = tuple[UnitId, HolderKey | None, str]
+Numbers = Mapping[tuple[HolderKey, str], UnitId]
 
 
 class Prepared(NamedTuple):
@@ -64,6 +65,8 @@ class StateFile:
         self.path = directory / "state"
         self.margin_s = write_interval_s / 2
         self.marks: dict[MarkKey, float] = {}
+        self.numbers: Numbers = {}
+        """Where the numbers of running holders led when the file was written; filled by `restore`."""
         self._boot_id = boot_id
         self._lock_path = directory / "lock"
         self._lock: int | None = None
@@ -103,16 +106,21 @@ class StateFile:
                 (UnitId(*entry.pop("unit")), HolderKey(*entry.pop("holder"))): HolderAccount(**entry)
                 for entry in data["holders"]
             }
-        except (TypeError, KeyError) as exc:
+            numbers = {(HolderKey(*key), str(number)): UnitId(*unit) for key, number, unit in data["numbers"]}
+        except (TypeError, KeyError, ValueError) as exc:
             return f"state file with other fields than this version's: {exc}"
         ledger.restored_units.update(units)
         ledger.restored_holders.update(holders)
+        self.numbers = numbers
         # Until the first write succeeds nothing beyond what the file promises may be published.
         self.marks = _marks_of(units, holders)
         return ""
 
-    def prepare(self, ledger: Ledger, *, final: bool = False) -> Prepared:
-        """The next content of the file: marks ahead of the ledger's counters, or exact values when `final`."""
+    def prepare(self, ledger: Ledger, numbers: Numbers = {}, *, final: bool = False) -> Prepared:
+        """The next content of the file: marks ahead of the ledger's counters, or exact values when `final`.
+
+        `numbers`: the unit that each running holder's number led to, by (holder, number).
+        """
         margin = 0.0 if final else self.margin_s
         units = {
             unit: _ahead_unit(account, margin)
@@ -129,6 +137,7 @@ class StateFile:
                 "holders": [
                     {"unit": unit, "holder": key, **asdict(account)} for (unit, key), account in holders.items()
                 ],
+                "numbers": [(key, number, unit) for (key, number), unit in numbers.items()],
             }
         )
         text = f"{HEADER} {VERSION} {zlib.crc32(body.encode()):08x}\n{body}"
