@@ -74,13 +74,17 @@ def _build_node(
     if options.kubelet or (options.kubelet is None and socket.parent.is_dir()):
         from gpu_exporter.attribution.kubelet import KubeletSource
 
-        kubelet = KubeletSource(
-            clock,
-            socket,
-            options.kubelet_logs,
-            timeout_s=attribution.timeout,
-            empty_confirm_s=attribution.empty_confirm,
-        )
+        try:
+            kubelet = KubeletSource(
+                clock,
+                socket,
+                options.kubelet_logs,
+                timeout_s=attribution.timeout,
+                empty_confirm_s=attribution.empty_confirm,
+                resources=options.resources,
+            )
+        except ValueError as exc:
+            parser.error(str(exc))
         sources.append(kubelet)
     if options.slurm is not False:
         from gpu_exporter.attribution.slurm import SlurmSource

@@ -207,10 +207,13 @@ class Claim(NamedTuple):
 
     `kind` says how to read `device`: "uuid" (GPU-... or MIG-..., with or without a replica suffix), "minor" (the N of
     /dev/nvidiaN), "index" (a position in NVML's order, among the GPUs with the minor numbers `among`, or all of them)
-    or "unproven" (a number whose order is not known, for `reason`). An index counts only where NVML lists `count` GPUs,
+    or "unproven" (a number whose order is not known, for `reason`). An index counts only where NVML lists `total` GPUs,
     0 any number. `number` is what the scheduler calls the device where that is no UUID: a running holder keeps the
-    device that it once led to. `running`: false while the holder cannot work, for the reason `why`. `working_wall`:
-    Unix seconds before which it could not work, None where its scheduler says no more than its start.
+    device that it once led to.
+
+    `running`: false while the holder is not charged, since its job is stopped. `working_wall`: Unix seconds before
+    which its program could not work, infinite while it is not known to run, None where its scheduler says no more
+    than its start. `why`: what keeps it from working.
     """
 
     kind: Literal["uuid", "minor", "index", "unproven"]
@@ -219,7 +222,7 @@ class Claim(NamedTuple):
     running: bool = True
     number: str = ""
     among: tuple[str, ...] = ()
-    count: int = 0
+    total: int = 0
     why: str = ""
     reason: str = ""
     working_wall: float | None = None

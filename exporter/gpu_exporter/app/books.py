@@ -78,7 +78,8 @@ class Books:
         self._throttling: dict[str, ThrottleHistory] = {}
         self._resolution = Resolution([], [], [])
         self._confirmed: dict[tuple[UnitId, HolderKey], float] = {}
-        self._numbers: dict[tuple[HolderKey, str], tuple[UnitId, float]] = {}  # where numbers led, and when they last did
+        # Where each holder's numbers led, and when they last did.
+        self._numbers: dict[tuple[HolderKey, str], tuple[UnitId, float]] = {}
         self._processes_proven = False  # a process of somebody was listed: so we can see them
         self._version = 0
         self._last_sample: tuple[float, float] | None = None  # monotonic and wall time of the newest answer of a GPU
@@ -184,7 +185,7 @@ class Books:
             return self._resolution
 
     def _incomplete(self, expected: int) -> str:
-        """Why NVML's order may not be the one that the schedulers count in; "" when every GPU that should be here is."""
+        """Why NVML may count otherwise than the schedulers do; "" when every GPU that should be here is."""
         down = [snapshot for snapshot in self._latest.values() if not snapshot.up]
         if down:
             identity = down[0].identity
@@ -348,7 +349,7 @@ class Books:
             verdict = Verdict("unknown", "the GPU does not answer")
         elif not vouched:
             verdict = Verdict("unknown", f"no source has confirmed the holder for {unconfirmed_s:.0f} s")
-        elif not allocation.running:
+        elif allocation.why:
             verdict = Verdict("unknown", allocation.why)
         if gpu.withheld or gpu.hung or not vouched:
             totals = totals._replace(idle_run_s=None)  # 0 would say that it works

@@ -5,7 +5,7 @@ several types and with fake_gpus.conf; gres.conf(5)):
 
 - AutoDetect off: the `File=` entries, by type in the order of the node's Gres in slurm.conf, within a type in the order
   of the file. So IDX leads to /dev/nvidiaN, whose N is NVML's minor number;
-- AutoDetect=nvml: the order of NVML, whatever order `File=` has, of the GPUs that are listed, or of all without `File=`.
+- AutoDetect=nvml: the order of NVML, whatever order `File=` has: of the listed GPUs, or of all without `File=`.
 
 Everything else proves no order, and then IDX is not resolved: a guess would give a job another job's GPU.
 
@@ -48,13 +48,13 @@ class GpuOrder(NamedTuple):
     """What an IDX means. `minors` are texts.
 
     kind "minor": position to minor number, "" where the entry is not a whole GPU. kind "index": position in NVML's
-    order among `minors`, or among all GPUs when empty; only where NVML lists `count` of them. kind "unknown": `problem`
+    order among `minors`, or among all GPUs when empty; only where NVML lists `total` of them. kind "unknown": `problem`
     says why, with the remedy.
     """
 
     kind: Literal["minor", "index", "unknown"]
     minors: tuple[str, ...] = ()
-    count: int = 0
+    total: int = 0
     problem: str = ""
 
 

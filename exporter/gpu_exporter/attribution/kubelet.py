@@ -1,7 +1,9 @@
 """Pods by the kubelet's PodResources API, v1.
 
 Field numbers: kubernetes/kubelet, pkg/apis/podresources/v1/api.proto. The API names no pod UID: that comes from the
-names of the directories under /var/log/pods (namespace_pod_uid), which the kubelet makes for every pod.
+names of the directories under /var/log/pods (namespace_pod_uid), which the kubelet makes for every pod. The same place
+shows when a container began: its runtime makes CONTAINER/N.log for start number N. A pod that still pulls an image or
+runs its init containers has none, and its GPUs are held, but nothing that could use them runs.
 A restarted kubelet answers OK with an empty list for up to a second, with or without allocatable devices (measured),
 so an answer of a new kubelet that lacks pods seen before, and an empty one of a kubelet without devices, are believed
 after a second such answer only (docs/decisions/0005).
@@ -10,9 +12,10 @@ after a second such answer only (docs/decisions/0005).
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,21 +29,27 @@ LIST = "/v1.PodResourcesLister/List"
 ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 # GPU-<uuid>, MIG-<uuid>, MIG-GPU-<uuid>/gi/ci (drivers before R470), each with "::N" when it is a replica
 UUID_ID = re.compile(r"(GPU|MIG)-[0-9A-Za-z-]+(/\d+/\d+)?(::\d+)?")
-GKE_ID = re.compile(r"nvidia(\d+)")
+GKE_ID = re.compile(r"nvidia(\d+)(/vgpu\d+)?")  # with vgpu it is one of several shares
+GPU_RESOURCE = re.compile(r"nvidia\.com/(gpu|mig-).*")
+LOG = re.compile(r"(\d+)\.log")
+# Drivers of dynamic resource allocation that hand out GPUs; compute-domain.nvidia.com hands out channels between them.
+DRA_GPU = re.compile(r"gpu\.nvidia\.com|k8s\.gpu\.nvidia\.com.*|nvidia\.com/gpu.*")
+MAX_STARTS = 4096
 
 
 class ContainerDevices(NamedTuple):
-    """One resource of one container as PodResources lists it."""
+    """One resource of one container as PodResources lists it. `claimed`: by a claim of dynamic resource allocation."""
 
     namespace: str
     pod: str
     container: str
     resource: str
     device_ids: tuple[str, ...]
+    claimed: bool = False
 
 
 def parse_pod_resources(message: bytes) -> list[ContainerDevices]:
-    """The device-plugin devices of a ListPodResourcesResponse.
+    """The devices of a ListPodResourcesResponse: of device plugins, and of dynamic resource allocation.
 
     Raises ProtobufError.
     """
@@ -65,16 +74,37 @@ def parse_pod_resources(message: bytes) -> list[ContainerDevices]:
 def _parse_container(namespace: str, pod: str, message: bytes) -> Iterator[ContainerDevices]:
     name = ""
     devices: list[bytes] = []
+    dynamic: list[bytes] = []
     for field, payload in read_fields(message):
         if field == 1:
             name = read_text(payload)
         elif field == 2:
             devices.append(payload)
+        elif field == 5:
+            dynamic.append(payload)
     for device in devices:
         fields = list(read_fields(device))
         resource = "".join(read_text(payload) for number, payload in fields if number == 1)
         ids = tuple(read_text(payload) for number, payload in fields if number == 2)
         yield ContainerDevices(namespace, pod, name, resource, ids)
+    for resource_claim in dynamic:
+        for driver, ids in _parse_dynamic(resource_claim):
+            yield ContainerDevices(namespace, pod, name, driver, ids, claimed=True)
+
+
+def _parse_dynamic(message: bytes) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(driver, names of CDI devices) of each ClaimResource of a DynamicResource; the driver is "" on older kubelets."""
+    for field, resource in read_fields(message):
+        if field != 4:
+            continue
+        names: list[str] = []
+        driver = ""
+        for number, payload in read_fields(resource):
+            if number == 1:
+                names += [read_text(name) for inner, name in read_fields(payload) if inner == 1]
+            elif number == 2:
+                driver = read_text(payload)
+        yield driver, tuple(names)
 
 
 class KubeletSource:
@@ -89,7 +119,14 @@ class KubeletSource:
         log_directory: Path,
         timeout_s: float = 5.0,
         empty_confirm_s: float = 5.0,
+        resources: Sequence[str] = (),
     ) -> None:
+        """`resources`: regular expressions of further resources whose devices are GPUs. Raises ValueError."""
+        try:
+            self._resources = tuple(re.compile(resource) for resource in resources)
+        except re.error as exc:
+            raise ValueError(f"--attribution.resource: not a regular expression: {exc}") from exc
+        self._starts: dict[tuple[str, str], tuple[int, float]] = {}  # by (UID, container): number and time of its start
         self._clock = clock
         self._socket = socket
         self._log_directory = log_directory
@@ -102,23 +139,72 @@ class KubeletSource:
         self._left: set[str] = set()  # UIDs of pods that were replaced: their directories stay for a while
 
     def poll(self) -> Answer:
-        entries = self._list()
-        self._check_missing({(entry.namespace, entry.pod) for entry in entries if _is_gpu(entry)})
-        uids = self._read_pod_uids({(entry.namespace, entry.pod) for entry in entries})
+        listed = self._list()
+        entries = [gpus for entry in listed if (gpus := self._gpus_of(entry)) is not None]
+        pods = {(entry.namespace, entry.pod) for entry in entries}
+        claimed = next((entry for entry in listed if entry.claimed and _is_dra_gpu(entry)), None)
+        self._check_missing(pods)
+        uids = self._read_pod_uids(pods)
         counts: Counter[tuple[str, str]] = Counter()
         for entry in entries:
-            counts[entry.namespace, entry.pod] += len(entry.device_ids) if _is_gpu(entry) else 0
+            counts[entry.namespace, entry.pod] += len(entry.device_ids)
         claims: list[Claim] = []
         problem = ""
+        if claimed is not None:
+            problem = (
+                f"{claimed.namespace}/{claimed.pod}/{claimed.container} has GPUs of a resource claim "
+                f"({claimed.resource or claimed.device_ids[0]}): claims are not attributed, so no GPU is called free"
+            )
+        starts: dict[tuple[str, str], tuple[int, float]] = {}
         for entry in entries:
-            holder = self._holder(entry, uids.get((entry.namespace, entry.pod), ""), counts)
-            for device_id in entry.device_ids if _is_gpu(entry) else ():
+            uid = uids.get((entry.namespace, entry.pod), "")
+            holder = self._holder(entry, uid, counts)
+            working, why = self._read_start(entry, uid, starts)
+            for device_id in entry.device_ids:
                 claim = _claim(device_id, holder)
                 if claim is not None:
-                    claims.append(claim)
+                    claims.append(claim._replace(working_wall=working, why=why))
                 else:
-                    problem = f"device id {device_id!r} of {holder.label} is not understood"
+                    problem = f"device id {device_id[:80]!r} of {holder.label} is not understood"
+        self._starts = dict(list(starts.items())[-MAX_STARTS:])
         return Answer(claims, problem)
+
+    def _gpus_of(self, entry: ContainerDevices) -> ContainerDevices | None:
+        """The entry with its GPUs alone, None when it has none.
+
+        Numbers and other names are GPUs only of a GPU resource: network cards and other devices have numbers too. What
+        looks like NVIDIA's UUID is a GPU whatever its resource is called.
+        """
+        if entry.claimed:
+            return None
+        if GPU_RESOURCE.fullmatch(entry.resource) or any(r.fullmatch(entry.resource) for r in self._resources):
+            return entry
+        ids = tuple(device_id for device_id in entry.device_ids if UUID_ID.fullmatch(device_id))
+        return entry._replace(device_ids=ids) if ids else None
+
+    def _read_start(
+        self, entry: ContainerDevices, uid: str, starts: dict[tuple[str, str], tuple[int, float]]
+    ) -> tuple[float, str]:
+        """Unix seconds of the container's present start, infinite when it is not known to have begun, and why not.
+
+        The log directory's time is that of the start when it is first seen. It moves when a log is rotated, so it is
+        read once for each start; a rotation before makes the start later, which only shortens an idle run.
+        """
+        if not uid:
+            return math.inf, f"not known when its container began: mount {self._log_directory}"
+        directory = self._log_directory / f"{entry.namespace}_{entry.pod}_{uid}" / entry.container
+        try:
+            numbers = [int(match[1]) for log in directory.iterdir() if (match := LOG.fullmatch(log.name))]
+            changed = directory.stat().st_mtime
+        except OSError:
+            numbers, changed = [], 0.0
+        if not numbers:
+            return math.inf, "its container has not begun"
+        known = self._starts.get((uid, entry.container))
+        if known is None or known[0] != max(numbers):
+            known = (max(numbers), min(changed, self._clock.wall()))
+        starts[uid, entry.container] = known
+        return known[1], ""
 
     def _list(self) -> list[ContainerDevices]:
         try:
@@ -178,7 +264,9 @@ class KubeletSource:
                 chosen[name] = max(fresh)[1]
         replaced = {uid for name, uid in self._uids.items() if name in chosen and chosen[name] != uid}
         self._left = (self._left | replaced) & {entry.name.rpartition("_")[2] for entry in entries}
-        self._uids |= chosen
+        # Kept while the pod's directory is there, so that one that returns under its name is known as another.
+        there = {entry.name.rpartition("_")[2] for entry in entries}
+        self._uids = {name: uid for name, uid in self._uids.items() if uid in there} | chosen
         return chosen
 
     def _holder(self, entry: ContainerDevices, uid: str, counts: Counter[tuple[str, str]]) -> Holder:
@@ -196,11 +284,11 @@ class KubeletSource:
         )
 
 
-def _is_gpu(entry: ContainerDevices) -> bool:
-    """NVIDIA's own resources, and any other name whose device ids are NVIDIA's UUIDs."""
-    if entry.resource.startswith("nvidia.com/"):
-        return True
-    return any(UUID_ID.fullmatch(device_id) for device_id in entry.device_ids)
+def _is_dra_gpu(entry: ContainerDevices) -> bool:
+    """Whether the claim is on GPUs, by its driver, else by the names of its CDI devices."""
+    if entry.resource:
+        return DRA_GPU.fullmatch(entry.resource) is not None
+    return any(DRA_GPU.fullmatch(name.partition("=")[0]) for name in entry.device_ids)
 
 
 def _claim(device_id: str, holder: Holder) -> Claim | None:
@@ -208,7 +296,7 @@ def _claim(device_id: str, holder: Holder) -> Claim | None:
     if UUID_ID.fullmatch(device_id):
         return Claim("uuid", device_id, holder)
     if match := GKE_ID.fullmatch(device_id):
-        return Claim("minor", match[1], holder)
-    if device_id.isdigit():  # the plugin's --device-id-strategy=index
-        return Claim("index", device_id, holder)
+        return Claim("minor", match[1] + (f"::{match[2]}" if match[2] else ""), holder, number=device_id)
+    if device_id.isascii() and device_id.isdigit() and len(device_id) <= 4:  # --device-id-strategy=index
+        return Claim("index", device_id, holder, number=device_id)
     return None

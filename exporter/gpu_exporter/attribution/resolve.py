@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from gpu_exporter.model import Allocation, Claim, DeviceSnapshot, HolderKey, UnitId
@@ -20,7 +21,7 @@ class Resolution(NamedTuple):
     allocations: list[tuple[Allocation, Claim]]
     unresolved: list[tuple[Claim, str]]
     conflicts: list[Claim]
-    numbers: dict[NumberKey, UnitId] = {}
+    numbers: Mapping[NumberKey, UnitId] = MappingProxyType({})
 
 
 def resolve(
@@ -28,7 +29,7 @@ def resolve(
     snapshots: Iterable[DeviceSnapshot],
     *,
     incomplete: str = "",
-    numbers: Mapping[NumberKey, UnitId] = {},
+    numbers: Mapping[NumberKey, UnitId] = MappingProxyType({}),
 ) -> Resolution:
     """Turn claims into allocations of the devices that answer.
 
@@ -119,8 +120,8 @@ class _Finder:
         if self._incomplete:
             return None, f"positions may have changed: {self._incomplete}"
         order = [identity for identity in self._order if not claim.among or str(identity.minor) in claim.among]
-        if claim.count and len(order) != claim.count:
-            return None, f"positions are not proven: NVML lists {len(order)} of the {claim.count} GPUs they count"
+        if claim.total and len(order) != claim.total:
+            return None, f"positions are not proven: NVML lists {len(order)} GPUs, the scheduler counts {claim.total}"
         if not claim.among and [identity.index for identity in order] != list(range(len(order))):
             return None, "positions are not proven: NVML's list has holes"
         if not device.isdigit() or int(device) >= len(order):

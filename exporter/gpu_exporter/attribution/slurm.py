@@ -4,8 +4,8 @@ Four questions, none of which a job's owner can shape an answer to (docs/decisio
 - who: `squeue` with columns that only Slurm and its administrators fill, restricted to this node;
 - which positions (IDX): `scontrol show job ID --json`, on Slurm before 23.02 `squeue --json`, asked again when the job
   was resized, when the node contradicts it, and now and then;
-- what is in use at all: `GresUsed` of `scontrol show node -d`. A GPU in use that no listed job has is held by a job that
-  we may not see; one that is not in use cannot be held. "Free" rests on this alone;
+- what is in use at all: `GresUsed` of `scontrol show node -d`. A GPU in use that no listed job has is held by a job
+  that is hidden from us; one that is not in use is held by none. "Free" rests on this alone;
 - what an IDX means: gres.conf (gres_conf.py). Where that is not proven, nothing is resolved.
 """
 
@@ -104,7 +104,7 @@ class SlurmSource:
         return jobs, node
 
     def _doubt(self, node: NodeRecord) -> tuple[int, ...]:
-        """Where jobs and node disagree: positions, or how many more GPUs the jobs have where positions are not named."""
+        """Where jobs and node disagree: positions, or the jobs' surplus of GPUs where positions are not named."""
         claimed = [index for known in self._known.values() for index in known.gpus.indexes]
         if node.used.unnamed:
             surplus = len(claimed) + sum(known.gpus.unnamed for known in self._known.values()) - node.used.unnamed
@@ -334,6 +334,6 @@ def _claim(index: int, order: GpuOrder, holder: Holder, state: str) -> Claim:
         why="" if state == "RUNNING" else f"the job is {state}" if state else "held by a job that Slurm does not show",
         number=f"IDX {index}",
         among=order.minors if order.kind == "index" else (),
-        count=order.count,
+        total=order.total,
         reason=reason,
     )

@@ -36,7 +36,9 @@ COLUMNS = (
 SQUEUE_FORMAT = ",".join(f"{column}:256|" for column in COLUMNS)
 UNSET = ("(null)", "N/A")
 # One resource of a GRES list: name, type, count, and what stands in brackets. Types and names are the site's.
-GRES = re.compile(r"(?P<name>[^:,()=]+)(?::(?P<type>[^:,()]+))??(?::(?P<count>\d+)[KMGTP]?)?(?:\((?P<detail>[^()]*)\))?")
+GRES = re.compile(
+    r"(?:gres[:/])?(?P<name>[^\s:,()=]+)(?::(?P<type>[^\s:,()]+))??(?::(?P<count>\d+)[KMGTP]?)?(?:\((?P<detail>[^()]*)\))?"
+)
 MAX_GRES_TEXT = 65_536
 
 
@@ -70,7 +72,12 @@ def parse_squeue(text: str) -> list[Job]:
         array_job, array_task, het_job, het_offset = known[8:12]
         jobs.append(
             Job(
-                *known[:6],
+                job_id=known[0],
+                user=known[1],
+                account=known[2],
+                partition=known[3],
+                qos=known[4],
+                state=known[5],
                 start=float(known[6]) if _is_number(known[6]) else None,
                 restarts=known[7] or "0",
                 # 22.05 and 24.11 print the job's own id as ArrayJobID of what is no array; only tasks have a number.
@@ -111,7 +118,7 @@ def parse_gres(text: str) -> Gres:
         match = GRES.fullmatch(item)
         if not match:
             raise ValueError(f"{item[:80]!r} is not a GRES that is understood")
-        name, count = match["name"].removeprefix("gres/").removeprefix("gres:"), int(match["count"] or 0)
+        name, count = match["name"], int(match["count"] or 0)
         detail = match["detail"] or ""
         if name in ("shard", "mps"):
             shares = shares or (item if count else "")
@@ -125,11 +132,20 @@ def parse_gres(text: str) -> Gres:
 
 
 def _split_gres(text: str) -> list[str]:
-    """Items between the commas that are outside of brackets."""
-    items = re.findall(r"(?:[^,()]|\([^()]*\))+", text) if text not in UNSET else []
-    if sum(map(len, items)) + max(0, len(items) - 1) != len(text) and text not in UNSET:
-        raise ValueError(f"{text[:80]!r} is not a GRES list that is understood")
-    return items
+    """Items between the commas that are outside of brackets. Raises ValueError."""
+    if text in UNSET or not text:
+        return []
+    items, start, depth = [], 0, 0
+    for position, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth not in (0, 1):
+            break
+        if character == "," and not depth:
+            items.append(text[start:position])
+            start = position + 1
+    if depth:
+        raise ValueError(f"{text[:80]!r}: brackets do not match")
+    return [*items, text[start:]]
 
 
 def _parse_index(detail: str) -> list[int]:
@@ -200,7 +216,7 @@ def _read_gpus(row: dict[str, Any], node: str) -> JobGpus | None:
 
 
 class NodeRecord(NamedTuple):
-    """What `scontrol show node -d` says of a node: its GPUs as (type, count) in the order of slurm.conf, and those in use.
+    """What `scontrol show node -d` says: the node's GPUs as (type, count) in the order of slurm.conf, and those in use.
 
     Slurm names the positions in use only where the GPUs have a type; else `used` counts them. `slurmd_start`: Unix
     seconds, None where it is not said.
@@ -212,7 +228,7 @@ class NodeRecord(NamedTuple):
 
 
 def parse_node(text: str) -> NodeRecord:
-    """The record of one node, under SLURM_TIME_FORMAT=%s. Raises SourceError when it does not say which GRES are used."""
+    """The record of one node, under SLURM_TIME_FORMAT=%s. Raises SourceError when it names no GRES in use."""
     used = _field(text, r"^\s*GresUsed=(\S*)\s*$")
     if used is None:
         raise SourceError("scontrol show node -d prints no GresUsed, so no GPU is known to be free")

@@ -7,14 +7,14 @@ value of a line is prepared once per (family, labels) and kept, since labels rar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from gpu_exporter.exposition.series import Series
 
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 MAX_LABEL_VALUE = 256  # characters; names of pods and jobs are shorter, hostile ones are cut
-MAX_PREFIXES = 50_000  # a node has some thousand series; more means that holders come and go fast
+SPARE_PREFIXES = 512  # kept beyond twice the present lines, so that a holder that comes and goes costs no sweep
 
 
 def escape_label(value: str) -> str:
@@ -37,26 +37,33 @@ class TextRenderer:
         self._headers: dict[tuple[str, bool], str] = {}
 
     def render(
-        self, series: Iterable[Series], *, openmetrics: bool = False, names: frozenset[str] = frozenset()
+        self, series: Sequence[Series], *, openmetrics: bool = False, names: frozenset[str] = frozenset()
     ) -> str:
         """The exposition of `series`; with `names`, of these families only."""
         out: list[str] = []
-        if len(self._prefixes) > MAX_PREFIXES:
-            self._prefixes.clear()
         prefixes = self._prefixes
+        lines = 0
         for family, label_names, rows in series:
             if names and family.name not in names:
                 continue
             out.append(self._header(family.name, family.type, family.help, openmetrics))
             name = family.name
+            lines += len(rows)
             for labels, value in rows:
                 prefix = prefixes.get((name, labels))
                 if prefix is None:
                     prefix = prefixes[name, labels] = _render_prefix(name, label_names, labels)
                 out.append(f"{prefix}{format_value(value)}\n")
+        if len(prefixes) > 2 * lines + SPARE_PREFIXES and not names:
+            self._forget(series)
         if openmetrics:
             out.append("# EOF\n")
         return "".join(out)
+
+    def _forget(self, series: Sequence[Series]) -> None:
+        """Drop the lines of holders that are gone."""
+        present = {(family.name, labels) for family, _, rows in series for labels, _ in rows}
+        self._prefixes = {key: prefix for key, prefix in self._prefixes.items() if key in present}
 
     def _header(self, name: str, kind: str, text: str, openmetrics: bool) -> str:
         header = self._headers.get((name, openmetrics))

@@ -86,7 +86,8 @@ class HolderAccount:
 
     `confirmed`: shown as the holder up to here. `booked`, `energy_booked`: readings are charged up to here; they lag,
     since the driver's samples arrive a moment after the time that they cover. `run_unknown_s`: unknown time within the
-    idle run. `running`, `alone`: at the last poll. `working`: since when it can work, None while its source does not say.
+    idle run. `running`, `alone`: at the last poll. `working`: since when its program can work, infinite while it is not
+    known to run, None where its source does not say.
     """
 
     confirmed: float
@@ -233,8 +234,11 @@ class Ledger:
 
     @staticmethod
     def _note_working(account: HolderAccount, working: float | None) -> None:
-        """A later start is a restart: the time before it says nothing of the program that runs now."""
-        if working is not None and (account.working is None or working > account.working + RESTART_S):
+        """Another start is a restart: the time before it says nothing of the program that runs now."""
+        before = account.working
+        if working is None or working == before:
+            return
+        if before is None or not abs(working - before) <= RESTART_S:
             account.working = working
             account.end_run()
 
@@ -374,7 +378,7 @@ class Ledger:
             low_s=account.low_s,
             high_s=account.high_s,
             energy_j=account.energy_j,
-            idle_run_s=self._idle_run(account, now) if allocation.running and account.alone else None,
+            idle_run_s=self._idle_run(account, now) if allocation.running else None,
             idle_run_witnesses=account.run_witnesses,
             start_wall=account.start_wall,
             last_active_wall=(last_active if last_active is not None else account.start_wall)
@@ -383,8 +387,8 @@ class Ledger:
         )
 
     def _idle_run(self, account: HolderAccount, now: float) -> float | None:
-        """The run as of now, None when too much time up to now is unknown."""
-        if now - account.known_until > self.rules.idle_run_unknown_reset_s:
+        """The run as of now, None when too much time up to now is unknown, or its program is not known to run."""
+        if now - account.known_until > self.rules.idle_run_unknown_reset_s or (account.working or 0.0) > now:
             return None
         return account.idle_run_s
 

@@ -22,6 +22,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gpu_exporter.ledger.ledger import HolderAccount, Ledger, UnitAccount
@@ -49,6 +50,7 @@ def read_boot_id(path: Path = BOOT_ID) -> str:
 
 MarkKey = tuple[UnitId, HolderKey | None, str]
 Numbers = Mapping[tuple[HolderKey, str], UnitId]
+NO_NUMBERS: Numbers = MappingProxyType({})
 
 
 class Prepared(NamedTuple):
@@ -65,7 +67,7 @@ class StateFile:
         self.path = directory / "state"
         self.margin_s = write_interval_s / 2
         self.marks: dict[MarkKey, float] = {}
-        self.numbers: Numbers = {}
+        self.numbers: Numbers = NO_NUMBERS
         """Where the numbers of running holders led when the file was written; filled by `restore`."""
         self._boot_id = boot_id
         self._lock_path = directory / "lock"
@@ -116,7 +118,7 @@ class StateFile:
         self.marks = _marks_of(units, holders)
         return ""
 
-    def prepare(self, ledger: Ledger, numbers: Numbers = {}, *, final: bool = False) -> Prepared:
+    def prepare(self, ledger: Ledger, numbers: Numbers = NO_NUMBERS, *, final: bool = False) -> Prepared:
         """The next content of the file: marks ahead of the ledger's counters, or exact values when `final`.
 
         `numbers`: the unit that each running holder's number led to, by (holder, number).

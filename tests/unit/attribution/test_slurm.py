@@ -1,156 +1,306 @@
-"""Slurm's words, real ones, hostile ones, and the documented shapes of other versions."""
+"""The Slurm source: what it claims, what it only knows to be held, and when it says that it does not know."""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gpu_exporter.attribution.slurm import (
-    parse_gres_conf,
-    parse_job_gpus,
-    parse_names,
-    parse_ranges,
-    parse_squeue,
-)
+from gpu_exporter.attribution.slurm import DOUBT_EACH_S, GPUS_EACH_S, SlurmSource
+from gpu_exporter.attribution.slurm_words import COLUMNS
 from gpu_exporter.attribution.source import SourceError
-
-FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "slurm"
-
-
-def fixture(name: str) -> str:
-    return (FIXTURES / name).read_text("utf-8")
+from gpu_exporter.clock import ManualClock
 
 
-def test_squeue_rows_of_a_real_cluster() -> None:
-    jobs = parse_squeue(fixture("squeue.txt"))
-    assert [job.job_id for job in jobs] == ["1", "2", "3"]
-    first = jobs[0]
-    assert (first.user, first.account, first.partition, first.state) == ("user1", "", "gpu", "RUNNING")
-    assert first.restarts == "0"
-    assert first.start is not None
-    assert first.start > 1.7e9
+class Cluster:
+    """Answers the commands of one cluster whose node `n0` has four typed GPUs, unless a test says otherwise."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.clock = ManualClock()
+        self.jobs: dict[str, list[str]] = {}  # by job id: gres_detail
+        self.states: dict[str, str] = {}
+        self.nodes = "n0"
+        self.size = "cpu=1"
+        self.used: str | None = ""
+        self.configured = "gpu:h100:4"
+        self.slurmd_start = 2_000_000_000
+        self.private = "none"
+        self.hidden: set[str] = set()
+        self.json = "all"  # which commands speak JSON: all, squeue, none
+        self.asked: list[str] = []
+        self.between: list[dict[str, object]] = []  # changes that take effect after the next squeue
+        self.gres_conf = directory / "gres.conf"
+        self.gres_conf.write_text("Name=gpu Type=h100 File=/dev/nvidia[0-3]\n", "utf-8")
+        self.source = SlurmSource("n0", run=self.run, monotonic=self.clock.monotonic)
+
+    def run(self, command: Sequence[str], timeout_s: float) -> str:
+        text = " ".join(command)
+        self.asked.append(text)
+        if "--json" in command:
+            if self.json == "none" or (self.json == "squeue" and command[0] == "scontrol"):
+                raise SourceError(f"{command[0]} ended with status 1: {command[0]}: unrecognized option '--json'")
+            wanted = [command[3]] if command[0] == "scontrol" else list(self.jobs)
+            rows = [
+                {"job_id": int(j), "nodes": self.nodes, "gres_detail": self.jobs[j]} for j in wanted if j in self.jobs
+            ]
+            return json.dumps({"jobs": rows})
+        if command[0] == "squeue":
+            shown = [self._row(job) for job in self.jobs if job not in self.hidden]
+            for name, value in (self.between.pop(0) if self.between else {}).items():
+                setattr(self, name, value)
+            return "".join(shown)
+        if text.startswith("scontrol show config"):
+            return (
+                f"ClusterName = lab\nPrivateData = {self.private}\nSLURM_CONF = {self.directory}/slurm.conf\n"
+                f"SlurmdSpoolDir = {self.directory}/spool/%n\n"
+            )
+        if text.startswith("scontrol show node"):
+            used = "" if self.used is None else f"   GresUsed={self.used}\n"
+            return f"NodeName=n0\n   Gres={self.configured}\n{used}   BootTime=1 SlurmdStartTime={self.slurmd_start}\n"
+        assert text.startswith("scontrol -o show job -d")
+        gres = self.jobs[command[-1]][0]
+        return (
+            f"JobId={command[-1]} JobName=x JOB_GRES=gpu   Nodes=n0 CPU_IDs=0 Mem=0 GRES={gres} MinCPUsNode=1 Comment=y"
+        )
+
+    def _row(self, job: str) -> str:
+        values = dict.fromkeys(COLUMNS, "N/A") | {
+            "JobID": job,
+            "UserName": "ada",
+            "UserID": "1000",
+            "State": self.states.get(job, "RUNNING"),
+            "StartTime": "1700000000",
+            "RestartCnt": "0",
+            "tres-alloc": self.size,
+        }
+        return "".join(f"{values[column]}|" for column in COLUMNS) + "\n"
+
+    def claims(self) -> list[tuple[str, str, str]]:
+        """(holder, kind, device) of each claim."""
+        return [(claim.holder.label, claim.kind, claim.device) for claim in self.source.poll().claims]
 
 
-@pytest.mark.parametrize("text", ["slurm_load_jobs error: Unable to contact slurm controller", "1|a|b\n", "x" * 300])
-def test_anything_else_from_squeue_is_refused(text: str) -> None:
-    with pytest.raises(SourceError, match="squeue printed a line that is not understood"):
-        parse_squeue(text)
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        monkeypatch.delenv(name)
+    return Cluster(tmp_path)
 
 
-def test_gpus_of_a_real_job() -> None:
-    assert parse_job_gpus(fixture("scontrol_two_gpus.txt"), "1", "n0") == ([0, 1], 2)
-    assert parse_job_gpus(fixture("scontrol_two_gpus.txt"), "1", "n1") == ([], 2)
+@pytest.mark.parametrize("speaks", ["all", "squeue", "none"])
+def test_jobs_hold_what_the_node_confirms(cluster: Cluster, speaks: str) -> None:
+    cluster.json = speaks
+    cluster.jobs = {"1": ["gpu:h100:2(IDX:0,3)"], "2": [""]}
+    cluster.used = "gpu:h100:2(IDX:0,3)"
+    answer = cluster.source.poll()
+    assert [(c.kind, c.device, c.number, c.running) for c in answer.claims] == [
+        ("minor", "0", "IDX 0", True),
+        ("minor", "3", "IDX 3", True),
+    ]
+    holder = answer.claims[0].holder
+    assert (holder.job_id, holder.user, holder.uid, holder.cluster, holder.units) == ("1", "ada", "1000", "lab", 2)
+    assert (answer.problem, answer.notice, answer.conflicts, answer.hides_users) == ("", "", 0, False)
 
 
-def test_an_identity_in_a_comment_changes_nothing() -> None:
-    """The comment and name of this real job claim to be root's; identity never comes from here."""
-    assert parse_job_gpus(fixture("scontrol_forged_comment.txt"), "2", "n0") == ([2], 1)
-    assert parse_job_gpus(fixture("scontrol_forged_name.txt"), "3", "n0") == ([3], 1)
+def test_a_gpu_in_use_that_no_listed_job_has_is_held_without_a_name(cluster: Cluster) -> None:
+    cluster.private = "jobs,users"
+    cluster.jobs = {"1": ["gpu:h100:1(IDX:0)"], "2": ["gpu:h100:1(IDX:2)"]}
+    cluster.hidden = {"2"}
+    cluster.used = "gpu:h100:2(IDX:0,2)"
+    answer = cluster.source.poll()
+    assert [(c.holder.label, c.device, c.running) for c in answer.claims] == [
+        ("job 1", "0", True),
+        ("a hidden job", "2", False),
+    ]
+    hidden = answer.claims[1]
+    assert (hidden.holder.identity, hidden.holder.job_id, hidden.holder.units) == ("hidden", "", None)
+    assert hidden.why == "held by a job that Slurm does not show"
+    assert answer.notice == (
+        "IDX 2 in use by jobs that squeue does not list: PrivateData=jobs hides them from uid 0; run as SlurmUser or root"
+    ).replace("uid 0", f"uid {os.geteuid()}")
+    assert (answer.problem, answer.hides_users) == ("", True)
 
 
-FORGED = " JOB_GRES=gpu:h100:8   Nodes=n0 CPU_IDs=0 Mem=0 GRES=gpu:h100:8(IDX:0-7) MinCPUsNode=1"
+def test_a_claim_that_the_node_does_not_confirm_is_dropped_and_counted(cluster: Cluster) -> None:
+    cluster.jobs = {"1": ["gpu:h100:2(IDX:0-1)"], "2": ["gpu:h100:1(IDX:2)"]}
+    cluster.used = "gpu:h100:2(IDX:1-2)"
+    answer = cluster.source.poll()
+    assert [(c.holder.label, c.device) for c in answer.claims] == [("job 1", "1"), ("job 2", "2")]
+    assert answer.conflicts == 1
+    assert answer.notice == "job 1 claims IDX 0, which node n0 does not have in use"
 
 
-@pytest.mark.parametrize("place", ["JobName=job.sh", "WorkDir=/tmp", "Command=/home/user1/job.sh"])
-@pytest.mark.parametrize("forged", [FORGED, FORGED.replace("JOB_GRES=", "X="), "\nJobId=1 JobName=x" + FORGED])
-def test_devices_in_a_name_or_comment_are_refused(place: str, forged: str) -> None:
-    text = fixture("scontrol_two_gpus.txt").replace(place, place + forged)
-    assert forged in text
-    with pytest.raises(SourceError, match="job 1: its name or comment imitates"):
-        parse_job_gpus(text, "1", "n0")
+def test_a_job_that_begins_between_the_two_questions_is_seen_by_asking_once_more(cluster: Cluster) -> None:
+    cluster.jobs = {"1": ["gpu:h100:1(IDX:0)"]}
+    cluster.between = [
+        {"jobs": {"1": ["gpu:h100:1(IDX:0)"], "2": ["gpu:h100:1(IDX:1)"]}, "used": "gpu:h100:2(IDX:0-1)"}
+    ]
+    assert cluster.claims() == [("job 1", "minor", "0"), ("job 2", "minor", "1")]
 
 
-def test_a_name_that_cuts_its_own_record_short_is_refused() -> None:
-    text = fixture("scontrol_two_gpus.txt").replace("JobName=job.sh", "JobName=x\nJobId=99 JobName=y")
-    with pytest.raises(SourceError, match="imitates"):
-        parse_job_gpus(text, "1", "n0")
+def test_a_lasting_disagreement_is_not_asked_about_twice_at_each_poll(cluster: Cluster) -> None:
+    cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:2(IDX:0-1)"
+    cluster.source.poll()
+    cluster.asked.clear()
+    cluster.source.poll()
+    assert [text.split()[0] for text in cluster.asked] == ["squeue", "scontrol"]
 
 
-def test_a_harmless_word_of_ours_in_a_name_changes_nothing() -> None:
-    text = fixture("scontrol_two_gpus.txt").replace("JobName=job.sh", "JobName=my JOB_GRES=notes")
-    assert parse_job_gpus(text, "1", "n0") == ([0, 1], 2)
-    hidden = fixture("scontrol_two_gpus.txt").replace("JobName=job.sh", "JobName=x JOB_GRES=a MinCPUsNode=1")
-    with pytest.raises(SourceError, match="imitates"):
-        parse_job_gpus(hidden, "1", "n0")
+def test_gpus_without_a_type_are_confirmed_by_their_number(cluster: Cluster) -> None:
+    """GresUsed of such a node names no position."""
+    cluster.gres_conf.write_text("Name=gpu File=/dev/nvidia[0-3]\n", "utf-8")
+    cluster.configured = "gpu:4"
+    cluster.jobs, cluster.used = {"1": ["gpu:2(IDX:1-2)"]}, "gpu:2"
+    assert cluster.claims() == [("job 1", "minor", "1"), ("job 1", "minor", "2")]
+    cluster.used = "gpu:3"
+    answer = cluster.source.poll()
+    assert [c.device for c in answer.claims] == ["1", "2"]
+    assert answer.problem == "1 GPUs in use by jobs that squeue does not list, so no GPU is called free"
+    cluster.used = "gpu:1"
+    with pytest.raises(SourceError, match="the jobs of node n0 have 1 GPUs more than the node has in use"):
+        cluster.source.poll()
 
 
-def test_another_jobs_record_in_a_comment_is_not_ours() -> None:
-    text = fixture("scontrol_two_gpus.txt").replace(
-        "WorkDir=/tmp", "WorkDir=/tmp Comment=\nJobId=99 JobName=x" + FORGED
+def test_a_job_whose_gpus_are_not_there_yet_is_asked_again(cluster: Cluster) -> None:
+    cluster.jobs, cluster.used = {"1": [""]}, ""
+    assert cluster.claims() == []
+    cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:3)"]}, "gpu:h100:1(IDX:3)"
+    cluster.clock.advance(DOUBT_EACH_S)
+    assert cluster.claims() == [("job 1", "minor", "3")]
+
+
+def test_a_resized_job_is_asked_again_at_once(cluster: Cluster) -> None:
+    cluster.jobs, cluster.used, cluster.nodes = (
+        {"1": ["gpu:h100:1(IDX:0)", "gpu:h100:4(IDX:0-3)"]},
+        "gpu:h100:1(IDX:0)",
+        "n[0-1]",
     )
-    assert parse_job_gpus(text, "1", "n0") == ([0, 1], 2)
+    assert cluster.source.poll().claims[0].holder.units == 5
+    cluster.jobs, cluster.nodes = {"1": ["gpu:h100:1(IDX:0)"]}, "n0"  # gave back the other node, which n0 does not show
+    assert cluster.source.poll().claims[0].holder.units == 5
+    cluster.size = "cpu=2"
+    assert cluster.source.poll().claims[0].holder.units == 1
+
+
+def test_a_resize_that_no_column_shows_is_seen_within_minutes(cluster: Cluster) -> None:
+    cluster.jobs, cluster.used, cluster.nodes = (
+        {"1": ["gpu:h100:1(IDX:0)", "gpu:h100:4(IDX:0-3)"]},
+        "gpu:h100:1(IDX:0)",
+        "n[0-1]",
+    )
+    cluster.source.poll()
+    cluster.jobs, cluster.nodes = {"1": ["gpu:h100:1(IDX:0)"]}, "n0"
+    cluster.clock.advance(GPUS_EACH_S)
+    assert cluster.source.poll().claims[0].holder.units == 1
+
+
+def test_known_jobs_cost_the_controller_no_question_of_their_own(cluster: Cluster) -> None:
+    cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:1(IDX:0)"
+    cluster.source.poll()
+    cluster.asked.clear()
+    for _ in range(3):
+        cluster.source.poll()
+    assert not [text for text in cluster.asked if "show job" in text or "config" in text]
+
+
+@pytest.mark.parametrize("state", ["SUSPENDED", "STOPPED"])
+def test_a_stopped_job_holds_and_does_not_run(cluster: Cluster, state: str) -> None:
+    cluster.jobs, cluster.used, cluster.states = {"1": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:1(IDX:0)", {"1": state}
+    (claim,) = cluster.source.poll().claims
+    assert (claim.running, claim.why) == (False, f"the job is {state}")
+
+
+def test_autodetect_counts_in_nvmls_order_and_needs_as_many_gpus(cluster: Cluster) -> None:
+    cluster.gres_conf.write_text("AutoDetect=nvml\nName=gpu Type=h100 File=/dev/nvidia[3,1,0,2]\n", "utf-8")
+    cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:2)"]}, "gpu:h100:1(IDX:2)"
+    (claim,) = cluster.source.poll().claims
+    assert (claim.kind, claim.device, claim.among, claim.total) == ("index", "2", ("3", "1", "0", "2"), 4)
 
 
 @pytest.mark.parametrize(
-    "extra", ["ArrayJobId=11 ArrayTaskId=3 ", "HetJobId=12 HetJobOffset=0 HetJobIdSet=12-13 "], ids=["array", "het"]
-)
-def test_array_tasks_and_het_jobs_are_no_forgeries(extra: str) -> None:
-    text = fixture("scontrol_two_gpus.txt")
-    assert parse_job_gpus(text.replace("JobName=", extra + "JobName="), "1", "n0") == ([0, 1], 2)
-    tasks = text + text.replace("JobId=1 ", "JobId=12 ") + text.replace("JobId=1 ", "JobId=13 ")
-    assert parse_job_gpus(tasks, "1", "n0") == ([0, 1], 2)
-
-
-def test_a_job_without_gpus_has_none() -> None:
-    text = fixture("scontrol_two_gpus.txt")
-    before, _, after = text.partition("JOB_GRES=")
-    assert parse_job_gpus(before + "MinCPUsNode=1" + after.partition("MinCPUsNode=1")[2], "1", "n0") == ([], 0)
-
-
-@pytest.mark.parametrize(
-    ("gres", "expected"),
+    ("text", "problem"),
     [
-        ("gpu:h100:2(IDX:0-1)", [0, 1]),
-        ("gpu:2(IDX:0,2-3)", [0, 2, 3]),
-        ("gpu:h100:0(IDX:N/A)", []),
-        ("gpu:a100:1(IDX:3),shard:4(IDX:1)", [3]),
-        ("shard:1(0/0,0/0,1/4,0/4)", []),
-        ("", []),
+        (None, "GPUs in use cannot be resolved: no gres.conf at "),
+        (
+            "Name=gpu File=/dev/nvidia[0",
+            "gres.conf:1: File: '/dev/nvidia[0': brackets do not match; name the file with",
+        ),
+        ("Name=gpu Type=h100 File=/dev/nvidia0", "gres.conf:1: names 1 GPUs for the node's Gres=gpu:h100:4"),
+        ("AutoDetect=rsmi", "gres.conf: AutoDetect=rsmi does not list GPUs"),
     ],
 )
-def test_gres_shapes(gres: str, expected: list[int]) -> None:
-    text = (
-        f"JobId=5 JobName=x UserId=a(1) JOB_GRES=x   Nodes=n[0-3] CPU_IDs=7 Mem=0 GRES={gres} MinCPUsNode=1 Comment=y"
+def test_a_gres_conf_that_proves_no_order_resolves_nothing_and_says_why(
+    cluster: Cluster, text: str | None, problem: str
+) -> None:
+    cluster.gres_conf.unlink() if text is None else cluster.gres_conf.write_text(text, "utf-8")
+    cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:2)"]}, "gpu:h100:1(IDX:2)"
+    answer = cluster.source.poll()
+    assert [(c.kind, c.device, c.number) for c in answer.claims] == [("unproven", "2", "IDX 2")]
+    assert problem in answer.problem
+    assert answer.claims[0].reason in answer.problem
+
+
+def test_an_idle_node_without_a_gres_conf_has_no_problem(cluster: Cluster) -> None:
+    cluster.gres_conf.unlink()
+    assert cluster.source.poll() == ([], "", "", 0, False)
+
+
+def test_two_files_that_disagree_prove_nothing(cluster: Cluster) -> None:
+    cached = cluster.directory / "spool" / "n0" / "conf-cache"
+    cached.mkdir(parents=True)
+    (cached / "gres.conf").write_text("Name=gpu Type=h100 File=/dev/nvidia[0-3]\n", "utf-8")
+    cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:2)"]}, "gpu:h100:1(IDX:2)"
+    assert cluster.claims() == [("job 1", "minor", "2")]
+    (cached / "gres.conf").write_text("Name=gpu Type=h100 File=/dev/nvidia[2-3],/dev/nvidia[0-1]\n", "utf-8")
+    answer = cluster.source.poll()
+    assert answer.claims[0].kind == "unproven"
+    assert "give the GPUs different orders" in answer.problem
+    named = SlurmSource("n0", gres_conf=cached / "gres.conf", run=cluster.run, monotonic=cluster.clock.monotonic)
+    assert [(c.kind, c.device) for c in named.poll().claims] == [("minor", "0")]
+
+
+def test_the_copy_that_a_configless_slurmd_keeps_is_found(cluster: Cluster) -> None:
+    cached = cluster.directory / "spool" / "n0" / "conf-cache"
+    cached.mkdir(parents=True)
+    cluster.gres_conf.rename(cached / "gres.conf")
+    cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:2)"]}, "gpu:h100:1(IDX:2)"
+    assert cluster.claims() == [("job 1", "minor", "2")]
+
+
+def test_a_gres_conf_newer_than_slurmd_is_not_what_slurmd_goes_by(cluster: Cluster) -> None:
+    cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:2)"]}, "gpu:h100:1(IDX:2)"
+    cluster.slurmd_start = 1_700_000_000
+    os.utime(cluster.gres_conf, (1_700_000_000, 1_700_000_000))
+    assert cluster.claims() == [("job 1", "minor", "2")]
+    os.utime(cluster.gres_conf, (1_700_001_000, 1_700_001_000))
+    answer = cluster.source.poll()
+    assert answer.claims[0].kind == "unproven"
+    assert "was changed after slurmd started, which still counts as before: restart slurmd" in answer.problem
+
+
+@pytest.mark.parametrize("used", ["gpu:h100:0(IDX:N/A),shard:h100:2(IDX:1)", "gpu:h100:0(IDX:N/A),mps:50(IDX:1)"])
+def test_shards_and_mps_leave_no_gpu_free(cluster: Cluster, used: str) -> None:
+    cluster.used = used
+    assert "shards and MPS are not attributed, so no GPU is called free" in cluster.source.poll().problem
+
+
+def test_gpus_without_an_index_leave_no_gpu_free(cluster: Cluster) -> None:
+    cluster.jobs, cluster.used = {"1": ["gpu:h100:2"]}, "gpu:h100:2"
+    assert cluster.source.poll().problem == (
+        "job 1 has 2 GPUs without an index: File= in gres.conf must name device files"
     )
-    assert parse_job_gpus(text, "5", "n2").indexes == expected
 
 
-def test_a_job_on_several_nodes_gets_each_nodes_own_devices() -> None:
-    text = (
-        "JobId=5 JobName=x JOB_GRES=gpu:3   Nodes=n0 CPU_IDs=6 Mem=0 GRES=gpu:h100:2(IDX:1-2)"
-        "      Nodes=n1 CPU_IDs=7 Mem=0 GRES=gpu:h100:1(IDX:0) MinCPUsNode=1"
-    )
-    assert parse_job_gpus(text, "5", "n0") == ([1, 2], 3)
-    assert parse_job_gpus(text, "5", "n1") == ([0], 3)
+def test_without_a_list_of_what_is_in_use_nothing_is_believed(cluster: Cluster) -> None:
+    cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:2)"]}, None
+    with pytest.raises(SourceError, match="prints no GresUsed"):
+        cluster.source.poll()
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("n0", ["n0"]),
-        ("n[0-2,7]", ["n0", "n1", "n2", "n7"]),
-        ("gpu[008-010]-a,login", ["gpu008-a", "gpu009-a", "gpu010-a", "login"]),
-        ("/dev/nvidia0,/dev/nvidia1", ["/dev/nvidia0", "/dev/nvidia1"]),
-        ("/dev/nvidia[2-3],/dev/nvidia0", ["/dev/nvidia2", "/dev/nvidia3", "/dev/nvidia0"]),
-    ],
-)
-def test_name_lists(text: str, expected: list[str]) -> None:
-    assert parse_names(text) == expected
-
-
-@given(st.lists(st.integers(0, 63), min_size=1, unique=True))
-def test_ranges_read_back(numbers: list[int]) -> None:
-    assert parse_ranges(",".join(map(str, numbers))) == numbers
-
-
-def test_gres_conf_names_devices_in_order() -> None:
-    text = (
-        "AutoDetect=off\nName=gpu Type=h100 File=/dev/nvidia[2-3]  # second pair first\n"
-        "Name=gpu File=/dev/nvidia0\nNodeName=n9 Name=gpu File=/dev/nvidia7\nName=mps Count=100\n"
-    )
-    assert parse_gres_conf(text, "n0") == ["/dev/nvidia2", "/dev/nvidia3", "/dev/nvidia0"]
-    assert parse_gres_conf(text, "n9")[-1] == "/dev/nvidia7"
-    assert parse_gres_conf("AutoDetect=nvml\n", "n0") == []
+def test_a_job_that_was_requeued_is_another_holder(cluster: Cluster) -> None:
+    cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:2)"]}, "gpu:h100:1(IDX:2)"
+    assert cluster.source.poll().claims[0].holder.key.incarnation == "lab/1/0/1700000000"

@@ -1,0 +1,48 @@
+"""Slurm's list expressions."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.attribution.hostlist import MAX_NAMES, parse_names, parse_ranges
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", []),
+        ("n0", ["n0"]),
+        ("n[0-2,7]", ["n0", "n1", "n2", "n7"]),
+        ("gpu[008-010]-a,login", ["gpu008-a", "gpu009-a", "gpu010-a", "login"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        ("/dev/nvidia0,/dev/nvidia1", ["/dev/nvidia0", "/dev/nvidia1"]),
+        ("/dev/nvidia[2-3],/dev/nvidia0", ["/dev/nvidia2", "/dev/nvidia3", "/dev/nvidia0"]),
+    ],
+)
+def test_names_in_their_order(text: str, expected: list[str]) -> None:
+    assert parse_names(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["n[0-2", "n0-2]", "n[[0]]", "n[a]", "n[3-1]", "n[]", "n[0-99999999]", "n[0-999]m[0-999]"]
+)
+def test_what_is_no_list_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_names(text)
+
+
+@given(st.text(alphabet="n[]0123456789,-/ \\", max_size=60))
+def test_any_text_gives_a_bounded_list_or_a_value_error(text: str) -> None:
+    try:
+        names = parse_names(text)
+    except ValueError:
+        return
+    assert len(names) <= MAX_NAMES
+    assert not any(set("[]") & set(name) for name in names)
+
+
+@given(st.lists(st.integers(0, 63), min_size=1, unique=True))
+def test_ranges_read_back(numbers: list[int]) -> None:
+    assert parse_ranges(",".join(map(str, numbers))) == numbers

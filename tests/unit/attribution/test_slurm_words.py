@@ -1,0 +1,230 @@
+"""Slurm's words: real ones of two releases, hostile ones, and any others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.attribution.slurm_words import (
+    Gres,
+    JobGpus,
+    parse_config,
+    parse_gres,
+    parse_job_gpus,
+    parse_job_text,
+    parse_node,
+    parse_squeue,
+)
+from gpu_exporter.attribution.source import SourceError
+
+FIXTURES = Path(__file__).resolve().parents[2] / "fixtures" / "slurm"
+RELEASES = ("2205", "2411")
+
+
+def fixture(name: str) -> str:
+    return (FIXTURES / name).read_text("utf-8")
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_rows_of_a_real_cluster(release: str) -> None:
+    first, second, task = sorted(parse_squeue(fixture(f"squeue_{release}.txt")))
+    assert (first.job_id, first.user, first.uid, first.account, first.partition) == (
+        "1",
+        "nobody",
+        "65534",
+        "chem",
+        "gpu",
+    )
+    assert (first.state, first.restarts, first.qos) == ("RUNNING", "0", "")
+    assert first.start is not None
+    assert first.start > 1.7e9
+    assert first.size == ("1", "1", "cpu=1,node=1,billing=1")
+    assert [(j.job_id, j.array_job_id, j.array_task_id, j.het_job_id) for j in (first, second, task)] == [
+        ("1", "", "", ""),
+        ("2", "", "", ""),
+        ("3", "3", "7", ""),
+    ]
+
+
+def test_a_component_of_a_heterogeneous_job_has_its_leader_and_offset() -> None:
+    cells = ["12", "u", "a", "p", "q", "RUNNING", "1795304877", "0", "12", "N/A", "11", "1", "1", "1", "cpu=1", "7"]
+    (job,) = parse_squeue("|".join(cells) + "|\n")
+    assert (job.array_job_id, job.het_job_id, job.het_job_offset) == ("", "11", "1")
+
+
+@pytest.mark.parametrize("text", ["slurm_load_jobs error: Unable to contact slurm controller", "1|a|b\n", "x" * 300])
+def test_anything_else_from_squeue_is_refused(text: str) -> None:
+    with pytest.raises(SourceError, match="squeue printed a line that is not understood"):
+        parse_squeue(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", Gres()),
+        ("(null)", Gres()),
+        ("gpu:h100:2(IDX:0-1)", Gres((0, 1))),
+        ("gpu:2(IDX:0,2-3)", Gres((0, 2, 3))),
+        ("gpu:h100:0(IDX:N/A)", Gres()),
+        ("gpu:a100:1(IDX:0),gpu:h100:1(IDX:2)", Gres((0, 2))),
+        ("gpu:1g.10gb:1(IDX:4)", Gres((4,))),
+        ("gpu:2", Gres((), 2)),  # GresUsed of GPUs without a type names no position (seen on both releases)
+        ("gpu:a100:4(S:0-1)", Gres((), 4)),
+        ("gpu:a100:1(IDX:3),shard:4(IDX:1)", Gres((3,), 0, "shard:4(IDX:1)")),
+        ("shard:1(0/0,0/0,1/4,0/4)", Gres((), 0, "shard:1(0/0,0/0,1/4,0/4)")),
+        ("shard:0(IDX:N/A),mps:0,craynetwork:2", Gres()),
+        ("gres:gpu:2(IDX:1-2)", Gres((1, 2))),
+    ],
+)
+def test_gres_lists(text: str, expected: Gres) -> None:
+    assert parse_gres(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["gpu:2(IDX:0-", "gpu:2(IDX:a)", "gpu(", "a b", "gpu:1(IDX:0),gpu:1(IDX:0)", ",", "gpu:1)"]
+)
+def test_a_gres_list_that_is_not_understood_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_gres(text)
+
+
+@given(st.text(alphabet="gpushard:0123456789(),-IDXSN/A. ", max_size=40))
+def test_any_gres_text_gives_numbers_or_a_value_error(text: str) -> None:
+    try:
+        gres = parse_gres(text)
+    except ValueError:
+        return
+    assert len(set(gres.indexes)) == len(gres.indexes)
+    assert gres.unnamed >= 0
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_gpus_of_real_jobs(release: str) -> None:
+    found = parse_job_gpus(fixture(f"jobs_{release}.json"), "n0")
+    assert found["1"] == JobGpus((0, 1), 2)
+    if release == "2205":  # which lists every job; the name of job 2 claims eight GPUs
+        assert found == {"1": JobGpus((0, 1), 2), "2": JobGpus((), 0), "3": JobGpus((2,), 1)}
+    assert parse_job_gpus(fixture(f"jobs_{release}.json"), "n9")["1"] == JobGpus((), 2)
+
+
+def jobs(*rows: dict[str, Any]) -> str:
+    return json.dumps({"jobs": rows, "errors": []})
+
+
+def test_a_job_on_several_nodes_gets_each_nodes_own_devices() -> None:
+    text = jobs({"job_id": 5, "nodes": "n[0-1],m3", "gres_detail": ["gpu:2(IDX:1-2)", "gpu:1(IDX:0)", "gpu:3"]})
+    assert parse_job_gpus(text, "n0")["5"] == JobGpus((1, 2), 6)
+    assert parse_job_gpus(text, "n1")["5"] == JobGpus((0,), 6)
+    assert parse_job_gpus(text, "m3")["5"] == JobGpus((), 6, unnamed=3)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"job_id": 6, "nodes": "n[0-1]", "gres_detail": ["gpu:1(IDX:0)"]},  # which of the two nodes?
+        {"job_id": 6, "nodes": "n[0", "gres_detail": ["gpu:1(IDX:0)"]},
+        {"job_id": 6, "nodes": "n0", "gres_detail": ["gpu:1(IDX:x)"]},
+        {"job_id": 6, "nodes": "n0"},
+        {"job_id": 6, "nodes": ["n0"], "gres_detail": []},
+        {"job_id": 6, "nodes": "", "gres_detail": []},  # has no nodes yet
+    ],
+)
+def test_a_record_that_is_not_understood_costs_no_other_job_anything(row: dict[str, Any]) -> None:
+    good = {"job_id": 5, "nodes": "n0", "gres_detail": ["gpu:1(IDX:0)"]}
+    assert parse_job_gpus(jobs(row, good), "n0") == {"5": JobGpus((0,), 1)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[]", '{"jobs": 3}', '{"jobs": [1]}', "[" * 100_000, '{"jobs": [], "errors": [{"error": "down"}]}'],
+    ids=["empty", "no-jobs", "list", "number", "no-row", "deep", "errors"],
+)
+def test_what_is_no_answer_is_refused(text: str) -> None:
+    with pytest.raises(SourceError):
+        parse_job_gpus(text, "n0")
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=8)
+    | st.sampled_from(["n0", "n[0-1]", "gpu:2(IDX:0-1)"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["jobs", "job_id", "nodes", "gres_detail", "errors"]), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON)
+def test_any_json_gives_gpus_or_a_source_error(value: Any) -> None:
+    for text in (json.dumps(value), json.dumps({"jobs": value})):
+        try:
+            found = parse_job_gpus(text, "n0")
+        except SourceError:
+            continue
+        assert all(isinstance(gpus, JobGpus) for gpus in found.values())
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_node_says_what_it_has_and_what_is_in_use(release: str) -> None:
+    node = parse_node(fixture(f"node_{release}.txt"))
+    assert (node.configured, node.used) == ((("h100", 4),), Gres((0, 1, 2)))
+    assert node.slurmd_start is not None
+    assert node.slurmd_start > 1.7e9
+
+
+def test_a_node_without_gres_in_use_is_no_answer() -> None:
+    with pytest.raises(SourceError, match="prints no GresUsed, so no GPU is known to be free"):
+        parse_node("NodeName=n0\n   Gres=gpu:4\n")
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_settings_of_a_real_cluster(release: str) -> None:
+    config = parse_config(fixture(f"config_{release}.txt"))
+    assert config == ("lab", "/slurm/etc/slurm.conf", "/slurm/spool/%n", frozenset({"none"}))
+    assert parse_config("PrivateData = accounts,Jobs, users\n").private >= {"jobs", "users"}
+
+
+def test_without_json_a_plain_record_is_read_and_a_name_that_imitates_it_is_not() -> None:
+    honest = fixture("scontrol_two_gpus.txt")
+    assert parse_job_text(honest, "1", "n0") == JobGpus((0, 1), 2)
+    assert parse_job_text(honest, "1", "n1") == JobGpus((), 2)
+    assert parse_job_text(fixture("scontrol_forged_name.txt"), "2", "n0") is None
+
+
+FORGED = " JOB_GRES=gpu:h100:8   Nodes=n0 CPU_IDs=0 Mem=0 GRES=gpu:h100:8(IDX:0-7) MinCPUsNode=1"
+
+
+@pytest.mark.parametrize("place", ["JobName=job.sh", "WorkDir=/tmp", "Command=/slurm/job.sh"])
+@pytest.mark.parametrize(
+    "forged",
+    [
+        FORGED,
+        FORGED.replace("JOB_GRES=", "X="),
+        FORGED.removesuffix(" MinCPUsNode=1"),
+        FORGED.replace(" MinCPUsNode=1", " Nodes=n1"),
+        "\nJobId=1 JobName=x" + FORGED,
+        " MinCPUsNode=1",
+    ],
+)
+def test_devices_in_a_name_or_comment_are_never_believed(place: str, forged: str) -> None:
+    text = fixture("scontrol_two_gpus.txt").replace(place, place + forged)
+    assert forged in text
+    assert parse_job_text(text, "1", "n0") is None
+
+
+@given(st.text(alphabet="JOB_GRES= Nodes=n0 CPU_IDs=Mem=0(IDX:0-7)MinCPUsNode=1\n", max_size=80), st.booleans())
+def test_no_job_name_can_claim_a_device_that_its_record_does_not_give(name: str, has_gpus: bool) -> None:
+    text = fixture("scontrol_two_gpus.txt")
+    if not has_gpus:
+        text = text.replace("JOB_GRES=gpu:h100:2", "JOB_GRES=(null)").replace("GRES=gpu:h100:2(IDX:0-1)", "GRES=")
+    found = parse_job_text(text.replace("JobName=job.sh", "JobName=" + name), "1", "n0")
+    assert found in (None, JobGpus((0, 1), 2) if has_gpus else JobGpus((), 0))
