@@ -1,73 +1,271 @@
-"""A real Slurm job that holds GPUs without a process, as `--once` and the daemon tell it."""
+"""Real Slurm: which GPU a job has under every kind of gres.conf, on boards whose minor numbers are not NVML's indexes.
+
+The truth is slurmd's own log: the device files in the order of IDX.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpu_exporter.attribution.slurm import SlurmSource
+from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.devices.scenario import parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, wait_for
-from tests.testbed.slurm import GPUS, USER, start_slurm
+from tests.testbed.slurm import GPUS, USER, Layout, Slurm, build_chroot, start_slurm
 
 pytestmark = pytest.mark.slurm
+MINORS = (3, 1, 0, 2)  # of the GPUs in NVML's order, which is the order of the bus
+# What slurmd takes for NVML's answer: the links of each GPU, -1 to itself, say its place in that order.
+FAKE_GPUS = "".join(
+    f"h100|8|0-7|{','.join('-1' if i == index else '0' for i in range(GPUS))}|{{root}}/dev/nvidia{minor}\n"
+    for index, minor in enumerate(MINORS)
+)
+SCENARIO = parse_scenario({"gpus": [{"model": "H100"}] * GPUS})
+FLAGS = ("--attribution.slurm", "--attribution.slurm.node=n0", "--no-attribution.kubelet")
+LAYOUTS = {
+    "files": Layout(),
+    "files in another order": Layout(
+        conf="Name=gpu Type=h100 File={root}/dev/nvidia[2-3]\nName=gpu Type=h100 File={root}/dev/nvidia[0-1]\n"
+    ),
+    "types in another order than slurm.conf": Layout(
+        gres="gpu:a100:2,gpu:h100:2",
+        conf="Name=gpu Type=h100 File={root}/dev/nvidia[0-1]\nName=gpu Type=a100 File={root}/dev/nvidia[2-3]\n",
+    ),
+    "no type": Layout(
+        gres="gpu:4", conf="Name=gpu File={root}/dev/nvidia[2-3]\nName=gpu File={root}/dev/nvidia[0-1]\n"
+    ),
+    "every part of the grammar": Layout(
+        conf='NodeName=r[1-2]n[1-4] Name=gpu File=/dev/nvidia9\nNodeName=n[0-9] Name=gpu \\\n Type=h100 File="{root}/dev/nvidia3" # one\n'
+        "Include more.conf\n",
+        files={"more.conf": "NodeName=n0 Name=gpu Type=h100 File={root}/dev/nvidia[0-2] Count=3\n"},
+    ),
+    "AutoDetect alone": Layout(conf="AutoDetect=nvml\n", files={"fake_gpus.conf": FAKE_GPUS}),
+    "AutoDetect and files": Layout(
+        conf="AutoDetect=nvml\nName=gpu Type=h100 File={root}/dev/nvidia[0-3]\n", files={"fake_gpus.conf": FAKE_GPUS}
+    ),
+}
+NEWER = ("types in another order than slurm.conf", "no type", "AutoDetect and files")
+CASES = [("22.05", name) for name in LAYOUTS] + [("24.11", name) for name in NEWER]
 
 
-def test_real_jobs_by_id_user_account_partition_and_the_right_uuids(
-    processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable
+class Host:
+    """The exporter on the node `n0` of a cluster."""
+
+    def __init__(self, slurm: Slurm, nvml: dict[str, str], table: NvmlTable) -> None:
+        self.environment = {**nvml, "SLURM_CONF": slurm.environment["SLURM_CONF"], "PATH": slurm.environment["PATH"]}
+        self.uuid_of_minor = plug(table, range(GPUS))
+
+    def once(self, *flags: str, code: int = 0) -> dict[str, Any]:
+        command = [*GPU_EXPORTER, "--once", "--format=json", "--state.directory=", *FLAGS, *flags]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == code, done.stderr + done.stdout
+        return dict(json.loads(done.stdout))
+
+    def held(self, *flags: str, code: int = 0) -> dict[str, set[str]]:
+        """UUIDs by job id."""
+        jobs: dict[str, set[str]] = {}
+        for allocation in self.once(*flags, code=code)["allocations"]:
+            jobs.setdefault(allocation["job_id"], set()).add(allocation["uuid"])
+        return jobs
+
+
+def plug(table: NvmlTable, positions: Sequence[int]) -> dict[int, str]:
+    """Let NVML list the GPUs at these positions of SCENARIO only; their UUIDs by minor number."""
+    ScenarioFeeder(SCENARIO._replace(gpus=tuple(SCENARIO.gpus[i] for i in positions)), table)
+    for index, position in enumerate(positions):
+        with table.writing(index) as out:
+            out.minor = MINORS[position]
+    return {MINORS[position]: SCENARIO.gpus[position].uuid for position in positions}
+
+
+def idx_of(slurm: Slurm, job: str) -> int:
+    rows = json.loads(slurm.run("squeue", "--json"))["jobs"]
+    (detail,) = next(row["gres_detail"] for row in rows if row["job_id"] == int(job))
+    return int(detail.partition("IDX:")[2].rstrip(")"))
+
+
+@pytest.mark.parametrize(("release", "name"), CASES, ids=lambda text: text.replace(" ", "-"))
+def test_a_job_has_the_gpu_whose_file_slurmd_gives_it(
+    release: str, name: str, processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable
 ) -> None:
-    scenario = parse_scenario({"gpus": [{"model": "H100"}] * GPUS})
-    ScenarioFeeder(scenario, nvml_table)
-    uuid_of_minor = {}
-    for index, gpu in enumerate(scenario.gpus):  # NVML's order is not the order of the device files
-        with nvml_table.writing(index) as out:
-            out.minor = GPUS - 1 - index
-        uuid_of_minor[GPUS - 1 - index] = gpu.uuid
-    with start_slurm(processes) as slurm:
-        environment = {**nvml_environment, "SLURM_CONF": slurm.environment["SLURM_CONF"]}
-        flags = ("--state.directory=", "--attribution.slurm", "--attribution.slurm.node=n0", "--no-attribution.kubelet")
+    layout = LAYOUTS[name]
+    with start_slurm(processes, build_chroot() if release == "24.11" else None, layout) as slurm:
+        kinds = [part.split(":")[1] for part in layout.gres.split(",") if part.count(":") == 2]
+        kind_of_each = [f"gpu:{kind}:1" for kind in kinds for _ in range(GPUS // len(kinds))] or ["gpu:1"] * GPUS
+        jobs = [slurm.submit(f"--gres={gres}", runs=False) for gres in kind_of_each]
+        for job in jobs:
+            slurm.wait_until_runs(job)
+        minors = slurm.minors()
+        assert sorted(minors) == list(range(GPUS))
+        host = Host(slurm, nvml_environment, nvml_table)
+        assert host.held() == {job: {host.uuid_of_minor[minors[idx_of(slurm, job)]]} for job in jobs}
 
-        def once() -> dict:
-            command = [*GPU_EXPORTER, "--once", "--format=json", *flags]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
-            assert done.returncode == 0, done.stderr + done.stdout
-            return json.loads(done.stdout)
 
-        first = slurm.submit(
-            "--gres=gpu:1", "--account=chem", "-J", "x\n   UserId=root(0) GroupId=root(0) Account=root"
-        )
-        held = slurm.submit("--gres=gpu:2", "--account=phys", "-p", "gpu")
-        by_job: dict[str, list[dict]] = {}
-        for allocation in once()["allocations"]:
-            by_job.setdefault(allocation["job_id"], []).append(allocation)
-        assert set(by_job) == {first, held}
-        assert {a["uuid"] for a in by_job[first]} == {uuid_of_minor[0]}
-        assert {a["uuid"] for a in by_job[held]} == {uuid_of_minor[1], uuid_of_minor[2]}
-        for job, account in ((first, "chem"), (held, "phys")):
-            for allocation in by_job[job]:
-                assert allocation["user"] == USER
-                assert allocation["account"] == account
-                assert allocation["partition"] == "gpu"
-                assert allocation["slurm_cluster"] == "lab"
-                assert allocation["scheduler"] == "slurm"
-                assert allocation["start_timestamp_seconds"] > 1.7e9
+@pytest.fixture(scope="module", params=["22.05", "24.11"])
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    chroot = build_chroot() if request.param == "24.11" else None
+    layout = Layout(settings="PrivateData=jobs,users\n", nodes=2)
+    with Processes(tmp_path_factory.mktemp("slurm")) as processes, start_slurm(processes, chroot, layout) as slurm:
+        yield slurm
 
-        config = nvml_table.path.with_name("fast.yaml")
-        config.write_text("attribution: {interval: 500ms}\n", encoding="utf-8")
-        _, url = processes.start_exporter(*flags, f"--config.file={config}", environment=environment)
 
-        def metrics() -> str:
-            return fetch(f"{url}/metrics") or ""
+@pytest.fixture
+def slurm(cluster: Slurm) -> Any:
+    yield cluster
+    cluster.cancel_all()
 
-        wait_for(lambda: f'gpu_allocated{{gpu="0",uuid="{uuid_of_minor[3]}"}} 0' in metrics(), "the free GPU")
-        assert f'job_id="{held}"' in metrics()
-        assert metrics().count("gpu_allocation_holder_units{") == 3
-        slurm.run("scontrol", "suspend", held)
-        wait_for(lambda: "SUSPENDED" in slurm.run("squeue", "-h", "-j", held, "-o", "%T"), "the job to be suspended")
-        assert f'job_id="{held}"' in metrics()
-        slurm.run("scontrol", "resume", held)
-        slurm.run("scancel", held)
-        wait_for(lambda: f'job_id="{held}"' not in metrics(), "the job's series to go")
-        assert f'job_id="{first}"' in metrics()
+
+@pytest.fixture
+def host(slurm: Slurm, nvml_environment: dict[str, str], nvml_table: NvmlTable) -> Host:
+    return Host(slurm, nvml_environment, nvml_table)
+
+
+def run_as(slurm: Slurm, user: str = "") -> Callable[[Sequence[str], float], str]:
+    """What the source needs to ask this cluster as some user."""
+
+    def run(command: Sequence[str], timeout_s: float) -> str:
+        try:
+            return slurm.run(*command, user=user, environment={"SLURM_TIME_FORMAT": "%s"})
+        except AssertionError as exc:
+            raise SourceError(f"{command[0]} ended with an error: {exc}") from exc
+
+    return run
+
+
+ON_N0 = ("-w", "n0", "-N1")
+
+
+def test_who_holds_what_with_every_fact_that_slurm_has(slurm: Slurm, host: Host) -> None:
+    held = slurm.submit("--gres=gpu:2", "--account=phys", *ON_N0)
+    (task,) = [slurm.submit("--gres=gpu:1", "--array=7-7", *ON_N0)]
+    status = host.once()
+    allocations = {a["uuid"]: a for a in status["allocations"]}
+    assert set(allocations) == {host.uuid_of_minor[minor] for minor in (0, 1, 2)}
+    first = allocations[host.uuid_of_minor[0]]
+    assert (first["job_id"], first["user"], first["account"], first["partition"]) == (held, USER, "phys", "gpu")
+    assert (first["slurm_cluster"], first["scheduler"], first["source"]) == ("lab", "slurm", "slurm")
+    assert first["start_timestamp_seconds"] > 1.7e9
+    table = subprocess.run(
+        [*GPU_EXPORTER, "--once", "--format=table", "--state.directory=", *FLAGS],
+        env=host.environment, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert f"job {task}_7" in table.stdout
+
+
+HOSTILE = (
+    "JOB_GRES= Nodes=n0 CPU_IDs=0 Mem=0 GRES=gpu:8(IDX:0-7)",
+    " Nodes=n0 CPU_IDs=0 Mem=0 GRES=x",
+    "x MinCPUsNode=1",
+    'x","gres_detail":["gpu:4(IDX:0-3)"],"y":"',
+    "x\n   UserId=root(0) JobId=1 JOB_GRES=gpu:1 Nodes=n0 CPU_IDs=0 Mem=0 GRES=gpu:h100:1(IDX:3) MinCPUsNode=1",
+)
+
+
+def test_no_job_name_claims_a_gpu_or_costs_another_job_its_own(slurm: Slurm, host: Host) -> None:
+    honest = slurm.submit("--gres=gpu:1", *ON_N0)
+    hostile = [slurm.submit("-J", name, *ON_N0) for name in HOSTILE]
+    named = slurm.submit("-J", HOSTILE[0], "--gres=gpu:1", *ON_N0)
+    assert host.held() == {honest: {host.uuid_of_minor[0]}, named: {host.uuid_of_minor[1]}}
+    assert hostile
+
+
+def test_gpus_of_jobs_that_are_hidden_from_us_are_held_without_a_name(slurm: Slurm) -> None:
+    job = slurm.submit("--gres=gpu:2", *ON_N0)
+
+    def poll(user: str) -> Answer:
+        return SlurmSource("n0", run=run_as(slurm, user), gres_conf=slurm.root / "etc" / "gres.conf").poll()
+
+    seen = poll("")
+    assert [(c.holder.job_id, c.device) for c in seen.claims] == [(job, "0"), (job, "1")]
+    assert seen.hides_users
+    hidden = poll("daemon")
+    assert [(c.holder.identity, c.holder.job_id, c.device, c.running) for c in hidden.claims] == [
+        ("hidden", "", "0", False),
+        ("hidden", "", "1", False),
+    ]
+    assert (hidden.problem, hidden.notice.startswith("IDX 0, 1 in use by jobs that squeue does not list")) == ("", True)
+
+
+def test_filters_in_the_environment_hide_no_job(slurm: Slurm, host: Host) -> None:
+    job = slurm.submit("--gres=gpu:1", *ON_N0)
+    host.environment |= {
+        "SQUEUE_USERS": "root",
+        "SQUEUE_STATES": "PENDING",
+        "SLURM_CLUSTERS": "other",
+        "SQUEUE_FORMAT": "%i",
+    }
+    assert host.held() == {job: {host.uuid_of_minor[0]}}
+
+
+def test_a_job_that_gives_back_a_node_holds_fewer_gpus(slurm: Slurm, host: Host) -> None:
+    job = slurm.submit("--gres=gpu:2", "-N2", "-n2")
+    source = SlurmSource("n0", run=run_as(slurm), gres_conf=slurm.root / "etc" / "gres.conf")
+    assert {claim.holder.units for claim in source.poll().claims} == {4}
+    slurm.run("scontrol", "update", f"JobId={job}", "NumNodes=1")
+    wait_for(lambda: {claim.holder.units for claim in source.poll().claims} == {2}, "the smaller job", 20)
+
+
+def test_a_suspended_job_holds_and_an_ended_one_does_not(
+    slurm: Slurm, host: Host, processes: Processes, tmp_path: Path
+) -> None:
+    config = tmp_path / "fast.yaml"
+    config.write_text("attribution: {interval: 500ms}\n", encoding="utf-8")
+    first, held = slurm.submit("--gres=gpu:1", *ON_N0), slurm.submit("--gres=gpu:2", *ON_N0)
+    _, url = processes.start_exporter(*FLAGS, f"--config.file={config}", environment=host.environment)
+
+    def metrics() -> str:
+        return fetch(f"{url}/metrics") or ""
+
+    wait_for(lambda: f'gpu_allocated{{gpu="3",uuid="{host.uuid_of_minor[2]}"}} 1' in metrics(), "the held GPU")
+    wait_for(lambda: f'gpu_allocated{{gpu="0",uuid="{host.uuid_of_minor[3]}"}} 0' in metrics(), "the free GPU")
+    assert f'job_id="{held}"' in metrics()
+    assert metrics().count("gpu_allocation_holder_units{") == 3
+    slurm.run("scontrol", "suspend", held)
+    wait_for(lambda: "SUSPENDED" in slurm.run("squeue", "-h", "-j", held, "-o", "%T"), "the job to be suspended")
+    wait_for(
+        lambda: any(f'job_id="{held}"' in line and 'state="unknown"' in line for line in metrics().splitlines()),
+        "the suspended job to be unknown",
+    )
+    slurm.run("scontrol", "resume", held)
+    slurm.run("scancel", held)
+    wait_for(lambda: f'job_id="{held}"' not in metrics(), "the job's series to go")
+    assert f'job_id="{first}"' in metrics()
+
+
+def test_a_gpu_that_leaves_the_list_over_a_restart_swaps_no_jobs(
+    processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
+) -> None:
+    """slurmd keeps its numbers while NVML counts anew: what was resolved stays, what begins now is unknown."""
+    with start_slurm(processes, layout=LAYOUTS["AutoDetect alone"]) as slurm:
+        host = Host(slurm, nvml_environment, nvml_table)
+        before = [slurm.submit("--gres=gpu:1") for _ in range(2)]  # IDX 0 and 1
+        config = tmp_path / "fast.yaml"
+        config.write_text("attribution: {interval: 500ms}\nstate: {write_interval: 1s}\n", encoding="utf-8")
+        flags = (*FLAGS, f"--config.file={config}", f"--state.directory={tmp_path / 'state'}")
+
+        def status(url: str) -> str:
+            return fetch(f"{url}/api/v1/status") or "{}"
+
+        def held(url: str) -> dict[str, str]:
+            return {a["job_id"]: a["uuid"] for a in json.loads(status(url)).get("allocations", ())}
+
+        truth = {job: SCENARIO.gpus[index].uuid for index, job in enumerate(before)}
+        running, url = processes.start_exporter(*flags, environment=host.environment)
+        wait_for(lambda: held(url) == truth, "the two jobs")
+        running.stop()
+        plug(nvml_table, (1, 2, 3))  # the GPU of the first job has fallen off the bus
+        later = slurm.submit("--gres=gpu:1")  # IDX 2: NVML's position 2 is now another GPU
+        running, url = processes.start_exporter(*flags, environment=host.environment)
+        wait_for(lambda: "is not resolved" in status(url), "the third job to be unresolved")
+        assert held(url)[before[1]] == truth[before[1]]
+        assert later not in held(url)
+        metrics = fetch(f"{url}/metrics") or ""
+        assert "gpu_allocated{" not in metrics  # the third job holds one of them
+        assert f'job_id="{later}"' not in metrics

@@ -7,16 +7,18 @@ never be used elsewhere.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from tests.testbed.processes import Processes, free_port, wait_for
+from tests.testbed.processes import Processes, Running, free_port, wait_for
 from tests.testbed.programs import fresh_entry
 from tests.testbed.servers import require
 
@@ -50,17 +52,33 @@ def build_chroot() -> Path:
     return target
 
 
-class Slurm:
-    """One running cluster of one node, `n0`, with GPUS GPUs."""
+class Layout(NamedTuple):
+    """How a cluster's nodes have their GPUs. `{root}` stands for the cluster's directory in every text.
 
-    def __init__(self, root: Path, environment: dict[str, str], in_chroot: bool) -> None:
+    `gres`: of each node in slurm.conf; `conf`: gres.conf; `files`: more files beside it, by name, fake_gpus.conf among
+    them, which slurmd takes for what NVML found; `settings`: lines of slurm.conf; `nodes`: how many, all on this host.
+    """
+
+    gres: str = f"gpu:h100:{GPUS}"
+    conf: str = f"AutoDetect=off\nName=gpu Type=h100 File={{root}}/dev/nvidia[0-{GPUS - 1}]\n"
+    files: Mapping[str, str] = {}
+    settings: str = ""
+    nodes: int = 1
+
+
+class Slurm:
+    """One running cluster of one node, `n0`, or of more, each with GPUS GPUs."""
+
+    def __init__(self, root: Path, environment: dict[str, str], in_chroot: bool, node: Running) -> None:
         self.root = root
+        self.node = node
         self._in_chroot = in_chroot
         self.environment = environment
         self._jobs: list[str] = []
 
-    def run(self, *command: str, user: str = "") -> str:
-        environment, prefix = self.environment, []
+    def run(self, *command: str, user: str = "", environment: Mapping[str, str] | None = None) -> str:
+        """What a command prints, as root or as `user`, with `environment` on top."""
+        environment, prefix = {**self.environment, **(environment or {})}, []
         if user and self._in_chroot:
             environment = {**environment, "SLURM_LAB_USER": user}
         elif user:
@@ -81,6 +99,11 @@ class Slurm:
         if runs:
             self.wait_until_runs(job)
         return job
+
+    def minors(self) -> list[int]:
+        """Minor numbers of the device files in the order of IDX, as slurmd itself has logged them."""
+        pattern = r"gpu device number \d+\(\S*/nvidia(\d+)\):"
+        return [int(minor) for minor in re.findall(pattern, self.node.log())][:GPUS]
 
     def wait_until_runs(self, job: str) -> None:
         """Wait for a job, or for all tasks of an array."""
@@ -107,11 +130,12 @@ class Slurm:
 
 
 @contextmanager
-def start_slurm(processes: Processes, chroot: Path | None = None) -> Iterator[Slurm]:
-    """Start controller and node, wait until the node is idle; end them with everything they started.
+def start_slurm(processes: Processes, chroot: Path | None = None, layout: Layout | None = None) -> Iterator[Slurm]:
+    """Start controller and nodes, wait until they are idle; end them with everything they started.
 
     With a chroot, `environment` has a PATH on which Slurm's commands are those of the chroot.
     """
+    layout = layout or Layout()
     if chroot is None:
         require(*COMMANDS)
     if os.geteuid() != 0:
@@ -120,29 +144,31 @@ def start_slurm(processes: Processes, chroot: Path | None = None) -> Iterator[Sl
     root = Path(tempfile.mkdtemp(prefix="slurm-lab-"))
     root.chmod(0o755)
     try:
-        environment = _configure(root, chroot)
+        environment = _configure(root, chroot, layout)
         controller = processes.start(["slurmctld", "-D"], environment)
-        slurm = Slurm(root, environment, chroot is not None)
         ping = ["scontrol", "ping"]
         wait_for(
             lambda: b"UP" in subprocess.run(ping, env=environment, capture_output=True, check=False).stdout,
             "slurmctld to answer",
         )
-        node = processes.start(["slurmd", "-D", "-N", "n0"], environment)
-        wait_for(lambda: slurm.run("sinfo", "-h", "-N", "-o", "%t").strip() == "idle", "the node to be idle", 30)
+        nodes = [processes.start(["slurmd", "-D", "-N", f"n{i}"], environment) for i in range(layout.nodes)]
+        slurm = Slurm(root, environment, chroot is not None, nodes[0])
+        idle = ["idle"] * layout.nodes
+        wait_for(lambda: slurm.run("sinfo", "-h", "-N", "-o", "%t").split() == idle, "the nodes to be idle", 30)
         try:
             yield slurm
         finally:
             try:
                 slurm.cancel_all()
             finally:
-                node.stop()
+                for node in nodes:
+                    node.stop()
                 controller.stop()
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _configure(root: Path, chroot: Path | None) -> dict[str, str]:
+def _configure(root: Path, chroot: Path | None, layout: Layout) -> dict[str, str]:
     for name in ("etc", "state", "spool", "log", "run", "dev"):
         (root / name).mkdir()
     path = os.environ["PATH"]
@@ -191,14 +217,18 @@ def _configure(root: Path, chroot: Path | None) -> dict[str, str]:
         "GresTypes": "gpu",
         "AccountingStorageType": "accounting_storage/none",
         "SlurmdParameters": "config_overrides",
-        "NodeName": f"n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=8 RealMemory=2000 "
-        f"Gres=gpu:h100:{GPUS} State=UNKNOWN",
+        "DebugFlags": "Gres",
+        "SlurmdDebug": "debug",  # slurmd then logs its list of device files
         "PartitionName": "gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
     }
     lines = "".join(f"{key}={value}\n" for key, value in settings.items())
+    for index in range(layout.nodes):
+        place = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=8 RealMemory=2000"
+        lines += f"NodeName=n{index} {place} Gres={layout.gres} State=UNKNOWN\n"
+    lines += layout.settings
     (root / "etc" / "slurm.conf").write_text(lines, encoding="utf-8")
-    gres = f"AutoDetect=off\nName=gpu Type=h100 File={root}/dev/nvidia[0-{GPUS - 1}]\n"
-    (root / "etc" / "gres.conf").write_text(gres, encoding="utf-8")
+    for name, text in {"gres.conf": layout.conf, **layout.files}.items():
+        (root / "etc" / name).write_text(text.replace("{root}", str(root)), encoding="utf-8")
     own = "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n"
     cgroup = own if chroot is None else "CgroupPlugin=disabled\n"  # 22.05 knows no "disabled"
     (root / "etc" / "cgroup.conf").write_text(cgroup, encoding="utf-8")

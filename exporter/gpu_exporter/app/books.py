@@ -321,7 +321,7 @@ class Books:
         vouched = unconfirmed_s <= self.ledger.rules.longest_unconfirmed_s
         if self._state is not None:
             totals = self._state.bound_holder(unit, holder.key, totals)
-        known = self._inventory[unit.uuid]
+        known = self._inventory.get(unit.uuid, gpu.snapshot)  # a holder keeps a GPU that was lost before our start
         listed = next((i for i in known.instances if i.uuid == unit.mig_uuid), None)
         instance = next((i for i in gpu.snapshot.instances if i.uuid == unit.mig_uuid), None)
         shared = allocation.share == "time_slice"

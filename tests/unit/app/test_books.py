@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ import pytest
 from gpu_exporter import collectors
 from gpu_exporter.app.books import Books
 from gpu_exporter.app.simulation import build_simulation
-from gpu_exporter.app.wiring import activity_rules
-from gpu_exporter.attribution.poller import Poller
+from gpu_exporter.app.wiring import activity_rules, unread
+from gpu_exporter.attribution.poller import ConfirmedClaim, Poller
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.exposition.series import list_series
+from gpu_exporter.ledger.ledger import KEEP_ABSENT_S
 from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model import AgentStatus, AllocationView, View
+from gpu_exporter.model import AgentStatus, AllocationView, Claim, Holder, HolderKey, Verdict, View
 from gpu_exporter.sampling.sampler import DeviceSampler
 
 STATUS = AgentStatus("TEST", "simulated", True, "", 1, 1, 1.0, None, attribution_known=True)
@@ -25,11 +28,11 @@ STATUS = AgentStatus("TEST", "simulated", True, "", 1, 1, 1.0, None, attribution
 class Node:
     """A simulated node that is driven second by second."""
 
-    def __init__(self, *gpus: dict[str, Any], holders: list[dict[str, Any]]) -> None:
+    def __init__(self, *gpus: dict[str, Any], holders: list[dict[str, Any]], state: StateFile | None = None) -> None:
         self.clock = ManualClock()
         settings = Settings()
         backend, source = build_simulation(parse_scenario({"gpus": list(gpus), "holders": holders}), self.clock)
-        self.books = Books(settings, self.clock)
+        self.books = Books(settings, self.clock, state)
         self.poller = Poller([source], self.clock, 300.0)
         self.hung: set[str] = set()
         self.samplers = [
@@ -113,7 +116,7 @@ def test_while_polls_hang_the_holder_is_first_not_vouched_for_and_then_withheld(
         node.books.on_snapshot(node.samplers[0].sample())
     allocation = only(node.books.build_view(STATUS, node.hung.__contains__))
     assert allocation.utilization is None
-    assert allocation.verdict.evidence.startswith("nobody has confirmed the holder for")
+    assert allocation.verdict.evidence.startswith("no source has confirmed the holder for")
     for _ in range(300):
         node.clock.advance(1.0)
         node.books.on_snapshot(node.samplers[0].sample())
@@ -135,7 +138,7 @@ def test_a_poll_that_fails_half_way_vouches_for_nobody(monkeypatch: pytest.Monke
     with pytest.raises(ZeroDivisionError):
         node.books.on_poll(node.poller.poll())
     allocation = only(node.books.build_view(STATUS, node.hung.__contains__))
-    assert allocation.totals.idle_run_s == 0.0
+    assert allocation.totals.idle_run_s is None
 
 
 def test_a_lasting_fault_of_mig_leaves_whole_gpus_their_holders() -> None:
@@ -204,3 +207,87 @@ def test_writes_of_the_state_are_dated_and_failures_counted(tmp_path: Path) -> N
 
 def test_without_a_state_directory_nothing_is_said_of_its_writes() -> None:
     assert Books(Settings(), ManualClock()).state_status() is None
+
+
+def numbered(node: Node, claims: list[Claim], expected: int = 0) -> dict[str, str]:
+    """UUID of each holder's GPU after a poll with these claims."""
+    confirmed = [ConfirmedClaim(claim, node.clock.monotonic()) for claim in claims]
+    allocations = node.books.on_poll(confirmed, expected).allocations
+    return {allocation.holder.job_id: allocation.unit.uuid for allocation, _ in allocations}
+
+
+def job(number: str, index: int) -> Claim:
+    holder = Holder(HolderKey("slurm", f"lab/{number}/0/1"), job_id=number, source="slurm")
+    return Claim("index", str(index), holder, number=f"IDX {index}")
+
+
+def test_a_gpu_that_leaves_the_list_over_a_restart_gives_no_job_another_gpu(tmp_path: Path) -> None:
+    """Job 42 has IDX 1 since before; job 43 begins after GPU-0 was lost and NVML counts from GPU-1 on."""
+    state = StateFile(tmp_path, 10.0, "boot")
+    before = Node(GPU, GPU, GPU, holders=[], state=state)
+    before.run(5)
+    uuids = [sampler.device.identity.uuid for sampler in before.samplers]
+    assert numbered(before, [job("42", 1)], expected=3) == {"42": uuids[1]}
+    before.books.write_state(final=True)
+
+    after = Node(GPU, GPU, GPU, holders=[], state=StateFile(tmp_path, 10.0, "boot"))
+    after.books.restore()
+    for index, sampler in enumerate(after.samplers[1:]):
+        identity = dataclasses.replace(sampler.device.identity, index=index)
+        sampler.device.identity = identity
+        after.books.on_snapshot(sampler.sample())
+    assert numbered(after, [job("42", 1), job("43", 0)], expected=3) == {"42": uuids[1]}
+    unresolved = after.books.on_poll([ConfirmedClaim(job("43", 0), after.clock.monotonic())], 3).unresolved
+    assert [reason for _, reason in unresolved] == ["positions may have changed: 2 of 3 GPUs are in the driver's list"]
+    assert not after.books.is_resolved()
+    after.books.on_snapshot(unread(before.samplers[0].device.identity, "seen here before", after.clock))
+    assert numbered(after, [job("43", 0)]) == {}
+    after.books.on_snapshot(after.samplers[0].sample())
+    assert numbered(after, [job("44", 2)], expected=3) == {}  # two GPUs at one place: whose order is it?
+
+
+def test_numbers_of_holders_that_are_gone_are_forgotten(tmp_path: Path) -> None:
+    node = Node(GPU, GPU, holders=[])
+    node.run(5)
+    numbered(node, [job("42", 1)])
+    node.clock.advance(KEEP_ABSENT_S + 1)
+    numbered(node, [])
+    assert numbered(node, [job("42", 1)._replace(kind="unproven", reason="x")]) == {}
+
+
+def test_a_lost_or_hung_gpu_has_no_idle_run_that_would_read_as_active() -> None:
+    node = Node({"model": "H100"}, holders=[POD])
+    assert only(node.run(600)).totals.idle_run_s == pytest.approx(595.0, abs=3.0)
+    node.hung.add(node.samplers[0].device.identity.uuid)
+    assert only(node.run(1)).totals.idle_run_s is None
+    node.hung.clear()
+    assert only(node.run(10)).totals.idle_run_s is not None
+    assert only(node.run(30, sample=False)).totals.idle_run_s is None
+    names = {series.family.name for series in list_series(node.books.build_view(STATUS, node.hung.__contains__))}
+    assert "gpu_allocation_held_seconds_total" in names
+    assert not names & {"gpu_allocation_idle_run_seconds", "gpu_allocation_idle_run_witnesses"}
+
+
+def test_a_suspended_job_is_unknown_and_says_why() -> None:
+    node = Node({"model": "H100"}, holders=[])
+    node.run(60)
+    claim = job("7", 0)._replace(running=False, why="the job is SUSPENDED")
+    for _ in range(3):
+        node.run(5)
+        numbered(node, [claim])
+    view = only(node.books.build_view(STATUS, node.hung.__contains__))
+    assert (view.verdict, view.totals.idle_run_s) == (Verdict("unknown", "the job is SUSPENDED"), None)
+
+
+def test_a_holder_keeps_a_gpu_that_was_lost_before_our_start_and_nothing_is_known_of_it(tmp_path: Path) -> None:
+    state = StateFile(tmp_path, 10.0, "boot")
+    before = Node(GPU, GPU, holders=[], state=state)
+    before.run(5)
+    numbered(before, [job("42", 0)])
+    before.books.write_state(final=True)
+    after = Node(GPU, GPU, holders=[], state=StateFile(tmp_path, 10.0, "boot"))
+    after.books.restore()
+    after.books.on_snapshot(unread(before.samplers[0].device.identity, "seen here before", after.clock))
+    numbered(after, [job("42", 0)])
+    view = only(after.books.build_view(STATUS, after.hung.__contains__))
+    assert (view.verdict.state, view.totals.idle_run_s, view.utilization) == ("unknown", None, None)

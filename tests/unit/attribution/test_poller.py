@@ -16,20 +16,25 @@ CLAIM = Claim("uuid", "GPU-0", Holder(HolderKey("slurm", "7"), job_id="7", sourc
 
 
 class Scripted:
-    """A source that answers or fails as told."""
+    """A source that answers or fails as the test says; `whole` is an answer with more than claims."""
+
+    name = "slurm"
 
     def __init__(self) -> None:
         self.answer: Sequence[Claim] | None = None
+        self.whole: Answer | None = None
 
-    def read(self) -> Sequence[Claim]:
+    def poll(self) -> Answer:
+        if self.whole is not None:
+            return self.whole
         if self.answer is None:
             raise SourceError("controller is away")
-        return self.answer
+        return Answer(self.answer)
 
 
 def make() -> tuple[ManualClock, Scripted, Poller]:
     clock, script = ManualClock(), Scripted()
-    return clock, script, Poller([CallbackSource("slurm", script.read)], clock, keep_last_s=300.0)
+    return clock, script, Poller([script], clock, keep_last_s=300.0)
 
 
 def test_the_last_mapping_stays_for_a_bounded_time_with_the_time_of_its_answer() -> None:
@@ -91,8 +96,36 @@ def test_conflicts_are_counted_by_the_losing_source() -> None:
     _, script, poller = make()
     script.answer = []
     poller.poll()
-    poller.note_conflicts([CLAIM, CLAIM])
+    poller.note_resolution([CLAIM, CLAIM], [])
     assert poller.statuses()[0].conflicts == 2
+    script.whole = Answer([], conflicts=3)
+    poller.poll()
+    assert poller.statuses()[0].conflicts == 5
+
+
+def test_what_leads_to_no_device_is_said_with_its_reason_and_forgotten_when_it_does() -> None:
+    _, script, poller = make()
+    script.answer = [CLAIM]
+    poller.poll()
+    holder = CLAIM.holder
+    many = [(CLAIM._replace(number=f"IDX {i}"), "positions are not proven") for i in range(5)]
+    poller.note_resolution([], many)
+    assert poller.statuses()[0].error == (
+        f"{holder.label}: IDX 0 is not resolved: positions are not proven; "
+        f"{holder.label}: IDX 1 is not resolved: positions are not proven; "
+        f"{holder.label}: IDX 2 is not resolved: positions are not proven; 2 more"
+    )
+    poller.note_resolution([], [])
+    assert poller.statuses()[0].error == ""
+
+
+def test_a_notice_is_no_problem() -> None:
+    _, script, poller = make()
+    script.whole = Answer([CLAIM], notice="IDX 2 in use by jobs that squeue does not list")
+    poller.poll()
+    (status,) = poller.statuses()
+    assert (status.up, status.error, status.notice) == (True, "", "IDX 2 in use by jobs that squeue does not list")
+    assert poller.is_known()
 
 
 def test_a_static_file_names_its_faults(tmp_path) -> None:

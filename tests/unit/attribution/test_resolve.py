@@ -43,7 +43,7 @@ def test_a_number_never_means_a_board_that_is_partitioned() -> None:
     assert (result.allocations, len(result.unresolved)) == ([], 2)
     beside = resolve([Claim("index", "0", JOB), Claim("minor", "3", JOB)], [SNAPSHOTS[0], mig])
     assert [a.unit for a, _ in beside.allocations] == [UnitId("GPU-0")]  # by its file; positions may be shifted
-    assert [claim.kind for claim in beside.unresolved] == ["index"]
+    assert [claim.kind for claim, _ in beside.unresolved] == ["index"]
 
 
 def test_replicas_of_one_gpu_share_it() -> None:
@@ -84,3 +84,68 @@ def test_a_device_that_is_not_here_is_unresolved_and_never_guessed() -> None:
     result = resolve([Claim("uuid", "GPU-9", POD), Claim("index", "17", JOB)], SNAPSHOTS)
     assert result.allocations == []
     assert len(result.unresolved) == 2
+
+
+def order(*minors: int) -> list[DeviceSnapshot]:
+    """A node whose GPU at each index has this minor number."""
+    return [snapshot(index, minor) for index, minor in enumerate(minors)]
+
+
+def where(claim: Claim, snapshots: list[DeviceSnapshot], incomplete: str = "") -> str:
+    """The UUID, or why there is none."""
+    result = resolve([claim], snapshots, incomplete=incomplete)
+    return result.allocations[0][0].unit.uuid if result.allocations else result.unresolved[0][1]
+
+
+def test_a_position_counts_only_while_every_gpu_is_here() -> None:
+    claim = Claim("index", "1", JOB, number="IDX 1", total=4)
+    assert where(claim, order(3, 1, 0, 2)) == "GPU-1"
+    assert where(claim, order(3, 1, 0)) == "positions are not proven: NVML lists 3 GPUs, the scheduler counts 4"
+    assert where(claim, order(3, 1, 0, 2), "gpu 2 (GPU-2) does not answer") == (
+        "positions may have changed: gpu 2 (GPU-2) does not answer"
+    )
+    holes = [entry for entry in order(3, 1, 0, 2) if entry.identity.index != 1]
+    assert where(claim._replace(total=0), holes) == "positions are not proven: NVML's list has holes"
+    assert where(claim._replace(device="4", total=0), order(3, 1, 0, 2)) == "there is no GPU at position 4"
+
+
+def test_a_position_among_listed_files_is_counted_in_nvmls_order() -> None:
+    """AutoDetect=nvml with File=/dev/nvidia[0,2-3]: slurmd sorts them by NVML's order, whatever the file says."""
+    nodes = order(3, 1, 0, 2)
+    claims = [Claim("index", str(i), JOB, number=f"IDX {i}", among=("0", "2", "3"), total=3) for i in range(3)]
+    assert [where(claim, nodes) for claim in claims] == ["GPU-0", "GPU-2", "GPU-3"]
+    assert where(claims[0]._replace(among=("0", "7")), nodes) == (
+        "positions are not proven: NVML lists 1 GPUs, the scheduler counts 3"
+    )
+
+
+def test_a_device_file_leads_to_its_gpu_whatever_is_missing() -> None:
+    assert where(Claim("minor", "0", JOB), order(3, 1, 0), "gpu 3 is missing") == "GPU-2"
+    assert where(Claim("minor", "2", JOB), order(3, 1, 0)) == "no whole GPU here is /dev/nvidia2"
+    assert where(Claim("minor", "-1", JOB), [snapshot(0, -1)]) == "no whole GPU here is /dev/nvidia-1"
+
+
+def test_an_unproven_number_leads_nowhere_and_says_why() -> None:
+    assert where(Claim("unproven", "1", JOB, reason="no gres.conf"), order(0, 1)) == "no gres.conf"
+
+
+def test_a_running_holder_keeps_its_gpu_when_numbers_move() -> None:
+    claim = Claim("index", "1", JOB, number="IDX 1")
+    first = resolve([claim], order(0, 1, 2))
+    assert first.numbers == {(JOB.key, "IDX 1"): UnitId("GPU-1")}
+    moved = [snapshot(0, 0), snapshot(1, 2)]  # GPU-1 left the list
+    moved[1] = moved[1]._replace(identity=dataclasses.replace(moved[1].identity, uuid="GPU-2"))
+    kept = resolve([claim], moved, incomplete="gpu 1 is missing", numbers=first.numbers)
+    assert [a.unit for a, _ in kept.allocations] == [UnitId("GPU-1")]
+    assert kept.numbers == first.numbers
+    unproven = resolve([claim._replace(kind="unproven")], moved, numbers=first.numbers)
+    assert [a.unit for a, _ in unproven.allocations] == [UnitId("GPU-1")]
+    other = JOB._replace(key=HolderKey("slurm", "lab/8/0/1"))
+    assert resolve([claim._replace(holder=other)], moved, incomplete="x", numbers=first.numbers).allocations == []
+
+
+def test_a_holder_that_is_known_by_name_only_keeps_no_number() -> None:
+    claim = Claim("index", "1", POD._replace(identity="name"), number="1")
+    assert resolve([claim], order(0, 1)).numbers == {}
+    numbers = {(POD.key, "1"): UnitId("GPU-0")}
+    assert [a.unit for a, _ in resolve([claim], order(0, 1), numbers=numbers).allocations] == [UnitId("GPU-1")]

@@ -19,7 +19,7 @@ from gpu_exporter.exposition.series import Series, list_series
 from gpu_exporter.model import AgentStatus
 from gpu_exporter.sampling.sampler import DeviceSampler
 
-GPU_BUDGET, INSTANCE_BUDGET, ALLOCATION_BUDGET = 60, 24, 18
+GPU_BUDGET, INSTANCE_BUDGET, ALLOCATION_BUDGET = 60, 24, 20
 
 
 def publish(name: str) -> list[Series]:

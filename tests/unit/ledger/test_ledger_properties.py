@@ -63,6 +63,6 @@ def test_totals_never_fall_and_parts_never_exceed_the_whole(events: list[tuple])
             assert all(a >= b for a, b in zip(counters, last.get(holder.key, (0.0,) * 6), strict=True))
             assert totals.observed_s <= totals.held_s + 1e-6
             assert totals.busy_s + totals.idle_s <= totals.observed_s + 1e-6
-            assert totals.idle_run_s <= totals.idle_s + 1e-6
+            assert (totals.idle_run_s or 0.0) <= totals.idle_s + 1e-6
             assert totals.idle_s <= totals.low_s + 1e-6
             last[holder.key] = counters
