@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -84,7 +86,9 @@ def test_of_two_uids_under_one_name_the_newest_directory_lives(
         ("nvidia.com/mig-1g.10gb", MIG, "uuid", MIG),
         ("nvidia.com/gpu", f"MIG-{UUID}/7/0", "uuid", f"MIG-{UUID}/7/0"),
         ("nvidia.com/gpu", "nvidia3", "minor", "3"),
+        ("nvidia.com/gpu", "nvidia3/vgpu2", "minor", "3::vgpu2"),
         ("nvidia.com/gpu", "2", "index", "2"),
+        ("example.com/half-a-gpu", UUID, "uuid", UUID),
     ],
 )
 def test_device_id_forms(
@@ -220,11 +224,129 @@ def test_a_restart_of_the_kubelet_costs_no_pod_its_uid(kubelet: Kubelet, source:
 def test_a_device_id_that_is_not_understood_is_a_problem_and_not_silence(
     kubelet: Kubelet, source: KubeletSource
 ) -> None:
-    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": ["nvidia0/vgpu0", UUID]}}
+    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": ["nvidia0/gi1", UUID]}}
     answer = source.poll()
     assert [claim.device for claim in answer.claims] == [UUID]
     assert answer.claims[0].holder.units == 2
-    assert answer.problem == "device id 'nvidia0/vgpu0' of ml/a/main is not understood"
+    assert answer.problem == "device id 'nvidia0/gi1' of ml/a/main is not understood"
+
+
+@pytest.mark.parametrize(
+    ("resource", "devices"),
+    [
+        ("nvidia.com/hostdev", ["5", "6"]),  # network cards by NVIDIA's own operator
+        ("nvidia.com/rdma_shared_device_a", ["0"]),
+        ("nvidia.com/GA102GL_A10", ["3"]),  # of KubeVirt: the number of an IOMMU group
+        ("rdma/hca", ["mlx5_0"]),
+        ("example.com/gpu", ["1"]),
+    ],
+)
+def test_devices_of_other_resources_are_no_gpus_and_no_problem(
+    kubelet: Kubelet, source: KubeletSource, resource: str, devices: list[str]
+) -> None:
+    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID], resource: devices}}
+    kubelet.pods["net", "b"] = {"main": {resource: devices}}
+    answer = source.poll()
+    assert [(claim.holder.label, claim.device, claim.holder.units) for claim in answer.claims] == [
+        ("ml/a/main", UUID, 1)
+    ]
+    assert answer.problem == ""
+
+
+def test_further_resources_are_gpus_when_the_site_names_them(
+    kubelet: Kubelet, tmp_path: Path, clock: ManualClock
+) -> None:
+    kubelet.pods["ml", "a"] = {"main": {"example.com/gpu-large": ["1"]}}
+    named = KubeletSource(clock, kubelet.socket, tmp_path, resources=[r"example\.com/gpu-.*"])
+    assert [(claim.kind, claim.device, claim.number) for claim in named.poll().claims] == [("index", "1", "1")]
+    with pytest.raises(ValueError, match=r"--attribution\.resource: not a regular expression"):
+        KubeletSource(clock, kubelet.socket, tmp_path, resources=["("])
+
+
+@pytest.mark.parametrize(
+    ("driver", "names"),
+    [
+        ("gpu.nvidia.com", ["k8s.gpu.nvidia.com/claim=7-gpu-0"]),
+        ("", ["k8s.gpu.nvidia.com/device=gpu-0"]),
+        ("", ["nvidia.com/gpu=0"]),
+    ],
+)
+def test_gpus_of_a_resource_claim_leave_no_gpu_free(
+    kubelet: Kubelet, source: KubeletSource, driver: str, names: list[str]
+) -> None:
+    kubelet.pods["ml", "a"] = {"main": {}}
+    kubelet.claims["ml", "a", "main"] = [(driver, names)]
+    answer = source.poll()
+    assert answer.claims == []
+    assert answer.problem == (
+        f"ml/a/main has GPUs of a resource claim ({driver or names[0]}): claims are not attributed, "
+        "so no GPU is called free"
+    )
+
+
+@pytest.mark.parametrize("driver", ["compute-domain.nvidia.com", "dra.cpu", ""])
+def test_claims_on_other_devices_are_no_problem(kubelet: Kubelet, source: KubeletSource, driver: str) -> None:
+    kubelet.pods["ml", "a"] = {"main": {}}
+    kubelet.claims["ml", "a", "main"] = [(driver, ["example.com/nic=0"])]
+    assert source.poll().problem == ""
+
+
+def begin(directory: Path, number: int, at: float) -> None:
+    """What a container runtime leaves at start `number`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / f"{number}.log").touch()
+    os.utime(directory, (at, at))
+
+
+def test_a_container_that_has_not_begun_cannot_work_yet(
+    kubelet: Kubelet, source: KubeletSource, clock: ManualClock, tmp_path: Path
+) -> None:
+    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
+    (unknown,) = source.poll().claims
+    assert (unknown.working_wall, unknown.why) == (
+        math.inf,
+        f"not known when its container began: mount {tmp_path / 'pods'}",
+    )
+    pod = tmp_path / "pods" / "ml_a_uid-1"
+    begin(pod / "fetch-data", 0, clock.wall())  # its init container
+    (staging,) = source.poll().claims
+    assert (staging.working_wall, staging.why) == (math.inf, "its container has not begun")
+    begin(pod / "main", 0, clock.wall() - 5.0)
+    (working,) = source.poll().claims
+    assert (working.working_wall, working.why) == (clock.wall() - 5.0, "")
+
+
+def test_a_restart_of_a_container_is_a_new_start_and_a_rotated_log_is_not(
+    kubelet: Kubelet, source: KubeletSource, clock: ManualClock, tmp_path: Path
+) -> None:
+    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
+    directory = tmp_path / "pods" / "ml_a_uid-1" / "main"
+    began = clock.wall()
+    begin(directory, 0, began)
+    assert source.poll().claims[0].working_wall == began
+    clock.advance(1000.0)
+    (directory / "0.log.20261121-120000").touch()
+    os.utime(directory, (clock.wall(), clock.wall()))
+    assert source.poll().claims[0].working_wall == began
+    begin(directory, 1, clock.wall())
+    assert source.poll().claims[0].working_wall == clock.wall()
+    (directory / "0.log").unlink()  # the kubelet keeps the last two
+    clock.advance(10.0)
+    assert source.poll().claims[0].working_wall == clock.wall() - 10.0
+
+
+def test_pods_that_come_and_go_leave_nothing_behind(
+    kubelet: Kubelet, source: KubeletSource, clock: ManualClock, tmp_path: Path
+) -> None:
+    for number in range(50):
+        pod = tmp_path / "pods" / f"ml_pod-{number}_uid-{number}"
+        begin(pod / "main", 0, clock.wall())
+        kubelet.pods = {("ml", f"pod-{number}"): {"main": {"nvidia.com/gpu": [UUID]}}}
+        kubelet.allocatable = [UUID]
+        assert source.poll().claims[0].holder.pod_uid == f"uid-{number}"
+        shutil.rmtree(pod)
+    assert len(source._uids) <= 1
+    assert len(source._starts) <= 1
 
 
 def test_a_restarted_kubelet_is_reached_at_once(kubelet: Kubelet, source: KubeletSource) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.devices.scenario import parse_scenario
-from tests.testbed.node import Node, start_node, static_pod
+from tests.testbed.device_plugin import DevicePlugin
+from tests.testbed.node import PAUSE, Node, start_node, static_pod
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import Processes, fetch, wait_for
 from tests.testbed.sandbox import SYSCTLS, left_behind
@@ -32,7 +33,7 @@ class Watcher:
     """Reads the metrics many times a second and keeps which pods held how many GPUs, by time."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self.url = url
         self._stop = threading.Event()
         self.seen: list[tuple[float, dict[str, int], dict[str, float]]] = []
         self.failed = 0
@@ -43,7 +44,7 @@ class Watcher:
         while not self._stop.is_set():
             pods: dict[str, int] = {}
             seconds: dict[str, float] = {}
-            body = fetch(f"{self._url}/metrics")
+            body = fetch(f"{self.url}/metrics")
             if body is None:  # no answer is not an answer without pods
                 self.failed += 1
                 continue
@@ -140,6 +141,53 @@ def test_pods_come_stay_over_restarts_of_the_kubelet_and_go(node: Node, watcher:
     wait_for(lambda: first not in str(node.list_pod_resources()), "the kubelet to let the first pod go", 20, 0.02)
     gone = elapsed(lambda: not watcher.latest(), "the last pod to be gone")
     assert gone < AT_ONCE_S, f"{gone:.2f} s, with devices to allocate"
+
+
+def series_of(watcher: Watcher, name: str, **labels: str) -> list[str]:
+    """Lines of one family with these labels."""
+    wanted = [f'{key}="{value}"' for key, value in labels.items()]
+    lines = (fetch(f"{watcher.url}/metrics") or "").splitlines()
+    return [line for line in lines if line.startswith(f"{name}{{") and all(part in line for part in wanted)]
+
+
+def test_devices_of_another_plugin_are_no_gpus(node: Node, watcher: Watcher) -> None:
+    network = DevicePlugin(node.root / "device-plugins", ["0", "1"], "nvidia.com/hostdev", "hostdev.sock")
+    network.register()
+    try:
+        both = static_pod("both", 1)
+        both["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/hostdev"] = "1"
+        cards = static_pod("cards", 0)
+        cards["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/hostdev": "1"}}
+        for pod in (both, cards):
+            (node.manifests / f"{pod['metadata']['name']}.json").write_text(json.dumps(pod))
+        wait_for(lambda: str(node.list_pod_resources()).count("nvidia.com/hostdev") == 2, "both cards to be held", 30)
+        wait_for(lambda: watcher.latest() == {"both-node1": 1}, "the one GPU")
+        (units,) = series_of(watcher, "gpu_allocation_holder_units", pod="both-node1")
+        assert units.endswith(" 1")
+        assert series_of(watcher, "gpu_exporter_attribution_up", source="kubelet")[0].endswith(" 1")
+        free = [line for line in series_of(watcher, "gpu_allocated") if line.endswith(" 0")]
+        assert len(free) == len(UUIDS) - 1
+    finally:
+        network.stop()
+
+
+def test_a_pod_that_still_stages_its_data_is_not_idle(node: Node, watcher: Watcher) -> None:
+    pod = static_pod("staging", 1)
+    stage = {"name": "stage", "image": PAUSE, "imagePullPolicy": "Never", "args": ["8"]}
+    pod["spec"]["initContainers"] = [stage]
+    (node.manifests / "staging.json").write_text(json.dumps(pod))
+    wait_for(lambda: watcher.latest() == {"staging-node1": 1}, "the allocation")
+    began = time.monotonic()
+
+    def run() -> list[str]:
+        return series_of(watcher, "gpu_allocation_idle_run_seconds", pod="staging-node1")
+
+    wait_for(lambda: series_of(watcher, "gpu_allocation_observed_seconds_total", pod="staging-node1"), "known time")
+    assert series_of(watcher, "gpu_allocation_state", pod="staging-node1", state="unknown")
+    assert run() == []
+    wait_for(run, "the main container to begin", 40)
+    (line,) = run()
+    assert float(line.rpartition(" ")[2]) < time.monotonic() - began - 3.0, "the time of staging counts"
 
 
 def test_a_pod_that_has_finished_holds_nothing(node: Node, watcher: Watcher) -> None:

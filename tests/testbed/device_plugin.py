@@ -19,10 +19,14 @@ ENDPOINT = "gpu-test.sock"
 class DevicePlugin:
     """Registered with one kubelet until `stop`. Register again after each restart of the kubelet: it deletes sockets."""
 
-    def __init__(self, directory: Path, uuids: Sequence[str]) -> None:
-        """`directory`: the kubelet's device-plugins folder."""
+    def __init__(
+        self, directory: Path, uuids: Sequence[str], resource: str = RESOURCE, endpoint: str = ENDPOINT
+    ) -> None:
+        """`directory`: the kubelet's device-plugins folder; `uuids`: ids of the devices of `resource`."""
         self._directory = directory
         self._uuids = tuple(uuids)
+        self._resource = resource
+        self._endpoint = endpoint
         self._server: grpc.Server | None = None
         self._end = threading.Event()
 
@@ -49,14 +53,14 @@ class DevicePlugin:
                     ]
                 )
 
-        socket = self._directory / ENDPOINT
+        socket = self._directory / self._endpoint
         socket.unlink(missing_ok=True)
         self._server = grpc.server(ThreadPoolExecutor(4))
         pb_grpc.add_DevicePluginServicer_to_server(Servicer(), self._server)
         self._server.add_insecure_port(f"unix:{socket}")
         self._server.start()
         with grpc.insecure_channel(f"unix:{self._directory / 'kubelet.sock'}") as channel:
-            request = pb.RegisterRequest(version="v1beta1", endpoint=ENDPOINT, resource_name=RESOURCE)
+            request = pb.RegisterRequest(version="v1beta1", endpoint=self._endpoint, resource_name=self._resource)
             pb_grpc.RegistrationStub(channel).Register(request, timeout=10)
 
     def stop(self) -> None:

@@ -19,11 +19,15 @@ def messages() -> ModuleType:
 
 
 class Kubelet:
-    """Answers List from `pods`: (namespace, pod) to {container: {resource: device ids}}."""
+    """Answers List from `pods`: (namespace, pod) to {container: {resource: device ids}}.
+
+    `claims`: of dynamic resource allocation, (namespace, pod, container) to [(driver, names of CDI devices)].
+    """
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.pods: dict[tuple[str, str], Mapping[str, Mapping[str, Sequence[str]]]] = {}
+        self.claims: dict[tuple[str, str, str], Sequence[tuple[str, Sequence[str]]]] = {}
         self.allocatable: list[str] = []
         self.status: grpc.StatusCode | None = None
         self._server: grpc.Server | None = None
@@ -43,6 +47,11 @@ class Kubelet:
                         container = pod.containers.add(name=container_name)
                         for resource, ids in resources.items():
                             container.devices.add(resource_name=resource, device_ids=ids)
+                        for driver, names in kubelet.claims.get((namespace, name, container_name), ()):
+                            dynamic = container.dynamic_resources.add(claim_name="claim", claim_namespace=namespace)
+                            claim = dynamic.claim_resources.add(driver_name=driver, pool_name="node", device_name="d")
+                            for cdi in names:
+                                claim.cdi_devices.add(name=cdi)
                 return response
 
             def GetAllocatableResources(self, request: Any, context: Any) -> Any:

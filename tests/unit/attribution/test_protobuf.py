@@ -11,7 +11,8 @@ from gpu_exporter.attribution.protobuf import ProtobufError, read_fields
 
 NAMES = st.text(min_size=1, max_size=20)
 DEVICES = st.lists(st.tuples(NAMES, st.lists(NAMES, max_size=4)), max_size=3)
-PODS = st.lists(st.tuples(NAMES, NAMES, st.lists(st.tuples(NAMES, DEVICES), max_size=3)), max_size=4)
+CONTAINERS = st.lists(st.tuples(NAMES, DEVICES, DEVICES), max_size=3)
+PODS = st.lists(st.tuples(NAMES, NAMES, CONTAINERS), max_size=4)
 
 
 @given(PODS, st.integers(0, 2**63 - 1))
@@ -21,13 +22,18 @@ def test_every_message_of_the_real_implementation_is_read_back(pods: list, numbe
     for namespace, name, containers in pods:
         pod = response.pod_resources.add(name=name, namespace=namespace)
         pod.cpu_ids.append(number)  # a packed field that we do not want
-        for container_name, devices in containers:
+        for container_name, devices, claims in containers:
             container = pod.containers.add(name=container_name)
             container.cpu_ids.extend([1, number])
             for resource, ids in devices:
                 device = container.devices.add(resource_name=resource, device_ids=ids)
                 device.topology.nodes.add(ID=3)
                 expected.append(ContainerDevices(namespace, name, container_name, resource, tuple(ids)))
+            for driver, names in claims:
+                claim = container.dynamic_resources.add(claim_name="c").claim_resources.add(driver_name=driver)
+                for cdi in names:
+                    claim.cdi_devices.add(name=cdi)
+                expected.append(ContainerDevices(namespace, name, container_name, driver, tuple(names), claimed=True))
     assert parse_pod_resources(response.SerializeToString()) == expected
 
 
