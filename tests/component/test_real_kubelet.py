@@ -154,13 +154,14 @@ def test_devices_of_another_plugin_are_no_gpus(node: Node, watcher: Watcher) -> 
     network = DevicePlugin(node.root / "device-plugins", ["0", "1"], "nvidia.com/hostdev", "hostdev.sock")
     network.register()
     try:
+        wait_for(lambda: "nvidia.com/hostdev" in node.allocatable(), "the kubelet to know the cards", 30)
         both = static_pod("both", 1)
         both["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/hostdev"] = "1"
         cards = static_pod("cards", 0)
         cards["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/hostdev": "1"}}
         for pod in (both, cards):
             (node.manifests / f"{pod['metadata']['name']}.json").write_text(json.dumps(pod))
-        wait_for(lambda: str(node.list_pod_resources()).count("nvidia.com/hostdev") == 2, "both cards to be held", 30)
+        wait_for(lambda: set(node.list_pod_resources()) == {"both-node1", "cards-node1"}, "both cards to be held", 30)
         wait_for(lambda: watcher.latest() == {"both-node1": 1}, "the one GPU")
         (units,) = series_of(watcher, "gpu_allocation_holder_units", pod="both-node1")
         assert units.endswith(" 1")
@@ -185,8 +186,7 @@ def test_a_pod_that_still_stages_its_data_is_not_idle(node: Node, watcher: Watch
     wait_for(lambda: series_of(watcher, "gpu_allocation_observed_seconds_total", pod="staging-node1"), "known time")
     assert series_of(watcher, "gpu_allocation_state", pod="staging-node1", state="unknown")
     assert run() == []
-    wait_for(run, "the main container to begin", 40)
-    (line,) = run()
+    (line,) = wait_for(lambda: run() or None, "the main container to begin", 40)
     assert float(line.rpartition(" ")[2]) < time.monotonic() - began - 3.0, "the time of staging counts"
 
 

@@ -193,6 +193,14 @@ conf_dir = "{scratch}/cni-conf"
             answer = pb_grpc.PodResourcesListerStub(channel).List(pb.ListPodResourcesRequest(), timeout=30)
         return [pod.name for pod in answer.pod_resources if any(each.devices for each in pod.containers)]
 
+    def allocatable(self) -> set[str]:
+        """The resources of which the kubelet has devices to give."""
+        pb, pb_grpc = compile_stubs("podresources")
+        with grpc.insecure_channel(f"unix:{self.pod_resources}") as channel:
+            stub = pb_grpc.PodResourcesListerStub(channel)
+            answer = stub.GetAllocatableResources(pb.AllocatableResourcesRequest(), timeout=30)
+        return {each.resource_name for each in answer.devices}
+
     def print_logs(self) -> None:
         """The ends of the pods' logs, for a test that failed."""
         for path in sorted(self.pod_logs.glob("*/*/*.log")):
