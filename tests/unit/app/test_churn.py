@@ -1,0 +1,69 @@
+"""Pods that come and go each few seconds, ten thousand of them: memory and state file stay as they are."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+from pathlib import Path
+
+from gpu_exporter import collectors
+from gpu_exporter.app.books import Books
+from gpu_exporter.app.simulation import build_simulation
+from gpu_exporter.app.wiring import activity_rules
+from gpu_exporter.attribution.poller import Poller
+from gpu_exporter.attribution.static import CallbackSource
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.defaults import Settings
+from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.exposition.series import list_series
+from gpu_exporter.exposition.text import TextRenderer
+from gpu_exporter.ledger.state import StateFile
+from gpu_exporter.model import AgentStatus, Claim, Holder, HolderKey
+from gpu_exporter.sampling.sampler import DeviceSampler
+
+GPUS, ROUNDS, POLL_S = 8, 1_250, 5.0
+STATUS = AgentStatus("TEST", "simulated", True, "", GPUS, GPUS, 1.0, None, attribution_known=True)
+
+
+def test_ten_thousand_holders_that_come_and_go_leave_nothing_behind(tmp_path: Path) -> None:
+    clock = ManualClock()
+    settings = Settings()
+    backend, _ = build_simulation(parse_scenario({"gpus": [{"model": "T4"}] * GPUS}), clock)
+    samplers = [
+        DeviceSampler(backend.find(i), collectors.DEFAULT, clock, activity_rules(settings)) for i in range(GPUS)
+    ]
+    uuids = [sampler.device.identity.uuid for sampler in samplers]
+    state = StateFile(tmp_path, 10.0, "boot")
+    books = Books(settings, clock, state)
+    renderer = TextRenderer()
+    turn = 0
+
+    def claims() -> list[Claim]:
+        return [
+            Claim(
+                "uuid", uuid, Holder(HolderKey("kubernetes", f"uid-{turn}-{i}/main"), "ml", f"pod-{turn}-{i}", "main")
+            )
+            for i, uuid in enumerate(uuids)
+        ]
+
+    poller = Poller([CallbackSource("kubelet", claims)], clock, settings.attribution.keep_last)
+    blocks: list[int] = []
+    sizes: list[int] = []
+    for turn in range(ROUNDS):
+        clock.advance(POLL_S)
+        for sampler in samplers if turn % 5 == 0 else ():
+            books.on_snapshot(sampler.sample())
+        books.on_poll(poller.poll())
+        body = renderer.render(list_series(books.build_view(STATUS, lambda _: False)))
+        assert body.count("gpu_allocation_info{") == GPUS
+        if turn % 50 == 49:
+            books.write_state()
+            gc.collect()
+            blocks.append(sys.getallocatedblocks())
+            sizes.append(state.path.stat().st_size)
+    half = len(blocks) // 2
+    slope, _ = statistics.linear_regression(range(half), blocks[-half:])  # a sample each 50 rounds of GPUS holders
+    assert slope / (50 * GPUS) < 0.05, f"{blocks}: blocks that stay of each holder"
+    assert max(sizes[half:]) <= 1.05 * sizes[half]
+    assert max(sizes) < GPUS * 5 * 1000
