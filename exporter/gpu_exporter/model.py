@@ -105,6 +105,27 @@ class InstanceReading(NamedTuple):
     energy_j: float | None = None
 
 
+class GpuProcess(NamedTuple):
+    """A process with a context on a GPU. `mig` is "gpu instance id/compute instance id", "" on a whole GPU.
+
+    The pid serves to find the process's cgroup on this host, and nothing else: it is never published, logged or
+    recorded.
+    """
+
+    pid: int
+    mig: str = ""
+
+    def __repr__(self) -> str:
+        return "GpuProcess(...)"  # what prints a snapshot must not print a pid
+
+
+class ProcessList(NamedTuple):
+    """The processes on one GPU. `monotonic`: when the driver had answered, so every one of them had started by then."""
+
+    monotonic: float
+    processes: tuple[GpuProcess, ...]
+
+
 class CollectorOutcome(NamedTuple):
     """How one collector fared in one cycle. `error` is "" on success and on no data."""
 
@@ -127,6 +148,7 @@ class DeviceSnapshot(NamedTuple):
     outcomes: tuple[CollectorOutcome, ...] = ()
     error: str = ""
     instances_known: bool = True  # false when they could not be listed: then the empty list says nothing
+    processes: ProcessList | None = None  # None while they cannot be listed
     away: bool = False  # taken away on purpose (driver let go, given to a virtual machine): not lost, just unknown
 
     def value(self, family: str, *labels: str) -> float | None:

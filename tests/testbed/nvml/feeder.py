@@ -27,6 +27,8 @@ FEED_S = 0.05
 ERROR_NUMBERS = {name: number for number, name in constants.ERROR_NAMES.items()}
 UINT, ULONGLONG = 1, 3  # nvmlValueType_t
 MIB = 1024.0**2
+FIRST_PID = 5_000_000  # above the largest pid of Linux (4,194,304), so that no process of this machine is meant
+NO_INSTANCE = 0xFFFFFFFF
 # Percent or MiB/s by GPM metric: from which part, and what a part of 1 is in that unit (traffic: see _rates).
 GPM_PERCENT = {metric: name for name, metric in constants.GPM_RATIOS.items()}
 GPM_ENGINES = {30: "decoder", 40: "jpeg", 50: "ofa", 166: "encoder"}
@@ -230,10 +232,14 @@ class ScenarioFeeder:
     def _feed_processes(self, out: layout.Device, gpu: ScenarioGpu) -> None:
         count = 0
         for holder in self.stage.scenario.holders_at(self.stage.now()):
-            for _ in range(holder.processes if holder.unit.uuid == gpu.uuid else 0):
+            if holder.unit.uuid != gpu.uuid:
+                continue
+            mig = next((i.mig for i in gpu.instances if i.uuid == holder.unit.mig_uuid), "")
+            ids = tuple(map(int, mig.split("/"))) if mig else (NO_INSTANCE, NO_INSTANCE)
+            for _ in range(holder.processes):
                 process = out.processes[count]
-                process.pid, process.memory = 4000 + gpu.index * 100 + count, holder.memory
-                process.gpu_instance = process.compute_instance = 0xFFFFFFFF
+                process.pid, process.memory = FIRST_PID + gpu.index * 100 + count, holder.memory
+                process.gpu_instance, process.compute_instance = ids
                 count += 1
         out.process_count = count
 
