@@ -214,13 +214,17 @@ class Claim(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """A resolved claim: `holder` holds `unit`. `share`: none, mig, time_slice or mps."""
+    """A resolved claim: `holder` holds `unit`. `share`: none, mig, time_slice or mps.
+
+    `contradiction`: why the processes on the GPU say otherwise, for people; then the holder's time there is unknown.
+    """
 
     unit: UnitId
     holder: Holder
     share: str = "none"
     share_ratio: float = 1.0
     running: bool = True
+    contradiction: str = ""
 
 
 class SourceStatus(NamedTuple):
@@ -287,6 +291,7 @@ class GpuView(NamedTuple):
     instance_totals: Mapping[str, UnitTotals] = {}  # by mig_uuid
     instance_history: Mapping[str, tuple[float | None, ...]] = {}  # by mig_uuid
     xids: XidCounts | None = None
+    in_use: Mapping[str, str] = {}  # by mig_uuid ("" the GPU): who uses a unit without a holder, so that it is not free
 
 
 class AllocationView(NamedTuple):

@@ -13,6 +13,7 @@ from gpu_exporter.app.fleet import Fleet
 from gpu_exporter.app.presence import Presence
 from gpu_exporter.app.wiring import flatten_counts
 from gpu_exporter.attribution.poller import Poller
+from gpu_exporter.attribution.processes import ProcessOwners
 from gpu_exporter.attribution.source import Source
 from gpu_exporter.clock import Clock
 from gpu_exporter.collectors import Collector
@@ -57,7 +58,9 @@ class Agent:
         note: str = "",
         driver_period_max_s: float = 1.0,
         sysfs: Path | None = None,
+        processes: ProcessOwners | None = None,
     ) -> None:
+        """`processes`: looks up whose processes run on each GPU, None where that is not known."""
         self._settings = settings
         self._backend = backend
         self._clock = clock
@@ -74,6 +77,7 @@ class Agent:
             Presence(ExpectedDevices(directory, read_boot_id()), sysfs),
             driver_period_max_s,
         )
+        self._processes = processes
         self.poller = Poller(sources, clock, settings.attribution.keep_last)
         self._first_poll = threading.Event()
         self._stop = threading.Event()
@@ -116,7 +120,9 @@ class Agent:
             self._stop.wait(0.01)
         while not self._stop.is_set():
             try:
-                resolution = self.books.on_poll(self.poller.poll())
+                claims = self.poller.poll()  # first: a process that is younger than the answer is judged by the next
+                owners = self._processes.read(self.books.latest()) if self._processes is not None else None
+                resolution = self.books.on_poll(claims, owners)
                 self.poller.note_conflicts(resolution.conflicts)
             except Exception:  # a fault of ours must not end attribution; mappings then age, which is visible
                 log.exception("a poll of the attribution sources failed")

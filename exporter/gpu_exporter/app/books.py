@@ -7,7 +7,9 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 
+from gpu_exporter.attribution.contradict import ProcessNet
 from gpu_exporter.attribution.poller import ConfirmedClaim
+from gpu_exporter.attribution.processes import Owners
 from gpu_exporter.attribution.resolve import Resolution, resolve
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Settings
@@ -73,6 +75,8 @@ class Books:
         self._throttling: dict[str, ThrottleHistory] = {}
         self._resolution = Resolution([], [], [])
         self._confirmed: dict[tuple[UnitId, HolderKey], float] = {}
+        self._net = ProcessNet()
+        self._in_use: dict[UnitId, str] = {}
         self._processes_proven = False  # a process of somebody was listed: so we can see them
         self._version = 0
         self.xids = XidBook()
@@ -132,15 +136,18 @@ class Books:
                 self._version += 1
                 del self._latest[key]
 
-    def on_poll(self, claims: Sequence[ConfirmedClaim]) -> Resolution:
-        """Settle one poll of the attribution sources."""
+    def on_poll(self, claims: Sequence[ConfirmedClaim], owners: Owners | None = None) -> Resolution:
+        """Settle one poll of the attribution sources. `owners` of the processes on each unit, as far as known."""
+        with self._lock:
+            # The newest last: after the driver's list was renumbered an index means the GPU that has it now.
+            inventory = sorted(self._inventory.values(), key=lambda snapshot: snapshot.monotonic)
+        resolution = resolve([entry.claim for entry in claims], inventory)
+        resolution = self._net.check(resolution, owners or {}, _places(inventory))  # may log, so without the lock
         with self._lock:
             self._version += 1
             now, wall = self._clock.monotonic(), self._clock.wall()
             confirmed = {id(entry.claim): entry.confirmed for entry in claims}
-            # The newest last: after the driver's list was renumbered an index means the GPU that has it now.
-            inventory = sorted(self._inventory.values(), key=lambda snapshot: snapshot.monotonic)
-            self._resolution = resolve([entry.claim for entry in claims], inventory)
+            self._resolution, self._in_use = resolution, self._net.in_use
             self._confirmed = {
                 (allocation.unit, allocation.holder.key): confirmed[id(claim)]
                 for allocation, claim in self._resolution.allocations
@@ -233,6 +240,7 @@ class Books:
                 for instance in snapshot.instances
             },
             xids=self.xids.counts(snapshot.identity.uuid),
+            in_use={used.mig_uuid: text for used, text in self._in_use.items() if used.uuid == unit.uuid},
         )
 
     def _history(self, unit: UnitId, now: float, length_s: float | None = None) -> tuple[float | None, ...]:
@@ -261,7 +269,8 @@ class Books:
         listed = next((i for i in known.instances if i.uuid == unit.mig_uuid), None)
         instance = next((i for i in gpu.snapshot.instances if i.uuid == unit.mig_uuid), None)
         shared = allocation.share == "time_slice"
-        fresh = vouched and not (gpu.withheld or gpu.hung or shared) and (not unit.mig_uuid or instance is not None)
+        known_here = vouched and not (shared or allocation.contradiction)
+        fresh = known_here and not (gpu.withheld or gpu.hung) and (not unit.mig_uuid or instance is not None)
         snapshot = gpu.snapshot
         held_s = min(self._state_rules.window_s, totals.held_s)
         values = self._history(unit, now, held_s)
@@ -285,6 +294,8 @@ class Books:
             verdict = Verdict("unknown", "the GPU does not answer")
         elif not vouched:
             verdict = Verdict("unknown", f"nobody has confirmed the holder for {unconfirmed_s:.0f} s")
+        elif allocation.contradiction:
+            verdict = Verdict("unknown", allocation.contradiction)
         return AllocationView(
             allocation=allocation,
             gpu=snapshot.identity.index,
@@ -297,6 +308,16 @@ class Books:
             temperature_celsius=snapshot.value("gpu_temperature_celsius") if fresh else None,
             processes=processes,
         )
+
+
+def _places(inventory: Sequence[DeviceSnapshot]) -> dict[UnitId, str]:
+    """Every unit that a holder may have, as people call it: `gpu 3`, `gpu 3:1/0`."""
+    places: dict[UnitId, str] = {}
+    for snapshot in inventory:
+        identity = snapshot.identity
+        places[UnitId(identity.uuid)] = f"gpu {identity.index}"
+        places |= {UnitId(identity.uuid, i.uuid): f"gpu {identity.index}:{i.mig}" for i in snapshot.instances}
+    return places
 
 
 def _instance_value(instance: InstanceReading, family: str) -> float | None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpu_exporter.app.wiring import HANGS, activity_rules, flatten_counts, persistence_warning, unnamed, unread
+from gpu_exporter.attribution.processes import ProcessOwners
 from gpu_exporter.attribution.source import Source
 from gpu_exporter.clock import Clock
 from gpu_exporter.collectors import Collector
@@ -69,8 +70,12 @@ def take_one_view(
     timeout_s: float,
     state_directory: Path | None = None,
     sysfs: Path | None = None,
+    processes: ProcessOwners | None = None,
 ) -> View:
-    """One view, of the GPUs and sources that answer well within `timeout_s`. Raises DriverUnavailable."""
+    """One view, of the GPUs and sources that answer well within `timeout_s`. Raises DriverUnavailable.
+
+    `processes` as for an Agent.
+    """
     deadline = time.monotonic() + PATIENCE * timeout_s
     backend.open()
     readers = [_Reader(position, backend, enabled, clock, settings) for position in range(backend.count())]
@@ -102,7 +107,8 @@ def take_one_view(
         books.on_snapshot(unread(missing.identity, missing.reason, clock, away=missing.away))
         books.drop_position(missing.identity.index)
     asking.join(max(0.0, deadline - time.monotonic()))
-    books.on_poll(poller.claims())  # a source that has not answered yet is told as one
+    owners = processes.read(books.latest()) if processes is not None else None
+    books.on_poll(poller.claims(), owners)  # a source that has not answered yet is told as one
     off = sum(reader.persistence_off for reader in readers)
     status = AgentStatus(
         version=VERSION,

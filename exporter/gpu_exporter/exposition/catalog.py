@@ -227,7 +227,7 @@ ATTRIBUTION_AGE = Family(
 ATTRIBUTION_CONFLICTS = Family(
     "gpu_exporter_attribution_conflicts_total",
     "counter",
-    "Polls in which a claim contradicted a source of higher precedence",
+    "Polls in which a claim contradicted a source of higher precedence, or the processes on the GPU contradicted it",
     ("source",),
 )
 SELF_FAMILIES = (

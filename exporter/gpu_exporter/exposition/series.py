@@ -69,7 +69,7 @@ def _add_gpu(table: _Table, gpu: GpuView, held: bool, attribution: bool) -> None
     table.add(catalog.GPU_INFO, names, place, 1.0, info)
     if not gpu.snapshot.away:
         table.add(catalog.GPU_UP, names, place, float(gpu.snapshot.up and not gpu.withheld and not gpu.hung))
-    if attribution:
+    if attribution and (held or not gpu.in_use):  # without a holder, and yet in use: neither held nor free
         table.add(catalog.GPU_ALLOCATED, names, place, float(held))
     if gpu.totals is not None:
         _add_totals(table, catalog.UNIT_FAMILIES, names, place, gpu.totals)
@@ -162,7 +162,7 @@ def _add_allocation(table: _Table, view: AllocationView) -> None:
     if totals.known:
         values += [
             (catalog.ALLOCATION_LAST_ACTIVE, totals.last_active_wall),
-            (catalog.ALLOCATION_IDLE_RUN, totals.idle_run_s),
+            (catalog.ALLOCATION_IDLE_RUN, None if view.allocation.contradiction else totals.idle_run_s),
             (catalog.ALLOCATION_BUSY, totals.busy_s),
             (catalog.ALLOCATION_OBSERVED, totals.observed_s),
             (catalog.ALLOCATION_IDLE, totals.idle_s),

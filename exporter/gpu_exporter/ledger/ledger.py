@@ -201,10 +201,13 @@ class Ledger:
             if account is None:
                 account = self._open(holder_id, entry, now, wall)
             alone = holders_of[entry.allocation.unit] == 1 and entry.allocation.share != "time_slice"
-            running, account.running = account.running, entry.allocation.running
-            if not entry.allocation.running:
-                account.idle_run_s = 0.0  # it cannot work, so its clock restarts
-            chargeable = alone and running and entry.allocation.running
+            # Neither a holder that cannot work nor one whose mapping is contradicted has a time that is known.
+            known = entry.allocation.running and not entry.allocation.contradiction
+            before, account.running = account.running, known
+            if not known:
+                self.long_run_ended |= account.idle_run_s > self.rules.idle_run_unknown_reset_s
+                account.idle_run_s = 0.0
+            chargeable = alone and before and known
             self._charge(entry.allocation.unit, account, entry.confirmed, chargeable)
         for holder_id in [known for known in self.holders if known not in shown]:
             absent = self.restored_holders[holder_id] = self.holders.pop(holder_id)
