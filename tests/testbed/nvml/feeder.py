@@ -113,6 +113,7 @@ class ScenarioFeeder:
         self._devices = [SimulatedDevice(self.stage, gpu) for gpu in clean.gpus]
         self._sampled_until = [0.0] * len(self._devices)
         self._refused = [False] * len(self._devices)  # what the product lacks is written once
+        self.pids: dict[int, tuple[int, ...]] = {}  # by GPU: listed in place of its holders' made-up processes
         self._pushed: set[tuple[int, float, int]] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
@@ -231,8 +232,12 @@ class ScenarioFeeder:
 
     def _feed_processes(self, out: layout.Device, gpu: ScenarioGpu) -> None:
         count = 0
+        for pid in self.pids.get(gpu.index, ()):
+            process = out.processes[count]
+            process.pid, process.gpu_instance, process.compute_instance = pid, NO_INSTANCE, NO_INSTANCE
+            count += 1
         for holder in self.stage.scenario.holders_at(self.stage.now()):
-            if holder.unit.uuid != gpu.uuid:
+            if holder.unit.uuid != gpu.uuid or gpu.index in self.pids:
                 continue
             mig = next((i.mig for i in gpu.instances if i.uuid == holder.unit.mig_uuid), "")
             ids = tuple(map(int, mig.split("/"))) if mig else (NO_INSTANCE, NO_INSTANCE)

@@ -84,7 +84,7 @@ JOBS = {
         Owner((UID,), slurm=True, job="42", step="0", container=ID),
     ),
     "a-group-that-the-job-named": (
-        "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0/job_7/step_0",
+        "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0/job_7/step_9",
         Owner(slurm=True, job="42", step="0"),
     ),
     "a-group-named-like-a-line": (
@@ -106,6 +106,7 @@ REST = {
     "own-namespace": ("0::/..", Owner()),
     "job-without-slurm": ("0::/user.slice/job_42", Owner()),
     "pod-without-a-uid": ("0::/kubepods/podtrainer", Owner()),
+    "a-name-like-a-sluid": ("0::/user.slice/sFADM7XW47K900", Owner()),
     "sluid-of-another-length": ("0::/user.slice/sFADM7XW47K9/step_0", Owner()),
     "empty": ("", Owner()),
 }

@@ -188,7 +188,7 @@ def test_what_the_previous_holder_left_running_counts_only_while_it_runs(pause: 
     net = ProcessNet()
     net.check(resolved((A, job("41"))), {A: [of_job("41")]}, PLACES)
     if pause:
-        net.check(resolved(), {}, PLACES)
+        net.check(resolved((B, job("44"))), {}, PLACES)
     mapping = resolved((A, job("42")))
     assert texts(net.check(mapping, {A: [of_job("41")]}, PLACES)) == ["processes of job 41 run here, slurm says job 42"]
     assert texts(net.check(mapping, {}, PLACES)) == [""]
