@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -107,8 +107,12 @@ class Slurm:
 
 
 @contextmanager
-def start_slurm(processes: Processes, chroot: Path | None = None) -> Iterator[Slurm]:
+def start_slurm(
+    processes: Processes, chroot: Path | None = None, more: Mapping[str, str] | None = None
+) -> Iterator[Slurm]:
     """Start controller and node, wait until the node is idle; end them with everything they started.
+
+    `more` goes into slurm.conf over what stands there.
 
     With a chroot, `environment` has a PATH on which Slurm's commands are those of the chroot.
     """
@@ -120,7 +124,7 @@ def start_slurm(processes: Processes, chroot: Path | None = None) -> Iterator[Sl
     root = Path(tempfile.mkdtemp(prefix="slurm-lab-"))
     root.chmod(0o755)
     try:
-        environment = _configure(root, chroot)
+        environment = _configure(root, chroot, more or {})
         controller = processes.start(["slurmctld", "-D"], environment)
         slurm = Slurm(root, environment, chroot is not None)
         ping = ["scontrol", "ping"]
@@ -142,7 +146,7 @@ def start_slurm(processes: Processes, chroot: Path | None = None) -> Iterator[Sl
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _configure(root: Path, chroot: Path | None) -> dict[str, str]:
+def _configure(root: Path, chroot: Path | None, more: Mapping[str, str]) -> dict[str, str]:
     for name in ("etc", "state", "spool", "log", "run", "dev"):
         (root / name).mkdir()
     path = os.environ["PATH"]
@@ -195,7 +199,7 @@ def _configure(root: Path, chroot: Path | None) -> dict[str, str]:
         f"Gres=gpu:h100:{GPUS} State=UNKNOWN",
         "PartitionName": "gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
     }
-    lines = "".join(f"{key}={value}\n" for key, value in settings.items())
+    lines = "".join(f"{key}={value}\n" for key, value in {**settings, **more}.items())
     (root / "etc" / "slurm.conf").write_text(lines, encoding="utf-8")
     gres = f"AutoDetect=off\nName=gpu Type=h100 File={root}/dev/nvidia[0-{GPUS - 1}]\n"
     (root / "etc" / "gres.conf").write_text(gres, encoding="utf-8")
