@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpu_exporter.devices.scenario import parse_scenario
 from tests.testbed.cgroups import Places, ProcFiles, RealCgroups
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
+from tests.testbed.podresources import Kubelet
 from tests.testbed.processes import Processes, Running, fetch, run_exporter, wait_for
 
 QUIET = ("--no-attribution.slurm", "--no-attribution.kubelet")
@@ -56,8 +57,10 @@ class Node:
         path: Path,
     ) -> None:
         self._processes, self._environment, self._places, self._children = processes, environment, places, children
-        scenario = parse_scenario({"gpus": [{"model": "H100"}] * 2})
+        mig = [{"profile": "1g.10gb", "gi": 7}, {"profile": "1g.10gb", "gi": 8}]
+        scenario = parse_scenario({"gpus": [{"model": "H100"}, {"model": "H100"}, {"model": "H100", "mig": mig}]})
         self.uuids = [gpu.uuid for gpu in scenario.gpus]
+        self.instances = [instance.uuid for instance in scenario.gpus[2].instances]
         self._feeder = ScenarioFeeder(scenario, table)
         self._feeder.start()
         self._config, self._holders = path / "fast.yaml", path / "holders.json"
@@ -73,9 +76,9 @@ class Node:
         self._places.put(pid, path)
         return pid
 
-    def list_on(self, gpu: int, *pids: int) -> None:
-        """The driver lists these processes on a GPU."""
-        self._feeder.pids[gpu] = pids
+    def list_on(self, gpu: int, *pids: int | tuple[int, str]) -> None:
+        """The driver lists these processes on a GPU, each with its MIG instance if any."""
+        self._feeder.pids[gpu] = tuple((pid, "") if isinstance(pid, int) else pid for pid in pids)
 
     def hold(self, *entries: dict[str, Any]) -> None:
         self._holders.write_text(json.dumps(list(entries)), encoding="utf-8")
@@ -126,10 +129,10 @@ def read(url: str, family: str, **labels: str) -> float | None:
     return found[0] if found else None
 
 
-def states(url: str) -> dict[str, tuple[str, str]]:
-    """State and evidence by job."""
+def states(url: str, key: str = "job_id") -> dict[str, tuple[str, str]]:
+    """State and evidence by job or pod."""
     status = json.loads(fetch(f"{url}/api/v1/status") or "{}")
-    return {a["job_id"]: (a["state"], a["evidence"]) for a in status.get("allocations", [])}
+    return {a[key]: (a["state"], a["evidence"]) for a in status.get("allocations", [])}
 
 
 def test_a_mapping_to_the_wrong_gpu_is_unknown_until_the_holders_own_process_is_seen(node: Node) -> None:
@@ -195,6 +198,44 @@ def test_a_gpu_that_a_pod_of_no_source_uses_is_not_free(node: Node) -> None:
     assert text in node.once("--format=table", *node.flags()).stdout
     node.list_on(1)
     wait_for(lambda: read(url, "gpu_allocated", gpu="1") == 0, "the GPU to be free again", 15)
+
+
+def test_a_pod_that_the_kubelet_maps_to_anothers_gpu_is_unknown(node: Node, tmp_path: Path) -> None:
+    kubelet = Kubelet(tmp_path / "kubelet.sock")
+    kubelet.start()
+    try:
+        other = "7922aa99-d4aa-4885-a953-82976860b23a"
+        for position, (pod, uid) in enumerate((("trainer-0", UID), ("trainer-1", other))):
+            (tmp_path / "pods" / f"ml_{pod}_{uid}").mkdir(parents=True)
+            kubelet.pods["ml", pod] = {"main": {"nvidia.com/gpu": [node.uuids[position]]}}
+        node.list_on(0, node.start_process(POD.replace(UID, other)))
+        node.list_on(1, node.start_process(POD))
+        node.hold()
+        flags = (f"--attribution.kubelet.socket={kubelet.socket}", f"--attribution.kubelet.logs={tmp_path}/pods")
+        url = node.start("--attribution.kubelet", *flags)
+        expected = {
+            "trainer-0": "processes of pod ml/trainer-1 run here, kubelet says pod ml/trainer-0",
+            "trainer-1": "processes of pod ml/trainer-0 run here, kubelet says pod ml/trainer-1",
+        }
+        wait_for(
+            lambda: states(url, "pod") == {p: ("unknown", e) for p, e in expected.items()} or None, "both to be so"
+        )
+        assert read(url, RUN, pod="trainer-0") is None
+        node.list_on(0, node.start_process(POD))
+        node.list_on(1)
+        wait_for(lambda: (read(url, RUN, pod="trainer-0") or 0) > 0, "the pod that is seen at work", 15)
+        assert states(url, "pod")["trainer-1"][0] == "unknown"
+    finally:
+        kubelet.stop()
+
+
+def test_of_two_mig_instances_only_the_one_with_anothers_process_is_contradicted(node: Node) -> None:
+    node.list_on(2, (node.start_process(job(43)), "7/0"), (node.start_process(job(44)), "8/0"))
+    node.hold(*({"uuid": uuid, "job": name} for uuid, name in zip(node.instances, ("42", "44"), strict=True)))
+    url = node.start()
+    wait_for(lambda: (read(url, RUN, job_id="44") or 0) > 0.3, "the idle run of the one that is confirmed")
+    assert states(url)["42"] == ("unknown", "processes of job 43 run here, static says job 42")
+    assert read(url, RUN, job_id="42") is None
 
 
 @pytest.mark.parametrize("places", ["files"], indirect=True)

@@ -117,6 +117,10 @@ def test_the_processes_of_real_jobs_contradict_a_mapping_to_the_wrong_gpu(
     """The driver lists two jobs' processes the other way round than Slurm says, as after a renumbering."""
     feeder = ScenarioFeeder(parse_scenario({"gpus": [{"model": "H100"}] * GPUS}), nvml_table)
     feeder.start()
+
+    def list_on(*gpus: list[int]) -> None:
+        feeder.pids.update({index: tuple((pid, "") for pid in pids) for index, pids in enumerate(gpus)})
+
     try:
         with start_tracking(processes, tmp_path) as (slurm, procfs):
             jobs = [slurm.submit("--gres=gpu:1"), slurm.submit("--gres=gpu:1")]
@@ -130,7 +134,7 @@ def test_the_processes_of_real_jobs_contradict_a_mapping_to_the_wrong_gpu(
                 assert {parse_cgroup((procfs / str(pid) / "cgroup").read_text()).job for pid in listed} == {job}
             config = tmp_path / "fast.yaml"
             config.write_text("attribution: {interval: 500ms}\n", encoding="utf-8")
-            feeder.pids.update({0: tuple(pids[1]), 1: tuple(pids[0])})
+            list_on(pids[1], pids[0])
             feeder.feed()
             _, url = processes.start_exporter(
                 "--attribution.slurm", "--attribution.slurm.node=n0", "--no-attribution.kubelet",
@@ -153,7 +157,7 @@ def test_the_processes_of_real_jobs_contradict_a_mapping_to_the_wrong_gpu(
                 line for line in body.splitlines() if line.startswith("gpu_exporter_attribution_conflicts")
             )
             assert float(conflicts.rpartition(" ")[2]) >= 2
-            feeder.pids.update({0: tuple(pids[0]), 1: tuple(pids[1])})
+            list_on(pids[0], pids[1])
 
             def confirmed() -> bool:
                 return (fetch(f"{url}/metrics") or "").count("gpu_allocation_idle_run_seconds{") == 2
