@@ -45,7 +45,7 @@ def children(places: Places, tmp_path: Path) -> Iterator[Processes]:
 
 
 class Node:
-    """Idle GPUs with processes on them, and an exporter that is told who holds what."""
+    """Idle GPUs with processes on them, and an exporter with a file of who holds what."""
 
     def __init__(
         self,

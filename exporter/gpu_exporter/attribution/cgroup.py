@@ -30,7 +30,7 @@ SLURM = re.compile(r"slurm(?:_.+)?|(?:.+_)?slurmstepd\.scope|slurmd\.service")
 
 
 class Owner(NamedTuple):
-    """Whose process it is. All empty: the system's, a login's, or nobody's that this module knows.
+    """Whose process it is. All empty: the system's, a login's, or of no owner that this module knows.
 
     `pods`: UIDs in the path, outermost first. `slurm`: it is Slurm's; `job` is "" where the path does not say which
     job's, and `step` likewise. `container`: the innermost container's id.
@@ -49,7 +49,7 @@ class Owner(NamedTuple):
 
 
 def parse_cgroup(text: str) -> Owner:
-    """The owner that the content of /proc/PID/cgroup shows. Never raises: what is not understood names nobody.
+    """The owner that the content of /proc/PID/cgroup shows. Never raises: what is not understood names no owner.
 
     Each line is `hierarchy:controllers:path`, and the path may contain colons. With v1 only some controllers have a
     job's or pod's path, so the lines are taken together; two that name different jobs leave the job unknown. The kernel

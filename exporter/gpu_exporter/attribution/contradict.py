@@ -194,7 +194,7 @@ class _Look:
         return _Finding(_short(holder), place, frozenset(), holder.source, _short(holder))
 
     def describe_use(self, unit: UnitId) -> str:
-        """Who uses a unit that nobody holds, "" when it is held or used by the system alone."""
+        """Who uses a unit that has no holder, "" when it is held or used by the system alone."""
         users = [owner for owner in self._owners[unit] if owner.is_scheduled or owner.container]
         if unit in self.holders or not users:
             return ""

@@ -22,7 +22,7 @@ READ_MAX = 16384  # bytes of one file; a v1 host with deep paths needs some 2,00
 UNIT_MAX = 256  # processes of one GPU that are looked at; the rest are not known
 KTHREADD = 2
 PF_KTHREAD = 0x00200000  # include/linux/sched.h
-# The server that runs all clients' kernels has a place of its own, whoever they are; the kernel keeps 15 bytes.
+# NVIDIA's MPS server runs the kernels of all its clients, and may be in a pod of its own. Linux keeps 15 bytes of it.
 MPS_SERVER = "nvidia-cuda-mps"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 

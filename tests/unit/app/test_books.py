@@ -186,7 +186,7 @@ def test_a_contradicted_holder_is_unknown_and_never_idle() -> None:
     evidence = "processes of job 43 run here, scenario says job 42"
     assert (allocation.verdict.state, allocation.verdict.evidence) == ("unknown", evidence)
     assert (allocation.utilization, allocation.memory_used_bytes, allocation.power_w) == (None, None, None)
-    for counter in ("busy_s", "observed_s", "idle_s"):  # the last interval before the look is nobody's either
+    for counter in ("busy_s", "observed_s", "idle_s"):  # nor is the last interval before the look charged
         assert getattr(allocation.totals, counter) <= getattr(only(before).totals, counter)
     assert allocation.totals.held_s > only(before).totals.held_s + 890
     assert values(view, "gpu_allocation_idle_run_seconds") == []
@@ -203,12 +203,12 @@ def test_a_contradicted_holder_is_unknown_and_never_idle() -> None:
     assert values(node.run(5), "gpu_allocation_idle_run_seconds") != []
 
 
-def test_work_seen_while_the_mapping_was_contradicted_is_charged_to_nobody() -> None:
+def test_work_seen_while_the_mapping_was_contradicted_is_charged_to_no_holder() -> None:
     node = Node(GPU, holders=[JOB])
     node.owners = {node.unit(0): (of_job("43"),)}
     assert only(node.run(300)).totals.observed_s == 0.0
     node.owners = {node.unit(0): (of_job("42"),)}
-    assert only(node.run(5)).totals.observed_s == 0.0  # the interval of a change is nobody's
+    assert only(node.run(5)).totals.observed_s == 0.0  # the interval of a change has no owner
     assert only(node.run(60)).totals.busy_s == pytest.approx(30.0, abs=1.0)
 
 

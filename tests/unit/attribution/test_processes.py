@@ -1,4 +1,4 @@
-"""Looking owners up in a /proc: what is gone, hidden or another process's names nobody."""
+"""Looking owners up in a /proc: what is gone, hidden or another process's names no owner."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_the_mps_server_works_for_all(proc: Proc) -> None:
     assert UNIT in look.read([snapshot(GpuProcess(102), at=clock.monotonic())])
 
 
-def test_a_file_that_is_cut_off_names_nobody(proc: Proc) -> None:
+def test_a_file_that_is_cut_off_names_no_owner(proc: Proc) -> None:
     clock = ManualClock()
     line = "0::/slurm/job_42/step_0"
     proc.add(101, "0::/\n" * ((READ_MAX - len(line)) // 5 + 1) + line)

@@ -90,9 +90,9 @@ def _processes(call: str, handle: Handle) -> processes.Answer:
     function = _raw(call)
 
     def ask(count: int, buffer: Any) -> tuple[int, int]:
-        told = ctypes.c_uint(count)
-        code = function(handle.raw, ctypes.byref(told), buffer)
-        return code, told.value
+        size = ctypes.c_uint(count)
+        code = function(handle.raw, ctypes.byref(size), buffer)
+        return code, size.value
 
     code, answer = processes.list_processes(ask, _buffers.processes)
     _check(call, code)

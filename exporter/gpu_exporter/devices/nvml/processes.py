@@ -25,7 +25,7 @@ TRIES = 4  # the list may grow between two calls
 Row: TypeAlias = tuple[int, int, int]
 """pid, GPU instance, compute instance; the two are 0xFFFFFFFF where the process is on no MIG instance."""
 Answer: TypeAlias = "tuple[Row, ...] | int"
-"""The processes, or their number alone where the entries cannot be told apart."""
+"""The processes, or their number alone where the size of an entry is unclear."""
 
 
 class Buffer:
@@ -50,14 +50,25 @@ def list_processes(ask: Callable[[int, Any], tuple[int, int]], buffer: Buffer) -
     INSUFFICIENT_SIZE comes back only when the list still grows after TRIES calls, or is longer than MOST_ROOM.
     """
     for _ in range(TRIES):
-        buffer.mark()
-        code, count = ask(buffer.room, buffer.raw)
-        if code != nvml.NVML_ERROR_INSUFFICIENT_SIZE:
-            break
-        if not buffer.room < count <= MOST_ROOM:
+        code, count, answer = _fill(ask, buffer, buffer.room)
+        if code != nvml.NVML_ERROR_INSUFFICIENT_SIZE or not buffer.room < count <= MOST_ROOM:
             break
         buffer.grow(min(MOST_ROOM, count + FIRST_ROOM))
-    return code, parse_processes(buffer.raw.raw, min(count, buffer.room)) if code == nvml.NVML_SUCCESS else ()
+    if isinstance(answer, int) and answer < buffer.room:
+        # A driver that clears all of the room first leaves no mark: with no room to spare it has nothing to clear.
+        again, _, exact = _fill(ask, buffer, answer)
+        if again == nvml.NVML_SUCCESS:
+            return again, exact
+    return code, answer
+
+
+def _fill(ask: Callable[[int, Any], tuple[int, int]], buffer: Buffer, room: int) -> tuple[int, int, Answer]:
+    """Return code, count and processes of one call."""
+    buffer.mark()
+    code, count = ask(room, buffer.raw)
+    if code != nvml.NVML_SUCCESS:
+        return code, count, ()
+    return code, count, parse_processes(buffer.raw.raw, min(count, room))
 
 
 def parse_processes(raw: bytes, count: int) -> Answer:
