@@ -32,7 +32,10 @@ GPU_UP = Family(
     "1 while the GPU answers, 0 while it is lost, missing or its calls hang; absent while it is away on purpose",
 )
 GPU_ALLOCATED = Family(
-    "gpu_allocated", "gauge", "1 while somebody holds the GPU or an instance of it, 0 while nobody does"
+    "gpu_allocated",
+    "gauge",
+    "1 while the GPU or an instance of it is held, 0 while it is free; absent while holders are not known, and while a "
+    "pod, job or container uses it that does not hold it",
 )
 GPU_BUSY = Family(
     "gpu_busy_seconds_total",
