@@ -164,7 +164,18 @@ def read_gpu(url: str, gpu: str = "0") -> dict[str, float]:
     }
 
 
-def check_loads(seconds: float) -> dict[str, Any]:
+def describe_listing(device: NvmlDevice, pid: int) -> str:
+    """Whether the driver names a process on the GPU, with its pid as this process sees it."""
+    try:
+        found = device.read_processes()
+    except DeviceError as exc:
+        return str(exc)
+    if found.listed is None:
+        return f"{found.compute} processes in entries of a size that is not understood"
+    return "yes" if any(process.pid == pid for process in found.listed) else f"not among {len(found.listed)}"
+
+
+def check_loads(device: NvmlDevice, seconds: float) -> dict[str, Any]:
     """Busy and idle of a running exporter beside loads whose truth is known."""
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name, Processes(Path(name)) as processes:
@@ -180,6 +191,7 @@ def check_loads(seconds: float) -> dict[str, Any]:
             load = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             assert load.stdout is not None
             load.stdout.readline()  # `ready`, or the end of a load that cannot run here
+            listed = describe_listing(device, load.pid)
             before = read_gpu(url)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 load.wait(seconds)
@@ -197,6 +209,7 @@ def check_loads(seconds: float) -> dict[str, Any]:
                 "busy": busy,
                 "idle_s": gone.get("gpu_idle_seconds_total"),
                 "observed_s": observed,
+                "pid_listed": listed,
                 "within_bar": kind != "kernels" or (busy is not None and abs(busy - float(out)) <= BAR),
                 "gauges": {n: v for n, v in after.items() if not n.endswith("_total")},
             }
@@ -224,14 +237,17 @@ def render(report: dict[str, Any]) -> str:
     out += [f"- utilization ring: {report['ring']}", f"- `--once`: {report['once']}", ""]
     out += ["| call | times | p50 us | p99 us |", "| --- | --- | --- | --- |"]
     out += [f"| {c} | {f['times']} | {f['p50_us']:.0f} | {f['p99_us']:.0f} |" for c, f in report["latencies"].items()]
-    out += ["", "| load | truth | busy | idle s of observed s | within 2 points |", "| --- | --- | --- | --- | --- |"]
+    out += ["", "| load | truth | busy | idle s of observed s | within 2 points | pid listed |"]
+    out += ["| --- | --- | --- | --- | --- | --- |"]
     for name, result in report["loads"].items():
         if not isinstance(result, dict):
-            out.append(f"| {name} | {result} | | | |")
+            out.append(f"| {name} | {result} | | | | |")
             continue
         busy = "-" if result["busy"] is None else f"{result['busy']:.3f}"
         idle = f"{result['idle_s']} of {result['observed_s']:.0f}"
-        out.append(f"| {name} | {result['truth']:.3f} | {busy} | {idle} | {result['within_bar']} |")
+        out.append(
+            f"| {name} | {result['truth']:.3f} | {busy} | {idle} | {result['within_bar']} | {result['pid_listed']} |"
+        )
     return "\n".join(out) + "\n"
 
 
@@ -266,7 +282,7 @@ def main() -> int:
         "ring": ring_of(device),
         "latencies": latencies(recording),
         "once": run_once(),
-        "loads": check_loads(options.seconds) if options.loads else {"all": "not measured: --no-loads"},
+        "loads": check_loads(device, options.seconds) if options.loads else {"all": "not measured: --no-loads"},
     }
     backend.close()
     (options.out / "gpu-check.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -25,6 +25,7 @@ from gpu_exporter.version import VERSION
 TEXTFILE_INTERVAL_MAX_S = 60.0
 
 if TYPE_CHECKING:
+    from gpu_exporter.attribution.processes import ProcessOwners
     from gpu_exporter.attribution.source import Source
     from gpu_exporter.clock import Clock
     from gpu_exporter.collectors import Collector
@@ -107,6 +108,25 @@ def _build_node(
     return NvmlBackend(), sources
 
 
+def _build_processes(
+    parser: Parser, options: argparse.Namespace, backend: Backend, clock: Clock
+) -> ProcessOwners | None:
+    """What looks up whose processes run on the GPUs, None where that is switched off or cannot be known."""
+    if options.process is False or backend.name != "nvml":
+        return None  # neither a scenario nor a recording has processes of this host
+    from gpu_exporter.attribution.processes import ProcessOwners
+
+    owners = ProcessOwners(options.procfs, clock)
+    if owners.is_host():
+        return owners
+    if options.process:
+        parser.fail(
+            f"--attribution.process: {options.procfs} does not show the host's processes, and the driver's pids mean "
+            "those; run with hostPID, name the host's /proc with --path.procfs, or leave the flag out"
+        )
+    return None
+
+
 def _build_replay(parser: Parser, paths: list[Path], clock: Clock) -> Backend:
     """Logs of nvidia-smi, one for each GPU, or one recording of a whole node."""
     from gpu_exporter.devices.replay import ReplayBackend
@@ -138,6 +158,8 @@ def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
         parser.error("--once and --textfile.output exclude each other; --once --output FILE writes one textfile")
     if options.textfile is not None and options.textfile.suffix != ".prom":
         parser.error(f"--textfile.output {options.textfile}: node_exporter reads only files named *.prom")
+    if options.process and not options.collector_processes:
+        parser.error("--attribution.process needs the collector processes, which is switched off")
     if options.textfile_interval > TEXTFILE_INTERVAL_MAX_S:
         parser.error("--textfile.interval: at most 60s, since evidence counts as fresh for four intervals")
     if not options.telemetry_path.startswith("/"):
@@ -156,6 +178,7 @@ def _serve(given: list[str]) -> int:
 
     clock = SystemClock()
     backend, sources = _build_node(parser, options, clock, settings)
+    processes = _build_processes(parser, options, backend, clock)
     state_directory = Path(options.state_directory) if options.state_directory else None
     if options.once:
         from gpu_exporter.app.once import exit_now, run_once
@@ -175,6 +198,7 @@ def _serve(given: list[str]) -> int:
                     options.timeout,
                     state_directory,
                     options.sysfs if backend.name == "nvml" else None,
+                    processes,
                 ),
                 options.format,
                 options.output,
@@ -185,7 +209,7 @@ def _serve(given: list[str]) -> int:
         except OSError as exc:
             parser.fail(str(exc))
         exit_now(code)
-    return _run_daemon(parser, options, settings, backend, sources, state_directory)
+    return _run_daemon(parser, options, settings, backend, sources, processes, state_directory)
 
 
 def describe_settings(settings: Settings) -> str:
@@ -208,6 +232,7 @@ def _run_daemon(
     settings: Settings,
     backend: Backend,
     sources: list[Source],
+    processes: ProcessOwners | None,
     state_directory: Path | None,
 ) -> int:
     import logging
@@ -223,7 +248,7 @@ def _run_daemon(
     hold_signals()
     set_up_logging(options.log_level, options.log_format)
     log = logging.getLogger("gpu_exporter")
-    names = ", ".join(source.name for source in sources) or "none"
+    names = ", ".join([source.name for source in sources] + ["process"] * (processes is not None)) or "none"
     log.info("gpu-exporter %s, backend %s, attribution %s", VERSION, backend.name, names)
     log.info("settings: %s", describe_settings(settings))
     try:
@@ -239,6 +264,7 @@ def _run_daemon(
             _enabled(options),
             sysfs=sysfs,
             publish_interval_s=publish_interval_s,
+            processes=processes,
         )
         if options.textfile is not None:
             ended = write_textfiles(agent, options.textfile, options.textfile_interval)

@@ -164,6 +164,13 @@ def build_serve_parser() -> Parser:
         default=Path("/sys"),
         help="where the kernel lists the PCI bus (default /sys)",
     )
+    parser.flag(
+        "--path.procfs",
+        dest="procfs",
+        type=Path,
+        default=Path("/proc"),
+        help="where the host's processes are (default /proc)",
+    )
     _add_common(parser)
     return parser
 
@@ -216,6 +223,14 @@ def _add_sources(parser: Parser) -> None:
         action="append",
         default=[],
         help="regular expression of a further Kubernetes resource whose devices are GPUs; once for each",
+    )
+    parser.flag(
+        "--attribution.process",
+        dest="process",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="contradict a mapping by the cgroups of the processes on each GPU; a mapping that is contradicted is "
+        "unknown, never idle (default: when --path.procfs shows the host's processes)",
     )
     parser.flag("--attribution.static", dest="static", type=Path, default=None, help="YAML list of who holds what")
 

@@ -107,6 +107,27 @@ class InstanceReading(NamedTuple):
     energy_j: float | None = None
 
 
+class GpuProcess(NamedTuple):
+    """A process with a context on a GPU. `mig` is "gpu instance id/compute instance id", "" on a whole GPU.
+
+    The pid serves to find the process's cgroup on this host, and nothing else: it is never published, logged or
+    recorded.
+    """
+
+    pid: int
+    mig: str = ""
+
+    def __repr__(self) -> str:
+        return "GpuProcess(...)"  # what prints a snapshot must not print a pid
+
+
+class ProcessList(NamedTuple):
+    """The processes on one GPU. `monotonic`: when the driver had answered, so every one of them had started by then."""
+
+    monotonic: float
+    processes: tuple[GpuProcess, ...]
+
+
 class CollectorOutcome(NamedTuple):
     """How one collector fared in one cycle. `error` is "" on success and on no data."""
 
@@ -129,6 +150,7 @@ class DeviceSnapshot(NamedTuple):
     outcomes: tuple[CollectorOutcome, ...] = ()
     error: str = ""
     instances_known: bool = True  # false when they could not be listed: then the empty list says nothing
+    processes: ProcessList | None = None  # None while they cannot be listed
     away: bool = False  # taken away on purpose (driver let go, given to a virtual machine): not lost, just unknown
 
     def value(self, family: str, *labels: str) -> float | None:
@@ -231,7 +253,8 @@ class Claim(NamedTuple):
 class Allocation(NamedTuple):
     """A resolved claim: `holder` holds `unit`. `share`: none, mig, time_slice or mps.
 
-    `running`, `why` and `working_wall` as in Claim.
+    `running`, `why` and `working_wall` as in Claim. `contradiction`: why the processes on the GPU say otherwise, for
+    people; then the holder's time there is unknown.
     """
 
     unit: UnitId
@@ -241,6 +264,7 @@ class Allocation(NamedTuple):
     running: bool = True
     why: str = ""
     working_wall: float | None = None
+    contradiction: str = ""
 
 
 class SourceStatus(NamedTuple):
@@ -314,6 +338,7 @@ class GpuView(NamedTuple):
     instance_totals: Mapping[str, UnitTotals] = {}  # by mig_uuid
     instance_history: Mapping[str, tuple[float | None, ...]] = {}  # by mig_uuid
     xids: XidCounts | None = None
+    in_use: Mapping[str, str] = {}  # by mig_uuid ("" the GPU): who uses a unit without a holder, so that it is not free
 
 
 class AllocationView(NamedTuple):

@@ -30,6 +30,7 @@ from gpu_exporter.devices.nvml.library import SYSTEM, Handle, LiveLibrary
 from gpu_exporter.devices.nvml.support import RETRY_S
 from gpu_exporter.devices.protocol import ENGINES, Gpm
 from gpu_exporter.devices.scenario import load_scenario, parse_scenario
+from gpu_exporter.model import GpuProcess, ProcessList
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import GPU_EXPORTER, run_exporter, wait_for
 from tests.testbed.sysfs import add_function
@@ -180,6 +181,67 @@ def test_a_missing_permission_is_told_once_with_what_would_grant_it(
         "gpu 0: nvmlDeviceGetComputeRunningProcesses_v3 answered NVML_ERROR_NO_PERMISSION; to have it, "
         "run as root with hostPID; on MIG also set NVIDIA_MIG_MONITOR_DEVICES=all"
     ]
+
+
+def list_pids(table: NvmlTable, *processes: tuple[int, int, str]) -> None:
+    """The first GPU's processes: (pid, kind, MIG ids or "")."""
+    with table.writing(0) as out:
+        for position, (pid, kind, mig) in enumerate(processes):
+            entry = out.processes[position]
+            entry.pid, entry.graphics = pid, kind
+            ids = tuple(map(int, mig.split("/"))) if mig else (0xFFFFFFFF, 0xFFFFFFFF)
+            entry.gpu_instance, entry.compute_instance = ids
+        out.process_count = len(processes)
+
+
+@pytest.mark.parametrize("size", [24, 32], ids=["nvmlProcessInfo_v2_t", "as-some-535-drivers"])
+def test_processes_are_listed_with_their_pids(backend: NvmlBackend, nvml_table: NvmlTable, size: int) -> None:
+    feed(nvml_table)
+    nvml_table.table.process_bytes = size
+    device = first_device(backend)
+    assert device.read_processes() == (0, 0, ())
+    list_pids(nvml_table, (4711, 0, ""), (4712, 1, ""), (4711, 1, ""), (4713, 0, ""))
+    assert device.read_processes() == (2, 2, (GpuProcess(4711), GpuProcess(4713), GpuProcess(4712)))
+    many = range(6000, 6100)  # more than the first room, so the driver refuses once
+    list_pids(nvml_table, *((pid, 0, "") for pid in many))
+    assert device.read_processes() == (100, 0, tuple(map(GpuProcess, many)))
+
+
+def test_processes_of_mig_instances_by_the_board_or_by_each_instance(
+    make_backend: MakeBackend, nvml_table: NvmlTable
+) -> None:
+    clock = ManualClock()
+    feed(nvml_table, mig=[{"profile": "1g.10gb", "gi": 7}, {"profile": "2g.20gb", "gi": 3, "ci": 1}])
+    list_pids(nvml_table, (4711, 0, "7/0"), (4712, 0, "3/1"), (4712, 1, "3/1"))
+    device = first_device(make_backend(clock))
+    found = (GpuProcess(4711, "7/0"), GpuProcess(4712, "3/1"))
+    assert device.read_processes() == (2, 1, found)
+    with nvml_table.writing(0) as out:
+        out.processes_by_instance = 1  # as without the right to see the board's
+    assert device.read_processes() == (2, 1, found)
+    for handle in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
+        nvml_table.set_call(0, handle, "NVML_ERROR_NO_PERMISSION")
+    with pytest.raises((NoPermission, NotSupported)):
+        device.read_processes()
+    with nvml_table.writing(0) as out:
+        out.instance_count = 0  # and none to ask
+    with pytest.raises(NotSupported):
+        device.read_processes()
+
+
+def test_a_board_that_names_no_instance_has_its_instances_asked(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+    feed(nvml_table, mig=[{"profile": "1g.10gb", "gi": 7}])
+    list_pids(nvml_table, (4711, 0, ""))
+    device = first_device(backend)
+    assert device.read_processes() == (1, 0, (GpuProcess(4711),))  # on which instance it is, no call says
+    with nvml_table.writing(0) as out:
+        out.processes_by_instance = 2
+    list_pids(nvml_table, (4711, 0, "7/0"))
+    assert device.read_processes() == (1, 0, (GpuProcess(4711, "7/0"),))
+
+
+def test_no_pid_is_printed_with_what_holds_it() -> None:
+    assert "4711" not in repr(ProcessList(1.0, (GpuProcess(4711),)))
 
 
 def test_gpm_tells_means_between_two_samples(nvml_table: NvmlTable, make_backend: MakeBackend) -> None:

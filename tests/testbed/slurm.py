@@ -56,13 +56,15 @@ class Layout(NamedTuple):
     """How a cluster's nodes have their GPUs. `{root}` stands for the cluster's directory in every text.
 
     `gres`: of each node in slurm.conf; `conf`: gres.conf; `files`: more files beside it, by name, fake_gpus.conf among
-    them, which slurmd takes for what NVML found; `settings`: lines of slurm.conf; `nodes`: how many, all on this host.
+    them, which slurmd takes for what NVML found; `settings`: lines of slurm.conf; `tracking`: its ProctrackType;
+    `nodes`: how many, all on this host.
     """
 
     gres: str = f"gpu:h100:{GPUS}"
     conf: str = f"AutoDetect=off\nName=gpu Type=h100 File={{root}}/dev/nvidia[0-{GPUS - 1}]\n"
     files: Mapping[str, str] = {}
     settings: str = ""
+    tracking: str = "proctrack/linuxproc"
     nodes: int = 1
 
 
@@ -205,7 +207,7 @@ def _configure(root: Path, chroot: Path | None, layout: Layout) -> dict[str, str
         "SlurmdPidFile": f"{root}/run/slurmd-%n.pid",
         "SlurmctldLogFile": root / "log" / "slurmctld.log",
         "SlurmdLogFile": f"{root}/log/slurmd-%n.log",
-        "ProctrackType": "proctrack/linuxproc",
+        "ProctrackType": layout.tracking,
         "TaskPlugin": "task/none",
         "JobAcctGatherType": "jobacct_gather/linux",
         "SelectType": "select/cons_tres",

@@ -13,6 +13,7 @@ from gpu_exporter.app.fleet import Fleet
 from gpu_exporter.app.presence import Presence
 from gpu_exporter.app.wiring import flatten_counts
 from gpu_exporter.attribution.poller import Poller
+from gpu_exporter.attribution.processes import ProcessOwners
 from gpu_exporter.attribution.source import Source
 from gpu_exporter.clock import Clock
 from gpu_exporter.collectors import Collector
@@ -58,8 +59,11 @@ class Agent:
         driver_period_max_s: float = 1.0,
         sysfs: Path | None = None,
         publish_interval_s: float = 0.0,
+        processes: ProcessOwners | None = None,
     ) -> None:
-        """`publish_interval_s`: how often a textfile is written; 0 when every reader gets what is known by then."""
+        """`publish_interval_s`: how often a textfile is written; 0 when every reader gets what is known by then.
+        `processes`: looks up whose processes run on each GPU, None where that is not known.
+        """
         self._settings = settings
         self._backend = backend
         self._clock = clock
@@ -77,6 +81,7 @@ class Agent:
             Presence(ExpectedDevices(directory, read_boot_id()), sysfs),
             driver_period_max_s,
         )
+        self._processes = processes
         self.poller = Poller(sources, clock, settings.attribution.keep_last)
         self._first_poll = threading.Event()
         self._stop = threading.Event()
@@ -119,7 +124,9 @@ class Agent:
             self._stop.wait(0.01)
         while not self._stop.is_set():
             try:
-                resolution = self.books.on_poll(self.poller.poll(), self.fleet.expected())
+                claims = self.poller.poll()  # first: a process that is younger than the answer is judged by the next
+                owners = self._processes.read(self.books.latest()) if self._processes is not None else None
+                resolution = self.books.on_poll(claims, owners, self.fleet.expected())
                 self.poller.note_resolution(resolution.conflicts, resolution.unresolved)
             except Exception:  # a fault of ours must not end attribution; mappings then age, which is visible
                 log.exception("a poll of the attribution sources failed")

@@ -7,7 +7,9 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 
+from gpu_exporter.attribution.contradict import ProcessNet
 from gpu_exporter.attribution.poller import ConfirmedClaim
+from gpu_exporter.attribution.processes import Owners
 from gpu_exporter.attribution.resolve import Resolution, resolve
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Settings
@@ -80,6 +82,8 @@ class Books:
         self._confirmed: dict[tuple[UnitId, HolderKey], float] = {}
         # Where each holder's numbers led, and when they last did.
         self._numbers: dict[tuple[HolderKey, str], tuple[UnitId, float]] = {}
+        self._net = ProcessNet()
+        self._in_use: dict[UnitId, str] = {}
         self._processes_proven = False  # a process of somebody was listed: so we can see them
         self._version = 0
         self._last_sample: tuple[float, float] | None = None  # monotonic and wall time of the newest answer of a GPU
@@ -150,21 +154,28 @@ class Books:
                 self._version += 1
                 del self._latest[key]
 
-    def on_poll(self, claims: Sequence[ConfirmedClaim], expected: int = 0) -> Resolution:
-        """Settle one poll of the attribution sources. `expected`: how many GPUs should answer here."""
+    def on_poll(self, claims: Sequence[ConfirmedClaim], owners: Owners | None = None, expected: int = 0) -> Resolution:
+        """Settle one poll of the attribution sources.
+
+        `owners` of the processes on each unit, as far as known; `expected`: how many GPUs should answer here.
+        """
         with self._lock:
-            self._version += 1
-            now, wall = self._clock.monotonic(), self._clock.wall()
-            confirmed = {id(entry.claim): entry.confirmed for entry in claims}
+            now = self._clock.monotonic()
             # The newest last: after the driver's list was renumbered an index means the GPU that has it now.
             inventory = sorted(self._inventory.values(), key=lambda snapshot: snapshot.monotonic)
-            self._resolution = resolve(
+            resolution = resolve(
                 [entry.claim for entry in claims],
                 inventory,
                 incomplete=self._incomplete(expected),
                 numbers={number: unit for number, (unit, _) in self._numbers.items()},
             )
-            self._remember_numbers(now)
+            self._remember_numbers(resolution, now)
+        resolution = self._net.check(resolution, owners or {}, _places(inventory))  # may log, so without the lock
+        with self._lock:
+            self._version += 1
+            now, wall = self._clock.monotonic(), self._clock.wall()
+            confirmed = {id(entry.claim): entry.confirmed for entry in claims}
+            self._resolution, self._in_use = resolution, self._net.in_use
             self._confirmed = {
                 (allocation.unit, allocation.holder.key): confirmed[id(claim)]
                 for allocation, claim in self._resolution.allocations
@@ -194,9 +205,9 @@ class Books:
             return f"{len(self._latest)} of {expected} GPUs are in the driver's list"
         return ""
 
-    def _remember_numbers(self, now: float) -> None:
+    def _remember_numbers(self, resolution: Resolution, now: float) -> None:
         """Numbers that lead somewhere now, and for a while those of holders whose source is silent."""
-        self._numbers |= {number: (unit, now) for number, unit in self._resolution.numbers.items()}
+        self._numbers |= {number: (unit, now) for number, unit in resolution.numbers.items()}
         recent = {number: known for number, known in self._numbers.items() if now - known[1] <= KEEP_ABSENT_S}
         self._numbers = dict(sorted(recent.items(), key=lambda item: -item[1][1])[:MAX_NUMBERS])
 
@@ -297,6 +308,7 @@ class Books:
                 for instance in snapshot.instances
             },
             xids=self.xids.counts(snapshot.identity.uuid),
+            in_use={used.mig_uuid: text for used, text in self._in_use.items() if used.uuid == unit.uuid},
         )
 
     def _history(self, unit: UnitId, now: float, length_s: float | None = None) -> tuple[float | None, ...]:
@@ -325,7 +337,8 @@ class Books:
         listed = next((i for i in known.instances if i.uuid == unit.mig_uuid), None)
         instance = next((i for i in gpu.snapshot.instances if i.uuid == unit.mig_uuid), None)
         shared = allocation.share == "time_slice"
-        fresh = vouched and not (gpu.withheld or gpu.hung or shared) and (not unit.mig_uuid or instance is not None)
+        known_here = vouched and not (shared or allocation.contradiction)
+        fresh = known_here and not (gpu.withheld or gpu.hung) and (not unit.mig_uuid or instance is not None)
         snapshot = gpu.snapshot
         held_s = min(self._state_rules.window_s, totals.held_s)
         values = self._history(unit, now, held_s)
@@ -349,8 +362,8 @@ class Books:
             verdict = Verdict("unknown", "the GPU does not answer")
         elif not vouched:
             verdict = Verdict("unknown", f"no source has confirmed the holder for {unconfirmed_s:.0f} s")
-        elif allocation.why:
-            verdict = Verdict("unknown", allocation.why)
+        elif allocation.contradiction or allocation.why:
+            verdict = Verdict("unknown", allocation.contradiction or allocation.why)
         if gpu.withheld or gpu.hung or not vouched:
             totals = totals._replace(idle_run_s=None)  # 0 would say that it works
         return AllocationView(
@@ -365,6 +378,16 @@ class Books:
             temperature_celsius=snapshot.value("gpu_temperature_celsius") if fresh else None,
             processes=processes,
         )
+
+
+def _places(inventory: Sequence[DeviceSnapshot]) -> dict[UnitId, str]:
+    """Every unit that a holder may have, as people call it: `gpu 3`, `gpu 3:1/0`."""
+    places: dict[UnitId, str] = {}
+    for snapshot in inventory:
+        identity = snapshot.identity
+        places[UnitId(identity.uuid)] = f"gpu {identity.index}"
+        places |= {UnitId(identity.uuid, i.uuid): f"gpu {identity.index}:{i.mig}" for i in snapshot.instances}
+    return places
 
 
 def _instance_value(instance: InstanceReading, family: str) -> float | None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpu_exporter.app.wiring import HANGS, activity_rules, flatten_counts, persistence_warning, unnamed, unread
+from gpu_exporter.attribution.processes import ProcessOwners
 from gpu_exporter.attribution.source import Source
 from gpu_exporter.clock import Clock
 from gpu_exporter.collectors import Collector
@@ -92,10 +93,13 @@ def take_one_view(
     timeout_s: float,
     state_directory: Path | None = None,
     sysfs: Path | None = None,
+    processes: ProcessOwners | None = None,
 ) -> View:
     """One view, of the GPUs and sources that answer well within `timeout_s`.
 
     On a node that has no GPU, the view is empty. Raises DriverUnavailable where a GPU is expected.
+
+    `processes` as for an Agent.
     """
     deadline = time.monotonic() + PATIENCE * timeout_s
     try:
@@ -135,7 +139,10 @@ def take_one_view(
         books.drop_position(missing.identity.index)
     asking.join(max(0.0, deadline - time.monotonic()))
     expected = presence.count(identity.pci_bus_id or None for identity in identities)
-    resolution = books.on_poll(poller.claims(), expected)  # a source that has not answered yet is reported as one
+    owners = processes.read(books.latest()) if processes is not None else None
+    resolution = books.on_poll(
+        poller.claims(), owners, expected
+    )  # a source that has not answered yet is reported as one
     poller.note_resolution(resolution.conflicts, resolution.unresolved)
     off = sum(reader.persistence_off for reader in readers)
     status = AgentStatus(

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from gpu_exporter.devices.errors import DeviceError, DeviceLost, DriverChanged, NotSupported
 from gpu_exporter.devices.protocol import Device, Gpm, Traffic, UtilizationSample
-from gpu_exporter.model import Family, Sample
+from gpu_exporter.model import Family, ProcessList, Sample
 
 T = TypeVar("T")
 
@@ -101,6 +101,7 @@ class Cycle:
     energy_at: float = 0.0
     instances: list[InstanceCycle] = field(default_factory=list)
     instances_known: bool = True
+    processes: ProcessList | None = None
 
     def read(self, ask: Callable[[], T]) -> T | None:
         """The answer, or None: quietly when the hardware does not tell, counted when the call failed."""

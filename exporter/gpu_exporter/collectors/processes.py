@@ -1,9 +1,12 @@
-"""How many processes have a context on the GPU. Counts only: no pid, no name."""
+"""Which processes have a context on the GPU. What is published is their number: no pid, no name.
+
+The list itself goes to attribution, which looks up to which pod or job each process belongs.
+"""
 
 from __future__ import annotations
 
 from gpu_exporter.collectors.contract import UNHURRIED_S, Collector, Cycle
-from gpu_exporter.model import Family
+from gpu_exporter.model import Family, ProcessList
 
 GPU_COMPUTE_PROCESSES = Family(
     "gpu_compute_processes",
@@ -24,6 +27,8 @@ def collect_processes(cycle: Cycle) -> None:
     if processes is not None:
         cycle.add(GPU_COMPUTE_PROCESSES, processes.compute)
         cycle.add(GPU_GRAPHICS_PROCESSES, processes.graphics)
+        if processes.listed is not None:
+            cycle.processes = ProcessList(cycle.now(), processes.listed)
 
 
 # Listing processes is by far the slowest call of all (4.5 ms measured on a laptop): now and then is enough.

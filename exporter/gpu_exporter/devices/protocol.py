@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.devices.errors import DeviceError, NotSupported
-from gpu_exporter.model import DeviceIdentity
+from gpu_exporter.model import DeviceIdentity, GpuProcess
 
 ENGINES = ("encoder", "decoder", "jpeg", "ofa")  # the fixed-function engines that have a utilization of their own
 
@@ -40,10 +40,14 @@ class Memory(NamedTuple):
 
 
 class Processes(NamedTuple):
-    """How many processes have a context on the device. The numbers are only as good as our sight of processes."""
+    """How many processes have a context on the device. The numbers are only as good as our sight of processes.
+
+    `listed` are the processes themselves, of both kinds; None where the driver gives their number alone.
+    """
 
     compute: int
     graphics: int
+    listed: tuple[GpuProcess, ...] | None = None
 
 
 class Clocks(NamedTuple):

@@ -32,7 +32,10 @@ GPU_UP = Family(
     "1 while the GPU answers, 0 while it is lost, missing or its calls hang; absent while it is away on purpose",
 )
 GPU_ALLOCATED = Family(
-    "gpu_allocated", "gauge", "1 while somebody holds the GPU or an instance of it, 0 while nobody does"
+    "gpu_allocated",
+    "gauge",
+    "1 while the GPU or an instance of it is held, 0 while it is free; absent while holders are not known, and while a "
+    "pod, job or container uses it that does not hold it",
 )
 GPU_BUSY = Family(
     "gpu_busy_seconds_total",
@@ -262,7 +265,7 @@ ATTRIBUTION_LAST_SUCCESS = Family(
 ATTRIBUTION_CONFLICTS = Family(
     "gpu_exporter_attribution_conflicts_total",
     "counter",
-    "Polls in which a claim contradicted a source of higher precedence",
+    "Polls in which a claim contradicted a source of higher precedence, or the processes on the GPU contradicted it",
     ("source",),
 )
 SELF_FAMILIES = (

@@ -45,19 +45,22 @@ def _gpu_rows(gpu: GpuView, view: View, by_unit: dict[UnitId, list[AllocationVie
     for allocation in whole:
         yield _row(gpu, view, str(identity.index), identity.name, allocation)
     if not whole:
-        state = "mig" if gpu.snapshot.instances else _unheld(view)
-        yield _row(gpu, view, str(identity.index), identity.name, None, state)
+        state = "mig" if gpu.snapshot.instances else _unheld(view, gpu.in_use.get("", ""))
+        yield _row(gpu, view, str(identity.index), identity.name, None, state, in_use=gpu.in_use.get("", ""))
     for instance in gpu.snapshot.instances:
         label = f"{identity.index}:{instance.mig}"
         holders = by_unit.get(UnitId(identity.uuid, instance.uuid), [])
         for held in holders:
             yield _row(gpu, view, label, instance.profile, held, mig=True)
         if not holders:
-            yield _row(gpu, view, label, instance.profile, None, _unheld(view), mig=True)
+            in_use = gpu.in_use.get(instance.uuid, "")
+            yield _row(gpu, view, label, instance.profile, None, _unheld(view, in_use), mig=True, in_use=in_use)
 
 
-def _unheld(view: View) -> str:
+def _unheld(view: View, in_use: str) -> str:
     """Free only when every source of holders has answered; without sources nothing is known of holders."""
+    if in_use:
+        return "unknown"
     if view.status.attribution_known:
         return "free"
     return "unknown" if view.status.sources else UNKNOWN
@@ -72,6 +75,7 @@ def _row(
     state: str = "",
     *,
     mig: bool = False,
+    in_use: str = "",
 ) -> Row:
     why = ""
     fresh = gpu.snapshot.up and not gpu.withheld
@@ -85,6 +89,8 @@ def _row(
         state, why = "stale", f"last answer {format_age(gpu.age_s)} ago"
     elif allocation is not None:
         state, why = allocation.verdict.state, allocation.verdict.evidence
+    elif in_use:
+        why = in_use
     elif gpu.snapshot.value("gpu_utilization_ratio"):
         why = "in use, but nobody is known to hold it"
     failed = [outcome.error for outcome in gpu.snapshot.outcomes if not outcome.success]

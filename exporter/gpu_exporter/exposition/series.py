@@ -69,7 +69,7 @@ def _add_gpu(table: _Table, gpu: GpuView, held: bool, attribution: bool) -> None
     table.add(catalog.GPU_INFO, names, place, 1.0, info)
     if not gpu.snapshot.away:
         table.add(catalog.GPU_UP, names, place, float(gpu.snapshot.up and not gpu.withheld and not gpu.hung))
-    if attribution:
+    if attribution and (held or not gpu.in_use):  # without a holder, and yet in use: neither held nor free
         table.add(catalog.GPU_ALLOCATED, names, place, float(held))
     if gpu.totals is not None:
         _add_totals(table, catalog.UNIT_FAMILIES, names, place, gpu.totals)

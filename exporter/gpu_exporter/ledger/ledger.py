@@ -217,14 +217,17 @@ class Ledger:
             holder_id = (entry.allocation.unit, entry.allocation.holder.key)
             shown.add(holder_id)
             is_alone = holders_of[entry.allocation.unit] == 1 and entry.allocation.share != "time_slice"
+            # Neither a holder that cannot work nor one whose mapping is contradicted has a time that is known.
+            known = entry.allocation.running and not entry.allocation.contradiction
             account = self.holders.get(holder_id)
             if account is None:
                 account = self._open(holder_id, entry, now, wall)
-                account.alone, account.running = is_alone, entry.allocation.running
+                account.alone, account.running = is_alone, known
             alone, account.alone = account.alone and is_alone, is_alone
-            running, account.running = account.running and entry.allocation.running, entry.allocation.running
-            if not entry.allocation.running:
-                account.end_run()  # it cannot work, so its clock restarts
+            running, account.running = account.running and known, known
+            if not known:
+                self.long_run_ended |= account.idle_run_s > self.rules.idle_run_unknown_reset_s
+                account.end_run()
             self._note_working(account, entry.working)
             self._charge(entry.allocation.unit, account, entry.confirmed, alone and running)
         for holder_id in [known for known in self.holders if known not in shown]:
@@ -378,7 +381,7 @@ class Ledger:
             low_s=account.low_s,
             high_s=account.high_s,
             energy_j=account.energy_j,
-            idle_run_s=self._idle_run(account, now) if allocation.running else None,
+            idle_run_s=self._idle_run(account, now) if account.running else None,
             idle_run_witnesses=account.run_witnesses,
             start_wall=account.start_wall,
             last_active_wall=(last_active if last_active is not None else account.start_wall)

@@ -11,7 +11,7 @@ from gpu_exporter.collectors import Collector, Cycle, Totals
 from gpu_exporter.collectors.contract import InstanceCycle
 from gpu_exporter.devices.errors import DeviceError, DeviceLost, NotSupported
 from gpu_exporter.devices.protocol import Device
-from gpu_exporter.model import Activity, CollectorOutcome, DeviceSnapshot, InstanceReading, Sample, UnitId
+from gpu_exporter.model import Activity, CollectorOutcome, DeviceSnapshot, InstanceReading, ProcessList, Sample, UnitId
 from gpu_exporter.sampling.activity import ActivityReader, ActivityRules, instance_activity
 
 
@@ -21,6 +21,7 @@ class _Kept(NamedTuple):
     due: float
     samples: tuple[Sample, ...]
     outcome: CollectorOutcome
+    processes: ProcessList | None
 
 
 class DeviceSampler:
@@ -77,6 +78,7 @@ class DeviceSampler:
             instances=tuple(self._read_instance(instance) for instance in cycle.instances),
             outcomes=tuple(outcomes),
             instances_known=cycle.instances_known,
+            processes=cycle.processes,
         )
 
     def prime(self) -> bool:
@@ -107,8 +109,10 @@ class DeviceSampler:
         kept = self._kept.get(collector.name)
         if kept is not None and start < kept.due:
             cycle.samples += kept.samples
+            cycle.processes = kept.processes or cycle.processes
             return kept.outcome
         errors, samples, withdrawn = len(cycle.errors), len(cycle.samples), cycle.withdrawn
+        processes = cycle.processes
         collector.collect(cycle)
         for error in self.device.take_errors():
             cycle.note_failure(error)
@@ -122,7 +126,8 @@ class DeviceSampler:
         )
         if collector.every_s:
             due = start + (0.0 if failed else collector.every_s)  # after a failure at once, with the next cycle
-            self._kept[collector.name] = _Kept(due, tuple(cycle.samples[samples:]), outcome)
+            listed = cycle.processes if cycle.processes is not processes else None
+            self._kept[collector.name] = _Kept(due, tuple(cycle.samples[samples:]), outcome, listed)
         return outcome
 
     def _read_instance(self, instance: InstanceCycle) -> InstanceReading:

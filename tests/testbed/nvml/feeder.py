@@ -27,6 +27,8 @@ FEED_S = 0.05
 ERROR_NUMBERS = {name: number for number, name in constants.ERROR_NAMES.items()}
 UINT, ULONGLONG = 1, 3  # nvmlValueType_t
 MIB = 1024.0**2
+FIRST_PID = 5_000_000  # above the largest pid of Linux (4,194,304), so that no process of this machine is meant
+NO_INSTANCE = 0xFFFFFFFF
 # Percent or MiB/s by GPM metric: from which part, and what a part of 1 is in that unit (traffic: see _rates).
 GPM_PERCENT = {metric: name for name, metric in constants.GPM_RATIOS.items()}
 GPM_ENGINES = {30: "decoder", 40: "jpeg", 50: "ofa", 166: "encoder"}
@@ -111,6 +113,8 @@ class ScenarioFeeder:
         self._devices = [SimulatedDevice(self.stage, gpu) for gpu in clean.gpus]
         self._sampled_until = [0.0] * len(self._devices)
         self._refused = [False] * len(self._devices)  # what the product lacks is written once
+        # By GPU (pid, MIG ids or ""): listed in place of its holders' made-up processes.
+        self.pids: dict[int, tuple[tuple[int, str], ...]] = {}
         self._pushed: set[tuple[int, float, int]] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
@@ -229,11 +233,18 @@ class ScenarioFeeder:
 
     def _feed_processes(self, out: layout.Device, gpu: ScenarioGpu) -> None:
         count = 0
+        for pid, mig in self.pids.get(gpu.index, ()):
+            out.processes[count].pid = pid
+            out.processes[count].gpu_instance, out.processes[count].compute_instance = _instance_ids(mig)
+            count += 1
         for holder in self.stage.scenario.holders_at(self.stage.now()):
-            for _ in range(holder.processes if holder.unit.uuid == gpu.uuid else 0):
+            if holder.unit.uuid != gpu.uuid or gpu.index in self.pids:
+                continue
+            mig = next((i.mig for i in gpu.instances if i.uuid == holder.unit.mig_uuid), "")
+            for _ in range(holder.processes):
                 process = out.processes[count]
-                process.pid, process.memory = 4000 + gpu.index * 100 + count, holder.memory
-                process.gpu_instance = process.compute_instance = 0xFFFFFFFF
+                process.pid, process.memory = FIRST_PID + gpu.index * 100 + count, holder.memory
+                process.gpu_instance, process.compute_instance = _instance_ids(mig)
                 count += 1
         out.process_count = count
 
@@ -271,6 +282,12 @@ class ScenarioFeeder:
             if fault is not None:
                 error = fault.error
             self._table.set_call(index, name, error, fault.hang_s if fault else 0.0)
+
+
+def _instance_ids(mig: str) -> tuple[int, int]:
+    """`7/0` as numbers; NVML's sign for none without."""
+    gpu_instance, _, compute_instance = mig.partition("/")
+    return (int(gpu_instance), int(compute_instance)) if mig else (NO_INSTANCE, NO_INSTANCE)
 
 
 def _fill_gpm(

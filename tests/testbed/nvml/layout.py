@@ -9,10 +9,10 @@ from __future__ import annotations
 import ctypes
 
 MAGIC = 0x4C4D564E  # "NVML"
-VERSION = 3
+VERSION = 4
 MAX_DEVICES = 16
 MAX_SAMPLES = 100  # what a real driver keeps is not documented; the ring must be finite to be honest
-MAX_PROCESSES = 32
+MAX_PROCESSES = 128
 MAX_INSTANCES = 8
 MAX_FIELDS = 96
 MAX_GPM = 24
@@ -137,7 +137,10 @@ class Device(ctypes.Structure):
         ("persistence", u32),
         ("gpm_supported", u32),
         ("remapped", u32 * 4),  # corrected, uncorrected, pending, failed
-        ("padding1", u32),
+        (
+            "processes_by_instance",
+            u32,
+        ),  # with MIG no ids are named, and 1: the board refuses, as without rights
         ("ecc", u64 * 2),  # corrected, uncorrected
         ("sm_clock_mhz", u32),
         ("memory_clock_mhz", u32),
@@ -169,7 +172,10 @@ class Device(ctypes.Structure):
 
 
 class Table(ctypes.Structure):
-    """The whole file. `init_rc`: what nvmlInit answers, after `init_delay_us`. `event_count`: all events ever."""
+    """The whole file. `init_rc`: what nvmlInit answers, after `init_delay_us`. `event_count`: all events ever.
+
+    `process_bytes`: size of an entry in lists of processes, 0 is 24.
+    """
 
     _fields_ = (
         ("magic", u32),
@@ -179,7 +185,7 @@ class Table(ctypes.Structure):
         ("count_rc", u32),
         ("init_delay_us", u32),
         ("count_delay_us", u32),
-        ("padding", u32),
+        ("process_bytes", u32),
         ("driver_version", ctypes.c_char * 80),
         ("event_count", u64),
         ("events", Event * MAX_EVENTS),

@@ -17,7 +17,7 @@
 
 #include "table.h"
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
+enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
        DRIVER_NOT_LOADED = 9, TIMEOUT = 10, MEMORY = 20, ARGUMENT_VERSION_MISMATCH = 25 };
 
 typedef int ret_t;
@@ -454,29 +454,38 @@ ret_t nvmlDeviceGetSupportedClocksThrottleReasons(dev_t_ handle, unsigned long l
 }
 
 typedef struct { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; } running_t;
-static ret_t list_processes(const device_t *d, uint32_t graphics, unsigned *count, running_t *out) {
-    unsigned found = 0, room = out ? *count : 0;
-    for (unsigned i = 0; i < d->process_count; i++)
-        if (d->processes[i].graphics == graphics) {
-            if (found < room)
-                out[found] = (running_t){d->processes[i].pid, d->processes[i].memory, d->processes[i].gpu_instance,
-                                         d->processes[i].compute_instance};
-            found++;
+/* With MIG the board names all of its processes, unless the caller lacks the right to see them; an instance its own.
+ * Entries are as large as the table says: 32 bytes from some drivers around 535.43. */
+static ret_t list_processes(dev_t_ handle, const device_t *d, uint32_t graphics, unsigned *count, char *out) {
+    unsigned found = 0, room = out ? *count : 0, size = table->process_bytes ? table->process_bytes : sizeof(running_t);
+    const instance_t *own = handle->instance < 0 ? NULL : &d->instances[handle->instance];
+    if (!own && d->mig_mode && d->processes_by_instance == 1) return NO_PERMISSION;
+    for (unsigned i = 0; i < d->process_count; i++) {
+        const process_t *p = &d->processes[i];
+        if (p->graphics != graphics) continue;
+        if (own && (p->gpu_instance != own->gpu_instance || p->compute_instance != own->compute_instance)) continue;
+        if (found < room) {
+            running_t entry = {p->pid, p->memory, p->gpu_instance, p->compute_instance};
+            if (d->processes_by_instance) entry.gpu_instance = entry.compute_instance = ~0u;
+            memset(out + (size_t)found * size, 0, size);
+            memcpy(out + (size_t)found * size, &entry, sizeof entry);
         }
+        found++;
+    }
     *count = found;
     return found > room ? INSUFFICIENT_SIZE : OK;
 }
-ret_t nvmlDeviceGetComputeRunningProcesses_v3(dev_t_ handle, unsigned *count, running_t *out) {
+ret_t nvmlDeviceGetComputeRunningProcesses_v3(dev_t_ handle, unsigned *count, char *out) {
     ENTER(nvmlDeviceGetComputeRunningProcesses);
-    return list_processes(&d, 0, count, out);
+    return list_processes(handle, &d, 0, count, out);
 }
-ret_t nvmlDeviceGetGraphicsRunningProcesses_v3(dev_t_ handle, unsigned *count, running_t *out) {
+ret_t nvmlDeviceGetGraphicsRunningProcesses_v3(dev_t_ handle, unsigned *count, char *out) {
     ENTER(nvmlDeviceGetGraphicsRunningProcesses);
-    return list_processes(&d, 1, count, out);
+    return list_processes(handle, &d, 1, count, out);
 }
-ret_t nvmlDeviceGetComputeRunningProcesses_v2(dev_t_ handle, unsigned *count, running_t *out) {
+ret_t nvmlDeviceGetComputeRunningProcesses_v2(dev_t_ handle, unsigned *count, char *out) {
     return nvmlDeviceGetComputeRunningProcesses_v3(handle, count, out);
 }
-ret_t nvmlDeviceGetGraphicsRunningProcesses_v2(dev_t_ handle, unsigned *count, running_t *out) {
+ret_t nvmlDeviceGetGraphicsRunningProcesses_v2(dev_t_ handle, unsigned *count, char *out) {
     return nvmlDeviceGetGraphicsRunningProcesses_v3(handle, count, out);
 }

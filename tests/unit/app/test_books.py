@@ -12,14 +12,17 @@ from gpu_exporter import collectors
 from gpu_exporter.app.books import Books
 from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.app.wiring import activity_rules, unread
+from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.poller import ConfirmedClaim, Poller
+from gpu_exporter.attribution.processes import Owners
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.exposition.rows import list_rows
 from gpu_exporter.exposition.series import list_series
 from gpu_exporter.ledger.ledger import KEEP_ABSENT_S
 from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model import AgentStatus, AllocationView, Claim, Holder, HolderKey, Verdict, View
+from gpu_exporter.model import AgentStatus, AllocationView, Claim, Holder, HolderKey, UnitId, Verdict, View
 from gpu_exporter.sampling.sampler import DeviceSampler
 
 STATUS = AgentStatus("TEST", "simulated", True, "", 1, 1, 1.0, None, attribution_known=True)
@@ -35,6 +38,7 @@ class Node:
         self.books = Books(settings, self.clock, state)
         self.poller = Poller([source], self.clock, 300.0)
         self.hung: set[str] = set()
+        self.owners: Owners = {}
         self.samplers = [
             DeviceSampler(backend.find(i), collectors.DEFAULT, self.clock, activity_rules(settings))
             for i in range(backend.count())
@@ -46,8 +50,16 @@ class Node:
             for sampler in self.samplers if sample else ():
                 self.books.on_snapshot(sampler.sample())
             if second % 5 == 4:
-                self.books.on_poll(self.poller.poll())
+                resolution = self.books.on_poll(self.poller.poll(), self.owners)
+                self.poller.note_resolution(resolution.conflicts, resolution.unresolved)
         return self.books.build_view(STATUS, self.hung.__contains__)
+
+    def unit(self, index: int, mig_uuid: str = "") -> UnitId:
+        return UnitId(self.samplers[index].device.identity.uuid, mig_uuid)
+
+
+def values(view: View, family: str) -> list[float]:
+    return [value for series in list_series(view) if series.family.name == family for _, value in series.rows]
 
 
 def only(view: View) -> AllocationView:
@@ -212,7 +224,7 @@ def test_without_a_state_directory_nothing_is_said_of_its_writes() -> None:
 def numbered(node: Node, claims: list[Claim], expected: int = 0) -> dict[str, str]:
     """UUID of each holder's GPU after a poll with these claims."""
     confirmed = [ConfirmedClaim(claim, node.clock.monotonic()) for claim in claims]
-    allocations = node.books.on_poll(confirmed, expected).allocations
+    allocations = node.books.on_poll(confirmed, expected=expected).allocations
     return {allocation.holder.job_id: allocation.unit.uuid for allocation, _ in allocations}
 
 
@@ -237,7 +249,7 @@ def test_a_gpu_that_leaves_the_list_over_a_restart_gives_no_job_another_gpu(tmp_
         sampler.device.identity = identity
         after.books.on_snapshot(sampler.sample())
     assert numbered(after, [job("42", 1), job("43", 0)], expected=3) == {"42": uuids[1]}
-    unresolved = after.books.on_poll([ConfirmedClaim(job("43", 0), after.clock.monotonic())], 3).unresolved
+    unresolved = after.books.on_poll([ConfirmedClaim(job("43", 0), after.clock.monotonic())], expected=3).unresolved
     assert [reason for _, reason in unresolved] == ["positions may have changed: 2 of 3 GPUs are in the driver's list"]
     assert not after.books.is_resolved()
     after.books.on_snapshot(unread(before.samplers[0].device.identity, "seen here before", after.clock))
@@ -291,3 +303,90 @@ def test_a_holder_keeps_a_gpu_that_was_lost_before_our_start_and_nothing_is_know
     numbered(after, [job("42", 0)])
     view = only(after.books.build_view(STATUS, after.hung.__contains__))
     assert (view.verdict.state, view.totals.idle_run_s, view.utilization) == ("unknown", None, None)
+
+
+JOB = {"gpu": 0, "kind": "job", "name": "42", "processes": 1, "memory_gib": 2}
+IDLE = {"model": "H100"}
+
+
+def of_job(number: str) -> Owner:
+    return Owner(slurm=True, job=number)
+
+
+def test_a_contradicted_holder_is_unknown_and_never_idle() -> None:
+    node = Node(IDLE, holders=[JOB])
+    before = node.run(900)
+    assert only(before).verdict.state == "held_idle"
+    assert only(before).totals.idle_run_s > 800
+    node.owners = {node.unit(0): (of_job("43"),)}
+    view = node.run(900)
+    allocation = only(view)
+    evidence = "processes of job 43 run here, scenario says job 42"
+    assert (allocation.verdict.state, allocation.verdict.evidence) == ("unknown", evidence)
+    assert (allocation.utilization, allocation.memory_used_bytes, allocation.power_w) == (None, None, None)
+    for counter in ("busy_s", "observed_s", "idle_s"):  # nor is the last interval before the look charged
+        assert getattr(allocation.totals, counter) <= getattr(only(before).totals, counter)
+    assert allocation.totals.held_s > only(before).totals.held_s + 890
+    assert values(view, "gpu_allocation_idle_run_seconds") == []
+    assert values(view, "gpu_allocation_held_seconds_total") != []
+    assert values(view, "gpu_allocated") == [1.0]  # by whomever
+    (row,) = list_rows(view)
+    assert (row.holder, row.state, row.why) == ("job 42", "unknown", evidence)
+    assert node.poller.statuses()[0].conflicts == 180
+    node.owners = {}
+    assert only(node.run(60)).verdict.evidence == "processes of job 43 ran here, scenario says job 42"
+    node.owners = {node.unit(0): (of_job("42"),)}
+    after = only(node.run(60))
+    assert 0 < after.totals.idle_run_s <= 60  # a new run, from the look that confirmed
+    assert values(node.run(5), "gpu_allocation_idle_run_seconds") != []
+
+
+def test_work_seen_while_the_mapping_was_contradicted_is_charged_to_no_holder() -> None:
+    node = Node(GPU, holders=[JOB])
+    node.owners = {node.unit(0): (of_job("43"),)}
+    assert only(node.run(300)).totals.observed_s == 0.0
+    node.owners = {node.unit(0): (of_job("42"),)}
+    assert only(node.run(5)).totals.observed_s == 0.0  # the interval of a change has no owner
+    assert only(node.run(60)).totals.busy_s == pytest.approx(30.0, abs=1.0)
+
+
+def test_a_swapped_pair_is_unknown_on_both_sides() -> None:
+    node = Node(IDLE, GPU, holders=[JOB, {**JOB, "gpu": 1, "name": "43"}])
+    node.owners = {node.unit(0): (of_job("43"),), node.unit(1): (of_job("42"),)}
+    assert [a.verdict.state for a in node.run(900).allocations] == ["unknown", "unknown"]
+
+
+def test_a_gpu_in_use_without_a_holder_is_not_free() -> None:
+    node = Node(IDLE, GPU, holders=[JOB])
+    assert values(node.run(30), "gpu_allocated") == [1.0, 0.0]
+    node.owners = {node.unit(1): (of_job("43"),)}
+    view = node.run(30)
+    assert values(view, "gpu_allocated") == [1.0]
+    row = list_rows(view)[1]
+    assert (row.holder, row.state, row.why) == ("", "unknown", "in use by job 43, not in any source")
+    node.owners = {}
+    view = node.run(30)
+    assert values(view, "gpu_allocated") == [1.0, 0.0]
+    assert list_rows(view)[1].state == "free"
+
+
+def test_an_instance_in_use_without_a_holder_is_not_free() -> None:
+    node = Node({"model": "H100", "mig": [{"profile": "1g.10gb"}, {"profile": "1g.10gb"}]}, holders=[])
+    instances = node.run(30).gpus[0].snapshot.instances
+    node.owners = {node.unit(0, instances[1].uuid): (of_job("43"),)}
+    view = node.run(30)
+    assert values(view, "gpu_allocated") == []
+    assert [(row.state, row.why) for row in list_rows(view)] == [
+        ("mig", ""),
+        ("free", ""),
+        ("unknown", "in use by job 43, not in any source"),
+    ]
+
+
+def test_a_run_that_a_contradiction_ends_is_soon_known_to_the_state_file() -> None:
+    node = Node(IDLE, holders=[JOB])
+    node.run(300)
+    node.books.ledger.long_run_ended = False
+    node.owners = {node.unit(0): (of_job("43"),)}
+    node.run(10)
+    assert node.books.wants_write()

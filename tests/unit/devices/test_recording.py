@@ -73,6 +73,17 @@ def test_answers_and_errors_come_back_at_their_time(tmp_path: Path, clock: Manua
         library.ask("nvmlDeviceGetPowerUsage", GPU)
 
 
+def test_of_processes_their_number_alone_is_recorded(tmp_path: Path, clock: ManualClock) -> None:
+    call = "nvmlDeviceGetComputeRunningProcesses_v3"
+    script = Script()
+    script.answers[call] = ((4711, 0, 0), (4712, 0, 0))
+    recorder = Recorder(script, hashed=False, clock=clock.monotonic)
+    assert recorder.ask(call, GPU) == ((4711, 0, 0), (4712, 0, 0))
+    clock.advance(1.0)
+    assert b"471" not in gzip.decompress(recorder.render(exporter="TEST"))
+    assert play(recorder, tmp_path / "x.rec.gz", clock).ask(call, GPU) == 2
+
+
 def test_fields_are_recorded_one_by_one_and_asked_in_any_company(tmp_path: Path, clock: ManualClock) -> None:
     script = Script()
     script.answers["nvmlDeviceGetFieldValues"] = lambda ids: tuple((0, 10 * field) for field, _ in ids)

@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 from gpu_exporter import collectors
 from gpu_exporter.clock import ManualClock, SystemClock
-from gpu_exporter.devices.protocol import Rates
+from gpu_exporter.devices.errors import DeviceError
+from gpu_exporter.devices.protocol import Processes, Rates
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import SimulatedDevice, Stage
-from gpu_exporter.model import DeviceSnapshot
+from gpu_exporter.model import DeviceSnapshot, GpuProcess
 from gpu_exporter.sampling.activity import ActivityRules
 from gpu_exporter.sampling.loop import DeviceLoop
 from gpu_exporter.sampling.sampler import DeviceSampler
@@ -189,3 +190,31 @@ def test_a_fault_of_ours_does_not_end_the_loop() -> None:
     loop.ask_to_stop()
     assert loop.join(2.0)
     assert sampler.error_counts["cycle", "ZeroDivisionError"] == 1
+
+
+def test_the_list_of_processes_stands_with_its_time_until_the_next_and_ends_with_a_failure() -> None:
+    clock = ManualClock()
+    answers: list[Processes | DeviceError] = [
+        Processes(1, 0, (GpuProcess(4711),)),
+        Processes(1, 0, (GpuProcess(4712),)),
+        DeviceError("nvmlDeviceGetComputeRunningProcesses_v3", "NVML_ERROR_UNKNOWN"),
+        Processes(1, 0, None),
+    ]
+
+    class Listing(SimulatedDevice):
+        def read_processes(self) -> Processes:
+            answer = answers.pop(0)
+            if isinstance(answer, DeviceError):
+                raise answer
+            return answer
+
+    scenario = parse_scenario({"gpus": [{"model": "H100"}]})
+    device = Listing(Stage(scenario, clock), scenario.gpus[0])
+    sampler = DeviceSampler(device, collectors.ALL, clock, RULES)
+    seen: list[tuple[float, int] | None] = []
+    for _ in range(16):
+        listed = sampler.sample().processes
+        seen.append(None if listed is None else (listed.monotonic, listed.processes[0].pid))
+        clock.advance(1.0)
+    start = clock.monotonic() - 16.0
+    assert seen == [(start, 4711)] * 5 + [(start + 5.0, 4712)] * 5 + [None] * 6

@@ -15,11 +15,12 @@ from typing import Any
 from gpu_exporter.devices.errors import (
     DeviceError,
     DeviceLost,
+    NoPermission,
     NotSupported,
 )
 from gpu_exporter.devices.nvml import constants as nvml
 from gpu_exporter.devices.nvml.asker import Asker, Fields
-from gpu_exporter.devices.nvml.instance import NvmlInstance, read_gpm, read_memory
+from gpu_exporter.devices.nvml.instance import NvmlInstance, add_processes, read_gpm, read_memory, read_processes
 from gpu_exporter.devices.nvml.library import SYSTEM, Handle, Library
 from gpu_exporter.devices.nvml.support import SupportMatrix
 from gpu_exporter.devices.protocol import (
@@ -262,12 +263,30 @@ class NvmlDevice:
         return int(self._fields.one(nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION))
 
     def read_processes(self) -> Processes:
-        # The third version came with driver 510.
-        compute, graphics = (
-            self.ask.first((f"nvmlDeviceGet{kind}RunningProcesses_v3",), (f"nvmlDeviceGet{kind}RunningProcesses_v2",))
-            for kind in ("Compute", "Graphics")
-        )
-        return Processes(compute, graphics)
+        """With MIG the board's call needs more rights, and some drivers name no instance there: then each is asked."""
+        found: Processes | None = None
+        refusal: DeviceError | None = None
+        try:
+            found = read_processes(self.ask)
+            if self.identity.mig_mode != "enabled" or all(process.mig for process in found.listed or ()):
+                return found
+        except (NotSupported, NoPermission) as exc:
+            if self.identity.mig_mode != "enabled":
+                raise
+            refusal = exc
+        instances = [self._read_instance_processes(handle, identity) for handle, identity in self._enumerate()]
+        if refusal is not None and not instances:
+            raise refusal
+        added = add_processes(instances)
+        if found is not None and len(added.listed or ()) < len(found.listed or ()):
+            return found  # the instances account for fewer than the board lists
+        return added
+
+    def _read_instance_processes(self, handle: Handle, identity: InstanceIdentity) -> Processes:
+        support = self._instance_support.setdefault(identity.uuid, SupportMatrix(self._monotonic))
+        label = f"gpu {self.identity.index}, mig {identity.mig}"
+        ask = Asker(self._library, handle, support, label, self._instances_warned)
+        return read_processes(ask, identity.mig)
 
     def read_persistence_mode(self) -> bool:
         return bool(self.ask("nvmlDeviceGetPersistenceMode") == nvml.NVML_FEATURE_ENABLED)

@@ -1,4 +1,4 @@
-"""One MIG instance as NVML tells it, and the two readings that it has in common with a whole GPU.
+"""One MIG instance as NVML tells it, and the readings that it has in common with a whole GPU.
 
 Conversions as in device.py: percent to ratio, MiB to bytes.
 """
@@ -6,7 +6,7 @@ Conversions as in device.py: percent to ratio, MiB to bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gpu_exporter.devices.errors import (
     DeviceError,
@@ -19,9 +19,12 @@ from gpu_exporter.devices.protocol import (
     Gpm,
     InstanceIdentity,
     Memory,
+    Processes,
 )
+from gpu_exporter.model import GpuProcess
 
 MIB = 1024.0**2
+NO_INSTANCE = 0xFFFFFFFF  # instance ids of a process that is on no MIG instance
 
 
 def read_memory(ask: Asker) -> Memory:
@@ -30,6 +33,37 @@ def read_memory(ask: Asker) -> Memory:
         ("nvmlDeviceGetMemoryInfo", nvml.NVML_MEMORY_V2), ("nvmlDeviceGetMemoryInfo", 0)
     )
     return Memory(total, used, free, reserved)
+
+
+def read_processes(ask: Asker, mig: str = "") -> Processes:
+    """Processes of the GPU or MIG instance that `ask` asks. `mig` names the instance where the answer does not.
+
+    The third version of the calls came with driver 510. A recording has the number alone.
+    """
+    numbers: list[int] = []
+    listed: dict[GpuProcess, None] = {}  # a process may have contexts of both kinds
+    complete = True
+    for kind in ("Compute", "Graphics"):
+        answer = ask.first((f"nvmlDeviceGet{kind}RunningProcesses_v3",), (f"nvmlDeviceGet{kind}RunningProcesses_v2",))
+        if isinstance(answer, int):
+            numbers.append(answer)
+            complete = False
+            continue
+        numbers.append(len(answer))
+        for pid, gpu_instance, compute_instance in answer:
+            known = NO_INSTANCE not in (gpu_instance, compute_instance)
+            listed[GpuProcess(pid, f"{gpu_instance}/{compute_instance}" if known else mig)] = None
+    return Processes(numbers[0], numbers[1], tuple(listed) if complete else None)
+
+
+def add_processes(parts: Sequence[Processes]) -> Processes:
+    """Processes of several instances as those of their board; listed only when each of them is."""
+    listed = [part.listed for part in parts if part.listed is not None]
+    return Processes(
+        sum(part.compute for part in parts),
+        sum(part.graphics for part in parts),
+        tuple(process for processes in listed for process in processes) if len(listed) == len(parts) else None,
+    )
 
 
 def _worst(codes: set[int]) -> DeviceError:

@@ -17,7 +17,7 @@ import pynvml
 
 from gpu_exporter.devices.errors import DriverUnavailable, NotSupported, device_error
 from gpu_exporter.devices.nvml import constants as nvml
-from gpu_exporter.devices.nvml import structures
+from gpu_exporter.devices.nvml import processes, structures
 from gpu_exporter.devices.nvml.gpm import GpmWindows
 
 
@@ -64,18 +64,6 @@ def _check(call: str, code: int) -> None:
         raise device_error(call, nvml.error_name(code))
 
 
-def _count_processes(call: str, handle: Handle) -> int:
-    """The number alone: asked without room for a list, NVML tells the size of it (documented there).
-
-    One call instead of two, and the process structure, whose layout changed around driver 535, does not matter.
-    """
-    count = ctypes.c_uint(0)
-    code = _raw(call)(handle.raw, ctypes.byref(count), None)
-    if code != nvml.NVML_ERROR_INSUFFICIENT_SIZE:
-        _check(call, code)
-    return count.value
-
-
 def _version_1(structure: type[ctypes.Structure]) -> int:
     """NVML's version tag of a structure: its size, and the version in the highest byte."""
     return ctypes.sizeof(structure) | 1 << 24
@@ -98,12 +86,26 @@ def _margin(handle: Handle) -> int:
 RING_MAX = 65536  # entries; no driver is known to keep more than some hundred
 
 
+def _processes(call: str, handle: Handle) -> processes.Answer:
+    function = _raw(call)
+
+    def ask(count: int, buffer: Any) -> tuple[int, int]:
+        size = ctypes.c_uint(count)
+        code = function(handle.raw, ctypes.byref(size), buffer)
+        return code, size.value
+
+    code, answer = processes.list_processes(ask, _buffers.processes)
+    _check(call, code)
+    return answer
+
+
 class _Buffers(threading.local):
     """Structures that are filled again and again; each device's thread has its own."""
 
     def __init__(self) -> None:
         self.fields: dict[tuple[tuple[int, int], ...], Any] = {}
         self.samples: Any = (structures.Sample * 256)()
+        self.processes = processes.Buffer()
 
 
 _buffers = _Buffers()
@@ -227,7 +229,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetRemappedRows": _simple("nvmlDeviceGetRemappedRows"),
     **{
         f"nvmlDeviceGet{kind}RunningProcesses_{version}": (
-            lambda handle, call=f"nvmlDeviceGet{kind}RunningProcesses_{version}": _count_processes(call, handle)
+            lambda handle, call=f"nvmlDeviceGet{kind}RunningProcesses_{version}": _processes(call, handle)
         )
         for kind in ("Compute", "Graphics")
         for version in ("v3", "v2")

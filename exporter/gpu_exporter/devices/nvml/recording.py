@@ -101,6 +101,8 @@ class Recorder:
             kind = answer.partition("-")[0]
             digest = hashlib.sha256(self._salt + answer.encode()).hexdigest()
             return f"{kind}-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
+        if "RunningProcesses" in call and not isinstance(answer, int):
+            return len(answer)  # pids are the host's own: their number is enough to play the node back
         return answer.name if isinstance(answer, Handle) else answer
 
     def render(self, **about: str) -> bytes:

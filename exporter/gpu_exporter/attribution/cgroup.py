@@ -1,0 +1,92 @@
+"""To whom a process belongs, by the path of its cgroup: a pod, a Slurm job, a container outside both, or none of them.
+
+Kubelet, container runtime and slurmstepd make the cgroups as root, so a job cannot choose its path as it can choose its
+name and environment. Forms (examples in the tests): cgroup v1, v2 and both together; systemd's slices
+(`kubepods-burstable-pod<uid, _ for ->.slice/cri-containerd-<id>.scope`) and plain folders (`kubepods/pod<uid>/<id>`);
+clusters inside a container (kind), where the outer container comes first; paths relative to the reader's own cgroup
+namespace (`/../..`); Slurm's `slurm/uid_N/job_N`, `slurm_<node>`, `slurmstepd.scope/job_N`, `<node>_slurmstepd.scope`,
+in any slice. Since Slurm 26.05 the job's part can be a SLUID, whose job number no path contains.
+What can be wrong: with proctrack/linuxproc a job's processes stay in slurmd's own cgroup and the job is not known; a
+process may be moved, so the answer holds for the moment. A cgroup that a privileged pod or job makes below its own adds
+to the path and takes nothing away: every pod of a path counts, and of jobs the outermost.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+LINES_MAX = 64  # v1 has a dozen controllers
+PART_MAX = 256  # a file name has at most 255 bytes
+# The UID of a pod, or the hash of a static pod's manifest (32 digits without dashes), which is its UID for the kubelet.
+POD = re.compile(
+    r"(?:.*-)?pod([0-9a-f]{8}([-_])[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?"
+)
+CONTAINER = re.compile(r"(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?")
+JOB = re.compile(r"job_([0-9]{1,10})")
+STEP = re.compile(r"step_([0-9A-Za-z_+.-]{1,64})")
+SLUID = re.compile(r"s[0-9A-HJKMNP-TV-Z]{13}")  # 13 digits of Crockford's base 32
+SLURM = re.compile(r"slurm(?:_.+)?|(?:.+_)?slurmstepd\.scope|slurmd\.service")
+
+
+class Owner(NamedTuple):
+    """Whose process it is. All empty: the system's, a login's, or of no owner that this module knows.
+
+    `pods`: UIDs in the path, outermost first. `slurm`: it is Slurm's; `job` is "" where the path does not say which
+    job's, and `step` likewise. `container`: the innermost container's id.
+    """
+
+    pods: tuple[str, ...] = ()
+    slurm: bool = False
+    job: str = ""
+    step: str = ""
+    container: str = ""
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether a scheduler started it."""
+        return bool(self.pods) or self.slurm
+
+
+def parse_cgroup(text: str) -> Owner:
+    """The owner that the content of /proc/PID/cgroup shows. Never raises: what is not understood names no owner.
+
+    Each line is `hierarchy:controllers:path`, and the path may contain colons. With v1 only some controllers have a
+    job's or pod's path, so the lines are taken together; two that name different jobs leave the job unknown. The kernel
+    allows no line feed in a path, but every other separator.
+    """
+    owners = [_parse_path(path) for path in (line.split(":", 2)[-1] for line in text.split("\n")[:LINES_MAX])]
+    jobs = {owner.job for owner in owners if owner.job}
+    job = jobs.pop() if len(jobs) == 1 else ""
+    steps = sorted({owner.step for owner in owners if job and owner.job == job and owner.step})
+    return Owner(
+        pods=tuple(dict.fromkeys(pod for owner in owners for pod in owner.pods)),
+        slurm=any(owner.slurm for owner in owners),
+        job=job,
+        step=steps[0] if steps else "",
+        container=next((owner.container for owner in owners if owner.container), ""),
+    )
+
+
+def _parse_path(path: str) -> Owner:
+    # runc with the wrong cgroup driver puts a slice, a runtime and an id into one part, with colons between them.
+    parts = [piece for part in path.split("/") for piece in part[: 2 * PART_MAX].split(":")]
+    pods: list[str] = []
+    container = job = step = ""
+    slurm = False
+    for position, part in enumerate(parts):
+        following = parts[position + 1] if position + 1 < len(parts) else ""
+        if match := POD.fullmatch(part):
+            pods.append(match[1].replace("_", "-"))
+        elif match := CONTAINER.fullmatch(part):
+            container = match[1]
+        elif SLURM.fullmatch(part):
+            slurm = True
+        elif (match := JOB.fullmatch(part)) and (slurm or STEP.fullmatch(following)):
+            # Without a part of Slurm's before it: the reader itself is in Slurm's namespace, and sees a relative path.
+            slurm, job = True, job or match[1]
+        elif SLUID.fullmatch(part) and STEP.fullmatch(following):
+            slurm = True
+        elif job and not step and (match := STEP.fullmatch(part)):
+            step = match[1]
+    return Owner(tuple(pods), slurm, job, step, container)

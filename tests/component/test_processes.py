@@ -1,0 +1,251 @@
+"""Real processes in real cgroups under the running exporter: a wrong mapping is unknown, never idle."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpu_exporter.devices.scenario import parse_scenario
+from tests.testbed.cgroups import Places, ProcFiles, RealCgroups
+from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
+from tests.testbed.podresources import Kubelet
+from tests.testbed.processes import Processes, Running, fetch, run_exporter, wait_for
+
+QUIET = ("--no-attribution.slurm", "--no-attribution.kubelet")
+FAST = "sampling: {interval: 100ms, deadline: 500ms, withhold_min: 1s}\nattribution: {interval: 200ms}\n"
+UID = "2c9f8a79-5391-454b-88cb-86190881cb96"
+POD = f"kubepods/burstable/pod{UID}/{'f' * 64}"
+RUN = "gpu_allocation_idle_run_seconds"
+PID = 4_194_303  # the largest that Linux knows, so that no other number looks like it
+CONFLICTS = "gpu_exporter_attribution_conflicts_total"
+
+
+def job(number: int | str) -> str:
+    return f"slurm/uid_0/job_{number}/step_0"
+
+
+@pytest.fixture(params=["cgroups", "files"])
+def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
+    made: Places = RealCgroups() if request.param == "cgroups" else ProcFiles(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def children(places: Places, tmp_path: Path) -> Iterator[Processes]:
+    """Processes that end before their cgroups go."""
+    with Processes(tmp_path) as started:
+        yield started
+
+
+class Node:
+    """Idle GPUs with processes on them, and an exporter with a file of who holds what."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        environment: dict[str, str],
+        table: NvmlTable,
+        places: Places,
+        children: Processes,
+        path: Path,
+    ) -> None:
+        self._processes, self._environment, self._places, self._children = processes, environment, places, children
+        mig = [{"profile": "1g.10gb", "gi": 7}, {"profile": "1g.10gb", "gi": 8}]
+        scenario = parse_scenario({"gpus": [{"model": "H100"}, {"model": "H100"}, {"model": "H100", "mig": mig}]})
+        self.uuids = [gpu.uuid for gpu in scenario.gpus]
+        self.instances = [instance.uuid for instance in scenario.gpus[2].instances]
+        self._feeder = ScenarioFeeder(scenario, table)
+        self._feeder.start()
+        self._config, self._holders = path / "fast.yaml", path / "holders.json"
+        self._config.write_text(FAST, encoding="utf-8")
+        self.running: Running | None = None
+
+    def close(self) -> None:
+        self._feeder.stop()
+
+    def start_process(self, path: str) -> int:
+        """A process that sleeps in that cgroup; its pid."""
+        pid = self._children.start(["sleep", "600"]).process.pid
+        self._places.put(pid, path)
+        return pid
+
+    def list_on(self, gpu: int, *pids: int | tuple[int, str]) -> None:
+        """The driver lists these processes on a GPU, each with its MIG instance if any."""
+        self._feeder.pids[gpu] = tuple((pid, "") if isinstance(pid, int) else pid for pid in pids)
+
+    def hold(self, *entries: dict[str, Any]) -> None:
+        self._holders.write_text(json.dumps(list(entries)), encoding="utf-8")
+
+    def flags(self) -> tuple[str | Path, ...]:
+        return (
+            *QUIET,
+            f"--config.file={self._config}",
+            f"--attribution.static={self._holders}",
+            f"--path.procfs={self._places.procfs}",
+        )
+
+    def start(self, *flags: str) -> str:
+        self.running, url = self._processes.start_exporter(*self.flags(), *flags, environment=self._environment)
+        return url
+
+    def once(self, *flags: str | Path) -> subprocess.CompletedProcess[str]:
+        return run_exporter("--once", "--state.directory=", *flags, environment=self._environment)
+
+    def log(self) -> str:
+        assert self.running is not None
+        return self.running.log()
+
+
+@pytest.fixture
+def node(
+    processes: Processes,
+    nvml_environment: dict[str, str],
+    nvml_table: NvmlTable,
+    places: Places,
+    children: Processes,
+    tmp_path: Path,
+) -> Iterator[Node]:
+    made = Node(processes, nvml_environment, nvml_table, places, children, tmp_path)
+    yield made
+    made.close()
+
+
+def read(url: str, family: str, **labels: str) -> float | None:
+    """The value of the one series of a family with these labels."""
+    found = [
+        sample.value
+        for metric in text_string_to_metric_families(fetch(f"{url}/metrics") or "")
+        for sample in metric.samples
+        if sample.name == family and labels.items() <= sample.labels.items()
+    ]
+    assert len(found) < 2, found
+    return found[0] if found else None
+
+
+def states(url: str, key: str = "job_id") -> dict[str, tuple[str, str]]:
+    """State and evidence by job or pod."""
+    status = json.loads(fetch(f"{url}/api/v1/status") or "{}")
+    return {a[key]: (a["state"], a["evidence"]) for a in status.get("allocations", [])}
+
+
+def test_a_mapping_to_the_wrong_gpu_is_unknown_until_the_holders_own_process_is_seen(node: Node) -> None:
+    node.list_on(0, node.start_process(job(43)))
+    node.hold({"uuid": node.uuids[0], "job": "42", "gpus": 1})
+    url = node.start()
+    evidence = "processes of job 43 run here, static says job 42"
+    wait_for(lambda: states(url).get("42") == ("unknown", evidence), "the contradiction")
+    before = read(url, "gpu_allocation_held_seconds_total", job_id="42") or 0.0
+    wait_for(lambda: (read(url, "gpu_allocation_held_seconds_total", job_id="42") or 0) > before + 2, "time to pass")
+    assert read(url, RUN, job_id="42") is None
+    assert not read(url, "gpu_allocation_idle_seconds_total", job_id="42")
+    assert not read(url, "gpu_allocation_observed_seconds_total", job_id="42")
+    assert (read(url, CONFLICTS, source="static") or 0) > 0
+    assert node.log().count(evidence) == 1
+    assert f"gpu 0: {evidence}; the time of job 42 here is unknown" in node.log()
+
+    node.list_on(0, node.start_process(job(42)))
+    wait_for(lambda: (read(url, RUN, job_id="42") or 0) > 0.3, "an idle run of the holder that is seen at work", 15)
+
+
+@pytest.mark.parametrize("places", ["files"], indirect=True)
+def test_no_pid_leaves_the_exporter(node: Node, places: Places) -> None:
+    places.put(PID, job(43))
+    node.list_on(0, PID)
+    node.hold({"uuid": node.uuids[0], "job": "42", "gpus": 1})
+    url = node.start("--log.level=debug")
+    wait_for(lambda: states(url).get("42", ("", ""))[0] == "unknown", "the contradiction")
+    for path in ("/metrics", "/api/v1/status", "/api/v1/table", "/"):
+        assert str(PID) not in (fetch(url + path) or str(PID))
+    assert str(PID) not in node.log()
+
+
+def test_without_the_net_the_same_node_looks_idle(node: Node) -> None:
+    """What the test above shows is the work of the net alone."""
+    node.list_on(0, node.start_process(job(43)))
+    node.hold({"uuid": node.uuids[0], "job": "42", "gpus": 1})
+    url = node.start("--no-attribution.process")
+    wait_for(lambda: (read(url, RUN, job_id="42") or 0) > 1, "the idle run")
+    assert read(url, CONFLICTS, source="static") == 0
+
+
+def test_a_holder_that_works_on_another_gpu_is_not_idle_on_its_own(node: Node) -> None:
+    """The driver renumbered its GPUs: the job is said to be on gpu 0 and works on gpu 1."""
+    node.list_on(1, node.start_process(job(42)))
+    node.hold({"uuid": node.uuids[0], "job": "42", "gpus": 1})
+    url = node.start()
+    evidence = "processes of job 42 run on gpu 1, which static does not give it"
+    wait_for(lambda: states(url).get("42") == ("unknown", evidence), "the contradiction")
+    assert read(url, RUN, job_id="42") is None
+    assert read(url, "gpu_allocated", gpu="0") == 1
+    assert read(url, "gpu_allocated", gpu="1") is None
+
+
+def test_a_gpu_that_a_pod_of_no_source_uses_is_not_free(node: Node) -> None:
+    node.list_on(1, node.start_process(POD))
+    node.hold()
+    url = node.start()
+    text = f"in use by pod {UID}, not in any source"
+    wait_for(lambda: text in (fetch(f"{url}/api/v1/table") or ""), "the row that says so")
+    assert read(url, "gpu_allocated", gpu="0") == 0
+    assert read(url, "gpu_allocated", gpu="1") is None
+    assert text in node.once("--format=table", *node.flags()).stdout
+    node.list_on(1)
+    wait_for(lambda: read(url, "gpu_allocated", gpu="1") == 0, "the GPU to be free again", 15)
+
+
+def test_a_pod_that_the_kubelet_maps_to_anothers_gpu_is_unknown(node: Node, tmp_path: Path) -> None:
+    kubelet = Kubelet(tmp_path / "kubelet.sock")
+    kubelet.start()
+    try:
+        other = "7922aa99-d4aa-4885-a953-82976860b23a"
+        for position, (pod, uid) in enumerate((("trainer-0", UID), ("trainer-1", other))):
+            (tmp_path / "pods" / f"ml_{pod}_{uid}").mkdir(parents=True)
+            kubelet.pods["ml", pod] = {"main": {"nvidia.com/gpu": [node.uuids[position]]}}
+        node.list_on(0, node.start_process(POD.replace(UID, other)))
+        node.list_on(1, node.start_process(POD))
+        node.hold()
+        flags = (f"--attribution.kubelet.socket={kubelet.socket}", f"--attribution.kubelet.logs={tmp_path}/pods")
+        url = node.start("--attribution.kubelet", *flags)
+        expected = {
+            "trainer-0": "processes of pod ml/trainer-1 run here, kubelet says pod ml/trainer-0",
+            "trainer-1": "processes of pod ml/trainer-0 run here, kubelet says pod ml/trainer-1",
+        }
+        wait_for(
+            lambda: states(url, "pod") == {p: ("unknown", e) for p, e in expected.items()} or None, "both to be so"
+        )
+        assert read(url, RUN, pod="trainer-0") is None
+        node.list_on(0, node.start_process(POD))
+        node.list_on(1)
+        wait_for(lambda: (read(url, RUN, pod="trainer-0") or 0) > 0, "the pod that is seen at work", 15)
+        assert states(url, "pod")["trainer-1"][0] == "unknown"
+    finally:
+        kubelet.stop()
+
+
+def test_of_two_mig_instances_only_the_one_with_anothers_process_is_contradicted(node: Node) -> None:
+    node.list_on(2, (node.start_process(job(43)), "7/0"), (node.start_process(job(44)), "8/0"))
+    node.hold(*({"uuid": uuid, "job": name} for uuid, name in zip(node.instances, ("42", "44"), strict=True)))
+    url = node.start()
+    wait_for(lambda: (read(url, RUN, job_id="44") or 0) > 0.3, "the idle run of the one that is confirmed")
+    assert states(url)["42"] == ("unknown", "processes of job 43 run here, static says job 42")
+    assert read(url, RUN, job_id="42") is None
+
+
+@pytest.mark.parametrize("places", ["files"], indirect=True)
+def test_the_flag_asks_for_the_hosts_proc(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = node.once(*QUIET, "--attribution.process", f"--path.procfs={tmp_path}/empty")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"gpu-exporter: --attribution.process: {tmp_path}/empty does not show the host's processes, and the driver's "
+        "pids mean those; run with hostPID, name the host's /proc with --path.procfs, or leave the flag out\n"
+    )
+    done = node.once(*QUIET, "--attribution.process", "--no-collector.processes")
+    assert (done.returncode, "needs the collector processes" in done.stderr) == (2, True)

@@ -1,0 +1,88 @@
+"""Processes in cgroups as Slurm and the kubelet would name them: real ones, or a /proc made of files.
+
+Real cgroups need root and a writable hierarchy (freezer of v1, or v2). Files need neither: a folder is given to the
+exporter as --path.procfs, with each process's own stat and the cgroup that it would have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+ROOT = Path("/sys/fs/cgroup")
+PREFIX = "gpu-exporter-cgroups-"
+REMOVE_S = 5.0  # a cgroup whose last process was killed is busy for a moment
+
+
+class Places(Protocol):
+    """Where processes are put. `procfs` shows them."""
+
+    procfs: Path
+
+    def put(self, pid: int, path: str) -> None:
+        """Put a process into the cgroup `path`, e.g. `slurm/uid_0/job_42/step_0`."""
+
+    def close(self) -> None:
+        """Leave nothing behind; the processes have ended."""
+
+
+class RealCgroups:
+    """Cgroups of this machine, below a folder of our own."""
+
+    procfs = Path("/proc")
+
+    def __init__(self) -> None:
+        hierarchy = ROOT if (ROOT / "cgroup.controllers").exists() else ROOT / "freezer"
+        if os.geteuid() != 0 or not os.access(hierarchy, os.W_OK):
+            assert not os.environ.get("CI"), "CI runs the cgroup tests as root"
+            pytest.skip("cgroups need root and a writable hierarchy")
+        self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=hierarchy))
+
+    def put(self, pid: int, path: str) -> None:
+        folder = self._folder / path
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cgroup.procs").write_text(str(pid))
+
+    def close(self) -> None:
+        deadline = time.monotonic() + REMOVE_S
+        while self._folder.exists():
+            for folder in sorted(self._folder.rglob("*/"), key=lambda path: -len(path.parts)):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+            with contextlib.suppress(OSError):
+                self._folder.rmdir()
+            assert time.monotonic() < deadline, f"{self._folder} could not be removed"
+
+
+class ProcFiles:
+    """A /proc of files in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.procfs = folder / "proc"
+        self._copy_stat(2)  # kthreadd: this is the host
+
+    def _copy_stat(self, pid: int) -> Path:
+        target = self.procfs / str(pid)
+        target.mkdir(parents=True, exist_ok=True)
+        real = Path(f"/proc/{pid}/stat")
+        if real.exists():
+            (target / "stat").write_bytes(real.read_bytes())
+        else:  # a pid that no process of this machine has: as old as the machine
+            (target / "stat").write_text(f"{pid} (made up) S 1 {'0 ' * 40}\n", encoding="utf-8")
+        return target
+
+    def put(self, pid: int, path: str) -> None:
+        target = self._copy_stat(pid)
+        # By rename: the exporter reads while this is written.
+        (target / "new").write_text(f"0::/{path}\n", encoding="utf-8")
+        (target / "new").rename(target / "cgroup")
+
+    def close(self) -> None:
+        shutil.rmtree(self.procfs)

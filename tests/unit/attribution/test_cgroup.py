@@ -1,0 +1,166 @@
+"""Whose process it is, by every form of path that runtimes and Slurm are known to make."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.attribution.cgroup import Owner, parse_cgroup
+
+UID = "2c9f8a79-5391-454b-88cb-86190881cb96"
+UNDER = UID.replace("-", "_")
+OTHER = "7922aa99-d4aa-4885-a953-82976860b23a"
+HASH = "eab5a3348cf1d0f9a6f1a3c5a7b2d4e6"
+ID = "0123456789abcdef" * 4
+POD = Owner(pods=(UID,), container=ID)
+BURSTABLE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UNDER}.slice"
+
+PODS = {
+    "v2-systemd-containerd": (f"0::{BURSTABLE}/cri-containerd-{ID}.scope", POD),
+    "v2-systemd-crio-guaranteed": (f"0::/kubepods.slice/kubepods-pod{UNDER}.slice/crio-{ID}.scope", POD),
+    "crio-with-a-group-below": (f"0::/kubepods.slice/kubepods-pod{UNDER}.slice/crio-{ID}.scope/container", POD),
+    "conmon": (f"0::/kubepods.slice/kubepods-pod{UNDER}.slice/crio-conmon-{ID}.scope", POD),
+    "v2-cgroupfs-burstable": (f"0::/kubepods/burstable/pod{UID}/{ID}", POD),
+    "v2-cgroupfs-guaranteed": (f"0::/kubepods/pod{UID}/{ID}", POD),
+    "v1-cgroupfs": (f"11:blkio:/kubepods/burstable/pod{UID}/{ID}", POD),
+    "older-v1": (f"4:memory:kubelet/kubepods/besteffort/pod{UID}/{ID}", POD),
+    "v1-systemd-crio": (f"1:name=systemd:{BURSTABLE}/crio-{ID}.scope", POD),
+    "runc-with-the-wrong-driver": (
+        f"13:memory:/system.slice/containerd.service/kubepods-besteffort-pod{UNDER}.slice:cri-containerd:{ID}",
+        POD,
+    ),
+    "cri-dockerd": (f"0::{BURSTABLE}/docker-{ID}.scope", POD),
+    "kind": (
+        f"0::/system.slice/docker-{'f' * 64}.scope/kubelet.slice/kubelet-kubepods.slice/"
+        f"kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod{UNDER}.slice/cri-containerd-{ID}.scope",
+        POD,
+    ),
+    "cgroup-root": (f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UNDER}.slice/crio-{ID}.scope", POD),
+    "static-pod": (f"0::/kubepods/burstable/pod{HASH}/{ID}", Owner(pods=(HASH,), container=ID)),
+    "relative-systemd": (f"0::/../../kubepods-burstable-pod{UNDER}.slice/cri-containerd-{ID}.scope", POD),
+    "relative-cgroupfs": (f"0::/../../pod{UID}/{ID}", POD),
+    "a-pod-inside-a-pod": (
+        f"0::/kubepods/pod{OTHER}/{'f' * 64}/kubelet/kubepods/pod{UID}/{ID}",
+        Owner(pods=(OTHER, UID), container=ID),
+    ),
+    "v1-some-controllers": (f"9:name=systemd:/\n6:freezer:/\n4:memory:/kubepods/pod{UID}/{ID}\n0::/", POD),
+}
+JOBS = {
+    "v1": ("6:freezer:/slurm/uid_5001/job_42/step_batch/task_0", Owner(slurm=True, job="42", step="batch")),
+    "v1-node-name": ("4:memory:/slurm_n0/uid_5001/job_42/step_0/task_0", Owner(slurm=True, job="42", step="0")),
+    "v2": ("0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0", Owner(slurm=True, job="42", step="0")),
+    "v2-node-name": (
+        "0::/system.slice/n0_slurmstepd.scope/job_42/step_batch",
+        Owner(slurm=True, job="42", step="batch"),
+    ),
+    "slice-of-the-site": (
+        "0::/gpu.slice/slurmstepd.scope/job_42/step_extern",
+        Owner(slurm=True, job="42", step="extern"),
+    ),
+    "special-task": (
+        "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_special",
+        Owner(slurm=True, job="42", step="0"),
+    ),
+    "het-step": ("0::/system.slice/slurmstepd.scope/job_42/step_0+1/user", Owner(slurm=True, job="42", step="0+1")),
+    "sluid": ("0::/system.slice/slurmstepd.scope/sFADM7XW47K900/step_batch", Owner(slurm=True)),
+    "stepd-at-rest": ("0::/system.slice/slurmstepd.scope/system", Owner(slurm=True)),
+    "linuxproc": ("0::/system.slice/slurmd.service", Owner(slurm=True)),
+    "relative": ("0::/../../job_42/step_0/user/task_0", Owner(slurm=True, job="42", step="0")),
+    "v1-and-systemd": (
+        "9:name=systemd:/system.slice/slurmd.service\n6:freezer:/slurm_n0/uid_0/job_42/step_batch\n0::/",
+        Owner(slurm=True, job="42", step="batch"),
+    ),
+    "container-of-a-job": (
+        f"0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0/libpod-{ID}.scope",
+        Owner(slurm=True, job="42", step="0", container=ID),
+    ),
+    "node-that-is-a-container": (
+        f"4:memory:/docker/{ID}/slurm/uid_0/job_42/step_0",
+        Owner(slurm=True, job="42", step="0", container=ID),
+    ),
+    "slurmd-in-a-pod": (
+        f"0::/kubepods/pod{UID}/{ID}/system.slice/slurmstepd.scope/job_42/step_0",
+        Owner((UID,), slurm=True, job="42", step="0", container=ID),
+    ),
+    "a-group-that-the-job-named": (
+        "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0/job_7/step_9",
+        Owner(slurm=True, job="42", step="0"),
+    ),
+    "a-group-named-like-a-line": (
+        "0::/slurm/uid_0/job_42/step_0/x\u2028\r6:freezer:/slurm/job_7/step_0",
+        Owner(slurm=True, job="42", step="0"),
+    ),
+    "lines-that-differ": (
+        "6:freezer:/slurm/uid_0/job_42/step_0\n4:memory:/slurm/uid_0/job_43/step_0",
+        Owner(slurm=True),
+    ),
+}
+REST = {
+    "docker": (f"0::/system.slice/docker-{ID}.scope", Owner(container=ID)),
+    "docker-cgroupfs": (f"11:blkio:/docker/{ID}", Owner(container=ID)),
+    "podman": (f"0::/machine.slice/libpod-{ID}.scope/container", Owner(container=ID)),
+    "root": ("0::/", Owner()),
+    "service": ("0::/system.slice/nvidia-persistenced.service", Owner()),
+    "login": ("0::/user.slice/user-1000.slice/session-3.scope", Owner()),
+    "own-namespace": ("0::/..", Owner()),
+    "job-without-slurm": ("0::/user.slice/job_42", Owner()),
+    "pod-without-a-uid": ("0::/kubepods/podtrainer", Owner()),
+    "a-name-like-a-sluid": ("0::/user.slice/sFADM7XW47K900", Owner()),
+    "sluid-of-another-length": ("0::/user.slice/sFADM7XW47K9/step_0", Owner()),
+    "empty": ("", Owner()),
+}
+
+
+@pytest.mark.parametrize(("text", "owner"), [*PODS.values(), *JOBS.values(), *REST.values()], ids=[*PODS, *JOBS, *REST])
+def test_the_owner_by_the_path(text: str, owner: Owner) -> None:
+    assert parse_cgroup(text) == owner
+    assert parse_cgroup(text + "\n") == owner
+
+
+PIECES = st.sampled_from(
+    [
+        *("kubepods", "kubepods.slice", f"pod{UID}", f"kubepods-pod{UNDER}.slice", f"cri-containerd-{ID}.scope", ID),
+        *("slurm", "slurm_n0", "slurmstepd.scope", "job_42", "job_", "step_0", "sFADM7XW47K900", "task_0", "uid_0"),
+        *(
+            "..",
+            "",
+            "system.slice",
+            "user.slice",
+            f"pod{HASH}",
+            f"docker-{ID}.scope",
+            ":",
+            "pod" * 100,
+            "job_" + "9" * 30,
+        ),
+    ]
+)
+PATHS = st.lists(PIECES | st.text(max_size=20), max_size=12).map("/".join)
+TEXTS = st.lists(st.tuples(st.integers(0, 99), st.text(max_size=5), PATHS), max_size=8).map(
+    lambda lines: "\n".join(f"{number}:{names}:{path}" for number, names, path in lines)
+)
+
+
+@given(TEXTS | st.text())
+def test_any_text_names_only_what_it_contains(text: str) -> None:
+    owner = parse_cgroup(text)
+    for pod in owner.pods:
+        assert f"pod{pod}" in text or f"pod{pod.replace('-', '_')}" in text
+    assert not owner.job or f"job_{owner.job}" in text
+    assert not owner.step or f"step_{owner.step}" in text
+    assert not owner.container or owner.container in text
+    assert owner.slurm or not (owner.job or owner.step)
+
+
+@given(PATHS, st.sampled_from([*PODS.values(), *JOBS.values()]))
+def test_what_stands_below_an_owners_group_never_takes_its_name_away(path: str, case: tuple[str, Owner]) -> None:
+    text, owner = case
+    below = parse_cgroup("\n".join(f"{line}/{path.replace(chr(10), '')}" for line in text.splitlines()))
+    assert set(owner.pods) <= set(below.pods)
+    assert below.slurm or not owner.slurm
+    assert below.job == owner.job or not owner.job or len(text.splitlines()) > 1
+
+
+def test_a_text_without_end_is_read_in_part() -> None:
+    assert parse_cgroup("0::/\n" * 100 + "0::/slurm/job_42/step_0") == Owner()
+    assert parse_cgroup(f"0::/{'x' * 100_000}/slurm/job_42/step_0").job == "42"

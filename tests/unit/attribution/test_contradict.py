@@ -1,0 +1,288 @@
+"""What processes say of a mapping: confirmed, contradicted, or nothing."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.contradict import ProcessNet, Relation, relate
+from gpu_exporter.attribution.resolve import Resolution
+from gpu_exporter.model import Allocation, Claim, Holder, HolderKey, UnitId
+
+A, B, C = (UnitId(f"GPU-{name}") for name in "abc")
+PLACES = {A: "gpu 0", B: "gpu 1", C: "gpu 2"}
+UID = {name: f"{name * 8}-0000-4000-8000-000000000000" for name in "123"}
+HASH = "eab5a3348cf1d0f9a6f1a3c5a7b2d4e6"
+SYSTEM, CONTAINER = Owner(), Owner(container="f" * 64)
+
+
+def pod(name: str, uid: str = "", container: str = "main") -> Holder:
+    return Holder(
+        HolderKey("kubernetes", f"{uid or name}/{container}"),
+        namespace="ml",
+        pod=name,
+        container=container,
+        pod_uid=uid,
+        source="kubelet",
+    )
+
+
+def job(number: str) -> Holder:
+    return Holder(HolderKey("slurm", f"lab/{number}/0/1"), job_id=number, source="slurm")
+
+
+def of_job(number: str, **more: str) -> Owner:
+    return Owner(slurm=True, job=number, **more)
+
+
+def of_pod(*uids: str) -> Owner:
+    return Owner(pods=uids, container="f" * 64)
+
+
+def resolved(*pairs: tuple[UnitId, Holder], unresolved: tuple[Holder, ...] = ()) -> Resolution:
+    return Resolution(
+        [(Allocation(unit, holder), Claim("uuid", unit.uuid, holder)) for unit, holder in pairs],
+        [Claim("index", "9", holder) for holder in unresolved],
+        [],
+    )
+
+
+def texts(resolution: Resolution) -> list[str]:
+    return [allocation.contradiction for allocation, _ in resolution.allocations]
+
+
+@pytest.mark.parametrize(
+    ("holder", "owner", "relation"),
+    [
+        (job("42"), of_job("42", step="0"), "own"),
+        (job("42"), of_job("43"), "other"),
+        (job("42"), Owner(slurm=True), "unknown"),
+        (job("42"), of_pod(UID["1"]), "other"),
+        (job("42"), Owner((UID["1"],), slurm=True, job="42"), "own"),
+        (job("3010_1"), of_job("3011"), "unknown"),
+        (job("42"), SYSTEM, "unknown"),
+        (job("42"), CONTAINER, "unknown"),
+        (pod("a", UID["1"]), of_pod(UID["1"]), "own"),
+        (pod("a", UID["1"], "sidecar"), of_pod(UID["1"]), "own"),
+        (pod("a", UID["1"]), of_pod(UID["2"]), "other"),
+        (pod("a", UID["1"]), of_pod(UID["1"], UID["2"]), "own"),
+        (pod("a", UID["1"]), of_pod(UID["2"], UID["1"]), "own"),
+        (pod("a"), of_pod(UID["2"]), "unknown"),
+        (pod("a", HASH), of_pod(HASH), "own"),
+        (pod("a", UID["1"]), of_pod(HASH), "unknown"),
+        (pod("a", HASH), of_pod(UID["1"]), "unknown"),
+        (pod("a", UID["1"]), of_job("42"), "other"),
+        (pod("a", UID["1"]), Owner(slurm=True), "other"),
+        (pod("a"), of_job("42"), "other"),
+        (pod("a", UID["1"]), SYSTEM, "unknown"),
+        (pod("a", UID["1"]), CONTAINER, "unknown"),
+    ],
+)
+def test_only_what_is_positively_anothers_is_other(holder: Holder, owner: Owner, relation: Relation) -> None:
+    assert relate(holder, owner) == relation
+
+
+def test_processes_of_another_job_contradict_and_count_for_the_source_of_the_claim() -> None:
+    net = ProcessNet()
+    checked = net.check(resolved((A, job("42")), (B, job("44"))), {A: [of_job("43")], B: [of_job("44")]}, PLACES)
+    assert texts(checked) == ["processes of job 43 run here, slurm says job 42", ""]
+    assert [claim.holder.job_id for claim in checked.conflicts] == ["42"]
+
+
+def test_pods_are_named_where_a_source_knows_them_and_by_uid_elsewhere() -> None:
+    mapping = resolved((A, pod("trainer-0", UID["1"])), (B, pod("trainer-1", UID["2"])))
+    swapped = {A: [of_pod(UID["2"])], B: [of_pod(UID["3"]), of_pod(UID["2"])]}
+    assert texts(ProcessNet().check(mapping, swapped, PLACES)) == [
+        "processes of pod ml/trainer-1 run here, kubelet says pod ml/trainer-0",
+        f"processes of pod {UID['3']} run here, kubelet says pod ml/trainer-1",
+    ]
+
+
+def test_a_long_list_of_owners_is_cut() -> None:
+    many = {A: [of_job(str(number)) for number in range(50, 56)]}
+    (text,) = texts(ProcessNet().check(resolved((A, job("42"))), many, PLACES))
+    assert text == "processes of job 50, job 51, job 52 and 3 more run here, slurm says job 42"
+
+
+@pytest.mark.parametrize("seen", [[SYSTEM], [CONTAINER], [Owner(slurm=True)], [], [of_job("42"), SYSTEM, CONTAINER]])
+def test_what_is_not_positively_anothers_contradicts_nothing(seen: list[Owner]) -> None:
+    checked = ProcessNet().check(resolved((A, job("42"))), {A: seen}, PLACES)
+    assert (texts(checked), checked.conflicts) == ([""], [])
+
+
+def test_holders_who_share_a_unit_do_not_contradict_each_other() -> None:
+    mapping = resolved((A, pod("a", UID["1"])), (A, pod("b", UID["2"])))
+    assert texts(ProcessNet().check(mapping, {A: [of_pod(UID["1"]), of_pod(UID["2"])]}, PLACES)) == ["", ""]
+    both = texts(ProcessNet().check(mapping, {A: [of_pod(UID["1"]), of_pod(UID["3"])]}, PLACES))
+    assert both == [
+        f"processes of pod {UID['3']} run here, kubelet says pod ml/a",
+        f"processes of pod {UID['3']} run here, kubelet says pod ml/b",
+    ]
+
+
+def test_one_foreign_process_among_the_holders_own_contradicts() -> None:
+    assert texts(ProcessNet().check(resolved((A, job("42"))), {A: [of_job("42"), of_job("43")]}, PLACES)) != [""]
+
+
+def test_a_holder_that_works_on_a_unit_it_does_not_hold_is_not_idle_on_its_own() -> None:
+    """A renumbered GPU: job 42 is said to hold gpu 1 and works on gpu 0, which has no holder."""
+    net = ProcessNet()
+    checked = net.check(resolved((B, job("42"))), {A: [of_job("42")]}, PLACES)
+    assert texts(checked) == ["processes of job 42 run on gpu 0, which slurm does not give it"]
+    assert len(checked.conflicts) == 1
+    assert net.in_use == {A: "in use by job 42, to whom slurm does not give it"}
+
+
+def test_a_holder_at_work_on_its_own_unit_is_confirmed_there_wherever_else_it_works() -> None:
+    mapping = resolved((A, job("42")), (B, job("42")))
+    assert texts(ProcessNet().check(mapping, {A: [of_job("42")], C: [of_job("42")]}, PLACES)) == [
+        "",
+        "processes of job 42 run on gpu 2, which slurm does not give it",
+    ]
+
+
+def test_a_unit_whose_claim_is_unresolved_may_be_the_one_it_works_on() -> None:
+    mapping = resolved((A, job("42")), unresolved=(job("42"),))
+    net = ProcessNet()
+    assert texts(net.check(mapping, {B: [of_job("42")]}, PLACES)) == [""]
+    assert net.in_use == {B: "in use by job 42, to whom slurm does not give it"}
+
+
+def test_a_pod_with_two_containers_holds_the_units_of_both() -> None:
+    mapping = resolved((A, pod("a", UID["1"], "one")), (B, pod("a", UID["1"], "two")))
+    assert texts(ProcessNet().check(mapping, {A: [of_pod(UID["1"])]}, PLACES)) == ["", ""]
+
+
+def test_a_contradiction_stays_until_the_holders_own_processes_alone_are_seen() -> None:
+    net, mapping = ProcessNet(), resolved((A, job("42")))
+    assert texts(net.check(mapping, {A: [of_job("43")]}, PLACES)) == ["processes of job 43 run here, slurm says job 42"]
+    past = ["processes of job 43 ran here, slurm says job 42"]
+    for seen in ({}, {A: []}, {A: [SYSTEM]}, {A: [Owner(slurm=True)]}, {B: [of_job("43")]}):
+        checked = net.check(mapping, seen, PLACES)
+        assert texts(checked) == past
+        assert len(checked.conflicts) == 1
+    assert texts(net.check(mapping, {A: [of_job("42"), of_job("43")]}, PLACES)) != [""]
+    assert texts(net.check(mapping, {A: [of_job("42")]}, PLACES)) == [""]
+    assert texts(net.check(mapping, {}, PLACES)) == [""]
+
+
+def test_working_elsewhere_is_remembered_as_well() -> None:
+    net, mapping = ProcessNet(), resolved((B, job("42")))
+    net.check(mapping, {A: [of_job("42")]}, PLACES)
+    assert texts(net.check(mapping, {}, PLACES)) == ["processes of job 42 ran on gpu 0, which slurm does not give it"]
+    assert texts(net.check(mapping, {B: [of_job("42")]}, PLACES)) == [""]
+
+
+def test_another_holder_starts_without_the_contradictions_of_the_one_before() -> None:
+    net = ProcessNet()
+    net.check(resolved((A, job("42"))), {A: [of_job("43")]}, PLACES)
+    assert texts(net.check(resolved((A, job("44"))), {}, PLACES)) == [""]
+
+
+@pytest.mark.parametrize("pause", [False, True], ids=["at-once", "after-a-pause"])
+def test_what_the_previous_holder_left_running_counts_only_while_it_runs(pause: bool) -> None:
+    net = ProcessNet()
+    net.check(resolved((A, job("41"))), {A: [of_job("41")]}, PLACES)
+    if pause:
+        net.check(resolved((B, job("44"))), {}, PLACES)
+    mapping = resolved((A, job("42")))
+    assert texts(net.check(mapping, {A: [of_job("41")]}, PLACES)) == ["processes of job 41 run here, slurm says job 42"]
+    assert texts(net.check(mapping, {}, PLACES)) == [""]
+
+
+def test_a_previous_holder_that_still_holds_something_is_no_left_over() -> None:
+    net = ProcessNet()
+    net.check(resolved((A, job("41"))), {}, PLACES)
+    mapping = resolved((A, job("42")), (B, job("41")))
+    net.check(mapping, {A: [of_job("41")]}, PLACES)
+    assert "" not in texts(net.check(mapping, {}, PLACES))
+
+
+def test_a_left_over_beside_a_stranger_excuses_nothing() -> None:
+    net = ProcessNet()
+    net.check(resolved((A, job("41"))), {}, PLACES)
+    net.check(resolved((A, job("42"))), {A: [of_job("41"), of_job("43")]}, PLACES)
+    assert texts(net.check(resolved((A, job("42"))), {}, PLACES)) != [""]
+
+
+@pytest.mark.parametrize(
+    ("owner", "text"),
+    [
+        (of_job("43"), "in use by job 43, not in any source"),
+        (Owner(slurm=True), "in use by a Slurm job of unknown number, not in any source"),
+        (of_pod(UID["3"]), f"in use by pod {UID['3']}, not in any source"),
+        (CONTAINER, "in use by container ffffffffffff, not in any source"),
+        (SYSTEM, None),
+    ],
+)
+def test_a_unit_without_a_holder_is_not_free_while_a_job_a_pod_or_a_container_uses_it(
+    owner: Owner, text: str | None
+) -> None:
+    net = ProcessNet()
+    net.check(resolved((A, job("42"))), {B: [owner]}, PLACES)
+    assert net.in_use == ({} if text is None else {B: text})
+    net.check(resolved((A, job("42"))), {}, PLACES)
+    assert net.in_use == {}
+
+
+def test_each_finding_is_logged_once_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    net, mapping = ProcessNet(), resolved((A, job("42")))
+    with caplog.at_level(logging.WARNING):
+        for seen in ({A: [of_job("43")]}, {}, {A: [of_job("43")]}, {A: [of_job("42")]}, {A: [of_job("43")]}):
+            net.check(mapping, seen, PLACES)
+        assert [record.getMessage() for record in caplog.records] == [
+            "gpu 0: processes of job 43 run here, slurm says job 42; the time of job 42 here is unknown until its own "
+            "processes, and no others, are seen here; compare the order of gres.conf with `nvidia-smi -L` and with "
+            "`scontrol show node -d`"
+        ]
+        net.check(mapping, {A: [of_job("44")]}, PLACES)
+    assert len(caplog.records) == 2
+
+
+def test_nothing_is_kept_of_units_and_holders_that_are_gone() -> None:
+    net = ProcessNet()
+    for number in range(100):
+        unit = UnitId("GPU-a", f"MIG-{number}")
+        net.check(resolved((unit, job(str(number)))), {unit: [of_job("x")], A: []}, {unit: "gpu 0:1/0"})
+        net.check(resolved((unit, job("0"))), {unit: [of_job("999")]}, {unit: "gpu 0:1/0"})
+    net.check(resolved(), {}, {})
+    assert not any((net._found, net._logged, net._held, net._before, net.in_use))
+
+
+OWNERS = st.sampled_from(
+    [of_job("1"), of_job("2"), of_job("3"), of_pod(UID["1"]), of_pod(UID["2"]), SYSTEM, CONTAINER, Owner(slurm=True)]
+)
+HOLDERS = st.sampled_from([job("1"), job("2"), pod("a", UID["1"]), pod("b", UID["2"]), pod("c")])
+LOOKS = st.lists(
+    st.tuples(
+        st.dictionaries(st.sampled_from([A, B, C]), HOLDERS),
+        st.dictionaries(st.sampled_from([A, B, C]), st.lists(OWNERS, max_size=3)),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(LOOKS)
+def test_a_mapping_is_believed_only_where_no_process_of_another_is_seen(looks: list) -> None:
+    net = ProcessNet()
+    before: dict[tuple[UnitId, HolderKey], str] = {}
+    for holders, owners in looks:
+        checked = net.check(resolved(*holders.items()), owners, PLACES)
+        now: dict[tuple[UnitId, HolderKey], str] = {}
+        for allocation, _ in checked.allocations:
+            relations = {relate(allocation.holder, owner) for owner in owners.get(allocation.unit, [])}
+            key = (allocation.unit, allocation.holder.key)
+            now[key] = allocation.contradiction
+            assert ("other" not in relations) or allocation.contradiction
+            if relations and "other" not in relations and "own" in relations:
+                assert not allocation.contradiction
+            elif before.get(key) and not allocation.contradiction:
+                assert "own" in relations or net._before[allocation.unit]
+        assert not net.in_use.keys() & holders.keys()
+        assert len(checked.conflicts) == sum(bool(text) for text in now.values())
+        before = now

@@ -1,0 +1,195 @@
+"""Looking owners up in a /proc: what is gone, hidden or another process's names no owner."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.processes import READ_MAX, TICKS_PER_S, UNIT_MAX, ProcessOwners, parse_stat
+from gpu_exporter.clock import ManualClock, SystemClock
+from gpu_exporter.model import DeviceIdentity, DeviceSnapshot, GpuProcess, InstanceReading, ProcessList, UnitId
+
+UNIT = UnitId("GPU-a")
+JOB = Owner(slurm=True, job="42", step="0")
+KTHREADD = "2 (kthreadd) S 0 0 0 0 -1 2129984 " + "0 " * 40
+BOOT_S = 1000.0  # what the fake clock since boot shows while ManualClock shows `now`
+
+
+def snapshot(
+    *processes: GpuProcess, at: float, mig: str = "disabled", instances: tuple[str, ...] = ()
+) -> DeviceSnapshot:
+    return DeviceSnapshot(
+        DeviceIdentity(0, "GPU-a", "NVIDIA H100", "580", "0000:10:00.0", 0, mig),
+        at,
+        at,
+        up=True,
+        instances=tuple(InstanceReading(f"MIG-{ids}", ids, "1g.10gb", 1, (), None) for ids in instances),
+        processes=ProcessList(at, processes),
+    )
+
+
+class Proc:
+    """A /proc as files."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def add(self, pid: int, cgroup: str, start_s: float = 1.0, name: str = "python", flags: int = 0) -> None:
+        folder = self.root / str(pid)
+        folder.mkdir(exist_ok=True)
+        fields = ["S", "1", "1", "1", "0", "-1", str(flags), *["0"] * 12, str(round(start_s * TICKS_PER_S)), "0", "0"]
+        (folder / "stat").write_text(f"{pid} ({name}) {' '.join(fields)}\n", encoding="utf-8")
+        (folder / "cgroup").write_text(cgroup, encoding="utf-8")
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Proc:
+    return Proc(tmp_path)
+
+
+def owners(proc: Proc, clock: ManualClock) -> ProcessOwners:
+    return ProcessOwners(proc.root, clock, lambda: BOOT_S)
+
+
+def test_the_distinct_owners_of_a_gpus_processes(proc: Proc) -> None:
+    clock = ManualClock()
+    for pid in (101, 102):
+        proc.add(pid, "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0")
+    proc.add(103, "0::/user.slice")
+    seen = snapshot(*map(GpuProcess, (101, 102, 103)), at=clock.monotonic())
+    assert owners(proc, clock).read([seen]) == {UNIT: (JOB, Owner())}
+
+
+def test_processes_of_instances_are_their_own(proc: Proc) -> None:
+    clock = ManualClock()
+    proc.add(101, "0::/slurm/job_42/step_0")
+    proc.add(102, "0::/slurm/job_43/step_0")
+    listed = (GpuProcess(101, "7/0"), GpuProcess(102, "8/0"), GpuProcess(102, "9/0"), GpuProcess(102))
+    seen = snapshot(*listed, at=clock.monotonic(), mig="enabled", instances=("7/0", "8/0"))
+    assert owners(proc, clock).read([seen]) == {
+        UnitId("GPU-a", "MIG-7/0"): (JOB,),
+        UnitId("GPU-a", "MIG-8/0"): (JOB._replace(job="43"),),
+    }
+
+
+def test_a_process_that_has_ended_or_is_hidden_is_nothing(proc: Proc) -> None:
+    """hidepid=2 hides the folder, hidepid=1 what is in it."""
+    clock = ManualClock()
+    (proc.root / "102").mkdir()
+    proc.add(103, "0::/slurm/job_42/step_0")
+    (proc.root / "103" / "cgroup").unlink()
+    proc.add(104, "0::/slurm/job_42/step_0")
+    (proc.root / "104" / "stat").write_text("nonsense")
+    assert owners(proc, clock).read([snapshot(*map(GpuProcess, (101, 102, 103, 104)), at=clock.monotonic())]) == {}
+
+
+def test_without_a_list_or_an_answer_nothing_is_known(proc: Proc) -> None:
+    clock = ManualClock()
+    proc.add(101, "0::/slurm/job_42/step_0")
+    seen = snapshot(GpuProcess(101), at=clock.monotonic())
+    look = owners(proc, clock)
+    assert look.read([seen]) == {UNIT: (JOB,)}
+    assert look.read([seen._replace(processes=None)]) == {}
+    assert look.read([seen._replace(up=False)]) == {}
+
+
+@pytest.mark.parametrize(("start_s", "owner"), [(BOOT_S - 5.0, (JOB,)), (BOOT_S - 4.9, None)])
+def test_a_process_younger_than_the_list_has_the_pid_of_another(
+    proc: Proc, start_s: float, owner: tuple[Owner, ...] | None
+) -> None:
+    clock = ManualClock()
+    seen = snapshot(GpuProcess(101), at=clock.monotonic())
+    clock.advance(5.0)
+    proc.add(101, "0::/slurm/job_42/step_0", start_s=start_s)
+    assert owners(proc, clock).read([seen]).get(UNIT) == owner
+
+
+def test_a_pid_that_changes_hands_while_it_is_read_is_nothing(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    proc.add(101, "0::/slurm/job_42/step_0", start_s=1.0)
+    look = owners(proc, clock)
+    read = look._text
+
+    def reading(pid: int, name: str) -> str | None:
+        text = read(pid, name)
+        if name == "cgroup":
+            proc.add(101, "0::/slurm/job_43/step_0", start_s=2.0)
+        return text
+
+    monkeypatch.setattr(look, "_text", reading)
+    assert look.read([snapshot(GpuProcess(101), at=clock.monotonic())]) == {}
+
+
+def test_the_mps_server_works_for_all(proc: Proc) -> None:
+    clock = ManualClock()
+    pod = f"0::/kubepods/pod12345678-0000-4000-8000-000000000000/{'f' * 64}"
+    proc.add(101, pod, name="nvidia-cuda-mps")
+    proc.add(102, pod, name="python")
+    look = owners(proc, clock)
+    assert look.read([snapshot(GpuProcess(101), at=clock.monotonic())]) == {}
+    assert UNIT in look.read([snapshot(GpuProcess(102), at=clock.monotonic())])
+
+
+def test_a_file_that_is_cut_off_names_no_owner(proc: Proc) -> None:
+    clock = ManualClock()
+    line = "0::/slurm/job_42/step_0"
+    proc.add(101, "0::/\n" * ((READ_MAX - len(line)) // 5 + 1) + line)
+    assert owners(proc, clock).read([snapshot(GpuProcess(101), at=clock.monotonic())]) == {}
+
+
+def test_only_so_many_processes_of_a_gpu_are_looked_at(proc: Proc) -> None:
+    clock = ManualClock()
+    proc.add(UNIT_MAX + 1, "0::/slurm/job_42/step_0")
+    listed = tuple(map(GpuProcess, range(1, UNIT_MAX + 2)))
+    assert owners(proc, clock).read([snapshot(*listed, at=clock.monotonic())]) == {}
+    assert owners(proc, clock).read([snapshot(*listed[1:], at=clock.monotonic())]) == {UNIT: (JOB,)}
+
+
+def test_the_host_is_where_the_kernel_started_pid_2(proc: Proc) -> None:
+    look = owners(proc, ManualClock())
+    assert not look.is_host()
+    proc.add(2, "0::/", name="kthreadd")
+    assert not look.is_host()  # anybody can call himself so
+    proc.add(2, "0::/", name="bash", flags=0x00200040)
+    assert not look.is_host()
+    (proc.root / "2" / "stat").write_text(KTHREADD)
+    assert look.is_host()
+
+
+def test_a_living_child_is_found_in_the_real_proc_and_a_dead_one_is_not() -> None:
+    """Its start is no later than now, by the kernel's own clock."""
+    clock = SystemClock()
+    look = ProcessOwners(Path("/proc"), clock)
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        seen = snapshot(GpuProcess(child.pid), at=clock.monotonic())
+        assert UNIT in look.read([seen])
+        before = snapshot(GpuProcess(child.pid), at=clock.monotonic() - 60.0)
+        assert look.read([before]) == {}  # a minute ago this pid was another's
+    finally:
+        child.kill()
+        child.wait()
+    assert look.read([seen]) == {}
+
+
+@pytest.mark.parametrize(("name", "parsed"), [("sh", "sh"), ("a b", "a b"), (") S 1 (", ") S 1 ("), ("((", "((")])
+def test_a_name_may_hold_anything(name: str, parsed: str) -> None:
+    stat = parse_stat(f"7 ({name}) R 1 1 1 0 -1 64 " + "0 " * 12 + f"{5 * TICKS_PER_S} 0 0")
+    assert stat == (parsed, 64, 5.0)
+
+
+@given(st.text())
+def test_any_text_is_a_stat_or_none(text: str) -> None:
+    stat = parse_stat(text)
+    assert stat is None or stat.start_s >= 0
+
+
+def test_the_real_stat_of_this_process_is_understood() -> None:
+    stat = parse_stat(Path("/proc/self/stat").read_text())
+    assert stat is not None
+    assert stat.start_s > 0
