@@ -136,6 +136,8 @@ def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
         parser.error(f"--textfile.output {options.textfile}: node_exporter reads only files named *.prom")
     if options.textfile_interval > TEXTFILE_INTERVAL_MAX_S:
         parser.error("--textfile.interval: at most 60s, since evidence counts as fresh for four intervals")
+    if options.xid_kmsg and not options.collector_xid:
+        parser.error("--collector.xid.kmsg adds to collector xid, which is off")
     if not options.telemetry_path.startswith("/"):
         parser.error(f"--web.telemetry-path {options.telemetry_path}: must start with /")
     for path in (*options.replay, *(path for path in (options.scenario, options.static) if path is not None)):
@@ -235,6 +237,7 @@ def _run_daemon(
             _enabled(options),
             sysfs=sysfs,
             publish_interval_s=publish_interval_s,
+            kmsg=options.kmsg if options.xid_kmsg else None,
         )
         if options.textfile is not None:
             ended = write_textfiles(agent, options.textfile, options.textfile_interval)

@@ -134,6 +134,14 @@ def build_serve_parser() -> Parser:
             default=on,
             help=f"(default {'on' if on else 'off'})",
         )
+    parser.flag(
+        "--collector.xid.kmsg",
+        dest="xid_kmsg",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="read XIDs for which NVML has no event, such as 62, from the kernel's log; needs CAP_SYSLOG (default off)",
+    )
+    parser.flag("--path.kmsg", dest="kmsg", type=Path, default=Path("/dev/kmsg"), help="that log (default /dev/kmsg)")
     _add_sources(parser)
     parser.flag(
         "--devices.scenario",

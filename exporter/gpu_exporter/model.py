@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 MetricType: TypeAlias = Literal["counter", "gauge"]
 Scheduler: TypeAlias = Literal["kubernetes", "slurm"]
+XID_CLASSES = ("application", "hardware", "information")
 
 
 class UnitId(NamedTuple):
