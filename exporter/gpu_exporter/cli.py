@@ -192,7 +192,7 @@ def describe_settings(settings: Settings) -> str:
 
     defaults = Defaults()
     changes = [
-        f"{section}.{name}={value:g}"
+        f"{section}.{name}={value if isinstance(value, str) else format(value, 'g')}"
         for section, values in settings._asdict().items()
         for name, value in values._asdict().items()
         if value != getattr(getattr(defaults, section), name)
@@ -209,6 +209,7 @@ def _run_daemon(
     state_directory: Path | None,
 ) -> int:
     import logging
+    import os
 
     from gpu_exporter.app.agent import Agent, open_state
     from gpu_exporter.app.anew import start_anew_or_exit
@@ -219,6 +220,7 @@ def _run_daemon(
     from gpu_exporter.ledger.state import StateInUse, read_boot_id
 
     hold_signals()
+    os.umask(0o022)  # what is made here is neither writable for others nor out of reach for the socket's group
     set_up_logging(options.log_level, options.log_format)
     log = logging.getLogger("gpu_exporter")
     names = ", ".join(source.name for source in sources) or "none"
@@ -243,7 +245,7 @@ def _run_daemon(
             ended = write_textfiles(agent, options.textfile, options.textfile_interval)
         else:
             socket_directory = state_directory if state is not None else None
-            ended = serve(agent, options.address, options.telemetry_path, socket_directory)
+            ended = serve(agent, options.address, options.telemetry_path, socket_directory, options.socket_mode)
     except (StateInUse, ValueError, OSError) as exc:
         parser.fail(str(exc))
     if ended is Ended.CHANGED:

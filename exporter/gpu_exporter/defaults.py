@@ -36,6 +36,13 @@ class Attribution(NamedTuple):
     """seconds; an empty kubelet answer after a full one needs a second one this much later"""
 
 
+class Identity(NamedTuple):
+    """Keys of the section `identity`."""
+
+    user: str = "auto"
+    """name, uid, hmac, none; auto is hmac where Slurm's PrivateData hides jobs or users, else name"""
+
+
 class Ledger(NamedTuple):
     """Keys of the section `ledger`."""
 
@@ -116,6 +123,7 @@ class Settings(NamedTuple):
 
     sampling: Sampling = Sampling()
     attribution: Attribution = Attribution()
+    identity: Identity = Identity()
     ledger: Ledger = Ledger()
     state: State = State()
     diagnosis: Diagnosis = Diagnosis()

@@ -188,6 +188,11 @@ class Holder(NamedTuple):
             return f"job {self._job_name()}"
         return f"{self.namespace}/{self.pod}/{self.container}"
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Every way to write it: two sources that share one of them mean the same holder."""
+        return frozenset((self.label, f"job {self.job_id}")) if self.job_id else frozenset((self.label,))
+
     def _job_name(self) -> str:
         """As squeue prints it and scontrol takes it: a task and a component have an address beside their number."""
         if self.array_job_id and self.array_task_id:

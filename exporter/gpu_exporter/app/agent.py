@@ -12,6 +12,7 @@ from gpu_exporter.app.books import Books
 from gpu_exporter.app.fleet import Fleet
 from gpu_exporter.app.presence import Presence
 from gpu_exporter.app.wiring import flatten_counts
+from gpu_exporter.attribution.identity import Identity
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.attribution.source import Source
 from gpu_exporter.clock import Clock
@@ -86,7 +87,9 @@ class Agent:
         self._kernel_log = (
             KernelLogLoop(kmsg, self.books.xids, self._list_gpus, clock, self.books.touch) if kmsg is not None else None
         )
-        self.poller = Poller(sources, clock, settings.attribution.keep_last)
+        self.poller = Poller(
+            sources, clock, settings.attribution.keep_last, Identity(settings.identity.user, directory)
+        )
         self._first_poll = threading.Event()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -209,7 +212,11 @@ class Agent:
             note=self._note,
             unmanaged=self.fleet.unmanaged(),
             outcomes=(*self.fleet.outcomes(), *self._kernel_log_outcome()),
-            warnings=(*self.fleet.warnings(), *([self._state_warning(state.error)] if state and state.error else [])),
+            warnings=(
+                *self.fleet.warnings(),
+                *self.poller.warnings(),
+                *([self._state_warning(state.error)] if state and state.error else []),
+            ),
             state=state,
             driver_asked=self.fleet.asked.is_set(),
         )

@@ -109,11 +109,13 @@ def take_one_view(
     # Loaded while the GPUs are read.
     from gpu_exporter.app.books import Books
     from gpu_exporter.app.presence import Presence
+    from gpu_exporter.attribution.identity import Identity
     from gpu_exporter.attribution.poller import Poller
     from gpu_exporter.ledger.expected import ExpectedDevices
     from gpu_exporter.ledger.state import read_boot_id
 
-    poller = Poller(sources, clock, settings.attribution.keep_last)
+    identity = Identity(settings.identity.user, state_directory)
+    poller = Poller(sources, clock, settings.attribution.keep_last, identity)
     asking = threading.Thread(target=poller.poll, name="attribution", daemon=True)
     asking.start()
     presence = Presence(ExpectedDevices(state_directory, read_boot_id()), sysfs)
@@ -148,7 +150,7 @@ def take_one_view(
         sources=poller.statuses(),
         attribution_known=poller.is_known() and books.is_resolved(),
         errors=flatten_counts(errors),
-        warnings=(persistence_warning(off),) if off else (),
+        warnings=(*((persistence_warning(off),) if off else ()), *poller.warnings()),
         unmanaged=presence.unmanaged(),
     )
     hung = {reader.snapshot.identity.uuid for reader in unread_yet if reader.snapshot.identity.uuid}

@@ -35,7 +35,7 @@ def resolve(claims: Sequence[Claim], snapshots: Iterable[DeviceSnapshot]) -> Res
             continue
         others = units.setdefault(unit, [])
         if others and others[0][0].holder.source != claim.holder.source:
-            if others[0][0].holder.label != claim.holder.label:
+            if others[0][0].holder.names.isdisjoint(claim.holder.names):
                 conflicts.append(claim)
         elif all(other.holder.key != claim.holder.key for other, _ in others):
             others.append((claim, replica))

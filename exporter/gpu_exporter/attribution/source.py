@@ -14,11 +14,12 @@ class SourceError(Exception):
 
 class Answer(NamedTuple):
     """What a source said. `problem`: what it said that was not understood, so that some claims may be missing; then a
-    GPU without a claim is not known to be free.
+    GPU without a claim is not known to be free. `hides_users`: the site hides who runs what (Slurm's PrivateData).
     """
 
     claims: Sequence[Claim]
     problem: str = ""
+    hides_users: bool = False
 
 
 class Source(Protocol):
