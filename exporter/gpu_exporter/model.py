@@ -340,17 +340,17 @@ class AgentStatus(NamedTuple):
     outcomes: tuple[CollectorOutcome, ...] = ()  # of collectors that work outside the device cycles
     warnings: tuple[str, ...] = ()  # for people, about this host
     state: StateStatus | None = None  # None where no state is kept
-    driver_asked: bool = True  # false until the driver was asked for the first time: nothing is known yet
+    driver_missed: bool = False  # not asked yet, or failing as only a driver that is there can
 
     @property
     def expects_gpus(self) -> bool:
         """Whether the lack of GPU data is a fault.
 
-        Not on a node without a GPU, nor where every GPU was given to another kernel driver. GPUs on the bus without any
-        kernel driver, with none of NVIDIA's beside them, are a driver that failed to load.
+        Not on a node without a GPU, nor where every GPU was given to another kernel driver, nor while the driver is
+        released on request. GPUs on the bus without any kernel driver are a driver that failed to load.
         """
         unbound = any(driver == "none" for driver, _ in self.unmanaged)
-        return self.devices_expected > 0 or unbound or not self.driver_asked
+        return self.devices_expected > 0 or unbound or self.driver_missed
 
 
 class View(NamedTuple):

@@ -218,5 +218,5 @@ class Agent:
                 *([self._state_warning(state.error)] if state and state.error else []),
             ),
             state=state,
-            driver_asked=self.fleet.asked.is_set(),
+            driver_missed=self.fleet.is_missed(),
         )

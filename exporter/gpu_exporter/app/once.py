@@ -162,7 +162,7 @@ def _deliver(body: str, output: Path | None) -> None:
 def _fail(reason: str, form: str, output: Path | None, backend_name: str) -> int:
     """One clear line; a textfile says it too, so that the old one does not stand for ever."""
     if output is not None:
-        status = AgentStatus(VERSION, backend_name, False, reason, 0, 0, 0.0, None)
+        status = AgentStatus(VERSION, backend_name, False, reason, 0, 0, 0.0, None, driver_missed=True)
         write_atomically(output, render(View(0.0, status, (), ()), form).encode())
     return _conclude("no_data", reason, ())
 

@@ -61,7 +61,7 @@ class _Reader:
 
 
 def _status_without_driver(
-    reason: str, settings: Settings, backend: Backend, state_directory: Path | None, sysfs: Path | None
+    reason: DriverUnavailable, settings: Settings, backend: Backend, state_directory: Path | None, sysfs: Path | None
 ) -> AgentStatus:
     """What is known of this node while the driver does not answer: which GPUs should be here."""
     from gpu_exporter.app.presence import Presence
@@ -74,12 +74,13 @@ def _status_without_driver(
         version=VERSION,
         backend=backend.name,
         driver_up=False,
-        driver_error=reason,
+        driver_error=str(reason),
         devices_visible=0,
         devices_expected=presence.count(()),
         sample_interval_s=settings.sampling.interval,
         last_sample_wall=None,
         unmanaged=presence.unmanaged(),
+        driver_missed=not reason.absent,
     )
 
 
@@ -102,7 +103,7 @@ def take_one_view(
         backend.open()
         readers = [_Reader(position, backend, enabled, clock, settings) for position in range(backend.count())]
     except DriverUnavailable as exc:
-        status = _status_without_driver(str(exc), settings, backend, state_directory, sysfs)
+        status = _status_without_driver(exc, settings, backend, state_directory, sysfs)
         if status.expects_gpus:
             raise
         return View(clock.wall(), status, (), ())

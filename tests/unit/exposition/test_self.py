@@ -17,7 +17,7 @@ CPU_ONLY = AgentStatus("TEST", "nvml", False, "libnvidia-ml.so.1 cannot be loade
 GIVEN_AWAY = CPU_ONLY._replace(unmanaged=(("vfio-pci", 8),))
 MISSED = CPU_ONLY._replace(devices_expected=8)
 NOT_LOADED = CPU_ONLY._replace(unmanaged=(("none", 8),))
-NOT_ASKED = CPU_ONLY._replace(driver_asked=False)
+FAILS = CPU_ONLY._replace(driver_missed=True)
 
 
 def view(status: AgentStatus) -> View:
@@ -35,7 +35,9 @@ def test_a_driver_that_is_not_needed_is_no_fault(status: AgentStatus) -> None:
 
 
 @pytest.mark.parametrize(
-    "status", [MISSED, NOT_LOADED, NOT_ASKED], ids=["GPUs seen before", "GPUs without a kernel driver", "not asked yet"]
+    "status",
+    [MISSED, NOT_LOADED, FAILS],
+    ids=["GPUs seen before", "GPUs without a kernel driver", "fails as if there were some"],
 )
 def test_a_driver_that_is_missed_is_a_fault(status: AgentStatus) -> None:
     assert judge_health(view(status)) == "no_data"
