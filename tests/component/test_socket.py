@@ -1,4 +1,4 @@
-"""The daemon's unix socket: who may read it, whatever the umask, and what others are told at the prompt."""
+"""The daemon's unix socket: who may read it, whatever the umask, and what other users see at the prompt."""
 
 from __future__ import annotations
 

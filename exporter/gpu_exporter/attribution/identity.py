@@ -2,8 +2,8 @@
 
 Slurm's PrivateData hides jobs or users from other users; an open port must not undo that. `auto` therefore shows
 hashes as soon as one source says that its site hides them, and until every source has answered once. A hash is an
-HMAC-SHA-256 of the name, cut to 64 bits: the same user has the same one for ever, and without the key nobody can try
-names. The key is a file in the state directory; copied to every node, a user has one hash on all of them.
+HMAC-SHA-256 of the name, cut to 64 bits: the same user always has the same one, and without the key names cannot be
+tried. The key is a file in the state directory; copied to every node, a user has one hash on all of them.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Identity:
 
     def __init__(self, setting: str, directory: Path | None) -> None:
         """`setting`: `auto` or one of MODES. `directory`: where the key is kept, None for nowhere."""
-        self.problem = ""  # why nobody is named although hashes are wanted
+        self.problem = ""  # why users are not shown although hashes are wanted
         self._setting = setting
         self._directory = directory
         self._key: bytes | None = None

@@ -73,7 +73,7 @@ class KernelLogLoop(Worker):
             self._clock.wait(self._stop, RETRY_S)
 
     def _follow(self, kernel_log: KernelLog) -> None:
-        """Until told to stop, or until the log cannot be read any more (OSError)."""
+        """Until asked to stop, or until the log cannot be read any more (OSError)."""
         while not self._stop.is_set():
             if not self.look(kernel_log):
                 self._clock.wait(self._stop, LOOK_S)
