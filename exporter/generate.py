@@ -5,6 +5,7 @@ Run by `make generate`; a test compares the files with what this would write. Us
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -54,7 +55,7 @@ def render_defaults(text: str) -> str:
             else:
                 annotation, default, reason = (
                     type(value).__name__,
-                    repr(value),
+                    json.dumps(value) if isinstance(value, str) else repr(value),
                     comments.get((section, key), ""),
                 )
             out += [f"    {key}: {annotation} = {default}", f'    """{reason.strip("; ")}"""']

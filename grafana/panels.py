@@ -417,7 +417,7 @@ class _Builder:
         )
         self._add_stat(
             "Driver down",
-            "Exporters that find no driver, or one that hangs as a whole. A node without a GPU is counted here too.",
+            "Exporters that find no driver, or one that hangs as a whole, on nodes where a GPU is expected.",
             queries.driver_down,
             "alarm",
             small[2],

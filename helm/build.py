@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]  # so that it runs from a che
 
 from alerts.build import KEY, TARGET, build_rules, write_or_check  # noqa: E402 - after the path is set
 
-from gpu_exporter.config import format_duration  # noqa: E402
+from gpu_exporter.config import CHOICES, format_duration  # noqa: E402
 from gpu_exporter.defaults import DURATIONS, Alerts, Settings  # noqa: E402
 
 DURATION = r"^[0-9]*[1-9][0-9]*(\.[0-9]+)?(ms|s|m|h)$"  # above 0, as the configuration asks
@@ -32,7 +32,9 @@ def settings_schema() -> dict[str, Any]:
     for section, values in Settings()._asdict().items():
         keys: dict[str, Any] = {}
         for key, default in values._asdict().items():
-            if f"{section}.{key}" in DURATIONS:
+            if choices := CHOICES.get(f"{section}.{key}"):
+                keys[key] = {"enum": list(choices)}
+            elif f"{section}.{key}" in DURATIONS:
                 keys[key] = {"type": "string", "pattern": DURATION}
             else:
                 share = isinstance(default, float)  # as in config.check_value: what is no duration and no count

@@ -162,6 +162,8 @@ def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
         parser.error("--attribution.process needs the collector processes, which is switched off")
     if options.textfile_interval > TEXTFILE_INTERVAL_MAX_S:
         parser.error("--textfile.interval: at most 60s, since evidence counts as fresh for four intervals")
+    if options.xid_kmsg and not options.collector_xid:
+        parser.error("--collector.xid.kmsg adds to collector xid, which is off")
     if not options.telemetry_path.startswith("/"):
         parser.error(f"--web.telemetry-path {options.telemetry_path}: must start with /")
     for path in (*options.replay, *(path for path in (options.scenario, options.static) if path is not None)):
@@ -218,7 +220,7 @@ def describe_settings(settings: Settings) -> str:
 
     defaults = Defaults()
     changes = [
-        f"{section}.{name}={value:g}"
+        f"{section}.{name}={value if isinstance(value, str) else format(value, 'g')}"
         for section, values in settings._asdict().items()
         for name, value in values._asdict().items()
         if value != getattr(getattr(defaults, section), name)
@@ -236,6 +238,7 @@ def _run_daemon(
     state_directory: Path | None,
 ) -> int:
     import logging
+    import os
 
     from gpu_exporter.app.agent import Agent, open_state
     from gpu_exporter.app.anew import start_anew_or_exit
@@ -246,6 +249,7 @@ def _run_daemon(
     from gpu_exporter.ledger.state import StateInUse, read_boot_id
 
     hold_signals()
+    os.umask(0o022)  # what is made here is neither writable for others nor out of reach for the socket's group
     set_up_logging(options.log_level, options.log_format)
     log = logging.getLogger("gpu_exporter")
     names = ", ".join([source.name for source in sources] + ["process"] * (processes is not None)) or "none"
@@ -265,12 +269,13 @@ def _run_daemon(
             sysfs=sysfs,
             publish_interval_s=publish_interval_s,
             processes=processes,
+            kmsg=options.kmsg if options.xid_kmsg else None,
         )
         if options.textfile is not None:
             ended = write_textfiles(agent, options.textfile, options.textfile_interval)
         else:
             socket_directory = state_directory if state is not None else None
-            ended = serve(agent, options.address, options.telemetry_path, socket_directory)
+            ended = serve(agent, options.address, options.telemetry_path, socket_directory, options.socket_mode)
     except (StateInUse, ValueError, OSError) as exc:
         parser.fail(str(exc))
     if ended is Ended.CHANGED:

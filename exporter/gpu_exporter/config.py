@@ -10,6 +10,7 @@ from typing import Any
 from gpu_exporter.defaults import DURATIONS, Settings
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+CHOICES = {"identity.user": ("auto", "name", "uid", "hmac", "none")}  # settings that are words, with those they may be
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -83,8 +84,11 @@ def _check_order(settings: Settings) -> list[str]:
     ]
 
 
-def check_value(section: str, key: str, value: float) -> str:
+def check_value(section: str, key: str, value: float | str) -> str:
     """Why a value is out of range, "" when it is not. Numbers that are no durations and no counts are shares."""
+    if isinstance(value, str):
+        choices = CHOICES[f"{section}.{key}"]
+        return "" if value in choices else f"{value!r} is none of {', '.join(choices)}"
     if value <= 0:
         return "must be above 0"
     if f"{section}.{key}" not in DURATIONS and isinstance(value, float) and value > 1:

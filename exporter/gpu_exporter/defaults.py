@@ -36,6 +36,13 @@ class Attribution(NamedTuple):
     """seconds; an empty kubelet answer after a full one needs a second one this much later"""
 
 
+class Identity(NamedTuple):
+    """Keys of the section `identity`."""
+
+    user: str = "auto"
+    """name, uid, hmac, none; auto is hmac where Slurm's PrivateData hides jobs or users, else name"""
+
+
 class Ledger(NamedTuple):
     """Keys of the section `ledger`."""
 
@@ -103,12 +110,12 @@ class Policy(NamedTuple):
 class Alerts(NamedTuple):
     """Keys of the section `alerts`."""
 
-    idle_for: float = 1800.0
-    """seconds; GpuAllocationIdle: idle run that raises the alert for the owner"""
+    idle_for: float = 3600.0
+    """seconds; GpuAllocationIdle: idle run that raises the alert for the owner; as policy.candidate_after"""
     idle_warn_for: float = 300.0
     """seconds; the alert's `for`: rides out one restart of the rule evaluator"""
     coverage_min: float = 0.9
-    """observed share of the window that the alert needs"""
+    """observed share of the time held that the alert needs"""
     fresh_max: float = 120.0
     """seconds; age of the last sample above which nothing is believed"""
 
@@ -118,6 +125,7 @@ class Settings(NamedTuple):
 
     sampling: Sampling = Sampling()
     attribution: Attribution = Attribution()
+    identity: Identity = Identity()
     ledger: Ledger = Ledger()
     state: State = State()
     diagnosis: Diagnosis = Diagnosis()

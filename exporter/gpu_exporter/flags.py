@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gpu_exporter.parser import Parser, duration, positive_duration
+from gpu_exporter.parser import Parser, duration, file_mode, positive_duration
 from gpu_exporter.version import VERSION
 
 DEFAULT_PORT = ":9836"
@@ -90,6 +90,14 @@ def build_serve_parser() -> Parser:
         default="/metrics",
         help="path of the metrics (default /metrics)",
     )
+    parser.flag(
+        "--web.socket-mode",
+        dest="socket_mode",
+        type=file_mode,
+        default="0660",
+        help="who may read the unix socket in the state directory, for --once: 0666 is every user (default 0660, the "
+        "exporter's user and group)",
+    )
     parser.flag("--once", action="store_true", default=False, help="print one reading and exit")
     parser.flag(
         "--format",
@@ -134,6 +142,14 @@ def build_serve_parser() -> Parser:
             default=on,
             help=f"(default {'on' if on else 'off'})",
         )
+    parser.flag(
+        "--collector.xid.kmsg",
+        dest="xid_kmsg",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="read XIDs for which NVML has no event, such as 62, from the kernel's log; needs CAP_SYSLOG (default off)",
+    )
+    parser.flag("--path.kmsg", dest="kmsg", type=Path, default=Path("/dev/kmsg"), help="that log (default /dev/kmsg)")
     _add_sources(parser)
     parser.flag(
         "--devices.scenario",

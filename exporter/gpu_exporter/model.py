@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 MetricType: TypeAlias = Literal["counter", "gauge"]
 Scheduler: TypeAlias = Literal["kubernetes", "slurm"]
+XID_CLASSES = ("application", "hardware", "information")
 
 
 class UnitId(NamedTuple):
@@ -215,6 +216,11 @@ class Holder(NamedTuple):
             return f"job {self._job_name()}"
         return f"{self.namespace}/{self.pod}/{self.container}"
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Every way to write it: two sources that share one of them mean the same holder."""
+        return frozenset((self.label, f"job {self.job_id}")) if self.job_id else frozenset((self.label,))
+
     def _job_name(self) -> str:
         """As squeue prints it and scontrol takes it: a task and a component have an address beside their number."""
         if self.array_job_id and self.array_task_id:
@@ -390,17 +396,17 @@ class AgentStatus(NamedTuple):
     outcomes: tuple[CollectorOutcome, ...] = ()  # of collectors that work outside the device cycles
     warnings: tuple[str, ...] = ()  # for people, about this host
     state: StateStatus | None = None  # None where no state is kept
-    driver_asked: bool = True  # false until the driver was asked for the first time: nothing is known yet
+    driver_missed: bool = False  # not asked yet, or failing as only a driver that is there can
 
     @property
     def expects_gpus(self) -> bool:
         """Whether the lack of GPU data is a fault.
 
-        Not on a node without a GPU, nor where every GPU was given to another kernel driver. GPUs on the bus without any
-        kernel driver, with none of NVIDIA's beside them, are a driver that failed to load.
+        Not on a node without a GPU, nor where every GPU was given to another kernel driver, nor while the driver is
+        released on request. GPUs on the bus without any kernel driver are a driver that failed to load.
         """
         unbound = any(driver == "none" for driver, _ in self.unmanaged)
-        return self.devices_expected > 0 or unbound or not self.driver_asked
+        return self.devices_expected > 0 or unbound or self.driver_missed
 
 
 class View(NamedTuple):

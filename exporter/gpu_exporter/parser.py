@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from typing import NoReturn
 
@@ -58,6 +59,13 @@ class Parser(argparse.ArgumentParser):
 def environment_name(flag: str) -> str:
     """`--web.listen-address` to GPU_EXPORTER_WEB_LISTEN_ADDRESS."""
     return "GPU_EXPORTER_" + flag.lstrip("-").replace(".", "_").replace("-", "_").upper()
+
+
+def file_mode(text: str) -> int:
+    """`0660` to the permission bits of a file."""
+    if not re.fullmatch("0?[0-7]{3}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a file mode such as 0660")
+    return int(text, 8)
 
 
 def duration(text: str) -> float:

@@ -33,6 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "runtimeClassName": "nvidia",
             "driverPath": "/usr/lib/nvidia",
             "privileged": True,
+            "xidKmsg": True,
             "hostNetwork": True,
             "listenAddress": "127.0.0.1",
             "stateHostPath": "",
@@ -186,6 +187,25 @@ def test_the_agent_has_no_right_and_no_capability(helm: Helm) -> None:
     reconciler = find(objects, "Deployment")["spec"]["template"]["spec"]
     assert reconciler["automountServiceAccountToken"] is False
     assert "--apply" not in reconciler["containers"][0]["args"]
+
+
+def test_the_kernels_log_is_read_only_when_asked_for_and_privileged(helm: Helm) -> None:
+    def agent(values: dict[str, Any]) -> dict[str, Any]:
+        pod = find(helm.objects({"agent": values}), "DaemonSet")["spec"]["template"]["spec"]
+        return {"volumes": pod["volumes"], **pod["containers"][0]}
+
+    mount = {"name": "kmsg", "mountPath": "/dev/kmsg", "readOnly": True}
+    asked = agent({"xidKmsg": True, "privileged": True})
+    assert "--collector.xid.kmsg" in asked["args"]
+    assert mount in asked["volumeMounts"]
+    assert {"name": "kmsg", "hostPath": {"path": "/dev/kmsg", "type": "CharDevice"}} in asked["volumes"]
+    assert asked["securityContext"]["privileged"] is True
+    for values in ({}, {"privileged": True}):
+        text = json.dumps(agent(values))
+        assert "kmsg" not in text
+    refused = helm.template({"agent": {"xidKmsg": True}}, check=False)
+    assert refused.returncode != 0
+    assert "agent.xidKmsg: only privileged containers may read /dev/kmsg; set agent.privileged=true" in refused.stderr
 
 
 def test_the_reconciler_may_do_what_it_does_and_nothing_else(plane: ControlPlane, helm: Helm) -> None:

@@ -95,9 +95,18 @@ def test_no_library(rig: Rig, matrix: FaultTable) -> None:
     assert seen.one("gpu_driver_up") == 0
     assert not seen["gpu_up"]
     assert scrape_ms(url) < 10
-    assert "libnvidia-ml.so.1 cannot be loaded" in (fetch(f"{url}/") or "")
+    assert "No GPU is expected to answer here: libnvidia-ml.so.1 cannot be loaded" in (fetch(f"{url}/") or "")
+    assert json.loads(fetch(f"{url}/api/v1/status") or "")["health"] == "none_expected"
+    assert (fetch(f"{url}/-/ready"), "level=warn" in running.log()) == ("ready\n", False)
     assert running.stop() == 0
-    matrix.add("no libnvidia-ml", "nothing", "nothing", "`gpu_driver_up` 0; log and page say why", "when it comes")
+    add_function(rig.sysfs, "0000:10:00.0", "nvidia")  # the same where a GPU is on the bus is a fault
+    running, url = rig.start(environment=environment)
+    assert "No GPU data: libnvidia-ml.so.1 cannot be loaded" in (fetch(f"{url}/") or "")
+    assert json.loads(fetch(f"{url}/api/v1/status") or "")["health"] == "no_data"
+    assert running.log().count('level=warning logger=app.fleet msg="no GPU data: libnvidia-ml.so.1') == 1
+    assert running.stop() == 0
+    signs = "`gpu_driver_up` 0; log and page say why; no fault where `gpu_devices_expected` is 0"
+    matrix.add("no libnvidia-ml", "nothing", "nothing", signs, "when it comes")
 
 
 def test_driver_not_loaded_and_then_there(rig: Rig, matrix: FaultTable) -> None:
@@ -117,10 +126,20 @@ def test_driver_not_loaded_and_then_there(rig: Rig, matrix: FaultTable) -> None:
     matrix.add("driver comes later", "fresh", OTHERS, "`gpu_driver_up` 1", "within 5 s, by itself")
 
 
+def test_a_driver_that_is_there_and_fails_is_a_fault_wherever_it_is(rig: Rig) -> None:
+    rig.table.table.init_rc = 999
+    running, url = rig.start()
+    assert look(url).one("gpu_devices_expected") == 0
+    assert "No GPU data: the driver refuses without a reason" in (fetch(f"{url}/") or "")
+    assert json.loads(fetch(f"{url}/api/v1/status") or "")["health"] == "no_data"
+    assert "level=warning" in running.log()
+
+
 def test_driver_that_hangs_at_its_start(rig: Rig, matrix: FaultTable) -> None:
     rig.table.table.init_delay_us = 600_000_000
     running, url = rig.start()
-    seen = rig.wait_until(url, "the hang to show", lambda seen: "does not answer" in (fetch(f"{url}/") or ""))
+    said = "No GPU data: the driver does not answer"  # a fault, though nothing says yet that there are GPUs
+    seen = rig.wait_until(url, "the hang to show", lambda seen: said in (fetch(f"{url}/") or ""))
     assert seen.one("gpu_driver_up") == 0
     assert scrape_ms(url) < 10
     rig.table.table.init_delay_us = 0

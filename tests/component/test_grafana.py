@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
+from grafana.queries import Queries
 
+from gpu_exporter.defaults import Settings
 from tests.testbed.processes import Processes, fetch, wait_for
-from tests.testbed.servers import Prometheus
+from tests.testbed.servers import Prometheus, require
 
 ROOT = Path(__file__).resolve().parents[2]
 IDLE_FOR_S, WINDOW_S = 6, 5
@@ -244,3 +246,35 @@ def check_silence(prometheus: Prometheus, panels: dict[str, Any]) -> None:
     }
     known = {"GPUs in all": 7.0, "Without data": 7.0, "Exporters silent": 1.0}
     assert {title: one(rows) for title, rows in answers.items() if rows} == known
+
+
+DRIVERS = {  # node: gpu_driver_up, gpu_devices_expected, GPUs by another kernel driver
+    "works": (1, 8, None),
+    "down": (0, 8, None),
+    "not-loaded": (0, 0, "none"),
+    "given-away": (0, 0, "vfio-pci"),
+    "cpu-only": (0, 0, None),
+}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "down"),
+    [("down", 1), ("not-loaded", 1), ("cpu-only", 0), ("given-away", 0), ("works", 0), (".*", 2)],
+)
+def test_a_driver_is_down_only_where_a_gpu_is_expected(tmp_path: Path, nodes: str, down: int) -> None:
+    require("promtool")
+    series = []
+    for node, (up, expected, driver) in DRIVERS.items():
+        place = f'node="{node}", instance="{node}"'
+        series.append({"series": f"gpu_driver_up{{{place}}}", "values": str(up)})
+        series.append({"series": f"gpu_devices_expected{{{place}}}", "values": str(expected)})
+        if driver is not None:
+            series.append({"series": f'gpu_devices_unmanaged{{{place}, driver="{driver}"}}', "values": "8"})
+    expression = Queries(Settings()).driver_down.replace("$node", nodes)
+    case = {"expr": expression, "eval_time": "0s", "exp_samples": [{"labels": "{}", "value": down}]}
+    test = {"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": [case]}]}
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(test), encoding="utf-8")
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

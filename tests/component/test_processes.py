@@ -206,7 +206,9 @@ def test_a_pod_that_the_kubelet_maps_to_anothers_gpu_is_unknown(node: Node, tmp_
     try:
         other = "7922aa99-d4aa-4885-a953-82976860b23a"
         for position, (pod, uid) in enumerate((("trainer-0", UID), ("trainer-1", other))):
-            (tmp_path / "pods" / f"ml_{pod}_{uid}").mkdir(parents=True)
+            log = tmp_path / "pods" / f"ml_{pod}_{uid}" / "main" / "0.log"  # the container has begun
+            log.parent.mkdir(parents=True)
+            log.touch()
             kubelet.pods["ml", pod] = {"main": {"nvidia.com/gpu": [node.uuids[position]]}}
         node.list_on(0, node.start_process(POD.replace(UID, other)))
         node.list_on(1, node.start_process(POD))

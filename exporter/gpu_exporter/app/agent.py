@@ -12,16 +12,19 @@ from gpu_exporter.app.books import Books
 from gpu_exporter.app.fleet import Fleet
 from gpu_exporter.app.presence import Presence
 from gpu_exporter.app.wiring import flatten_counts
+from gpu_exporter.attribution.identity import Identity
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.attribution.processes import ProcessOwners
 from gpu_exporter.attribution.source import Source
 from gpu_exporter.clock import Clock
 from gpu_exporter.collectors import Collector
 from gpu_exporter.defaults import Settings
+from gpu_exporter.devices.kmsg import slot_of
 from gpu_exporter.devices.protocol import Backend
 from gpu_exporter.ledger.expected import ExpectedDevices
 from gpu_exporter.ledger.state import StateFile, read_boot_id
-from gpu_exporter.model import AgentStatus, View
+from gpu_exporter.model import AgentStatus, CollectorOutcome, View
+from gpu_exporter.sampling.kernel_log import KernelLogLoop
 from gpu_exporter.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -60,9 +63,11 @@ class Agent:
         sysfs: Path | None = None,
         publish_interval_s: float = 0.0,
         processes: ProcessOwners | None = None,
+        kmsg: Path | None = None,
     ) -> None:
         """`publish_interval_s`: how often a textfile is written; 0 when every reader gets what is known by then.
-        `processes`: looks up whose processes run on each GPU, None where that is not known.
+        `processes`: looks up whose processes run on each GPU, None where that is not known. `kmsg`: the kernel's log,
+        None to leave it alone.
         """
         self._settings = settings
         self._backend = backend
@@ -81,8 +86,13 @@ class Agent:
             Presence(ExpectedDevices(directory, read_boot_id()), sysfs),
             driver_period_max_s,
         )
+        self._kernel_log = (
+            KernelLogLoop(kmsg, self.books.xids, self._list_gpus, clock, self.books.touch) if kmsg is not None else None
+        )
+        self.poller = Poller(
+            sources, clock, settings.attribution.keep_last, Identity(settings.identity.user, directory)
+        )
         self._processes = processes
-        self.poller = Poller(sources, clock, settings.attribution.keep_last)
         self._first_poll = threading.Event()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -93,6 +103,8 @@ class Agent:
         if reason:
             log.info("counters start at 0: %s", reason)
         self.fleet.start()
+        if self._kernel_log is not None:
+            self._kernel_log.start()
         self._spawn("attribution", self._attribute)
         if self._state is not None:
             self._spawn("state", self._keep_state)
@@ -105,6 +117,8 @@ class Agent:
     def stop(self) -> bool:
         """End everything and save the state; false when a driver call hangs, so the driver was not let go."""
         self._stop.set()
+        if self._kernel_log is not None:
+            self._kernel_log.ask_to_stop()
         ended = self.fleet.stop(STOP_S)
         for thread in self._threads:
             thread.join(STOP_S / 2)  # none must add to the final state
@@ -115,6 +129,15 @@ class Agent:
                 log.warning("state could not be saved: %s", exc)
             self._state.release()
         return ended
+
+    def _list_gpus(self) -> dict[str, str]:
+        """UUID by PCI slot of every GPU that is known by name, lost ones too."""
+        identities = [snapshot.identity for snapshot in self.books.latest()]
+        return {slot_of(identity.pci_bus_id): identity.uuid for identity in identities if identity.uuid}
+
+    def _kernel_log_outcome(self) -> tuple[CollectorOutcome, ...]:
+        outcome = self._kernel_log.outcome if self._kernel_log is not None else None
+        return (outcome,) if outcome is not None else ()
 
     def _attribute(self) -> None:
         # Claims resolve against the first snapshots; a driver that hangs keeps nobody from knowing who holds what.
@@ -193,8 +216,12 @@ class Agent:
             errors=flatten_counts(self.fleet.error_counts()),
             note=self._note,
             unmanaged=self.fleet.unmanaged(),
-            outcomes=self.fleet.outcomes(),
-            warnings=(*self.fleet.warnings(), *([self._state_warning(state.error)] if state and state.error else [])),
+            outcomes=(*self.fleet.outcomes(), *self._kernel_log_outcome()),
+            warnings=(
+                *self.fleet.warnings(),
+                *self.poller.warnings(),
+                *([self._state_warning(state.error)] if state and state.error else []),
+            ),
             state=state,
-            driver_asked=self.fleet.asked.is_set(),
+            driver_missed=self.fleet.is_missed(),
         )

@@ -61,6 +61,7 @@ class Fleet:
         self._presence = presence
         self._rules = activity_rules(settings, driver_period_max_s)
         self._error = "the driver has not been asked yet"
+        self._absent = False  # that is because there is none
         self._asking_since: float | None = None
         self._loops: dict[int, DeviceLoop] = {}
         self._stuck: list[Worker] = []  # told to stop, but inside a driver call: while one is, the driver stays open
@@ -200,7 +201,8 @@ class Fleet:
         if isinstance(exc, DriverUnavailable) and exc.changed and self._worked:
             self._on_driver_changed(reason)
         elif reason != self._error:
-            if known and not self._expects_gpus():
+            self._absent = isinstance(exc, DriverUnavailable) and exc.absent
+            if self._absent and not self._expects_gpus():
                 log.info("no GPU is expected to answer here: %s", reason)
             else:
                 log.warning("no GPU data: %s", reason, exc_info=not known)
@@ -367,8 +369,11 @@ class Fleet:
         return self._presence.count(addresses)
 
     def _expects_gpus(self) -> bool:
-        """As AgentStatus.expects_gpus."""
         return self.expected() > 0 or any(driver == UNBOUND for driver, _ in self.unmanaged())
+
+    def is_missed(self) -> bool:
+        """As AgentStatus.driver_missed."""
+        return not self.asked.is_set() or bool(self._error and not self._absent and not self._released)
 
     def unmanaged(self) -> tuple[tuple[str, int], ...]:
         return self._presence.unmanaged()

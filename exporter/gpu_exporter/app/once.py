@@ -40,8 +40,15 @@ def render(view: View, form: str) -> str:
     return TextRenderer().render(list_series(view), openmetrics=form == "openmetrics")
 
 
+class DaemonUnreadable(Exception):
+    """There is a daemon beside us, but it does not answer us. The text says why and what to do."""
+
+
 def read_from_daemon(socket_path: Path, form: str, timeout_s: float) -> str | None:
-    """The body of the daemon beside us, which has seen more than one cycle; None when there is none."""
+    """The body of the daemon beside us, which has seen more than one cycle; None when there is none.
+
+    Raises DaemonUnreadable.
+    """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
             stream.settimeout(timeout_s)
@@ -52,10 +59,28 @@ def read_from_daemon(socket_path: Path, form: str, timeout_s: float) -> str | No
             answer = bytearray()
             while data := stream.recv(65536):
                 answer += data
-    except OSError:
+    except (FileNotFoundError, ConnectionRefusedError):  # none runs here, or one that was killed
         return None
+    except PermissionError as exc:
+        raise DaemonUnreadable(
+            f"{socket_path}: not readable as uid {os.geteuid()}{_group_of(socket_path)}; join its group, or start the "
+            "daemon with --web.socket-mode=0666"
+        ) from exc
+    except OSError as exc:
+        raise DaemonUnreadable(f"{socket_path}: the daemon did not answer within {timeout_s:g} s: {exc}") from exc
     head, _, body = bytes(answer).partition(b"\r\n\r\n")
-    return body.decode("utf-8", "replace") if head.startswith(b"HTTP/1.1 200") else None
+    if not head.startswith(b"HTTP/1.1 200"):
+        line = head.partition(b"\r\n")[0].decode("utf-8", "replace")
+        raise DaemonUnreadable(f"{socket_path}: the daemon answered {line!r}")
+    return body.decode("utf-8", "replace")
+
+
+def _group_of(socket_path: Path) -> str:
+    """`, only for group NAME`, as far as that can be seen."""
+    try:
+        return f", only for group {socket_path.group()}"
+    except (OSError, KeyError):  # a folder above is closed too, or the group has no name
+        return ""
 
 
 def run_once(
@@ -68,11 +93,15 @@ def run_once(
 ) -> int:
     """Print or write one body. Returns the exit code."""
     if socket_path is not None:
-        body = read_from_daemon(socket_path, form, min(2.0, timeout_s))
-        status = read_from_daemon(socket_path, "json", min(2.0, timeout_s))
-        if body is not None and status is not None:
-            _deliver(body, output)
-            return _conclude_for_daemon(status)
+        try:
+            body = read_from_daemon(socket_path, form, min(2.0, timeout_s))
+            status = read_from_daemon(socket_path, "json", min(2.0, timeout_s))
+        except DaemonUnreadable as exc:
+            _say(f"{exc}; what follows is a single reading without history")
+        else:
+            if body is not None and status is not None:
+                _deliver(body, output)
+                return _conclude_for_daemon(status)
     result: list[View | Exception] = []
 
     def work() -> None:
@@ -133,7 +162,7 @@ def _deliver(body: str, output: Path | None) -> None:
 def _fail(reason: str, form: str, output: Path | None, backend_name: str) -> int:
     """One clear line; a textfile says it too, so that the old one does not stand for ever."""
     if output is not None:
-        status = AgentStatus(VERSION, backend_name, False, reason, 0, 0, 0.0, None)
+        status = AgentStatus(VERSION, backend_name, False, reason, 0, 0, 0.0, None, driver_missed=True)
         write_atomically(output, render(View(0.0, status, (), ()), form).encode())
     return _conclude("no_data", reason, ())
 

@@ -62,7 +62,7 @@ class _Reader:
 
 
 def _status_without_driver(
-    reason: str, settings: Settings, backend: Backend, state_directory: Path | None, sysfs: Path | None
+    reason: DriverUnavailable, settings: Settings, backend: Backend, state_directory: Path | None, sysfs: Path | None
 ) -> AgentStatus:
     """What is known of this node while the driver does not answer: which GPUs should be here."""
     from gpu_exporter.app.presence import Presence
@@ -75,12 +75,13 @@ def _status_without_driver(
         version=VERSION,
         backend=backend.name,
         driver_up=False,
-        driver_error=reason,
+        driver_error=str(reason),
         devices_visible=0,
         devices_expected=presence.count(()),
         sample_interval_s=settings.sampling.interval,
         last_sample_wall=None,
         unmanaged=presence.unmanaged(),
+        driver_missed=not reason.absent,
     )
 
 
@@ -106,18 +107,20 @@ def take_one_view(
         backend.open()
         readers = [_Reader(position, backend, enabled, clock, settings) for position in range(backend.count())]
     except DriverUnavailable as exc:
-        status = _status_without_driver(str(exc), settings, backend, state_directory, sysfs)
+        status = _status_without_driver(exc, settings, backend, state_directory, sysfs)
         if status.expects_gpus:
             raise
         return View(clock.wall(), status, (), ())
     # Loaded while the GPUs are read.
     from gpu_exporter.app.books import Books
     from gpu_exporter.app.presence import Presence
+    from gpu_exporter.attribution.identity import Identity
     from gpu_exporter.attribution.poller import Poller
     from gpu_exporter.ledger.expected import ExpectedDevices
     from gpu_exporter.ledger.state import read_boot_id
 
-    poller = Poller(sources, clock, settings.attribution.keep_last)
+    identity = Identity(settings.identity.user, state_directory)
+    poller = Poller(sources, clock, settings.attribution.keep_last, identity)
     asking = threading.Thread(target=poller.poll, name="attribution", daemon=True)
     asking.start()
     presence = Presence(ExpectedDevices(state_directory, read_boot_id()), sysfs)
@@ -157,7 +160,7 @@ def take_one_view(
         sources=poller.statuses(),
         attribution_known=poller.is_known() and books.is_resolved(),
         errors=flatten_counts(errors),
-        warnings=(persistence_warning(off),) if off else (),
+        warnings=(*((persistence_warning(off),) if off else ()), *poller.warnings()),
         unmanaged=presence.unmanaged(),
     )
     hung = {reader.snapshot.identity.uuid for reader in unread_yet if reader.snapshot.identity.uuid}

@@ -100,7 +100,9 @@ def repeat(tick: Callable[[], None], each_s: float, stop: threading.Event) -> No
         stop.wait(each_s)
 
 
-def serve(agent: Agent, address: str, telemetry_path: str, state_directory: Path | None) -> Ended:
+def serve(
+    agent: Agent, address: str, telemetry_path: str, state_directory: Path | None, socket_mode: int = 0o660
+) -> Ended:
     """Serve until a signal, or until the driver was replaced.
 
     Raises ValueError, OSError when the address cannot be listened on.
@@ -108,7 +110,7 @@ def serve(agent: Agent, address: str, telemetry_path: str, state_directory: Path
     process = ProcessSeries()
     publisher = Publisher(agent.build_view, agent.version, lambda: process.series)
     socket_path = state_directory / SOCKET_NAME if state_directory is not None else None
-    server = HttpServer(address, publisher, agent.readiness, telemetry_path, socket_path)
+    server = HttpServer(address, publisher, agent.readiness, telemetry_path, socket_path, socket_mode)
     agent.start()
     server.start()
     log.info("serving on %s (port %d), metrics at %s", address, server.port, telemetry_path)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gpu_exporter.attribution.identity import Identity
 from gpu_exporter.attribution.source import Source, SourceError
 from gpu_exporter.clock import Clock
 from gpu_exporter.model import Claim, SourceStatus
@@ -32,14 +33,19 @@ class _Memory:
     unresolved: str = ""
     answered: bool = False
     incomplete: bool = False
+    hides_users: bool = False
     conflicts: int = 0
 
 
 class Poller:
     """All sources of one node, in order of precedence."""
 
-    def __init__(self, sources: Sequence[Source], clock: Clock, keep_last_s: float) -> None:
+    def __init__(
+        self, sources: Sequence[Source], clock: Clock, keep_last_s: float, identity: Identity | None = None
+    ) -> None:
+        """`identity`: how users and accounts are shown; None for their names."""
         self._sources = sources
+        self._identity = identity
         self._clock = clock
         self._keep_last_s = keep_last_s
         self._memory = {source.name: _Memory() for source in sources}
@@ -51,13 +57,21 @@ class Poller:
         return self.claims()
 
     def claims(self) -> list[ConfirmedClaim]:
-        """What is known now, without asking."""
+        """What is known now, without asking; users and accounts as they may be shown."""
         now = self._clock.monotonic()
+        hidden = any(memory.hides_users or memory.confirmed is None for memory in self._memory.values())
         known: list[ConfirmedClaim] = []
         for memory in self._memory.values():
             if memory.confirmed is not None and now - memory.confirmed <= self._keep_last_s:
-                known += [ConfirmedClaim(claim, memory.confirmed) for claim in memory.claims]
+                known += [ConfirmedClaim(self._show(claim, hidden), memory.confirmed) for claim in memory.claims]
         return known
+
+    def _show(self, claim: Claim, hidden: bool) -> Claim:
+        return claim if self._identity is None else claim._replace(holder=self._identity.apply(claim.holder, hidden))
+
+    def warnings(self) -> tuple[str, ...]:
+        """What people should know of attribution beside the sources' errors."""
+        return (self._identity.problem,) if self._identity is not None and self._identity.problem else ()
 
     def _ask(self, source: Source) -> None:
         memory = self._memory[source.name]
@@ -78,6 +92,7 @@ class Poller:
         memory.conflicts += answer.conflicts
         memory.claims, memory.confirmed, memory.confirmed_wall = answer.claims, asked, asked_wall
         memory.answered, memory.incomplete = not answer.problem, bool(answer.problem)
+        memory.hides_users = answer.hides_users
 
     @staticmethod
     def _note(name: str, memory: _Memory, problem: str) -> None:

@@ -58,7 +58,7 @@ def resolve(
             kept[number] = unit
         others = units.setdefault(unit, [])
         if others and others[0][0].holder.source != claim.holder.source:
-            if others[0][0].holder.label != claim.holder.label:
+            if others[0][0].holder.names.isdisjoint(claim.holder.names):
                 conflicts.append(claim)
         elif all(other.holder.key != claim.holder.key for other, _ in others):
             others.append((claim, replica))

@@ -45,12 +45,14 @@ class DriverChanged(DeviceError):
 class DriverUnavailable(Exception):
     """NVML does not answer at all. The text says why and is fit for people.
 
-    `changed`: the reason is a library that does not match the kernel module (see DriverChanged).
+    `changed`: the reason is a library that does not match the kernel module (see DriverChanged). `absent`: there is no
+    library or no kernel module, which is no fault where there is no GPU; every other reason is one anywhere.
     """
 
-    def __init__(self, reason: str, *, changed: bool = False) -> None:
+    def __init__(self, reason: str, *, changed: bool = False, absent: bool = False) -> None:
         super().__init__(reason)
         self.changed = changed
+        self.absent = absent
 
 
 KINDS: dict[str, type[DeviceError]] = {

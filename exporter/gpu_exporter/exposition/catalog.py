@@ -68,10 +68,10 @@ MIG_UNIT_FAMILIES = tuple(
 GPU_XID_EVENTS = Family(
     "gpu_xid_events_total",
     "counter",
-    "XIDs since the exporter started, by class (application, hardware); there from 0 on, so that increase() sees the "
-    "first",
+    "XIDs since the exporter started, by class (application, hardware, information); exported as 0 before the first "
+    "event, so that increase() sees it",
     ("class",),
-    source="nvmlEventSetWait_v2",
+    source="nvmlEventSetWait_v2, with --collector.xid.kmsg /dev/kmsg too",
 )
 GPU_XID_ERRORS = Family(
     "gpu_xid_errors_total",

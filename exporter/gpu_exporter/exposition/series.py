@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpu_exporter.exposition import catalog
-from gpu_exporter.model import AllocationView, Family, GpuView, Sample, UnitTotals, View, XidCounts
+from gpu_exporter.model import XID_CLASSES, AllocationView, Family, GpuView, Sample, UnitTotals, View, XidCounts
 
 
 class Series(NamedTuple):
@@ -89,7 +89,7 @@ def _add_gpu(table: _Table, gpu: GpuView, held: bool, attribution: bool) -> None
 
 
 def _add_xids(table: _Table, names: tuple[str, ...], place: tuple[str, ...], counts: XidCounts) -> None:
-    events = {"application": 0, "hardware": 0}
+    events = dict.fromkeys(XID_CLASSES, 0)
     for xid, kind, number, last_wall in counts.codes:
         events[kind] += number
         table.add(catalog.GPU_XID_ERRORS, names, place, float(number), (str(xid), kind))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import socket
 import socketserver
 import threading
@@ -200,8 +201,12 @@ class HttpServer:
         readiness: Callable[[], tuple[bool, str]],
         telemetry_path: str = "/metrics",
         socket_path: Path | None = None,
+        socket_mode: int = 0o660,
     ) -> None:
-        """Bind. Raises ValueError (address), OSError (in use, not permitted)."""
+        """Bind. Raises ValueError (address), OSError (in use, not permitted).
+
+        `socket_mode`: permissions of the unix socket, whatever the umask is. Call it before other threads make files.
+        """
         host, port = parse_listen_address(address)
         kind: type[_ServerMixin] = _IPv6Server if ":" in host or (not host and socket.has_ipv6) else _IPv4Server
         try:
@@ -215,9 +220,11 @@ class HttpServer:
         self._socket_path = socket_path
         if socket_path is not None:
             socket_path.unlink(missing_ok=True)
-            unix = _UnixServer(str(socket_path), publisher, telemetry_path, readiness)
-            socket_path.chmod(0o666)  # what it tells is on HTTP too, and users at the prompt want it
-            self._servers.append(unix)
+            umask = os.umask(0o777 & ~socket_mode)  # bind() makes it 0777 less the umask: never open for a moment
+            try:
+                self._servers.append(_UnixServer(str(socket_path), publisher, telemetry_path, readiness))
+            finally:
+                os.umask(umask)
 
     def start(self) -> None:
         for server in self._servers:

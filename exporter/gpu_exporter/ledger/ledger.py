@@ -32,6 +32,7 @@ from gpu_exporter.model import (
     UnitTotals,
 )
 
+STEP_S = 1.0  # a wall clock that has moved by more than this against the monotonic one was set, and dates move with it
 KEEP_ABSENT_S = 900.0  # a holder may be missing this long (an outage of its source) and go on where it was
 KEEP_ABSENT = 4  # ... and at most so many of one unit: pods that come and go each few seconds must not fill the memory
 RESTART_S = 1.0  # a container start that moved by less is the same one, read from another clock
@@ -76,6 +77,7 @@ class UnitAccount:
     idle_s: float = 0.0
     witnesses: int = 0
     last_active: float | None = None
+    last_active_wall: tuple[float, float] | None = None  # (last_active, its wall time): see _date
     energy_j: float | None = None
     power_limit_w: float | None = None
 
@@ -105,6 +107,7 @@ class HolderAccount:
     energy_j: float | None = None
     idle_run_s: float = 0.0
     last_active: float | None = None
+    last_active_wall: tuple[float, float] | None = None  # as in UnitAccount
     running: bool = True
     alone: bool = True
     working: float | None = None
@@ -363,7 +366,7 @@ class Ledger:
             account.observed_s,
             account.idle_s,
             account.witnesses,
-            _to_wall(account.last_active, now, wall),
+            _date(account, now, wall),
         )
 
     def holder_totals(self, allocation: Allocation, now: float, wall: float) -> HolderTotals | None:
@@ -371,7 +374,7 @@ class Ledger:
         account = self.holders.get((allocation.unit, allocation.holder.key))
         if account is None:
             return None
-        last_active = _to_wall(account.last_active, now, wall)
+        last_active, start = _date(account, now, wall), round(account.start_wall, 3)
         return HolderTotals(
             held_s=account.held_s,
             known=account.known,
@@ -383,10 +386,8 @@ class Ledger:
             energy_j=account.energy_j,
             idle_run_s=self._idle_run(account, now) if account.running else None,
             idle_run_witnesses=account.run_witnesses,
-            start_wall=account.start_wall,
-            last_active_wall=(last_active if last_active is not None else account.start_wall)
-            if account.known
-            else None,
+            start_wall=start,
+            last_active_wall=(last_active if last_active is not None else start) if account.known else None,
         )
 
     def _idle_run(self, account: HolderAccount, now: float) -> float | None:
@@ -400,5 +401,14 @@ def _is_idle(span: Span) -> bool:
     return span.ratio == 0.0 and not span.other
 
 
-def _to_wall(monotonic: float | None, now: float, wall: float) -> float | None:
-    return None if monotonic is None else wall - (now - monotonic)
+def _date(account: UnitAccount | HolderAccount, now: float, wall: float) -> float | None:
+    """Unix seconds of `last_active`, to the millisecond, and the same until it changes.
+
+    Worked out again for each scrape it would move by some milliseconds, and each would be a change for Prometheus.
+    """
+    if account.last_active is None:
+        return None
+    fresh, kept = wall - (now - account.last_active), account.last_active_wall
+    if kept is None or kept[0] != account.last_active or abs(kept[1] - fresh) > STEP_S:
+        kept = account.last_active_wall = (account.last_active, round(fresh, 3))
+    return kept[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
 
@@ -25,17 +26,30 @@ class XidBook:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._codes: dict[str, dict[int, tuple[int, float]]] = {}
+        self._event_at: dict[XidEvent, float] = {}  # when the driver last raised it, monotonic
 
     def watch(self, uuid: str) -> None:
         """From now on events of this GPU arrive: no event means none, and not nothing known."""
         with self._lock:
             self._codes.setdefault(uuid, {})
 
-    def count(self, event: XidEvent, wall: float) -> None:
+    def count(self, event: XidEvent, wall: float, monotonic: float) -> None:
+        """The driver raised this event."""
         with self._lock:
-            codes = self._codes.setdefault(event.uuid, {})
-            if event.xid in codes or len(codes) < MAX_CODES:
-                codes[event.xid] = (codes.get(event.xid, (0, 0.0))[0] + 1, wall)
+            if self._add(event, wall):
+                self._event_at[event] = monotonic
+
+    def count_line(self, event: XidEvent, wall: float, since: float) -> bool:
+        """The kernel's log has this XID: counted unless the driver raised it at or after `since`, monotonic seconds."""
+        with self._lock:
+            return self._event_at.get(event, -math.inf) < since and self._add(event, wall)
+
+    def _add(self, event: XidEvent, wall: float) -> bool:
+        codes = self._codes.setdefault(event.uuid, {})
+        if event.xid not in codes and len(codes) >= MAX_CODES:
+            return False
+        codes[event.xid] = (codes.get(event.xid, (0, 0.0))[0] + 1, wall)
+        return True
 
     def counts(self, uuid: str) -> XidCounts | None:
         """None for a GPU whose events never arrived here."""
@@ -102,7 +116,7 @@ class EventLoop(Worker):
             log.debug("events were not drained: %s", exc)
 
     def _count(self, event: XidEvent) -> None:
-        self._book.count(event, self._clock.wall())
+        self._book.count(event, self._clock.wall(), self._clock.monotonic())
         log.warning("gpu %s: XID %d (%s)", event.uuid, event.xid, classify(event.xid))
         self._changed()
 

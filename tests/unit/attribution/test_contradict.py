@@ -46,7 +46,7 @@ def of_pod(*uids: str) -> Owner:
 def resolved(*pairs: tuple[UnitId, Holder], unresolved: tuple[Holder, ...] = ()) -> Resolution:
     return Resolution(
         [(Allocation(unit, holder), Claim("uuid", unit.uuid, holder)) for unit, holder in pairs],
-        [Claim("index", "9", holder) for holder in unresolved],
+        [(Claim("index", "9", holder), "not proven") for holder in unresolved],
         [],
     )
 

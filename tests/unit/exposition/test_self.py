@@ -11,13 +11,13 @@ from gpu_exporter.exposition.json_format import render_json
 from gpu_exporter.exposition.page import render_page
 from gpu_exporter.exposition.series import list_series
 from gpu_exporter.exposition.table import render_table
-from gpu_exporter.model import AgentStatus, StateStatus, View
+from gpu_exporter.model import AgentStatus, DeviceIdentity, DeviceSnapshot, GpuView, StateStatus, View, XidCounts
 
 CPU_ONLY = AgentStatus("TEST", "nvml", False, "libnvidia-ml.so.1 cannot be loaded", 0, 0, 1.0, None)
 GIVEN_AWAY = CPU_ONLY._replace(unmanaged=(("vfio-pci", 8),))
 MISSED = CPU_ONLY._replace(devices_expected=8)
 NOT_LOADED = CPU_ONLY._replace(unmanaged=(("none", 8),))
-NOT_ASKED = CPU_ONLY._replace(driver_asked=False)
+FAILS = CPU_ONLY._replace(driver_missed=True)
 
 
 def view(status: AgentStatus) -> View:
@@ -35,7 +35,9 @@ def test_a_driver_that_is_not_needed_is_no_fault(status: AgentStatus) -> None:
 
 
 @pytest.mark.parametrize(
-    "status", [MISSED, NOT_LOADED, NOT_ASKED], ids=["GPUs seen before", "GPUs without a kernel driver", "not asked yet"]
+    "status",
+    [MISSED, NOT_LOADED, FAILS],
+    ids=["GPUs seen before", "GPUs without a kernel driver", "fails as if there were some"],
 )
 def test_a_driver_that_is_missed_is_a_fault(status: AgentStatus) -> None:
     assert judge_health(view(status)) == "no_data"
@@ -60,3 +62,15 @@ def test_the_state_file_has_series_only_where_it_is_kept_and_was_written() -> No
     assert values(CPU_ONLY) == {}
     assert values(CPU_ONLY._replace(state=StateStatus(None, 2, "No space left on device"))) == {errors: 2.0}
     assert values(CPU_ONLY._replace(state=StateStatus(5.0, 0))) == {written: 5.0, errors: 0.0}
+
+
+def test_every_class_of_xid_is_exported_as_0_before_the_first_event() -> None:
+    """Otherwise increase() misses the first one; and information is never among the hardware's faults."""
+    identity = DeviceIdentity(0, "GPU-0", "NVIDIA H100", "580", "00000000:10:00.0", 0)
+    for counts, expected in (
+        (XidCounts(), {"application": 0.0, "hardware": 0.0, "information": 0.0}),
+        (XidCounts(((63, "information", 2, 5.0),)), {"application": 0.0, "hardware": 0.0, "information": 2.0}),
+    ):
+        gpu = GpuView(DeviceSnapshot(identity, 0.0, 0.0, up=False), 0.0, True, False, None, xids=counts)
+        (events,) = [s for s in list_series(View(0.0, MISSED, (gpu,), ())) if s.family.name == "gpu_xid_events_total"]
+        assert {labels[-1]: value for labels, value in events.rows} == expected

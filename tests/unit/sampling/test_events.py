@@ -7,8 +7,10 @@ import threading
 import pytest
 
 from gpu_exporter.clock import SystemClock
+from gpu_exporter.collectors.xid import classify
 from gpu_exporter.devices.errors import DeviceError, NotSupported
 from gpu_exporter.devices.protocol import XidEvent
+from gpu_exporter.model import XID_CLASSES
 from gpu_exporter.sampling import events
 from gpu_exporter.sampling.events import MAX_CODES, EventLoop, XidBook
 
@@ -59,8 +61,8 @@ class Counted(XidBook):
         self.enough = threading.Event()
         self._left = number
 
-    def count(self, event: XidEvent, wall: float) -> None:
-        super().count(event, wall)
+    def count(self, event: XidEvent, wall: float, monotonic: float) -> None:
+        super().count(event, wall, monotonic)
         self._left -= 1
         if not self._left:
             self.enough.set()
@@ -126,8 +128,24 @@ def test_codes_are_counted_by_class_from_zero_and_bounded() -> None:
     assert counts is not None
     assert counts.codes == ()
     for xid in (31, 31, 79, *range(1000, 1000 + 2 * MAX_CODES)):
-        book.count(XidEvent("GPU-0", xid), 5.0)
+        book.count(XidEvent("GPU-0", xid), 5.0, 1.0)
     counts = book.counts("GPU-0")
     assert counts is not None
     assert counts.codes[:2] == ((31, "application", 2, 5.0), (79, "hardware", 1, 5.0))
     assert len(counts.codes) == MAX_CODES
+
+
+@pytest.mark.parametrize(
+    ("xid", "kind"),
+    [
+        (31, "application"),
+        (63, "information"),
+        (92, "information"),
+        (62, "hardware"),
+        (64, "hardware"),
+        (999, "hardware"),
+    ],
+)
+def test_a_code_has_one_of_three_classes(xid: int, kind: str) -> None:
+    assert classify(xid) == kind
+    assert kind in XID_CLASSES

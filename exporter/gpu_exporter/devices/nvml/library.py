@@ -275,7 +275,8 @@ class LiveLibrary:
         except pynvml.NVMLError as exc:
             name = nvml.error_name(exc.value)
             changed = name == "NVML_ERROR_LIB_RM_VERSION_MISMATCH"
-            raise DriverUnavailable(explain_init(name), changed=changed) from exc
+            absent = name in ("NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_DRIVER_NOT_LOADED")
+            raise DriverUnavailable(explain_init(name), changed=changed, absent=absent) from exc
         self._open = True
 
     def close(self) -> None:

@@ -1,0 +1,122 @@
+"""XIDs from the kernel's log: one thread that adds those for which the driver raises no event."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from gpu_exporter.clock import Clock
+from gpu_exporter.collectors.xid import classify
+from gpu_exporter.devices.kmsg import KernelLog, XidLine
+from gpu_exporter.devices.protocol import XidEvent
+from gpu_exporter.model import CollectorOutcome
+from gpu_exporter.sampling.events import XidBook
+from gpu_exporter.sampling.worker import Worker
+
+log = logging.getLogger(__name__)
+NAME = "xid.kmsg"
+LOOK_S = 0.5  # how often the log is looked at
+SAME_S = 2.0  # an event with the same code of the same GPU within this time is the same XID
+RETRY_S = 30.0  # after the log could not be opened or read
+WAITING_MAX = 1000  # lines that wait for their event; beyond it the oldest waits no longer
+STRANGERS_MAX = 100  # addresses of no known GPU that are named in our log
+
+
+class _Waiting(NamedTuple):
+    """A line, and when it was read."""
+
+    line: XidLine
+    monotonic: float
+    wall: float
+
+
+class KernelLogLoop(Worker):
+    """Reads, waits SAME_S for the event that says the same, then counts."""
+
+    def __init__(
+        self,
+        path: Path,
+        book: XidBook,
+        list_gpus: Callable[[], Mapping[str, str]],
+        clock: Clock,
+        changed: Callable[[], None],
+    ) -> None:
+        """`list_gpus`: UUID by PCI slot (devices.kmsg.slot_of) of every GPU that is known, lost ones too."""
+        super().__init__("kernel-log")
+        self.outcome: CollectorOutcome | None = None
+        self._path = path
+        self._book = book
+        self._list_gpus = list_gpus
+        self._clock = clock
+        self._changed = changed
+        self._waiting: deque[_Waiting] = deque()
+        self._strangers: set[str] = set()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            begin = self._clock.monotonic()
+            try:
+                kernel_log = KernelLog(self._path)
+            except OSError as exc:
+                self._fail(exc, begin)
+            else:
+                try:
+                    self._follow(kernel_log)
+                except OSError as exc:
+                    self._fail(exc, begin)
+                finally:
+                    kernel_log.close()
+            self._clock.wait(self._stop, RETRY_S)
+
+    def _follow(self, kernel_log: KernelLog) -> None:
+        """Until asked to stop, or until the log cannot be read any more (OSError)."""
+        while not self._stop.is_set():
+            if not self.look(kernel_log):
+                self._clock.wait(self._stop, LOOK_S)
+
+    def look(self, kernel_log: KernelLog) -> bool:
+        """Read what is new and count what is due; whether there may be more to read. Raises OSError."""
+        begin = self._clock.monotonic()
+        batch = kernel_log.read()
+        now, wall = self._clock.monotonic(), self._clock.wall()
+        self.outcome = CollectorOutcome(NAME, True, now - begin)
+        if batch.lost:
+            log.warning("%s: records were overwritten before they were read; XIDs in them are missed", self._path)
+        self._waiting += [_Waiting(line, now, wall) for line in batch.lines]
+        self._count_due(now)
+        return batch.full
+
+    def _count_due(self, now: float) -> None:
+        gpus = self._list_gpus()
+        for uuid in gpus.values():
+            self._book.watch(uuid)
+        while self._waiting and (self._waiting[0].monotonic <= now - SAME_S or len(self._waiting) > WAITING_MAX):
+            self._count(self._waiting.popleft(), gpus)
+
+    def _count(self, entry: _Waiting, gpus: Mapping[str, str]) -> None:
+        address, xid = entry.line
+        uuid = gpus.get(address)
+        if uuid is None:
+            if address not in self._strangers and len(self._strangers) < STRANGERS_MAX:
+                self._strangers.add(address)
+                log.warning("%s: XID %d of %s, where no GPU is known; not counted", self._path, xid, address)
+        elif self._book.count_line(XidEvent(uuid, xid), entry.wall, since=entry.monotonic - SAME_S):
+            log.warning("gpu %s: XID %d (%s), by the kernel's log", uuid, xid, classify(xid))
+            self._changed()
+
+    def _fail(self, exc: OSError, begin: float) -> None:
+        if self.outcome is None or self.outcome.success:
+            log.warning(
+                "cannot read %s as uid %d: %s; XIDs without an NVML event are not counted; give CAP_SYSLOG, in a "
+                "container privileges and the device, or leave --collector.xid.kmsg out",
+                self._path,
+                os.getuid(),
+                exc.strerror,
+            )
+        error = f"{self._path}: {exc.strerror}"
+        self.outcome = CollectorOutcome(NAME, False, self._clock.monotonic() - begin, error)
+        self._changed()

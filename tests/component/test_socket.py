@@ -1,0 +1,131 @@
+"""The daemon's unix socket: who may read it, whatever the umask, and what other users see at the prompt."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.app.once import DaemonUnreadable, read_from_daemon, run_once
+from gpu_exporter.model import AgentStatus, View
+from tests.testbed.nvml.feeder import NvmlTable
+from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, run_exporter, wait_for
+
+QUIET = ("--no-attribution.slurm", "--no-attribution.kubelet")
+NOBODY = 65534
+
+
+@pytest.fixture
+def state() -> Iterator[Path]:
+    """A state directory that is not there yet, below a folder that everybody may enter."""
+    base = Path(tempfile.mkdtemp())
+    base.chmod(0o755)
+    yield base / "state"
+    shutil.rmtree(base)
+
+
+def start(processes: Processes, environment: dict[str, str], state: Path, umask: str, *flags: str) -> Path:
+    """A daemon under this umask; its socket."""
+    port = free_port()
+    command = [*GPU_EXPORTER, f"--web.listen-address=127.0.0.1:{port}", f"--state.directory={state}", *QUIET, *flags]
+    processes.start(["sh", "-c", f'umask {umask}; exec "$@"', "sh", *command], environment)
+    wait_for(lambda: fetch(f"http://127.0.0.1:{port}/-/ready"), "the daemon")
+    return state / "gpu-exporter.sock"
+
+
+@contextlib.contextmanager
+def as_somebody_else(socket: Path, *, in_group: bool = False) -> Iterator[None]:
+    """What this process may do as another user; without root as its own user, whom the socket's mode shuts out."""
+    if os.geteuid() != 0:
+        if not in_group:
+            socket.chmod(0)
+        yield
+        return
+    groups = os.getgroups()
+    os.setgroups([])
+    os.setegid(os.getgid() if in_group else NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(os.getgid())
+        os.setgroups(groups)
+
+
+@pytest.mark.parametrize("umask", ["000", "077"])
+def test_the_socket_is_for_its_group_whatever_the_umask_is(
+    processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, state: Path, umask: str
+) -> None:
+    socket = start(processes, nvml_environment, state, umask)
+    assert socket.stat().st_mode & 0o777 == 0o660
+    assert state.stat().st_mode & 0o777 == 0o755  # the group can reach it, and nobody else can put another one there
+    assert {path.name: path.stat().st_mode & 0o022 for path in state.iterdir() if path != socket} == {
+        path.name: 0 for path in state.iterdir() if path != socket
+    }
+    with as_somebody_else(socket, in_group=True):
+        assert "gpu_driver_up" in (read_from_daemon(socket, "prometheus", 5.0) or "")
+    with as_somebody_else(socket), pytest.raises(DaemonUnreadable) as refused:
+        read_from_daemon(socket, "prometheus", 5.0)
+    uid = NOBODY if os.geteuid() == 0 else os.geteuid()
+    assert str(refused.value) == (
+        f"{socket}: not readable as uid {uid}, only for group {grp.getgrgid(socket.stat().st_gid).gr_name}; join its group, or start the daemon with "
+        "--web.socket-mode=0666"
+    )
+
+
+@pytest.mark.parametrize(("mode", "bits"), [("0666", 0o666), ("600", 0o600)])
+def test_a_site_may_open_or_close_the_socket(
+    processes: Processes,
+    nvml_environment: dict[str, str],
+    nvml_table: NvmlTable,
+    state: Path,
+    mode: str,
+    bits: int,
+) -> None:
+    socket = start(processes, nvml_environment, state, "077", f"--web.socket-mode={mode}")
+    assert socket.stat().st_mode & 0o777 == bits
+    if bits & 0o006:
+        with as_somebody_else(socket, in_group=True):
+            assert "gpu_driver_up" in (read_from_daemon(socket, "prometheus", 5.0) or "")
+
+
+def test_once_says_why_it_reads_by_itself(
+    processes: Processes,
+    nvml_environment: dict[str, str],
+    nvml_table: NvmlTable,
+    state: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    socket = start(processes, nvml_environment, state, "022")
+    status = AgentStatus("TEST", "nvml", False, "no driver", 0, 0, 1.0, None)
+    with as_somebody_else(socket):
+        assert run_once(lambda: View(0.0, status, (), ()), "prometheus", None, 5.0, socket, "nvml") == 0
+    shown = capsys.readouterr()
+    assert 'gpu_exporter_build_info{version="TEST"' in shown.out
+    first, second = shown.err.splitlines()
+    assert first.startswith(f"gpu-exporter: {socket}: not readable as uid ")
+    assert first.endswith("; what follows is a single reading without history")
+    assert second == "gpu-exporter: no GPU is expected here: no driver"
+
+
+def test_once_without_a_daemon_says_nothing_of_one(
+    processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, state: Path
+) -> None:
+    for _ in range(2):
+        done = run_exporter("--once", *QUIET, f"--state.directory={state}", environment=nvml_environment)
+        assert "sock" not in done.stderr
+        state.mkdir(exist_ok=True)
+
+
+@pytest.mark.parametrize("mode", ["rw", "0999", "12345", "0o660", ""])
+def test_a_mode_that_is_none_is_refused(mode: str) -> None:
+    done = run_exporter(f"--web.socket-mode={mode}")
+    assert done.returncode == 2
+    assert f"argument --web.socket-mode: {mode!r} is not a file mode such as 0660" in done.stderr

@@ -1,0 +1,199 @@
+"""How users and accounts are shown, and the key that hashes need."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.attribution.identity import (
+    KEY_FILE,
+    MODES,
+    Identity,
+    KeyUnusable,
+    Mode,
+    apply_identity,
+    load_key,
+)
+from gpu_exporter.attribution.poller import Poller
+from gpu_exporter.attribution.source import Answer, SourceError
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.config import CHOICES
+from gpu_exporter.model import Claim, Holder, HolderKey
+
+KEY = b"0123456789abcdef"
+JOB = Holder(HolderKey("slurm", "lab/7/0/1"), job_id="7", user="ada", account="phys", uid="1007", source="slurm")
+
+
+@pytest.mark.parametrize(
+    ("mode", "user", "account"),
+    [
+        ("name", "ada", "phys"),
+        ("uid", "1007", "phys"),
+        ("hmac", "3159b903de95cc04", "4b6638d56a0d0d78"),  # as openssl dgst -sha256 -hmac gives them
+        ("none", "", ""),
+    ],
+)
+def test_a_user_and_an_account_in_each_mode(mode: Mode, user: str, account: str) -> None:
+    assert apply_identity(JOB, mode, KEY) == JOB._replace(user=user, account=account, uid="")
+
+
+def test_what_is_not_known_stays_empty() -> None:
+    nobody = JOB._replace(user="", account="", uid="")
+    for mode in MODES.values():
+        assert apply_identity(nobody, mode, KEY) == nobody
+    assert apply_identity(JOB._replace(uid=""), "uid", KEY).user == ""  # a name is no substitute for a number
+
+
+def test_without_a_key_nothing_is_shown() -> None:
+    assert apply_identity(JOB, "hmac", None) == JOB._replace(user="", account="", uid="")
+
+
+NAMES = st.text(st.characters(blacklist_categories=("Cs",)), min_size=3, max_size=40)
+
+
+@given(NAMES, NAMES, st.binary(min_size=16, max_size=64), st.binary(min_size=16, max_size=64))
+def test_a_hash_is_stable_and_tells_users_keys_and_accounts_apart(a: str, b: str, key: bytes, other: bytes) -> None:
+    def shown(name: str, with_key: bytes) -> Holder:
+        return apply_identity(JOB._replace(user=name, account=name), "hmac", with_key)
+
+    first = shown(a, key)
+    assert first == shown(a, key)
+    assert (first.user == shown(b, key).user) == (a == b)
+    assert first.user != first.account
+    if key.rstrip(b"\0") != other.rstrip(b"\0"):  # HMAC pads short keys with zeros
+        assert first.user != shown(a, other).user
+    assert len(first.user) == 16
+    assert a not in (first.user, first.account)
+
+
+@pytest.fixture(params=[0o000, 0o077], ids=["umask 000", "umask 077"])
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+def test_the_key_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+    key = load_key(tmp_path)
+    assert len(key) >= 32
+    assert (tmp_path / KEY_FILE).stat().st_mode & 0o777 == 0o600
+    assert load_key(tmp_path) == key
+    assert [path.name for path in tmp_path.iterdir()] == [KEY_FILE]
+
+
+def test_two_makers_have_one_key(tmp_path: Path) -> None:
+    keys: list[bytes] = []
+    threads = [threading.Thread(target=lambda: keys.append(load_key(tmp_path))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(keys) == 8
+    assert len(set(keys)) == 1
+
+
+def test_a_key_that_is_no_secret_or_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / KEY_FILE
+    load_key(tmp_path)
+    path.chmod(0o644)
+    with pytest.raises(KeyUnusable) as open_to_others:
+        load_key(tmp_path)
+    assert str(open_to_others.value) == f"{path}: others may read or change it (mode 0644); chmod 600 it"
+    path.chmod(0o600)
+    path.write_bytes(b"\n")
+    with pytest.raises(KeyUnusable, match="0 bytes are too short for a key; remove it, and a new one is made"):
+        load_key(tmp_path)
+
+
+def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    identity = Identity("hmac", tmp_path / "none")
+    assert identity.apply(JOB, hidden=False) == JOB._replace(user="", account="", uid="")
+    path = tmp_path / "none" / KEY_FILE
+    assert identity.problem == (
+        f"users and accounts are not shown: {path}: No such file or directory as uid {os.geteuid()}; make it readable "
+        "for that user, or set identity.user"
+    )
+    (tmp_path / "none").mkdir()
+    assert identity.apply(JOB, hidden=False).user
+    assert identity.problem == ""
+
+
+def test_without_a_state_directory_hashes_have_no_key() -> None:
+    identity = Identity("hmac", None)
+    assert identity.apply(JOB, hidden=False).user == ""
+    assert "set --state.directory" in identity.problem
+
+
+def test_no_key_is_made_where_none_is_needed(tmp_path: Path) -> None:
+    for setting in ("auto", "name", "uid", "none"):
+        Identity(setting, tmp_path).apply(JOB, hidden=False)
+    Identity("hmac", tmp_path).apply(JOB._replace(user="", account=""), hidden=False)  # a pod has no user
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_configuration_offers_every_mode() -> None:
+    assert set(CHOICES["identity.user"]) == {"auto", *MODES}
+
+
+class Scripted:
+    """A source with one job of ada; fails while `answer` is None."""
+
+    def __init__(self, name: str, answer: bool | None) -> None:
+        self.name = name
+        self.hides_users = answer
+
+    def poll(self) -> Answer:
+        if self.hides_users is None:
+            raise SourceError("controller is away")
+        holder = JOB._replace(source=self.name, key=HolderKey("slurm", self.name))
+        return Answer([Claim("uuid", f"GPU-{self.name}", holder)], hides_users=self.hides_users)
+
+
+def users(poller: Poller, ask: bool = True) -> list[str]:
+    claims: Sequence = poller.poll() if ask else poller.claims()
+    return [entry.claim.holder.user for entry in claims]
+
+
+def test_auto_shows_names_until_one_source_hides_them(tmp_path: Path) -> None:
+    slurm, static = Scripted("slurm", False), Scripted("static", False)
+    poller = Poller([static, slurm], ManualClock(), 300.0, Identity("auto", tmp_path))
+    assert users(poller) == ["ada", "ada"]
+    slurm.hides_users = True
+    hashed = users(poller)
+    assert len(set(hashed)) == 1  # the file that a prolog writes must not undo what Slurm hides
+    assert "ada" not in hashed
+    slurm.hides_users = None  # it no longer answers: what it said holds
+    assert users(poller) == hashed
+    again = Poller([static, Scripted("slurm", True)], ManualClock(), 300.0, Identity("auto", tmp_path))
+    assert users(again) == hashed  # over a restart
+
+
+def test_auto_names_nobody_before_every_source_has_answered(tmp_path: Path) -> None:
+    slurm = Scripted("slurm", None)
+    poller = Poller([Scripted("static", False), slurm], ManualClock(), 300.0, Identity("auto", tmp_path))
+    assert "ada" not in users(poller)
+    slurm.hides_users = False
+    assert users(poller) == ["ada", "ada"]
+
+
+@pytest.mark.parametrize(("setting", "user"), [("name", "ada"), ("uid", "1007"), ("none", "")])
+def test_an_explicit_setting_overrules_what_a_source_hides(tmp_path: Path, setting: str, user: str) -> None:
+    poller = Poller([Scripted("slurm", True)], ManualClock(), 300.0, Identity(setting, tmp_path))
+    assert users(poller) == [user]
+
+
+def test_a_missing_key_is_a_warning() -> None:
+    poller = Poller([Scripted("slurm", True)], ManualClock(), 300.0, Identity("auto", None))
+    assert poller.warnings() == ()
+    assert users(poller) == [""]
+    assert poller.warnings() == (
+        "users and accounts are not shown: there is no state directory for the key of identity.user=hmac; set "
+        "--state.directory",
+    )

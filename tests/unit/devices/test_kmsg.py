@@ -1,0 +1,141 @@
+"""XIDs in the kernel's log: what is taken from a record, and what no user can put there."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.devices.kmsg import BATCH, RECORD_MAX, KernelLog, XidLine, parse_record, slot_of
+
+PREFIX = b"4,2031,8123456789,-;"
+XID_62 = b"NVRM: Xid (PCI:0000:86:00): 62, pid=4711, name=python, 32a5(2d48) 00000000 00000000\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (XID_62, ("0000:86:00", 62)),
+        (b"NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus.\n", ("0000:05:00", 79)),
+        (b"NVRM: Xid (PCI:0000:3B:00 GPU-I:05): 31, pid=1, name=a, Ch 00000008\n", ("0000:3b:00", 31)),
+        (
+            b"NVRM: Xid (PCI:0000:3b:00 GPU-I:05 GPU-CI:00): 43, pid='<unknown>', name=<unknown>, x\n",
+            ("0000:3b:00", 43),
+        ),
+        (b"NVRM: Xid (PCI:00000000:3b:00.0): 13, x", ("0000:3b:00", 13)),
+        (b"NVRM: Xid (0000:03:00): 13, 0001 00000000", ("0000:03:00", 13)),
+        (b"NVRM: GPU at PCI:0000:86:00: GPU-5f1c0000-0000-0000-0000-000000000000\n", None),
+        (b"NVRM: Xid (PCI:0000:86:00): , pid=1\n", None),
+        (b"NVRM: Xid (PCI:0000:86:00): 123456, pid=1\n", None),
+        (b"NVRM: Xid (PCI:0000:86:00): 62\n", None),
+        (b"NVRM: Xid (PCI:0000:86): 62, x\n", None),
+        (b"", None),
+    ],
+)
+def test_an_xid_is_read_with_its_address(text: bytes, line: tuple[str, int] | None) -> None:
+    assert parse_record(PREFIX + text) == line
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        # What a process writes to /dev/kmsg has the facility that it asked for, but never the kernel's: 12 is 1 << 3 | 4.
+        b"12,2031,8123456789,-;" + XID_62,
+        b"28,2031,8123456789,-;" + XID_62,
+        # A program may be called what it likes, but a message begins with at most 15 characters of that.
+        PREFIX + b"NVRM: Xid (PCI:[4711]: segfault at 0 ip 00000000 NVRM: Xid (PCI:0000:86:00): 62, x\n",
+        PREFIX + b"python[1]: NVRM: Xid (PCI:0000:86:00): 62, x\n",
+        PREFIX + b"usb 1-1: Product: \\x0aNVRM: Xid (PCI:0000:86:00): 62, x\n",
+        b" DEVICE=" + XID_62,
+        XID_62,
+        b"4,2031;" + XID_62,
+        b"four,2031,8123456789,-;" + XID_62,
+    ],
+    ids=["user", "daemon", "a process's name", "a prefix", "a device's name", "a property", "bare", "cut", "no number"],
+)
+def test_nothing_that_others_wrote_is_an_xid(record: bytes) -> None:
+    assert parse_record(record) is None
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_safe_to_parse(record: bytes) -> None:
+    for candidate in (record, PREFIX + record, PREFIX + XID_62[:12] + record, PREFIX + XID_62[:26] + record):
+        line = parse_record(candidate)
+        assert line is None or (0 <= line.xid <= 99999 and line.address == slot_of(line.address))
+
+
+@given(
+    st.binary(max_size=100),
+    st.integers(0, 99999),
+    st.integers(0, 0xFFFF),
+    st.integers(0, 255),
+    st.integers(0, 31),
+    st.integers(0, 7),
+    st.integers(1, 23),
+)
+def test_a_line_gives_its_address_and_number_and_nothing_of_its_text(
+    text: bytes, xid: int, domain: int, bus: int, device: int, level: int, facility: int
+) -> None:
+    words = f"NVRM: Xid (PCI:{domain:04x}:{bus:02x}:{device:02x}): {xid}, ".encode() + text
+    expected = XidLine(f"{domain:04x}:{bus:02x}:{device:02x}", xid)
+    assert parse_record(f"{level},1,2,-,caller=T1;".encode() + words) == expected
+    assert parse_record(f"{facility << 3 | level},1,2,-;".encode() + words) is None
+    assert parse_record(f"{level},1,2,-;".encode() + b"x" + words) is None
+
+
+def test_nvml_and_the_kernel_mean_the_same_slot() -> None:
+    assert slot_of("00000000:3B:00.0") == slot_of("0000:3b:00") == slot_of("0000:3b:00.0") == "0000:3b:00"
+
+
+class Script:
+    """Reads of the device: records and errors in turn, then EAGAIN."""
+
+    def __init__(self, *steps: bytes | int) -> None:
+        self.steps = list(steps)
+
+    def __call__(self, handle: int, size: int) -> bytes:
+        assert size == RECORD_MAX
+        step = self.steps.pop(0) if self.steps else errno.EAGAIN
+        if isinstance(step, int):
+            raise OSError(step, os.strerror(step))
+        return step
+
+
+def test_overwritten_and_oversized_records_cost_only_themselves(tmp_path: Path) -> None:
+    (tmp_path / "kmsg").touch()
+    log = KernelLog(tmp_path / "kmsg", Script(PREFIX + XID_62, errno.EPIPE, errno.EINVAL, PREFIX + XID_62))
+    batch = log.read()
+    assert ([line.xid for line in batch.lines], batch.lost, batch.full) == ([62, 62], True, False)
+    assert log.read() == ([], False, False)
+    log.close()
+
+
+def test_another_error_is_raised(tmp_path: Path) -> None:
+    (tmp_path / "kmsg").touch()
+    log = KernelLog(tmp_path / "kmsg", Script(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error"):
+        log.read()
+    log.close()
+
+
+def test_a_noisy_log_gives_way_after_a_batch(tmp_path: Path) -> None:
+    (tmp_path / "kmsg").touch()
+    log = KernelLog(tmp_path / "kmsg", Script(*[b"6,1,1,-;noise\n"] * BATCH, PREFIX + XID_62))
+    assert log.read() == ([], False, True)
+    assert log.read() == ([("0000:86:00", 62)], False, False)
+    log.close()
+
+
+def test_what_the_log_held_before_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    path.write_bytes(PREFIX + XID_62)
+    log = KernelLog(path)
+    assert log.read() == ([], False, False)
+    with path.open("ab") as out:
+        out.write(PREFIX + XID_62 + b" SUBSYSTEM=pci\n" + PREFIX + b"NVRM: Xid (PCI:0000:05:00): 79, x\n")
+    assert log.read().lines == [("0000:86:00", 62), ("0000:05:00", 79)]
+    log.close()

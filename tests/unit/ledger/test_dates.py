@@ -1,0 +1,113 @@
+"""Time stamps of the ledger: to the millisecond, and the same until what they date changes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
+from gpu_exporter.ledger.state import StateFile
+from gpu_exporter.model import Activity, Allocation, Holder, HolderKey, Span, UnitId
+
+RULES = LedgerRules(5.0, 3, 0.1, 0.7, 60.0)
+POD = Holder(HolderKey("kubernetes", "uid-1/main"), pod="train-0")
+WALL = 1_700_000_000.0
+
+
+class Bench:
+    """A unit and its holder, busy for 10 s and then idle, read by clocks that are never read at one moment."""
+
+    def __init__(self, unit: UnitId) -> None:
+        self.unit = unit
+        self.allocation = Allocation(unit, POD)
+        self.ledger = Ledger(RULES, 1_000.0)
+        self.now = 1_000.0
+        self.set_by = 0.0
+        self._random = random.Random(1)
+        self.settle()
+
+    @property
+    def wall(self) -> float:
+        """A few milliseconds off, as between two calls of the clocks."""
+        return WALL + self.now - 1_000.0 + self.set_by + self._random.uniform(-0.004, 0.004)
+
+    def run(self, seconds: int, ratio: float) -> None:
+        for _ in range(seconds):
+            self.now += 1.0
+            self.ledger.record(Activity(self.unit, (Span(self.now - 1.0, self.now, ratio, False),), 2))
+            self.settle()
+
+    def settle(self) -> None:
+        self.ledger.settle(self.now, self.wall, [ConfirmedAllocation(self.allocation, self.now, None)])
+
+    def dates(self) -> tuple[float | None, float | None, float]:
+        """Last activity of the unit and of its holder, and the holder's start."""
+        unit = self.ledger.unit_totals(self.unit, self.now, self.wall)
+        holder = self.ledger.holder_totals(self.allocation, self.now, self.wall)
+        assert unit is not None
+        assert holder is not None
+        return unit.last_active_wall, holder.last_active_wall, holder.start_wall
+
+
+@pytest.fixture(params=[UnitId("GPU-0"), UnitId("GPU-0", "MIG-0")], ids=["GPU", "MIG instance"])
+def bench(request: pytest.FixtureRequest) -> Bench:
+    bench = Bench(request.param)
+    bench.run(10, 0.5)
+    return bench
+
+
+def test_dates_of_an_idle_unit_do_not_move(bench: Bench) -> None:
+    first = bench.dates()
+    unit, holder, start = first
+    assert unit == pytest.approx(WALL + 10.0, abs=0.01)
+    assert holder == pytest.approx(WALL + 10.0, abs=0.01)
+    assert start == pytest.approx(WALL, abs=0.01)
+    assert all(value == round(value, 3) for value in first if value is not None)
+    for _ in range(300):
+        bench.run(1, 0.0)
+        assert bench.dates() == first
+
+
+def test_new_activity_has_a_new_date(bench: Bench) -> None:
+    before = bench.dates()
+    bench.run(20, 0.0)
+    bench.run(1, 1.0)
+    after = bench.dates()
+    assert after[0] == pytest.approx(WALL + 31.0, abs=0.01)
+    assert after[1] == pytest.approx(WALL + 31.0, abs=0.01)
+    assert after[2] == before[2]
+
+
+def test_a_clock_that_was_set_moves_the_dates_once(bench: Bench) -> None:
+    """Without this a node that booted with a wrong clock would date its last activity by it until the next one."""
+    before = bench.dates()
+    bench.set_by = 3_600.0
+    after = bench.dates()
+    assert after[0] is not None
+    assert before[0] is not None
+    assert after[0] - before[0] == pytest.approx(3_600.0, abs=0.02)
+    for _ in range(60):
+        bench.run(1, 0.0)
+        assert bench.dates()[:2] == after[:2]
+
+
+def test_dates_survive_a_restart(bench: Bench, tmp_path: Path) -> None:
+    first = bench.dates()
+    state = StateFile(tmp_path, 10.0, "boot")
+    state.commit(state.prepare(bench.ledger))
+    bench.now += 7.0
+    bench.ledger = Ledger(RULES, bench.now)
+    assert state.restore(bench.ledger) == ""
+    bench.settle()
+    bench.run(5, 0.0)
+    assert bench.dates() == first
+
+
+def test_a_holder_that_never_worked_is_dated_by_its_start(bench: Bench) -> None:
+    idle = Bench(bench.unit)
+    idle.run(10, 0.0)
+    unit, holder, start = idle.dates()
+    assert unit is None
+    assert holder == start == round(start, 3)

@@ -1,0 +1,191 @@
+"""XIDs of the kernel's log add what the driver raises no event for, and nothing twice."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.clock import ManualClock, SystemClock
+from gpu_exporter.devices.kmsg import KernelLog
+from gpu_exporter.devices.protocol import XidEvent
+from gpu_exporter.sampling import kernel_log
+from gpu_exporter.sampling.events import XidBook
+from gpu_exporter.sampling.kernel_log import SAME_S, WAITING_MAX, KernelLogLoop
+
+GPUS = {"0000:86:00": "GPU-0", "0000:05:00": "GPU-1"}
+
+
+class Bench:
+    """A loop whose looks are taken by hand."""
+
+    def __init__(self, path: Path) -> None:
+        path.touch()
+        self.clock = ManualClock()
+        self.book = XidBook()
+        self.changes = 0
+        self.loop = KernelLogLoop(path, self.book, lambda: GPUS, self.clock, self._note)
+        self._records: list[bytes] = []
+        self.log = KernelLog(path, lambda _handle, _size: self._records.pop(0) if self._records else b"")
+
+    def _note(self) -> None:
+        self.changes += 1
+
+    def line(self, xid: int, address: str = "0000:86:00") -> None:
+        self._records.append(f"4,1,1,-;NVRM: Xid (PCI:{address}): {xid}, pid=4711, name=secret, x\n".encode())
+
+    def event(self, xid: int, uuid: str = "GPU-0") -> None:
+        self.book.count(XidEvent(uuid, xid), self.clock.wall(), self.clock.monotonic())
+
+    def look(self, after_s: float = 0.0) -> None:
+        self.clock.advance(after_s)
+        assert not self.loop.look(self.log)
+
+    def counts(self, uuid: str = "GPU-0") -> dict[int, int]:
+        counts = self.book.counts(uuid)
+        assert counts is not None
+        return {xid: number for xid, _, number, _ in counts.codes}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "kmsg")
+
+
+def test_an_xid_without_an_event_is_counted_for_its_gpu_when_it_was_reported(bench: Bench) -> None:
+    bench.look()
+    assert (bench.counts(), bench.counts("GPU-1")) == ({}, {})  # 0 before the first, and not unknown
+    bench.line(62)
+    bench.look()
+    reported = bench.clock.wall()
+    assert bench.counts() == {}
+    bench.look(SAME_S)
+    counts = bench.book.counts("GPU-0")
+    assert counts is not None
+    assert counts.codes == ((62, "hardware", 1, reported),)
+    assert bench.counts("GPU-1") == {}
+    assert bench.changes == 1
+    bench.look(10.0)
+    assert bench.counts() == {62: 1}
+
+
+@pytest.mark.parametrize("gap_s", [-SAME_S, -1.0, 0.0, 1.0, SAME_S])
+def test_a_line_and_an_event_within_two_seconds_are_one(bench: Bench, gap_s: float) -> None:
+    """`gap_s`: the event comes so long after the line."""
+    if gap_s < 0:
+        bench.event(79)
+        bench.clock.advance(-gap_s)
+    bench.line(79)
+    bench.look()
+    if gap_s >= 0:
+        bench.clock.advance(gap_s)
+        bench.event(79)
+    bench.look(SAME_S)
+    assert bench.counts() == {79: 1}
+
+
+@pytest.mark.parametrize(("xid", "uuid"), [(62, "GPU-0"), (79, "GPU-1")], ids=["another code", "another GPU"])
+def test_an_event_that_says_something_else_does_not_hide_a_line(bench: Bench, xid: int, uuid: str) -> None:
+    bench.line(79)
+    bench.look()
+    bench.event(xid, uuid)
+    bench.look(SAME_S)
+    assert bench.counts()[79] == 1
+
+
+def test_an_event_of_long_ago_does_not_hide_a_line(bench: Bench) -> None:
+    bench.event(79)
+    bench.clock.advance(SAME_S + 0.1)
+    bench.line(79)
+    bench.look()
+    bench.look(SAME_S)
+    assert bench.counts() == {79: 2}
+
+
+def test_an_xid_of_no_known_gpu_is_named_once_and_not_counted(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        bench.line(62, "0000:99:00")
+    bench.look()
+    bench.look(SAME_S)
+    assert (bench.counts(), bench.counts("GPU-1")) == ({}, {})
+    assert [r.getMessage().partition(": ")[2] for r in caplog.records] == [
+        "XID 62 of 0000:99:00, where no GPU is known; not counted"
+    ]
+
+
+def test_no_process_is_named_in_our_log(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    bench.line(62)
+    bench.look()
+    bench.look(SAME_S)
+    assert [r.getMessage() for r in caplog.records] == ["gpu GPU-0: XID 62 (hardware), by the kernel's log"]
+
+
+def test_a_flood_does_not_grow_what_waits(bench: Bench) -> None:
+    for _ in range(WAITING_MAX + 5):
+        bench.line(62)
+    while bench.loop.look(bench.log):
+        pass
+    assert bench.counts() == {62: 5}
+    bench.look(SAME_S)
+    assert bench.counts() == {62: WAITING_MAX + 5}
+
+
+@given(st.lists(st.tuples(st.sampled_from(("line", "event")), st.integers(0, 20)), max_size=20))
+def test_every_event_counts_and_a_line_where_no_event_was_near(steps: list[tuple[str, int]]) -> None:
+    """Looked at each quarter of a second: exactly the lines without an event within two seconds count beside events."""
+    with tempfile.TemporaryDirectory() as directory:
+        bench = Bench(Path(directory) / "kmsg")
+        lines: list[float] = []
+        events: list[float] = []
+        for kind, quarters in steps:
+            for _ in range(quarters):
+                bench.look(0.25)
+            if kind == "line":
+                lines.append(bench.clock.monotonic())
+                bench.line(79)
+                bench.look()
+            else:
+                events.append(bench.clock.monotonic())
+                bench.event(79)
+        for _ in range(9):
+            bench.look(0.25)
+        bench.log.close()
+    alone = [line for line in lines if all(abs(line - event) > SAME_S for event in events)]
+    # At exactly two seconds it depends on which of the two comes first, the look or the event.
+    near = [line for line in lines if all(abs(line - event) >= SAME_S for event in events)]
+    assert len(events) + len(alone) <= bench.counts().get(79, 0) <= len(events) + len(near)
+
+
+def test_a_log_that_cannot_be_read_is_said_once_with_the_remedy_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernel_log, "RETRY_S", 0.01)
+    path, opened = tmp_path / "kmsg", threading.Event()
+    failures = 0
+
+    def note() -> None:
+        nonlocal failures
+        failures += 1
+        if failures == 5:
+            path.touch()
+
+    loop = KernelLogLoop(path, XidBook(), lambda: opened.set() or GPUS, SystemClock(), note)
+    loop.start()
+    assert opened.wait(10)
+    loop.ask_to_stop()
+    assert loop.join(5)
+    assert failures == 5
+    assert loop.outcome is not None
+    assert loop.outcome.success
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"cannot read {path} as uid ")
+    assert record.getMessage().endswith(
+        ": No such file or directory; XIDs without an NVML event are not counted; give CAP_SYSLOG, in a container "
+        "privileges and the device, or leave --collector.xid.kmsg out"
+    )
