@@ -15,7 +15,8 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName, UnitEvidence
 from gpu_exporter.reconciler.marks import Mark, MarkError
-from gpu_exporter.reconciler.pods import EVIDENCE, GPUS, SINCE, PodMarker
+from gpu_exporter.reconciler.pod_checks import EVIDENCE, GPUS, SINCE
+from gpu_exporter.reconciler.pods import PodMarker
 from gpu_exporter.reconciler.policy import LABEL
 from tests.testbed.control_plane import ControlPlane, start_control_plane
 from tests.testbed.node import static_pod
