@@ -22,7 +22,8 @@ def coverage(
     """Lower bound of the observed share, 0 to 1; exact once the increases cover the window or the holder's life.
 
     `held`, `observed`: totals (seconds). `held_in`, `observed_in`: how much they grew since the oldest sample in the
-    window, 0 when there is one sample only. None for a holder that was held for no time, and for numbers that are not finite.
+    window, 0 when there is one sample only. None without any time held, and for numbers that
+    are not finite.
     """
     span = max(min(window_s, held), held_in)
     if not (math.isfinite(held + observed + held_in + observed_in) and span > 0):

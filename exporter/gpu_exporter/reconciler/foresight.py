@@ -33,7 +33,7 @@ class Outlook(NamedTuple):
 
 
 class Foresight:
-    """Asks the markers about decisions that would be written. `notices` collects what could not be asked, once each."""
+    """Asks the markers about decisions that would be written. `notices` collects what could not be asked, once."""
 
     def __init__(self, makers: Mapping[str, Callable[[], Marker]], made: Mapping[str, Marker] | None = None) -> None:
         """`makers`: by scheduler, what makes its marker when it is first needed; may raise MarkError."""
@@ -59,10 +59,13 @@ class Foresight:
                 continue
             try:
                 self._known[decision.name] = (decision.stage, self._looks, self._inspect(decision, wall))
+                self._said.discard(scheduler)
             except MarkError as exc:
                 failures[scheduler] += 1
                 self._known.pop(decision.name, None)
-                self._say(f"{exc}; what --apply would refuse of {HOLDERS[scheduler]} is not shown")
+                if scheduler not in self._said:
+                    self._said.add(scheduler)
+                    self.notices.append(f"{exc}; what --apply would refuse of {HOLDERS[scheduler]} is not shown")
         return {
             name: self._known[name][2] if name in self._known else Outlook(decision.label)
             for name, decision in wanted.items()
@@ -85,11 +88,6 @@ class Foresight:
         except Refused as exc:
             return Outlook(label, exc.reason, str(exc), True)
         return Outlook(label, checked=True)
-
-    def _say(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            self.notices.append(text)
 
 
 HOLDERS = {"kubernetes": "pods", "slurm": "jobs"}
