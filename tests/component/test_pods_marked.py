@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import calendar
-import http.server
 import json
 import re
-import threading
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -24,6 +21,7 @@ from gpu_exporter.reconciler.pods import PodMarker
 from gpu_exporter.reconciler.policy import LABEL
 from tests.testbed.control_plane import ControlPlane, start_control_plane
 from tests.testbed.node import static_pod
+from tests.testbed.pages import serve_page
 from tests.testbed.processes import Processes, run_exporter, wait_for
 
 pytestmark = pytest.mark.kubernetes
@@ -418,32 +416,10 @@ def metrics_of_an_idle_pod(namespace: str, pod: str, uid: str) -> str:
     )
 
 
-@contextmanager
-def serve(page: str) -> Iterator[str]:
-    """An exporter that publishes this page; its host:port."""
-
-    class Exporter(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(page.encode())
-
-        def log_message(self, format: str, *arguments: Any) -> None:
-            return
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Exporter)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 def test_the_command_writes_with_apply_only_and_removes_all(bench: Bench) -> None:
     uid = bench.run_pod("train", started_s_ago=20000.0)
     access = (f"--kubernetes.kubeconfig={bench.plane.admin}", "--no-slurm")
-    with serve(metrics_of_an_idle_pod(bench.namespace, "train", uid)) as address:
+    with serve_page(lambda: metrics_of_an_idle_pod(bench.namespace, "train", uid)) as address:
         command = ("reconcile", "--once", f"--source.exporter={address}", *access)
         done = run_exporter(*command)
         assert (done.returncode, LABEL in bench.labels("train")) == (0, False), done.stderr
@@ -475,7 +451,7 @@ def test_the_dry_run_shows_what_apply_would_refuse(bench: Bench) -> None:
     rbac = client.RbacAuthorizationV1Api(bench.plane.api)
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}]
     role = {"metadata": {"name": "pod-reader"}, "rules": rules}
-    with serve("".join(pages)) as address:
+    with serve_page(lambda: "".join(pages)) as address:
         command = ("reconcile", "--once", f"--source.exporter={address}", "--no-slurm")
         allowed = (*command, f"--kubernetes.kubeconfig={reader}")
         done = run_exporter(*allowed)
