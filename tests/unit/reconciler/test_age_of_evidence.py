@@ -79,7 +79,7 @@ def test_a_renewal_that_fails_costs_no_mark_and_a_throttled_one_ends_them() -> N
 
 def test_a_mark_without_a_time_of_evidence_needs_evidence_now() -> None:
     """Its owner removed the annotations, or an older release wrote it: it is adopted or goes, and never stays for good."""
-    for odd in (None, WALL + 10 * 365 * 86400.0):
+    for odd in (None, WALL + POLICY.fresh_min + 1, WALL + 10 * 365 * 86400.0):
         book = Book()
         bench = Bench(book)
         book.marks, book.observed = {A: "underused"}, {A: odd}
@@ -88,6 +88,15 @@ def test_a_mark_without_a_time_of_evidence_needs_evidence_now() -> None:
         book.observed = {A: odd}
         bench.runs = {}
         assert bench.run() == ["withdraw a"]
+
+
+def test_the_clock_of_another_host_may_be_a_little_ahead() -> None:
+    book = Book()
+    bench = Bench(book)
+    book.marks, book.observed = {A: "underused"}, {A: WALL + POLICY.fresh_min}
+    assert bench.run() == []
+    bench.runs = {A: (UNDERUSED,)}
+    assert bench.run() == []
 
 
 @pytest.mark.parametrize("reason", ["not_running", "replaced", "terminating"])

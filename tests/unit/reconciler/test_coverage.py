@@ -99,8 +99,23 @@ def test_counters_that_began_again_are_not_compared_with_those_before() -> None:
     assert counters.cover(WINDOW, 200.0, 120.0, 130.0) == pytest.approx(0.6)
 
 
-def test_samples_are_bounded_by_the_window() -> None:
+@pytest.mark.parametrize("totals", [(100.0, 90_000.0), (90_100.0, 20.0)], ids=["held", "observed"])
+def test_one_counter_that_fell_is_enough_to_begin_again(totals: tuple[float, float]) -> None:
+    counters = Counters()
+    counters.cover(WINDOW, 90_000.0, 89_000.0, 0.0)
+    counters.cover(WINDOW, *totals, 30.0)
+    assert list(counters.samples) == [totals]
+
+
+def test_totals_that_do_not_move_are_the_same_run() -> None:
+    counters = Counters()
+    for held, observed in ((90_000.0, 80_000.0), (90_060.0, 80_000.0), (90_060.0, 80_000.0), (90_060.0, 80_060.0)):
+        counters.cover(WINDOW, held, observed, 0.0)
+    assert list(counters.samples) == [(90_000.0, 80_000.0), (90_060.0, 80_000.0)]
+
+
+def test_there_is_a_sample_a_minute_and_they_are_bounded_by_the_window() -> None:
     counters = Counters()
     for second in range(0, 100_000, 10):
         counters.cover(WINDOW, float(second), float(second), float(second))
-    assert len(counters.samples) <= WINDOW / SAMPLE_EACH_S + 2
+    assert len(counters.samples) == WINDOW / SAMPLE_EACH_S + 1

@@ -60,6 +60,38 @@ def test_the_rise_alone_is_refused_and_the_mark_stays() -> None:
     assert bench.run() == ["withdraw a"]
 
 
+def test_a_mark_that_was_refused_or_has_risen_is_not_renewed_besides() -> None:
+    book, other = Book(), HolderName("kubernetes", "ml", "b")
+    bench = Bench(book)
+    book.marks = {A: "candidate", other: "underused"}
+    book.refuse[other] = "gpus"
+    bench.runs = {A: (UNDERUSED,), other: (UNDERUSED,)}
+    bench.wall += POLICY.unsupported_max - 1
+    assert bench.run() == ["withdraw b", "write a underused"]
+    assert bench.run() == ["write b underused"]
+
+
+def test_a_rise_that_is_refused_leaves_the_evidence_renewed() -> None:
+    book = Book()
+    bench = Bench(book)
+    book.marks, book.able_s = {A: "candidate"}, {A: POLICY.candidate_after}
+    bench.runs = {A: (UNDERUSED,)}
+    bench.wall += POLICY.unsupported_max - 1
+    assert bench.run() == ["write a underused", "renew a"]
+
+
+def test_a_refusal_is_logged_when_it_changes_and_counted_in_each_cycle(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    book = Book()
+    bench = Bench(book)
+    bench.runs = {A: (UNDERUSED,)}
+    for reason in ("gpus", "gpus", "critical", "gpus"):
+        book.refuse[A] = reason
+        bench.run()
+        assert bench.skips == [reason]
+    assert caplog.messages == ["ml/a: not marked underused: refused"] * 3
+
+
 def test_a_holder_whose_scheduler_has_no_marker_is_counted_and_ends_nothing() -> None:
     book = Book()
     bench = Bench(book)

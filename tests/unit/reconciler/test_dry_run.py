@@ -104,6 +104,14 @@ def test_a_refusal_of_one_stage_is_not_carried_over_to_the_next() -> None:
         assert seen[A].refused == refused
 
 
+def test_a_holder_that_is_gone_is_forgotten() -> None:
+    book, other = Book(), HolderName("kubernetes", "ml", "b")
+    foresight = Foresight({"kubernetes": lambda: book})
+    for holders in ((holder(A, (UNDERUSED,)), holder(other, (UNDERUSED,))), (holder(other, (UNDERUSED,)),), ()):
+        seen = foresight.look(decide(Evidence(WALL, holders), POLICY), WALL)
+        assert set(seen) == {each.name for each in holders}
+
+
 def test_the_log_names_each_change_and_each_refusal_once() -> None:
     tracker = StageTracker()
     idle, more, busy = (decide(Evidence(WALL, (holder(A, (run,)),)), POLICY) for run in (CANDIDATE, UNDERUSED, 0.0))
@@ -133,19 +141,22 @@ def test_the_log_names_a_task_as_its_users_do() -> None:
 def test_a_dry_run_goes_on_after_any_fault(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     source, telemetry = Source(holder(A, (UNDERUSED,))), Telemetry()
-    now = [0.0]
+    now = [1000.0]
+    last = "gpu_reconciler_last_success_timestamp_seconds"
     dry = DryRun(source, POLICY, telemetry, Foresight({}), lambda: now[0], lambda: WALL)
     for error in (EvidenceError("Prometheus is down"), KeyError("odd"), None):
         source.error = error
         dry.run()
         dry.run()
+        assert (telemetry.registry.get_sample_value(last) is not None) == (error is None)
     lines = [record.getMessage() for record in caplog.records]
     assert lines[:2] == ["nothing decided: Prometheus is down", "nothing decided: unforeseen"]
+    assert sum("nothing decided" in line for line in lines) == 2
     assert sum("would write" in line for line in lines) == 1
     assert sum("is not shown" in line for line in lines) == 1
     assert telemetry.registry.get_sample_value("gpu_reconciler_cycles_total") == 6
     source.error = EvidenceError("Prometheus is down")
-    now[0] = POLICY.unsupported_max
+    now[0] += POLICY.unsupported_max
     dry.run()
     assert "would withdraw" not in caplog.messages[-1]
     now[0] += 1

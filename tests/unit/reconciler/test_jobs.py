@@ -163,3 +163,52 @@ def test_the_commands_are_not_filtered_by_what_the_environment_says(monkeypatch:
         "SLURM_CONF=x",
         "SLURM_JWT=x",
     }
+
+
+class Listed(jobs.JobMarker):
+    """Slurm's commands, answered from memory."""
+
+    def __init__(self) -> None:
+        self.rows = [row_of_24_11(job_id=i, extra=f"{LABEL}=underused;since=x") for i in range(1, 51)]
+        self.calls: list[str] = []
+        self.now = 0.0
+        super().__init__(lambda: self.now)
+
+    def _run(self, *command: str) -> str:  # type: ignore[override]
+        self.calls.append(" ".join(command[:2]))
+        if command[0] == "squeue":
+            return json.dumps({"jobs": self.rows})
+        return "slurm-wlm 24.11.5\n" if "--version" in command else ""
+
+
+def test_one_list_of_all_jobs_serves_many_renewals_and_a_later_one_is_read_again() -> None:
+    """On 22.05 each list is of all jobs of the cluster, whatever is asked for."""
+    marker = Listed()
+    marks = marker.list_marks()
+    marker.calls.clear()
+    for mark in marks:
+        marker.renew(mark, JOB)
+    assert marker.calls == ["squeue --json", *["scontrol update"] * 50]
+    marker.now += jobs.RECENT_S
+    marker.renew(marks[0], JOB)
+    assert marker.calls[51:] == ["squeue --json", "scontrol update"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"extra": "mine"}, "foreign"),
+        ({"extra": ""}, "foreign"),
+        ({"restart_cnt": 2}, "replaced"),
+        ({"job_id": 99}, "replaced"),
+    ],
+)
+def test_a_text_that_changed_since_it_was_listed_is_not_renewed(change: dict[str, Any], reason: str) -> None:
+    marker = Listed()
+    (mark, *_) = marker.list_marks()
+    marker.rows[0].update(change)
+    marker.calls.clear()
+    with pytest.raises(Refused) as caught:
+        marker.renew(mark, JOB)
+    assert caught.value.reason == reason
+    assert marker.calls == ["squeue --json"]

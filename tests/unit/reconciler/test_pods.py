@@ -82,6 +82,11 @@ def test_a_pod_that_must_not_be_marked(path: str, value: Any, reason: str) -> No
     assert caught.value.reason == reason
 
 
+def test_a_container_that_has_run_for_just_long_enough_may_be_marked() -> None:
+    started = changed("status/containerStatuses/0/state/running/startedAt", "2027-01-15T06:00:00Z")
+    pod_checks.object_to(started, POD, WALL)
+
+
 def test_a_pod_whose_uid_the_evidence_does_not_know_is_refused() -> None:
     with pytest.raises(Refused) as caught:
         pod_checks.object_to(LIVE, POD._replace(incarnation=""), WALL)

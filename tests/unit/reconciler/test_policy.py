@@ -176,6 +176,42 @@ def test_the_decision_says_since_when_and_what_its_stage_needs() -> None:
     assert judge(unit(idle_run_s=None)).idle_since_wall is None
 
 
+def test_the_reason_of_a_holder_of_several_gpus_names_the_worst() -> None:
+    def reason(*changes: dict[str, Any]) -> str:
+        return judge(*(unit(gpu=str(i), uuid=f"GPU-{i}", **change) for i, change in enumerate(changes))).reason
+
+    assert reason({"coverage": 0.7}, {"coverage": 0.5}) == "only 50% of the time is observed, 90% is needed"
+    assert reason({"coverage": 0.5}, {"coverage": None}).startswith("an unknown share of the time is observed")
+    assert reason({"idle_run_s": 60.0}, {"idle_run_s": 59.0}) == "longest idle run 1 min, below 60 min"
+    assert reason({"idle_run_s": 0.0}, {"idle_run_s": 59.0}) == "longest idle run 59 s, below 60 min"
+    assert reason({"start_wall": NOW - 900}, {"start_wall": NOW - 600}).startswith("held for 10 min, judged after")
+    assert reason({"witnesses": 4}, {"witnesses": None}).endswith("how many witnesses that rests on is not published")
+    assert reason({"witnesses": 4}, {"witnesses": 1}).endswith("a part of it rests on one witness only")
+    silent = {"idle_run_s": None}
+    assert (
+        reason(silent, silent, silent) == "no idle run is published of n1 gpu 0 and 2 more: its activity is not known"
+    )
+    assert reason({}, silent) == "no idle run is published of n1 gpu 1: its activity is not known"
+
+
+def test_no_idle_run_of_a_holder_is_longer_than_the_allocation_of_its_newest_gpu() -> None:
+    young = unit(gpu="1", uuid="GPU-1", idle_run_s=7200.0, start_wall=NOW - 7300)
+    for units in ((unit(), young), (young, unit())):
+        assert judge(*units).reason == "an idle run is longer than the allocation: two holders under one name?"
+    assert judge(unit(idle_run_s=7420.0), young).stage == "underused"
+
+
+def test_what_is_unknown_has_no_time_since_when_it_is_idle() -> None:
+    assert judge(unit(coverage=0.5)).idle_since_wall is None
+    assert judge(unit(), held=2).idle_since_wall is None
+
+
+def test_of_two_rows_one_that_is_not_a_number_leaves_no_number() -> None:
+    for rows in ((unit(coverage=math.nan), unit()), (unit(), unit(coverage=math.nan))):
+        (merged,) = merge_units(rows)
+        assert merged.coverage is None
+
+
 MERGED = st.one_of(st.none(), st.floats(0, 1e9))
 
 
