@@ -486,10 +486,11 @@ def test_the_dry_run_shows_what_apply_would_refuse(bench: Bench) -> None:
         (("--apply", "--no-kubernetes", "--no-slurm"), "--apply finds neither"),
         (("--apply", "--kubernetes", "--no-slurm"), "no way to the API server: "),
         (("--apply", "--kubernetes.kubeconfig=/nowhere", "--no-slurm"), "no way to the API server: "),
+        (("--kubernetes.kubeconfig=/nowhere", "--no-slurm"), "no way to the API server: "),
         (("--apply", "--explain=ml/train"), "--explain writes nothing"),
     ],
 )
-def test_what_cannot_be_applied_is_said(flags: tuple[str, ...], complaint: str) -> None:
+def test_a_way_that_was_asked_for_and_cannot_be_gone_is_said(flags: tuple[str, ...], complaint: str) -> None:
     done = run_exporter("reconcile", "--once", "--source.exporter=127.0.0.1:1", *flags)
     assert done.returncode == 2
     assert complaint in done.stderr

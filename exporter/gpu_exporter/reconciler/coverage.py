@@ -26,7 +26,7 @@ def coverage(
     are not finite.
     """
     span = max(min(window_s, held), held_in)
-    if not (math.isfinite(held + observed + held_in + observed_in) and span > 0):
+    if not (all(map(math.isfinite, (held, observed, held_in, observed_in))) and span > 0):
         return None
     unknown_in = max(0.0, held_in - observed_in)
     unknown_before = min(max(0.0, held - observed - unknown_in), span - held_in)

@@ -1,7 +1,7 @@
 """The decision: pure, one holder at a time, unknown before idle.
 
 A holder is judged as a whole: all of its GPUs must be idle. Whatever is missing, stale or contradictory makes the
-verdict `unknown`, and nobody acts on unknown.
+verdict `unknown`, on which no mark is set.
 """
 
 from __future__ import annotations

@@ -147,7 +147,9 @@ def test_a_dry_run_goes_on_after_any_fault(caplog: pytest.LogCaptureFixture) -> 
     for error in (EvidenceError("Prometheus is down"), KeyError("odd"), None):
         source.error = error
         dry.run()
+        once = len(caplog.records)
         dry.run()
+        assert len(caplog.records) == once > 0
         assert (telemetry.registry.get_sample_value(last) is not None) == (error is None)
     lines = [record.getMessage() for record in caplog.records]
     assert lines[:2] == ["nothing decided: Prometheus is down", "nothing decided: unforeseen"]
