@@ -294,6 +294,7 @@ def _reconcile(given: list[str]) -> int:
     from gpu_exporter.app.reconcile import (
         apply_forever,
         apply_once,
+        build_foresight,
         build_markers,
         build_source,
         reconcile_forever,
@@ -319,14 +320,16 @@ def _reconcile(given: list[str]) -> int:
         if options.once or options.explain:
             if options.apply:
                 return apply_once(source, markers, policy, telemetry)
-            return reconcile_once(source, policy, options.format, options.explain)
+            foresight = build_foresight(options.kubernetes, options.kubeconfig, options.slurm)
+            return reconcile_once(source, policy, options.format, options.explain, foresight)
+        dry = None if options.apply else build_foresight(options.kubernetes, options.kubeconfig, options.slurm)
         if options.address:
             telemetry.serve(options.address, options.apply)
     except (ValueError, OSError, MarkError) as exc:
         parser.fail(str(exc))
-    if options.apply:
+    if dry is None:
         return apply_forever(source, markers, policy, options.interval, telemetry)
-    return reconcile_forever(source, policy, options.interval, telemetry)
+    return reconcile_forever(source, policy, options.interval, telemetry, dry)
 
 
 def _demo(given: list[str]) -> int:

@@ -311,7 +311,11 @@ def build_reconcile_parser() -> Parser:
         default=False,
         help="print the decision table and exit; with --apply after one cycle",
     )
-    parser.flag("--explain", default="", help="with --once: NAMESPACE/POD or job/ID, every number behind its stage")
+    parser.flag(
+        "--explain",
+        default="",
+        help="with --once: NAMESPACE/POD or job/ID (also ARRAY_TASK, LEADER+OFFSET), every number behind its stage",
+    )
     parser.flag(
         "--format",
         dest="format",

@@ -16,7 +16,7 @@ from kubernetes import client
 from tests.testbed.chart import CHART, Helm, find
 from tests.testbed.control_plane import ControlPlane, start_control_plane
 from tests.testbed.node import program
-from tests.testbed.processes import Processes
+from tests.testbed.processes import Processes, wait_for
 from tests.testbed.programs import prometheus_operator_crds
 from tests.testbed.schemas import write_schemas
 
@@ -168,7 +168,7 @@ def test_version_is_the_projects(helm: Helm) -> None:
     assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
 
 
-def test_the_agent_has_no_right_and_no_capability(helm: Helm) -> None:
+def test_the_agent_has_no_right_and_the_dry_run_may_read_pods_only(helm: Helm) -> None:
     objects = helm.objects({})
     agent = find(objects, "DaemonSet")["spec"]["template"]["spec"]
     assert agent["automountServiceAccountToken"] is False
@@ -182,10 +182,11 @@ def test_the_agent_has_no_right_and_no_capability(helm: Helm) -> None:
     }
     writable = [mount["name"] for mount in container["volumeMounts"] if not mount.get("readOnly")]
     assert writable == ["state"]
-    roles = [each for each in objects if each["kind"] == "ClusterRole" and "annotations" not in each["metadata"]]
-    assert roles == [], "a dry run needs no right; the cleanup's come and go with it"
+    (role,) = [each for each in objects if each["kind"] == "ClusterRole" and "annotations" not in each["metadata"]]
+    assert role["metadata"]["name"].endswith("-reconciler")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}]
     reconciler = find(objects, "Deployment")["spec"]["template"]["spec"]
-    assert reconciler["automountServiceAccountToken"] is False
+    assert reconciler["automountServiceAccountToken"] is True
     assert "--apply" not in reconciler["containers"][0]["args"]
 
 
@@ -208,11 +209,13 @@ def test_the_kernels_log_is_read_only_when_asked_for_and_privileged(helm: Helm) 
     assert "agent.xidKmsg: only privileged containers may read /dev/kmsg; set agent.privileged=true" in refused.stderr
 
 
-def test_the_reconciler_may_do_what_it_does_and_nothing_else(plane: ControlPlane, helm: Helm) -> None:
-    objects = helm.objects({"reconciler": {"apply": True}})
+@pytest.mark.parametrize("apply", [False, True], ids=["dry run", "apply"])
+def test_the_reconciler_may_do_what_it_does_and_nothing_else(plane: ControlPlane, helm: Helm, apply: bool) -> None:
+    objects = helm.objects({"reconciler": {"apply": apply}})
     rbac = client.RbacAuthorizationV1Api(plane.api)
-    rbac.create_cluster_role(find(objects, "ClusterRole", "-reconciler"))
-    rbac.create_cluster_role_binding(find(objects, "ClusterRoleBinding", "-reconciler"))
+    role, binding = find(objects, "ClusterRole", "-reconciler"), find(objects, "ClusterRoleBinding", "-reconciler")
+    rbac.create_cluster_role(role)
+    rbac.create_cluster_role_binding(binding)
     account = find(objects, "ServiceAccount", "-reconciler")["metadata"]
     user = f"system:serviceaccount:{account['namespace']}:{account['name']}"
 
@@ -222,8 +225,11 @@ def test_the_reconciler_may_do_what_it_does_and_nothing_else(plane: ControlPlane
         answer = client.AuthorizationV1Api(plane.api).create_subject_access_review(review)
         return bool(answer.status.allowed)
 
-    allowed = [("get", "pods"), ("list", "pods"), ("patch", "pods"), ("create", "events", "events.k8s.io")]
+    reads = [("get", "pods"), ("list", "pods")]
+    writes = [("patch", "pods"), ("create", "events", "events.k8s.io")]
+    allowed = [*reads, *writes] if apply else reads
     denied = [
+        *(() if apply else writes),
         ("delete", "pods"),
         ("update", "pods"),
         ("create", "pods"),
@@ -237,5 +243,10 @@ def test_the_reconciler_may_do_what_it_does_and_nothing_else(plane: ControlPlane
         ("create", "events"),
         ("get", "events", "events.k8s.io"),
     ]
-    assert [request for request in allowed if not may(*request)] == []
-    assert [request for request in denied if may(*request)] == []
+    try:
+        wait_for(lambda: all(may(*request) for request in allowed), "the rights to count", 30)
+        assert [request for request in denied if may(*request)] == []
+    finally:
+        rbac.delete_cluster_role_binding(binding["metadata"]["name"])
+        rbac.delete_cluster_role(role["metadata"]["name"])
+    wait_for(lambda: not any(may(*request) for request in allowed), "the rights to go", 30)

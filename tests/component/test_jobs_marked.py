@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,7 +13,9 @@ import pytest
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence
-from gpu_exporter.reconciler.jobs import JobMarker
+from gpu_exporter.reconciler.jobs import JobMarker, read_field
+from gpu_exporter.reconciler.marks import parse_timestamp, timestamp
+from tests.testbed.pages import serve_page
 from tests.testbed.processes import Processes, run_exporter, wait_for
 from tests.testbed.slurm import Slurm, build_chroot, start_slurm
 
@@ -62,7 +65,17 @@ class Bench:
         self.runs: dict[str, tuple[float, float]] = {}
         self.writes: list[str] = []
         self.skips: list[str] = []
-        self.cycle = Cycle(self, [marker], POLICY, self, time.monotonic, time.time)
+        self.began: float | None = None  # Unix seconds at which a test stops the clock of the cycles
+        self.ahead = 0.0
+        self.restart()
+
+    def read_wall(self) -> float:
+        """The time of the cycles: the machine's, or where a test has put it, however long its steps take."""
+        return (time.time() if self.began is None else self.began) + self.ahead
+
+    def restart(self) -> None:
+        """Another process: what the jobs carry is all that it has."""
+        self.cycle = Cycle(self, [self.marker], POLICY, self, self.read_wall)
 
     def count_write(self, result: str) -> None:
         self.writes.append(result)
@@ -71,7 +84,7 @@ class Bench:
         self.skips.append(reason)
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
-        wall = time.time()
+        wall = self.read_wall()
         holders = [
             HolderEvidence(
                 HolderName("slurm", "", job),
@@ -109,7 +122,9 @@ def test_a_mark_comes_grows_and_goes_with_the_first_activity(cluster: Cluster, b
     bench.runs[job] = (start, 1.5)
     assert bench.run() == (["written"], [])
     assert cluster.read(job).startswith("gpu-exporter.io/utilization=candidate;since=20")
-    assert cluster.read(job).endswith(";gpus=1")
+    text, _, observed = cluster.read(job).rpartition(";observed-until=")
+    assert text.endswith(f";gpus=1;start={timestamp(start)}")
+    assert abs((parse_timestamp(observed) or 0.0) - time.time()) < 30
     assert bench.run() == ([], [])
     bench.runs[job] = (start, 2.5)
     assert bench.run() == (["written"], [])
@@ -118,6 +133,142 @@ def test_a_mark_comes_grows_and_goes_with_the_first_activity(cluster: Cluster, b
     assert bench.run() == (["withdrawn"], [])
     assert cluster.read(job) == ""
     assert bench.run() == ([], [])
+
+
+def observed_until(cluster: Cluster, job: str) -> float:
+    return parse_timestamp(read_field(cluster.read(job), "observed-until")) or 0.0
+
+
+def test_evidence_is_renewed_while_it_lasts_and_restarts_do_not_make_a_mark_younger(
+    cluster: Cluster, bench: Bench
+) -> None:
+    job, start = run_job(cluster)
+    bench.runs[job] = (start, 2.5)
+    assert bench.run() == (["written"], [])
+    bench.began = first = observed_until(cluster, job)
+    written = []
+    for bench.ahead in range(30, 301, 30):
+        bench.restart()
+        written += bench.run()[0]
+    assert written == ["renewed"] * 2  # each quarter of ten minutes
+    assert observed_until(cluster, job) - first == 300
+    assert cluster.read(job).startswith("gpu-exporter.io/utilization=underused;since=20")
+    bench.runs.clear()
+    bench.ahead = 300.0 + 599.0
+    bench.restart()
+    assert bench.run() == ([], [])
+    bench.ahead += 1.0
+    bench.restart()
+    assert bench.run() == (["withdrawn"], [])
+    assert cluster.read(job) == ""
+
+
+def test_a_mark_of_an_older_release_is_renewed_with_evidence_and_goes_without(cluster: Cluster, bench: Bench) -> None:
+    job, start = run_job(cluster)
+    old = f"{cluster.field}=gpu-exporter.io/utilization=underused;since=2026-01-01T00:00:00Z;gpus=1"
+    cluster.slurm.run("scontrol", "update", f"JobId={job}", old)
+    bench.runs[job] = (start, 2.5)
+    assert bench.run() == (["renewed"], [])
+    assert observed_until(cluster, job) > time.time() - 30
+    cluster.slurm.run("scontrol", "update", f"JobId={job}", old)
+    bench.runs.clear()
+    assert bench.run() == (["withdrawn"], [])
+    assert cluster.read(job) == ""
+
+
+def test_without_evidence_the_mark_of_a_requeued_job_goes_at_once(cluster: Cluster, bench: Bench) -> None:
+    """A requeued job keeps the text of its last run, and Prometheus is down while it starts again."""
+    job, start = run_job(cluster, "--requeue")
+    bench.runs[job] = (start, 2.5)
+    assert bench.run() == (["written"], [])
+    bench.runs.clear()
+    assert bench.run() == ([], [])
+    cluster.slurm.run("scontrol", "requeue", job)
+    cluster.slurm.run_again(job)
+    assert cluster.read(job) != ""
+    assert bench.run() == (["withdrawn"], [])
+    assert cluster.read(job) == ""
+
+
+def test_without_evidence_the_mark_of_a_suspended_job_goes_at_once(cluster: Cluster, bench: Bench) -> None:
+    job, start = run_job(cluster)
+    bench.runs[job] = (start, 2.5)
+    bench.run()
+    bench.runs.clear()
+    cluster.slurm.run("scontrol", "suspend", job)
+    assert bench.run() == (["withdrawn"], [])
+    assert cluster.read(job) == ""
+
+
+def page_of(jobs: dict[str, tuple[float, str]]) -> str:
+    """What an exporter publishes of jobs that have been idle for three hours: by id, their start and info labels."""
+    lines = ["gpu_exporter_sample_interval_seconds 1", f"gpu_exporter_last_sample_timestamp_seconds {time.time():.0f}"]
+    for i, (job, (start, labels)) in enumerate(jobs.items()):
+        key = f'gpu="{i}",uuid="GPU-{i}",mig="",mig_uuid="",scheduler="slurm",job_id="{job}"'
+        lines += [
+            f"gpu_allocation_info{{{key},{labels}}} 1",
+            f"gpu_allocation_start_timestamp_seconds{{{key}}} {start:.0f}",
+            f"gpu_allocation_idle_run_seconds{{{key}}} 3",
+            f"gpu_allocation_idle_run_witnesses{{{key}}} 3",
+            f"gpu_allocation_held_seconds_total{{{key}}} 20000",
+            f"gpu_allocation_observed_seconds_total{{{key}}} 20000",
+            f"gpu_allocation_holder_units{{{key}}} 1",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def test_jobs_are_shown_as_their_users_write_them_and_the_dry_run_names_the_field(
+    cluster: Cluster, bench: Bench, tmp_path: Path
+) -> None:
+    array = cluster.slurm.submit("--gres=gpu:1", "--array=0-1")
+    tasks = cluster.slurm.run("squeue", "-h", "-r", "-j", array, "-O", "JobID:20,ArrayTaskID:20").split()
+    ids = dict(zip(tasks[1::2], tasks[::2], strict=True))
+    (raw, task) = next((ids[task], task) for task in ids if ids[task] != array)
+    other = ids[next(each for each in ids if each != task)]
+    wait_for(lambda: time.time() - cluster.start_of(raw) > 3, "the tasks to be a few seconds old")
+    cluster.slurm.run("scontrol", "update", f"JobId={array}_{task}", f"{cluster.field}=my own")
+    shown = f"job {array}_{task} [{raw}]"
+    settings = tmp_path / "config.yaml"
+    policy = "policy: {candidate_after: 1s, underused_after: 2s, startup_grace: 1s}\n"
+    settings.write_text(policy, encoding="utf-8")
+
+    def labels(number: str) -> str:
+        return f'user="ada",array_job_id="{array}",array_task_id="{number}",het_job_id="",het_job_offset=""'
+
+    held = {
+        raw: (cluster.start_of(raw), labels(task)),
+        other: (cluster.start_of(other), labels("0" if task == "1" else "1")),
+    }
+    with serve_page(lambda: page_of(held)) as address:
+        command = (
+            "reconcile",
+            "--once",
+            f"--source.exporter={address}",
+            "--no-kubernetes",
+            f"--config.file={settings}",
+        )
+        done = run_exporter(*command, environment=cluster.slurm.environment)
+        rows = {line.partition("  ")[0]: line for line in done.stdout.splitlines()}
+        assert rows[shown].endswith("REFUSED: foreign"), done.stdout + done.stderr
+        (free,) = (line for title, line in rows.items() if title.startswith(f"job {array}_") and title != shown)
+        assert free.endswith(f"{cluster.field}=gpu-exporter.io/utilization=underused")
+        rows = json.loads(run_exporter(*command, "--format=json", environment=cluster.slurm.environment).stdout)
+        (row,) = [row for row in rows if row["name"] == raw]
+        assert (row["job"], row["refused"]) == (f"{array}_{task}", "foreign")
+        for asked in (f"job/{array}_{task}", f"job/{raw}"):
+            done = run_exporter(*command, f"--explain={asked}", environment=cluster.slurm.environment)
+            assert done.stdout.startswith(f"{shown}: underused\n"), done.stdout + done.stderr
+            assert "  REFUSED: foreign: the field holds a text that is not ours\n" in done.stdout
+        done = run_exporter(*command, "--apply", environment=cluster.slurm.environment)
+    assert f"{shown}: not marked underused: the field holds a text that is not ours" in done.stderr
+    assert cluster.read(raw) == "my own"
+    assert cluster.read(other).startswith("gpu-exporter.io/utilization=underused")
+    cluster.slurm.run("scontrol", "update", f"JobId={array}_{task}", f"{cluster.field}=")
+    remove = ("reconcile", "--remove-all", "--no-kubernetes", "--slurm")
+    done = run_exporter(*remove, environment=cluster.slurm.environment)
+    assert done.stdout.startswith(f"job {array}_") and done.stdout.endswith(
+        f" [{other}]: underused: would be withdrawn with --apply\n"
+    )
 
 
 def test_a_text_of_the_owner_is_never_overwritten(cluster: Cluster, bench: Bench) -> None:
@@ -131,7 +282,7 @@ def test_a_text_of_the_owner_is_never_overwritten(cluster: Cluster, bench: Bench
     assert cluster.read(job) == text
 
 
-def test_a_job_that_was_started_anew_is_not_marked_and_loses_the_old_mark(cluster: Cluster, bench: Bench) -> None:
+def test_a_job_that_was_started_again_is_not_marked_and_loses_the_old_mark(cluster: Cluster, bench: Bench) -> None:
     job, start = run_job(cluster, "--requeue")
     bench.runs[job] = (start, 2.5)
     assert bench.run() == (["written"], [])

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import calendar
-import http.server
-import threading
+import json
+import re
 import time
 from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
+from kubernetes import client
 
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName, UnitEvidence
 from gpu_exporter.reconciler.marks import Mark, MarkError
-from gpu_exporter.reconciler.pods import EVIDENCE, GPUS, SINCE, PodMarker
+from gpu_exporter.reconciler.pod_checks import EVIDENCE, GPUS, OBSERVED, SINCE
+from gpu_exporter.reconciler.pods import PodMarker
 from gpu_exporter.reconciler.policy import LABEL
 from tests.testbed.control_plane import ControlPlane, start_control_plane
 from tests.testbed.node import static_pod
+from tests.testbed.pages import serve_page
 from tests.testbed.processes import Processes, run_exporter, wait_for
 
 pytestmark = pytest.mark.kubernetes
@@ -53,11 +56,12 @@ class Source:
         self.namespace = namespace
         self.pods: dict[str, tuple[str, float]] = {}
         self.answers = True
+        self.read_wall = time.time
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
         if not self.answers:
             raise EvidenceError("Prometheus is down")
-        wall = time.time()
+        wall = self.read_wall()
         holders = []
         for pod, (uid, run) in self.pods.items():
             unit = UnitEvidence("n", "0", "GPU-1", "", wall - 9000, run, 1.0, 1.0, 2)
@@ -76,8 +80,19 @@ class Bench:
         wait_for(lambda: plane.has_account(namespace), "the namespace's ServiceAccount", 60)
         self.marker = PodMarker(ControlPlane.connect(plane.admin), "test")
         self.source, self.tally = Source(namespace), Tally()
-        self.now = 0.0
-        self.cycle = Cycle(self.source, [self.marker], POLICY, self.tally, lambda: self.now, time.time)
+        self.began: float | None = None  # Unix seconds at which a test stops the clock of the cycles
+        self.ahead = 0.0
+        self.policy = POLICY
+        self.restart()
+
+    def read_wall(self) -> float:
+        """The time of the cycles: the machine's, or where a test has put it, however long its steps take."""
+        return (time.time() if self.began is None else self.began) + self.ahead
+
+    def restart(self) -> None:
+        """Another process: what the pods carry is all that it has."""
+        self.source.read_wall = self.read_wall
+        self.cycle = Cycle(self.source, [self.marker], self.policy, self.tally, self.read_wall)
 
     def run_pod(self, name: str, started_s_ago: float = 9000.0, **metadata: Any) -> str:
         """A pod with one GPU that runs, as its kubelet would tell; its UID."""
@@ -116,7 +131,8 @@ class Bench:
 
 @pytest.fixture
 def bench(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    name = request.node.name.replace("_", "-").partition("[")[0][:60].strip("-")
+    name = re.sub("[^a-z0-9]+", "-", request.node.name)
+    name = f"{name[:40].strip('-')}-{name[-15:].strip('-')}"
     made = Bench(plane, name)
     yield made
     plane.core.delete_collection_namespaced_pod(name, grace_period_seconds=0)
@@ -137,8 +153,8 @@ def test_a_mark_comes_grows_and_goes_with_the_first_activity(bench: Bench) -> No
     annotations = bench.annotations("train")
     assert annotations[GPUS] == "1"
     assert annotations[EVIDENCE] == "its one GPU idle for 2 min"
-    since = calendar.timegm(time.strptime(annotations[SINCE], "%Y-%m-%dT%H:%M:%SZ"))
-    assert before - 131 <= since <= time.time() - 129
+    assert before - 131 <= seconds(annotations[SINCE]) <= time.time() - 129
+    assert before - 1 <= seconds(annotations[OBSERVED]) <= time.time()
     bench.source.pods["train"] = (uid, 0.0)
     assert bench.run() == (["withdrawn"], [])
     assert bench.labels("train") == {"app": "mine"}
@@ -195,19 +211,98 @@ def test_without_evidence_marks_stay_for_a_while_and_then_go(bench: Bench) -> No
     bench.source.pods["train"] = (uid, 130.0)
     bench.run()
     bench.source.answers = False
-    bench.now = 599.0
+    bench.began = seconds(bench.annotations("train")[OBSERVED])
+    bench.ahead = 599.0
     assert bench.run() == ([], [])
     assert bench.labels("train")[LABEL] == "underused"
-    bench.now = 600.0
+    bench.ahead = 600.0
     assert bench.run() == (["withdrawn"], [])
     assert LABEL not in bench.labels("train")
+
+
+def test_a_reconciler_that_restarts_again_and_again_still_withdraws(bench: Bench) -> None:
+    uid = bench.run_pod("train")
+    bench.source.pods["train"] = (uid, 130.0)
+    bench.run()
+    bench.source.answers = False
+    bench.began = seconds(bench.annotations("train")[OBSERVED])
+    done = []
+    for bench.ahead in range(60, 661, 60):
+        bench.restart()
+        done.append(bench.run()[0])
+    assert done == [*[[]] * 9, ["withdrawn"], []]
+    assert bench.labels("train") == {}
+
+
+def test_the_evidence_on_a_pod_is_renewed_while_it_lasts_and_not_in_every_cycle(bench: Bench) -> None:
+    uid = bench.run_pod("train", labels={"app": "mine"})
+    bench.source.pods["train"] = (uid, 130.0)
+    bench.run()
+    first = bench.annotations("train")
+    bench.began = seconds(first[OBSERVED])
+    written = []
+    for bench.ahead in range(0, 601, 30):
+        bench.source.pods["train"] = (uid, 130.0 + bench.ahead)
+        bench.plane.core.patch_namespaced_pod(
+            "train", bench.namespace, {"metadata": {"labels": {"n": str(bench.ahead)}}}
+        )
+        written += bench.run()[0]
+    assert written == ["renewed"] * 4  # each quarter of ten minutes, whatever else changed on the pod
+    last = bench.annotations("train")
+    assert last[EVIDENCE] == "its one GPU idle for 12 min"
+    assert seconds(last[OBSERVED]) - seconds(first[OBSERVED]) == 600
+    assert abs(seconds(last[SINCE]) - seconds(first[SINCE])) <= 2
+    assert bench.labels("train") == {"app": "mine", "n": "600", LABEL: "underused"}
+    assert [reason for reason, _ in bench.events("train")] == ["GpuUnderused"]
+
+
+def test_a_pod_that_is_idle_from_its_start_rises_without_a_withdrawal(bench: Bench) -> None:
+    """The GPU was assigned 30 s before the container could start: an image was pulled."""
+    uid = bench.run_pod("train", started_s_ago=70.0)
+    bench.began = time.time()
+    seen = []
+    for bench.ahead in (0.0, 40.0, 60.0):
+        bench.source.pods["train"] = (uid, 100.0 + bench.ahead)
+        seen.append((bench.run(), bench.labels("train")[LABEL]))
+    assert seen == [
+        ((["written"], []), "candidate"),
+        (([], ["restarted"]), "candidate"),
+        ((["written"], []), "underused"),
+    ]
+    assert [reason for reason, _ in bench.events("train")] == ["GpuCandidate", "GpuUnderused"]
+
+
+@pytest.mark.parametrize("silence", ["no answer", "no series", "unknown"])
+@pytest.mark.parametrize("change", ["not_running", "terminating"])
+def test_a_mark_without_evidence_goes_at_once_when_its_pod_no_longer_runs(
+    bench: Bench, silence: str, change: str
+) -> None:
+    uid = bench.run_pod("train", finalizers=["gpu-exporter.io/test"])
+    bench.source.pods["train"] = (uid, 130.0)
+    bench.run()
+    bench.source.answers = silence != "no answer"
+    bench.source.pods = {"train": (uid, float("nan"))} if silence == "unknown" else {}
+    assert bench.run() == ([], [])
+    if change == "terminating":
+        bench.plane.core.delete_namespaced_pod("train", bench.namespace)
+    else:
+        state = {"name": "train", "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "ready": False}
+        status = {"containerStatuses": [{**state, "restartCount": 1, "image": "", "imageID": ""}]}
+        bench.plane.core.patch_namespaced_pod_status("train", bench.namespace, {"status": status})
+    assert bench.run() == (["withdrawn"], [])
+    assert LABEL not in bench.labels("train")
+    bench.plane.core.patch_namespaced_pod("train", bench.namespace, {"metadata": {"finalizers": None}})
+
+
+def seconds(text: str) -> int:
+    return calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))
 
 
 def test_a_new_reconciler_takes_over_what_it_finds(bench: Bench) -> None:
     uid = bench.run_pod("train")
     bench.source.pods["train"] = (uid, 130.0)
     bench.run()
-    bench.cycle = Cycle(bench.source, [bench.marker], POLICY, bench.tally, lambda: bench.now, time.time)
+    bench.restart()
     assert bench.run() == ([], [])
     bench.source.pods["train"] = (uid, 0.0)
     assert bench.run() == (["withdrawn"], [])
@@ -240,18 +335,50 @@ def test_the_mark_of_a_finished_pod_is_withdrawn(bench: Bench) -> None:
     assert LABEL not in bench.labels("train")
 
 
-def test_a_label_of_somebody_else_is_left_alone(bench: Bench) -> None:
-    uid = bench.run_pod("train", labels={LABEL: "underused"})
+def test_a_label_with_a_value_that_is_not_ours_is_left_alone(bench: Bench) -> None:
+    uid = bench.run_pod("train", labels={LABEL: "mine"})
     bench.source.pods["train"] = (uid, 130.0)
     assert bench.run() == ([], ["foreign"])
     bench.source.pods.clear()
     assert bench.run() == ([], [])
-    assert bench.labels("train") == {LABEL: "underused"}
+    assert bench.labels("train") == {LABEL: "mine"}
+
+
+def strip(bench: Bench, name: str) -> None:
+    """What a tenant may do to a pod of his own."""
+    gone = dict.fromkeys(bench.annotations(name))
+    bench.plane.core.patch_namespaced_pod(name, bench.namespace, {"metadata": {"annotations": gone}})
+    assert bench.annotations(name) == {}
+
+
+def test_a_mark_without_its_annotations_is_adopted_while_it_is_true_and_goes_otherwise(bench: Bench) -> None:
+    uid = bench.run_pod("train")
+    bench.source.pods["train"] = (uid, 130.0)
+    bench.run()
+    strip(bench, "train")
+    assert bench.run() == (["renewed"], [])
+    assert set(bench.annotations("train")) == {SINCE, GPUS, EVIDENCE, OBSERVED}
+    strip(bench, "train")
+    bench.source.answers = False
+    assert bench.run() == (["withdrawn"], [])
+    assert bench.labels("train") == {}
+
+
+def test_a_time_of_evidence_in_the_future_makes_no_mark_immortal(bench: Bench) -> None:
+    uid = bench.run_pod("train")
+    bench.source.pods["train"] = (uid, 130.0)
+    bench.run()
+    change = {"metadata": {"annotations": {OBSERVED: "2999-01-01T00:00:00Z"}}}
+    bench.plane.core.patch_namespaced_pod("train", bench.namespace, change)
+    assert bench.run() == (["renewed"], [])
+    bench.plane.core.patch_namespaced_pod("train", bench.namespace, change)
+    bench.source.answers = False
+    assert bench.run() == (["withdrawn"], [])
 
 
 def test_marks_per_cycle_are_limited_and_the_longest_idle_comes_first(bench: Bench) -> None:
-    policy = POLICY._replace(new_marks_max=1)
-    bench.cycle = Cycle(bench.source, [bench.marker], policy, bench.tally, lambda: bench.now, time.time)
+    bench.policy = POLICY._replace(new_marks_max=1)
+    bench.restart()
     for pod, run in (("a", 130.0), ("b", 500.0)):
         bench.source.pods[pod] = (bench.run_pod(pod), run)
     assert bench.run() == (["written"], ["limit"])
@@ -285,7 +412,7 @@ def metrics_of_an_idle_pod(namespace: str, pod: str, uid: str) -> str:
         f"gpu_allocation_held_seconds_total{{{key}}} 20000\n"
         f"gpu_allocation_observed_seconds_total{{{key}}} 20000\n"
         f"gpu_allocation_holder_units{{{key}}} 1\n"
-        'gpu_idle_witnesses{gpu="0",uuid="GPU-1"} 3\n'
+        f"gpu_allocation_idle_run_witnesses{{{key}}} 3\n"
         f"gpu_exporter_last_sample_timestamp_seconds {now:.0f}\n"
         "gpu_exporter_sample_interval_seconds 1\n"
     )
@@ -293,31 +420,15 @@ def metrics_of_an_idle_pod(namespace: str, pod: str, uid: str) -> str:
 
 def test_the_command_writes_with_apply_only_and_removes_all(bench: Bench) -> None:
     uid = bench.run_pod("train", started_s_ago=20000.0)
-    page = metrics_of_an_idle_pod(bench.namespace, "train", uid).encode()
-
-    class Exporter(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(page)
-
-        def log_message(self, format: str, *arguments: Any) -> None:
-            return
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Exporter)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     access = (f"--kubernetes.kubeconfig={bench.plane.admin}", "--no-slurm")
-    command = ("reconcile", "--once", f"--source.exporter=127.0.0.1:{server.server_address[1]}", *access)
-    try:
+    with serve_page(lambda: metrics_of_an_idle_pod(bench.namespace, "train", uid)) as address:
+        command = ("reconcile", "--once", f"--source.exporter={address}", *access)
         done = run_exporter(*command)
         assert (done.returncode, LABEL in bench.labels("train")) == (0, False), done.stderr
         assert f"{LABEL}=underused" in done.stdout
         done = run_exporter(*command, "--apply")
         assert (done.returncode, bench.labels("train").get(LABEL)) == (0, "underused"), done.stderr
         assert "marked underused: its one GPU idle for 3.0 h" in done.stderr
-    finally:
-        server.shutdown()
-        server.server_close()
     remove = ("reconcile", "--remove-all", *access)
     done = run_exporter(*remove)
     assert done.stdout == f"{bench.namespace}/train: underused: would be withdrawn with --apply\n", done.stderr
@@ -326,6 +437,49 @@ def test_the_command_writes_with_apply_only_and_removes_all(bench: Bench) -> Non
     assert done.stdout == f"{bench.namespace}/train: underused: withdrawn\n", done.stderr
     assert bench.annotations("train") == {} and LABEL not in bench.labels("train")
     assert bench.events("train")[-1] == ("GpuMarkWithdrawn", "all marks are removed")
+    bench.plane.core.patch_namespaced_pod("train", bench.namespace, {"metadata": {"labels": {LABEL: "underused"}}})
+    done = run_exporter(*remove, "--apply")
+    assert done.stdout == f"{bench.namespace}/train: underused: withdrawn\n", "a label without our annotations"
+    assert LABEL not in bench.labels("train")
+
+
+def test_the_dry_run_shows_what_apply_would_refuse(bench: Bench) -> None:
+    """In the table, as JSON and with --explain; as a user who may get and list pods, and nothing else."""
+    pages = []
+    for name, metadata in (("train", {}), ("other", {"labels": {LABEL: "mine"}})):
+        uid = bench.run_pod(name, started_s_ago=20000.0, **metadata)
+        pages.append(metrics_of_an_idle_pod(bench.namespace, name, uid))
+    reader = bench.plane.authority.kubeconfig("reader", bench.plane.url, "reader")
+    rbac = client.RbacAuthorizationV1Api(bench.plane.api)
+    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}]
+    role = {"metadata": {"name": "pod-reader"}, "rules": rules}
+    with serve_page(lambda: "".join(pages)) as address:
+        command = ("reconcile", "--once", f"--source.exporter={address}", "--no-slurm")
+        allowed = (*command, f"--kubernetes.kubeconfig={reader}")
+        done = run_exporter(*allowed)
+        assert (done.returncode, "REFUSED" in done.stdout) == (0, False)
+        assert done.stderr.count("what --apply would refuse of pods is not shown") == 1, done.stderr
+        assert "status 403" in done.stderr
+        rbac.create_cluster_role(role)
+        subject = {"kind": "User", "name": "reader", "apiGroup": "rbac.authorization.k8s.io"}
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "pod-reader"}
+        rbac.create_cluster_role_binding(
+            {"metadata": {"name": "pod-reader"}, "roleRef": reference, "subjects": [subject]}
+        )
+        wait_for(lambda: "REFUSED" in run_exporter(*allowed).stdout, "the rights to count", 30, 0.2)
+        done = run_exporter(*allowed)
+        rows = {line.split()[0]: line for line in done.stdout.splitlines()}
+        assert rows[f"{bench.namespace}/other"].endswith("REFUSED: foreign"), done.stdout
+        assert rows[f"{bench.namespace}/train"].endswith(f"{LABEL}=underused")
+        assert done.stderr == ""
+        rows = {row["name"]: row for row in json.loads(run_exporter(*allowed, "--format=json").stdout)}
+        assert (rows["other"]["refused"], rows["train"]["refused"]) == ("foreign", "")
+        done = run_exporter(*allowed, f"--explain={bench.namespace}/other")
+        assert f"  REFUSED: foreign: {LABEL} has a value that is not ours\n" in done.stdout
+        done = run_exporter(*command, "--no-kubernetes")
+        assert done.stderr.count("no way to the API server") == 1
+        assert "REFUSED" not in done.stdout
+    assert (bench.labels("other"), bench.labels("train")) == ({LABEL: "mine"}, {})
 
 
 @pytest.mark.parametrize(
@@ -334,10 +488,11 @@ def test_the_command_writes_with_apply_only_and_removes_all(bench: Bench) -> Non
         (("--apply", "--no-kubernetes", "--no-slurm"), "--apply finds neither"),
         (("--apply", "--kubernetes", "--no-slurm"), "no way to the API server: "),
         (("--apply", "--kubernetes.kubeconfig=/nowhere", "--no-slurm"), "no way to the API server: "),
+        (("--kubernetes.kubeconfig=/nowhere", "--no-slurm"), "no way to the API server: "),
         (("--apply", "--explain=ml/train"), "--explain writes nothing"),
     ],
 )
-def test_what_cannot_be_applied_is_said(flags: tuple[str, ...], complaint: str) -> None:
+def test_a_way_that_was_asked_for_and_cannot_be_gone_is_said(flags: tuple[str, ...], complaint: str) -> None:
     done = run_exporter("reconcile", "--once", "--source.exporter=127.0.0.1:1", *flags)
     assert done.returncode == 2
     assert complaint in done.stderr

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 from gpu_exporter.app.agent import Agent
-from gpu_exporter.app.reconcile import StageTracker
 from gpu_exporter.app.serve import ProcessSeries, repeat, stop_on_signal
 from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.clock import CompressedClock
@@ -20,6 +19,7 @@ from gpu_exporter.devices.scenario import load_scenario
 from gpu_exporter.exposition.publisher import Publisher
 from gpu_exporter.exposition.server import HttpServer
 from gpu_exporter.reconciler.direct import ExporterSource
+from gpu_exporter.reconciler.dry_run import StageTracker
 from gpu_exporter.reconciler.policy import decide
 from gpu_exporter.reconciler.report import render_decisions
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gpu_exporter.app.serve import repeat, stop_on_signal
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.cycle import Cycle, guard
 from gpu_exporter.reconciler.direct import ExporterSource
-from gpu_exporter.reconciler.evidence import EvidenceError, EvidenceSource
+from gpu_exporter.reconciler.dry_run import DryRun
+from gpu_exporter.reconciler.evidence import EvidenceError, EvidenceSource, HolderName, named_holder
+from gpu_exporter.reconciler.foresight import Foresight
 from gpu_exporter.reconciler.jobs import JobMarker
 from gpu_exporter.reconciler.marks import Marker, MarkError
 from gpu_exporter.reconciler.policy import Decision, decide
@@ -31,35 +33,58 @@ def build_source(prometheus: str, exporters: Sequence[str], matcher: str, policy
     return ExporterSource(exporters, policy.underused_after, time.time)
 
 
-def reconcile_once(source: EvidenceSource, policy: Policy, form: str, explained: str) -> int:
-    """One cycle; the exit code. With `explained`, only that holder, in full."""
+def reconcile_once(source: EvidenceSource, policy: Policy, form: str, explained: str, foresight: Foresight) -> int:
+    """One cycle that writes nothing; the exit code. With `explained`, only that holder, in full, whatever its stage."""
+    asked = named_holder(explained)
     try:
-        evidence = source.read_evidence()
+        evidence = source.read_evidence([asked] if asked is not None else ())
     except EvidenceError as exc:
-        print(f"gpu-exporter: nothing decided: {exc}", file=sys.stderr)  # noqa: T201
+        _complain(f"nothing decided: {exc}")
         return 3
     decisions = decide(evidence, policy)
     for problem in evidence.problems:
-        print(f"gpu-exporter: not seen: {problem}", file=sys.stderr)  # noqa: T201
+        _complain(f"not seen: {problem}")
     code = 4 if evidence.problems else 0
     if explained:
-        chosen = [d for d in decisions if explained in (str(d.name), d.name.name, f"job/{d.name.name}")]
+        chosen = [decision for decision in decisions if _is_named(decision, explained, asked)]
         if not chosen:
-            print(  # noqa: T201
-                f"gpu-exporter: {explained}: no such holder in the evidence; "
-                f"{len(decisions)} others are (a PromQL source lists only holders with a long idle run)",
-                file=sys.stderr,
+            _complain(
+                f"{explained}: no such holder in the evidence, which has {evidence.allocations} allocations; {FORMS}"
             )
             return 2
-        sys.stdout.write("".join(explain(decision, policy) for decision in chosen))
-        return code
-    sys.stdout.write(decisions_json(decisions) if form == "json" else render_decisions(decisions, evidence))
+        decisions = chosen
+    outlooks = foresight.look(decisions, time.time())
+    for notice in foresight.notices:
+        _complain(notice)
+    if form == "json":
+        sys.stdout.write(decisions_json(decisions, outlooks))
+    elif explained:
+        sys.stdout.write("".join(explain(decision, policy, outlooks.get(decision.name)) for decision in decisions))
+    else:
+        sys.stdout.write(render_decisions(decisions, evidence, outlooks))
     return code
 
 
-def build_markers(kubernetes: bool | None, kubeconfig: str, slurm: bool | None) -> list[Marker]:
-    """Where marks go: None means wherever there is a way. Raises ValueError when there is none, MarkError."""
-    markers: list[Marker] = []
+FORMS = "a pod is named as NAMESPACE/POD, a job as job/ID, job/ARRAY_TASK or job/LEADER+OFFSET"
+
+
+def _is_named(decision: Decision, text: str, asked: HolderName | None) -> bool:
+    name = decision.name
+    if asked is not None and asked.scheduler == name.scheduler == "slurm":
+        return asked.name in (name.name, decision.users_id)
+    return name == asked or text in (str(name), name.name)
+
+
+def _complain(text: str) -> None:
+    print(f"gpu-exporter: {text}", file=sys.stderr)  # noqa: T201
+
+
+def find_makers(kubernetes: bool | None, kubeconfig: str, slurm: bool | None) -> dict[str, Callable[[], Marker]]:
+    """By scheduler, what makes its marker: None means wherever there is a way.
+
+    Raises ValueError when one that was asked for cannot be had.
+    """
+    makers: dict[str, Callable[[], Marker]] = {}
     if kubernetes is not False:
         try:
             from gpu_exporter.reconciler.pods import PodMarker, connect, is_in_cluster
@@ -69,19 +94,35 @@ def build_markers(kubernetes: bool | None, kubeconfig: str, slurm: bool | None) 
                 raise ValueError(f"pods need the kubernetes client: {hint} ({exc})") from exc
         else:
             if kubernetes or kubeconfig or is_in_cluster():
-                markers.append(PodMarker(connect(kubeconfig)))
+                makers["kubernetes"] = lambda: PodMarker(connect(kubeconfig))
     if slurm or (slurm is None and JobMarker.is_present()):
-        markers.append(JobMarker())
+        makers["slurm"] = JobMarker
+    return makers
+
+
+def build_markers(kubernetes: bool | None, kubeconfig: str, slurm: bool | None) -> list[Marker]:
+    """Where marks go. Raises ValueError when there is no such place, MarkError."""
+    markers = [make() for make in find_makers(kubernetes, kubeconfig, slurm).values()]
     if not markers:
         raise ValueError("--apply finds neither a service account or --kubernetes.kubeconfig nor squeue and scontrol")
     return markers
+
+
+def build_foresight(kubernetes: bool | None, kubeconfig: str, slurm: bool | None) -> Foresight:
+    """For a dry run: the markers where there are any, only read from.
+
+    Raises ValueError and MarkError for a way that was asked for and cannot be gone.
+    """
+    makers = find_makers(kubernetes, kubeconfig, slurm)
+    asked = {"kubernetes": bool(kubernetes or kubeconfig), "slurm": bool(slurm)}
+    return Foresight(makers, {scheduler: make() for scheduler, make in makers.items() if asked[scheduler]})
 
 
 def apply_forever(
     source: EvidenceSource, markers: Sequence[Marker], policy: Policy, interval_s: float, telemetry: Telemetry
 ) -> int:
     """Cycle and write until a signal."""
-    cycle = Cycle(source, markers, policy, telemetry, time.monotonic, time.time)
+    cycle = Cycle(source, markers, policy, telemetry, time.time)
     last_problem = ""
 
     def tick() -> None:
@@ -101,7 +142,7 @@ def apply_forever(
 def apply_once(source: EvidenceSource, markers: Sequence[Marker], policy: Policy, telemetry: Telemetry) -> int:
     """One cycle that writes; the exit code. Marks without evidence go at once: a single cycle cannot wait for it."""
     policy = policy._replace(unsupported_max=0.0)
-    problem = _apply_cycle(Cycle(source, markers, policy, telemetry, time.monotonic, time.time), telemetry)
+    problem = _apply_cycle(Cycle(source, markers, policy, telemetry, time.time), telemetry)
     if problem:
         log.warning("cycle incomplete: %s", problem)
     return 4 if problem else 0
@@ -115,7 +156,7 @@ def _apply_cycle(cycle: Cycle, telemetry: Telemetry) -> str:
 
 
 def remove_all(markers: Sequence[Marker], apply: bool) -> int:
-    """Print every mark, withdraw it when told to; the exit code. Raises MarkError when they cannot be listed."""
+    """Print every mark, withdraw it with `apply`; the exit code. Raises MarkError when they cannot be listed."""
     code = 0
     for marker in markers:
         for mark in guard(marker.list_marks):
@@ -127,56 +168,14 @@ def remove_all(markers: Sequence[Marker], apply: bool) -> int:
                 except MarkError as exc:
                     outcome = f"not withdrawn: {exc}"
                     code = 4
-            print(f"{mark.name}: {mark.stage}: {outcome}")  # noqa: T201
+            print(f"{mark.title}: {mark.stage}: {outcome}")  # noqa: T201
     return code
 
 
-def reconcile_forever(source: EvidenceSource, policy: Policy, interval_s: float, telemetry: Telemetry) -> int:
-    """Cycle until a signal; log each holder's change of stage."""
-    tracker = StageTracker()
-    last_good = time.monotonic()
-    last_problem = ""
-
-    def tick() -> None:
-        nonlocal last_good, last_problem
-        began = time.monotonic()
-        try:
-            evidence = source.read_evidence()
-            decisions = decide(evidence, policy)
-        except EvidenceError as exc:
-            if str(exc) != last_problem:
-                log.warning("nothing decided: %s", exc)
-            last_problem = str(exc)
-            telemetry.note_cycle(began, False, {})
-            if time.monotonic() - last_good > policy.unsupported_max:
-                for line in tracker.changes([]):
-                    log.info("dry run: %s", line)
-            return
-        telemetry.note_cycle(began, not evidence.problems, {})
-        last_good, last_problem = time.monotonic(), ""
-        for line in tracker.changes(decisions):
-            log.info("dry run: %s", line)
-
-    repeat(tick, interval_s, stop_on_signal())
+def reconcile_forever(
+    source: EvidenceSource, policy: Policy, interval_s: float, telemetry: Telemetry, foresight: Foresight
+) -> int:
+    """Cycle until a signal; log each change of what --apply would write or refuse."""
+    dry = DryRun(source, policy, telemetry, foresight, time.monotonic, time.time)
+    repeat(dry.run, interval_s, stop_on_signal())
     return 0
-
-
-class StageTracker:
-    """Remembers each holder's stage and tells what changed."""
-
-    def __init__(self) -> None:
-        self._labels: dict[str, str] = {}
-
-    def changes(self, decisions: Sequence[Decision]) -> list[str]:
-        """One sentence per label that would be written or withdrawn now."""
-        lines: list[str] = []
-        present = {str(decision.name): decision for decision in decisions}
-        for name, decision in present.items():
-            before = self._labels.get(name, "")
-            if decision.label != before:
-                action = f"would write {decision.label}" if decision.label else f"would withdraw {before}"
-                lines.append(f"{name}: {action}: {decision.reason}")
-        for name in self._labels.keys() - present.keys():
-            lines.append(f"{name}: would withdraw {self._labels[name]}: active, gone, or no evidence")
-        self._labels = {name: d.label for name, d in present.items() if d.label}
-        return lines

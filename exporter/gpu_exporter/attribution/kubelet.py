@@ -23,14 +23,13 @@ from gpu_exporter.attribution.grpc_unix import CallError, call
 from gpu_exporter.attribution.protobuf import ProtobufError, read_fields, read_text
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import Clock
-from gpu_exporter.model import Claim, Holder, HolderKey
+from gpu_exporter.model import GPU_RESOURCE, Claim, Holder, HolderKey
 
 LIST = "/v1.PodResourcesLister/List"
 ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 # GPU-<uuid>, MIG-<uuid>, MIG-GPU-<uuid>/gi/ci (drivers before R470), each with "::N" when it is a replica
 UUID_ID = re.compile(r"(GPU|MIG)-[0-9A-Za-z-]+(/\d+/\d+)?(::\d+)?")
 GKE_ID = re.compile(r"nvidia(\d+)(?:/(vgpu\d+))?")  # with vgpu it is one of several shares
-GPU_RESOURCE = re.compile(r"nvidia\.com/(gpu|mig-).*")
 LOG = re.compile(r"(\d+)\.log")
 # Drivers of dynamic resource allocation that hand out GPUs; compute-domain.nvidia.com hands out channels between them.
 DRA_GPU = re.compile(r"gpu\.nvidia\.com|k8s\.gpu\.nvidia\.com.*|nvidia\.com/gpu.*")

@@ -1,83 +1,37 @@
-"""One cycle that acts: read the marks that stand, read evidence, decide, withdraw, mark.
+"""One cycle that acts: read the marks that exist, read evidence, decide, withdraw, mark, renew.
 
 Withdrawals come first and are never limited. Marks are written where evidence supports them, so many a cycle. A mark
-that evidence neither supports nor contradicts stays for `policy.unsupported_max`, then goes. What the live objects
-carry is the only memory: a reconciler that starts anew takes over what it finds.
+that evidence neither supports nor contradicts stays until `policy.unsupported_max` after the time of evidence that its
+object carries, which is renewed while evidence lasts. What the live objects carry is the only memory: a reconciler that
+restarts takes over what it finds, and restarts do not make a mark younger.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, ParamSpec, Protocol, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import ParamSpec, Protocol, TypeVar
 
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import EvidenceError, EvidenceSource, HolderName
 from gpu_exporter.reconciler.marks import Mark, Marker, MarkError, Refused
-from gpu_exporter.reconciler.policy import LABELLED, UNDERUSED, Decision, decide
+from gpu_exporter.reconciler.plan import Plan, Withdrawal, evidence_age, is_due, plan
+from gpu_exporter.reconciler.policy import Decision, decide, needed_s
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
+RENEWALS_MAX = 200  # a cycle, the oldest first: at 4 ms for a patch, a second of the API server's time
 
 
 class Observer(Protocol):
     """Counts what happened."""
 
     def count_write(self, result: str) -> None:
-        """A write that was asked for: written, withdrawn, replaced, conflict, throttled, error."""
+        """A write that was asked for: written, renewed, withdrawn, replaced, conflict, throttled, error."""
 
     def count_skip(self, reason: str) -> None:
         """A mark that was not set, for this reason."""
-
-
-class Withdrawal(NamedTuple):
-    """A mark to remove, and why."""
-
-    mark: Mark
-    reason: str
-
-
-class Plan(NamedTuple):
-    """What a cycle has to do. `kept`: marks that evidence supports, with the decision that does.
-
-    A holder is in `kept` and in `writes` when its mark is to rise, in `withdrawals` and `writes` when it is to fall.
-    """
-
-    withdrawals: list[Withdrawal]
-    kept: list[tuple[Mark, Decision]]
-    writes: list[Decision]
-
-
-def plan(decisions: Sequence[Decision], marks: Sequence[Mark], unsupported: Callable[[Mark], bool]) -> Plan:
-    """Compare what should stand with what stands. `unsupported` tells which marks have been without evidence too long.
-
-    Writes are sorted by the length of the idle run, longest first.
-    """
-    wanted = {decision.name: decision for decision in decisions}
-    result = Plan([], [], [])
-    for mark in marks:
-        decision = wanted.pop(mark.name, None)
-        if mark.ended:
-            result.withdrawals.append(Withdrawal(mark, "it runs no more"))
-        elif decision is None or decision.stage == "unknown":
-            if decision is not None and decision.active and mark.stage != "partial":
-                result.withdrawals.append(Withdrawal(mark, f"one of its GPUs is active; of others: {decision.reason}"))
-            elif unsupported(mark):
-                known = "no series tells of it" if decision is None else decision.reason
-                result.withdrawals.append(Withdrawal(mark, f"no evidence any more: {known}"))
-        elif decision.stage not in LABELLED:
-            result.withdrawals.append(Withdrawal(mark, decision.reason))
-        elif mark.stage == UNDERUSED != decision.stage:  # on its own, so that no limit or refusal can hold it up
-            result.withdrawals.append(Withdrawal(mark, decision.reason))
-            result.writes.append(decision)
-        else:
-            result.kept.append((mark, decision))
-            if decision.stage != mark.stage:
-                result.writes.append(decision)
-    result.writes.extend(decision for decision in wanted.values() if decision.stage in LABELLED)
-    result.writes.sort(key=lambda decision: decision.idle_since_wall or 0.0)
-    return result
 
 
 def guard(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
@@ -92,7 +46,7 @@ def guard(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> 
 
 
 class Cycle:
-    """Holds what must last from one cycle to the next: since when a mark has been without evidence."""
+    """Holds what must last from one cycle to the next: what was logged, and what is marked."""
 
     def __init__(
         self,
@@ -100,58 +54,71 @@ class Cycle:
         markers: Sequence[Marker],
         policy: Policy,
         observer: Observer,
-        read_monotonic: Callable[[], float],
         read_wall: Callable[[], float],
     ) -> None:
         self._source = source
         self._markers = {marker.scheduler: marker for marker in markers}
         self._policy = policy
         self._observer = observer
-        self._read_monotonic = read_monotonic
         self._read_wall = read_wall
-        self._supported: dict[HolderName, float] = {}  # monotonic seconds
         self._refusals: dict[HolderName, str] = {}
         self._failed = 0
         self.standing: dict[HolderName, str] = {}
-        """Stage of every mark that stands after the cycle."""
+        """Stage of every mark that exists after the cycle."""
 
     def run(self) -> str:
-        """One cycle; what was missing for it, "" when all went well. Raises nothing."""
+        """One cycle; what was missing for it, "" when all went well. Raises nothing.
+
+        What an unforeseen fault leaves undone is left to the next cycle: a process that ends withdraws nothing.
+        """
+        try:
+            return "; ".join(self._run())
+        except Exception as exc:
+            log.exception("unforeseen")
+            return f"unforeseen {type(exc).__name__}: {exc}"
+
+    def _run(self) -> list[str]:
         self._failed = 0
         marks, unlisted = self._list_marks()
         problems = list(unlisted.values())
-        decisions: list[Decision] = []
         wall = self._read_wall()
-        try:
-            evidence = self._source.read_evidence([mark.name for mark in marks])
-            decisions = [d for d in decide(evidence, self._policy) if d.name.scheduler not in unlisted]
-            problems += evidence.problems[:3]
-        except EvidenceError as exc:  # marks then age as if their holders had no series
-            problems.append(str(exc))
-        except Exception as exc:  # a fault of ours must not leave marks standing
-            log.exception("unforeseen")
-            problems.append(f"unforeseen {type(exc).__name__}: {exc}")
-        now = self._read_monotonic()
-        before = {name: since for name, since in self._supported.items() if name.scheduler in unlisted}
-        self._supported = before | {mark.name: self._supported.get(mark.name, now) for mark in marks}
-        standing = {name: stage for name, stage in self.standing.items() if name.scheduler in unlisted}
-        self.standing = standing | {mark.name: mark.stage for mark in marks}
-        work = plan(decisions, marks, lambda mark: now - self._supported[mark.name] >= self._policy.unsupported_max)
+        decisions = self._decide(marks, unlisted, problems)
+        unlisted_marks = {name: stage for name, stage in self.standing.items() if name.scheduler in unlisted}
+        self.standing = unlisted_marks | {mark.name: mark.stage for mark in marks}
+        work = plan(decisions, marks, wall, self._policy)
         for withdrawal in work.withdrawals:
             self._withdraw(withdrawal)
-        refused: set[HolderName] = set()
-        for mark, decision in work.kept:
-            self._supported[mark.name] = now
-            if reason := self._objection(mark, decision):
-                self._withdraw(Withdrawal(mark, reason))
-                refused.add(mark.name)
-        self._write_all([decision for decision in work.writes if decision.name not in refused], now, wall)
+        refused = self._check_all(work)
+        written = self._write_all([decision for decision in work.writes if decision.name not in refused], wall)
+        kept = [(mark, decision) for mark, decision in work.kept if mark.name not in refused | written]
+        self._renew_all(kept, wall)
         if self._failed:
             problems.append(f"{self._failed} marks could not be withdrawn")
-        return "; ".join(problems)
+        return problems
+
+    def _decide(self, marks: Sequence[Mark], unlisted: Collection[str], problems: list[str]) -> list[Decision]:
+        """Decisions that can be acted on; what was missing goes to `problems`.
+
+        On any error there are none, and marks age as if their holders had no series.
+        """
+        try:
+            evidence = self._source.read_evidence([mark.name for mark in marks])
+            problems += evidence.problems[:3]
+            decisions = decide(evidence, self._policy)
+        except EvidenceError as exc:
+            problems.append(str(exc))
+            return []
+        except Exception as exc:  # a fault of ours must not leave marks in place
+            log.exception("unforeseen")
+            problems.append(f"unforeseen {type(exc).__name__}: {exc}")
+            return []
+        for decision in decisions:
+            if decision.label and decision.name.scheduler not in self._markers:
+                self._observer.count_skip("no_marker")
+        return [d for d in decisions if d.name.scheduler in self._markers and d.name.scheduler not in unlisted]
 
     def _list_marks(self) -> tuple[list[Mark], dict[str, str]]:
-        """Every mark, and why it is not known of some schedulers what stands: there nothing is written."""
+        """Every mark, and why the marks of some schedulers are not known: nothing is written there."""
         marks: list[Mark] = []
         unlisted: dict[str, str] = {}
         for marker in self._markers.values():
@@ -162,15 +129,26 @@ class Cycle:
                 unlisted[marker.scheduler] = f"{marker.scheduler} marks cannot be read: {exc}"
         return marks, unlisted
 
-    def _objection(self, mark: Mark, decision: Decision) -> str:
-        """Why the live object must not carry its mark any longer; "" when it may."""
-        try:
-            guard(self._markers[mark.name.scheduler].check, mark, decision, self._read_wall())
-        except Refused as exc:
-            return str(exc)
-        except MarkError as exc:
-            log.warning("%s: %s", mark.name, exc)
-        return ""
+    def _check_all(self, work: Plan) -> set[HolderName]:
+        """Compare the live objects with the evidence and withdraw the marks that they must not carry; their holders.
+
+        A mark is held to what its own stage needs. What a higher one needs is asked when that is written.
+        """
+        wall = self._read_wall()
+        refused: set[HolderName] = set()
+        for mark, decision in [*work.kept, *work.waiting]:
+            marker, needed = self._markers[mark.name.scheduler], needed_s(mark.stage, self._policy)
+            try:
+                if decision is None or decision.stage == "unknown":
+                    guard(marker.check_alone, mark, decision, needed, wall)
+                else:
+                    guard(marker.check, mark, decision._replace(needed_s=needed), wall)
+            except Refused as exc:
+                self._withdraw(Withdrawal(mark, str(exc)))
+                refused.add(mark.name)
+            except MarkError as exc:
+                log.warning("%s: %s", mark.title, exc)
+        return refused
 
     def _withdraw(self, withdrawal: Withdrawal) -> None:
         mark, reason = withdrawal
@@ -178,24 +156,24 @@ class Cycle:
             guard(self._markers[mark.name.scheduler].withdraw, mark, reason, self._read_wall())
         except MarkError as exc:
             self._observer.count_write(exc.result)
-            log.warning("%s: %s not withdrawn: %s", mark.name, mark.stage, exc)
+            log.warning("%s: %s not withdrawn: %s", mark.title, mark.stage, exc)
             if exc.result != "replaced":
                 self._failed += 1
                 return
         else:
             self._observer.count_write("withdrawn")
-            log.info("%s: withdrew %s: %s", mark.name, mark.stage, reason)
+            log.info("%s: withdrew %s: %s", mark.title, mark.stage, reason)
         self.standing.pop(mark.name, None)
 
-    def _write_all(self, decisions: Sequence[Decision], now: float, wall: float) -> None:
-        """Set marks on evidence of `wall`, while it is fresh: a slow API server must not make it old."""
-        written = 0
+    def _write_all(self, decisions: Sequence[Decision], wall: float) -> set[HolderName]:
+        """Set marks on evidence of `wall`, while it is fresh: a slow API server must not make it old. The marked."""
+        written: set[HolderName] = set()
         refusals: dict[HolderName, str] = {}
         for decision in decisions:
-            if written >= self._policy.new_marks_max:
+            if len(written) >= self._policy.new_marks_max:
                 self._observer.count_skip("limit")
                 continue
-            if not self._read_wall() - wall < self._policy.fresh_min:
+            if not self._is_fresh(wall):
                 self._observer.count_skip("stale")
                 continue
             try:
@@ -204,17 +182,42 @@ class Cycle:
                 self._observer.count_skip(exc.reason)
                 refusals[decision.name] = exc.reason
                 if self._refusals.get(decision.name) != exc.reason:  # once, not in every cycle
-                    log.info("%s: not marked %s: %s", decision.name, decision.stage, exc)
+                    log.info("%s: not marked %s: %s", decision.title, decision.stage, exc)
                 continue
             except MarkError as exc:
                 self._observer.count_write(exc.result)
-                log.warning("%s: %s not written: %s", decision.name, decision.stage, exc)
+                log.warning("%s: %s not written: %s", decision.title, decision.stage, exc)
                 if exc.result == "throttled":
                     break  # the next cycle is soon enough
                 continue
-            written += 1
+            written.add(decision.name)
             self._observer.count_write("written")
             self.standing[decision.name] = decision.stage
-            self._supported[decision.name] = now
-            log.info("%s: marked %s: %s", decision.name, decision.stage, decision.reason)
+            log.info("%s: marked %s: %s", decision.title, decision.stage, decision.reason)
         self._refusals = refusals
+        return written
+
+    def _renew_all(self, kept: Sequence[tuple[Mark, Decision]], wall: float) -> None:
+        """Renew the evidence on objects where it has grown old, the oldest first.
+
+        A renewal that fails costs nothing while evidence lasts; without it, the mark goes so much the earlier.
+        """
+        due = [(mark, decision) for mark, decision in kept if is_due(mark, wall, self._policy)]
+        due.sort(key=lambda pair: evidence_age(pair[0], wall, self._policy), reverse=True)
+        for mark, decision in due[:RENEWALS_MAX]:
+            if not self._is_fresh(wall):
+                return
+            try:
+                guard(self._markers[mark.name.scheduler].renew, mark, decision)
+            except Refused as exc:
+                log.warning("%s: evidence not renewed: %s", mark.title, exc)
+            except MarkError as exc:
+                self._observer.count_write(exc.result)
+                log.warning("%s: evidence not renewed: %s", mark.title, exc)
+                if exc.result == "throttled":
+                    return
+            else:
+                self._observer.count_write("renewed")
+
+    def _is_fresh(self, wall: float) -> bool:
+        return self._read_wall() - wall < self._policy.fresh_min

@@ -1,7 +1,7 @@
 """Evidence from the exporters themselves, without a Prometheus.
 
-The idle-run gauge carries the history of activity. For coverage one counter sample a minute is kept per allocation;
-until these reach back far enough, the whole time that the exporter has seen the holder counts instead.
+The idle-run gauge carries the history of activity. For coverage one counter sample a minute is kept per allocation
+(coverage.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import http.client
 import math
 import urllib.error
 import urllib.request
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpu_exporter.reconciler.coverage import Counters
 from gpu_exporter.reconciler.evidence import (
     KEY_LABELS,
     Evidence,
@@ -28,12 +28,22 @@ from gpu_exporter.reconciler.evidence import (
     UnitEvidence,
     holder_name,
     owner_of,
+    refuse_renamed,
+    users_id_of,
 )
 
 MAX_EXPORTERS = 200
-SAMPLE_EACH_S = 60.0
 FETCHES = 16  # at once: nodes that do not answer must not make the answers of others old
 Key: TypeAlias = tuple[str, ...]
+# Of two rows for one allocation the more careful value counts: less idleness, less seen, a later start.
+MORE_CAREFUL: dict[str, Callable[[float, float], float]] = {
+    "gpu_allocation_idle_run_seconds": min,
+    "gpu_allocation_idle_run_witnesses": min,
+    "gpu_allocation_observed_seconds_total": min,
+    "gpu_allocation_held_seconds_total": max,
+    "gpu_allocation_start_timestamp_seconds": max,
+    "gpu_allocation_holder_units": max,
+}
 
 
 def complete_url(text: str) -> str:
@@ -57,13 +67,6 @@ def fetch_text(url: str, timeout_s: float = 10.0) -> str:
     return body.decode("utf-8", "replace")
 
 
-@dataclass(slots=True)
-class _Counters:
-    """(wall, held, observed) a minute, newest last."""
-
-    samples: deque[tuple[float, float, float]] = field(default_factory=deque)
-
-
 class ExporterSource:
     """Reads every exporter once a cycle."""
 
@@ -74,14 +77,14 @@ class ExporterSource:
         read_wall: Callable[[], float],
         fetch: Callable[[str], str] = fetch_text,
     ) -> None:
-        """`window_s`: coverage is wanted over this time. Raises ValueError for more exporters than bearable."""
+        """`window_s`: coverage is wanted over this time. Raises ValueError for too many exporters."""
         if len(urls) > MAX_EXPORTERS:
             raise ValueError(f"{len(urls)} exporters are more than {MAX_EXPORTERS}: use --source.prometheus")
         self._urls = [complete_url(url) for url in urls]
         self._window_s = window_s
         self._read_wall = read_wall
         self._fetch = fetch
-        self._counters: dict[Key, _Counters] = {}
+        self._counters: dict[Key, Counters] = {}
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
         """Every holder of every exporter, `marked` or not."""
@@ -97,23 +100,24 @@ class ExporterSource:
                 problems.append(str(exc))
         if not pages:
             raise EvidenceError("; ".join(problems[:3]))
-        keys = {(page.node, *key) for page in pages for key in page.allocations}
-        self._counters = {key: value for key, value in self._counters.items() if key in keys}
+        self._forget(pages, wall)
         units: dict[HolderName, list[UnitEvidence]] = {}
         owners: dict[HolderName, str] = {}
         held: dict[HolderName, int] = {}
         uids: dict[HolderName, set[str]] = {}
+        users_ids: dict[HolderName, str] = {}
         for page in pages:
             for key, series in page.allocations.items():
                 name = holder_name(series.labels)
                 owners[name] = owner_of(series.info)
+                users_ids[name] = users_id_of(series.info)
                 uids.setdefault(name, set()).update(filter(None, [series.info.get("pod_uid")]))
                 count = series.values.get("gpu_allocation_holder_units")
                 if count is not None:
                     held[name] = max(int(count), held.get(name, 0))
                 units.setdefault(name, []).append(self._unit(page, key, series, wall))
         holders = tuple(
-            HolderEvidence(name, owners[name], tuple(parts), held.get(name), frozenset(uids[name]))
+            HolderEvidence(name, owners[name], tuple(parts), held.get(name), frozenset(uids[name]), users_ids[name])
             for name, parts in units.items()
         )
         count = sum(len(page.allocations) for page in pages)
@@ -134,26 +138,26 @@ class ExporterSource:
             idle_run_s=values.get("gpu_allocation_idle_run_seconds"),
             sample_age_s=None if page.last_sample is None else page.wall - page.last_sample,
             coverage=self._coverage(page.node, key, series, wall),
-            witnesses=page.witnesses.get((series.labels.get("uuid", ""), series.labels.get("mig_uuid", ""))),
+            witnesses=_whole(values.get("gpu_allocation_idle_run_witnesses")),
             sample_interval_s=page.sample_interval_s,
         )
 
     def _coverage(self, node: str, key: Key, series: _Allocation, wall: float) -> float | None:
         held = series.values.get("gpu_allocation_held_seconds_total")
         observed = series.values.get("gpu_allocation_observed_seconds_total")
-        if held is None or observed is None or held <= 0:
+        if held is None or observed is None:
             return None
-        samples = self._counters.setdefault((node, *key), _Counters()).samples
-        if samples and (held < samples[-1][1] or observed < samples[-1][2]):
-            samples.clear()  # the exporter started anew
-        if not samples or wall - samples[-1][0] >= SAMPLE_EACH_S:
-            samples.append((wall, held, observed))
-        while len(samples) > 1 and samples[1][0] <= wall - self._window_s:
-            samples.popleft()
-        since, held_then, observed_then = samples[0]
-        if wall - since < self._window_s or held <= held_then:
-            held_then = observed_then = 0.0
-        return min(1.0, (observed - observed_then) / (held - held_then))
+        return self._counters.setdefault((node, *key), Counters()).cover(self._window_s, held, observed, wall)
+
+    def _forget(self, pages: Sequence[_Page], wall: float) -> None:
+        """Drop the samples of holders that are gone, and keep those of an exporter that does not answer now."""
+        nodes = {page.node for page in pages}
+        keys = {(page.node, *key) for page in pages for key in page.allocations}
+        self._counters = {
+            key: value
+            for key, value in self._counters.items()
+            if key in keys or (key[0] not in nodes and wall - value.last_wall < self._window_s)
+        }
 
 
 @dataclass(slots=True)
@@ -167,12 +171,12 @@ class _Page:
     """One exporter's metrics, sorted by allocation."""
 
     def __init__(self, url: str, text: str, wall: float) -> None:
+        self._url = url
         self.node = urlsplit(url).netloc
         self.wall = wall
         self.last_sample: float | None = None
         self.sample_interval_s = 1.0
         self.allocations: dict[Key, _Allocation] = {}
-        self.witnesses: dict[tuple[str, str], int] = {}
         try:
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
@@ -186,12 +190,17 @@ class _Page:
             self.last_sample = value
         elif name == "gpu_exporter_sample_interval_seconds":
             self.sample_interval_s = value
-        elif name in ("gpu_idle_witnesses", "gpu_mig_idle_witnesses"):
-            self.witnesses[labels.get("uuid", ""), labels.get("mig_uuid", "")] = int(value)
         elif name.startswith("gpu_allocation_"):
+            refuse_renamed(labels, self._url)
             key = tuple(labels.get(label, "") for label in KEY_LABELS)
             allocation = self.allocations.setdefault(key, _Allocation(labels))
             if name == "gpu_allocation_info":
                 allocation.info = labels
+            elif name in allocation.values and name in MORE_CAREFUL:
+                allocation.values[name] = MORE_CAREFUL[name](allocation.values[name], value)
             else:
                 allocation.values[name] = value
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 KEY_LABELS = ("uuid", "mig_uuid", "scheduler", "namespace", "pod", "container", "job_id")
+# Prometheus renames a label of ours to these when it keeps its own label of that name (honor_labels: false).
+RENAMED_LABELS = ("exported_namespace", "exported_pod", "exported_container")
+# A job as its users write it: 3013, 3010_1 (task of an array), 3011+1 (component of a heterogeneous job).
+USERS_JOB_ID = re.compile(r"[0-9]+(?:[_+][0-9]+)?")
 
 
 class HolderName(NamedTuple):
-    """A pod (all of its containers together) or a Slurm job."""
+    """A pod (all of its containers together) or a Slurm job. `name` of a job is Slurm's own id, one per task."""
 
     scheduler: str
     namespace: str
@@ -20,9 +25,11 @@ class HolderName(NamedTuple):
 
 
 class UnitEvidence(NamedTuple):
-    """One GPU or MIG instance that a holder holds. None means that the source does not tell.
+    """One GPU or MIG instance that a holder holds. None means that the source does not have the value.
 
-    `coverage`: observed share of the time, 0 to 1, over the policy's window. `sample_interval_s`: its exporter's.
+    `idle_run_s` is absent while the activity of the unit is not known, e.g. because its GPU does not answer.
+    `witnesses`: fewest that any part of the idle run rests on. `coverage`: observed share of the time held, 0 to 1,
+    over the policy's window (coverage.py). `sample_interval_s`: its exporter's.
     """
 
     node: str
@@ -40,8 +47,9 @@ class UnitEvidence(NamedTuple):
 class HolderEvidence(NamedTuple):
     """Everything seen of one holder.
 
-    `held`: how many units it holds in all, as its scheduler counts them, seen or not; None when that is not told.
+    `held`: how many units it holds in all, as its scheduler counts them, seen or not; None when that is not known.
     `incarnations`: the pod UIDs that its series name, which must be one; empty for jobs, whose start tells them apart.
+    `users_id`: the id that users of an array or of a heterogeneous job know it by, e.g. 3010_1; "" for all others.
     """
 
     name: HolderName
@@ -49,6 +57,7 @@ class HolderEvidence(NamedTuple):
     units: tuple[UnitEvidence, ...]
     held: int | None
     incarnations: frozenset[str] = frozenset()
+    users_id: str = ""
 
 
 class Evidence(NamedTuple):
@@ -72,16 +81,57 @@ class EvidenceSource(Protocol):
     """A PromQL API, or the exporters themselves."""
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
-        """The present evidence, of the holders in `marked` in any case. Raises EvidenceError."""
+        """The present evidence, of the holders in `marked` in any case. Raises EvidenceError.
+
+        A job may be named there as its users write it.
+        """
 
 
-def holder_name(labels: dict[str, str]) -> HolderName:
+def holder_name(labels: Mapping[str, str]) -> HolderName:
     """The holder that an allocation series names."""
     if labels.get("scheduler") == "slurm":
         return HolderName("slurm", "", labels.get("job_id", ""))
     return HolderName("kubernetes", labels.get("namespace", ""), labels.get("pod", ""))
 
 
-def owner_of(labels: dict[str, str]) -> str:
+def owner_of(labels: Mapping[str, str]) -> str:
     """`user/account` of an info series, as far as it says."""
     return "/".join(part for part in (labels.get("user", ""), labels.get("account", "")) if part)
+
+
+def users_id_of(labels: Mapping[str, str]) -> str:
+    """`3010_1` or `3011+1` of an info series; "" for a job that is neither, and for pods."""
+    if labels.get("array_job_id") and labels.get("array_task_id"):
+        return f"{labels['array_job_id']}_{labels['array_task_id']}"
+    if labels.get("het_job_id") and labels.get("het_job_offset"):
+        return f"{labels['het_job_id']}+{labels['het_job_offset']}"
+    return ""
+
+
+def title(name: HolderName, users_id: str = "") -> str:
+    """A holder as people know it: `ml/train-0`, `job 42`, `job 3010_1 [3013]` with Slurm's own id in brackets."""
+    return str(name) if users_id in ("", name.name) else f"job {users_id} [{name.name}]"
+
+
+def named_holder(text: str) -> HolderName | None:
+    """The holder that a person names: NAMESPACE/POD, job/ID or ID, a job's id in any of its forms. None for no name."""
+    place, slash, name = text.strip().replace("job ", "job/", 1).partition("/")
+    if not slash:
+        place, name = "job", place
+    if place == "job" and USERS_JOB_ID.fullmatch(name):
+        return HolderName("slurm", "", name)
+    return HolderName("kubernetes", place, name) if slash else None
+
+
+def refuse_renamed(labels: Iterable[str], where: str) -> None:
+    """Raise EvidenceError when Prometheus has put its own pod labels in the place of ours.
+
+    `pod` is then the exporter's own, on every series: evidence would seem to be of one pod, and of no other.
+    """
+    found = sorted(set(RENAMED_LABELS).intersection(labels))
+    if found:
+        raise EvidenceError(
+            f"{where}: the series have {' and '.join(found)}, so pod and namespace on them are not the holder's; "
+            "nothing is decided; set honorLabels: true in the PodMonitor (honor_labels in the scrape configuration), "
+            "and use a Prometheus that does not override it (overrideHonorLabels, enforcedNamespaceLabel)"
+        )

@@ -13,19 +13,23 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, timestamp
+from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, parse_timestamp, timestamp
 from gpu_exporter.reconciler.policy import LABEL, Decision
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 30.0
 MARK = re.compile(re.escape(LABEL) + r"=([a-z-]+)(?:;|$)")
+RECENT_S = 5.0  # one list of all jobs serves the renewals of so long: 3,000 jobs are 9 MB and half a second on 22.05
+# Settings of the commands that change what they list, or which cluster they ask.
+FILTERS = re.compile(r"(SQUEUE|SCONTROL|SLURM)_(?!CONF$|JWT$)")
 EXTRA_SINCE = (23, 2)  # release of Slurm
 START_SLACK_S = 2.0  # the exporter publishes the start to the second
-# What scontrol says when the job is not the one that was decided on any more.
+# What scontrol says when the job is no longer the one that was decided on.
 FINISHED = frozenset(
     ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY")
 )
@@ -49,6 +53,37 @@ class LiveJob(NamedTuple):
     @property
     def incarnation(self) -> str:
         return f"{self.job_id}/{self.restarts}/{int(self.start)}"
+
+    @property
+    def mark(self) -> Mark | None:
+        """The mark that its text is, if it is one."""
+        match = MARK.match(self.text)
+        if match is None:
+            return None
+        return Mark(
+            HolderName(JobMarker.scheduler, "", self.job_id),
+            match[1],
+            self.incarnation,
+            "RUNNING" not in self.state,
+            self,
+            parse_timestamp(read_field(self.text, "observed-until")),
+            self.target if self.target != self.job_id else "",
+        )
+
+
+def read_field(text: str, name: str) -> str | None:
+    """`name=value` of a mark's text; None when it has none."""
+    fields = (part.partition("=") for part in text.split(";"))
+    return next((value for key, _, value in fields if key == name), None)
+
+
+def render_mark(decision: Decision, start: float) -> str:
+    """The text that is a mark. `start`: of the job (Unix seconds), by which a requeued one differs."""
+    since = timestamp(decision.idle_since_wall or decision.observed_wall)
+    return (
+        f"{LABEL}={decision.stage};since={since};gpus={decision.held};start={timestamp(start)};"
+        f"observed-until={timestamp(decision.observed_wall)}"
+    )
 
 
 def parse_jobs(text: str, field: str) -> list[LiveJob]:
@@ -112,8 +147,10 @@ class JobMarker:
 
     scheduler = "slurm"
 
-    def __init__(self) -> None:
+    def __init__(self, read_monotonic: Callable[[], float] = time.monotonic) -> None:
         """Choose the field. Raises MarkError when Slurm does not answer or the field is not free for us."""
+        self._read_monotonic = read_monotonic
+        self._recent: tuple[float, list[LiveJob]] | None = None
         version = re.search(r"slurm(?:-wlm)? (\d+)\.(\d+)", self._run("scontrol", "--version"))
         release = (int(version[1]), int(version[2])) if version else (0, 0)
         self.field = "Extra" if release >= EXTRA_SINCE else "Comment"
@@ -128,22 +165,38 @@ class JobMarker:
         return shutil.which("squeue") is not None and shutil.which("scontrol") is not None
 
     def list_marks(self) -> Sequence[Mark]:
-        marks: list[Mark] = []
-        for job in self._jobs():
-            match = MARK.match(job.text)
-            if match and FINISHED.isdisjoint(job.state.split(",")):  # the text of a finished job cannot be changed
-                name = HolderName(self.scheduler, "", job.job_id)
-                marks.append(Mark(name, match[1], job.incarnation, "RUNNING" not in job.state, job))
-        return marks
+        jobs = [job for job in self._jobs() if FINISHED.isdisjoint(job.state.split(","))]  # others cannot be changed
+        return [mark for mark in (job.mark for job in jobs) if mark is not None]
 
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
         object_to(mark.live, decision)
 
+    def check_alone(self, mark: Mark, decision: Decision | None, needed_s: float, wall: float) -> None:
+        object_to_job(mark.live)
+        marked = parse_timestamp(read_field(mark.live.text, "start"))
+        if marked is not None and not abs(mark.live.start - marked) <= START_SLACK_S:
+            raise Refused("replaced", "the job was started again since it was marked")
+        if decision is not None and decision.start_wall is not None:
+            object_to_start(mark.live, decision.start_wall)
+
+    def inspect(self, decision: Decision, wall: float) -> None:
+        object_to(self._find(decision.name.name, self._recent_jobs()), decision)
+
+    def label(self, decision: Decision) -> str:
+        return f"{self.field}={LABEL}={decision.stage}"
+
     def write(self, decision: Decision, wall: float) -> None:
         job = self.read(decision.name.name)
         object_to(job, decision)
-        since = timestamp(decision.idle_since_wall or wall)
-        self.update(job.target, f"{LABEL}={decision.stage};since={since};gpus={decision.held}")
+        self.update(job.target, render_mark(decision, job.start))
+
+    def renew(self, mark: Mark, decision: Decision) -> None:
+        job = self._find(mark.name.name, self._recent_jobs())
+        if job.incarnation != mark.incarnation:
+            raise Refused("replaced", "the job was started again since it was listed")
+        if job.mark is None:
+            raise Refused("foreign", "the field no longer holds our text")
+        self.update(job.target, render_mark(decision, job.start))
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
         """Whatever incarnation carries our text: a requeued job keeps that of its last run."""
@@ -157,14 +210,26 @@ class JobMarker:
     def read(self, job_id: str) -> LiveJob:
         """The live job: 22.05 answers with all jobs whatever is asked. Raises Refused when there is none."""
         try:
-            found = next((job for job in self._jobs("--jobs", job_id) if job.job_id == job_id), None)
+            jobs = self._jobs("--jobs", job_id)
         except MarkError as exc:
             if exc.result != "replaced":
                 raise
-            found = None
+            jobs = []
+        return self._find(job_id, jobs)
+
+    @staticmethod
+    def _find(job_id: str, jobs: Sequence[LiveJob]) -> LiveJob:
+        found = next((job for job in jobs if job.job_id == job_id), None)
         if found is None:
             raise Refused("replaced", "the job is gone")
         return found
+
+    def _recent_jobs(self) -> list[LiveJob]:
+        """All jobs, as listed within the last RECENT_S."""
+        now = self._read_monotonic()
+        if self._recent is None or now - self._recent[0] >= RECENT_S:
+            self._recent = now, self._jobs()
+        return self._recent[1]
 
     def _jobs(self, *selection: str) -> list[LiveJob]:
         text = self._run("squeue", "--json", "--all", *selection)
@@ -185,9 +250,8 @@ class JobMarker:
                 capture_output=True,
                 timeout=TIMEOUT_S,
                 check=False,
-                # SQUEUE_STATES and its like filter what is listed, and would hide marks
-                env={key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
-                | {"LC_ALL": "C.UTF-8"},
+                # SQUEUE_STATES, SLURM_CLUSTERS and their like would hide marks
+                env={key: value for key, value in os.environ.items() if not FILTERS.match(key)} | {"LC_ALL": "C.UTF-8"},
                 stdin=subprocess.DEVNULL,
             )
         except (OSError, subprocess.TimeoutExpired) as exc:
@@ -201,9 +265,19 @@ class JobMarker:
 
 def object_to(job: LiveJob, decision: Decision) -> None:
     """Raise Refused when a live job must not carry the mark of this decision."""
+    object_to_job(job)
+    object_to_start(job, decision.start_wall or 0.0)
+    if job.text and job.mark is None:
+        raise Refused("foreign", "the field holds a text that is not ours")
+
+
+def object_to_job(job: LiveJob) -> None:
+    """Raise Refused when a live job must not carry any mark, whatever the evidence."""
     if job.state != "RUNNING":  # flags such as COMPLETING come as further words
         raise Refused("not_running", f"the job is {job.state}")
-    if not job.start or not abs(job.start - (decision.start_wall or 0)) <= START_SLACK_S:
-        raise Refused("replaced", "the job was started anew since the evidence")
-    if job.text and not MARK.match(job.text):
-        raise Refused("foreign", "the field holds a text of somebody else")
+
+
+def object_to_start(job: LiveJob, start_wall: float) -> None:
+    """Raise Refused when a live job did not start when the job of the evidence did."""
+    if not job.start or not abs(job.start - start_wall) <= START_SLACK_S:
+        raise Refused("replaced", "the job was started again since the evidence")

@@ -1,4 +1,4 @@
-"""The mark that a decision leaves on a live object, and what every scheduler must offer to carry it."""
+"""The mark that a decision sets on a live object, and what every scheduler must offer to carry it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any, NamedTuple, Protocol
 
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.evidence import HolderName, title
 from gpu_exporter.reconciler.policy import LABEL, Decision
 
 PREFIX = LABEL.partition("/")[0] + "/"
 
 
 class Mark(NamedTuple):
-    """A mark of ours that stands on a live pod or job.
+    """A mark of ours on a live pod or job.
 
-    `incarnation`: the pod's UID, or the job's id, restart count and start. `ended`: the holder runs no more. `live`:
-    the object as its scheduler listed it, for this marker's `check`.
+    `incarnation`: the pod's UID, or the job's id, restart count and start. `ended`: the holder no longer runs. `live`:
+    the object as its scheduler listed it, for this marker's `check`. `observed_wall`: until when evidence supported it,
+    as the object says (Unix seconds); None when it does not say. `users_id`: as in HolderEvidence.
     """
 
     name: HolderName
@@ -24,6 +25,13 @@ class Mark(NamedTuple):
     incarnation: str
     ended: bool = False
     live: Any = None
+    observed_wall: float | None = None
+    users_id: str = ""
+
+    @property
+    def title(self) -> str:
+        """The holder as people know it."""
+        return title(self.name, self.users_id)
 
 
 class MarkError(Exception):
@@ -52,13 +60,29 @@ class Marker(Protocol):
     scheduler: str
 
     def list_marks(self) -> Sequence[Mark]:
-        """Every mark of ours, wherever it stands."""
+        """Every mark of ours, on whatever object it is."""
 
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
         """Compare the object that carries the mark, as it was listed, with the evidence. Raises Refused."""
 
+    def check_alone(self, mark: Mark, decision: Decision | None, needed_s: float, wall: float) -> None:
+        """Likewise without usable evidence: whether the object may carry a mark at all. Raises Refused.
+
+        `decision`: the unknown one, if the holder has series at all. `needed_s`: how long it must have been able to
+        work.
+        """
+
+    def inspect(self, decision: Decision, wall: float) -> None:
+        """Read the live object and compare it, as `write` does, without writing. Raises Refused."""
+
+    def label(self, decision: Decision) -> str:
+        """The mark as `write` would set it, for people."""
+
     def write(self, decision: Decision, wall: float) -> None:
-        """Read the live object, compare it likewise, set or renew the mark. Raises Refused."""
+        """Read the live object, compare it likewise, set the mark. Raises Refused."""
+
+    def renew(self, mark: Mark, decision: Decision) -> None:
+        """Write the evidence and its time to the object that carries the mark. Raises Refused."""
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
         """Remove the mark from this incarnation, and from no other."""
@@ -67,3 +91,12 @@ class Marker(Protocol):
 def timestamp(wall: float) -> str:
     """RFC 3339 in UTC, to the second."""
     return datetime.fromtimestamp(wall, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_timestamp(text: str | None) -> float | None:
+    """Unix seconds of an RFC 3339 time; None for anything else, since owners can edit what an object carries."""
+    try:
+        moment = datetime.fromisoformat((text or "").replace("Z", "+00:00"))
+        return moment.timestamp() if moment.tzinfo is not None else None
+    except (ValueError, OverflowError):
+        return None

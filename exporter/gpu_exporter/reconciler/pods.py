@@ -2,7 +2,10 @@
 
 The pod is read before it is written. UID and resourceVersion travel in the patch, so that the API server itself
 refuses when the pod was replaced (422, cause metadata.uid) or changed (409) in between. Withdrawals carry the UID
-alone: nothing that happens to the pod may delay them.
+alone: nothing that happens to the pod may delay them. So do renewals, which change annotations only.
+
+A label is ours by its key. One without annotations of ours, but with a stage of ours, is a mark that its owner has
+stripped: evidence gives it its annotations back, and without evidence it goes at once, for it says nothing of its age.
 """
 
 from __future__ import annotations
@@ -24,19 +27,25 @@ from urllib3.exceptions import HTTPError
 from yaml import YAMLError
 
 from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.marks import PREFIX, Mark, MarkError, Refused, timestamp
+from gpu_exporter.reconciler.marks import PREFIX, Mark, MarkError, Refused, parse_timestamp, timestamp
+from gpu_exporter.reconciler.pod_checks import (
+    EVIDENCE,
+    GPUS,
+    OBSERVED,
+    SINCE,
+    is_foreign,
+    object_to,
+    object_to_containers,
+    object_to_identity,
+    object_to_kind,
+)
 from gpu_exporter.reconciler.policy import LABEL, Decision
 
 log = logging.getLogger(__name__)
-SINCE, GPUS, EVIDENCE, OBSERVED = (PREFIX + name for name in ("since", "gpus", "evidence", "observed-until"))
-OURS = frozenset((SINCE, GPUS, EVIDENCE, OBSERVED))
 CONTROLLER = PREFIX + "reconciler"
-MIRROR = "kubernetes.io/config.mirror"  # the kubelet's image of a static pod: nobody can act on it
-CRITICAL = ("system-cluster-critical", "system-node-critical")
 TIMEOUT_S = 10.0
 PAGE = 500
 NOTE_MAX = 1024  # bytes; the API server refuses longer ones
-GPU_RESOURCE = "nvidia.com/"
 
 
 def connect(kubeconfig: str = "") -> client.ApiClient:
@@ -80,11 +89,8 @@ class PodMarker:
                 self._core.list_pod_for_all_namespaces, label_selector=LABEL, limit=PAGE, _continue=token or None
             )
             for pod in page.get("items") or ():
-                metadata = pod["metadata"]
-                if not OURS.isdisjoint(metadata.get("annotations") or ()):  # a label without any is somebody else's
-                    name = HolderName(self.scheduler, metadata["namespace"], metadata["name"])
-                    ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-                    marks.append(Mark(name, metadata["labels"][LABEL], metadata["uid"], ended, pod))
+                if not is_foreign(pod):
+                    marks.append(read_mark(pod))
             token = page["metadata"].get("continue")
             if not token:
                 return marks
@@ -92,23 +98,34 @@ class PodMarker:
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
         object_to(mark.live, decision, wall)
 
+    def check_alone(self, mark: Mark, decision: Decision | None, needed_s: float, wall: float) -> None:
+        object_to_kind(mark.live)
+        if decision is not None and decision.incarnation:
+            object_to_identity(mark.live, decision)
+        object_to_containers(mark.live, needed_s, wall)
+
+    def inspect(self, decision: Decision, wall: float) -> None:
+        object_to(self._read(decision.name), decision, wall)
+
+    def label(self, decision: Decision) -> str:
+        return f"{LABEL}={decision.stage}"
+
     def write(self, decision: Decision, wall: float) -> None:
         pod = self._read(decision.name)
         object_to(pod, decision, wall)
         metadata = pod["metadata"]
-        annotations = {
-            SINCE: timestamp(decision.idle_since_wall or wall),
-            GPUS: str(decision.held),
-            EVIDENCE: decision.reason,
-            OBSERVED: timestamp(wall),
-        }
-        self._patch(decision.name, metadata["uid"], decision.stage, annotations, metadata["resourceVersion"])
-        self._tell(decision.name, metadata["uid"], wall, f"Gpu{decision.stage.capitalize()}", decision.reason)
+        change = {"labels": {LABEL: decision.stage}, "annotations": annotate(decision)}
+        self._patch(decision.name, metadata["uid"], {**change, "resourceVersion": metadata["resourceVersion"]})
+        self._record(decision.name, metadata["uid"], wall, f"Gpu{decision.stage.capitalize()}", decision.reason)
+
+    def renew(self, mark: Mark, decision: Decision) -> None:
+        self._patch(mark.name, mark.incarnation, {"annotations": annotate(decision)})
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
-        self._patch(mark.name, mark.incarnation, None, dict.fromkeys((SINCE, GPUS, EVIDENCE, OBSERVED)))
+        change = {"labels": {LABEL: None}, "annotations": dict.fromkeys((SINCE, GPUS, EVIDENCE, OBSERVED))}
+        self._patch(mark.name, mark.incarnation, change)
         if not mark.ended:
-            self._tell(mark.name, mark.incarnation, wall, "GpuMarkWithdrawn", reason)
+            self._record(mark.name, mark.incarnation, wall, "GpuMarkWithdrawn", reason)
 
     def _read(self, name: HolderName) -> dict[str, Any]:
         try:
@@ -118,27 +135,18 @@ class PodMarker:
                 raise Refused("replaced", f"{name} is gone") from exc
             raise
 
-    def _patch(
-        self,
-        name: HolderName,
-        uid: str,
-        stage: str | None,
-        annotations: Mapping[str, str | None],
-        version: str | None = None,
-    ) -> None:
-        metadata: dict[str, Any] = {"uid": uid, "labels": {LABEL: stage}, "annotations": dict(annotations)}
-        if version is not None:
-            metadata["resourceVersion"] = version
+    def _patch(self, name: HolderName, uid: str, change: Mapping[str, Any]) -> None:
+        """Change the metadata of this incarnation. Raises MarkError."""
         self._call(
             self._core.patch_namespaced_pod,
             name.name,
             name.namespace,
-            {"metadata": metadata},
+            {"metadata": {**change, "uid": uid}},
             _content_type="application/merge-patch+json",
         )
 
-    def _tell(self, name: HolderName, uid: str, wall: float, reason: str, note: str) -> None:
-        """An Event on the pod. The mark stands without it, so a failure is only logged."""
+    def _record(self, name: HolderName, uid: str, wall: float, reason: str, note: str) -> None:
+        """An Event on the pod. The mark is valid without it, so a failure is only logged."""
         # MicroTime needs its fraction, which the client leaves out when it is 0.
         moment = datetime.fromtimestamp(wall, timezone.utc)
         moment = moment.replace(microsecond=max(1, moment.microsecond))
@@ -196,52 +204,24 @@ def failure(status: int, text: str) -> MarkError:
     return MarkError(result, f"API server: status {status}: {message[:300]}")
 
 
-def object_to(pod: Mapping[str, Any], decision: Decision, wall: float) -> None:
-    """Raise Refused when a live pod must not carry the mark of this decision at `wall`."""
-    metadata, spec, status = pod["metadata"], pod["spec"], pod.get("status", {})
-    annotations = metadata.get("annotations") or {}
-    labels = metadata.get("labels") or {}
-    if MIRROR in annotations:
-        raise Refused("static", "a static pod belongs to its node")
-    if not decision.incarnation:
-        raise Refused("identity", "the evidence names no pod UID: mount /var/log/pods into the agent")
-    if metadata["uid"] != decision.incarnation:
-        raise Refused("replaced", f"the live pod is {metadata['uid']}, the evidence is of {decision.incarnation}")
-    if metadata.get("deletionTimestamp"):
-        raise Refused("terminating", "the pod is being deleted")
-    if metadata["namespace"] == "kube-system" or spec.get("priorityClassName") in CRITICAL:
-        raise Refused("critical", "a part of the cluster itself")
-    if any(owner.get("kind") == "DaemonSet" for owner in metadata.get("ownerReferences") or ()):
-        raise Refused("daemonset", "a DaemonSet's pod belongs to its node")
-    if LABEL in labels and OURS.isdisjoint(annotations):
-        raise Refused("foreign", f"{LABEL} was set by somebody else")
-    holding = [container for container in _long_running(spec) if _gpus(container)]
-    asked = sum(map(_gpus, holding))
-    if asked and asked != decision.held:
-        raise Refused("gpus", f"the pod asks for {asked} GPUs, the evidence is of {decision.held}")
-    names = {container["name"] for container in holding or spec["containers"]}
-    running = {
-        each["name"]: (each.get("state") or {}).get("running")
-        for key in ("containerStatuses", "initContainerStatuses")
-        for each in status.get(key) or ()
+def read_mark(pod: Mapping[str, Any]) -> Mark:
+    """The mark on a pod that has our label."""
+    metadata = pod["metadata"]
+    return Mark(
+        HolderName(PodMarker.scheduler, metadata["namespace"], metadata["name"]),
+        metadata["labels"][LABEL],
+        metadata["uid"],
+        pod.get("status", {}).get("phase") in ("Succeeded", "Failed"),
+        pod,
+        parse_timestamp((metadata.get("annotations") or {}).get(OBSERVED)),
+    )
+
+
+def annotate(decision: Decision) -> dict[str, str]:
+    """The evidence of a decision as annotations."""
+    return {
+        SINCE: timestamp(decision.idle_since_wall or decision.observed_wall),
+        GPUS: str(decision.held),
+        EVIDENCE: decision.reason,
+        OBSERVED: timestamp(decision.observed_wall),
     }
-    for name in sorted(names):
-        state = running.get(name)
-        if status.get("phase") != "Running" or not state:
-            raise Refused("not_running", f"container {name} does not run")
-        if not wall - _seconds(state["startedAt"]) >= decision.needed_s:  # before, it could not have worked
-            raise Refused("restarted", f"container {name} started at {state['startedAt']}, within the idle time")
-
-
-def _long_running(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    sidecars = [each for each in spec.get("initContainers") or () if each.get("restartPolicy") == "Always"]
-    return [*spec["containers"], *sidecars]
-
-
-def _gpus(container: Mapping[str, Any]) -> int:
-    limits = (container.get("resources") or {}).get("limits") or {}
-    return sum(int(count) for resource, count in limits.items() if resource.startswith(GPU_RESOURCE))
-
-
-def _seconds(moment: str) -> float:
-    return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()

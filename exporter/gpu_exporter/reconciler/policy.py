@@ -1,7 +1,7 @@
 """The decision: pure, one holder at a time, unknown before idle.
 
 A holder is judged as a whole: all of its GPUs must be idle. Whatever is missing, stale or contradictory makes the
-verdict `unknown`, and nobody acts on unknown.
+verdict `unknown`, on which no mark is set.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence
+from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence, title
 
 LABEL = "gpu-exporter.io/utilization"
 UNDERUSED = "underused"  # the stage on which others act
 LABELLED = ("candidate", UNDERUSED, "partial")
+WITNESSES_MIN = 2  # utilization alone misses copies, encoders and a driver whose counter is stuck
+FRESH_INTERVALS = 4  # a sample is fresh for policy.fresh_min, or this many sampling intervals where that is longer
 
 
 class Decision(NamedTuple):
@@ -24,7 +26,8 @@ class Decision(NamedTuple):
     `stage`: candidate, underused, partial (labelled), or active, starting, unknown (not labelled).
     `incarnation`: the pod's UID, "" when unknown and for jobs; `start_wall`: when the newest of its units was taken;
     `needed_s`: how long the holder must have been idle, and able to work, for this stage; `active`: a fresh sample
-    shows a unit that is not idle, whatever is not known of the others.
+    shows a unit that is not idle, whatever is not known of the others; `observed_wall`: time of the evidence;
+    `users_id`: as in HolderEvidence.
     """
 
     name: HolderName
@@ -38,6 +41,13 @@ class Decision(NamedTuple):
     start_wall: float | None = None
     needed_s: float = 0.0
     active: bool = False
+    observed_wall: float = 0.0
+    users_id: str = ""
+
+    @property
+    def title(self) -> str:
+        """The holder as people know it."""
+        return title(self.name, self.users_id)
 
     @property
     def label(self) -> str:
@@ -58,7 +68,8 @@ def decide(evidence: Evidence, policy: Policy) -> list[Decision]:
 
 def _decide_holder(holder: HolderEvidence, evidence: Evidence, policy: Policy) -> Decision:
     stage, reason = _judge(holder, evidence, policy)
-    runs = [run for run in (_number(unit.idle_run_s) for unit in holder.units) if run >= policy.candidate_after]
+    units = merge_units(holder.units)
+    runs = [run for run in (_number(unit.idle_run_s) for unit in units) if run >= policy.candidate_after]
     since = evidence.wall - min(runs) if runs and stage in LABELLED else None
     starts = [unit.start_wall for unit in holder.units if unit.start_wall is not None]
     return Decision(
@@ -71,16 +82,20 @@ def _decide_holder(holder: HolderEvidence, evidence: Evidence, policy: Policy) -
         since,
         next(iter(holder.incarnations)) if len(holder.incarnations) == 1 else "",
         max(starts, default=None),
-        policy.underused_after if stage == UNDERUSED else policy.candidate_after,
-        any(
-            _is_fresh(unit, policy) and 0 <= _number(unit.idle_run_s) < policy.candidate_after
-            for unit in merge_units(holder.units)
-        ),
+        needed_s(stage, policy),
+        any(_is_fresh(unit, policy) and 0 <= _number(unit.idle_run_s) < policy.candidate_after for unit in units),
+        evidence.wall,
+        holder.users_id,
     )
 
 
+def needed_s(stage: str, policy: Policy) -> float:
+    """Seconds that a holder must have been idle, and able to work, for a mark of this stage."""
+    return policy.underused_after if stage == UNDERUSED else policy.candidate_after
+
+
 def _judge(holder: HolderEvidence, evidence: Evidence, policy: Policy) -> tuple[str, str]:
-    # Every comparison is written so that a number that is missing or no number fails it.
+    # Every comparison is written so that a number that is missing or not a number fails it.
     units = merge_units(holder.units)
     if len(holder.incarnations) > 1:
         return "unknown", f"series of {len(holder.incarnations)} pods under one name"
@@ -90,8 +105,9 @@ def _judge(holder: HolderEvidence, evidence: Evidence, policy: Policy) -> tuple[
         if not _is_fresh(unit, policy):
             return "unknown", f"no sample of the last {_minutes(fresh_s)}"
     runs = [_number(unit.idle_run_s) for unit in units]
-    if not all(run >= 0 for run in runs):
-        return "unknown", "activity has no source on this hardware"
+    silent = [unit for unit, run in zip(units, runs, strict=True) if not run >= 0]
+    if silent:
+        return "unknown", f"no idle run is published of {_places(silent)}: its activity is not known"
     held_s = [evidence.wall - _number(unit.start_wall) for unit in units]
     if not all(math.isfinite(seconds) for seconds in held_s):
         return "unknown", "the start of the allocation is not known"
@@ -107,7 +123,7 @@ def _judge(holder: HolderEvidence, evidence: Evidence, policy: Policy) -> tuple[
         known = "an unknown share" if any(map(math.isnan, coverage)) else f"only {min(coverage):.0%}"
         return "unknown", f"{known} of the time is observed, {policy.coverage_min:.0%} is needed"
     if holder.held is None:
-        return "unknown", "how many GPUs the holder has in all is not told"
+        return "unknown", "how many GPUs the holder has in all is not published"
     if len(units) != holder.held:
         return "unknown", f"{len(units)} GPUs are seen, the holder has {holder.held}"
     if idle < holder.held:
@@ -115,13 +131,15 @@ def _judge(holder: HolderEvidence, evidence: Evidence, policy: Policy) -> tuple[
     shortest = min(runs)
     if not shortest >= policy.underused_after:
         return "candidate", f"{_all(holder.held)} idle for {_minutes(shortest)}"
-    if not all((unit.witnesses or 0) >= 2 for unit in units):
-        return "candidate", f"idle for {_minutes(shortest)}, but utilization is the only witness"
+    if any(unit.witnesses is None for unit in units):
+        return "candidate", f"idle for {_minutes(shortest)}, but how many witnesses that rests on is not published"
+    if not all((unit.witnesses or 0) >= WITNESSES_MIN for unit in units):
+        return "candidate", f"idle for {_minutes(shortest)}, but a part of it rests on one witness only"
     return UNDERUSED, f"{_all(holder.held)} idle for {_minutes(shortest)}"
 
 
 def merge_units(units: Sequence[UnitEvidence]) -> list[UnitEvidence]:
-    """One entry per GPU or instance: where two sources speak for the same one, the more careful word counts."""
+    """One entry per GPU or instance: of two sources for the same one, the more careful value counts."""
     merged: dict[tuple[str, str], UnitEvidence] = {}
     for unit in units:
         key = (unit.uuid, unit.mig)
@@ -139,13 +157,13 @@ def _more_careful(a: UnitEvidence, b: UnitEvidence) -> UnitEvidence:
         idle_run_s=worst(min, a.idle_run_s, b.idle_run_s),
         sample_age_s=worst(max, a.sample_age_s, b.sample_age_s),
         coverage=worst(min, a.coverage, b.coverage),
-        witnesses=min(a.witnesses or 0, b.witnesses or 0),
+        witnesses=None if a.witnesses is None or b.witnesses is None else min(a.witnesses, b.witnesses),
         sample_interval_s=min(a.sample_interval_s, b.sample_interval_s),
     )
 
 
 def _fresh_s(unit: UnitEvidence, policy: Policy) -> float:
-    return max(policy.fresh_min, 4 * unit.sample_interval_s)
+    return max(policy.fresh_min, FRESH_INTERVALS * unit.sample_interval_s)
 
 
 def _is_fresh(unit: UnitEvidence, policy: Policy) -> bool:
@@ -155,6 +173,11 @@ def _is_fresh(unit: UnitEvidence, policy: Policy) -> bool:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
+
+
+def _places(units: Sequence[UnitEvidence]) -> str:
+    first = f"{units[0].node} gpu {units[0].gpu}" + (f" mig {units[0].mig}" if units[0].mig else "")
+    return first if len(units) == 1 else f"{first} and {len(units) - 1} more"
 
 
 def _all(held: int) -> str:

@@ -13,6 +13,7 @@ import urllib.parse
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
+from gpu_exporter.reconciler.coverage import coverage
 from gpu_exporter.reconciler.direct import fetch_text
 from gpu_exporter.reconciler.evidence import (
     Evidence,
@@ -22,6 +23,8 @@ from gpu_exporter.reconciler.evidence import (
     UnitEvidence,
     holder_name,
     owner_of,
+    refuse_renamed,
+    users_id_of,
 )
 
 MAX_ROWS = 20_000
@@ -83,7 +86,7 @@ class PromQLSource:
         clusters = {row.labels.get("cluster", "") for row in runs}
         if len(clusters) > 1:  # one pod name may exist in each of them
             raise EvidenceError(f"clusters {sorted(clusters)} in one answer: choose one with --source.matcher")
-        names = {holder_name(row.labels) for row in runs} | set(marked)
+        names = {holder_name(row.labels) for row in runs} | self._resolve(marked)
         exporters = self._count("gpu_exporter_build_info")
         if not exporters:
             matcher = f"{{{self._matcher}}}"
@@ -94,9 +97,9 @@ class PromQLSource:
         wanted = _restrict(names)
         units = self._by_unit("gpu_allocation_idle_run_seconds", wanted, min)
         starts = self._by_unit("gpu_allocation_start_timestamp_seconds", wanted, max)
-        coverage = self._coverage(wanted)
+        shares = self._coverage(wanted)
+        witnesses = self._by_unit("gpu_allocation_idle_run_witnesses", wanted, min)
         infos = self._query(self._select("gpu_allocation_info", wanted))
-        uuids = {row.labels.get("uuid", "") for row in infos}
         nodes = "node, instance"
         ages = {
             self._place(row.labels): row.value
@@ -108,11 +111,6 @@ class PromQLSource:
             self._place(row.labels): row.value
             for row in self._query(f"min by ({nodes}) ({self._select('gpu_exporter_sample_interval_seconds')})")
         }
-        witnesses = {
-            (row.labels.get("uuid", ""), row.labels.get("mig_uuid", "")): int(row.value)
-            for name in ("gpu_idle_witnesses", "gpu_mig_idle_witnesses")
-            for row in self._query(self._select(name, _match_any("uuid", uuids)))
-        }
         held: dict[HolderName, int] = {}
         for row in self._query(self._select("gpu_allocation_holder_units", wanted)):
             name = holder_name(row.labels)
@@ -120,11 +118,13 @@ class PromQLSource:
         holders: dict[HolderName, list[UnitEvidence]] = {}
         owners: dict[HolderName, str] = {}
         uids: dict[HolderName, set[str]] = {}
+        users_ids: dict[HolderName, str] = {}
         for row in infos:
             name, key = holder_name(row.labels), _unit_key(row.labels)
             if name not in names:
                 continue
             owners[name] = owner_of(row.labels)
+            users_ids[name] = users_id_of(row.labels)
             uids.setdefault(name, set()).update(filter(None, [row.labels.get("pod_uid")]))
             holders.setdefault(name, []).append(
                 UnitEvidence(
@@ -135,15 +135,15 @@ class PromQLSource:
                     start_wall=starts.get(key),
                     idle_run_s=units.get(key),
                     sample_age_s=ages.get(self._place(row.labels)),
-                    coverage=coverage.get(key),
-                    witnesses=witnesses.get((row.labels.get("uuid", ""), row.labels.get("mig_uuid", ""))),
+                    coverage=shares.get(key),
+                    witnesses=int(witnesses[key]) if key in witnesses else None,
                     sample_interval_s=intervals.get(self._place(row.labels), 1.0),
                 )
             )
         return Evidence(
             wall,
             tuple(
-                HolderEvidence(name, owners[name], tuple(parts), held.get(name), frozenset(uids[name]))
+                HolderEvidence(name, owners[name], tuple(parts), held.get(name), frozenset(uids[name]), users_ids[name])
                 for name, parts in holders.items()
             ),
             exporters,
@@ -157,13 +157,20 @@ class PromQLSource:
     def _suspects(self) -> str:
         return f"{self._select('gpu_allocation_idle_run_seconds')} >= {self._candidate_after_s:g}"
 
-    def _coverage(self, wanted: str) -> dict[tuple[str, ...], float]:
-        """Observed share of the time held, over the window."""
-        window = f"[{self._window_s:g}s]"
-        observed = self._select("gpu_allocation_observed_seconds_total", wanted) + window
-        held = self._select("gpu_allocation_held_seconds_total", wanted) + window
-        rows = self._query(f"min by ({UNIT}) (increase({observed})) / (max by ({UNIT}) (increase({held})) > 0)")
-        return {_unit_key(row.labels): min(1.0, row.value) for row in rows}
+    def _coverage(self, wanted: str) -> dict[tuple[str, ...], float | None]:
+        """Observed share of the time held, over the window. Prometheus's own samples say how far back that is known."""
+        held = self._by_unit("gpu_allocation_held_seconds_total", wanted, max)
+        observed = self._by_unit("gpu_allocation_observed_seconds_total", wanted, min)
+        held_in = self._increase("max", "gpu_allocation_held_seconds_total", wanted)
+        observed_in = self._increase("min", "gpu_allocation_observed_seconds_total", wanted)
+        return {
+            key: coverage(self._window_s, held[key], observed[key], held_in.get(key, 0.0), observed_in.get(key, 0.0))
+            for key in held.keys() & observed.keys()
+        }
+
+    def _increase(self, worst: str, metric: str, wanted: str) -> dict[tuple[str, ...], float]:
+        selected = f"{self._select(metric, wanted)}[{self._window_s:g}s]"
+        return {_unit_key(row.labels): row.value for row in self._query(f"{worst} by ({UNIT}) (increase({selected}))")}
 
     def _by_unit(
         self, metric: str, wanted: str, worst: Callable[[float, float], float]
@@ -175,6 +182,18 @@ class PromQLSource:
             values[key] = worst(values[key], row.value) if key in values else row.value
         return values
 
+    def _resolve(self, marked: Collection[HolderName]) -> set[HolderName]:
+        """The names, and Slurm's own ids of the jobs among them that are written as 3010_1 or 3011+1."""
+        names = set(marked)
+        for name in marked:
+            if name.scheduler != "slurm" or name.name.isdigit():
+                continue
+            kind = ("array_job_id", "array_task_id") if "_" in name.name else ("het_job_id", "het_job_offset")
+            parts = re.split("[_+]", name.name)
+            matchers = ",".join(_match_any(label, {part}) for label, part in zip(kind, parts, strict=False))
+            names |= {holder_name(row.labels) for row in self._query(self._select("gpu_allocation_info", matchers))}
+        return names
+
     def _select(self, metric: str, wanted: str = "") -> str:
         return f"{metric}{{{','.join(part for part in (self._matcher, wanted) if part)}}}"
 
@@ -184,7 +203,10 @@ class PromQLSource:
 
     def _query(self, query: str) -> list[Row]:
         parameters = urllib.parse.urlencode({"query": query})
-        return parse_vector(self._fetch(f"{self._url}/api/v1/query?{parameters}"), query)
+        rows = parse_vector(self._fetch(f"{self._url}/api/v1/query?{parameters}"), query)
+        for row in rows:
+            refuse_renamed(row.labels, query)
+        return rows
 
 
 def _unit_key(labels: dict[str, str]) -> tuple[str, ...]:

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 
 from gpu_exporter.config import format_duration
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.evidence import Evidence
+from gpu_exporter.reconciler.evidence import Evidence, HolderName
+from gpu_exporter.reconciler.foresight import Outlook
 from gpu_exporter.reconciler.policy import Decision
 
 HEADER = ("HOLDER", "OWNER", "GPUS", "STAGE", "IDLE SINCE", "REASON", "WOULD WRITE")
 
 
-def render_decisions(decisions: Sequence[Decision], evidence: Evidence) -> str:
+def render_decisions(
+    decisions: Sequence[Decision], evidence: Evidence, outlooks: Mapping[HolderName, Outlook] | None = None
+) -> str:
     """One line per holder, labelled ones first, then how much was seen. Ends in a newline."""
+    outlooks = outlooks or {}
     seen = f"{_count(evidence.exporters, 'exporter')} and {_count(evidence.allocations, 'allocation')} seen"
     if not decisions:
         return f"{seen}; no holder is idle long enough to be considered\n"
     order = {"underused": 0, "candidate": 1, "partial": 2, "unknown": 3}
     rows = [
         (
-            str(decision.name),
+            decision.title,
             decision.owner or "-",
             f"{len(decision.units)}/{decision.held or '?'}",
             decision.stage,
             format_time(decision.idle_since_wall),
             decision.reason,
-            decision.label or "-",
+            _written(decision, outlooks),
         )
         for decision in sorted(decisions, key=lambda d: (order.get(d.stage, 4), d.name))
     ]
@@ -42,10 +46,18 @@ def render_decisions(decisions: Sequence[Decision], evidence: Evidence) -> str:
     )
 
 
-def explain(decision: Decision, policy: Policy) -> str:
+def _written(decision: Decision, outlooks: Mapping[HolderName, Outlook]) -> str:
+    """What --apply would write, or why it would not."""
+    outlook = outlooks.get(decision.name)
+    if outlook is None:
+        return decision.label or "-"
+    return f"REFUSED: {outlook.refused}" if outlook.refused else outlook.label
+
+
+def explain(decision: Decision, policy: Policy, outlook: Outlook | None = None) -> str:
     """Why one holder got its stage: every number that was looked at, beside what the policy asks."""
     lines = [
-        f"{decision.name}: {decision.stage}",
+        f"{decision.title}: {decision.stage}",
         f"  because {decision.reason}",
         f"  policy: candidate after {format_duration(policy.candidate_after)}, underused after "
         f"{format_duration(policy.underused_after)}, coverage at least {policy.coverage_min:.0%}, "
@@ -56,15 +68,19 @@ def explain(decision: Decision, policy: Policy) -> str:
         lines.append(
             f"  {place} ({unit.uuid}): idle run {_number(unit.idle_run_s, 's')}, "
             f"held since {format_time(unit.start_wall)}, coverage {_share(unit.coverage)}, "
-            f"sample age {_number(unit.sample_age_s, 's')}, witnesses {unit.witnesses or '-'}"
+            f"sample age {_number(unit.sample_age_s, 's')}, witnesses {_number(unit.witnesses)}"
         )
-    if decision.label:
-        lines.append(f"  would write: {decision.label}")
+    if outlook is not None and outlook.refused:
+        lines.append(f"  REFUSED: {outlook.refused}: {outlook.why}")
+        lines.append(f"  would otherwise write: {outlook.label}")
+    elif decision.label:
+        lines.append(f"  would write: {outlook.label if outlook is not None else decision.label}")
     return "\n".join(lines) + "\n"
 
 
-def decisions_json(decisions: Sequence[Decision]) -> str:
-    """For scripts: one object per holder."""
+def decisions_json(decisions: Sequence[Decision], outlooks: Mapping[HolderName, Outlook] | None = None) -> str:
+    """For scripts: one object per holder. `refused` is null where it is not known what --apply would refuse."""
+    outlooks = outlooks or {}
     return (
         json.dumps(
             [
@@ -72,10 +88,12 @@ def decisions_json(decisions: Sequence[Decision]) -> str:
                     "scheduler": d.name.scheduler,
                     "namespace": d.name.namespace,
                     "name": d.name.name,
+                    "job": d.users_id or (d.name.name if d.name.scheduler == "slurm" else ""),
                     "owner": d.owner,
                     "stage": d.stage,
                     "reason": d.reason,
-                    "label": d.label,
+                    "label": outlooks[d.name].label if d.name in outlooks else d.label,
+                    "refused": outlooks[d.name].refused if d.name in outlooks and outlooks[d.name].checked else None,
                     "idle_since_timestamp_seconds": d.idle_since_wall,
                     "gpus_seen": len(d.units),
                     "gpus_held": d.held,
@@ -95,8 +113,8 @@ def format_time(wall: float | None) -> str:
     return datetime.fromtimestamp(wall, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def _number(value: float | None, unit: str) -> str:
-    return "unknown" if value is None else f"{value:.0f} {unit}"
+def _number(value: float | None, unit: str = "") -> str:
+    return "unknown" if value is None else f"{value:.0f} {unit}".rstrip()
 
 
 def _share(value: float | None) -> str:

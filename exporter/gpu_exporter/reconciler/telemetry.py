@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    start_http_server,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.policy import LABELLED
 
-RESULTS = ("written", "withdrawn", "replaced", "conflict", "throttled", "error")
+RESULTS = ("written", "renewed", "withdrawn", "replaced", "conflict", "throttled", "error")
 REASONS = (
     "critical",
     "daemonset",
@@ -19,6 +29,7 @@ REASONS = (
     "gpus",
     "identity",
     "limit",
+    "no_marker",
     "not_running",
     "replaced",
     "restarted",
@@ -28,10 +39,26 @@ REASONS = (
 )
 
 
+class _LastSuccess(Collector):
+    """A gauge that is absent until it has a value: 0 would be a success in 1970."""
+
+    def __init__(self) -> None:
+        self.wall: float | None = None
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
+            "gpu_reconciler_last_success_timestamp_seconds", "End of the last cycle that had all of its evidence."
+        )
+        if self.wall is not None:
+            family.add_metric([], self.wall)
+        yield family
+
+
 class Telemetry:
     """gpu_reconciler_* with every label value present from the start, so that no first event is missed."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # of the whole process, before the first metric
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._cycles = Counter("gpu_reconciler_cycles", "Cycles begun.", registry=self.registry)
@@ -41,15 +68,12 @@ class Telemetry:
             registry=self.registry,
             buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60),
         )
-        self._success = Gauge(
-            "gpu_reconciler_last_success_timestamp_seconds",
-            "End of the last cycle that had all of its evidence.",
-            registry=self.registry,
-        )
-        self._labelled = Gauge("gpu_reconciler_labelled", "Marks that stand.", ["stage"], registry=self.registry)
+        self._success = _LastSuccess()
+        self.registry.register(self._success)
+        self._labelled = Gauge("gpu_reconciler_labelled", "Marks that exist.", ["stage"], registry=self.registry)
         self._writes = Counter(
             "gpu_reconciler_writes",
-            "Marks written and withdrawn, and writes that failed. replaced: the pod or job was another one by then.",
+            "Marks written, renewed, withdrawn, and writes that failed. replaced: by then it was another pod or job.",
             ["result"],
             registry=self.registry,
         )
@@ -92,8 +116,8 @@ class Telemetry:
         self._cycles.inc()
         self._duration.observe(time.monotonic() - began)
         if complete:
-            self._success.set_to_current_time()
-        # A stage is read from live objects, which others may edit: what is none of ours makes no series of its own.
+            self._success.wall = time.time()
+        # A stage is read from live objects, which others may edit: one that is not ours makes no series of its own.
         tally = Tally(stage if stage in LABELLED else "other" for stage in standing.values())
         for stage in (*LABELLED, "other"):
             self._labelled.labels(stage).set(tally[stage])

@@ -92,6 +92,13 @@ env: {{- toYaml . | nindent 2 }}
 securityContext: {{- include "gpu-exporter.securityContext" . | nindent 2 }}
 {{- end }}
 
+{{/* A dry run reads the pods that it would mark, and changes nothing. */}}
+{{- define "gpu-exporter.dryRunRules" -}}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list]
+{{- end }}
+
 {{- define "gpu-exporter.reconcilerRules" -}}
 - apiGroups: [""]
   resources: [pods]

@@ -1,103 +1,14 @@
-"""What a cycle does with marks that stand and decisions that come, without any scheduler."""
+"""What a cycle does with marks that exist and decisions that come, without any scheduler."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-
 import pytest
+from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, A, B, Bench, Book, holder
 
-from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.cycle import Cycle, plan
-from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName, UnitEvidence
-from gpu_exporter.reconciler.marks import Mark, MarkError, Refused
+from gpu_exporter.reconciler.evidence import Evidence, HolderName
+from gpu_exporter.reconciler.marks import Mark, MarkError
+from gpu_exporter.reconciler.plan import plan
 from gpu_exporter.reconciler.policy import Decision, decide
-from gpu_exporter.reconciler.telemetry import Telemetry
-
-POLICY = Policy()
-WALL = 1_000_000.0
-A, B = HolderName("kubernetes", "ml", "a"), HolderName("slurm", "", "7")
-
-
-class Book:
-    """Marks in memory, with the answers that a test wants."""
-
-    def __init__(self, scheduler: str = "kubernetes") -> None:
-        self.scheduler = scheduler
-        self.marks: dict[HolderName, str] = {}
-        self.ended: set[HolderName] = set()
-        self.refuse: dict[HolderName, str] = {}
-        self.fail: Exception | None = None
-        self.fail_list: Exception | None = None
-        self.calls: list[str] = []
-
-    def list_marks(self) -> Sequence[Mark]:
-        if self.fail_list:
-            raise self.fail_list
-        return [Mark(name, stage, "uid", name in self.ended) for name, stage in self.marks.items()]
-
-    def check(self, mark: Mark, decision: Decision, wall: float) -> None:
-        self._object_to(decision)
-
-    def _object_to(self, decision: Decision) -> None:
-        if decision.name in self.refuse:
-            raise Refused(self.refuse[decision.name], "refused")
-
-    def write(self, decision: Decision, wall: float) -> None:
-        self.calls.append(f"write {decision.name.name} {decision.stage}")
-        self._object_to(decision)
-        if self.fail:
-            raise self.fail
-        self.marks[decision.name] = decision.stage
-
-    def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
-        self.calls.append(f"withdraw {mark.name.name}")
-        if self.fail:
-            raise self.fail
-        del self.marks[mark.name]
-
-
-class Bench:
-    """One cycle over one or more books; evidence as idle runs of each holder's units."""
-
-    def __init__(self, *books: Book, policy: Policy = POLICY) -> None:
-        self.books = books
-        self.runs: dict[HolderName, Sequence[float]] = {}
-        self.error = ""
-        self.asked: Collection[HolderName] = ()
-        self.writes: list[str] = []
-        self.skips: list[str] = []
-        self.now, self.wall = 0.0, WALL
-        self.cycle = Cycle(self, books, policy, self, lambda: self.now, lambda: self.wall)
-
-    def count_write(self, result: str) -> None:
-        self.writes.append(result)
-
-    def count_skip(self, reason: str) -> None:
-        self.skips.append(reason)
-
-    def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
-        self.asked = marked
-        if self.error:
-            raise EvidenceError(self.error)
-        return Evidence(WALL, tuple(holder(name, runs) for name, runs in self.runs.items()))
-
-    def run(self) -> list[str]:
-        for book in self.books:
-            book.calls.clear()
-        self.writes.clear()
-        self.skips.clear()
-        self.problem = self.cycle.run()
-        return [call for book in self.books for call in book.calls]
-
-
-def holder(name: HolderName, runs: Sequence[float]) -> HolderEvidence:
-    units = tuple(
-        UnitEvidence("n", str(i), f"GPU-{i}", "", WALL - 90_000, run, 1.0, 1.0, 2) for i, run in enumerate(runs)
-    )
-    return HolderEvidence(name, "", units, len(units), frozenset({"uid"}))
-
-
-CANDIDATE, UNDERUSED = POLICY.candidate_after + 1, POLICY.underused_after + 1
 
 
 def test_underused_falls_at_once_whatever_limits_or_refuses_the_next_mark() -> None:
@@ -123,7 +34,7 @@ def test_a_refusal_while_a_mark_stands_withdraws_it_and_sets_no_other() -> None:
     assert (bench.skips, book.marks) == (["gpus"], {})
 
 
-def test_marked_holders_are_asked_for_and_activity_is_told_from_silence() -> None:
+def test_marked_holders_are_asked_for_and_activity_differs_from_silence() -> None:
     book = Book()
     bench = Bench(book)
     book.marks[A] = "underused"
@@ -133,19 +44,73 @@ def test_marked_holders_are_asked_for_and_activity_is_told_from_silence() -> Non
     assert bench.run() == ["withdraw a"]
 
 
-@pytest.mark.parametrize("silence", ["no series", "no answer"])
-def test_silence_withdraws_after_its_time_and_support_renews_it(silence: str) -> None:
+def test_the_rise_alone_is_refused_and_the_mark_stays() -> None:
+    """The pod is idle from its start: its GPU was assigned earlier than its container could work."""
+    book = Book()
+    bench = Bench(book)
+    bench.runs, book.able_s[A] = {A: (CANDIDATE,)}, POLICY.candidate_after
+    assert bench.run() == ["write a candidate"]
+    bench.runs, book.able_s[A] = {A: (UNDERUSED,)}, UNDERUSED - 900
+    assert bench.run() == ["write a underused"]
+    assert (book.marks, bench.skips) == ({A: "candidate"}, ["restarted"])
+    book.able_s[A] = UNDERUSED
+    assert bench.run() == ["write a underused"]
+    assert book.marks == {A: "underused"}
+    book.able_s[A] = UNDERUSED - 900  # now it was restarted, and its own stage is not met
+    assert bench.run() == ["withdraw a"]
+
+
+def test_a_mark_that_was_refused_or_has_risen_is_not_renewed_besides() -> None:
+    book, other = Book(), HolderName("kubernetes", "ml", "b")
+    bench = Bench(book)
+    book.marks = {A: "candidate", other: "underused"}
+    book.refuse[other] = "gpus"
+    bench.runs = {A: (UNDERUSED,), other: (UNDERUSED,)}
+    bench.wall += POLICY.unsupported_max - 1
+    assert bench.run() == ["withdraw b", "write a underused"]
+    assert bench.run() == ["write b underused"]
+
+
+def test_a_rise_that_is_refused_leaves_the_evidence_renewed() -> None:
+    book = Book()
+    bench = Bench(book)
+    book.marks, book.able_s = {A: "candidate"}, {A: POLICY.candidate_after}
+    bench.runs = {A: (UNDERUSED,)}
+    bench.wall += POLICY.unsupported_max - 1
+    assert bench.run() == ["write a underused", "renew a"]
+
+
+def test_a_refusal_is_logged_when_it_changes_and_counted_in_each_cycle(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     book = Book()
     bench = Bench(book)
     bench.runs = {A: (UNDERUSED,)}
-    bench.run()
-    bench.now = 1000.0
-    bench.run()
-    bench.runs = {}
-    bench.error = "" if silence == "no series" else "Prometheus is down"
-    bench.now = 1000.0 + POLICY.unsupported_max - 1
-    assert bench.run() == []
-    bench.now += 1
+    for reason in ("gpus", "gpus", "critical", "gpus"):
+        book.refuse[A] = reason
+        bench.run()
+        assert bench.skips == [reason]
+    assert caplog.messages == ["ml/a: not marked underused: refused"] * 3
+
+
+def test_a_holder_whose_scheduler_has_no_marker_is_counted_and_ends_nothing() -> None:
+    book = Book()
+    bench = Bench(book)
+    bench.runs = {A: (UNDERUSED,), B: (UNDERUSED,), HolderName("slurm", "", "8"): (0.0,)}
+    assert bench.run() == ["write a underused"]
+    assert (bench.skips, bench.problem) == (["no_marker"], "")
+
+
+def test_nothing_escapes_a_cycle_and_the_next_one_goes_on() -> None:
+    class Broken(Bench):
+        def count_write(self, result: str) -> None:
+            raise KeyError(result)
+
+    book = Book()
+    bench = Broken(book)
+    bench.runs = {A: (UNDERUSED,)}
+    assert bench.run() == ["write a underused"]
+    assert bench.problem == "unforeseen KeyError: 'written'"
+    bench.runs = {A: (0.0,)}
     assert bench.run() == ["withdraw a"]
 
 
@@ -161,11 +126,11 @@ def test_where_marks_cannot_be_listed_nothing_is_written_and_no_time_is_forgotte
     bench.run()
     bench.runs = {}
     pods.fail_list = MarkError("error", "refused")
-    bench.now = POLICY.unsupported_max - 1
+    bench.wall += POLICY.unsupported_max - 1
     assert bench.run() == []
     assert bench.cycle.standing == {A: "underused", B: "underused"}
     pods.fail_list = None
-    bench.now += 1
+    bench.wall += 1
     assert bench.run() == ["withdraw a", "withdraw 7"]
 
 
@@ -207,8 +172,8 @@ def test_unknown_is_silence_and_not_activity() -> None:
     (decision,) = decide(Evidence(WALL, (stale,)), POLICY)
     assert decision.stage == "unknown"
     (mark,) = book.list_marks()
-    assert plan([decision], [mark], lambda _: False).withdrawals == []
-    assert [w.mark for w in plan([decision], [mark], lambda _: True).withdrawals] == [mark]
+    assert plan([decision], [mark], WALL, POLICY).withdrawals == []
+    assert [w.mark for w in plan([decision], [mark], WALL + POLICY.unsupported_max, POLICY).withdrawals] == [mark]
 
 
 BUSY, IDLE = {"idle_run_s": 3.0}, {"idle_run_s": UNDERUSED}
@@ -228,7 +193,7 @@ def test_known_activity_ends_underused_whatever_is_not_known_of_the_other_gpus(o
     both = both._replace(units=(both.units[0]._replace(**BUSY), both.units[1]._replace(**other)))
     (decision,) = decide(Evidence(WALL, (both,)), POLICY)
     for stage, falls in (("underused", True), ("candidate", True), ("partial", decision.stage == "active")):
-        work = plan([decision], [Mark(A, stage, "uid")], lambda _: False)
+        work = plan([decision], [Mark(A, stage, "uid", observed_wall=WALL)], WALL, POLICY)
         assert bool(work.withdrawals) == falls, (stage, decision)
 
 
@@ -268,7 +233,7 @@ def test_what_is_unforeseen_in_the_evidence_is_a_problem_and_no_end() -> None:
     book.marks[A] = "underused"
     assert bench.run() == []
     assert bench.problem.startswith("unforeseen TypeError")
-    bench.now = POLICY.unsupported_max
+    bench.wall += POLICY.unsupported_max
     assert bench.run() == ["withdraw a"]
 
 
@@ -280,15 +245,6 @@ def test_a_withdrawal_that_fails_is_a_problem_of_the_cycle() -> None:
     bench.runs = {A: (0.0,)}
     bench.run()
     assert bench.problem == "1 marks could not be withdrawn"
-
-
-def test_stages_that_others_wrote_make_no_series() -> None:
-    telemetry = Telemetry()
-    telemetry.note_cycle(0.0, True, {A: "evil0", B: "underused"})
-    value = telemetry.registry.get_sample_value
-    assert value("gpu_reconciler_labelled", {"stage": "other"}) == 1
-    assert value("gpu_reconciler_labelled", {"stage": "underused"}) == 1
-    assert value("gpu_reconciler_labelled", {"stage": "evil0"}) is None
 
 
 def test_two_pods_under_one_name_are_unknown() -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence
-from gpu_exporter.reconciler.policy import LABELLED, Decision, decide
+from gpu_exporter.reconciler.foresight import Outlook
+from gpu_exporter.reconciler.policy import LABELLED, Decision, decide, merge_units
 from gpu_exporter.reconciler.report import decisions_json, explain, format_time, render_decisions
 
 NOW = 1_700_000_000.0
@@ -48,7 +49,7 @@ def unit(**changes: Any) -> UnitEvidence:
         ({"idle_run_s": 7199.0}, "candidate", "its one GPU idle for 119 min"),
         ({"idle_run_s": 3599.0}, "active", "longest idle run 59 min, below 60 min"),
         ({"idle_run_s": 0.0}, "active", "longest idle run 0 s, below 60 min"),
-        ({"idle_run_s": None}, "unknown", "activity has no source on this hardware"),
+        ({"idle_run_s": None}, "unknown", "no idle run is published of n1 gpu 0: its activity is not known"),
         ({"sample_age_s": None}, "unknown", "no sample of the last 2 min"),
         ({"sample_age_s": 121.0}, "unknown", "no sample of the last 2 min"),
         ({"sample_age_s": -300.0}, "unknown", "no sample of the last 2 min"),
@@ -57,11 +58,30 @@ def unit(**changes: Any) -> UnitEvidence:
         ({"coverage": 0.89}, "unknown", "only 89% of the time is observed, 90% is needed"),
         ({"coverage": None}, "unknown", "an unknown share of the time is observed, 90% is needed"),
         ({"coverage": math.nan}, "unknown", "an unknown share of the time is observed, 90% is needed"),
-        ({"idle_run_s": math.nan}, "unknown", "activity has no source on this hardware"),
+        ({"idle_run_s": math.nan}, "unknown", "no idle run is published of n1 gpu 0: its activity is not known"),
         ({"start_wall": math.nan}, "unknown", "the start of the allocation is not known"),
         ({"sample_age_s": math.nan}, "unknown", "no sample of the last 2 min"),
-        ({"witnesses": None}, "candidate", "idle for 3.0 h, but utilization is the only witness"),
-        ({"witnesses": 1}, "candidate", "idle for 3.0 h, but utilization is the only witness"),
+        ({"witnesses": None}, "candidate", "idle for 3.0 h, but how many witnesses that rests on is not published"),
+        ({"witnesses": 1}, "candidate", "idle for 3.0 h, but a part of it rests on one witness only"),
+        ({"witnesses": 2}, "underused", "its one GPU idle for 3.0 h"),
+        ({"idle_run_s": 7200.0}, "underused", "its one GPU idle for 120 min"),
+        ({"coverage": 0.9}, "underused", "its one GPU idle for 3.0 h"),
+        ({"sample_age_s": 119.0}, "underused", "its one GPU idle for 3.0 h"),
+        ({"sample_age_s": 120.0}, "unknown", "no sample of the last 2 min"),
+        ({"sample_age_s": -120.0}, "underused", "its one GPU idle for 3.0 h"),
+        ({"sample_age_s": 119.0, "sample_interval_s": 15.0}, "underused", "its one GPU idle for 3.0 h"),
+        ({"sample_age_s": 239.0, "sample_interval_s": 60.0}, "underused", "its one GPU idle for 3.0 h"),
+        ({"sample_age_s": 240.0, "sample_interval_s": 60.0}, "unknown", "no sample of the last 4 min"),
+        ({"sample_age_s": -240.0, "sample_interval_s": 60.0}, "underused", "its one GPU idle for 3.0 h"),
+        ({"sample_age_s": -241.0, "sample_interval_s": 60.0}, "unknown", "no sample of the last 4 min"),
+        ({"idle_run_s": 1800.0, "start_wall": NOW - 1800}, "active", "longest idle run 30 min, below 60 min"),
+        ({"idle_run_s": 0.0, "start_wall": NOW - 1799}, "starting", "held for 29 min, judged after 30 min"),
+        ({"start_wall": NOW - 3 * 3600 + 120}, "underused", "its one GPU idle for 3.0 h"),
+        (
+            {"start_wall": NOW - 3 * 3600 + 121},
+            "unknown",
+            "an idle run is longer than the allocation: two holders under one name?",
+        ),
         (
             {"start_wall": NOW - 2 * 3600},
             "unknown",
@@ -80,7 +100,13 @@ def test_all_gpus_of_a_holder_must_be_idle() -> None:
 
     assert judge(unit(), other(idle_run_s=3700.0)).stage == "candidate"
     assert judge(unit(), other(idle_run_s=0.0)).stage == "partial"
+    assert judge(unit(), other(idle_run_s=3600.0)).stage == "candidate"
+    assert judge(unit(), other(idle_run_s=3599.0)).stage == "partial"
+    assert judge(unit(idle_run_s=0.0), other(idle_run_s=0.0)).stage == "active"
     assert judge(unit(), other(idle_run_s=None)).stage == "unknown"
+    assert judge(unit(), other(coverage=0.5)).stage == "unknown"
+    assert judge(unit(), other(start_wall=NOW - 60)).stage == "starting"
+    assert judge(unit(), other(witnesses=1)).stage == "candidate"
     assert judge(unit(), other(sample_age_s=500.0)).stage == "unknown"
 
 
@@ -106,10 +132,110 @@ def test_a_slow_exporter_makes_no_others_sample_fresh() -> None:
     assert (decision.stage, decision.reason) == ("unknown", "no sample of the last 2 min")
 
 
-def test_a_holder_whose_size_is_not_told_is_unknown() -> None:
+@pytest.mark.parametrize("other", [{}, {"idle_run_s": 0.0}, {"idle_run_s": None}])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_gpu_that_does_not_answer_is_unknown_and_never_active(other: dict[str, Any], turned: bool) -> None:
+    """A lost GPU publishes no idle run, and its last sample is as fresh as its exporter."""
+    units = [unit(idle_run_s=None), unit(gpu="1", uuid="GPU-1", **other)]
+    decision = judge(*(reversed(units) if turned else units))
+    assert decision.stage == "unknown"
+    assert decision.active == (other == {"idle_run_s": 0.0})
+    assert "no idle run is published of n1 gpu" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "active"),
+    [
+        ({"idle_run_s": 0.0}, True),
+        ({"idle_run_s": 3599.0}, True),
+        ({"idle_run_s": 3600.0}, False),
+        ({"idle_run_s": 0.0, "sample_age_s": 120.0}, False),  # what it did when it was last seen
+        ({"idle_run_s": 0.0, "sample_age_s": None}, False),
+        ({"idle_run_s": 0.0, "sample_age_s": 239.0, "sample_interval_s": 60.0}, True),
+        ({"idle_run_s": None}, False),
+        ({"idle_run_s": math.nan}, False),
+        ({"idle_run_s": -1.0}, False),
+    ],
+)
+def test_only_a_fresh_sample_shows_activity(changes: dict[str, Any], active: bool) -> None:
+    decision = judge(unit(gpu="1", uuid="GPU-1", sample_age_s=9999.0), unit(**changes))
+    assert (decision.stage, decision.active) == ("unknown", active)
+
+
+def test_the_decision_says_since_when_and_what_its_stage_needs() -> None:
+    two = [unit(idle_run_s=8000.0), unit(gpu="1", uuid="GPU-1", idle_run_s=7300.0, start_wall=NOW - 9000)]
+    decision = judge(*two)
+    assert (decision.idle_since_wall, decision.start_wall) == (NOW - 7300.0, NOW - 9000)
+    assert (decision.stage, decision.needed_s, decision.observed_wall) == ("underused", 7200.0, NOW)
+    decision = judge(two[0], two[1]._replace(idle_run_s=3700.0))
+    assert (decision.stage, decision.needed_s, decision.idle_since_wall) == ("candidate", 3600.0, NOW - 3700.0)
+    decision = judge(two[0], two[1]._replace(idle_run_s=3600.0))
+    assert decision.idle_since_wall == NOW - 3600.0
+    decision = judge(two[0], two[1]._replace(idle_run_s=10.0))
+    assert (decision.stage, decision.needed_s, decision.idle_since_wall) == ("partial", 3600.0, NOW - 8000.0)
+    assert judge(unit(idle_run_s=None)).idle_since_wall is None
+
+
+def test_the_reason_of_a_holder_of_several_gpus_names_the_worst() -> None:
+    def reason(*changes: dict[str, Any]) -> str:
+        return judge(*(unit(gpu=str(i), uuid=f"GPU-{i}", **change) for i, change in enumerate(changes))).reason
+
+    assert reason({"coverage": 0.7}, {"coverage": 0.5}) == "only 50% of the time is observed, 90% is needed"
+    assert reason({"coverage": 0.5}, {"coverage": None}).startswith("an unknown share of the time is observed")
+    assert reason({"idle_run_s": 60.0}, {"idle_run_s": 59.0}) == "longest idle run 1 min, below 60 min"
+    assert reason({"idle_run_s": 0.0}, {"idle_run_s": 59.0}) == "longest idle run 59 s, below 60 min"
+    assert reason({"start_wall": NOW - 900}, {"start_wall": NOW - 600}).startswith("held for 10 min, judged after")
+    assert reason({"witnesses": 4}, {"witnesses": None}).endswith("how many witnesses that rests on is not published")
+    assert reason({"witnesses": 4}, {"witnesses": 1}).endswith("a part of it rests on one witness only")
+    silent = {"idle_run_s": None}
+    assert (
+        reason(silent, silent, silent) == "no idle run is published of n1 gpu 0 and 2 more: its activity is not known"
+    )
+    assert reason({}, silent) == "no idle run is published of n1 gpu 1: its activity is not known"
+
+
+def test_no_idle_run_of_a_holder_is_longer_than_the_allocation_of_its_newest_gpu() -> None:
+    young = unit(gpu="1", uuid="GPU-1", idle_run_s=7200.0, start_wall=NOW - 7300)
+    for units in ((unit(), young), (young, unit())):
+        assert judge(*units).reason == "an idle run is longer than the allocation: two holders under one name?"
+    assert judge(unit(idle_run_s=7420.0), young).stage == "underused"
+
+
+def test_what_is_unknown_has_no_time_since_when_it_is_idle() -> None:
+    assert judge(unit(coverage=0.5)).idle_since_wall is None
+    assert judge(unit(), held=2).idle_since_wall is None
+
+
+def test_of_two_rows_one_that_is_not_a_number_leaves_no_number() -> None:
+    for rows in ((unit(coverage=math.nan), unit()), (unit(), unit(coverage=math.nan))):
+        (merged,) = merge_units(rows)
+        assert merged.coverage is None
+
+
+MERGED = st.one_of(st.none(), st.floats(0, 1e9))
+
+
+@given(
+    st.lists(st.tuples(MERGED, MERGED, MERGED, MERGED, st.one_of(st.none(), st.integers(0, 9))), min_size=1, max_size=4)
+)
+def test_of_any_rows_for_one_unit_the_most_careful_values_are_taken(rows: list[tuple]) -> None:
+    names = ("start_wall", "idle_run_s", "sample_age_s", "coverage", "witnesses")
+    (merged,) = merge_units([unit(**dict(zip(names, row, strict=True))) for row in rows])
+    for i, (name, worst) in enumerate(zip(names, (max, min, max, min, min), strict=True)):
+        values = [row[i] for row in rows]
+        assert getattr(merged, name) == (None if None in values else worst(values)), name
+
+
+def test_the_shorter_interval_of_two_counts() -> None:
+    slow, quick = unit(sample_interval_s=60.0, sample_age_s=200.0), unit(sample_interval_s=1.0)
+    assert judge(slow, held=1).stage == "underused"
+    assert judge(slow, quick, held=1).stage == judge(quick, slow, held=1).stage == "unknown"
+
+
+def test_a_holder_whose_size_is_not_published_is_unknown() -> None:
     holder = HolderEvidence(POD, "", (unit(),), None)
     (decision,) = decide(Evidence(NOW, (holder,)), POLICY)
-    assert (decision.stage, decision.reason) == ("unknown", "how many GPUs the holder has in all is not told")
+    assert (decision.stage, decision.reason) == ("unknown", "how many GPUs the holder has in all is not published")
 
 
 NUMBERS = st.one_of(st.none(), st.floats(-10, 20_000))
@@ -137,7 +263,7 @@ def test_only_proven_idleness_of_every_gpu_is_underused(rows: list[tuple], missi
             assert run is not None
             assert run >= POLICY.underused_after
             assert age is not None
-            assert age < 120
+            assert -120 <= age < 120
             assert coverage is not None
             assert coverage >= POLICY.coverage_min
             assert held is not None
@@ -157,13 +283,23 @@ def test_reports(golden) -> None:
         HolderEvidence(POD, "", (unit(), unit(gpu="1", uuid="GPU-1")), 2),
         HolderEvidence(HolderName("slurm", "", "42"), "ada/phys", (unit(idle_run_s=None),), 1),
         HolderEvidence(HolderName("kubernetes", "ml", "busy"), "", (unit(idle_run_s=0.0),), 1),
+        HolderEvidence(HolderName("kubernetes", "ml", "agent"), "", (unit(uuid="GPU-2"),), 1),
+        HolderEvidence(HolderName("slurm", "", "3013"), "ada/phys", (unit(),), 1, users_id="3010_1"),
+        HolderEvidence(HolderName("slurm", "", "3012"), "ada/phys", (unit(),), 1, users_id="3011+1"),
     )
     decisions = decide(Evidence(NOW, holders), POLICY)
+    outlooks = {
+        POD: Outlook("gpu-exporter.io/utilization=underused", checked=True),
+        holders[3].name: Outlook(
+            "gpu-exporter.io/utilization=underused", "daemonset", "a DaemonSet's pod belongs to its node", True
+        ),
+        holders[4].name: Outlook("Comment=gpu-exporter.io/utilization=underused"),
+    }
     text = (
-        render_decisions(decisions, Evidence(NOW, holders, 2, 4))
+        render_decisions(decisions, Evidence(NOW, holders, 2, 4), outlooks)
         + "\n"
-        + "".join(explain(decision, POLICY) for decision in decisions)
+        + "".join(explain(decision, POLICY, outlooks.get(decision.name)) for decision in decisions)
     )
     golden("decisions.txt", text)
-    golden("decisions.json", decisions_json(decisions))
+    golden("decisions.json", decisions_json(decisions, outlooks))
     assert format_time(None) == "-"

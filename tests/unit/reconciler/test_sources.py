@@ -10,20 +10,23 @@ import pytest
 
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.direct import ExporterSource, complete_url, fetch_text
-from gpu_exporter.reconciler.evidence import EvidenceError
+from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderName
 from gpu_exporter.reconciler.policy import decide
-from gpu_exporter.reconciler.promql import PromQLSource, _match_any, parse_vector
+from gpu_exporter.reconciler.promql import UNIT, PromQLSource, _match_any, parse_vector
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "demo.prom"
 NOW = 1_700_001_800.0
 PLACE = 'gpu="0",uuid="GPU-0",scheduler="slurm",job_id="42"'
 
 
-def page(idle_run: float, held: float, observed: float, last_sample: float = NOW, units: int = 1) -> str:
+def page(
+    idle_run: float, held: float, observed: float, last_sample: float = NOW, units: int = 1, witnesses: int = 4
+) -> str:
     return (
         f"gpu_exporter_last_sample_timestamp_seconds {last_sample}\n"
         "gpu_exporter_sample_interval_seconds 1\n"
-        'gpu_idle_witnesses{gpu="0",uuid="GPU-0"} 4\n'
+        'gpu_idle_witnesses{gpu="0",uuid="GPU-0"} 9\n'
+        f"gpu_allocation_idle_run_witnesses{{{PLACE}}} {witnesses}\n"
         f'gpu_allocation_info{{{PLACE},user="ada",account="phys"}} 1\n'
         f"gpu_allocation_start_timestamp_seconds{{{PLACE}}} {NOW - held}\n"
         f"gpu_allocation_holder_units{{{PLACE}}} {units}\n"
@@ -47,19 +50,65 @@ def test_direct_evidence_carries_every_number() -> None:
     assert stage_of(page(8000.0, 9000.0, 8900.0).replace("gpu_allocation_idle_run_seconds", "x"))[0] == "unknown"
 
 
-def test_direct_coverage_is_measured_over_the_window_once_it_is_known() -> None:
-    """Well observed for a day, badly for the last two hours: the whole life must not hide that."""
-    now = [0.0]
-    text = [""]
-    source = ExporterSource(["http://n1/metrics"], 7200.0, lambda: now[0], lambda _url: text[0])
-    for minute in range(0, 1440 + 121, 1):
-        now[0] = NOW + minute * 60.0
-        well = min(minute, 1440) * 60.0
-        text[0] = page(100.0, minute * 60.0 + 1, well + 1)
-        evidence = source.read_evidence()
-    coverage = evidence.holders[0].units[0].coverage
-    assert coverage is not None
-    assert coverage < 0.05
+def at_most_covered(on_s: int, off_s: int) -> float:
+    """The highest coverage that a reader each 30 s gets of an exporter that comes and goes for four hours."""
+    now = [0]
+
+    def fetch(url: str) -> str:
+        if now[0] % (on_s + off_s) >= on_s:
+            raise EvidenceError(f"{url}: connection refused")
+        rounds, rest = divmod(now[0], on_s + off_s)
+        return page(10_000.0, now[0] + 1.0, rounds * on_s + rest + 1.0)
+
+    source = ExporterSource(["http://n1/metrics"], 7200.0, lambda: float(now[0]), fetch)
+    shares = []
+    for now[0] in range(0, 14_400, 30):
+        try:
+            evidence = source.read_evidence()
+        except EvidenceError:
+            continue
+        shares.append(evidence.holders[0].units[0].coverage or 0.0)
+    return max(shares[20:])
+
+
+def test_direct_coverage_of_an_exporter_that_flaps_is_the_share_of_time_that_it_is_there() -> None:
+    assert at_most_covered(70, 50) < 0.65
+    assert at_most_covered(120, 0) == 1.0
+
+
+def test_samples_outlast_an_exporter_that_does_not_answer_and_no_holder_that_is_gone() -> None:
+    texts, now = {"http://n1/metrics": page(8000.0, 90_000.0, 80_000.0)}, [NOW]
+
+    def fetch(url: str) -> str:
+        if not texts.get(url):
+            raise EvidenceError(f"{url}: connection refused")
+        return texts[url]
+
+    other = "gpu_exporter_build_info 1\n"
+    source = ExporterSource(["http://n1/metrics", "http://n2/metrics"], 7200.0, lambda: now[0], fetch)
+    texts["http://n2/metrics"] = other
+    assert source.read_evidence().holders[0].units[0].coverage == 0.0
+    texts["http://n1/metrics"] = ""
+    now[0] += 3600
+    source.read_evidence()
+    texts["http://n1/metrics"] = page(8000.0, 93_600.0, 83_600.0)
+    assert source.read_evidence().holders[0].units[0].coverage == 0.5  # of the last hour it is known that it was seen
+    texts["http://n1/metrics"] = other
+    source.read_evidence()
+    texts["http://n1/metrics"] = page(8000.0, 93_600.0, 83_600.0)
+    assert source.read_evidence().holders[0].units[0].coverage == 0.0
+
+
+@pytest.mark.parametrize("first", [1, 4])
+def test_of_two_rows_for_one_allocation_the_smaller_count_of_witnesses_counts(first: int) -> None:
+    """Two rows that differ in a label that is for people, such as the index of the GPU."""
+    text = page(8000.0, 9000.0, 8900.0, witnesses=first)
+    elsewhere = PLACE.replace('gpu="0"', 'gpu="9"')
+    text += f"gpu_allocation_idle_run_witnesses{{{elsewhere}}} {5 - first}\n"
+    assert stage_of(text)[0] == "candidate"
+    assert stage_of(page(8000.0, 9000.0, 8900.0, witnesses=2))[0] == "underused"
+    without = page(8000.0, 9000.0, 8900.0).replace("gpu_allocation_idle_run_witnesses", "x")
+    assert stage_of(without)[0] == "candidate"
 
 
 def test_the_demo_page_is_evidence() -> None:
@@ -70,7 +119,6 @@ def test_the_demo_page_is_evidence() -> None:
     assert names["job 48113"].owner == "mira/phys"
     (unit,) = names["serving/embedder-1"].units
     assert unit.mig == "2/0"
-    assert unit.witnesses == 5
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://x/", "/metrics"])
@@ -97,6 +145,9 @@ class FakeApi:
         self.queries: list[str] = []
         self.cluster = cluster
         self.blind = False
+        self.more: dict[str, list[tuple[dict[str, str], float]]] = {}  # further rows, by the start of the query
+        self.labels: dict[str, str] = {}  # on every row
+        self.values: dict[str, float | None] = {}  # instead of the usual ones
 
     def __call__(self, url: str) -> str:
         query = urllib.parse.parse_qs(urllib.parse.urlsplit(url).query)["query"][0]
@@ -104,21 +155,30 @@ class FakeApi:
         place = {"node": "n1", "instance": "n1", "gpu": "0", "uuid": "GPU-0", "scheduler": "slurm", "job_id": "42"}
         if self.cluster:
             place["cluster"] = self.cluster
-        values = {
+        values: dict[str, tuple[dict[str, str], float] | None] = {
             "gpu_allocation_idle_run_seconds": (place, 8000.0),
             "gpu_allocation_start_timestamp_seconds": (place, NOW - 9000.0),
-            "min by (uuid": (place, 0.99),
+            "gpu_allocation_held_seconds_total": (place, 9000.0),
+            "gpu_allocation_observed_seconds_total": (place, 8990.0),
+            "max by (uuid": (place, 7200.0),
+            "min by (uuid": (place, 7190.0),
             "min by (node": ({"node": "n1", "instance": "n1"}, 1.0),
             "gpu_allocation_info": ({**place, "user": "ada", "account": "phys"}, 1.0),
             "time()": ({"node": "n1", "instance": "n1"}, 3.0),
-            "gpu_idle_witnesses": ({"uuid": "GPU-0"}, 4.0),
-            "gpu_mig_idle_witnesses": None,
+            "gpu_allocation_idle_run_witnesses": (place, 4.0),
             "count(gpu_exporter_build_info": None if self.blind else ({}, 12.0),
             "count(gpu_allocation_info": ({}, 34.0),
             "gpu_allocation_holder_units": (place, 1.0),
         }
-        found = next(value for start, value in values.items() if query.startswith(start))
-        rows = [] if found is None else [{"metric": found[0], "value": [NOW, str(found[1])]}]
+        start = next(start for start in values if query.startswith(start))
+        found = values[start]
+        if found is not None and start in self.values:
+            value = self.values[start]
+            found = None if value is None else (found[0], value)
+        rows = [] if found is None else [{"metric": {**found[0], **self.labels}, "value": [NOW, str(found[1])]}]
+        for start, more in self.more.items():
+            if query.startswith(start):
+                rows += [{"metric": {**place, **labels}, "value": [NOW, str(value)]} for labels, value in more]
         return json.dumps({"status": "success", "data": {"resultType": "vector", "result": rows}})
 
 
@@ -130,6 +190,69 @@ def test_promql_evidence_asks_for_suspects_first_and_restricts_the_rest() -> Non
     assert api.queries[0] == 'gpu_allocation_idle_run_seconds{cluster="a"} >= 3600'
     assert all('cluster="a"' in query for query in api.queries)
     assert 'gpu_allocation_info{cluster="a",job_id=~"42"}' in api.queries
+
+
+def read(api: FakeApi, *marked: HolderName) -> Evidence:
+    return PromQLSource("http://p:9090", 3600.0, 7200.0, lambda: NOW, "", api).read_evidence(marked)
+
+
+@pytest.mark.parametrize("count", [1.0, 9.0])
+def test_of_two_rows_for_one_unit_the_smaller_count_of_witnesses_counts_in_promql_too(count: float) -> None:
+    api = FakeApi()
+    api.more["gpu_allocation_idle_run_witnesses"] = [({"gpu": "9", "node": "n2"}, count)]
+    assert read(api).holders[0].units[0].witnesses == min(4, count)
+    api.more = {"gpu_allocation_idle_run_witnesses": [({"job_id": "43"}, 1.0)]}  # of another holder of the same GPU
+    assert read(api).holders[0].units[0].witnesses == 4
+
+
+def test_promql_coverage_is_the_quotient_of_increases_and_careful_where_they_do_not_reach_back() -> None:
+    api = FakeApi()
+    assert read(api).holders[0].units[0].coverage == pytest.approx(7190 / 7200)
+    assert {query for query in api.queries if "increase(" in query} == {
+        f'{worst} by ({UNIT}) (increase(gpu_allocation_{name}_seconds_total{{job_id=~"42"}}[7200s]))'
+        for worst, name in (("max", "held"), ("min", "observed"))
+    }
+    api.values["gpu_allocation_observed_seconds_total"] = 1000.0  # badly seen, before what Prometheus has
+    api.values["max by (uuid"] = api.values["min by (uuid"] = 600.0
+    assert read(api).holders[0].units[0].coverage == pytest.approx(600 / 7200)
+
+
+def test_an_absent_idle_run_is_unknown_in_promql() -> None:
+    """The job holds a second GPU, which does not answer: there is a row of info for it, and no idle run."""
+    api = FakeApi()
+    api.more = {"gpu_allocation_info": [({"gpu": "1", "uuid": "GPU-1"}, 1.0)]}
+    (decision,) = decide(read(api), Policy())
+    assert (decision.stage, decision.active) == ("unknown", False)
+    assert decision.reason == "no idle run is published of n1 gpu 1: its activity is not known"
+
+
+@pytest.mark.parametrize(
+    ("asked", "query"),
+    [
+        ("3010_1", 'gpu_allocation_info{array_job_id=~"3010",array_task_id=~"1"}'),
+        ("3011+1", 'gpu_allocation_info{het_job_id=~"3011",het_job_offset=~"1"}'),
+    ],
+)
+def test_a_job_is_found_by_the_id_that_its_users_write(asked: str, query: str) -> None:
+    api = FakeApi()
+    place = {"array_job_id": "3010", "array_task_id": "1"} if "_" in asked else {}
+    place = place or {"het_job_id": "3011", "het_job_offset": "1"}
+    api.labels = place
+    api.values["gpu_allocation_idle_run_seconds"] = None
+    (found,) = read(api, HolderName("slurm", "", asked)).holders
+    assert (found.name.name, found.users_id) == ("42", asked)
+    assert query in api.queries
+
+
+@pytest.mark.parametrize("label", ["exported_namespace", "exported_pod", "exported_container"])
+def test_labels_that_prometheus_renamed_are_refused_by_name_with_the_remedy(label: str) -> None:
+    api = FakeApi()
+    api.labels = {label: "train-0"}
+    with pytest.raises(EvidenceError, match=f"the series have {label}, so pod and namespace .* set honorLabels: true"):
+        read(api)
+    text = page(8000.0, 9000.0, 8900.0).replace('job_id="42"', f'job_id="42",{label}="train-0"')
+    with pytest.raises(EvidenceError, match=f"http://n1:9836/metrics: the series have {label}.*honorLabels"):
+        stage_of(text)
 
 
 def test_seeing_nothing_is_not_the_same_as_nothing_being_idle() -> None:

@@ -1,26 +1,28 @@
-"""What may be marked: live pods and jobs against a decision; answers of the API server; squeue's JSON of two releases."""
+"""What may be marked: live pods against a decision; times on objects; answers of the API server."""
 
 from __future__ import annotations
 
 import copy
 import http.server
 import json
+import math
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gpu_exporter.reconciler import jobs, pods
+from gpu_exporter.reconciler import pod_checks, pods
 from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.marks import MarkError, Refused
+from gpu_exporter.reconciler.marks import MarkError, Refused, parse_timestamp, timestamp
 from gpu_exporter.reconciler.policy import LABEL, Decision
 
 WALL = 1_800_000_000.0
 POD = Decision(
     HolderName("kubernetes", "ml", "train"), "", "underused", "idle", (), 2, WALL - 8000, "uid-1", WALL - 9000, 7200.0
 )
-JOB = POD._replace(name=HolderName("slurm", "", "7"), incarnation="")
 LIVE: dict[str, Any] = {
     "metadata": {"name": "train", "namespace": "ml", "uid": "uid-1", "resourceVersion": "5"},
     "spec": {
@@ -50,7 +52,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 def test_a_pod_that_fits_its_evidence_is_taken() -> None:
-    pods.object_to(LIVE, POD, WALL)
+    pod_checks.object_to(LIVE, POD, WALL)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +60,11 @@ def test_a_pod_that_fits_its_evidence_is_taken() -> None:
     [
         ("metadata/uid", "uid-2", "replaced"),
         ("metadata/deletionTimestamp", "2027-01-15T08:00:00Z", "terminating"),
-        ("metadata/annotations", {pods.MIRROR: "hash"}, "static"),
+        ("metadata/annotations", {pod_checks.MIRROR: "hash"}, "static"),
         ("metadata/namespace", "kube-system", "critical"),
         ("spec/priorityClassName", "system-node-critical", "critical"),
         ("metadata/ownerReferences", [{"kind": "DaemonSet"}], "daemonset"),
-        ("metadata/labels", {LABEL: "underused"}, "foreign"),
+        ("metadata/labels", {LABEL: "keep"}, "foreign"),
         ("spec/containers/0/resources/limits/nvidia.com~gpu", "1", "gpus"),
         ("status/phase", "Pending", "not_running"),
         ("status/containerStatuses/0/state", {"waiting": {}}, "not_running"),
@@ -76,13 +78,18 @@ def test_a_pod_that_must_not_be_marked(path: str, value: Any, reason: str) -> No
     if "GPU" in limits:
         limits["nvidia.com/gpu"] = limits.pop("GPU")
     with pytest.raises(Refused) as caught:
-        pods.object_to(pod, POD, WALL)
+        pod_checks.object_to(pod, POD, WALL)
     assert caught.value.reason == reason
+
+
+def test_a_container_that_has_run_for_just_long_enough_may_be_marked() -> None:
+    started = changed("status/containerStatuses/0/state/running/startedAt", "2027-01-15T06:00:00Z")
+    pod_checks.object_to(started, POD, WALL)
 
 
 def test_a_pod_whose_uid_the_evidence_does_not_know_is_refused() -> None:
     with pytest.raises(Refused) as caught:
-        pods.object_to(LIVE, POD._replace(incarnation=""), WALL)
+        pod_checks.object_to(LIVE, POD._replace(incarnation=""), WALL)
     assert caught.value.reason == "identity"
 
 
@@ -90,7 +97,83 @@ def test_a_sidecar_that_holds_gpus_counts() -> None:
     pod = changed("spec/initContainers", [{"name": "s", "restartPolicy": "Always", **LIVE["spec"]["containers"][0]}])
     pod["spec"]["initContainers"][0]["name"] = "s"
     with pytest.raises(Refused, match="asks for 4 GPUs"):
-        pods.object_to(pod, POD, WALL)
+        pod_checks.object_to(pod, POD, WALL)
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"])
+def test_only_gpus_count_as_gpus(resource: str) -> None:
+    limits = {resource: "2", "nvidia.com/hostdev": "1", "nvidia.com/rdma_shared": "1", "nvidia.com/gpumem": "8000"}
+    pod_checks.object_to(changed("spec/containers/0/resources/limits", limits), POD, WALL)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "foreign"),
+    [
+        ({}, False),
+        ({"labels": {LABEL: "underused"}}, False),  # its owner took the annotations away
+        ({"labels": {LABEL: "keep"}}, True),
+        ({"labels": {LABEL: "keep"}, "annotations": {"other": "x"}}, True),
+        ({"labels": {LABEL: "keep"}, "annotations": {pod_checks.GPUS: "1"}}, False),  # ours, edited
+    ],
+)
+def test_a_label_is_ours_by_its_stage_or_by_an_annotation(metadata: dict[str, Any], foreign: bool) -> None:
+    pod = {**LIVE, "metadata": {**LIVE["metadata"], **metadata}}
+    assert pod_checks.is_foreign(pod) == foreign
+    if not foreign and metadata:
+        assert pods.read_mark(pod).observed_wall is None
+
+
+ALONE = POD._replace(stage="unknown", incarnation="", held=None)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reason"),
+    [
+        ("metadata/deletionTimestamp", "2027-01-15T08:00:00Z", "terminating"),
+        ("status/phase", "Pending", "not_running"),
+        ("status/containerStatuses/0/state", {"waiting": {}}, "not_running"),
+        ("status/containerStatuses/0/state/running/startedAt", "2027-01-15T06:00:01Z", "restarted"),
+        ("status/containerStatuses/0/state/running/startedAt", "soon", "restarted"),
+        ("metadata/uid", "uid-2", "replaced"),
+    ],
+)
+def test_a_marked_pod_without_evidence_is_held_to_what_it_says_itself(path: str, value: Any, reason: str) -> None:
+    marker = pods.PodMarker(pods.client.ApiClient(pods.client.Configuration()))
+    labelled = changed("metadata/labels", {LABEL: "underused"})
+    for decision in (None, ALONE):
+        marker.check_alone(pods.read_mark(labelled), decision, 7200.0, WALL)
+    pod = changed(path, value)
+    pod["metadata"]["labels"] = {LABEL: "underused"}
+    with pytest.raises(Refused) as caught:
+        marker.check_alone(pods.read_mark(pod), ALONE._replace(incarnation="uid-1"), 7200.0, WALL)
+    assert caught.value.reason == reason
+    if reason != "replaced":
+        with pytest.raises(Refused):
+            marker.check_alone(pods.read_mark(pod), None, 7200.0, WALL)
+
+
+def test_the_annotations_say_until_when_there_was_evidence() -> None:
+    decision = POD._replace(observed_wall=WALL)
+    annotations = pods.annotate(decision)
+    assert annotations[pod_checks.OBSERVED] == "2027-01-15T08:00:00Z"
+    pod = {**LIVE, "metadata": {**LIVE["metadata"], "labels": {LABEL: "candidate"}, "annotations": annotations}}
+    assert (pods.read_mark(pod).observed_wall, pods.read_mark(pod).stage) == (WALL, "candidate")
+
+
+@given(st.text())
+def test_a_time_that_is_none_is_no_time(text: str) -> None:
+    seconds = parse_timestamp(text)
+    assert seconds is None or math.isfinite(seconds)
+
+
+@pytest.mark.parametrize("text", [None, "", "soon", "2027-01-15T08:00:00", "2027-13-15T08:00:00Z", "9" * 400])
+def test_times_that_owners_may_have_edited(text: str | None) -> None:
+    assert parse_timestamp(text) is None
+
+
+@given(st.integers(0, 253_402_300_799))
+def test_a_time_is_read_as_it_was_written(seconds: int) -> None:
+    assert parse_timestamp(timestamp(seconds)) == seconds
 
 
 @pytest.mark.parametrize(
@@ -144,80 +227,3 @@ def test_a_server_that_asks_for_patience_is_asked_once_and_costs_no_time(tmp_pat
         server.shutdown()
         server.server_close()
     assert (caught.value.result, len(asked)) == ("throttled", 1)
-
-
-def row_of_22_05(**fields: Any) -> dict[str, Any]:
-    """As squeue 22.05.8 prints it: plain numbers."""
-    row = {"job_id": 7, "array_job_id": 0, "array_task_id": None, "job_state": "RUNNING", "start_time": 1_799_991_000}
-    return {**row, "restart_cnt": 1, "comment": None, **fields}
-
-
-def row_of_24_11(**fields: Any) -> dict[str, Any]:
-    """As squeue 24.11.5 prints it: numbers that may be unset, states as a list."""
-
-    def number(value: int, given: bool = True) -> dict[str, Any]:
-        return {"set": given, "infinite": False, "number": value}
-
-    row = {"job_id": 7, "array_job_id": number(0), "array_task_id": number(0, False), "job_state": ["RUNNING"]}
-    return {**row, "start_time": number(1_799_991_000), "restart_cnt": 1, "extra": "", **fields}
-
-
-@pytest.mark.parametrize(("make", "field"), [(row_of_22_05, "comment"), (row_of_24_11, "extra")])
-def test_jobs_of_two_releases_read_the_same(make: Any, field: str) -> None:
-    (job,) = jobs.parse_jobs(json.dumps({"jobs": [make()]}), field)
-    assert job == jobs.LiveJob("7", "7", "RUNNING", 1_799_991_000.0, 1, "")
-    jobs.object_to(job, JOB)
-    array = (
-        {"array_job_id": 5, "array_task_id": 3}
-        if field == "comment"
-        else {
-            "array_job_id": {"set": True, "number": 5},
-            "array_task_id": {"set": True, "number": 3},
-        }
-    )
-    (task,) = jobs.parse_jobs(json.dumps({"jobs": [make(**array)]}), field)
-    assert (task.job_id, task.target) == ("7", "5_3")
-
-
-@pytest.mark.parametrize("text", ["", "{}", '{"jobs": [{}]}', '{"jobs": 3}', '{"jobs": [{"job_id": "x"}]}'])
-def test_what_is_no_answer_of_squeue_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not understood"):
-        jobs.parse_jobs(text, "extra")
-
-
-def test_a_component_of_a_heterogeneous_job_is_named_alone() -> None:
-    (plain,) = jobs.parse_jobs(json.dumps({"jobs": [row_of_22_05(het_job_id=6, het_job_offset=1)]}), "comment")
-    assert plain.target == "6+1"
-    leader = row_of_24_11(het_job_id={"set": True, "number": 7}, het_job_offset={"set": True, "number": 0})
-    (later,) = jobs.parse_jobs(json.dumps({"jobs": [leader]}), "extra")
-    assert later.target == "7+0"
-
-
-def test_a_row_that_is_not_understood_hides_no_other() -> None:
-    text = json.dumps({"jobs": [{"job_id": None}, row_of_22_05()]})
-    assert [job.job_id for job in jobs.parse_jobs(text, "comment")] == ["7"]
-
-
-def test_no_jobs_with_an_error_is_no_answer() -> None:
-    text = json.dumps({"jobs": [], "errors": [{"error": "Unable to contact slurm controller"}]})
-    with pytest.raises(ValueError, match="Unable to contact"):
-        jobs.parse_jobs(text, "comment")
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"state": "RUNNING,COMPLETING"}, "not_running"),
-        ({"state": "SUSPENDED"}, "not_running"),
-        ({"start": WALL - 8000}, "replaced"),
-        ({"start": 0.0}, "replaced"),
-        ({"text": "mine"}, "foreign"),
-        ({"text": f"x{LABEL}=underused"}, "foreign"),
-        ({"text": f"{LABEL}=underused mine"}, "foreign"),
-    ],
-)
-def test_a_job_that_must_not_be_marked(change: dict[str, Any], reason: str) -> None:
-    job = jobs.LiveJob("7", "7", "RUNNING", WALL - 9000, 0, "")._replace(**change)
-    with pytest.raises(Refused) as caught:
-        jobs.object_to(job, JOB)
-    assert caught.value.reason == reason

@@ -1,0 +1,107 @@
+"""Cycles that write nothing, and say what --apply would write, refuse or withdraw."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.evidence import EvidenceError, EvidenceSource, HolderName
+from gpu_exporter.reconciler.foresight import Foresight, Outlook
+from gpu_exporter.reconciler.policy import Decision, decide
+from gpu_exporter.reconciler.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+
+class DryRun:
+    """Cycles that write nothing."""
+
+    def __init__(
+        self,
+        source: EvidenceSource,
+        policy: Policy,
+        telemetry: Telemetry,
+        foresight: Foresight,
+        read_monotonic: Callable[[], float],
+        read_wall: Callable[[], float],
+    ) -> None:
+        self._source = source
+        self._policy = policy
+        self._telemetry = telemetry
+        self._foresight = foresight
+        self._read_monotonic = read_monotonic
+        self._read_wall = read_wall
+        self._tracker = StageTracker()
+        self._last_good = read_monotonic()
+        self._last_problem = ""
+
+    def run(self) -> None:
+        """One cycle. Raises nothing: a dry run that ends shows nothing."""
+        began = time.monotonic()
+        problem = ""
+        complete = False
+        try:
+            complete = self._run()
+        except EvidenceError as exc:
+            problem = str(exc)
+            if problem != self._last_problem:
+                log.warning("nothing decided: %s", problem)
+            if self._read_monotonic() - self._last_good > self._policy.unsupported_max:
+                self._log(self._tracker.changes([]))
+        except Exception as exc:
+            problem = f"unforeseen {type(exc).__name__}: {exc}"
+            if problem != self._last_problem:
+                log.exception("nothing decided: unforeseen")
+        self._last_problem = problem
+        self._telemetry.note_cycle(began, complete, {})
+
+    def _run(self) -> bool:
+        """Whether all of the evidence was there."""
+        evidence = self._source.read_evidence()
+        decisions = decide(evidence, self._policy)
+        outlooks = self._foresight.look(decisions, self._read_wall())
+        self._last_good = self._read_monotonic()
+        for notice in self._foresight.notices:
+            log.warning("dry run: %s", notice)
+        self._foresight.notices.clear()
+        self._log(self._tracker.changes(decisions, outlooks))
+        return not evidence.problems
+
+    @staticmethod
+    def _log(lines: Sequence[str]) -> None:
+        for line in lines:
+            log.info("dry run: %s", line)
+
+
+class StageTracker:
+    """Remembers what would be written for each holder, and says what changed."""
+
+    def __init__(self) -> None:
+        self._labels: dict[str, str] = {}
+
+    def changes(self, decisions: Sequence[Decision], outlooks: Mapping[HolderName, Outlook] | None = None) -> list[str]:
+        """One sentence per mark that would be written, refused or withdrawn now, and was not so before."""
+        lines: list[str] = []
+        labels: dict[str, str] = {}
+        seen = {decision.title for decision in decisions}
+        for decision in decisions:
+            outlook = (outlooks or {}).get(decision.name, Outlook(decision.label))
+            label = f"REFUSED: {outlook.refused}" if outlook.refused else outlook.label
+            before = self._labels.get(decision.title, "")
+            if label:
+                labels[decision.title] = label
+            if label == before:
+                continue
+            if outlook.refused:
+                lines.append(f"{decision.title}: REFUSED: {outlook.refused}: {outlook.why}; else {outlook.label}")
+            elif label:
+                lines.append(f"{decision.title}: would write {label}: {decision.reason}")
+            elif not before.startswith("REFUSED"):
+                lines.append(f"{decision.title}: would withdraw {before}: {decision.reason}")
+        for title, before in self._labels.items():
+            if title not in seen and not before.startswith("REFUSED"):
+                lines.append(f"{title}: would withdraw {before}: active, gone, or no evidence")
+        self._labels = labels
+        return lines

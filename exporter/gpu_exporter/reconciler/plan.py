@@ -1,0 +1,82 @@
+"""What a cycle has to do: the marks that exist against the decisions that were made. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.marks import Mark
+from gpu_exporter.reconciler.policy import LABELLED, UNDERUSED, Decision
+
+RENEW_SHARE = 0.25  # of policy.unsupported_max: an object's time of evidence is never older while there is evidence
+
+
+class Withdrawal(NamedTuple):
+    """A mark to remove, and why."""
+
+    mark: Mark
+    reason: str
+
+
+class Plan(NamedTuple):
+    """What a cycle has to do.
+
+    `kept`: marks that evidence supports, with the decision that does. `waiting`: marks that it neither supports nor
+    contradicts, with the unknown decision if there is one. A holder is in `kept` and in `writes` when its mark is to
+    rise, in `withdrawals` and `writes` when it is to fall.
+    """
+
+    withdrawals: list[Withdrawal]
+    kept: list[tuple[Mark, Decision]]
+    waiting: list[tuple[Mark, Decision | None]]
+    writes: list[Decision]
+
+
+def evidence_age(mark: Mark, wall: float, policy: Policy) -> float:
+    """Seconds since evidence supported the mark, as its object says; infinite when it does not say.
+
+    Neither does a time in the future, which would make the mark immortal. A little of it is another host's clock.
+    """
+    if mark.observed_wall is None or mark.observed_wall > wall + policy.fresh_min:
+        return math.inf
+    return max(0.0, wall - mark.observed_wall)
+
+
+def is_due(mark: Mark, wall: float, policy: Policy) -> bool:
+    """Whether the evidence on the object is so old that it is to be renewed, while there is evidence."""
+    return evidence_age(mark, wall, policy) >= RENEW_SHARE * policy.unsupported_max
+
+
+def plan(decisions: Sequence[Decision], marks: Sequence[Mark], wall: float, policy: Policy) -> Plan:
+    """Compare what should be marked with what is, at `wall` (Unix seconds).
+
+    Writes are sorted by the length of the idle run, longest first.
+    """
+    wanted = {decision.name: decision for decision in decisions}
+    result = Plan([], [], [], [])
+    for mark in marks:
+        decision = wanted.pop(mark.name, None)
+        if mark.ended:
+            result.withdrawals.append(Withdrawal(mark, "it no longer runs"))
+        elif decision is None or decision.stage == "unknown":
+            if decision is not None and decision.active and mark.stage != "partial":
+                result.withdrawals.append(Withdrawal(mark, f"one of its GPUs is active; of others: {decision.reason}"))
+            elif evidence_age(mark, wall, policy) >= policy.unsupported_max:
+                known = "it has no series" if decision is None else decision.reason
+                result.withdrawals.append(Withdrawal(mark, f"no evidence any more: {known}"))
+            else:
+                result.waiting.append((mark, decision))
+        elif decision.stage not in LABELLED:
+            result.withdrawals.append(Withdrawal(mark, decision.reason))
+        elif mark.stage == UNDERUSED != decision.stage:  # on its own, so that no limit or refusal can hold it up
+            result.withdrawals.append(Withdrawal(mark, decision.reason))
+            result.writes.append(decision)
+        else:
+            result.kept.append((mark, decision))
+            if decision.stage != mark.stage:
+                result.writes.append(decision)
+    result.writes.extend(decision for decision in wanted.values() if decision.stage in LABELLED)
+    result.writes.sort(key=lambda decision: decision.idle_since_wall or 0.0)
+    return result

@@ -1,0 +1,88 @@
+"""Whether a live pod may carry a mark: pure, on the pod as the API server sends it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpu_exporter.model import GPU_RESOURCE
+from gpu_exporter.reconciler.marks import PREFIX, Refused, parse_timestamp
+from gpu_exporter.reconciler.policy import LABEL, LABELLED, Decision
+
+SINCE, GPUS, EVIDENCE, OBSERVED = (PREFIX + name for name in ("since", "gpus", "evidence", "observed-until"))
+OURS = frozenset((SINCE, GPUS, EVIDENCE, OBSERVED))
+MIRROR = "kubernetes.io/config.mirror"  # the kubelet's image of a static pod, on which no write has an effect
+CRITICAL = ("system-cluster-critical", "system-node-critical")
+
+
+def is_foreign(pod: Mapping[str, Any]) -> bool:
+    """Whether the pod has our label with a value that is not ours, and no annotation of ours."""
+    metadata = pod["metadata"]
+    stage = (metadata.get("labels") or {}).get(LABEL)
+    return stage is not None and stage not in LABELLED and OURS.isdisjoint(metadata.get("annotations") or ())
+
+
+def object_to(pod: Mapping[str, Any], decision: Decision, wall: float) -> None:
+    """Raise Refused when a live pod must not carry the mark of this decision at `wall`."""
+    object_to_kind(pod)
+    object_to_identity(pod, decision)
+    if is_foreign(pod):
+        raise Refused("foreign", f"{LABEL} has a value that is not ours")
+    asked = sum(map(_gpus, _long_running(pod["spec"])))
+    if asked and asked != decision.held:
+        raise Refused("gpus", f"the pod asks for {asked} GPUs, the evidence is of {decision.held}")
+    object_to_containers(pod, decision.needed_s, wall)
+
+
+def object_to_identity(pod: Mapping[str, Any], decision: Decision) -> None:
+    """Raise Refused when a live pod is not the one that the evidence is of."""
+    if not decision.incarnation:
+        raise Refused("identity", "the evidence names no pod UID: mount /var/log/pods into the agent")
+    uid = pod["metadata"]["uid"]
+    if uid != decision.incarnation:
+        raise Refused("replaced", f"the live pod is {uid}, the evidence is of {decision.incarnation}")
+
+
+def object_to_kind(pod: Mapping[str, Any]) -> None:
+    """Raise Refused when a live pod must not carry any mark."""
+    metadata = pod["metadata"]
+    if MIRROR in (metadata.get("annotations") or {}):
+        raise Refused("static", "a static pod belongs to its node")
+    if metadata.get("deletionTimestamp"):
+        raise Refused("terminating", "the pod is being deleted")
+    if metadata["namespace"] == "kube-system" or pod["spec"].get("priorityClassName") in CRITICAL:
+        raise Refused("critical", "a part of the cluster itself")
+    if any(owner.get("kind") == "DaemonSet" for owner in metadata.get("ownerReferences") or ()):
+        raise Refused("daemonset", "a DaemonSet's pod belongs to its node")
+
+
+def object_to_containers(pod: Mapping[str, Any], needed_s: float, wall: float) -> None:
+    """Raise Refused unless every container that holds GPUs has run for `needed_s` at `wall`.
+
+    A holder whose container had not started, or was restarted, could not have worked for so long.
+    """
+    spec, status = pod["spec"], pod.get("status", {})
+    holding = [container for container in _long_running(spec) if _gpus(container)]
+    names = {container["name"] for container in holding or spec["containers"]}
+    running = {
+        each["name"]: (each.get("state") or {}).get("running")
+        for key in ("containerStatuses", "initContainerStatuses")
+        for each in status.get(key) or ()
+    }
+    for name in sorted(names):
+        state = running.get(name)
+        if status.get("phase") != "Running" or not state:
+            raise Refused("not_running", f"container {name} does not run")
+        started = parse_timestamp(state["startedAt"])
+        if started is None or not wall - started >= needed_s:  # before, it could not have worked
+            raise Refused("restarted", f"container {name} started at {state['startedAt']}, within the idle time")
+
+
+def _long_running(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    sidecars = [each for each in spec.get("initContainers") or () if each.get("restartPolicy") == "Always"]
+    return [*spec["containers"], *sidecars]
+
+
+def _gpus(container: Mapping[str, Any]) -> int:
+    limits = (container.get("resources") or {}).get("limits") or {}
+    return sum(int(count) for resource, count in limits.items() if GPU_RESOURCE.fullmatch(resource))

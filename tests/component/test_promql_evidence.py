@@ -1,0 +1,174 @@
+"""Evidence from a real Prometheus that has hours of history: coverage, witnesses, what is absent, what is renamed."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.evidence import EvidenceError, HolderEvidence, HolderName
+from gpu_exporter.reconciler.policy import Decision, decide
+from gpu_exporter.reconciler.promql import PromQLSource
+from tests.testbed.processes import Processes
+from tests.testbed.servers import Prometheus, require
+
+pytestmark = pytest.mark.servers
+POLICY = Policy()
+HISTORY_S, SCRAPE_S = 4 * 3600, 15
+Present = Callable[[int], bool]
+
+
+def job_series(
+    job: str, end: int, is_there: Present, known_before: float = 1.0, held_before: int = 20_000, **more: str
+) -> list[str]:
+    """Four hours of scrapes of one idle GPU: held goes on while the exporter is away, observed does not.
+
+    `known_before`: observed share of the `held_before` seconds before that. Every name is unique to the job.
+    """
+    labels = ",".join(
+        f'{key}="{value}"'
+        for key, value in {
+            "job": "gpu-exporter",
+            "node": f"n{job}",
+            "instance": f"n{job}",
+            "gpu": "0",
+            "uuid": f"GPU-{job}",
+            "scheduler": "slurm",
+            "job_id": job,
+            **more,
+        }.items()
+    )
+    place = f'job="gpu-exporter",node="n{job}",instance="n{job}"'
+    lines = []
+    observed = known_before * held_before
+    for second in range(HISTORY_S + 1):
+        observed += is_there(second)
+        if second % SCRAPE_S or not is_there(second):
+            continue
+        at = end - HISTORY_S + second
+        lines += [
+            f"gpu_allocation_held_seconds_total{{{labels}}} {held_before + second} {at}",
+            f"gpu_allocation_observed_seconds_total{{{labels}}} {observed} {at}",
+        ]
+        if second >= HISTORY_S - 120:
+            lines += [
+                f"gpu_allocation_info{{{labels}}} 1 {at}",
+                f"gpu_allocation_start_timestamp_seconds{{{labels}}} {end - HISTORY_S - held_before} {at}",
+                f"gpu_allocation_idle_run_seconds{{{labels}}} 8000 {at}",
+                f"gpu_allocation_idle_run_witnesses{{{labels}}} 4 {at}",
+                f"gpu_allocation_holder_units{{{labels}}} 1 {at}",
+                f"gpu_exporter_build_info{{{place}}} 1 {at}",
+                f"gpu_exporter_last_sample_timestamp_seconds{{{place}}} {at} {at}",
+                f"gpu_exporter_sample_interval_seconds{{{place}}} 1 {at}",
+            ]
+    return lines
+
+
+def write_history(directory: Path, end: int) -> None:
+    """The blocks of a Prometheus that scraped these jobs until `end` (Unix seconds)."""
+    flaps: Present = lambda second: second % 120 < 70 or second > HISTORY_S - 60  # noqa: E731
+    late: Present = lambda second: second > HISTORY_S - 600  # noqa: E731
+    lines = [
+        *job_series("1", end, lambda second: True),
+        *job_series("2", end, flaps),
+        *job_series("3", end, late),
+        *job_series("4", end, late, known_before=1.0, held_before=0),
+        *job_series("13", end, lambda second: True, array_job_id="10", array_task_id="1"),
+        *job_series("5", end, lambda second: True),
+    ]
+    at = end - 15
+    # A second row of witnesses for job 5, from an exporter that ran beside the first for a moment.
+    twin = 'job="gpu-exporter",node="n5",instance="twin",gpu="7",uuid="GPU-5",scheduler="slurm",job_id="5"'
+    lines.append(f"gpu_allocation_idle_run_witnesses{{{twin}}} 1 {at}")
+    # Job 6 holds a second GPU, which does not answer: it has every series but those of its activity.
+    lines += job_series("6", end, lambda second: True)
+    lines = [
+        line.replace("} 1 ", "} 2 ") if "holder_units" in line and 'job_id="6"' in line else line for line in lines
+    ]
+    lost = 'job="gpu-exporter",node="n6",instance="n6",gpu="1",uuid="GPU-lost",scheduler="slurm",job_id="6"'
+    lines += [
+        f"gpu_allocation_info{{{lost}}} 1 {at}",
+        f"gpu_allocation_start_timestamp_seconds{{{lost}}} {end - 30_000} {at}",
+        f"gpu_allocation_holder_units{{{lost}}} 2 {at}",
+        f"gpu_allocation_held_seconds_total{{{lost}}} 30000 {at}",
+    ]
+    renamed = 'job="renamed",namespace="gpu-exporter",pod="agent-1",exported_namespace="ml",exported_pod="train"'
+    lines += [f'gpu_allocation_idle_run_seconds{{{renamed},uuid="GPU-9",scheduler="kubernetes"}} 8000 {at}']
+    lines.sort(key=lambda line: line.partition("{")[0])  # a family in one piece
+    text = directory / "history.txt"
+    text.write_text("\n".join(lines) + "\n# EOF\n", encoding="utf-8")
+    command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(text), str(directory / "data")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """A server with the history."""
+    require("prometheus", "promtool")
+    directory = tmp_path_factory.mktemp("prometheus")
+    end = int(time.time()) // 15 * 15
+    write_history(directory, end)
+    with Processes(directory) as processes:
+        yield Prometheus(processes, directory, {})
+
+
+def source(server: Prometheus, matcher: str = 'job="gpu-exporter"') -> PromQLSource:
+    return PromQLSource(server.url, POLICY.candidate_after, POLICY.underused_after, time.time, matcher)
+
+
+@pytest.fixture(scope="module")
+def holders(prometheus: Prometheus) -> dict[str, HolderEvidence]:
+    evidence = source(prometheus).read_evidence()
+    return {holder.name.name: holder for holder in evidence.holders}
+
+
+@pytest.fixture(scope="module")
+def decisions(prometheus: Prometheus) -> dict[str, Decision]:
+    evidence = source(prometheus).read_evidence()
+    return {decision.name.name: decision for decision in decide(evidence, POLICY)}
+
+
+@pytest.mark.parametrize(
+    ("job", "stage", "low", "high"),
+    [
+        ("1", "underused", 0.999, 1.0),
+        ("2", "unknown", 0.55, 0.62),  # 70 s there, 50 s away
+        ("3", "unknown", 0.05, 0.15),  # away for hours, and Prometheus has seen ten minutes of it
+        ("4", "unknown", 0.05, 0.15),
+    ],
+)
+def test_coverage_is_the_share_of_the_time_held_that_was_observed(
+    job: str, stage: str, low: float, high: float, holders: dict[str, HolderEvidence], decisions: dict[str, Decision]
+) -> None:
+    (unit,) = holders[job].units
+    assert unit.coverage is not None
+    assert low <= unit.coverage <= high
+    assert decisions[job].stage == stage
+
+
+def test_of_two_rows_of_witnesses_the_smaller_counts(decisions: dict[str, Decision]) -> None:
+    assert decisions["5"].stage == "candidate"
+    assert decisions["5"].reason.endswith("but a part of it rests on one witness only")
+
+
+def test_a_gpu_that_does_not_answer_makes_its_job_unknown(decisions: dict[str, Decision]) -> None:
+    assert (decisions["6"].stage, decisions["6"].active) == ("unknown", False)
+    assert "no idle run is published of n6 gpu 1" in decisions["6"].reason
+
+
+def test_a_task_is_found_by_its_users_id_though_it_is_no_suspect(prometheus: Prometheus) -> None:
+    asked = PromQLSource(prometheus.url, 1e6, POLICY.underused_after, time.time, 'job="gpu-exporter"')
+    assert asked.read_evidence().holders == ()
+    (found,) = asked.read_evidence([HolderName("slurm", "", "10_1")]).holders
+    assert (found.name.name, found.users_id) == ("13", "10_1")
+    assert found.units[0].idle_run_s == 8000.0
+
+
+def test_renamed_labels_are_refused_with_the_remedy(prometheus: Prometheus) -> None:
+    with pytest.raises(EvidenceError, match="have exported_namespace and exported_pod, .* set honorLabels: true"):
+        source(prometheus, 'job="renamed"').read_evidence()

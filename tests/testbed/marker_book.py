@@ -1,0 +1,130 @@
+"""A marker that keeps its marks in memory, and cycles over it: a scheduler for tests of what a cycle does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.cycle import Cycle
+from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName, UnitEvidence
+from gpu_exporter.reconciler.marks import Mark, Refused
+from gpu_exporter.reconciler.policy import Decision
+
+POLICY = Policy()
+WALL = 1_000_000.0
+A, B = HolderName("kubernetes", "ml", "a"), HolderName("slurm", "", "7")
+
+
+class Book:
+    """Marks in memory, with the answers that a test wants."""
+
+    def __init__(self, scheduler: str = "kubernetes") -> None:
+        self.scheduler = scheduler
+        self.marks: dict[HolderName, str] = {}
+        self.observed: dict[HolderName, float | None] = {}
+        self.ended: set[HolderName] = set()
+        self.refuse: dict[HolderName, str] = {}
+        self.able_s: dict[HolderName, float] = {}  # how long the holder has been able to work
+        self.unable: dict[HolderName, str] = {}  # what the live object says by itself
+        self.fail: Exception | None = None
+        self.fail_list: Exception | None = None
+        self.calls: list[str] = []
+
+    def list_marks(self) -> Sequence[Mark]:
+        if self.fail_list:
+            raise self.fail_list
+        return [
+            Mark(name, stage, "uid", name in self.ended, None, self.observed.get(name, WALL))
+            for name, stage in self.marks.items()
+        ]
+
+    def check(self, mark: Mark, decision: Decision, wall: float) -> None:
+        self._object_to(decision)
+
+    def check_alone(self, mark: Mark, decision: Decision | None, needed_s: float, wall: float) -> None:
+        if mark.name in self.unable:
+            raise Refused(self.unable[mark.name], "refused")
+
+    def _object_to(self, decision: Decision) -> None:
+        if decision.name in self.refuse:
+            raise Refused(self.refuse[decision.name], "refused")
+        if self.able_s.get(decision.name, decision.needed_s) < decision.needed_s:
+            raise Refused("restarted", "started within the idle time")
+
+    def inspect(self, decision: Decision, wall: float) -> None:
+        self.calls.append(f"inspect {decision.name.name}")
+        if self.fail:
+            raise self.fail
+        self._object_to(decision)
+
+    def label(self, decision: Decision) -> str:
+        return f"mark={decision.stage}"
+
+    def renew(self, mark: Mark, decision: Decision) -> None:
+        self.calls.append(f"renew {mark.name.name}")
+        if self.fail:
+            raise self.fail
+        self.observed[mark.name] = decision.observed_wall
+
+    def write(self, decision: Decision, wall: float) -> None:
+        self.calls.append(f"write {decision.name.name} {decision.stage}")
+        self._object_to(decision)
+        if self.fail:
+            raise self.fail
+        self.marks[decision.name] = decision.stage
+        self.observed[decision.name] = decision.observed_wall
+
+    def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
+        self.calls.append(f"withdraw {mark.name.name}")
+        if self.fail:
+            raise self.fail
+        del self.marks[mark.name]
+
+
+class Bench:
+    """One cycle over one or more books; evidence as idle runs of each holder's units."""
+
+    def __init__(self, *books: Book, policy: Policy = POLICY) -> None:
+        self.books = books
+        self.runs: dict[HolderName, Sequence[float]] = {}
+        self.error = ""
+        self.asked: Collection[HolderName] = ()
+        self.writes: list[str] = []
+        self.skips: list[str] = []
+        self.wall = WALL
+        self.policy = policy
+        self.restart()
+
+    def restart(self) -> None:
+        """Another process: only the books are left."""
+        self.cycle = Cycle(self, self.books, self.policy, self, lambda: self.wall)
+
+    def count_write(self, result: str) -> None:
+        self.writes.append(result)
+
+    def count_skip(self, reason: str) -> None:
+        self.skips.append(reason)
+
+    def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
+        self.asked = marked
+        if self.error:
+            raise EvidenceError(self.error)
+        return Evidence(self.wall, tuple(holder(name, runs, self.wall) for name, runs in self.runs.items()))
+
+    def run(self) -> list[str]:
+        for book in self.books:
+            book.calls.clear()
+        self.writes.clear()
+        self.skips.clear()
+        self.problem = self.cycle.run()
+        return [call for book in self.books for call in book.calls]
+
+
+def holder(name: HolderName, runs: Sequence[float], wall: float = WALL) -> HolderEvidence:
+    units = tuple(
+        UnitEvidence("n", str(i), f"GPU-{i}", "", wall - 90_000, run, 1.0, 1.0, 2) for i, run in enumerate(runs)
+    )
+    return HolderEvidence(name, "", units, len(units), frozenset({"uid"}))
+
+
+CANDIDATE, UNDERUSED = POLICY.candidate_after + 1, POLICY.underused_after + 1

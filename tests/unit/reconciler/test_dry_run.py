@@ -1,0 +1,229 @@
+"""The dry run: what --apply would write and refuse, for every form of output, and that it goes on."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection
+
+import pytest
+from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, A, B, Book, holder
+
+from gpu_exporter.app.reconcile import reconcile_once
+from gpu_exporter.reconciler.dry_run import DryRun, StageTracker
+from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName, named_holder, title
+from gpu_exporter.reconciler.foresight import FAILURES_MAX, INSPECTIONS_MAX, Foresight, Outlook
+from gpu_exporter.reconciler.marks import MarkError
+from gpu_exporter.reconciler.policy import decide
+from gpu_exporter.reconciler.telemetry import Telemetry
+
+TASK = HolderName("slurm", "", "3013")
+
+
+class Source:
+    """Answers with the suspects, and with what it is asked for, as a PromQL API does."""
+
+    def __init__(self, *suspects: HolderEvidence, others: tuple[HolderEvidence, ...] = ()) -> None:
+        self.suspects, self.others = suspects, others
+        self.error: Exception | None = None
+
+    def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
+        if self.error:
+            raise self.error
+        asked = {name.name for name in marked}
+        found = (each for each in self.others if asked & {each.name.name, each.users_id})
+        return Evidence(WALL, (*self.suspects, *found), 1, 5)
+
+
+def look(book: Book, *holders: HolderEvidence) -> dict[HolderName, Outlook]:
+    return Foresight({"kubernetes": lambda: book}).look(decide(Evidence(WALL, holders), POLICY), WALL)
+
+
+def test_what_apply_would_refuse_is_foreseen_with_its_reason_and_nothing_is_written() -> None:
+    book = Book()
+    other = HolderName("kubernetes", "ml", "b")
+    book.refuse[other] = "daemonset"
+    seen = look(book, holder(A, (UNDERUSED,)), holder(other, (UNDERUSED,)))
+    assert seen == {
+        A: Outlook("mark=underused", checked=True),
+        other: Outlook("mark=underused", "daemonset", "refused", True),
+    }
+    assert book.calls == ["inspect a", "inspect b"]
+
+
+def test_what_leaves_no_mark_is_not_asked_about() -> None:
+    book = Book()
+    assert look(book, holder(A, (0.0,))) == {}
+    assert book.calls == []
+
+
+def test_where_there_is_no_way_that_is_said_once_and_nothing_is_claimed() -> None:
+    foresight = Foresight({})
+    decisions = decide(Evidence(WALL, (holder(A, (UNDERUSED,)), holder(B, (UNDERUSED,)))), POLICY)
+    for _ in range(2):
+        assert foresight.look(decisions, WALL) == {
+            A: Outlook("gpu-exporter.io/utilization=underused"),
+            B: Outlook("Extra=gpu-exporter.io/utilization=underused"),
+        }
+    assert foresight.notices == [
+        "no way to the API server: neither a service account nor --kubernetes.kubeconfig; "
+        "what --apply would refuse of pods is not shown",
+        "no way to Slurm: squeue and scontrol are not on PATH; what --apply would refuse of jobs is not shown",
+    ]
+
+
+def test_a_server_that_does_not_answer_is_not_asked_for_every_holder() -> None:
+    book = Book()
+    book.fail = MarkError("error", "API server: timed out")
+    many = [holder(HolderName("kubernetes", "ml", str(i)), (UNDERUSED,)) for i in range(9)]
+    foresight = Foresight({"kubernetes": lambda: book})
+    seen = foresight.look(decide(Evidence(WALL, tuple(many)), POLICY), WALL)
+    assert len(book.calls) == FAILURES_MAX
+    assert not any(outlook.checked for outlook in seen.values())
+    assert foresight.notices == ["API server: timed out; what --apply would refuse of pods is not shown"]
+    book.fail = None
+    seen = foresight.look(decide(Evidence(WALL, tuple(many)), POLICY), WALL)
+    assert all(outlook.checked for outlook in seen.values())
+
+
+def test_of_very_many_holders_each_is_looked_at_in_turn() -> None:
+    book = Book()
+    many = [holder(HolderName("kubernetes", "ml", str(i)), (UNDERUSED,)) for i in range(INSPECTIONS_MAX + 3)]
+    decisions = decide(Evidence(WALL, tuple(many)), POLICY)
+    foresight = Foresight({"kubernetes": lambda: book})
+    assert sum(outlook.checked for outlook in foresight.look(decisions, WALL).values()) == INSPECTIONS_MAX
+    assert all(outlook.checked for outlook in foresight.look(decisions, WALL).values())
+
+
+def test_a_refusal_of_one_stage_is_not_carried_over_to_the_next() -> None:
+    book = Book()
+    foresight = Foresight({"kubernetes": lambda: book})
+    book.able_s[A] = POLICY.candidate_after
+    for run, refused in ((CANDIDATE, ""), (UNDERUSED, "restarted"), (CANDIDATE, "")):
+        seen = foresight.look(decide(Evidence(WALL, (holder(A, (run,)),)), POLICY), WALL)
+        assert seen[A].refused == refused
+
+
+def test_a_holder_that_is_gone_is_forgotten() -> None:
+    book, other = Book(), HolderName("kubernetes", "ml", "b")
+    foresight = Foresight({"kubernetes": lambda: book})
+    for holders in ((holder(A, (UNDERUSED,)), holder(other, (UNDERUSED,))), (holder(other, (UNDERUSED,)),), ()):
+        seen = foresight.look(decide(Evidence(WALL, holders), POLICY), WALL)
+        assert set(seen) == {each.name for each in holders}
+
+
+def test_the_log_names_each_change_and_each_refusal_once() -> None:
+    tracker = StageTracker()
+    idle, more, busy = (decide(Evidence(WALL, (holder(A, (run,)),)), POLICY) for run in (CANDIDATE, UNDERUSED, 0.0))
+    refused = {A: Outlook("x=underused", "daemonset", "a DaemonSet's pod", True)}
+    assert tracker.changes(idle) == [
+        "ml/a: would write gpu-exporter.io/utilization=candidate: its one GPU idle for 60 min"
+    ]
+    assert tracker.changes(idle) == []
+    assert tracker.changes(more, refused) == ["ml/a: REFUSED: daemonset: a DaemonSet's pod; else x=underused"]
+    assert tracker.changes(more, refused) == []
+    assert tracker.changes(busy) == []
+    assert tracker.changes(more) == [
+        "ml/a: would write gpu-exporter.io/utilization=underused: its one GPU idle for 120 min"
+    ]
+    assert tracker.changes([]) == [
+        "ml/a: would withdraw gpu-exporter.io/utilization=underused: active, gone, or no evidence"
+    ]
+    assert tracker.changes([]) == []
+
+
+def test_the_log_names_a_task_as_its_users_do() -> None:
+    task = holder(TASK, (CANDIDATE,))._replace(users_id="3010_1")
+    (line,) = StageTracker().changes(decide(Evidence(WALL, (task,)), POLICY))
+    assert line.startswith("job 3010_1 [3013]: would write")
+
+
+def test_a_dry_run_goes_on_after_any_fault(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    source, telemetry = Source(holder(A, (UNDERUSED,))), Telemetry()
+    now = [1000.0]
+    last = "gpu_reconciler_last_success_timestamp_seconds"
+    dry = DryRun(source, POLICY, telemetry, Foresight({}), lambda: now[0], lambda: WALL)
+    for error in (EvidenceError("Prometheus is down"), KeyError("odd"), None):
+        source.error = error
+        dry.run()
+        once = len(caplog.records)
+        dry.run()
+        assert len(caplog.records) == once > 0
+        assert (telemetry.registry.get_sample_value(last) is not None) == (error is None)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[:2] == ["nothing decided: Prometheus is down", "nothing decided: unforeseen"]
+    assert sum("nothing decided" in line for line in lines) == 2
+    assert sum("would write" in line for line in lines) == 1
+    assert sum("is not shown" in line for line in lines) == 1
+    assert telemetry.registry.get_sample_value("gpu_reconciler_cycles_total") == 6
+    source.error = EvidenceError("Prometheus is down")
+    now[0] += POLICY.unsupported_max
+    dry.run()
+    assert "would withdraw" not in caplog.messages[-1]
+    now[0] += 1
+    dry.run()
+    assert caplog.messages[-1].startswith("dry run: ml/a: would withdraw")
+
+
+ACTIVE = holder(HolderName("kubernetes", "ml", "busy"), (3.0,))
+ARRAY = holder(TASK, (4.0,))._replace(users_id="3010_1")
+HET = holder(HolderName("slurm", "", "3012"), (5.0,))._replace(users_id="3011+1")
+
+
+@pytest.mark.parametrize(
+    ("asked", "first"),
+    [
+        ("ml/busy", "ml/busy: active"),
+        ("job/3013", "job 3010_1 [3013]: active"),
+        ("job/3010_1", "job 3010_1 [3013]: active"),
+        ("3010_1", "job 3010_1 [3013]: active"),
+        ("job 3013", "job 3010_1 [3013]: active"),
+        ("job/3011+1", "job 3011+1 [3012]: active"),
+        ("job/3012", "job 3011+1 [3012]: active"),
+        ("ml/a", "ml/a: underused"),
+        ("a", "ml/a: underused"),
+    ],
+)
+def test_any_holder_is_explained_by_any_of_its_names(
+    asked: str, first: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = Source(holder(A, (UNDERUSED,)), others=(ACTIVE, ARRAY, HET))
+    book = Book()
+    book.refuse[A] = "daemonset"
+    assert reconcile_once(source, POLICY, "table", asked, Foresight({"kubernetes": lambda: book})) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(first + "\n")
+    assert text.count("because") == 1
+    assert ("REFUSED: daemonset: refused" in text) == (first == "ml/a: underused")
+    assert reconcile_once(source, POLICY, "json", asked, Foresight({"kubernetes": lambda: book})) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["refused"] == ("daemonset" if first == "ml/a: underused" else None)
+
+
+def test_a_name_of_no_holder_is_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert reconcile_once(Source(holder(A, (UNDERUSED,))), POLICY, "table", "job/9", Foresight({})) == 2
+    assert capsys.readouterr().err == (
+        "gpu-exporter: job/9: no such holder in the evidence, which has 5 allocations; "
+        "a pod is named as NAMESPACE/POD, a job as job/ID, job/ARRAY_TASK or job/LEADER+OFFSET\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("ml/train-0", HolderName("kubernetes", "ml", "train-0")),
+        ("job/train-0", HolderName("kubernetes", "job", "train-0")),
+        ("job/7", HolderName("slurm", "", "7")),
+        ("job/3010_1", HolderName("slurm", "", "3010_1")),
+        ("3011+1", HolderName("slurm", "", "3011+1")),
+        ("train-0", None),
+        ("", None),
+    ],
+)
+def test_names_that_people_write(text: str, name: HolderName | None) -> None:
+    assert named_holder(text) == name
+
+
+def test_titles() -> None:
+    assert [title(A), title(B), title(B, "7"), title(TASK, "3010_1")] == ["ml/a", "job 7", "job 7", "job 3010_1 [3013]"]

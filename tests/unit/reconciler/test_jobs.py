@@ -1,0 +1,214 @@
+"""What may be marked: live jobs against a decision, their texts, squeue's JSON of two releases."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.reconciler import jobs
+from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.marks import Refused
+from gpu_exporter.reconciler.policy import LABEL, Decision
+
+WALL = 1_800_000_000.0
+JOB = Decision(HolderName("slurm", "", "7"), "", "underused", "idle", (), 2, WALL - 8000, "", WALL - 9000, 7200.0)
+
+
+def row_of_22_05(**fields: Any) -> dict[str, Any]:
+    """As squeue 22.05.8 prints it: plain numbers."""
+    row = {"job_id": 7, "array_job_id": 0, "array_task_id": None, "job_state": "RUNNING", "start_time": 1_799_991_000}
+    return {**row, "restart_cnt": 1, "comment": None, **fields}
+
+
+def row_of_24_11(**fields: Any) -> dict[str, Any]:
+    """As squeue 24.11.5 prints it: numbers that may be unset, states as a list."""
+
+    def number(value: int, given: bool = True) -> dict[str, Any]:
+        return {"set": given, "infinite": False, "number": value}
+
+    row = {"job_id": 7, "array_job_id": number(0), "array_task_id": number(0, False), "job_state": ["RUNNING"]}
+    return {**row, "start_time": number(1_799_991_000), "restart_cnt": 1, "extra": "", **fields}
+
+
+@pytest.mark.parametrize(("make", "field"), [(row_of_22_05, "comment"), (row_of_24_11, "extra")])
+def test_jobs_of_two_releases_read_the_same(make: Any, field: str) -> None:
+    (job,) = jobs.parse_jobs(json.dumps({"jobs": [make()]}), field)
+    assert job == jobs.LiveJob("7", "7", "RUNNING", 1_799_991_000.0, 1, "")
+    jobs.object_to(job, JOB)
+    array = (
+        {"array_job_id": 5, "array_task_id": 3}
+        if field == "comment"
+        else {
+            "array_job_id": {"set": True, "number": 5},
+            "array_task_id": {"set": True, "number": 3},
+        }
+    )
+    (task,) = jobs.parse_jobs(json.dumps({"jobs": [make(**array)]}), field)
+    assert (task.job_id, task.target) == ("7", "5_3")
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"jobs": [{}]}', '{"jobs": 3}', '{"jobs": [{"job_id": "x"}]}'])
+def test_what_is_no_answer_of_squeue_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not understood"):
+        jobs.parse_jobs(text, "extra")
+
+
+def test_a_component_of_a_heterogeneous_job_is_named_alone() -> None:
+    (plain,) = jobs.parse_jobs(json.dumps({"jobs": [row_of_22_05(het_job_id=6, het_job_offset=1)]}), "comment")
+    assert plain.target == "6+1"
+    leader = row_of_24_11(het_job_id={"set": True, "number": 7}, het_job_offset={"set": True, "number": 0})
+    (later,) = jobs.parse_jobs(json.dumps({"jobs": [leader]}), "extra")
+    assert later.target == "7+0"
+
+
+def test_a_row_that_is_not_understood_hides_no_other() -> None:
+    text = json.dumps({"jobs": [{"job_id": None}, row_of_22_05()]})
+    assert [job.job_id for job in jobs.parse_jobs(text, "comment")] == ["7"]
+
+
+def test_no_jobs_with_an_error_is_no_answer() -> None:
+    text = json.dumps({"jobs": [], "errors": [{"error": "Unable to contact slurm controller"}]})
+    with pytest.raises(ValueError, match="Unable to contact"):
+        jobs.parse_jobs(text, "comment")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"state": "RUNNING,COMPLETING"}, "not_running"),
+        ({"state": "SUSPENDED"}, "not_running"),
+        ({"start": WALL - 8000}, "replaced"),
+        ({"start": 0.0}, "replaced"),
+        ({"text": "mine"}, "foreign"),
+        ({"text": f"x{LABEL}=underused"}, "foreign"),
+        ({"text": f"{LABEL}=underused mine"}, "foreign"),
+    ],
+)
+def test_a_job_that_must_not_be_marked(change: dict[str, Any], reason: str) -> None:
+    job = jobs.LiveJob("7", "7", "RUNNING", WALL - 9000, 0, "")._replace(**change)
+    with pytest.raises(Refused) as caught:
+        jobs.object_to(job, JOB)
+    assert caught.value.reason == reason
+
+
+def marked_job(**change: Any) -> jobs.LiveJob:
+    """Job 7, marked while its start was WALL - 9000."""
+    job = jobs.LiveJob("7", "5_3", "RUNNING", WALL - 9000, 0, "")
+    text = jobs.render_mark(JOB._replace(observed_wall=WALL), job.start)
+    return job._replace(text=text)._replace(**change)
+
+
+def test_the_text_of_a_job_carries_all_that_a_mark_is() -> None:
+    job = marked_job()
+    assert job.text == (
+        "gpu-exporter.io/utilization=underused;since=2027-01-15T05:46:40Z;gpus=2;start=2027-01-15T05:30:00Z;"
+        "observed-until=2027-01-15T08:00:00Z"
+    )
+    mark = job.mark
+    assert mark is not None
+    assert (mark.name, mark.stage, mark.observed_wall, mark.title) == (JOB.name, "underused", WALL, "job 5_3 [7]")
+    assert not mark.ended
+
+
+@pytest.mark.parametrize("text", [f"{LABEL}=underused", f"{LABEL}=underused;since=2027-01-15T05:46:40Z;gpus=2"])
+def test_the_text_of_an_older_release_is_a_mark_without_a_time_of_evidence(text: str) -> None:
+    mark = marked_job(text=text).mark
+    assert mark is not None
+    assert (mark.stage, mark.observed_wall) == ("underused", None)
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",))))
+def test_any_text_of_an_owner_is_read_without_a_fault(text: str) -> None:
+    for candidate in (text, f"{LABEL}={text}", f"{LABEL}=underused;{text}"):
+        mark = marked_job(text=candidate).mark
+        assert mark is None or mark.observed_wall is None or math.isfinite(mark.observed_wall)
+
+
+@pytest.mark.parametrize(
+    ("change", "start_wall", "reason"),
+    [
+        ({}, None, ""),
+        ({}, WALL - 9000, ""),
+        ({"text": f"{LABEL}=underused"}, None, ""),
+        ({"state": "RUNNING,COMPLETING"}, None, "not_running"),
+        ({"start": WALL - 60}, None, "replaced"),  # requeued, with the text of its last run
+        ({"start": WALL - 60, "text": f"{LABEL}=underused"}, WALL - 9000, "replaced"),
+    ],
+)
+def test_a_marked_job_without_evidence_is_held_to_what_it_says_itself(
+    change: dict[str, Any], start_wall: float | None, reason: str
+) -> None:
+    marker = object.__new__(jobs.JobMarker)  # its constructor asks Slurm
+    mark = marked_job(**change).mark
+    assert mark is not None
+    decision = JOB._replace(stage="unknown", start_wall=start_wall)
+    try:
+        marker.check_alone(mark, decision, 7200.0, WALL)
+    except Refused as exc:
+        assert exc.reason == reason
+    else:
+        assert reason == ""
+
+
+def test_the_commands_are_not_filtered_by_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SQUEUE_STATES", "SQUEUE_USERS", "SLURM_CLUSTERS", "SCONTROL_ALL", "SLURM_CONF", "SLURM_JWT"):
+        monkeypatch.setenv(name, "x")
+    seen = set(jobs.JobMarker._run("env").split("\n"))
+    assert {line for line in seen if line.startswith(("SQUEUE", "SLURM", "SCONTROL"))} == {
+        "SLURM_CONF=x",
+        "SLURM_JWT=x",
+    }
+
+
+class Listed(jobs.JobMarker):
+    """Slurm's commands, answered from memory."""
+
+    def __init__(self) -> None:
+        self.rows = [row_of_24_11(job_id=i, extra=f"{LABEL}=underused;since=x") for i in range(1, 51)]
+        self.calls: list[str] = []
+        self.now = 0.0
+        super().__init__(lambda: self.now)
+
+    def _run(self, *command: str) -> str:  # type: ignore[override]
+        self.calls.append(" ".join(command[:2]))
+        if command[0] == "squeue":
+            return json.dumps({"jobs": self.rows})
+        return "slurm-wlm 24.11.5\n" if "--version" in command else ""
+
+
+def test_one_list_of_all_jobs_serves_many_renewals_and_a_later_one_is_read_again() -> None:
+    """On 22.05 each list is of all jobs of the cluster, whatever is asked for."""
+    marker = Listed()
+    marks = marker.list_marks()
+    marker.calls.clear()
+    for mark in marks:
+        marker.renew(mark, JOB)
+    assert marker.calls == ["squeue --json", *["scontrol update"] * 50]
+    marker.now += jobs.RECENT_S
+    marker.renew(marks[0], JOB)
+    assert marker.calls[51:] == ["squeue --json", "scontrol update"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"extra": "mine"}, "foreign"),
+        ({"extra": ""}, "foreign"),
+        ({"restart_cnt": 2}, "replaced"),
+        ({"job_id": 99}, "replaced"),
+    ],
+)
+def test_a_text_that_changed_since_it_was_listed_is_not_renewed(change: dict[str, Any], reason: str) -> None:
+    marker = Listed()
+    (mark, *_) = marker.list_marks()
+    marker.rows[0].update(change)
+    marker.calls.clear()
+    with pytest.raises(Refused) as caught:
+        marker.renew(mark, JOB)
+    assert caught.value.reason == reason
+    assert marker.calls == ["squeue --json"]

@@ -1,0 +1,52 @@
+"""The reconciler's own metrics, as Prometheus would scrape them."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import generate_latest
+
+from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.telemetry import Telemetry
+
+A, B = HolderName("kubernetes", "ml", "a"), HolderName("slurm", "", "7")
+LAST = "gpu_reconciler_last_success_timestamp_seconds"
+
+
+def test_stages_that_others_wrote_make_no_series() -> None:
+    telemetry = Telemetry()
+    telemetry.note_cycle(0.0, True, {A: "evil0", B: "underused"})
+    value = telemetry.registry.get_sample_value
+    assert value("gpu_reconciler_labelled", {"stage": "other"}) == 1
+    assert value("gpu_reconciler_labelled", {"stage": "underused"}) == 1
+    assert value("gpu_reconciler_labelled", {"stage": "evil0"}) is None
+
+
+def test_before_the_first_success_there_is_no_time_of_it() -> None:
+    telemetry = Telemetry()
+    assert telemetry.registry.get_sample_value(LAST) is None
+    telemetry.note_cycle(0.0, False, {})
+    assert telemetry.registry.get_sample_value(LAST) is None
+    before = time.time()
+    telemetry.note_cycle(0.0, True, {})
+    first = telemetry.registry.get_sample_value(LAST)
+    assert first is not None
+    assert before <= first <= time.time()
+    telemetry.note_cycle(0.0, False, {})
+    assert telemetry.registry.get_sample_value(LAST) == first
+
+
+def test_no_series_is_about_its_own_creation() -> None:
+    telemetry = Telemetry()
+    telemetry.count_write("written")
+    telemetry.note_cycle(0.0, True, {})
+    text = generate_latest(telemetry.registry).decode()
+    assert 'gpu_reconciler_writes_total{result="written"} 1.0' in text
+    assert "_created" not in text
+
+
+def test_every_reason_and_result_is_there_from_the_start() -> None:
+    telemetry = Telemetry()
+    value = telemetry.registry.get_sample_value
+    assert value("gpu_reconciler_skipped_total", {"reason": "no_marker"}) == 0
+    assert value("gpu_reconciler_writes_total", {"result": "renewed"}) == 0
