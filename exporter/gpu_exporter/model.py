@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-# Kubernetes resources whose devices are GPUs or parts of them: nvidia.com/gpu, gpu.shared, mig-1g.10gb. NVIDIA's network
-# cards (hostdev, rdma_shared_device_a) are not, nor is HAMi's gpumem, which counts megabytes.
+# Kubernetes resources whose devices are GPUs or parts of them: nvidia.com/gpu, gpu.shared, mig-1g.10gb. Network cards
+# (hostdev, rdma_shared_device_a) are not, nor is HAMi's gpumem, which counts megabytes.
 GPU_RESOURCE = re.compile(r"nvidia\.com/(gpu(\..+)?|mig-.+)")
 MetricType: TypeAlias = Literal["counter", "gauge"]
 Scheduler: TypeAlias = Literal["kubernetes", "slurm"]

@@ -119,6 +119,7 @@ def test_the_demo_page_is_evidence() -> None:
     assert names["job 48113"].owner == "mira/phys"
     (unit,) = names["serving/embedder-1"].units
     assert unit.mig == "2/0"
+    assert unit.witnesses == 5
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://x/", "/metrics"])
