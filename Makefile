@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check unit component rules e2e bench golden faults preview gpu-check verify generate testbed programs programs-start clean
+.PHONY: help demo test check unit component rules e2e bench golden faults mutants preview gpu-check verify generate testbed programs programs-start clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -65,6 +65,10 @@ faults: $(VENV)/dev ## every fault on a running exporter; rewrites docs/faults.m
 
 preview: $(VENV)/dev ## the status page as out/status-page.png (needs chromium)
 	$(BIN)/python -m tests.preview.status_page
+
+mutants: $(VENV)/dev ## which changes of an operator no unit test notices; up to an hour, not in CI (ONLY=ledger/ledger.py,...)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'mutmut==3.8.*'
+	$(BIN)/python -m tests.mutants.run $(ONLY)
 
 gpu-check: $(VENV)/dev ## record what the driver of this machine answers, and how fast (needs a GPU; not a test)
 	$(BIN)/python -m tests.gpu_check
