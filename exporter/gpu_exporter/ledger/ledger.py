@@ -284,7 +284,7 @@ class Ledger:
         for span in pending.spans:
             start, end = max(span.start, account.booked), min(span.end, until)
             if end > start:
-                self._book(account, Span(start, end, span.ratio, span.other), self.units[unit].last_active)
+                self._book(account, span._replace(start=start, end=end), self.units[unit].last_active)
         for charge in pending.energy:
             start, end = max(charge.start, account.energy_booked), min(charge.end, until)
             if end > start:

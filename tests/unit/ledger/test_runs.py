@@ -1,0 +1,178 @@
+"""Runs, changes of holders, and what is kept of those that are gone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from tests.unit.ledger.test_ledger import JOB, POD, UNIT, Bench
+
+from gpu_exporter.ledger.ledger import KEEP_ABSENT, KEEP_ABSENT_S, ConfirmedAllocation
+from gpu_exporter.model import Activity, Allocation, HolderKey, HolderTotals, Span, UnitId
+
+OTHER = POD._replace(key=HolderKey("kubernetes", "uid-2/main"))
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_the_interval_in_which_a_second_holder_leaves_is_charged_to_neither(bench: Bench) -> None:
+    bench.poll(POD, OTHER)
+    bench.observe(5, 1.0)  # whose work that was is not known
+    bench.poll(POD)
+    assert bench.totals(POD).observed_s == 0.0
+    bench.run(10, 0.5, POD)
+    assert (bench.totals(POD).observed_s, bench.totals(POD).busy_s) == pytest.approx((10.0, 5.0))
+
+
+def test_the_interval_in_which_a_second_holder_comes_is_charged_to_neither(bench: Bench) -> None:
+    bench.poll(POD)
+    bench.observe(5, 1.0)
+    bench.poll(POD, OTHER)
+    assert bench.totals(POD).observed_s == bench.totals(OTHER).observed_s == 0.0
+
+
+def test_held_time_goes_on_while_the_holder_is_not_shown_so_coverage_falls(bench: Bench) -> None:
+    bench.poll(POD)
+    bench.run(100, 0.5, POD)
+    for _ in range(10):
+        bench.observe(5, 0.5)
+        bench.poll()
+    bench.run(50, 0.5, POD)
+    totals = bench.totals(POD)
+    assert totals.held_s == pytest.approx(200.0)
+    assert totals.observed_s == pytest.approx(145.0)  # not the 50 s, nor the interval of its return
+
+
+def flap(bench: Bench, on_s: int, off_s: int, times: int) -> None:
+    bench.poll(POD)
+    for _ in range(times):
+        bench.run(on_s, 0.0, POD)
+        bench.silence(off_s)
+
+
+def test_a_run_of_which_much_is_unknown_ends_although_no_gap_is_long(bench: Bench) -> None:
+    flap(bench, on_s=70, off_s=50, times=60)
+    bench.run(70, 0.0, POD)
+    run = bench.totals(POD).idle_run_s
+    assert run is not None
+    assert run <= 3 * 70.0
+
+
+def test_a_run_of_which_little_is_unknown_goes_on(bench: Bench) -> None:
+    flap(bench, on_s=600, off_s=50, times=12)
+    bench.run(5, 0.0, POD)
+    assert bench.totals(POD).idle_run_s == pytest.approx(12 * 600 + 5, abs=12 * 16)
+
+
+def test_unknown_time_of_an_earlier_run_does_not_count_in_the_next(bench: Bench) -> None:
+    flap(bench, on_s=70, off_s=50, times=1)
+    bench.run(5, 1.0, POD)
+    bench.run(70, 0.0, POD)
+    bench.silence(50)
+    bench.run(70, 0.0, POD)
+    assert bench.totals(POD).idle_run_s == pytest.approx(140.0, abs=6.0)
+
+
+def test_the_fewest_witnesses_of_a_run_count(bench: Bench) -> None:
+    bench.poll(POD)
+    bench.observe(5, 0.0, witnesses=4)
+    bench.poll(POD)
+    assert bench.totals(POD).idle_run_witnesses == 4
+    bench.observe(5, 0.0, witnesses=1)
+    bench.poll(POD)
+    for _ in range(20):
+        bench.observe(5, 0.0, witnesses=5)
+        bench.poll(POD)
+    assert bench.totals(POD).idle_run_witnesses == 1
+    bench.run(5, 0.5, POD)
+    assert bench.totals(POD).idle_run_witnesses == 0
+    bench.run(10, 0.0, POD)
+    assert bench.totals(POD).idle_run_witnesses == 3
+
+
+class Container:
+    """Polls of one holder whose container began at a moment of the ledger's clock, or has not begun."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.begun = math.inf
+
+    def run(self, seconds: int, ratio: float = 0.0) -> HolderTotals:
+        for _ in range(0, seconds, 5):
+            self.bench.observe(5, ratio)
+            entry = ConfirmedAllocation(Allocation(UNIT, POD), self.bench.now, None, self.begun)
+            self.bench.ledger.settle(self.bench.now, self.bench.wall, [entry])
+        return self.bench.totals(POD)
+
+
+def test_time_before_the_container_began_is_idle_time_and_no_idle_run(bench: Bench) -> None:
+    container = Container(bench)
+    staging = container.run(900)
+    assert (staging.idle_run_s, staging.idle_s) == (None, pytest.approx(895.0))
+    container.begun = bench.now - 2.0
+    assert container.run(100).idle_run_s == pytest.approx(100.0, abs=3.0)
+
+
+def test_a_restart_of_the_container_starts_the_idle_run_again(bench: Bench) -> None:
+    container = Container(bench)
+    container.begun = bench.now
+    assert container.run(600).idle_run_s == pytest.approx(595.0)
+    container.begun += 0.4  # read again from a wall clock that moved
+    assert container.run(100).idle_run_s == pytest.approx(695.0)
+    container.begun = bench.now
+    assert container.run(50).idle_run_s == pytest.approx(50.0)
+
+
+def test_what_came_and_went_is_kept_for_a_while_and_in_bounded_number(bench: Bench) -> None:
+    def pod(number: int) -> object:
+        return POD._replace(key=HolderKey("kubernetes", f"uid-{number}/main"))
+
+    for number in range(200):
+        bench.observe(5, 0.0)
+        bench.poll(pod(number))
+    assert len(bench.ledger.restored_holders) == KEEP_ABSENT
+    bench.observe(5, 0.0)
+    bench.poll(pod(198))  # one of the last goes on where it was
+    assert bench.totals(pod(198)).held_s == pytest.approx(10.0)
+    for _ in range(200):
+        bench.observe(5, 0.0)
+        bench.poll(pod(198))
+    assert len(bench.ledger.restored_holders) == 0  # KEEP_ABSENT_S is over
+
+
+def test_instances_that_were_destroyed_are_forgotten_and_gpus_are_not(bench: Bench) -> None:
+    for number in range(50):
+        unit = UnitId("GPU-0", f"MIG-{number}")
+        bench.observe(1, 0.0)
+        bench.ledger.record(Activity(unit, (Span(bench.now - 1.0, bench.now, 0.0, False),), 3))
+    bench.silence(KEEP_ABSENT_S)
+    bench.poll()
+    assert set(bench.ledger.units) == set(bench.ledger.rings) == {UNIT, UnitId("GPU-0", "MIG-49")}
+
+
+@pytest.mark.parametrize(("before_s", "charged_s"), [(7.0, 7.0), (14.0, 14.0), (50.0, 15.0), (-5.0, 0.0)])
+def test_a_slurm_job_is_charged_from_its_start_and_no_further_back_than_a_poll_confirms(
+    bench: Bench, before_s: float, charged_s: float
+) -> None:
+    """`start` may lie ahead: the controller has a clock of its own."""
+    bench.observe(100, 1.0)
+    bench.poll(JOB, start=bench.now - before_s)
+    totals = bench.totals(JOB)
+    assert (totals.held_s, totals.busy_s) == pytest.approx((charged_s, charged_s))
+
+
+def test_energy_of_the_interval_in_which_a_job_began_is_divided_by_time(bench: Bench) -> None:
+    bench.ledger.record_energy(UNIT, bench.now, 0.0, 400.0)
+    bench.observe(10, 1.0)
+    bench.ledger.record_energy(UNIT, bench.now, 100.0, 400.0)
+    bench.poll(JOB, start=bench.now - 4.0)
+    assert bench.totals(JOB).energy_j == pytest.approx(40.0)
+    bench.observe(5, 1.0)
+    bench.ledger.record_energy(UNIT, bench.now, 150.0, 400.0)
+    bench.poll(JOB, confirmed=bench.now - 1.0)
+    assert bench.totals(JOB).energy_j == pytest.approx(80.0)
+    bench.poll(JOB)
+    assert bench.totals(JOB).energy_j == pytest.approx(90.0)
