@@ -90,6 +90,7 @@ class Cycle:
     utilization_at: float = 0.0
     engines: dict[str, float] = field(default_factory=dict)
     gpm: Gpm | None = None
+    gpm_stuck: set[str] = field(default_factory=set)  # the board ("") and instances whose cycle counters do not move
     witness_missing: bool = False  # one that is told otherwise was not told this time: quiet others prove nothing
     pcie: Traffic | None = None
     pcie_at: float = 0.0

@@ -60,6 +60,7 @@ INTEGRALS = {
     for name in ("graphics", "sm", "tensor")
 }
 OUT_OF_RANGE = ("nvmlGpmMetricsGet", "OUT_OF_RANGE")
+STUCK = ("nvmlGpmMetricsGet", "STUCK")
 TOLERANCE = 0.001  # rounding of the driver's, no fault
 
 
@@ -67,10 +68,17 @@ def refine(cycle: Cycle, subject: str, gpm: Gpm) -> Gpm:
     """Ratios within 0 to 1, and SM activity from the driver's own counters where it has them.
 
     Values above 1 are seen on real parts (an SM activity of 1.29, NVIDIA/DCGM#152): clamped for use, and counted. What
-    is below 0 compares samples that do not belong together, and says nothing.
+    is below 0 compares samples that do not belong together, and says nothing. Nor does a window over which the driver's
+    own counter of cycles did not move: both of its samples are the same one.
     """
-    if gpm.elapsed_cycles is not None and gpm.active_cycles is not None:
+    elapsed = active = None
+    if gpm.elapsed_cycles is not None:
         elapsed = cycle.totals.step((subject, "elapsed_cycles"), gpm.elapsed_cycles)
+        if elapsed == 0.0:
+            cycle.remarks.append(STUCK)
+            cycle.gpm_stuck.add(subject)
+            return Gpm(gpm.span_s, missing=True)
+    if gpm.active_cycles is not None:
         active = cycle.totals.step((subject, "active_cycles"), gpm.active_cycles)
         if elapsed and active is not None:
             # The counters may reach back further than the window: of the two the busier.

@@ -206,6 +206,9 @@ class SimulatedDevice(SilentDevice):
         rates = {"pcie": 2 * self._gpu.product.pcie, "nvlink": 2 * self._gpu.product.nvlink}
         return self._stage.read_gpm(self._gpu.uuid, parts, rates)
 
+    def reopen_gpm(self, subject: str) -> None:
+        self._stage.gpm_seen.pop(subject or self._gpu.uuid, None)
+
     def read_memory(self) -> Memory:
         self._meet_faults("nvmlDeviceGetMemoryInfo")
         units = [UnitId(self._gpu.uuid)] + [UnitId(self._gpu.uuid, i.uuid) for i in self._gpu.instances]

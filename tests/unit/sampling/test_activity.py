@@ -9,7 +9,8 @@ import pytest
 from gpu_exporter.collectors import Cycle, Totals
 from gpu_exporter.devices.protocol import UtilizationSample
 from gpu_exporter.model import Span, UnitId
-from gpu_exporter.sampling.activity import ActivityReader, ActivityRules, PowerFloor
+from gpu_exporter.sampling.activity import ActivityReader
+from gpu_exporter.sampling.witnesses import ActivityRules, PowerFloor
 
 RULES = ActivityRules(interval_s=1.0, gap_intervals=3, power_floor_max_ratio=0.3, power_active_step=0.25)
 WALL = 1_700_000_000.0
@@ -56,9 +57,10 @@ def test_a_driver_sample_never_covers_more_than_the_drivers_longest_period(bench
 
 
 def test_zeros_of_a_time_in_which_no_witness_was_read_are_unknown(bench: Bench) -> None:
-    bench.read(10.0, [(10.0, 0.0)])
-    # The engines, read at 30, tell of one period of the driver; the time before that nobody watched.
-    assert rounded(bench.read(30.0, [(28.7, 0.0), (29.8, 0.0), (30.0, 0.0)])) == [(29.8, 30.0, 0.0, False)]
+    bench.read(10.0, [(9.5, 0.0), (10.0, 0.0)])
+    # The engines, read at 30, stand for one period of the driver (1.1 s); no witness was read before that.
+    spans = bench.read(30.0, [(28.5, 0.0), (29.0, 0.0), (29.5, 0.0), (30.0, 0.0)])
+    assert rounded(spans) == [(29.0, 29.5, 0.0, False), (29.5, 30.0, 0.0, False)]
     assert rounded(bench.read(31.0, [(30.5, 0.0), (31.0, 0.0)])) == [(30.0, 30.5, 0.0, False), (30.5, 31.0, 0.0, False)]
 
 

@@ -153,6 +153,13 @@ class NvmlDevice:
         self._require_gpm()
         return read_gpm(self.ask, self.identity.uuid)
 
+    def reopen_gpm(self, subject: str) -> None:
+        # An instance's window is named by its UUID and the way of sampling it.
+        names = (
+            {name for name in self._windows if name.partition(" ")[0] == subject} if subject else {self.identity.uuid}
+        )
+        self._library.ask("nvmlGpmSampleFree", SYSTEM, names)
+
     def read_memory(self) -> Memory:
         return read_memory(self.ask)
 
