@@ -21,11 +21,22 @@ class UnitId(NamedTuple):
     mig_uuid: str = ""
 
 
+class Range(NamedTuple):
+    """The values that a quantity can have, both ends included, in its base unit."""
+
+    low: float
+    high: float
+
+    def holds(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
 class Family(NamedTuple):
     """One metric family as data: what the renderers and the generated reference page need.
 
     `labels` are the labels beside the ones that the place implies (`gpu` and `uuid` on device families). `generations`
-    says which products tell it; empty is every supported one.
+    says which products tell it; empty is every supported one. `plausible`: what a value of the driver may be; outside
+    it is a sentinel or a fault, and no data. `unbounded` says why a family of a collector has no such range.
     """
 
     name: str
@@ -34,6 +45,8 @@ class Family(NamedTuple):
     labels: tuple[str, ...] = ()
     source: str = ""
     generations: str = ""
+    plausible: Range | None = None
+    unbounded: str = ""
 
 
 class Sample(NamedTuple):

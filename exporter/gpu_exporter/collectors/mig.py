@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from gpu_exporter.collectors.contract import Collector, Cycle, InstanceCycle
 from gpu_exporter.collectors.gpm import HOPPER, refine
+from gpu_exporter.collectors.memory import read_parts
+from gpu_exporter.collectors.plausible import CELSIUS, MEMORY_BYTES
 from gpu_exporter.collectors.thermal import GPU_TEMPERATURE
 from gpu_exporter.devices.protocol import Gpm, Instance, InstanceIdentity
 from gpu_exporter.model import Family, Sample
@@ -23,16 +25,25 @@ GPU_MIG_INFO = Family(
     source="nvmlDeviceGetAttributes_v2",
 )
 GPU_MIG_MEMORY_USED = Family(
-    "gpu_mig_memory_used_bytes", "gauge", "Memory used in the instance", source="nvmlDeviceGetMemoryInfo_v2"
+    "gpu_mig_memory_used_bytes",
+    "gauge",
+    "Memory used in the instance",
+    source="nvmlDeviceGetMemoryInfo_v2",
+    plausible=MEMORY_BYTES,
 )
 GPU_MIG_MEMORY_TOTAL = Family(
-    "gpu_mig_memory_total_bytes", "gauge", "Memory of the instance", source="nvmlDeviceGetMemoryInfo_v2"
+    "gpu_mig_memory_total_bytes",
+    "gauge",
+    "Memory of the instance",
+    source="nvmlDeviceGetMemoryInfo_v2",
+    plausible=MEMORY_BYTES,
 )
 GPU_MIG_TEMPERATURE = Family(
     "gpu_mig_temperature_celsius",
     "gauge",
     "Temperature of the board that the instance is on, its one sensor",
     source="nvmlDeviceGetTemperatureV",
+    plausible=CELSIUS,
 )
 GPU_MIG_ACTIVITY_SUPPORTED = Family(
     "gpu_mig_activity_supported", "gauge", "1 when the activity of this instance can be told, 0 when not"
@@ -115,8 +126,11 @@ def collect_mig(cycle: Cycle) -> None:
     cycle.instances_known = listed is not None
     temperature = cycle.value(GPU_TEMPERATURE) if listed else None
     read = [_read_instance(cycle, instance, temperature) for instance in listed or ()]
-    charges = listed is not None and cycle.device.identity.mig_mode == "enabled"
-    energies = _charge(cycle, read) if charges else {}
+    energies: Mapping[str, float] = {}
+    if cycle.device.identity.mig_mode == "enabled":
+        energies = _charge(cycle, read)  # all of it is unassigned while the instances cannot be listed
+    else:
+        cycle.totals.forget_step("mig-time", "mig-energy")  # what is used until MIG is on again belongs to no instance
     for entry in read:
         identity = entry.identity
         cycle.instances.append(
@@ -153,8 +167,7 @@ def _read_instance(cycle: Cycle, instance: Instance, temperature: float | None) 
         Sample(GPU_MIG_ACTIVITY_SUPPORTED, (), float(supported)),
     ]
     if memory is not None:
-        samples.append(Sample(GPU_MIG_MEMORY_USED, (), float(memory.used)))
-        samples.append(Sample(GPU_MIG_MEMORY_TOTAL, (), float(memory.total)))
+        samples += read_parts(cycle, (GPU_MIG_MEMORY_TOTAL, memory.total), (GPU_MIG_MEMORY_USED, memory.used))
     if temperature is not None:
         samples.append(Sample(GPU_MIG_TEMPERATURE, (), temperature))
     if gpm is not None:

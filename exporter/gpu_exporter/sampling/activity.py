@@ -78,7 +78,9 @@ class ActivityReader:
 
         GPM readings that the other witnesses contradict are taken out of the cycle.
         """
-        previous, self._last_monotonic = self._last_monotonic, monotonic
+        # The first witness was read when the cycle began: of what came later its silence says nothing.
+        watched_until = monotonic if cycle.begin is None else cycle.begin
+        previous, self._last_monotonic = self._last_monotonic, watched_until
         stepped = self._note_offset(wall - monotonic)
         seen = self._witnesses.observe(cycle)
         self._trust.review(cycle, seen, monotonic)
@@ -86,12 +88,13 @@ class ActivityReader:
         active: bool | None = any(others)
         if not active and (cycle.witness_missing or None in others):
             active = None
-        self._note_watch(previous, monotonic, active)
+        self._note_watch(previous, watched_until, active)
         if stepped:
             self._ring.restart(wall)
             spans: tuple[Span, ...] = ()
         else:
-            spans = self._ring.read(cycle.driver_samples, monotonic, wall)
+            # What was stamped later is read again in the next cycle, when its time was watched.
+            spans = self._ring.read(cycle.driver_samples, watched_until, wall - (monotonic - watched_until))
             if cycle.utilization:
                 spans = agreeing(spans, monotonic, self._longest())
         if spans:

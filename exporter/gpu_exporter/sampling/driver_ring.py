@@ -61,7 +61,8 @@ class DriverRing:
 
     def restart(self, wall: float) -> None:
         """The wall clock was stepped: what the ring holds was stamped in another time."""
-        self._from = max(wall, self.newest_wall)
+        # A clock that went back meets its own stamps again, for as long as the ring keeps them.
+        self._from = min(max(wall, self.newest_wall), wall + RING_AGE_MAX_S)
         self.newest_wall = wall
         self.contradicted = False
 

@@ -17,6 +17,7 @@ from gpu_exporter.collectors.contract import Cycle, InstanceCycle
 from gpu_exporter.collectors.gpm import GPM
 from gpu_exporter.collectors.mig import RATIOS as INSTANCE_RATIOS
 from gpu_exporter.devices.protocol import Gpm
+from gpu_exporter.sampling.driver_ring import UNWATCHED_MAX_S
 from gpu_exporter.sampling.witnesses import ActivityRules
 
 log = logging.getLogger(__name__)
@@ -44,16 +45,23 @@ class GpmTrust:
         self._rules = rules
         self._doubts: dict[str, _Doubt] = {}
         self._stuck_since: dict[str, float] = {}
+        self._power_at: float | None = None  # when power was last read
+        self._unexplained_at: float | None = None  # when the board worked, or may have, and no instance said so
 
     def review(self, cycle: Cycle, seen: dict[str, bool | None], now: float) -> None:
         """Take out of `cycle` and `seen` what is not to be believed. `seen`: the board's witnesses by name."""
         self._review_stuck(cycle, now)
-        if cycle.instances:
-            self._review_instances(cycle, seen, now)
+        if "power" in seen:
+            self._power_at = now
+        # Power that was read lately and is missing now might have contradicted. On MIG it is the only one that could.
+        power_missing = "power" not in seen and self._power_at is not None and now - self._power_at < REOPEN_S
+        if cycle.instances or not cycle.instances_known:
+            self._review_instances(cycle, seen, now, power_missing)
         gpm = cycle.gpm
         if gpm is not None and gpm.graphics is not None:
             against = _work(cycle, seen, gpm) if _reads_zero(gpm) else []
-            if self._is_withheld(cycle, BOARD, _reads_zero(gpm), against, now):
+            is_unsure = power_missing and cycle.utilization is None and not cycle.driver_samples and _reads_zero(gpm)
+            if self._is_withheld(cycle, BOARD, _reads_zero(gpm), against, now) or is_unsure:
                 cycle.samples = [sample for sample in cycle.samples if sample.family.name not in BOARD_FAMILIES]
                 cycle.gpm = None
                 cycle.witness_missing = True
@@ -85,7 +93,7 @@ class GpmTrust:
             for subject in [s for s in self._stuck_since if s in read and s not in cycle.gpm_stuck]:
                 del self._stuck_since[subject]
 
-    def _review_instances(self, cycle: Cycle, seen: Mapping[str, bool | None], now: float) -> None:
+    def _review_instances(self, cycle: Cycle, seen: Mapping[str, bool | None], now: float, power_missing: bool) -> None:
         readings = [instance.gpm for instance in cycle.instances]
         works = any(gpm is not None and _shows_work(gpm, self._rules) for gpm in readings)
         names = [] if works else [name for name in ("power", GRAPHICS, SM) if seen.get(name)]
@@ -93,14 +101,20 @@ class GpmTrust:
             names += [name for name, active in seen.items() if active and name not in names]
         # A board at work whose work none of its instances admits. One that could not be read may be the one.
         all_read = all(gpm is not None and gpm.graphics is not None for gpm in readings)
+        # A window that reaches back to a time when nothing explained the board's work is not quiet either.
+        before, self._unexplained_at = self._unexplained_at, now if names or power_missing else self._unexplained_at
         reviewed: list[InstanceCycle] = []
         for instance in cycle.instances:
             gpm = instance.gpm
             if gpm is None or gpm.graphics is None:
                 reviewed.append(instance)
-            elif not all_read and names:
+            elif names and not all_read:
                 reviewed.append(instance._replace(gpm=gpm._replace(missing=True)))
-            elif self._is_withheld(cycle, instance.uuid, _reads_zero(gpm), names, now):
+            elif self._is_withheld(cycle, instance.uuid, _reads_zero(gpm), names, now) or (
+                _reads_zero(gpm)
+                and not works
+                and (power_missing or (before is not None and instance.gpm_at - gpm.span_s < before - UNWATCHED_MAX_S))
+            ):
                 samples = tuple(s for s in instance.samples if s.family.name not in INSTANCE_FAMILIES)
                 reviewed.append(instance._replace(gpm=Gpm(gpm.span_s, missing=True), samples=samples))
             else:

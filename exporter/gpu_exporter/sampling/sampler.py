@@ -50,8 +50,8 @@ class DeviceSampler:
 
         Raises DriverChanged.
         """
-        cycle = Cycle(self.device, self._activity.newest_sample_wall, self._clock.monotonic, self._totals)
         begin, answers = self._clock.monotonic(), self.device.answers
+        cycle = Cycle(self.device, self._activity.newest_sample_wall, self._clock.monotonic, self._totals, begin)
         outcomes: list[CollectorOutcome] = []
         try:
             for collector in self._collectors:

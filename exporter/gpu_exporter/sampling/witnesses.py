@@ -91,12 +91,15 @@ class Witnesses:
             ("PCIe", cycle.pcie, pcie, gpm.pcie if gpm else None, rules.pcie_idle_max_bytes_per_second),
             ("NVLink", cycle.nvlink, nvlink, gpm.nvlink if gpm else None, rules.nvlink_idle_max_bytes_per_second),
         ):
-            # Of the driver's byte counters and the rate of GPM the higher: a counter may have wrapped.
+            # Of the driver's byte counters and the rate of GPM the higher: a counter may have wrapped. A counter that
+            # needs a second reading leaves open whether a quiet GPM is right.
             rates = [rate for rate in (counted, reported) if rate is not None]
-            if rates:
-                seen[name] = max(rates) > floor
-            elif traffic is not None:
+            if rates and max(rates) > floor:
+                seen[name] = True
+            elif traffic is not None and counted is None:
                 seen[name] = None
+            elif rates:
+                seen[name] = False
         power = self._highest_power(cycle)
         if power is not None and cycle.power_limit_w:
             seen["power"] = self._floor.is_active(power, cycle.power_limit_w)

@@ -48,11 +48,13 @@ def test_a_window_over_which_the_cycle_counter_did_not_move_says_nothing(active:
     """Whatever it reads: both of its samples are the same one."""
     totals = Totals()
     gpm = Gpm(1.0, graphics=0.4, sm=0.3, dram=0.2, pcie=1e9, elapsed_cycles=1000.0, active_cycles=active)
-    assert refine(make_cycle(totals), "MIG-1", gpm).graphics == 0.4
+    first = refine(make_cycle(totals), "MIG-1", gpm)
+    assert (first.graphics, first.missing) == (0.4, True)  # nothing shows yet that the counter moves
     cycle = make_cycle(totals)
     assert refine(cycle, "MIG-1", gpm) == Gpm(1.0, missing=True)
     assert (cycle.remarks, cycle.gpm_stuck) == ([STUCK], {"MIG-1"})
     cycle = make_cycle(totals)
     assert refine(cycle, "MIG-2", gpm).graphics == 0.4  # another subject
-    assert refine(cycle, "MIG-1", gpm._replace(elapsed_cycles=1001.0)).graphics == 0.4
+    later = refine(cycle, "MIG-1", gpm._replace(elapsed_cycles=1001.0))
+    assert (later.graphics, later.missing) == (0.4, False)
     assert not cycle.gpm_stuck

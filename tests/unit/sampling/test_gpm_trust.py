@@ -13,6 +13,7 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.collectors.gpm import GPM
 from gpu_exporter.collectors.mig import RATIOS
 from gpu_exporter.defaults import Settings
+from gpu_exporter.devices.errors import DeviceError, NotSupported
 from gpu_exporter.devices.protocol import Gpm
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import SimulatedDevice, Stage
@@ -228,6 +229,31 @@ def test_while_one_instance_cannot_be_read_none_is_idle_on_a_board_at_work() -> 
         assert resting.activity.spans == ()
         assert {sample.family.name for sample in resting.samples} >= INSTANCE_FAMILIES
     assert bench.reopened == []
+
+
+@pytest.mark.parametrize("power", [0.0, None], ids=["0 W", "a call that fails"])
+def test_while_power_is_missing_the_zeros_of_instances_prove_nothing(power: float | None) -> None:
+    """It might have contradicted them. A witness that is gone for a minute is none any more."""
+    bench = Bench(mig=instances(0.0, 0.0))
+    bench.step(5)
+
+    def missing() -> float:
+        if power is None:
+            raise DeviceError("nvmlDeviceGetPowerUsage", "NVML_ERROR_UNKNOWN", once_told=True)
+        return power
+
+    def no_energy() -> float:
+        raise NotSupported("nvmlDeviceGetTotalEnergyConsumption", "NVML_ERROR_NOT_SUPPORTED")
+
+    bench.device.read_power, bench.device.read_energy = missing, no_energy  # type: ignore[method-assign]
+    for _ in range(59):
+        for instance in bench.step().instances:
+            assert instance.activity is not None
+            assert instance.activity.spans == ()
+            assert not {sample.family.name for sample in instance.samples} & INSTANCE_FAMILIES
+    for instance in bench.step(2).instances:
+        assert instance.activity is not None
+        assert idle(instance.activity.spans) == 1.0
 
 
 def test_an_instance_that_is_gone_is_forgotten() -> None:

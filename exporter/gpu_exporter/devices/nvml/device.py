@@ -21,6 +21,7 @@ from gpu_exporter.devices.nvml import constants as nvml
 from gpu_exporter.devices.nvml.asker import Asker, Fields
 from gpu_exporter.devices.nvml.instance import NvmlInstance, read_gpm, read_memory
 from gpu_exporter.devices.nvml.library import SYSTEM, Handle, Library
+from gpu_exporter.devices.nvml.nvlink import NvlinkCounters
 from gpu_exporter.devices.nvml.support import SupportMatrix
 from gpu_exporter.devices.protocol import (
     Clocks,
@@ -39,7 +40,7 @@ from gpu_exporter.model import DeviceIdentity
 
 log = logging.getLogger(__name__)
 LATELY_S = 5.0
-KIB, MIB = 1024.0, 1024.0**2
+MIB = 1024.0**2
 ENGINE_CALLS = {
     "encoder": "nvmlDeviceGetEncoderUtilization",
     "decoder": "nvmlDeviceGetDecoderUtilization",
@@ -53,7 +54,8 @@ class NvmlDevice:
 
     def __init__(self, library: Library, handle: Handle, index: int, monotonic: Callable[[], float]) -> None:
         self._library = library
-        self.ask = Asker(library, handle, SupportMatrix(monotonic), f"gpu {index}")
+        self._label = f"gpu {index}"
+        self.ask = Asker(library, handle, SupportMatrix(monotonic), self._label)
         self._monotonic = monotonic
         self._fields = Fields(self.ask)
         self._once: dict[str, Any] = {}
@@ -61,7 +63,7 @@ class NvmlDevice:
         self._windows: set[str] = set()  # of GPM, of the instances
         self._instance_support: dict[str, SupportMatrix] = {}
         self._instances_warned: set[str] = set()
-        self._links: set[int | tuple[int, int]] = set()
+        self._nvlink = self._make_nvlink()
         try:
             minor = int(self.ask("nvmlDeviceGetMinorNumber"))
         except NotSupported:
@@ -79,6 +81,9 @@ class NvmlDevice:
     @property
     def handle(self) -> Handle:
         return self.ask.handle
+
+    def _make_nvlink(self) -> NvlinkCounters:
+        return NvlinkCounters(self._fields, self._label, self._monotonic)
 
     def renew(self) -> None:
         """Ask the driver for the device anew: after a reset the old handle may be dead. Raises DeviceError."""
@@ -101,6 +106,7 @@ class NvmlDevice:
         self._recent.clear()
         self._library.ask("nvmlGpmSampleFree", SYSTEM, {self.identity.uuid, *self._windows})
         self._windows = set()
+        self._nvlink = self._make_nvlink()
 
     def _lately(self, call: str) -> Any:
         """An answer that only an administrator changes: at most LATELY_S old."""
@@ -230,25 +236,7 @@ class NvmlDevice:
         return Pcie(traffic, None if replays is None else int(replays))
 
     def read_nvlink(self) -> Traffic:
-        """KiB over all links together before Blackwell, bytes of each link since (field 138 is gone there)."""
-        tx, rx = (
-            (field, nvml.NVML_VALUE_ALL_LINKS)
-            for field in (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
-        )
-        told = self._fields.read(tx, rx)
-        if len(told) == 2:
-            return Traffic(rx=told[rx] * KIB, tx=told[tx] * KIB)
-        sent = [(nvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES, link) for link in range(nvml.NVLINKS)]
-        received = [(nvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES, link) for link in range(nvml.NVLINKS)]
-        told = self._fields.read(*sent, *received)
-        if not self._links <= told.keys():  # without a link that counted before, the sum would fall
-            raise NotSupported(Fields.CALL, "NVML_ERROR_NO_DATA")
-        self._links = set(told)
-        if not (told.keys() & set(sent) and told.keys() & set(received)):
-            raise NotSupported(Fields.CALL, "NVML_ERROR_NOT_SUPPORTED")
-        return Traffic(
-            rx=sum(float(told.get(field, 0)) for field in received), tx=sum(float(told.get(field, 0)) for field in sent)
-        )
+        return self._nvlink.read()
 
     def read_ecc_errors(self) -> Mapping[str, int]:
         return {
