@@ -106,13 +106,14 @@ class DeviceIdentity:
 class InstanceReading(NamedTuple):
     """One MIG instance at one moment. `mig` is "gpu instance id/compute instance id".
 
-    `energy_j` is the running estimate of its part of the board's energy.
+    `sm_slices`: compute slices of the board that are its own; a fraction where compute instances that report none share
+    a GPU instance. `energy_j` is the running estimate of its part of the board's energy.
     """
 
     uuid: str
     mig: str
     profile: str
-    sm_slices: int
+    sm_slices: float
     samples: tuple[Sample, ...]
     activity: Activity | None
     energy_j: float | None = None

@@ -114,6 +114,7 @@ EXPECTED = {
     "v100": ({"gpu_retired_pages", "gpu_memory_temperature_celsius"}, {"gpu_remapped_rows", "gpu_mig_info"}),
     "a100": ({"gpu_remapped_rows", "gpu_utilization_ratio", "gpu_nvlink_rx_bytes_total"}, {"gpu_sm_active_ratio", "gpu_temperature_margin_celsius"}),
     "a100-mig": ({"gpu_mig_info", "gpu_mig_memory_used_bytes", "gpu_mig_power_watts"}, {"gpu_utilization_ratio", "gpu_mig_graphics_active_ratio", "gpu_remapped_rows"}),
+    "a30-mig": ({"gpu_mig_info", "gpu_mig_memory_used_bytes", "gpu_mig_power_watts"}, {"gpu_utilization_ratio", "gpu_mig_graphics_active_ratio"}),
     "h100": ({"gpu_sm_active_ratio", "gpu_temperature_margin_celsius"}, {"gpu_temperature_limit_celsius", "gpu_retired_pages"}),
     "h100-mig": ({"gpu_mig_graphics_active_ratio", "gpu_mig_sm_active_ratio"}, {"gpu_utilization_ratio"}),
     "b200": ({"gpu_nvlink_rx_bytes_total", "gpu_sm_active_ratio"}, {"gpu_retired_pages"}),

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from gpu_exporter.model import Allocation, Claim, DeviceSnapshot, UnitId
-
-MIG_SLICES = 7  # compute slices of a board: 7 on every product with MIG but A30, which has 4
+from gpu_exporter.shares import board_share, count_slices
 
 
 class Resolution(NamedTuple):
@@ -41,12 +40,12 @@ def resolve(claims: Sequence[Claim], snapshots: Iterable[DeviceSnapshot]) -> Res
             others.append((claim, replica))
     allocations: list[tuple[Allocation, Claim]] = []
     for unit, holders in units.items():
-        part = finder.slices.get(unit.mig_uuid, MIG_SLICES) / MIG_SLICES if unit.mig_uuid else 1.0
+        slices, whole = finder.slices.get(unit.mig_uuid, (1.0, 1.0))
         for claim, replica in holders:
             share = "mig" if unit.mig_uuid else "none"
             if replica or len(holders) > 1:
                 share = "time_slice"
-            ratio = part / len(holders)
+            ratio = board_share(slices, whole, len(holders))
             allocations.append((Allocation(unit, claim.holder, share, ratio, claim.running), claim))
     return Resolution(allocations, unresolved, conflicts)
 
@@ -58,7 +57,7 @@ class _Finder:
         self._by_uuid: dict[str, UnitId] = {}
         self._by_minor: dict[str, UnitId] = {}
         self._by_index: dict[str, UnitId] = {}
-        self.slices: dict[str, int] = {}
+        self.slices: dict[str, tuple[float, float]] = {}  # by MIG UUID: the instance's, and the board's
         known = list(snapshots)
         # With MIG on, a number may mean an instance, or be shifted by one: guessing is not allowed.
         has_mig = any(snapshot.identity.mig_mode == "enabled" for snapshot in known)
@@ -70,11 +69,12 @@ class _Finder:
                 self._by_minor[str(identity.minor)] = unit
             if not has_mig:
                 self._by_index[str(identity.index)] = unit
+            whole = count_slices(identity.mig_slices, (instance.sm_slices for instance in snapshot.instances))
             for instance in snapshot.instances:
                 mig_unit = UnitId(identity.uuid, instance.uuid)
                 self._by_uuid[instance.uuid] = mig_unit
                 self._by_uuid[f"MIG-{identity.uuid}/{instance.mig}"] = mig_unit  # drivers before R470
-                self.slices[instance.uuid] = instance.sm_slices
+                self.slices[instance.uuid] = (instance.sm_slices, whole)
 
     def find(self, claim: Claim) -> tuple[UnitId | None, str]:
         """The unit, and the replica number when the device id names one."""

@@ -71,7 +71,7 @@ class InstanceCycle(NamedTuple):
     uuid: str
     mig: str
     profile: str
-    sm_slices: int
+    sm_slices: float
     samples: tuple[Sample, ...]
     gpm: Gpm | None
     gpm_at: float

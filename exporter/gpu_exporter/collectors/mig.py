@@ -16,6 +16,7 @@ from gpu_exporter.collectors.plausible import CELSIUS, MEMORY_BYTES
 from gpu_exporter.collectors.thermal import GPU_TEMPERATURE
 from gpu_exporter.devices.protocol import Gpm, Instance, InstanceIdentity
 from gpu_exporter.model import Family, Sample
+from gpu_exporter.shares import count_slices
 
 GPU_MIG_INFO = Family(
     "gpu_mig_info",
@@ -92,15 +93,14 @@ GPU_MIG_UNASSIGNED_ENERGY = Family(
 
 
 def divide_energy(
-    joules: float, idle_joules: float, board_slices: int, parts: Sequence[tuple[str, int, float | None]]
+    joules: float, idle_joules: float, board_slices: int, parts: Sequence[tuple[str, float, float | None]]
 ) -> tuple[dict[str, float], float]:
     """Joules by uuid of each (uuid, slices, activity), and what is left unassigned; together exactly `joules`.
 
     `idle_joules` is what the board would have used at rest. Without the activity of each instance, and while none is
-    active, all of it goes by slices. Slices of compute instances that share a GPU instance may add up to more than the
-    board has; nobody is then charged for more than there is.
+    active, all of it goes by slices.
     """
-    whole = max(board_slices, sum(slices for _, slices, _ in parts))
+    whole = count_slices(board_slices, (slices for _, slices, _ in parts))
     weights = {uuid: slices * activity for uuid, slices, activity in parts if activity is not None}
     active = sum(weights.values())
     idle = min(joules, idle_joules) if len(weights) == len(parts) and active > 0 else joules
@@ -163,7 +163,7 @@ def _read_instance(cycle: Cycle, instance: Instance, temperature: float | None) 
     memory = cycle.read(instance.read_memory)
     slices = str(identity.memory_slices) if identity.memory_slices else ""
     samples = [
-        Sample(GPU_MIG_INFO, (identity.profile, str(identity.sm_slices), slices), 1.0),
+        Sample(GPU_MIG_INFO, (identity.profile, f"{identity.sm_slices:g}", slices), 1.0),
         Sample(GPU_MIG_ACTIVITY_SUPPORTED, (), float(supported)),
     ]
     if memory is not None:

@@ -105,12 +105,15 @@ class RowRemaps(NamedTuple):
 
 
 class InstanceIdentity(NamedTuple):
-    """One MIG instance. `mig` is "gpu instance id/compute instance id"."""
+    """One MIG instance. `mig` is "gpu instance id/compute instance id".
+
+    `sm_slices`: its own compute slices; a fraction where the driver tells none of compute instances that share theirs.
+    """
 
     uuid: str
     mig: str
     profile: str
-    sm_slices: int
+    sm_slices: float
     memory_slices: int = 0  # 0 is unknown
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 
 MAGIC = 0x4C4D564E  # "NVML"
-VERSION = 3
+VERSION = 4
 MAX_DEVICES = 16
 MAX_SAMPLES = 100  # what a real driver keeps is not documented; the ring must be finite to be honest
 MAX_PROCESSES = 32
@@ -105,7 +105,7 @@ class Instance(ctypes.Structure):
         ("gpu_instance", u32),
         ("compute_instance", u32),
         ("slices", u32),
-        ("padding", u32),
+        ("compute_slices", u32),
         ("memory_total", u64),
         ("memory_used", u64),
         ("memory_free", u64),

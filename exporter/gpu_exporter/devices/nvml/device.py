@@ -37,6 +37,7 @@ from gpu_exporter.devices.protocol import (
     UtilizationSample,
 )
 from gpu_exporter.model import DeviceIdentity
+from gpu_exporter.shares import divide_gpu_instance
 
 log = logging.getLogger(__name__)
 LATELY_S = 5.0
@@ -308,11 +309,13 @@ class NvmlDevice:
     def _enumerate(self) -> list[tuple[Handle, InstanceIdentity]]:
         """Each instance with its handle, found anew each time: a handle may be reused for another instance."""
         found: list[tuple[Handle, InstanceIdentity]] = []
+        compute: dict[int, list[int]] = {}  # slices of the compute instances, by GPU instance, in the order of `found`
         for position in range(self._static("nvmlDeviceGetMaxMigDeviceCount")):
             ask = self._library.ask
             try:
                 handle = self.ask("nvmlDeviceGetMigDeviceHandleByIndex", position)
-                slices, memory_mib = ask("nvmlDeviceGetAttributes_v2", handle)
+                # Recordings made before the third value was read have two.
+                slices, memory_mib, *own = ask("nvmlDeviceGetAttributes_v2", handle)
                 gpu_instance = ask("nvmlDeviceGetGpuInstanceId", handle)
                 compute_instance = ask("nvmlDeviceGetComputeInstanceId", handle)
                 # The product name ends in the profile, e.g. "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
@@ -328,4 +331,19 @@ class NvmlDevice:
                 uuid, f"{gpu_instance}/{compute_instance}", profile, slices, self._memory_slices(memory_mib)
             )
             found.append((handle, identity))
-        return found
+            compute.setdefault(gpu_instance, []).append(own[0] if own else 0)
+        return _divide(found, compute)
+
+
+def _divide(
+    found: list[tuple[Handle, InstanceIdentity]], compute: Mapping[int, Sequence[int]]
+) -> list[tuple[Handle, InstanceIdentity]]:
+    """Each instance with its own part of the slices of its GPU instance."""
+    shares: dict[str, list[float]] = {}
+    divided: list[tuple[Handle, InstanceIdentity]] = []
+    for handle, identity in found:
+        gpu_instance = identity.mig.partition("/")[0]
+        if gpu_instance not in shares:
+            shares[gpu_instance] = divide_gpu_instance(int(identity.sm_slices), compute[int(gpu_instance)])
+        divided.append((handle, identity._replace(sm_slices=shares[gpu_instance].pop(0))))
+    return divided
