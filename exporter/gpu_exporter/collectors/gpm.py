@@ -63,6 +63,7 @@ INTEGRALS = {
         f"Integral of gpu_{name}_active_ratio since the exporter started; its rate is the mean over any window",
         source=RATIOS[name].source,
         generations=HOPPER,
+        unbounded="a sum of ratios that were checked",
     )
     for name in ("graphics", "sm", "tensor")
 }

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from gpu_exporter.collectors.contract import Collector, Cycle, InstanceCycle
 from gpu_exporter.collectors.gpm import HOPPER, refine
 from gpu_exporter.collectors.memory import read_parts
-from gpu_exporter.collectors.plausible import CELSIUS, MEMORY_BYTES
+from gpu_exporter.collectors.plausible import CELSIUS, MEMORY_BYTES, RATIO
 from gpu_exporter.collectors.thermal import GPU_TEMPERATURE
 from gpu_exporter.devices.protocol import Gpm, Instance, InstanceIdentity
 from gpu_exporter.model import Family, Sample
@@ -24,6 +24,7 @@ GPU_MIG_INFO = Family(
     "Identity of a MIG instance, always 1",
     ("profile", "sm_slices", "memory_slices"),
     source="nvmlDeviceGetAttributes_v2",
+    unbounded="identity",
 )
 GPU_MIG_MEMORY_USED = Family(
     "gpu_mig_memory_used_bytes",
@@ -47,7 +48,10 @@ GPU_MIG_TEMPERATURE = Family(
     plausible=CELSIUS,
 )
 GPU_MIG_ACTIVITY_SUPPORTED = Family(
-    "gpu_mig_activity_supported", "gauge", "1 when the activity of this instance can be told, 0 when not"
+    "gpu_mig_activity_supported",
+    "gauge",
+    "1 when the activity of this instance can be told, 0 when not",
+    unbounded="says what answered",
 )
 RATIOS = {
     name: Family(
@@ -56,6 +60,7 @@ RATIOS = {
         f"{text}; absent where the hardware has no source",
         source=source,
         generations=HOPPER,
+        plausible=RATIO,
     )
     for name, text, source in (
         ("graphics", "Share of time the instance's engine was active", "nvmlGpmMetricsGet 1"),
@@ -69,12 +74,14 @@ REST_MAX_SHARE = 0.15
 SLOW_READ_S = 0.1  # the shortest GPM window
 METHODS = ("slices", "activity")  # without and with activity that can be told
 _ESTIMATE = "nvmlDeviceGetTotalEnergyConsumption, divided"
+_DIVIDED = "a part of energy that was checked"
 GPU_MIG_POWER = Family(
     "gpu_mig_power_watts",
     "gauge",
     "Estimate of the instance's part of the board's power, by method (activity, slices)",
     ("method",),
     source=_ESTIMATE,
+    unbounded=_DIVIDED,
 )
 GPU_MIG_ENERGY = Family(
     "gpu_mig_energy_joules_total",
@@ -83,12 +90,14 @@ GPU_MIG_ENERGY = Family(
     "gpu_mig_unassigned_energy_joules_total it grows as fast as gpu_energy_joules_total",
     ("method",),
     source=_ESTIMATE,
+    unbounded=_DIVIDED,
 )
 GPU_MIG_UNASSIGNED_ENERGY = Family(
     "gpu_mig_unassigned_energy_joules_total",
     "counter",
     "Energy of a board with MIG that no instance is charged with, since the exporter started",
     source=_ESTIMATE,
+    unbounded=_DIVIDED,
 )
 
 

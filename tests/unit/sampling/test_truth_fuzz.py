@@ -34,7 +34,7 @@ STEP_S = 0.05  # how finely time passes for the driver
 
 
 def bound(driver: Driver) -> float:
-    """How much idle time may overlap one piece of work, in seconds (docs/decisions/0014)."""
+    """How much idle time may overlap one piece of work, in seconds (docs/decisions/0010)."""
     clocks = 2 * (abs(driver.clock_lead_s) + driver.stamp_jitter_s + UNWATCHED_MAX_S)
     if driver.source == "mig":
         # GPM compares what it says it does. Where it lies, the mean power of a second has to become clear: a third of
