@@ -32,6 +32,7 @@ KINDS = ("kernel", "encoder", "copy")
 RING_KEEPS_S = 20.0
 ENGINE_PERIOD_S = 1.0
 POWER_PERIOD_S = 1.0
+GLITCHES_APART_S = 5.0
 
 
 class Work(NamedTuple):
@@ -62,7 +63,7 @@ class Driver(NamedTuple):
     duplicates: float = 0.0
     fails: float = 0.0
     nonsense: float = 0.0
-    glitches: float = 0.0  # power readings of 0 W
+    glitches: float = 0.0  # single power readings of 0 or 1 W
     gpm_lies: str = ""  # stuck, zero
     lies: Sequence[tuple[float, float]] = ()
 
@@ -78,6 +79,8 @@ class TrueDevice(SilentDevice):
         )
         self._start = clock.monotonic()
         self._told: set[str] = set()
+        self._to_lose = 0  # entries after the one that was lost
+        self._glitch_at = 0.0
         self._ring: list[tuple[float, UtilizationSample]] = []  # when it can be read, and the entry
         self._periods = 0
         self._gpm_at: dict[str, float] = {}
@@ -116,7 +119,8 @@ class TrueDevice(SilentDevice):
             self._periods += 1
             end = self._periods * period
             ratio = int(100.0 * self.share(end - period, end, "kernel") + 1e-9) / 100.0
-            if self.chance(self.driver.loses):
+            if self._to_lose or self.chance(self.driver.loses):
+                self._to_lose = self._to_lose - 1 if self._to_lose else self.random.randint(0, 4)
                 continue
             jitter = self.random.uniform(-1, 1) * self.driver.stamp_jitter_s
             stamp = round(wall_zero + end + self.driver.clock_lead_s + jitter, 6)
@@ -163,7 +167,10 @@ class TrueDevice(SilentDevice):
     def read_power(self) -> float:
         watts = self._draw(self.now() - POWER_PERIOD_S, self.now())
         watts = self._answer("nvmlDeviceGetPowerUsage", watts)
-        return 0.0 if self.chance(self.driver.glitches) else watts
+        if self.now() - self._glitch_at > GLITCHES_APART_S and self.chance(self.driver.glitches):
+            self._glitch_at = self.now()
+            return self.random.choice((0.0, 1.0))
+        return watts
 
     def read_power_limit(self) -> float:
         return self._answer("nvmlDeviceGetEnforcedPowerLimit", self.driver.limit_w)

@@ -17,7 +17,7 @@ WALL_STEP_S = 1.0  # a wall clock that moved more than this against the monotoni
 RING_AGE_MAX_S = 120.0  # a stamp that is older than any ring keeps is not wall time of this host: no source then
 UNWATCHED_MAX_S = 0.05  # of a span: clocks of driver and host differ by less, a witness's silence by more
 LATENESS = 1.1  # a cycle or sample that comes a tenth of a period late leaves no hole
-SPACINGS = 64  # distances between stamps that the period is learned from
+SPACINGS = 32  # distances between stamps that the period is learned from
 SAME_STAMP_S = 1e-6  # stamps are whole microseconds, and cross the border as a float
 
 
@@ -73,8 +73,7 @@ class DriverRing:
             self.newest_wall = wall  # the clock went back: the ring still holds that time from before
             return ()
         entries = self._fold(samples, wall)
-        first = self.newest_wall if self.newest_wall > wall - RING_AGE_MAX_S else 0.0
-        stamps = ([first] if first else []) + [entry.wall for entry in entries]
+        stamps = [self.newest_wall, *(entry.wall for entry in entries)]
         self._period.learn([later - earlier for earlier, later in itertools.pairwise(stamps)])
         shift = monotonic - wall
         spans: list[Span] = []

@@ -31,6 +31,9 @@ def test_sm_activity_comes_from_the_counters_where_they_are() -> None:
     assert refine(make_cycle(totals), "", first).sm == 0.9  # nothing to compare with yet
     later = first._replace(sm=0.1, elapsed_cycles=3000.0, active_cycles=600.0)
     assert refine(make_cycle(totals), "", later).sm == 0.25
+    # The counters may reach back further than the window: of the two the busier.
+    busier = first._replace(sm=0.9, elapsed_cycles=4000.0, active_cycles=650.0)
+    assert refine(make_cycle(totals), "", busier).sm == 0.9
     # A driver that was loaded anew counts from 0: back to the windowed ratio, once.
     assert refine(make_cycle(totals), "", first._replace(elapsed_cycles=10.0, active_cycles=1.0)).sm == 0.9
 

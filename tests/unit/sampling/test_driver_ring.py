@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter.devices.protocol import UtilizationSample
 from gpu_exporter.model import Span
-from gpu_exporter.sampling.driver_ring import LATENESS, DriverRing, RingPeriod
+from gpu_exporter.sampling.driver_ring import LATENESS, RING_AGE_MAX_S, DriverRing, RingPeriod, agreeing
 
 WALL = 1_700_000_000.0
 
@@ -64,10 +64,10 @@ def test_the_period_of_these_distances(spacings: list[float], seconds: float) ->
 
 def test_a_driver_that_changes_its_period_is_followed() -> None:
     period = RingPeriod(1.0)
-    period.learn([0.2] * 64)
-    period.learn([0.5] * 64)
+    period.learn([0.2] * 32)
+    period.learn([0.5] * 32)
     assert period.seconds == 0.5
-    period.learn([0.2] * 20)
+    period.learn([0.2] * 10)
     assert period.seconds == 0.2  # shorter at once: an entry never stands for more than the shorter one
 
 
@@ -101,11 +101,63 @@ def test_an_entry_that_was_read_as_work_is_not_contradicted_by_itself(ring: Driv
     read(ring, 10.5, (10.2, 1.0))
     read(ring, 10.6, (10.2, 1.0))
     assert not ring.contradicted
+    read(ring, 10.8, (10.4, 0.0), (10.6, 1.0))
+    assert not ring.contradicted  # nor is rest by the work after it
 
 
 def test_a_source_that_knows_the_length_of_its_entries_is_believed(ring: DriverRing) -> None:
     spans = ring.read([UtilizationSample(WALL + 10.9, 0.5, 0.8)], 11.0, WALL + 11.0)
     assert [(round(s.start, 3), round(s.end, 3)) for s in spans] == [(10.1, 10.9)]
+
+
+def test_an_entry_stands_for_no_more_than_the_longest_period(ring: DriverRing) -> None:
+    (span,) = ring.read([UtilizationSample(WALL + 30.0, 0.5, 5.0)], 30.0, WALL + 30.0)
+    assert span.end - span.start == pytest.approx(LATENESS)
+
+
+def test_what_the_ring_held_before_us_is_not_booked() -> None:
+    ring = DriverRing(1.0)
+    assert read(ring, 10.0, (9.8, 1.0)) == []
+    assert read(ring, 10.2, (10.0, 0.0), (10.2, 0.0)) == [(9.8, 10.0, 0.0), (10.0, 10.2, 0.0)]
+
+
+def test_an_entry_that_is_older_than_any_ring_keeps_is_no_wall_time(ring: DriverRing) -> None:
+    now = 10.0 + RING_AGE_MAX_S + 20.0
+    assert read(ring, now, (11.0, 0.0), (now - RING_AGE_MAX_S - 0.1, 0.0)) == []
+    assert len(read(ring, now, (now - RING_AGE_MAX_S + 0.1, 0.0))) == 1
+
+
+def test_a_clock_that_went_back_is_believed_again_when_no_ring_keeps_the_old_stamps(ring: DriverRing) -> None:
+    """An hour back: two minutes later the ring holds nothing that was stamped before."""
+    back = WALL - 3600.0
+    ring.restart(back + 11.0)
+
+    def step(now: float) -> int:
+        stamps = [UtilizationSample(back + now - 0.2 * i, 0.0) for i in range(5)]
+        return len(ring.read(stamps, now, back + now))
+
+    assert [step(now) for now in (12.0, 60.0, 11.0 + RING_AGE_MAX_S)] == [0, 0, 0]
+    assert step(12.0 + RING_AGE_MAX_S) == 5
+
+
+QUIET, WORK = Span(9.6, 9.8, 0.0, False), Span(9.4, 9.6, 0.7, False)
+NEWEST = Span(9.8, 10.0, 0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("spans", "doubted"),
+    [
+        ((QUIET, NEWEST), [True, True]),  # nothing explains the reported work
+        ((WORK, QUIET, NEWEST), [False, False, True]),  # the work before does, but for the newest
+        ((Span(8.0, 8.2, 0.0, False), QUIET, NEWEST), [False, True, True]),  # the rate stands for 1.1 s
+        ((Span(8.0, 8.2, 0.7, False), QUIET, NEWEST), [False, True, True]),
+        ((), []),
+    ],
+)
+def test_a_reported_rate_of_work_contradicts_the_zeros_of_its_time(
+    spans: tuple[Span, ...], doubted: list[bool]
+) -> None:
+    assert [span.other for span in agreeing(spans, 10.0, 1.1)] == doubted
 
 
 @given(

@@ -14,7 +14,7 @@ from gpu_exporter.collectors.gpm import GPM
 from gpu_exporter.collectors.mig import RATIOS
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.errors import DeviceError, NotSupported
-from gpu_exporter.devices.protocol import Gpm
+from gpu_exporter.devices.protocol import Gpm, Rates
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import SimulatedDevice, Stage
 from gpu_exporter.model import DeviceSnapshot, Span
@@ -127,6 +127,33 @@ def test_traffic_that_gpm_does_not_report_contradicts_nothing() -> None:
     bench.board = lambda gpm: dead(gpm)._replace(pcie=None)
     assert bench.step(10).value("gpu_graphics_active_ratio") == 0.0
     assert not bench.sampler.error_counts
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda gpm: gpm._replace(sm=None), lambda gpm: gpm._replace(graphics=0.0)],
+    ids=["a driver without SM activity", "SM activity without graphics"],
+)
+def test_a_window_that_shows_work_in_one_ratio_is_no_zero(change: Change) -> None:
+    bench = Bench(load=constant(0.5))
+    bench.board = change
+    assert families(bench.step(10)) & GPM_FAMILIES
+    assert not bench.sampler.error_counts
+
+
+def test_work_that_only_the_ring_shows_contradicts_as_well() -> None:
+    bench = Bench(load=constant(0.02))
+    bench.device.read_utilization = lambda: Rates(0.0, 0.0)  # type: ignore[method-assign]
+    bench.board = zero
+    assert not families(bench.step(10)) & GPM_FAMILIES
+    assert bench.sampler.error_counts[COUNT] > 0
+
+
+def test_a_board_with_utilization_keeps_its_zeros_while_power_is_missing() -> None:
+    bench = Bench()
+    bench.step(5)
+    bench.device.read_power = bench.device.read_energy = lambda: 0.0  # type: ignore[method-assign]
+    assert bench.step(3).value("gpu_graphics_active_ratio") == 0.0
 
 
 def test_a_resting_board_is_not_in_doubt() -> None:
@@ -254,6 +281,40 @@ def test_while_power_is_missing_the_zeros_of_instances_prove_nothing(power: floa
     for instance in bench.step(2).instances:
         assert instance.activity is not None
         assert idle(instance.activity.spans) == 1.0
+
+
+def test_traffic_of_the_board_does_not_contradict_an_instance_in_which_something_lives() -> None:
+    bench = Bench(mig=instances(0.0, 0.0), pcie=constant(0.2))
+    uuids = [instance.uuid for instance in bench.step().instances]
+    bench.instances = {uuid: lambda gpm: gpm._replace(pcie=4e3) for uuid in uuids}
+    for instance in bench.step(5).instances:
+        assert {sample.family.name for sample in instance.samples} >= INSTANCE_FAMILIES
+
+
+def test_a_window_that_reaches_back_to_work_of_the_board_that_nothing_explained_is_not_quiet() -> None:
+    """The instances could not be listed while the board worked; the next window begins before that."""
+    work = {"kind": "curve", "points": [[0, 0], [10, 0], [10, 1], [12, 1], [12, 0]]}
+    faults = [{"at": 10.5, "for": 2, "call": "nvmlDeviceGetMigMode", "error": "NVML_ERROR_UNKNOWN"}]
+    bench = Bench(mig=[{"profile": "7g.80gb", "load": work}], faults=faults)
+    (instance,) = bench.step(5).instances
+    bench.instances[instance.uuid] = bench.board = zero
+    idle_s = []
+    for _ in range(15):
+        readings = bench.step().instances
+        idle_s.append(idle(readings[0].activity.spans) if readings and readings[0].activity else 0.0)
+    assert idle_s == [1.0] * 5 + [0.0] * 3 + [1.0] * 7  # 10 to 13 s is one window, of which power says nothing good
+
+
+def test_a_doubt_outlives_a_cycle_in_which_the_instances_could_not_be_listed() -> None:
+    faults = [{"at": 15, "for": 0.5, "call": "nvmlDeviceGetMigMode", "error": "NVML_ERROR_UNKNOWN"}]
+    bench = Bench(mig=[instances(1.0, 0.0)[0]], faults=faults)
+    (instance,) = bench.step(2).instances
+    bench.instances[instance.uuid] = zero
+    bench.step(12)
+    before = bench.sampler.error_counts[COUNT]
+    assert bench.step().instances == ()
+    bench.step()
+    assert bench.sampler.error_counts[COUNT] == before + 1
 
 
 def test_an_instance_that_is_gone_is_forgotten() -> None:

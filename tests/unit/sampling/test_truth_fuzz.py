@@ -27,14 +27,14 @@ from gpu_exporter.sampling.driver_ring import LATENESS, UNWATCHED_MAX_S
 from gpu_exporter.sampling.sampler import DeviceSampler
 
 SEED = int(os.environ.get("GPU_EXPORTER_FUZZ_SEED", "0")) or secrets.randbits(32)
-RUNS = int(os.environ.get("GPU_EXPORTER_FUZZ_RUNS", "48"))
+RUNS = int(os.environ.get("GPU_EXPORTER_FUZZ_RUNS", "96"))
 REST_S = 150.0  # at the end, without faults: more than the minute after which GPM is opened again
 JUDGED_S = 40.0  # of that rest
 STEP_S = 0.05  # how finely time passes for the driver
 
 
-def bound(driver: Driver) -> float:
-    """How much idle time may overlap one piece of work, in seconds (docs/decisions/0010)."""
+def bound(driver: Driver, kind: str) -> float:
+    """How much idle time may overlap one piece of work of this kind, in seconds (docs/decisions/0010)."""
     clocks = 2 * (abs(driver.clock_lead_s) + driver.stamp_jitter_s + UNWATCHED_MAX_S)
     if driver.source == "mig":
         # GPM compares what it says it does. Where it lies, the mean power of a second has to become clear: a third of
@@ -43,7 +43,7 @@ def bound(driver: Driver) -> float:
     late = 2 * (LATENESS - 1.0)  # periods, engines and cycles that come a tenth late, at each end
     percent = 0.02  # what is less than a percent of a period reads 0, at each end
     if driver.source == "ring" and not driver.clock_goes_back:
-        return clocks + (late + percent) * max(driver.period_s, 1.0)
+        return clocks + (late + percent) * (driver.period_s if kind == "kernel" else 1.0)
     # A rate may stand for up to 1 s, and the driver does not say for which. A clock that went back leaves only that.
     return clocks + 2 * LATENESS + late
 
@@ -52,7 +52,7 @@ def draw_work(random: Random, until: float, driver_source: str) -> list[Work]:
     work: list[Work] = []
     now = random.uniform(5.0, 20.0)
     while now < until:
-        length = random.choice((0.03, 0.2, 0.5, 1.0, 3.0, 15.0)) * random.uniform(0.8, 1.2)
+        length = random.choice((0.03, 0.2, 0.5, 0.7, 1.0, 3.0, 15.0)) * random.uniform(0.8, 1.2)
         kind = random.choice(("kernel", "kernel", *KINDS))
         work.append(Work(now, now + length, kind if driver_source != "mig" else "kernel"))
         now += length + random.choice((0.1, 1.0, 4.0, 12.0)) * random.uniform(0.5, 1.5)
@@ -65,7 +65,7 @@ def draw_driver(random: Random, calm_from: float) -> Driver:
     lies = random.choice(("", "stuck", "zero")) if has_gpm else ""
 
     def sometimes(most: float) -> float:
-        return random.choice((0.0, 0.0, random.uniform(0.0, most)))
+        return random.choice((0.0, random.uniform(0.0, most)))
 
     begin = random.uniform(10.0, calm_from)
     return Driver(
@@ -74,7 +74,7 @@ def draw_driver(random: Random, calm_from: float) -> Driver:
         has_gpm=has_gpm,
         has_cycles=lies == "stuck" or random.random() < 0.5,
         has_energy=random.random() < 0.5,
-        kernels_draw_power=lies == "zero" or random.random() < 0.4,
+        kernels_draw_power=lies == "zero" or random.random() < 0.3,
         rest_w=random.choice((82.0, 40.0)),
         limit_w=300.0,
         clock_lead_s=random.choice((0.0, random.uniform(-0.04, 0.04))),
@@ -82,10 +82,10 @@ def draw_driver(random: Random, calm_from: float) -> Driver:
         stamp_jitter_s=random.choice((0.0, 0.004)),
         calm_from=calm_from,
         lag_s=sometimes(1.5),
-        loses=sometimes(0.4),
+        loses=sometimes(0.3),
         duplicates=sometimes(0.3),
         fails=sometimes(0.05),
-        nonsense=sometimes(0.05),
+        nonsense=random.choice((0.0, 0.0, random.uniform(0.0, 0.05))),
         glitches=sometimes(0.05),
         gpm_lies=lies,
         lies=((begin, random.uniform(begin, calm_from)),) if lies else (),
@@ -176,7 +176,8 @@ def test_idle_never_overlaps_work_and_rest_is_found_idle(run: int) -> None:
         overlap = sum(
             max(0.0, min(end - start, work.end) - max(begin - start, work.start)) for begin, end in books.idle
         )
-        assert overlap <= bound(driver), f"{overlap:.3f} s of {work} are idle, more than {bound(driver):.3f}; {about}"
+        limit = bound(driver, work.kind)
+        assert overlap <= limit, f"{overlap:.3f} s of {work} are idle, more than {limit:.3f}; {about}"
     assert false_zeros == [], about
     rest = device.now() - JUDGED_S
     idle = sum(max(0.0, end - start - max(rest, begin - start)) for begin, end in books.idle)
