@@ -26,11 +26,22 @@ class UnitId(NamedTuple):
     mig_uuid: str = ""
 
 
+class Range(NamedTuple):
+    """The values that a quantity can have, both ends included, in its base unit."""
+
+    low: float
+    high: float
+
+    def holds(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
 class Family(NamedTuple):
     """One metric family as data: what the renderers and the generated reference page need.
 
     `labels` are the labels beside the ones that the place implies (`gpu` and `uuid` on device families). `generations`
-    says which products tell it; empty is every supported one.
+    says which products tell it; empty is every supported one. `plausible`: what a value of the driver may be; outside
+    it is a sentinel or a fault, and no data. `unbounded` says why a family of a collector has no such range.
     """
 
     name: str
@@ -39,6 +50,8 @@ class Family(NamedTuple):
     labels: tuple[str, ...] = ()
     source: str = ""
     generations: str = ""
+    plausible: Range | None = None
+    unbounded: str = ""
 
 
 class Sample(NamedTuple):
@@ -100,13 +113,14 @@ class DeviceIdentity:
 class InstanceReading(NamedTuple):
     """One MIG instance at one moment. `mig` is "gpu instance id/compute instance id".
 
-    `energy_j` is the running estimate of its part of the board's energy.
+    `sm_slices`: compute slices of the board that are its own; a fraction where compute instances that report none share
+    a GPU instance. `energy_j` is the running estimate of its part of the board's energy.
     """
 
     uuid: str
     mig: str
     profile: str
-    sm_slices: int
+    sm_slices: float
     samples: tuple[Sample, ...]
     activity: Activity | None
     energy_j: float | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 import gpu_exporter.devices.nvml.device as device_module
 import gpu_exporter.devices.nvml.instance as instance_module
+import gpu_exporter.devices.nvml.nvlink as nvlink_module
 from gpu_exporter import collectors
 from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.clock import ManualClock
@@ -112,6 +114,7 @@ EXPECTED = {
     "v100": ({"gpu_retired_pages", "gpu_memory_temperature_celsius"}, {"gpu_remapped_rows", "gpu_mig_info"}),
     "a100": ({"gpu_remapped_rows", "gpu_utilization_ratio", "gpu_nvlink_rx_bytes_total"}, {"gpu_sm_active_ratio", "gpu_temperature_margin_celsius"}),
     "a100-mig": ({"gpu_mig_info", "gpu_mig_memory_used_bytes", "gpu_mig_power_watts"}, {"gpu_utilization_ratio", "gpu_mig_graphics_active_ratio", "gpu_remapped_rows"}),
+    "a30-mig": ({"gpu_mig_info", "gpu_mig_memory_used_bytes", "gpu_mig_power_watts"}, {"gpu_utilization_ratio", "gpu_mig_graphics_active_ratio"}),
     "h100": ({"gpu_sm_active_ratio", "gpu_temperature_margin_celsius"}, {"gpu_temperature_limit_celsius", "gpu_retired_pages"}),
     "h100-mig": ({"gpu_mig_graphics_active_ratio", "gpu_mig_sm_active_ratio"}, {"gpu_utilization_ratio"}),
     "b200": ({"gpu_nvlink_rx_bytes_total", "gpu_sm_active_ratio"}, {"gpu_retired_pages"}),
@@ -135,7 +138,7 @@ def test_the_activity_of_mig_instances_is_told_one_by_one(read: Read) -> None:
     assert supported == {"1/0": 0.0, "2/0": 0.0}
 
 
-MODULES = (device_module, instance_module)
+MODULES = (device_module, instance_module, nvlink_module)
 SOURCES = {module: Path(str(module.__file__)).read_text("utf-8") for module in MODULES}
 CONVERSIONS = [
     (module, match.span())
@@ -161,10 +164,13 @@ def test_no_conversion_can_be_wrong_unseen(
     """Each factor in turn is twice what it should be: some generation's values must then be off."""
     module, (_, end) = place
     mutant = types.ModuleType("mutant")
+    monkeypatch.setitem(sys.modules, "mutant", mutant)  # where dataclasses look for their module
     text = f"{SOURCES[module][:end]} * 2{SOURCES[module][end:]}"
     exec(compile(text, str(module.__file__), "exec"), mutant.__dict__)
     if module is device_module:
         monkeypatch.setattr(backend_module, "NvmlDevice", mutant.NvmlDevice)
+    elif module is nvlink_module:
+        monkeypatch.setattr(device_module, "NvlinkCounters", mutant.NvlinkCounters)
     else:
         for name in ("NvmlInstance", "read_gpm", "read_memory"):
             monkeypatch.setattr(device_module, name, getattr(mutant, name))

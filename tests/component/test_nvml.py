@@ -28,7 +28,7 @@ from gpu_exporter.devices.nvml.backend import NvmlBackend
 from gpu_exporter.devices.nvml.device import NvmlDevice
 from gpu_exporter.devices.nvml.library import SYSTEM, Handle, LiveLibrary
 from gpu_exporter.devices.nvml.support import RETRY_S
-from gpu_exporter.devices.protocol import ENGINES, Gpm
+from gpu_exporter.devices.protocol import ENGINES, Gpm, Traffic
 from gpu_exporter.devices.scenario import load_scenario, parse_scenario
 from gpu_exporter.model import GpuProcess, ProcessList
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
@@ -365,20 +365,138 @@ def test_a_gpm_call_that_fails_is_an_error_and_starts_anew(
     assert device.read_gpm() is not None
 
 
-def test_nvlink_is_summed_over_links_and_never_over_some_of_them(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
-    """On Blackwell each link counts for itself. A sum that lost a link would fall, which rate() takes for a reset."""
-    ScenarioFeeder(parse_scenario({"gpus": [{"model": "B200"}]}), nvml_table)
-    device = first_device(backend)
-    for link in range(18):
-        nvml_table.set_field(0, 202, 1000, scope=link)
-        nvml_table.set_field(0, 204, 2000, scope=link)
-    assert device.read_nvlink() == (36_000.0, 18_000.0)
-    nvml_table.set_field(0, 204, 0, scope=5, error="NVML_ERROR_UNKNOWN")
+NVLINK_FIELDS = {
+    "h100": [(138, 0xFFFFFFFF), (139, 0xFFFFFFFF)],
+    "b200": [(f, i) for f in (202, 204) for i in range(18)],
+}
+
+
+class Nvlink:
+    """A board whose links all count the same, read each second."""
+
+    def __init__(self, backend: NvmlBackend, table: NvmlTable, clock: ManualClock, model: str) -> None:
+        self._table, self._clock = table, clock
+        self.fields = dict.fromkeys(NVLINK_FIELDS[model], 1000)
+        ScenarioFeeder(parse_scenario({"gpus": [{"model": model.upper()}]}), table)
+        self.device = first_device(backend)
+        self.missing: dict[tuple[int, int], str] = {}
+
+    def step(self, seconds: float = 1.0, moved: int = 1) -> Traffic | None:
+        """The traffic after some time; None while the witness is missing."""
+        self._clock.advance(seconds)
+        for (field, scope), value in self.fields.items():
+            self.fields[field, scope] = value + moved
+            self._table.set_field(0, field, value + moved, scope=scope, error=self.missing.get((field, scope), ""))
+        try:
+            return self.device.read_nvlink()
+        except NotSupported:
+            raise
+        except DeviceError as exc:
+            assert exc.once_told  # so that the moment is unknown
+            return None
+
+    def errors(self) -> int:
+        return len(self.device.take_errors())
+
+
+@pytest.mark.parametrize("error", ["NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_UNKNOWN", "NVML_ERROR_INVALID_ARGUMENT"])
+def test_a_link_that_is_silent_for_a_moment_makes_it_unknown_and_the_sum_never_falls(
+    make_backend: MakeBackend, nvml_table: NvmlTable, error: str
+) -> None:
+    clock = ManualClock()
+    links = Nvlink(make_backend(clock), nvml_table, clock, "b200")
+    assert links.step() == (18 * 1001.0, 18 * 1001.0)
+    links.missing = {(204, 5): error}
+    assert [links.step() for _ in range(5)] == [None] * 5
+    links.missing = {}
+    assert links.step() == (18 * 1007.0, 18 * 1007.0)
+    assert links.step() == (18 * 1008.0, 18 * 1008.0)
+
+
+@pytest.mark.parametrize("error", ["NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_UNKNOWN"])
+def test_after_a_minute_the_other_links_go_on_without_the_silent_one(
+    make_backend: MakeBackend, nvml_table: NvmlTable, error: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its bytes stay in the sum; it is asked again after a while, and adds what it counts from then on."""
+    clock = ManualClock()
+    links = Nvlink(make_backend(clock), nvml_table, clock, "b200")
+    before = links.step()
+    assert before is not None
+    links.missing = {(204, 5): error}
+    assert [links.step() for _ in range(60)] == [None] * 60
+    traffic = links.step()
+    assert traffic is not None
+    assert traffic == (17 * 1062.0 + 1001.0, 18 * 1062.0)
+    links.errors()
+    last = traffic
+    for _ in range(int(RETRY_S) + 100):  # over the next try as well
+        traffic = links.step()
+        assert traffic is not None
+        assert (traffic.rx - last.rx, traffic.tx - last.tx) == (17.0, 18.0)
+        last = traffic
+    assert links.errors() <= 1  # the next try
+    assert [r.getMessage() for r in caplog.records if "NVLink" in r.getMessage()] == [
+        "gpu 0: NVLink 5 has not answered field 204 for 60 s; what it counted stays in the sum, the other links go on"
+    ]
+    links.missing = {}
+    rises = []
+    for _ in range(int(RETRY_S) + 100):
+        traffic = links.step()
+        assert traffic is not None
+        rises.append(traffic.rx - last.rx)
+        last = traffic
+    assert min(rises) == 17.0
+    assert rises[-1] == 18.0
+    assert last.rx == pytest.approx(18 * links.fields[204, 5])
+
+
+def test_a_link_that_is_lost_is_counted_once(make_backend: MakeBackend, nvml_table: NvmlTable) -> None:
+    clock = ManualClock()
+    links = Nvlink(make_backend(clock), nvml_table, clock, "b200")
+    links.step()
+    links.missing = {(202, 0): "NVML_ERROR_NOT_SUPPORTED"}
+    for _ in range(60):
+        links.step()
+        assert links.errors() == 0  # the failure of the whole call is counted by who asked
+    links.step()
+    assert links.errors() == 1
+    links.step()
+    assert links.errors() == 0
+
+
+def test_a_link_that_was_reset_or_joins_late_makes_no_jump(make_backend: MakeBackend, nvml_table: NvmlTable) -> None:
+    clock = ManualClock()
+    links = Nvlink(make_backend(clock), nvml_table, clock, "b200")
+    links.fields[204, 9] = 5000
+    late = links.fields.pop((204, 17))
+    nvml_table.set_field(0, 204, 0, scope=17, error="NVML_ERROR_NOT_SUPPORTED")
+    first = links.step()
+    assert first is not None
+    links.fields[204, 9] = 0
+    second = links.step()
+    assert second == (first.rx + 17.0, first.tx + 18.0)
+    clock.advance(RETRY_S + 1)
+    links.fields[204, 17] = late + 10**9
+    third = links.step()
+    assert third == (second.rx + 17.0, second.tx + 18.0)
+    assert links.step() == (third.rx + 18.0, third.tx + 18.0)
+
+
+def test_a_sum_over_all_links_that_goes_silent_is_missing_and_is_not_replaced_by_another_count(
+    make_backend: MakeBackend, nvml_table: NvmlTable
+) -> None:
+    clock = ManualClock()
+    links = Nvlink(make_backend(clock), nvml_table, clock, "h100")
+    assert links.step() == (1001 * 1024.0, 1001 * 1024.0)
+    for field, link in NVLINK_FIELDS["b200"]:
+        nvml_table.set_field(0, field, 7, scope=link)
+    links.missing = {(138, 0xFFFFFFFF): "NVML_ERROR_NOT_SUPPORTED", (139, 0xFFFFFFFF): "NVML_ERROR_NOT_SUPPORTED"}
+    assert [links.step() for _ in range(60)] == [None] * 60
     with pytest.raises(NotSupported):
-        device.read_nvlink()
-    assert len(device.take_errors()) == 1
-    nvml_table.set_field(0, 204, 2000, scope=5)
-    assert device.read_nvlink() == (36_000.0, 18_000.0)
+        links.step()
+    links.missing = {}
+    clock.advance(RETRY_S)
+    assert links.step() == (1063 * 1024.0, 1063 * 1024.0)
 
 
 def test_xids_arrive_as_events_of_their_gpu(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
@@ -437,6 +555,19 @@ def test_mig_instances_with_holes(backend: NvmlBackend, nvml_table: NvmlTable) -
     assert instances[1].read_memory().total == 20 * 1024**3
     with pytest.raises(NotSupported):
         device.read_utilization()
+
+
+def test_compute_instances_have_slices_of_their_own(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+    """NVML reports both for each: the GPU instance's slices, and the compute instance's."""
+    profiles = ("1c.3g.40gb", "2c.3g.40gb", "4g.40gb")
+    places = ((1, 0), (1, 1), (2, 0))
+    mig = [{"profile": name, "gi": gi, "ci": ci} for name, (gi, ci) in zip(profiles, places, strict=True)]
+    feed(nvml_table, mig=mig)
+    device = first_device(backend)
+    assert [i.identity.sm_slices for i in device.list_instances()] == [1.0, 2.0, 4.0]
+    with nvml_table.writing(0) as out:
+        out.instances[1].compute_slices = 0  # a driver that does not report one of them
+    assert [i.identity.sm_slices for i in device.list_instances()] == [1.5, 1.5, 4.0]
 
 
 def test_mig_mode_and_instances_change_at_run_time(make_backend: MakeBackend, nvml_table: NvmlTable) -> None:

@@ -73,6 +73,7 @@ class Books:
             low_ratio=settings.ledger.low_ratio,
             high_ratio=settings.ledger.high_ratio,
             throttled_share=settings.diagnosis.throttled_share,
+            lag_s=settings.attribution.stale_after_polls * settings.attribution.interval,
         )
         self._withhold_s = max(settings.sampling.withhold_min, settings.sampling.withhold_after_intervals * interval)
         self._latest: dict[str, DeviceSnapshot] = {}

@@ -7,7 +7,7 @@ from collections import Counter
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.model import DeviceIdentity, DeviceSnapshot
-from gpu_exporter.sampling.activity import ActivityRules
+from gpu_exporter.sampling.witnesses import ActivityRules
 
 HANGS = "its first call hangs in the driver"
 

@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from gpu_exporter.model import Allocation, Claim, DeviceSnapshot, HolderKey, UnitId
+from gpu_exporter.shares import board_share, count_slices
 
-MIG_SLICES = 7  # compute slices of a board: 7 on every product with MIG but A30, which has 4
 NumberKey = tuple[HolderKey, str]
 
 
@@ -64,12 +64,12 @@ def resolve(
             others.append((claim, replica))
     allocations: list[tuple[Allocation, Claim]] = []
     for unit, holders in units.items():
-        part = finder.slices.get(unit.mig_uuid, MIG_SLICES) / MIG_SLICES if unit.mig_uuid else 1.0
+        slices, whole = finder.slices.get(unit.mig_uuid, (1.0, 1.0))
         for claim, replica in holders:
             share = "mig" if unit.mig_uuid else "none"
             if replica or len(holders) > 1:
                 share = "time_slice"
-            ratio = part / len(holders)
+            ratio = board_share(slices, whole, len(holders))
             allocation = Allocation(unit, claim.holder, share, ratio, claim.running, claim.why, claim.working_wall)
             allocations.append((allocation, claim))
     return Resolution(allocations, unresolved, conflicts, kept)
@@ -82,7 +82,7 @@ class _Finder:
         self._by_uuid: dict[str, UnitId] = {}
         self._by_minor: dict[str, UnitId] = {}
         self._incomplete = incomplete
-        self.slices: dict[str, int] = {}
+        self.slices: dict[str, tuple[float, float]] = {}  # by MIG UUID: the instance's, and the board's
         known = list(snapshots)
         # With MIG on, a number may mean an instance, or be shifted by one: guessing is not allowed.
         self._has_mig = any(snapshot.identity.mig_mode == "enabled" for snapshot in known)
@@ -95,11 +95,12 @@ class _Finder:
             self._by_uuid[identity.uuid] = unit
             if identity.mig_mode != "enabled" and identity.minor >= 0:
                 self._by_minor[str(identity.minor)] = unit
+            whole = count_slices(identity.mig_slices, (instance.sm_slices for instance in snapshot.instances))
             for instance in snapshot.instances:
                 mig_unit = UnitId(identity.uuid, instance.uuid)
                 self._by_uuid[instance.uuid] = mig_unit
                 self._by_uuid[f"MIG-{identity.uuid}/{instance.mig}"] = mig_unit  # drivers before R470
-                self.slices[instance.uuid] = instance.sm_slices
+                self.slices[instance.uuid] = (instance.sm_slices, whole)
 
     def find(self, claim: Claim) -> tuple[UnitId | None, str, str]:
         """The unit, the replica number when the device id names one, and why there is no unit."""

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 from gpu_exporter.collectors.contract import UNHURRIED_S, Collector, Cycle
+from gpu_exporter.collectors.plausible import HERTZ, PERFORMANCE_STATE
 from gpu_exporter.model import Family
 
-GPU_SM_CLOCK = Family("gpu_sm_clock_hertz", "gauge", "SM clock", source="nvmlDeviceGetClockInfo")
-GPU_MEMORY_CLOCK = Family("gpu_memory_clock_hertz", "gauge", "Memory clock", source="nvmlDeviceGetClockInfo")
+GPU_SM_CLOCK = Family(
+    "gpu_sm_clock_hertz",
+    "gauge",
+    "SM clock",
+    source="nvmlDeviceGetClockInfo",
+    plausible=HERTZ,
+)
+GPU_MEMORY_CLOCK = Family(
+    "gpu_memory_clock_hertz",
+    "gauge",
+    "Memory clock",
+    source="nvmlDeviceGetClockInfo",
+    plausible=HERTZ,
+)
 GPU_SM_CLOCK_MAX = Family(
-    "gpu_sm_clock_max_hertz", "gauge", "Highest SM clock of the product", source="nvmlDeviceGetMaxClockInfo"
+    "gpu_sm_clock_max_hertz",
+    "gauge",
+    "Highest SM clock of the product",
+    source="nvmlDeviceGetMaxClockInfo",
+    plausible=HERTZ,
 )
 GPU_PERFORMANCE_STATE = Family(
     "gpu_performance_state",
     "gauge",
     "P-state: 0 is the highest performance, 15 the lowest",
     source="nvmlDeviceGetPerformanceState",
+    plausible=PERFORMANCE_STATE,
 )
 
 

@@ -16,6 +16,7 @@ from gpu_exporter.devices.protocol import Device, Gpm, Traffic, UtilizationSampl
 from gpu_exporter.model import Family, ProcessList, Sample
 
 T = TypeVar("T")
+OUT_OF_RANGE = "OUT_OF_RANGE"
 
 
 class Totals:
@@ -39,6 +40,15 @@ class Totals:
         last, self._last[key] = self._last.get(key), value
         return value - last if last is not None and value >= last else None
 
+    def last(self, key: Hashable) -> float | None:
+        """The value of the last step, None when there was none."""
+        return self._last.get(key)
+
+    def forget_step(self, *keys: Hashable) -> None:
+        """Drop the last values of these counters: their next step is a first one."""
+        for key in keys:
+            self._last.pop(key, None)
+
     def lowest(self, key: Hashable, value: float) -> float:
         """The lowest value so far."""
         self._last[key] = min(value, self._last.get(key, value))
@@ -61,7 +71,7 @@ class InstanceCycle(NamedTuple):
     uuid: str
     mig: str
     profile: str
-    sm_slices: int
+    sm_slices: float
     samples: tuple[Sample, ...]
     gpm: Gpm | None
     gpm_at: float
@@ -80,6 +90,7 @@ class Cycle:
     samples_since_wall: float
     now: Callable[[], float]
     totals: Totals
+    begin: float | None = None  # when the first question was asked, monotonic; None: the cycle took no time
     samples: list[Sample] = field(default_factory=list)
     errors: list[tuple[str, str]] = field(default_factory=list)
     remarks: list[tuple[str, str]] = field(default_factory=list)  # counted, but no failure: values out of range
@@ -90,6 +101,7 @@ class Cycle:
     utilization_at: float = 0.0
     engines: dict[str, float] = field(default_factory=dict)
     gpm: Gpm | None = None
+    gpm_stuck: set[str] = field(default_factory=set)  # the board ("") and instances whose cycle counters do not move
     witness_missing: bool = False  # one that is told otherwise was not told this time: quiet others prove nothing
     pcie: Traffic | None = None
     pcie_at: float = 0.0
@@ -126,10 +138,42 @@ class Cycle:
         """What this cycle publishes of a family without labels, or what still stands of an earlier one."""
         return next((sample.value for sample in self.samples if sample.family is family), None)
 
+    def admit(self, family: Family, value: float | None, *, witness: bool = False) -> float | None:
+        """A value of the driver as far as it can be one of its family; None and NaN are no data.
+
+        What is out of the family's range is no data either, and counted. `witness`: idleness rests on it, so a value
+        that is none makes the moment unknown.
+        """
+        if value is None or math.isnan(value):
+            return None
+        if family.plausible is None or family.plausible.holds(value):
+            return value
+        self.note_implausible(family, witness=witness)
+        return None
+
+    def note_implausible(self, family: Family, *, witness: bool = False) -> None:
+        """Count a value that cannot be true, by the call that the family names as its source."""
+        self.remarks.append((family.source.partition(" ")[0].rstrip(",") or family.name, OUT_OF_RANGE))
+        self.witness_missing |= witness
+
+    def admit_traffic(self, received: Family, sent: Family, traffic: Traffic | None) -> Traffic | None:
+        """Publish both directions of a witness; the traffic, unless one of them is no data."""
+        if traffic is None:
+            return None
+        rx, tx = self.admit(received, traffic.rx, witness=True), self.admit(sent, traffic.tx, witness=True)
+        self.samples += [
+            Sample(family, (), value) for family, value in ((received, rx), (sent, tx)) if value is not None
+        ]
+        return None if rx is None or tx is None else traffic
+
+    def sample(self, family: Family, value: float | None, *labels: str) -> list[Sample]:
+        """One value as a sample, none when it is no data."""
+        admitted = self.admit(family, value)
+        return [] if admitted is None else [Sample(family, labels, float(admitted))]
+
     def add(self, family: Family, value: float | None, *labels: str) -> None:
-        """Publish one value; None and NaN are no data."""
-        if value is not None and not math.isnan(value):
-            self.samples.append(Sample(family, labels, float(value)))
+        """Publish one value of the GPU, unless it is no data."""
+        self.samples += self.sample(family, value, *labels)
 
 
 # What no witness of idleness rests on is read less often: a scrape each 15 s sees it as fresh.

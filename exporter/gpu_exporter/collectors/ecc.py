@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.collectors.contract import Collector, Cycle
+from gpu_exporter.collectors.plausible import COUNT
 from gpu_exporter.model import Family
 
 GPU_ECC_ERRORS = Family(
@@ -11,6 +12,7 @@ GPU_ECC_ERRORS = Family(
     "Memory errors since the driver was loaded, by severity (corrected, uncorrected); absent while ECC is off",
     ("severity",),
     source="nvmlDeviceGetTotalEccErrors",
+    plausible=COUNT,
 )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from gpu_exporter.collectors import contract
 from gpu_exporter.collectors.contract import Collector, Cycle
+from gpu_exporter.collectors.plausible import BYTES_PER_SECOND, RATIO
 from gpu_exporter.devices.protocol import Gpm
-from gpu_exporter.model import Family
+from gpu_exporter.model import Family, Range
 
 HOPPER = "Hopper and newer"
 GPU_GRAPHICS_ACTIVE = Family(
@@ -13,6 +15,7 @@ GPU_GRAPHICS_ACTIVE = Family(
     "Share of the time since the last cycle in which the graphics or compute engine was active",
     source="nvmlGpmMetricsGet 1",
     generations=HOPPER,
+    plausible=RATIO,
 )
 GPU_SM_ACTIVE = Family(
     "gpu_sm_active_ratio",
@@ -20,6 +23,7 @@ GPU_SM_ACTIVE = Family(
     "Share of the SMs that had work, over the time since the last cycle",
     source="nvmlGpmMetricsGet 248 and 249, else 2",
     generations=HOPPER,
+    plausible=RATIO,
 )
 GPU_SM_OCCUPANCY = Family(
     "gpu_sm_occupancy_ratio",
@@ -27,6 +31,7 @@ GPU_SM_OCCUPANCY = Family(
     "Warps that were resident, of the most that fit",
     source="nvmlGpmMetricsGet 3",
     generations=HOPPER,
+    plausible=RATIO,
 )
 GPU_TENSOR_ACTIVE = Family(
     "gpu_tensor_active_ratio",
@@ -34,6 +39,7 @@ GPU_TENSOR_ACTIVE = Family(
     "Share of time in which a tensor pipe was active",
     source="nvmlGpmMetricsGet 5",
     generations=HOPPER,
+    plausible=RATIO,
 )
 GPU_DRAM_ACTIVE = Family(
     "gpu_dram_active_ratio",
@@ -41,6 +47,7 @@ GPU_DRAM_ACTIVE = Family(
     "Memory bandwidth used, of the most there is",
     source="nvmlGpmMetricsGet 10",
     generations=HOPPER,
+    plausible=RATIO,
 )
 RATIOS = {
     "graphics": GPU_GRAPHICS_ACTIVE,
@@ -56,21 +63,34 @@ INTEGRALS = {
         f"Integral of gpu_{name}_active_ratio since the exporter started; its rate is the mean over any window",
         source=RATIOS[name].source,
         generations=HOPPER,
+        unbounded="a sum of ratios that were checked",
     )
     for name in ("graphics", "sm", "tensor")
 }
-OUT_OF_RANGE = ("nvmlGpmMetricsGet", "OUT_OF_RANGE")
+OUT_OF_RANGE = ("nvmlGpmMetricsGet", contract.OUT_OF_RANGE)
+STUCK = ("nvmlGpmMetricsGet", "STUCK")
 TOLERANCE = 0.001  # rounding of the driver's, no fault
+CLAMPED = Range(-TOLERANCE, 2.0)  # what is beyond is no share that came out too high, but a sentinel
 
 
 def refine(cycle: Cycle, subject: str, gpm: Gpm) -> Gpm:
     """Ratios within 0 to 1, and SM activity from the driver's own counters where it has them.
 
     Values above 1 are seen on real parts (an SM activity of 1.29, NVIDIA/DCGM#152): clamped for use, and counted. What
-    is below 0 compares samples that do not belong together, and says nothing.
+    is below 0 compares samples that do not belong together, and what is far above 1 is a sentinel: neither says
+    anything. Nor does a window over which the driver's
+    own counter of cycles did not move: both of its samples are the same one.
     """
-    if gpm.elapsed_cycles is not None and gpm.active_cycles is not None:
+    elapsed = active = None
+    if gpm.elapsed_cycles is not None:
         elapsed = cycle.totals.step((subject, "elapsed_cycles"), gpm.elapsed_cycles)
+        if elapsed == 0.0:
+            cycle.remarks.append(STUCK)
+            cycle.gpm_stuck.add(subject)
+            return Gpm(gpm.span_s, missing=True)
+        if elapsed is None:  # nothing shows yet that the counter moves, so a quiet window proves nothing
+            gpm = gpm._replace(missing=True)
+    if gpm.active_cycles is not None:
         active = cycle.totals.step((subject, "active_cycles"), gpm.active_cycles)
         if elapsed and active is not None:
             # The counters may reach back further than the window: of the two the busier.
@@ -81,10 +101,15 @@ def refine(cycle: Cycle, subject: str, gpm: Gpm) -> Gpm:
             continue
         if not -TOLERANCE <= value <= 1.0 + TOLERANCE:
             cycle.remarks.append(OUT_OF_RANGE)
-        if value < -TOLERANCE:
+        if not CLAMPED.holds(value):
             gpm = gpm._replace(missing=True, **{name: None})  # type: ignore[arg-type]
         else:
             gpm = gpm._replace(**{name: min(1.0, max(0.0, value))})
+    for name in ("pcie", "nvlink"):
+        rate = getattr(gpm, name)
+        if rate is not None and not BYTES_PER_SECOND.holds(rate):
+            cycle.remarks.append(OUT_OF_RANGE)
+            gpm = gpm._replace(missing=True, **{name: None})  # type: ignore[arg-type]
     return gpm
 
 

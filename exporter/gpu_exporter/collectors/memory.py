@@ -3,24 +3,56 @@
 from __future__ import annotations
 
 from gpu_exporter.collectors.contract import UNHURRIED_S, Collector, Cycle
-from gpu_exporter.model import Family
+from gpu_exporter.collectors.plausible import MEMORY_BYTES
+from gpu_exporter.model import Family, Sample
 
 _SOURCE = "nvmlDeviceGetMemoryInfo_v2"
-GPU_MEMORY_USED = Family("gpu_memory_used_bytes", "gauge", "Memory allocated by programs", source=_SOURCE)
-GPU_MEMORY_FREE = Family("gpu_memory_free_bytes", "gauge", "Memory that can be allocated", source=_SOURCE)
-GPU_MEMORY_RESERVED = Family(
-    "gpu_memory_reserved_bytes", "gauge", "Memory that driver and firmware keep", source=_SOURCE
+GPU_MEMORY_USED = Family(
+    "gpu_memory_used_bytes",
+    "gauge",
+    "Memory allocated by programs",
+    source=_SOURCE,
+    plausible=MEMORY_BYTES,
 )
-GPU_MEMORY_TOTAL = Family("gpu_memory_total_bytes", "gauge", "Memory of the board", source=_SOURCE)
+GPU_MEMORY_FREE = Family(
+    "gpu_memory_free_bytes",
+    "gauge",
+    "Memory that can be allocated",
+    source=_SOURCE,
+    plausible=MEMORY_BYTES,
+)
+GPU_MEMORY_RESERVED = Family(
+    "gpu_memory_reserved_bytes",
+    "gauge",
+    "Memory that driver and firmware keep",
+    source=_SOURCE,
+    plausible=MEMORY_BYTES,
+)
+GPU_MEMORY_TOTAL = Family(
+    "gpu_memory_total_bytes",
+    "gauge",
+    "Memory of the board",
+    source=_SOURCE,
+    plausible=MEMORY_BYTES,
+)
 
 
 def collect_memory(cycle: Cycle) -> None:
     memory = cycle.read(cycle.device.read_memory)
     if memory is not None:
-        cycle.add(GPU_MEMORY_USED, memory.used)
-        cycle.add(GPU_MEMORY_FREE, memory.free)
-        cycle.add(GPU_MEMORY_RESERVED, memory.reserved)
-        cycle.add(GPU_MEMORY_TOTAL, memory.total)
+        parts = ((GPU_MEMORY_USED, memory.used), (GPU_MEMORY_FREE, memory.free), (GPU_MEMORY_RESERVED, memory.reserved))
+        cycle.samples += read_parts(cycle, (GPU_MEMORY_TOTAL, memory.total), *parts)
+
+
+def read_parts(cycle: Cycle, whole: tuple[Family, int], *parts: tuple[Family, int | None]) -> list[Sample]:
+    """Samples of a memory and of its parts; a part that is larger than the whole is no data, and counted."""
+    total, samples = cycle.sample(*whole), []
+    for family, size in parts:
+        if total and size is not None and size > total[0].value:
+            cycle.note_implausible(family)
+        else:
+            samples += cycle.sample(family, size)
+    return samples + total
 
 
 MEMORY = Collector(

@@ -11,9 +11,12 @@ from typing import NamedTuple
 
 from gpu_exporter.collectors.contract import Collector, Cycle, InstanceCycle
 from gpu_exporter.collectors.gpm import HOPPER, refine
+from gpu_exporter.collectors.memory import read_parts
+from gpu_exporter.collectors.plausible import CELSIUS, MEMORY_BYTES, RATIO
 from gpu_exporter.collectors.thermal import GPU_TEMPERATURE
 from gpu_exporter.devices.protocol import Gpm, Instance, InstanceIdentity
 from gpu_exporter.model import Family, Sample
+from gpu_exporter.shares import count_slices
 
 GPU_MIG_INFO = Family(
     "gpu_mig_info",
@@ -21,21 +24,34 @@ GPU_MIG_INFO = Family(
     "Identity of a MIG instance, always 1",
     ("profile", "sm_slices", "memory_slices"),
     source="nvmlDeviceGetAttributes_v2",
+    unbounded="identity",
 )
 GPU_MIG_MEMORY_USED = Family(
-    "gpu_mig_memory_used_bytes", "gauge", "Memory used in the instance", source="nvmlDeviceGetMemoryInfo_v2"
+    "gpu_mig_memory_used_bytes",
+    "gauge",
+    "Memory used in the instance",
+    source="nvmlDeviceGetMemoryInfo_v2",
+    plausible=MEMORY_BYTES,
 )
 GPU_MIG_MEMORY_TOTAL = Family(
-    "gpu_mig_memory_total_bytes", "gauge", "Memory of the instance", source="nvmlDeviceGetMemoryInfo_v2"
+    "gpu_mig_memory_total_bytes",
+    "gauge",
+    "Memory of the instance",
+    source="nvmlDeviceGetMemoryInfo_v2",
+    plausible=MEMORY_BYTES,
 )
 GPU_MIG_TEMPERATURE = Family(
     "gpu_mig_temperature_celsius",
     "gauge",
     "Temperature of the board that the instance is on, its one sensor",
     source="nvmlDeviceGetTemperatureV",
+    plausible=CELSIUS,
 )
 GPU_MIG_ACTIVITY_SUPPORTED = Family(
-    "gpu_mig_activity_supported", "gauge", "1 when the activity of this instance can be told, 0 when not"
+    "gpu_mig_activity_supported",
+    "gauge",
+    "1 when the activity of this instance can be told, 0 when not",
+    unbounded="says what answered",
 )
 RATIOS = {
     name: Family(
@@ -44,6 +60,7 @@ RATIOS = {
         f"{text}; absent where the hardware has no source",
         source=source,
         generations=HOPPER,
+        plausible=RATIO,
     )
     for name, text, source in (
         ("graphics", "Share of time the instance's engine was active", "nvmlGpmMetricsGet 1"),
@@ -57,12 +74,14 @@ REST_MAX_SHARE = 0.15
 SLOW_READ_S = 0.1  # the shortest GPM window
 METHODS = ("slices", "activity")  # without and with activity that can be told
 _ESTIMATE = "nvmlDeviceGetTotalEnergyConsumption, divided"
+_DIVIDED = "a part of energy that was checked"
 GPU_MIG_POWER = Family(
     "gpu_mig_power_watts",
     "gauge",
     "Estimate of the instance's part of the board's power, by method (activity, slices)",
     ("method",),
     source=_ESTIMATE,
+    unbounded=_DIVIDED,
 )
 GPU_MIG_ENERGY = Family(
     "gpu_mig_energy_joules_total",
@@ -71,25 +90,26 @@ GPU_MIG_ENERGY = Family(
     "gpu_mig_unassigned_energy_joules_total it grows as fast as gpu_energy_joules_total",
     ("method",),
     source=_ESTIMATE,
+    unbounded=_DIVIDED,
 )
 GPU_MIG_UNASSIGNED_ENERGY = Family(
     "gpu_mig_unassigned_energy_joules_total",
     "counter",
     "Energy of a board with MIG that no instance is charged with, since the exporter started",
     source=_ESTIMATE,
+    unbounded=_DIVIDED,
 )
 
 
 def divide_energy(
-    joules: float, idle_joules: float, board_slices: int, parts: Sequence[tuple[str, int, float | None]]
+    joules: float, idle_joules: float, board_slices: int, parts: Sequence[tuple[str, float, float | None]]
 ) -> tuple[dict[str, float], float]:
     """Joules by uuid of each (uuid, slices, activity), and what is left unassigned; together exactly `joules`.
 
     `idle_joules` is what the board would have used at rest. Without the activity of each instance, and while none is
-    active, all of it goes by slices. Slices of compute instances that share a GPU instance may add up to more than the
-    board has; nobody is then charged for more than there is.
+    active, all of it goes by slices.
     """
-    whole = max(board_slices, sum(slices for _, slices, _ in parts))
+    whole = count_slices(board_slices, (slices for _, slices, _ in parts))
     weights = {uuid: slices * activity for uuid, slices, activity in parts if activity is not None}
     active = sum(weights.values())
     idle = min(joules, idle_joules) if len(weights) == len(parts) and active > 0 else joules
@@ -115,8 +135,11 @@ def collect_mig(cycle: Cycle) -> None:
     cycle.instances_known = listed is not None
     temperature = cycle.value(GPU_TEMPERATURE) if listed else None
     read = [_read_instance(cycle, instance, temperature) for instance in listed or ()]
-    charges = listed is not None and cycle.device.identity.mig_mode == "enabled"
-    energies = _charge(cycle, read) if charges else {}
+    energies: Mapping[str, float] = {}
+    if cycle.device.identity.mig_mode == "enabled":
+        energies = _charge(cycle, read)  # all of it is unassigned while the instances cannot be listed
+    else:
+        cycle.totals.forget_step("mig-time", "mig-energy")  # what is used until MIG is on again belongs to no instance
     for entry in read:
         identity = entry.identity
         cycle.instances.append(
@@ -149,12 +172,11 @@ def _read_instance(cycle: Cycle, instance: Instance, temperature: float | None) 
     memory = cycle.read(instance.read_memory)
     slices = str(identity.memory_slices) if identity.memory_slices else ""
     samples = [
-        Sample(GPU_MIG_INFO, (identity.profile, str(identity.sm_slices), slices), 1.0),
+        Sample(GPU_MIG_INFO, (identity.profile, f"{identity.sm_slices:g}", slices), 1.0),
         Sample(GPU_MIG_ACTIVITY_SUPPORTED, (), float(supported)),
     ]
     if memory is not None:
-        samples.append(Sample(GPU_MIG_MEMORY_USED, (), float(memory.used)))
-        samples.append(Sample(GPU_MIG_MEMORY_TOTAL, (), float(memory.total)))
+        samples += read_parts(cycle, (GPU_MIG_MEMORY_TOTAL, memory.total), (GPU_MIG_MEMORY_USED, memory.used))
     if temperature is not None:
         samples.append(Sample(GPU_MIG_TEMPERATURE, (), temperature))
     if gpm is not None:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from gpu_exporter.collectors.contract import Collector, Cycle
+from gpu_exporter.collectors.plausible import COUNT, MOVED_BYTES
 from gpu_exporter.model import Family
 
 GPU_PCIE_RX = Family(
-    "gpu_pcie_rx_bytes_total", "counter", "Bytes to the GPU over PCIe; may wrap", source="nvmlDeviceGetFieldValues 198"
+    "gpu_pcie_rx_bytes_total",
+    "counter",
+    "Bytes to the GPU over PCIe; may wrap",
+    source="nvmlDeviceGetFieldValues 198",
+    plausible=MOVED_BYTES,
 )
 GPU_PCIE_TX = Family(
     "gpu_pcie_tx_bytes_total",
     "counter",
     "Bytes from the GPU over PCIe; may wrap",
     source="nvmlDeviceGetFieldValues 197",
+    plausible=MOVED_BYTES,
 )
 GPU_PCIE_REPLAYS = Family(
     "gpu_pcie_replays_total",
     "counter",
     "PCIe packets that had to be sent again; a steady rate is a bad link",
     source="nvmlDeviceGetFieldValues 94",
+    plausible=COUNT,
 )
 
 
@@ -26,10 +33,8 @@ def collect_pcie(cycle: Cycle) -> None:
     pcie = cycle.read(cycle.device.read_pcie)
     if pcie is None:
         return
-    cycle.pcie, cycle.pcie_at = pcie.traffic, cycle.now()
-    if pcie.traffic is not None:
-        cycle.add(GPU_PCIE_RX, pcie.traffic.rx)
-        cycle.add(GPU_PCIE_TX, pcie.traffic.tx)
+    cycle.pcie = cycle.admit_traffic(GPU_PCIE_RX, GPU_PCIE_TX, pcie.traffic)
+    cycle.pcie_at = cycle.now()
     cycle.add(GPU_PCIE_REPLAYS, pcie.replays)
 
 

@@ -6,6 +6,7 @@ The list itself goes to attribution, which looks up to which pod or job each pro
 from __future__ import annotations
 
 from gpu_exporter.collectors.contract import UNHURRIED_S, Collector, Cycle
+from gpu_exporter.collectors.plausible import PROCESS_COUNT
 from gpu_exporter.model import Family, ProcessList
 
 GPU_COMPUTE_PROCESSES = Family(
@@ -13,12 +14,14 @@ GPU_COMPUTE_PROCESSES = Family(
     "gauge",
     "Processes with a compute context; absent while it is not proven that processes can be seen from here",
     source="nvmlDeviceGetComputeRunningProcesses",
+    plausible=PROCESS_COUNT,
 )
 GPU_GRAPHICS_PROCESSES = Family(
     "gpu_graphics_processes",
     "gauge",
     "Processes with a graphics context; absent while it is not proven that processes can be seen from here",
     source="nvmlDeviceGetGraphicsRunningProcesses",
+    plausible=PROCESS_COUNT,
 )
 
 

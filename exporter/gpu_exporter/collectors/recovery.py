@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.collectors.contract import Collector, Cycle
+from gpu_exporter.collectors.plausible import ACTION
 from gpu_exporter.model import Family
 
 GPU_RECOVERY_ACTION = Family(
@@ -10,6 +11,7 @@ GPU_RECOVERY_ACTION = Family(
     "gauge",
     "0 none, 1 reset GPU, 2 reboot node, 3 drain peers, 4 drain and reset, 5 IMEX, 6 bus reset, 7 system reboot",
     source="nvmlDeviceGetFieldValues 230",
+    plausible=ACTION,
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.collectors.contract import Collector, Cycle
+from gpu_exporter.collectors.plausible import COUNT, SWITCH
 from gpu_exporter.model import Family
 
 AMPERE = "Ampere and newer, while no MIG instance exists"
@@ -14,6 +15,7 @@ GPU_REMAPPED_ROWS = Family(
     ("cause",),
     source=_SOURCE,
     generations=AMPERE,
+    plausible=COUNT,
 )
 GPU_REMAPPED_ROWS_PENDING = Family(
     "gpu_remapped_rows_pending",
@@ -21,6 +23,7 @@ GPU_REMAPPED_ROWS_PENDING = Family(
     "1 while a remap waits for a reset of the GPU",
     source=_SOURCE,
     generations=AMPERE,
+    plausible=SWITCH,
 )
 GPU_REMAPPED_ROWS_FAILED = Family(
     "gpu_remapped_rows_failed",
@@ -28,6 +31,7 @@ GPU_REMAPPED_ROWS_FAILED = Family(
     "1 when a remap failed: the board is to be replaced",
     source=_SOURCE,
     generations=AMPERE,
+    plausible=SWITCH,
 )
 GPU_RETIRED_PAGES = Family(
     "gpu_retired_pages",
@@ -36,6 +40,7 @@ GPU_RETIRED_PAGES = Family(
     ("cause",),
     source="nvmlDeviceGetFieldValues 29, 30",
     generations="before Ampere",
+    plausible=COUNT,
 )
 
 

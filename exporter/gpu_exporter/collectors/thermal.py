@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.collectors.contract import UNHURRIED_S, Collector, Cycle
+from gpu_exporter.collectors.plausible import CELSIUS
 from gpu_exporter.model import Family
 
 GPU_TEMPERATURE = Family(
@@ -10,6 +11,7 @@ GPU_TEMPERATURE = Family(
     "gauge",
     "Temperature of the GPU, the board's one sensor for all MIG instances",
     source="nvmlDeviceGetTemperatureV, else nvmlDeviceGetTemperature",
+    plausible=CELSIUS,
 )
 GPU_MEMORY_TEMPERATURE = Family(
     "gpu_memory_temperature_celsius",
@@ -17,6 +19,7 @@ GPU_MEMORY_TEMPERATURE = Family(
     "Temperature of the memory",
     source="nvmlDeviceGetFieldValues 82",
     generations="boards with HBM",
+    plausible=CELSIUS,
 )
 GPU_TEMPERATURE_MARGIN = Family(
     "gpu_temperature_margin_celsius",
@@ -24,6 +27,7 @@ GPU_TEMPERATURE_MARGIN = Family(
     "Degrees left until the GPU slows down; negative when it is past that",
     source="nvmlDeviceGetMarginTemperature",
     generations="Ada and newer",
+    plausible=CELSIUS,
 )
 GPU_TEMPERATURE_LIMIT = Family(
     "gpu_temperature_limit_celsius",
@@ -32,6 +36,7 @@ GPU_TEMPERATURE_LIMIT = Family(
     ("limit",),
     source="nvmlDeviceGetTemperatureThreshold",
     generations="before Ada",
+    plausible=CELSIUS,
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.collectors.contract import UNHURRIED_S, Collector, Cycle
+from gpu_exporter.collectors.plausible import SECONDS, SWITCH
 from gpu_exporter.model import Family
 
 GPU_THROTTLE_SECONDS = Family(
@@ -11,6 +12,7 @@ GPU_THROTTLE_SECONDS = Family(
     "Time spent in each throttle reason; reasons overlap, so they do not add up",
     ("reason",),
     source="nvmlDeviceGetFieldValues 74-79, 269-271",
+    plausible=SECONDS,
 )
 GPU_THROTTLE_ACTIVE = Family(
     "gpu_throttle_active",
@@ -18,6 +20,7 @@ GPU_THROTTLE_ACTIVE = Family(
     "1 while the reason holds at the moment of the read, 0 while not; reasons overlap",
     ("reason",),
     source="nvmlDeviceGetCurrentClocksEventReasons, else nvmlDeviceGetCurrentClocksThrottleReasons",
+    plausible=SWITCH,
 )
 
 

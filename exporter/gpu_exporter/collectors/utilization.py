@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpu_exporter.collectors.contract import Collector, Cycle
+from gpu_exporter.collectors.contract import OUT_OF_RANGE, Collector, Cycle
+from gpu_exporter.collectors.plausible import RATIO
 from gpu_exporter.model import Family
 
 GPU_UTILIZATION = Family(
@@ -10,28 +11,31 @@ GPU_UTILIZATION = Family(
     "gauge",
     "Share of the driver's last sample period (1/6 to 1 s) with a kernel running; absent while MIG is on",
     source="nvmlDeviceGetUtilizationRates",
+    plausible=RATIO,
 )
 GPU_MEMORY_BUSY = Family(
     "gpu_memory_busy_ratio",
     "gauge",
     "Share of that period in which memory was read or written; absent while MIG is on",
     source="nvmlDeviceGetUtilizationRates",
+    plausible=RATIO,
 )
 
 
 def collect_utilization(cycle: Cycle) -> None:
     device = cycle.device
     cycle.driver_samples = cycle.read(lambda: device.read_utilization_samples(cycle.samples_since_wall)) or ()
+    # The time of a ring entry that is no share is unknown; its stamp is needed, so that no other entry covers it.
+    nonsense = [sample for sample in cycle.driver_samples if not RATIO.holds(sample.ratio)]
+    cycle.remarks += [("nvmlDeviceGetSamples", OUT_OF_RANGE)] * len(nonsense)
     rates = cycle.read(device.read_utilization)
     cycle.utilization_at = cycle.now()
-    if rates is not None and not 0.0 <= rates.gpu <= 1.0:
-        # Seen with zombie processes. It is no measurement, and contradicts a ring that says 0.
-        cycle.remarks.append(("nvmlDeviceGetUtilizationRates", "OUT_OF_RANGE"))
-        cycle.witness_missing = True
-    elif rates is not None:
-        cycle.utilization = rates.gpu
-        cycle.add(GPU_UTILIZATION, rates.gpu)
-        cycle.add(GPU_MEMORY_BUSY, rates.memory)
+    if rates is not None:
+        # 255 percent was seen with zombie processes: no measurement, and it contradicts a ring that says 0.
+        cycle.utilization = cycle.admit(GPU_UTILIZATION, rates.gpu, witness=True)
+        cycle.add(GPU_UTILIZATION, cycle.utilization)
+        if cycle.utilization is not None:
+            cycle.add(GPU_MEMORY_BUSY, rates.memory)
 
 
 UTILIZATION = Collector("utilization", (GPU_UTILIZATION, GPU_MEMORY_BUSY), collect_utilization, witness=True)

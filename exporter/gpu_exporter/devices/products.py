@@ -17,7 +17,8 @@ class Product(NamedTuple):
 
     `gpm`: GPU performance monitoring (Hopper and newer). `margin`: the temperature is told as a margin (Ada and newer)
     and not by absolute limits. `remap`: memory rows are remapped (Ampere and newer), pages retired before.
-    `link_bytes`: NVLink counts bytes of each link (Blackwell) and no longer KiB over all.
+    `link_bytes`: NVLink counts bytes of each link (Blackwell) and no longer KiB over all. `memory_slices`: of a board
+    with MIG.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Product(NamedTuple):
     margin: bool = False
     remap: bool = True
     link_bytes: bool = False
+    memory_slices: int = 8
 
 
 PRODUCTS = {
@@ -42,6 +44,20 @@ PRODUCTS = {
     "V100": Product("Tesla V100-SXM2-32GB", 32 * GIB, 40.0, 300.0, 1530e6, 877e6, False, 16e9, 150e9, remap=False),
     "A100": Product(
         "NVIDIA A100-SXM4-80GB", 80 * GIB, 60.0, 400.0, 1410e6, 1593e6, False, 32e9, 300e9, mig=True, jpeg_ofa=True
+    ),
+    "A30": Product(
+        "NVIDIA A30",
+        24 * GIB,
+        30.0,
+        165.0,
+        1440e6,
+        1215e6,
+        False,
+        32e9,
+        100e9,
+        mig=True,
+        jpeg_ofa=True,
+        memory_slices=4,
     ),
     "H100": Product(
         "NVIDIA H100 80GB HBM3", 80 * GIB, 70.0, 700.0, 1980e6, 2619e6, True, 64e9, 450e9, True, True, margin=True

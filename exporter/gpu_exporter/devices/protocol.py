@@ -17,10 +17,14 @@ ENGINES = ("encoder", "decoder", "jpeg", "ofa")  # the fixed-function engines th
 
 
 class UtilizationSample(NamedTuple):
-    """One entry of the driver's sample ring: mean over the driver's own period that ends at `wall` (Unix seconds)."""
+    """One entry of the driver's sample ring: mean over the driver's own period that ends at `wall` (Unix seconds).
+
+    `span_s`: length of that period in seconds; None where the driver does not say.
+    """
 
     wall: float
     ratio: float
+    span_s: float | None = None
 
 
 class Rates(NamedTuple):
@@ -105,12 +109,15 @@ class RowRemaps(NamedTuple):
 
 
 class InstanceIdentity(NamedTuple):
-    """One MIG instance. `mig` is "gpu instance id/compute instance id"."""
+    """One MIG instance. `mig` is "gpu instance id/compute instance id".
+
+    `sm_slices`: its own compute slices; a fraction where the driver tells none of compute instances that share theirs.
+    """
 
     uuid: str
     mig: str
     profile: str
-    sm_slices: int
+    sm_slices: float
     memory_slices: int = 0  # 0 is unknown
 
 
@@ -143,6 +150,12 @@ class Device(Protocol):
 
     def read_gpm(self) -> Gpm | None:
         """Activity since the last read; None at the first read, and when the last one was too long ago."""
+
+    def reopen_gpm(self, subject: str) -> None:
+        """Close the GPM window of the board ("") or of one MIG instance (its UUID); the next read begins a new one.
+
+        Never raises.
+        """
 
     def read_memory(self) -> Memory: ...
 
@@ -228,6 +241,9 @@ class SilentDevice:
 
     def read_gpm(self) -> Gpm | None:
         raise self._nothing("nvmlGpmMetricsGet")
+
+    def reopen_gpm(self, subject: str) -> None:
+        return
 
     def read_memory(self) -> Memory:
         raise self._nothing("nvmlDeviceGetMemoryInfo")

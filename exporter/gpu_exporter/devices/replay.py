@@ -171,7 +171,11 @@ class ReplayDevice(SilentDevice):
         samples = self._recording.merged
         first = bisect.bisect_right(samples, (since_wall - zero + 1e-6, float("inf")))
         last = bisect.bisect_right(samples, (now, float("inf")))
-        return [UtilizationSample(zero + t, ratio) for t, ratio in samples[first:last]]
+        begins = [samples[first - 1][0] if first else 0.0] + [t for t, _ in samples[first:last]]
+        return [
+            UtilizationSample(zero + t, ratio, t - begin)
+            for begin, (t, ratio) in zip(begins, samples[first:last], strict=False)
+        ]
 
     def read_power(self) -> float:
         return self._recording.at(self._recording.power, self._now("nvmlDeviceGetPowerUsage"))

@@ -66,7 +66,7 @@ class Fault(NamedTuple):
 
 
 class ScenarioInstance(NamedTuple):
-    """One MIG instance, there in [start, end)."""
+    """One MIG instance, there in [start, end). `sm_slices` are its own, `gpu_slices` those of its GPU instance."""
 
     uuid: str
     mig: str
@@ -77,6 +77,7 @@ class ScenarioInstance(NamedTuple):
     start: float = 0.0
     end: float = FOREVER
     parts: Mapping[str, Load] = {}
+    gpu_slices: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class ScenarioGpu:
     mig_to: float = FOREVER
     xids: tuple[tuple[float, int], ...] = ()
     health: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    memory_slices: int = 8  # of the whole board
     kept_memory: int = 0  # bytes that stay used without a holder, as on boards whose memory the system manages
 
     def has_mig(self, t: float) -> bool:
@@ -302,6 +304,7 @@ def _parse_gpu(reader: _Reader, index: int, seed: int) -> ScenarioGpu:
         mig_to=reader.number("mig_to", FOREVER),
         xids=tuple(sorted(xids)),
         kept_memory=int(reader.number("kept_gib", 0)) * 1024**3,
+        memory_slices=product.memory_slices,
         health=_parse_health(f"{reader.place}.health", reader.take("health", {})),
     )
     reader.finish()
@@ -326,20 +329,22 @@ def _parse_health(place: str, data: object) -> dict[str, int]:
 def _parse_instance(part: _Reader, position: int, name: str) -> ScenarioInstance:
     profile = part.text("profile")
     slices, _, gib = profile.partition("g.")
-    slices = slices.rpartition("c.")[2]  # 1c.3g.40gb: a compute instance that is a part of its GPU instance
-    if not (slices.isdigit() and gib.removesuffix("gb").isdigit()):
+    own, _, slices = slices.rpartition("c.")  # 1c.3g.40gb: a compute instance that is a part of its GPU instance
+    own = own or slices
+    if not (slices.isdigit() and own.isdigit() and gib.removesuffix("gb").isdigit()):
         raise ScenarioError(f"{part.place}.profile: {profile!r} is not like 1g.10gb")
     gpu_instance, compute_instance = int(part.number("gi", position + 1)), int(part.number("ci", 0))
     instance = ScenarioInstance(
         uuid=f"MIG-{uuid.uuid5(uuid.NAMESPACE_OID, name)}",
         mig=f"{gpu_instance}/{compute_instance}",
         profile=profile,
-        sm_slices=int(slices),
+        sm_slices=int(own),
         memory=int(gib.removesuffix("gb")) * 1024**3,
         load=_parse_load(f"{part.place}.load", part.take("load", {"kind": "constant", "value": 0})),
         start=part.number("from", 0.0),
         end=part.number("to", FOREVER),
         parts=_parse_parts(part),
+        gpu_slices=int(slices),
     )
     part.finish()
     return instance

@@ -112,7 +112,7 @@ class SimulatedInstance:
 
     def __init__(self, stage: Stage, gpu: ScenarioGpu, instance: ScenarioInstance) -> None:
         self._stage, self._gpu, self._instance = stage, gpu, instance
-        slices = max(1, round(8 * instance.memory / gpu.product.memory))
+        slices = max(1, round(gpu.memory_slices * instance.memory / gpu.product.memory))
         self.identity = InstanceIdentity(instance.uuid, instance.mig, instance.profile, instance.sm_slices, slices)
 
     def read_memory(self) -> Memory:
@@ -168,7 +168,7 @@ class SimulatedDevice(SilentDevice):
         """Load of the whole board: a partitioned GPU is as busy as its busiest slices together."""
         if not self._gpu.has_mig(now):
             return self._gpu.load
-        return Partitioned(self._gpu.instances)
+        return Partitioned(self._gpu.instances, self.identity.mig_slices)
 
     def _require(self, has_it: bool, call: str) -> None:
         if not has_it:
@@ -205,6 +205,9 @@ class SimulatedDevice(SilentDevice):
         parts = resolve_parts(self._load(now), self._gpu.parts)
         rates = {"pcie": 2 * self._gpu.product.pcie, "nvlink": 2 * self._gpu.product.nvlink}
         return self._stage.read_gpm(self._gpu.uuid, parts, rates)
+
+    def reopen_gpm(self, subject: str) -> None:
+        self._stage.gpm_seen.pop(subject or self._gpu.uuid, None)
 
     def read_memory(self) -> Memory:
         self._meet_faults("nvmlDeviceGetMemoryInfo")
@@ -325,17 +328,18 @@ class SimulatedDevice(SilentDevice):
 
 
 class Partitioned:
-    """Load of a board as the slice-weighted load of its instances while they exist; a board has seven slices."""
+    """Load of a board as the slice-weighted load of its instances while they exist."""
 
-    def __init__(self, instances: Sequence[ScenarioInstance]) -> None:
+    def __init__(self, instances: Sequence[ScenarioInstance], board_slices: int) -> None:
         self._instances = instances
+        self._board_slices = board_slices
 
     def integral(self, t: float) -> float:
         total = 0.0
         for instance in self._instances:
             end = min(max(t, instance.start), instance.end)
             total += instance.sm_slices * (instance.load.integral(end) - instance.load.integral(instance.start))
-        return total / 7.0
+        return total / self._board_slices
 
 
 class SimulatedEvents:

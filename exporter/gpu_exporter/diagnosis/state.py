@@ -12,7 +12,10 @@ from gpu_exporter.model import Verdict
 
 
 class StateRules(NamedTuple):
-    """Ratios are 0 to 1, `window_s` seconds."""
+    """Ratios are 0 to 1, `window_s` seconds.
+
+    `lag_s`: how far the idle run may be behind the window, since readings are charged at the next poll of attribution.
+    """
 
     window_s: float
     coverage_min: float
@@ -20,19 +23,21 @@ class StateRules(NamedTuple):
     low_ratio: float
     high_ratio: float
     throttled_share: float
+    lag_s: float = 15.0
 
 
 class Window(NamedTuple):
     """What the last window showed of one allocation.
 
-    `values`: mean utilization per bucket, None unknown. `held_s`: how long we have seen this holder.
+    `values`: mean utilization per bucket, None unknown. `held_s`: how long we have seen this holder. `idle_run_s`: the
+    present unbroken run of known zero, with every witness quiet; None while it is not known.
     `processes`: contexts on the unit now, None while unproven.
     `throttled_share`: worst share of the window in one harmful throttle reason, None unknown.
     """
 
     values: Sequence[float | None]
     held_s: float
-    idle_run_s: float
+    idle_run_s: float | None
     processes: float | None = None
     throttled_share: float | None = None
     throttled_reason: str = ""
@@ -60,13 +65,8 @@ def judge_state(window: Window, rules: StateRules) -> Verdict:
         return Verdict("unknown", f"only {coverage:.0%} of the window is known")
     mean = sum(known) / len(known)
     low, high = percentile(known, 0.05), percentile(known, 0.95)
-    idle = format_duration(window.idle_run_s)
-    if mean == 0.0 and window.idle_run_s > 0.0:
-        if window.processes == 0.0:
-            return Verdict("held_no_process", f"idle for {idle}, no process on the GPU")
-        return Verdict("held_idle", f"idle for {idle}")
     if mean == 0.0:
-        return Verdict("unknown", "utilization 0, but another witness is active")
+        return _judge_zero(window, coverage * min(window.held_s, rules.window_s) - rules.lag_s)
     if window.throttled_share is not None and window.throttled_share > rules.throttled_share:
         return Verdict("throttled", f"{window.throttled_reason} for {window.throttled_share:.0%} of the time")
     if high >= rules.high_ratio and low < rules.low_ratio:
@@ -74,6 +74,19 @@ def judge_state(window: Window, rules: StateRules) -> Verdict:
     if mean <= rules.low_mean:
         return Verdict("low", f"mean {mean:.0%}")
     return Verdict("healthy", f"mean {mean:.0%}")
+
+
+def _judge_zero(window: Window, needed_s: float) -> Verdict:
+    """The state at a utilization of 0 throughout: idle where the run of quiet witnesses covers the known time too."""
+    run_s = window.idle_run_s or 0.0
+    idle = format_duration(run_s)
+    if run_s <= 0.0:
+        return Verdict("unknown", "utilization 0, but another witness is active")
+    if run_s < needed_s:
+        return Verdict("unknown", f"utilization 0, but idle only for {idle}: another witness was active before")
+    if window.processes == 0.0:
+        return Verdict("held_no_process", f"idle for {idle}, no process on the GPU")
+    return Verdict("held_idle", f"idle for {idle}")
 
 
 def format_duration(seconds: float) -> str:

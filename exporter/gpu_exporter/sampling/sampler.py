@@ -12,7 +12,8 @@ from gpu_exporter.collectors.contract import InstanceCycle
 from gpu_exporter.devices.errors import DeviceError, DeviceLost, NotSupported
 from gpu_exporter.devices.protocol import Device
 from gpu_exporter.model import Activity, CollectorOutcome, DeviceSnapshot, InstanceReading, ProcessList, Sample, UnitId
-from gpu_exporter.sampling.activity import ActivityReader, ActivityRules, instance_activity
+from gpu_exporter.sampling.activity import ActivityReader, instance_activity
+from gpu_exporter.sampling.witnesses import ActivityRules
 
 
 class _Kept(NamedTuple):
@@ -50,31 +51,32 @@ class DeviceSampler:
 
         Raises DriverChanged.
         """
-        cycle = Cycle(self.device, self._activity.newest_sample_wall, self._clock.monotonic, self._totals)
         begin, answers = self._clock.monotonic(), self.device.answers
+        cycle = Cycle(self.device, self._activity.newest_sample_wall, self._clock.monotonic, self._totals, begin)
         outcomes: list[CollectorOutcome] = []
         try:
             for collector in self._collectors:
                 outcomes.append(self._collect(collector, cycle))
         except DeviceLost as exc:
-            self.error_counts.update([*cycle.errors, (exc.call, exc.error)])
+            self.error_counts.update([*cycle.errors, *cycle.remarks, (exc.call, exc.error)])
             self.device.take_errors()
             return self._down(str(exc))
         self.error_counts.update(cycle.errors)
-        self.error_counts.update(cycle.remarks)
         if self.device.answers == answers and cycle.errors:
             # Nothing at all was answered: that is no GPU with a few failing calls.
             return self._down(f"no call is answered, the first was {' '.join(cycle.errors[0])}")
         monotonic, wall = self._clock.monotonic(), self._clock.wall()
         # In a cycle that dragged on, one witness spoke of another time than the next.
         cycle.witness_missing |= monotonic - begin > self._rules.interval_s
+        activity = self._activity.read(cycle, monotonic, wall)  # which also reviews what GPM says
+        self.error_counts.update(cycle.remarks)
         return DeviceSnapshot(
             identity=self.device.identity,
             monotonic=monotonic,
             wall=wall,
             up=True,
             samples=tuple(cycle.samples),
-            activity=self._activity.read(cycle, monotonic, wall),
+            activity=activity,
             instances=tuple(self._read_instance(instance) for instance in cycle.instances),
             outcomes=tuple(outcomes),
             instances_known=cycle.instances_known,

@@ -228,7 +228,9 @@ class ScenarioFeeder:
 
     def _feed_gpm(self, out: layout.Device, device: SimulatedDevice, gpu: ScenarioGpu, now: float) -> None:
         out.gpm_time = now
-        parts = resolve_parts(Partitioned(gpu.instances) if gpu.has_mig(now) else gpu.load, gpu.parts)
+        parts = resolve_parts(
+            Partitioned(gpu.instances, device.identity.mig_slices) if gpu.has_mig(now) else gpu.load, gpu.parts
+        )
         out.gpm_count = _fill_gpm(out.gpm, parts, now, {"pcie": gpu.product.pcie, "nvlink": gpu.product.nvlink})
 
     def _feed_processes(self, out: layout.Device, gpu: ScenarioGpu) -> None:
@@ -256,7 +258,7 @@ class ScenarioFeeder:
             entry.uuid = instance.uuid.encode()
             entry.name = f"{gpu.product.name} MIG {instance.profile}".encode()
             entry.gpu_instance, entry.compute_instance = (int(part) for part in instance.mig.split("/"))
-            entry.slices = instance.sm_slices
+            entry.slices, entry.compute_slices = instance.gpu_slices, instance.sm_slices
             entry.memory_total = instance.memory
             entry.memory_used = sum(
                 holder.memory for holder in self.stage.scenario.holders_at(now) if holder.unit.mig_uuid == instance.uuid

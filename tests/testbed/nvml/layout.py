@@ -105,7 +105,7 @@ class Instance(ctypes.Structure):
         ("gpu_instance", u32),
         ("compute_instance", u32),
         ("slices", u32),
-        ("padding", u32),
+        ("compute_slices", u32),
         ("memory_total", u64),
         ("memory_used", u64),
         ("memory_free", u64),

@@ -186,7 +186,8 @@ ret_t nvmlDeviceGetAttributes_v2(dev_t_ handle, attributes_t *out) {
     ENTER(nvmlDeviceGetUUID);
     if (handle->instance < 0) return NOT_SUPPORTED;
     memset(out, 0, sizeof *out);
-    out->gpu_slices = out->compute_slices = d.instances[handle->instance].slices;
+    out->gpu_slices = d.instances[handle->instance].slices;
+    out->compute_slices = d.instances[handle->instance].compute_slices;
     out->memory_mb = d.instances[handle->instance].memory_total >> 20;
     return OK;
 }

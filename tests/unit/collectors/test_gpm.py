@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_exporter.collectors import Cycle, Totals
-from gpu_exporter.collectors.gpm import OUT_OF_RANGE, refine
+from gpu_exporter.collectors.gpm import OUT_OF_RANGE, STUCK, refine
 from gpu_exporter.devices.protocol import Gpm
 
 
@@ -31,6 +31,9 @@ def test_sm_activity_comes_from_the_counters_where_they_are() -> None:
     assert refine(make_cycle(totals), "", first).sm == 0.9  # nothing to compare with yet
     later = first._replace(sm=0.1, elapsed_cycles=3000.0, active_cycles=600.0)
     assert refine(make_cycle(totals), "", later).sm == 0.25
+    # The counters may reach back further than the window: of the two the busier.
+    busier = first._replace(sm=0.9, elapsed_cycles=4000.0, active_cycles=650.0)
+    assert refine(make_cycle(totals), "", busier).sm == 0.9
     # A driver that was loaded anew counts from 0: back to the windowed ratio, once.
     assert refine(make_cycle(totals), "", first._replace(elapsed_cycles=10.0, active_cycles=1.0)).sm == 0.9
 
@@ -41,3 +44,20 @@ def test_two_subjects_have_counters_of_their_own() -> None:
     refine(make_cycle(totals), "MIG-1", gpm)
     other = gpm._replace(sm=0.2, elapsed_cycles=5000.0, active_cycles=5000.0)
     assert refine(make_cycle(totals), "MIG-2", other).sm == 0.2
+
+
+@pytest.mark.parametrize("active", [None, 100.0])
+def test_a_window_over_which_the_cycle_counter_did_not_move_says_nothing(active: float | None) -> None:
+    """Whatever it reads: both of its samples are the same one."""
+    totals = Totals()
+    gpm = Gpm(1.0, graphics=0.4, sm=0.3, dram=0.2, pcie=1e9, elapsed_cycles=1000.0, active_cycles=active)
+    first = refine(make_cycle(totals), "MIG-1", gpm)
+    assert (first.graphics, first.missing) == (0.4, True)  # nothing shows yet that the counter moves
+    cycle = make_cycle(totals)
+    assert refine(cycle, "MIG-1", gpm) == Gpm(1.0, missing=True)
+    assert (cycle.remarks, cycle.gpm_stuck) == ([STUCK], {"MIG-1"})
+    cycle = make_cycle(totals)
+    assert refine(cycle, "MIG-2", gpm).graphics == 0.4  # another subject
+    later = refine(cycle, "MIG-1", gpm._replace(elapsed_cycles=1001.0))
+    assert (later.graphics, later.missing) == (0.4, False)
+    assert not cycle.gpm_stuck

@@ -79,6 +79,53 @@ def test_instances_and_remainder_grow_as_fast_as_the_board(model: str, instances
     assert divided + rest == pytest.approx(board, rel=1e-3)
 
 
+def test_energy_that_is_used_while_mig_is_off_belongs_to_no_instance() -> None:
+    """MIG mode is switched off and on again under a running exporter, with five minutes of full load in between."""
+    clock = ManualClock()
+    busy = {"kind": "constant", "value": 1}
+    mig = [{"profile": "7g.80gb", "to": 100, "load": busy}, {"profile": "7g.80gb", "from": 400, "load": busy}]
+    gpu = {"model": "H100", "mig": mig, "load": busy}
+    switched = parse_scenario({"gpus": [{**gpu, "mig_to": 100}]})
+    back_on = parse_scenario({"gpus": [{**gpu, "mig_from": 400}]})
+    device = SimulatedDevice(Stage(switched, clock), switched.gpus[0])
+    sampler = DeviceSampler(device, collectors.DEFAULT, clock, activity_rules(Settings()))
+    most = 700.0  # joules in a second at the limit
+    before: dict[str, float] = {}
+    seen = 0
+    for second in range(500):
+        if second == 250:
+            device._gpu = back_on.gpus[0]
+        clock.advance(1.0)
+        snapshot = sampler.sample()
+        now = {i.uuid: i.energy_j for i in snapshot.instances if i.energy_j is not None}
+        now["rest"] = snapshot.value("gpu_mig_unassigned_energy_joules_total") or before.get("rest", 0.0)
+        assert all(joules - before.get(name, 0.0) <= most for name, joules in now.items()), second
+        seen += bool(snapshot.instances)
+        before = {**before, **now}
+    assert 190 < seen < 210
+
+
+def test_energy_of_a_time_in_which_the_instances_cannot_be_listed_is_unassigned() -> None:
+    clock = ManualClock()
+    mig = [{"profile": "3g.40gb", "load": {"kind": "constant", "value": 1}}]
+    faults = [{"at": 20, "for": 60, "call": "nvmlDeviceGetMigMode", "error": "NVML_ERROR_UNKNOWN"}]
+    scenario = parse_scenario({"gpus": [{"model": "H100", "mig": mig, "faults": faults}]})
+    device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
+    sampler = DeviceSampler(device, collectors.DEFAULT, clock, activity_rules(Settings()))
+    charged, rest, begin = 0.0, 0.0, 0.0
+    for second in range(1, 101):
+        clock.advance(1.0)
+        snapshot = sampler.sample()
+        begin = begin or snapshot.value("gpu_energy_joules_total") or 0.0
+        rest = snapshot.value("gpu_mig_unassigned_energy_joules_total") or rest
+        for instance in snapshot.instances:
+            if second > 2 and instance.energy_j is not None:
+                assert instance.energy_j - charged <= 700.0
+            charged = instance.energy_j or charged
+    board = (snapshot.value("gpu_energy_joules_total") or 0.0) - begin
+    assert charged + rest == pytest.approx(board, rel=1e-6)
+
+
 def test_an_instance_that_goes_takes_its_counter_along_and_a_new_one_begins_at_zero() -> None:
     clock = ManualClock()
     busy = {"kind": "constant", "value": 1}

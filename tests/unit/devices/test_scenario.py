@@ -61,7 +61,10 @@ def test_the_published_schema_takes_the_demo_and_every_kind_of_load() -> None:
     [
         ([], "scenario: expected a mapping, not list"),
         ({"gpus": [{"model": "H100", "lod": {}}]}, "gpus[0]: unknown key 'lod'"),
-        ({"gpus": [{"model": "H999"}]}, "gpus[0].model: 'H999' is none of T4, V100, A100, H100, H200, B200, GH200"),
+        (
+            {"gpus": [{"model": "H999"}]},
+            "gpus[0].model: 'H999' is none of T4, V100, A100, A30, H100, H200, B200, GH200",
+        ),
         (
             {"gpus": [{"model": "H100", "load": {"kind": "constant", "value": 1.5}}]},
             "gpus[0].load.value: 1.5 is not between 0 and 1",

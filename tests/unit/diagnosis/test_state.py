@@ -18,6 +18,15 @@ RULES = StateRules(600.0, 0.8, 0.5, 0.1, 0.7, 0.1)
         (Window((0.0,) * 7 + (None,) * 3, 600.0, 5000.0), "unknown"),
         (Window((0.0,) * 10, 600.0, 600.0, shared=True), "unknown"),
         (Window((0.0,) * 10, 600.0, 0.0), "unknown"),
+        (Window((0.0,) * 10, 600.0, None), "unknown"),
+        (Window((0.0,) * 10, 600.0, 120.0), "unknown"),  # the encoder worked until two minutes ago
+        (Window((0.0,) * 10, 600.0, 584.0, processes=0.0), "unknown"),
+        (Window((0.0,) * 10, 600.0, 585.0, processes=0.0), "held_no_process"),  # the last poll is 15 s behind at most
+        (Window((0.0,) * 10, 90_000.0, 585.0), "held_idle"),
+        (Window((0.0,) * 8, 480.0, 465.0), "held_idle"),  # seen for so long
+        (Window((0.0,) * 8, 480.0, 464.0), "unknown"),
+        (Window((0.0,) * 9 + (None,), 600.0, 525.0), "held_idle"),  # a tenth of the window is not known
+        (Window((0.0,) * 9 + (None,), 600.0, 524.0), "unknown"),
         (Window((0.0,) * 10, 600.0, 600.0, processes=0.0), "held_no_process"),
         (Window((0.0,) * 10, 600.0, 600.0, processes=1.0), "held_idle"),
         (Window((0.0,) * 10, 600.0, 600.0, processes=None), "held_idle"),
@@ -35,6 +44,12 @@ def test_states(window: Window, state: str) -> None:
 def test_a_zero_that_another_witness_denies_is_unknown_and_says_so() -> None:
     verdict = judge_state(Window((0.0,) * 10, 600.0, idle_run_s=0.0), RULES)
     assert verdict.evidence == "utilization 0, but another witness is active"
+
+
+def test_a_zero_with_work_of_another_witness_in_the_window_says_how_long_it_is_quiet() -> None:
+    """An encoder that works 80 % of the time leaves utilization at 0 and short runs of idleness."""
+    verdict = judge_state(Window((0.0,) * 10, 600.0, idle_run_s=12.0), RULES)
+    assert verdict == ("unknown", "utilization 0, but idle only for 12s: another witness was active before")
 
 
 def test_a_holder_that_just_came_is_not_judged() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from gpu_exporter.collectors import Cycle, Totals
-from gpu_exporter.devices.protocol import UtilizationSample
+from gpu_exporter.devices.protocol import Gpm, Traffic, UtilizationSample
 from gpu_exporter.model import Span, UnitId
-from gpu_exporter.sampling.activity import ActivityReader, ActivityRules, PowerFloor
+from gpu_exporter.sampling.activity import ActivityReader
+from gpu_exporter.sampling.witnesses import ActivityRules, PowerFloor
 
 RULES = ActivityRules(interval_s=1.0, gap_intervals=3, power_floor_max_ratio=0.3, power_active_step=0.25)
 WALL = 1_700_000_000.0
@@ -56,9 +57,10 @@ def test_a_driver_sample_never_covers_more_than_the_drivers_longest_period(bench
 
 
 def test_zeros_of_a_time_in_which_no_witness_was_read_are_unknown(bench: Bench) -> None:
-    bench.read(10.0, [(10.0, 0.0)])
-    # The engines, read at 30, tell of one period of the driver; the time before that nobody watched.
-    assert rounded(bench.read(30.0, [(28.7, 0.0), (29.8, 0.0), (30.0, 0.0)])) == [(29.8, 30.0, 0.0, False)]
+    bench.read(10.0, [(9.5, 0.0), (10.0, 0.0)])
+    # The engines, read at 30, stand for one period of the driver (1.1 s); no witness was read before that.
+    spans = bench.read(30.0, [(28.5, 0.0), (29.0, 0.0), (29.5, 0.0), (30.0, 0.0)])
+    assert rounded(spans) == [(29.0, 29.5, 0.0, False), (29.5, 30.0, 0.0, False)]
     assert rounded(bench.read(31.0, [(30.5, 0.0), (31.0, 0.0)])) == [(30.0, 30.5, 0.0, False), (30.5, 31.0, 0.0, False)]
 
 
@@ -171,6 +173,54 @@ def test_witnesses_are_counted() -> None:
     activity = bench.reader.read(cycle, 10.0, 10.0 + WALL)
     assert activity is not None
     assert activity.witnesses == 4
+
+
+def test_a_witness_that_needs_a_second_reading_is_not_counted_at_its_first(bench: Bench) -> None:
+    """Nor does a quiet rate of GPM stand in for it: the bytes of that moment are not known."""
+    counts = []
+    for second in (10.0, 11.0):
+        cycle = Cycle(None, 0.0, lambda: 10.0, Totals())  # type: ignore[arg-type]
+        cycle.utilization = cycle.utilization_at = 0.0
+        cycle.engines = {"encoder": 0.0}
+        cycle.pcie, cycle.pcie_at = Traffic(5.0, 5.0), second
+        cycle.gpm = Gpm(1.0, pcie=0.0)
+        activity = bench.reader.read(cycle, second, second + WALL)
+        assert activity is not None
+        counts.append(activity.witnesses)
+    assert counts == [2, 3]
+
+
+def test_traffic_after_a_missing_reading_is_unknown_although_gpm_is_quiet(bench: Bench) -> None:
+    quiet = {"utilization": 0.0, "gpm": Gpm(1.0, pcie=0.0)}
+    for second in (10.0, 11.0):
+        spans = bench.read(second, pcie=Traffic(5.0, 5.0), **quiet)
+    assert rounded(spans) == [(10.0, 11.0, 0.0, False)]
+    bench.read(12.0, witness_missing=True, **quiet)
+    assert bench.read(13.0, pcie=Traffic(9e9, 5.0), **quiet) == ()
+    assert bench.read(14.0, pcie=Traffic(99e9, 5.0), **quiet) == (Span(13.0, 14.0, 0.0, True),)
+
+
+def test_work_at_a_stamp_that_was_read_as_rest_is_a_sign_of_life(bench: Bench) -> None:
+    bench.read(10.0, [(9.8, 0.0), (10.0, 0.0)], utilization=0.0)
+    bench.read(10.2, [(10.2, 0.0)], utilization=0.0)
+    spans = bench.read(10.4, [(10.2, 1.0), (10.4, 0.0)], utilization=0.0) or ()
+    assert Span(10.4, 10.4, 0.0, True) in spans
+
+
+def test_what_a_slow_call_leaves_unwatched_is_not_idle(bench: Bench) -> None:
+    """The witnesses were read when the cycle began; entries of the ring from after that wait for the next cycle."""
+    ring = [(8.0 + i / 5, 0.0) for i in range(40)]
+
+    def read(begin: float, now: float) -> list[tuple[float, float]]:
+        known = [
+            entry for entry in ring if bench.reader.newest_sample_wall - WALL < entry[0] - 1e-3 and entry[0] <= now
+        ]
+        spans = bench.read(now, known, begin=begin, engines={"encoder": 0.0}, utilization=0.0)
+        return [(round(s.start, 3), round(s.end, 3)) for s in spans or ()]
+
+    read(10.0, 10.0)
+    assert read(11.0, 11.9) == [(10.0 + i / 5, round(10.2 + i / 5, 3)) for i in range(5)]
+    assert read(12.0, 12.0) == [(11.0 + i / 5, round(11.2 + i / 5, 3)) for i in range(5)]
 
 
 def test_a_board_that_never_rested_before_us_is_not_taken_for_resting() -> None:

@@ -12,9 +12,9 @@ from gpu_exporter.devices.protocol import Processes, Rates
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import SimulatedDevice, Stage
 from gpu_exporter.model import DeviceSnapshot, GpuProcess
-from gpu_exporter.sampling.activity import ActivityRules
 from gpu_exporter.sampling.loop import DeviceLoop
 from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.sampling.witnesses import ActivityRules
 
 RULES = ActivityRules(1.0, 3, 0.3, 0.25)
 

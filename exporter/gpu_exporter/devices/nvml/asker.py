@@ -118,6 +118,17 @@ class Fields:
                 self.errors.append(error)
         return told
 
+    def refuse(self, field: int | tuple[int, int]) -> None:
+        """A field that has stopped answering: from now on asked each RETRY_S only, and a failure is expected."""
+        question, support = (self.CALL, field), self._ask.support
+        support.told.discard(question)
+        if not support.is_refused(question):
+            support.note(question, NotSupported(self.CALL, "NVML_ERROR_NO_DATA"))
+
+    def ask_again(self, field: int | tuple[int, int]) -> None:
+        """A refusal of this field is not believed yet."""
+        self._ask.support.forget((self.CALL, field))
+
     def one(self, field: int) -> float:
         """A single field. Raises NotSupported where it is not told."""
         told = self.read(field)

@@ -22,6 +22,7 @@ from gpu_exporter.devices.nvml import constants as nvml
 from gpu_exporter.devices.nvml.asker import Asker, Fields
 from gpu_exporter.devices.nvml.instance import NvmlInstance, add_processes, read_gpm, read_memory, read_processes
 from gpu_exporter.devices.nvml.library import SYSTEM, Handle, Library
+from gpu_exporter.devices.nvml.nvlink import NvlinkCounters
 from gpu_exporter.devices.nvml.support import SupportMatrix
 from gpu_exporter.devices.protocol import (
     Clocks,
@@ -37,10 +38,11 @@ from gpu_exporter.devices.protocol import (
     UtilizationSample,
 )
 from gpu_exporter.model import DeviceIdentity
+from gpu_exporter.shares import divide_gpu_instance
 
 log = logging.getLogger(__name__)
 LATELY_S = 5.0
-KIB, MIB = 1024.0, 1024.0**2
+MIB = 1024.0**2
 ENGINE_CALLS = {
     "encoder": "nvmlDeviceGetEncoderUtilization",
     "decoder": "nvmlDeviceGetDecoderUtilization",
@@ -54,7 +56,8 @@ class NvmlDevice:
 
     def __init__(self, library: Library, handle: Handle, index: int, monotonic: Callable[[], float]) -> None:
         self._library = library
-        self.ask = Asker(library, handle, SupportMatrix(monotonic), f"gpu {index}")
+        self._label = f"gpu {index}"
+        self.ask = Asker(library, handle, SupportMatrix(monotonic), self._label)
         self._monotonic = monotonic
         self._fields = Fields(self.ask)
         self._once: dict[str, Any] = {}
@@ -62,7 +65,7 @@ class NvmlDevice:
         self._windows: set[str] = set()  # of GPM, of the instances
         self._instance_support: dict[str, SupportMatrix] = {}
         self._instances_warned: set[str] = set()
-        self._links: set[int | tuple[int, int]] = set()
+        self._nvlink = self._make_nvlink()
         try:
             minor = int(self.ask("nvmlDeviceGetMinorNumber"))
         except NotSupported:
@@ -80,6 +83,9 @@ class NvmlDevice:
     @property
     def handle(self) -> Handle:
         return self.ask.handle
+
+    def _make_nvlink(self) -> NvlinkCounters:
+        return NvlinkCounters(self._fields, self._label, self._monotonic)
 
     def renew(self) -> None:
         """Ask the driver for the device anew: after a reset the old handle may be dead. Raises DeviceError."""
@@ -102,6 +108,7 @@ class NvmlDevice:
         self._recent.clear()
         self._library.ask("nvmlGpmSampleFree", SYSTEM, {self.identity.uuid, *self._windows})
         self._windows = set()
+        self._nvlink = self._make_nvlink()
 
     def _lately(self, call: str) -> Any:
         """An answer that only an administrator changes: at most LATELY_S old."""
@@ -153,6 +160,13 @@ class NvmlDevice:
     def read_gpm(self) -> Gpm | None:
         self._require_gpm()
         return read_gpm(self.ask, self.identity.uuid)
+
+    def reopen_gpm(self, subject: str) -> None:
+        # An instance's window is named by its UUID and the way of sampling it.
+        names = (
+            {name for name in self._windows if name.partition(" ")[0] == subject} if subject else {self.identity.uuid}
+        )
+        self._library.ask("nvmlGpmSampleFree", SYSTEM, names)
 
     def read_memory(self) -> Memory:
         return read_memory(self.ask)
@@ -224,25 +238,7 @@ class NvmlDevice:
         return Pcie(traffic, None if replays is None else int(replays))
 
     def read_nvlink(self) -> Traffic:
-        """KiB over all links together before Blackwell, bytes of each link since (field 138 is gone there)."""
-        tx, rx = (
-            (field, nvml.NVML_VALUE_ALL_LINKS)
-            for field in (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX)
-        )
-        told = self._fields.read(tx, rx)
-        if len(told) == 2:
-            return Traffic(rx=told[rx] * KIB, tx=told[tx] * KIB)
-        sent = [(nvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES, link) for link in range(nvml.NVLINKS)]
-        received = [(nvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES, link) for link in range(nvml.NVLINKS)]
-        told = self._fields.read(*sent, *received)
-        if not self._links <= told.keys():  # without a link that counted before, the sum would fall
-            raise NotSupported(Fields.CALL, "NVML_ERROR_NO_DATA")
-        self._links = set(told)
-        if not (told.keys() & set(sent) and told.keys() & set(received)):
-            raise NotSupported(Fields.CALL, "NVML_ERROR_NOT_SUPPORTED")
-        return Traffic(
-            rx=sum(float(told.get(field, 0)) for field in received), tx=sum(float(told.get(field, 0)) for field in sent)
-        )
+        return self._nvlink.read()
 
     def read_ecc_errors(self) -> Mapping[str, int]:
         return {
@@ -332,11 +328,13 @@ class NvmlDevice:
     def _enumerate(self) -> list[tuple[Handle, InstanceIdentity]]:
         """Each instance with its handle, found anew each time: a handle may be reused for another instance."""
         found: list[tuple[Handle, InstanceIdentity]] = []
+        compute: dict[int, list[int]] = {}  # slices of the compute instances, by GPU instance, in the order of `found`
         for position in range(self._static("nvmlDeviceGetMaxMigDeviceCount")):
             ask = self._library.ask
             try:
                 handle = self.ask("nvmlDeviceGetMigDeviceHandleByIndex", position)
-                slices, memory_mib = ask("nvmlDeviceGetAttributes_v2", handle)
+                # Recordings made before the third value was read have two.
+                slices, memory_mib, *own = ask("nvmlDeviceGetAttributes_v2", handle)
                 gpu_instance = ask("nvmlDeviceGetGpuInstanceId", handle)
                 compute_instance = ask("nvmlDeviceGetComputeInstanceId", handle)
                 # The product name ends in the profile, e.g. "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
@@ -352,4 +350,19 @@ class NvmlDevice:
                 uuid, f"{gpu_instance}/{compute_instance}", profile, slices, self._memory_slices(memory_mib)
             )
             found.append((handle, identity))
-        return found
+            compute.setdefault(gpu_instance, []).append(own[0] if own else 0)
+        return _divide(found, compute)
+
+
+def _divide(
+    found: list[tuple[Handle, InstanceIdentity]], compute: Mapping[int, Sequence[int]]
+) -> list[tuple[Handle, InstanceIdentity]]:
+    """Each instance with its own part of the slices of its GPU instance."""
+    shares: dict[str, list[float]] = {}
+    divided: list[tuple[Handle, InstanceIdentity]] = []
+    for handle, identity in found:
+        gpu_instance = identity.mig.partition("/")[0]
+        if gpu_instance not in shares:
+            shares[gpu_instance] = divide_gpu_instance(int(identity.sm_slices), compute[int(gpu_instance)])
+        divided.append((handle, identity._replace(sm_slices=shares[gpu_instance].pop(0))))
+    return divided

@@ -166,10 +166,10 @@ def _memory(handle: Handle, version: int) -> tuple[int, int, int, int | None]:
     return info.total, info.used, info.free, getattr(info, "reserved", None)
 
 
-def _attributes(handle: Handle) -> tuple[int, int]:
-    """Compute slices of the GPU instance and its memory in MiB."""
+def _attributes(handle: Handle) -> tuple[int, int, int]:
+    """Compute slices of the GPU instance, its memory in MiB, and compute slices of the compute instance."""
     told = pynvml.nvmlDeviceGetAttributes_v2(handle.raw)
-    return told.gpuInstanceSliceCount, told.memorySizeMB
+    return told.gpuInstanceSliceCount, told.memorySizeMB, told.computeInstanceSliceCount
 
 
 def _simple(call: str) -> Callable[..., Any]:

@@ -1,0 +1,29 @@
+"""What the driver's values can be, by their unit: what lies outside is a sentinel or a fault, and no data.
+
+Drivers fill in all ones where they have no value (0xFFFFFFFF percent is a ratio of 42,949,672.95, as milliwatts it is
+4,294,967 W), and 0 where a sensor does not answer. The bounds lie well beyond every product, so that no true value is
+lost: they tell nonsense from numbers, not healthy boards from sick ones.
+"""
+
+from __future__ import annotations
+
+from gpu_exporter.model import Range
+
+RATIO = Range(0.0, 1.0)
+SWITCH = Range(0.0, 1.0)
+# A board that answers draws power: 0 is a sensor that does not answer. The largest boards draw 1.4 kW.
+WATTS = Range(0.001, 10e3)
+JOULES = Range(0.0, 1e13)  # thirty years at the highest power
+CELSIUS = Range(-40.0, 200.0)
+# The largest memory of one GPU is below 1 TB; with the memory of its CPU that it can address, a few.
+MEMORY_BYTES = Range(0.0, 2.0**44)
+# Below 2^64 - 1, the sentinel of the 64-bit counters. One of 32 bits (4.3 GB) cannot be told from a count.
+MOVED_BYTES = Range(0.0, 1.8e19)
+BYTES_PER_SECOND = Range(0.0, 1e13)
+HERTZ = Range(0.0, 10e9)
+# Below 2^32 - 1, the sentinel of 32 bits.
+COUNT = Range(0.0, 4e9)
+SECONDS = Range(0.0, 1e9)  # thirty years
+PERFORMANCE_STATE = Range(0.0, 15.0)
+ACTION = Range(0.0, 255.0)  # nvmlDeviceGpuRecoveryAction_t has 8 values so far
+PROCESS_COUNT = Range(0.0, 1e6)

@@ -1,0 +1,131 @@
+"""The driver's ring of utilization samples: which stretch of time does each entry cover?
+
+An entry says when its period ended, not when it began. The period is learned from how far the stamps lie apart, so
+that an entry that was lost leaves a hole and is not covered by the one after it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+
+from gpu_exporter.devices.protocol import UtilizationSample
+from gpu_exporter.model import Span
+
+WALL_STEP_S = 1.0  # a wall clock that moved more than this against the monotonic one has been stepped
+RING_AGE_MAX_S = 120.0  # a stamp that is older than any ring keeps is not wall time of this host: no source then
+UNWATCHED_MAX_S = 0.05  # of a span: clocks of driver and host differ by less, a witness's silence by more
+LATENESS = 1.1  # a cycle or sample that comes a tenth of a period late leaves no hole
+SPACINGS = 32  # distances between stamps that the period is learned from
+SAME_STAMP_S = 1e-6  # stamps are whole microseconds, and cross the border as a float
+
+
+class RingPeriod:
+    """How long one entry stands for, learned from the distances between stamps."""
+
+    def __init__(self, longest_s: float) -> None:
+        """`longest_s`: what an entry stands for while nothing is known, and at most."""
+        self._longest_s = longest_s
+        self._spacings: deque[float] = deque(maxlen=SPACINGS)
+        self.seconds = longest_s
+
+    def learn(self, spacings: Sequence[float]) -> None:
+        """Take in more distances. Longer ones than a period can be are holes, and teach nothing."""
+        fresh = [spacing for spacing in spacings if 0.0 < spacing <= LATENESS * self._longest_s]
+        if not fresh:
+            return
+        self._spacings.extend(fresh)
+        # Lost entries make distances longer, never shorter: the lower quartile holds while most entries are lost, and
+        # the median of what lies near it evens out the jitter of the stamps.
+        ordered = sorted(self._spacings)
+        near = [spacing for spacing in ordered if spacing <= 1.5 * ordered[len(ordered) // 4]]
+        self.seconds = min(self._longest_s, near[len(near) // 2])
+
+    @property
+    def is_learned(self) -> bool:
+        return bool(self._spacings)
+
+
+class DriverRing:
+    """Turns the entries of one device's ring into spans, each entry once."""
+
+    def __init__(self, longest_s: float) -> None:
+        """`longest_s`: the longest period that the driver may have."""
+        self.newest_wall = 0.0
+        self.contradicted = False  # the last read brought work at a stamp that was already read as none
+        self._newest_ratio = 0.0
+        self._period = RingPeriod(longest_s)
+        self._longest_s = LATENESS * longest_s
+        self._from = 0.0  # stamps up to this time are not believed
+
+    def restart(self, wall: float) -> None:
+        """The wall clock was stepped: what the ring holds was stamped in another time."""
+        # A clock that went back meets its own stamps again, for as long as the ring keeps them.
+        self._from = min(max(wall, self.newest_wall), wall + RING_AGE_MAX_S)
+        self.newest_wall = wall
+        self.contradicted = False
+
+    def read(self, samples: Sequence[UtilizationSample], monotonic: float, wall: float) -> tuple[Span, ...]:
+        """Each entry covers (its stamp - the ring's period, its stamp], and nothing that an earlier one covered."""
+        self.contradicted = False
+        if wall <= self._from:
+            self.newest_wall = wall  # the clock went back: the ring still holds that time from before
+            return ()
+        entries = self._fold(samples, wall)
+        stamps = [self.newest_wall, *(entry.wall for entry in entries)]
+        self._period.learn([later - earlier for earlier, later in itertools.pairwise(stamps)])
+        shift = monotonic - wall
+        spans: list[Span] = []
+        for entry in entries:
+            if self.newest_wall > 0.0 and entry.wall > wall - RING_AGE_MAX_S and 0.0 <= entry.ratio <= 1.0:
+                start = max(self.newest_wall, entry.wall - self._length_of(entry))
+                spans.append(Span(start + shift, entry.wall + shift, entry.ratio, other=False))
+            self.newest_wall, self._newest_ratio = entry.wall, entry.ratio
+        return tuple(spans)
+
+    def _length_of(self, entry: UtilizationSample) -> float:
+        """How long an entry stands for, in seconds."""
+        known = entry.span_s if entry.span_s is not None else LATENESS * self._period.seconds
+        return min(self._longest_s, known)
+
+    def _fold(self, samples: Sequence[UtilizationSample], wall: float) -> list[UtilizationSample]:
+        """New entries in the order of their stamps. Of entries for the same time the busiest counts, and one that is
+        not a share makes that time unknown unless another one shows work.
+        """
+        entries: list[UtilizationSample] = []
+        apart = 0.5 * self._period.seconds if self._period.is_learned else SAME_STAMP_S
+        begin = self.newest_wall
+        for sample in sorted(samples):
+            if sample.wall > wall + WALL_STEP_S:
+                continue
+            if sample.wall > wall + UNWATCHED_MAX_S:
+                break  # a clock that leads: to be read again when its time was watched
+            near = SAME_STAMP_S if sample.span_s is not None else apart
+            if self.newest_wall > 0.0 and abs(sample.wall - self.newest_wall) <= near:
+                self.contradicted |= sample.ratio > 0.0 and self._newest_ratio == 0.0
+            if sample.wall <= self.newest_wall:
+                continue
+            if entries and sample.wall - begin <= near:
+                entries[-1] = sample._replace(ratio=_busier(entries[-1].ratio, sample.ratio))
+            else:
+                entries.append(sample)
+                begin = sample.wall
+        return entries
+
+
+def _busier(one: float, other: float) -> float:
+    """The higher share; a value that is not a share prevails over none, since it may stand for work."""
+    shares = [ratio for ratio in (one, other) if 0.0 <= ratio <= 1.0]
+    if len(shares) == 2 or (shares and shares[0] > 0.0):
+        return max(shares)
+    return one if not 0.0 <= one <= 1.0 else other
+
+
+def agreeing(spans: Sequence[Span], now: float, longest_s: float) -> tuple[Span, ...]:
+    """The driver reports work beside its ring: zeros of the time that this rate stands for are not idle, unless other
+    entries of that time explain it; the newest is not idle in any case.
+    """
+    recent = [span for span in spans if span.end > now - longest_s]
+    doubtful = recent[-1:] if any(span.ratio > 0.0 for span in recent) else recent
+    return tuple(span._replace(other=True) if span in doubtful else span for span in spans)

@@ -1,0 +1,30 @@
+"""What part of a board a holder has: the arithmetic of MIG slices and of holders that share.
+
+A board has `board_slices` compute slices (7 on every product with MIG but A30, which has 4). GPU instances have whole
+slices of it, compute instances have slices of their GPU instance. Pure; slices of compute instances may be fractions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def divide_gpu_instance(slices: int, compute: Sequence[int]) -> list[float]:
+    """Slices of each compute instance of one GPU instance that has `slices`.
+
+    `compute`: what the driver reports for each, 0 where it reports none. Where one is missing, or they come to more
+    than there is, the GPU instance is divided evenly.
+    """
+    if all(compute) and sum(compute) <= slices:
+        return [float(part) for part in compute]
+    return [slices / len(compute)] * len(compute)
+
+
+def count_slices(board_slices: int, parts: Iterable[float]) -> float:
+    """The slices to divide by: the board's, or more where a driver reports more, so that shares never exceed 1."""
+    return max(float(board_slices), sum(parts))
+
+
+def board_share(slices: float, whole: float, holders: int = 1) -> float:
+    """Share of the board, 0 to 1, of one of `holders` that share `slices` of `whole`."""
+    return slices / whole / holders

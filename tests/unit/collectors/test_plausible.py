@@ -1,0 +1,276 @@
+"""Sentinels: each family has a range, and what lies outside it is no data, counted, and proves no idleness."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter import collectors
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.collectors import Cycle, Totals
+from gpu_exporter.collectors.memory import collect_memory
+from gpu_exporter.collectors.power import collect_power
+from gpu_exporter.devices.protocol import (
+    Clocks,
+    Gpm,
+    InstanceIdentity,
+    Memory,
+    Pcie,
+    Processes,
+    Rates,
+    RowRemaps,
+    SilentDevice,
+    Traffic,
+    UtilizationSample,
+)
+from gpu_exporter.exposition.catalog import fixed_groups
+from gpu_exporter.model import DeviceIdentity, Family, Range
+from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.sampling.witnesses import ActivityRules
+
+RULES = ActivityRules(1.0, 3, 0.3, 0.25)
+FAMILIES = [family for c in collectors.ALL for family in (*c.families, *c.instance_families)]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_family_that_is_read_has_a_range_or_says_why_not(family: Family) -> None:
+    assert (family.plausible is None) == bool(family.unbounded)
+    if family.plausible is not None:
+        assert family.plausible.low < family.plausible.high
+        for sentinel in (0xFFFFFFFFFFFFFFFF, float("inf"), float("-inf"), -(2.0**63)):
+            assert not family.plausible.holds(sentinel)
+
+
+def test_no_other_family_is_a_value_of_the_driver() -> None:
+    """They are counted and integrated here, from values that were checked, or are events."""
+    sources = {family.source for _, _, families in fixed_groups() for family in families}
+    read = {source for source in sources if source.startswith("nvmlDevice")}
+    assert read <= {"nvmlDeviceGetSamples, else nvmlDeviceGetUtilizationRates"}
+
+
+class Nonsense(SilentDevice):
+    """Every value is the sentinel, in the driver's unit of it."""
+
+    def __init__(self, sentinel: float) -> None:
+        self.sentinel = sentinel
+        self.clock = ManualClock()
+        self.identity = DeviceIdentity(0, "GPU-0", "NVIDIA H100", "580", "0000:00", 0, "enabled")
+        self.answers = 0
+
+    def _say(self, unit: float = 1.0) -> Any:
+        self.answers += 1
+        return self.sentinel * unit
+
+    def read_utilization(self) -> Rates:
+        return Rates(self._say(0.01), self._say(0.01))
+
+    def read_utilization_samples(self, since_wall: float) -> list[UtilizationSample]:
+        wall = self.clock.wall()
+        return [UtilizationSample(wall - 1.0 + i / 5, self._say(0.01)) for i in range(1, 6)]
+
+    def read_engine(self, engine: str) -> float:
+        return float(self._say(0.01))
+
+    def read_gpm(self) -> Gpm | None:
+        ratio, rate = self._say(0.01), self._say(2.0**20)
+        return Gpm(1.0, ratio, ratio, ratio, ratio, ratio, rate, rate, ratio)
+
+    def read_memory(self) -> Memory:
+        return Memory(self._say(), self._say(), self._say(), self._say())
+
+    def read_power(self) -> float:
+        return float(self._say(1e-3))
+
+    read_power_limit = read_power
+
+    def read_energy(self) -> float:
+        return float(self._say(1e-3))
+
+    def read_temperature(self) -> float:
+        return float(self._say())
+
+    read_memory_temperature = read_temperature_margin = read_temperature
+
+    def read_temperature_limits(self) -> dict[str, float]:
+        return {"slowdown": self._say()}
+
+    def read_clocks(self) -> Clocks:
+        return Clocks(self._say(1e6), self._say(1e6), self._say(1e6))
+
+    def read_performance_state(self) -> int:
+        return int(self._say())
+
+    def read_throttle_seconds(self) -> dict[str, float]:
+        return {"thermal": self._say(1e-9)}
+
+    def read_throttle_active(self) -> dict[str, bool]:
+        return {"thermal": self._say()}
+
+    def read_pcie(self) -> Pcie:
+        return Pcie(Traffic(self._say(), self._say()), self._say())
+
+    def read_nvlink(self) -> Traffic:
+        return Traffic(self._say(1024.0), self._say(1024.0))
+
+    def read_ecc_errors(self) -> dict[str, int]:
+        return {"corrected": self._say()}
+
+    def read_row_remaps(self) -> RowRemaps:
+        return RowRemaps(self._say(), self._say(), self._say(), self._say())
+
+    def read_retired_pages(self) -> dict[str, int]:
+        return {"single_bit": self._say()}
+
+    def read_recovery_action(self) -> int:
+        return int(self._say())
+
+    def read_processes(self) -> Processes:
+        return Processes(self._say(), self._say())
+
+    def list_instances(self) -> list[Any]:
+        return [NonsenseInstance(self)]
+
+
+class NonsenseInstance:
+    identity = InstanceIdentity("MIG-1", "1/0", "1g.10gb", 1, 1)
+
+    def __init__(self, device: Nonsense) -> None:
+        self.read_gpm, self.read_memory = device.read_gpm, device.read_memory
+
+
+# What a sentinel cannot be told from, by its size: a count of 4.3 GB, of 4.3 s, of 4.3 MJ in all.
+TRUE_PERHAPS = {
+    0xFFFFFFFF: {
+        "gpu_memory_used_bytes",
+        "gpu_memory_free_bytes",
+        "gpu_memory_reserved_bytes",
+        "gpu_memory_total_bytes",
+        "gpu_mig_memory_used_bytes",
+        "gpu_mig_memory_total_bytes",
+        "gpu_pcie_rx_bytes_total",
+        "gpu_pcie_tx_bytes_total",
+        "gpu_nvlink_rx_bytes_total",
+        "gpu_nvlink_tx_bytes_total",
+        "gpu_throttle_seconds_total",
+        "gpu_energy_joules_total",
+        "gpu_mig_energy_joules_total",
+        "gpu_mig_power_watts",
+        "gpu_mig_unassigned_energy_joules_total",
+    },
+    0xFFFFFFFFFFFFFFFF: set[str](),
+    -(2.0**63): set[str](),
+}
+OURS = {"gpu_mig_info", "gpu_mig_activity_supported"}
+
+
+@pytest.mark.parametrize("sentinel", TRUE_PERHAPS)
+def test_a_driver_that_answers_nothing_but_sentinels_publishes_none_of_them(sentinel: float) -> None:
+    device = Nonsense(sentinel)
+    sampler = DeviceSampler(device, collectors.ALL, device.clock, RULES)
+    for _ in range(3):
+        device.clock.advance(1.0)
+        snapshot = sampler.sample()
+        published = {s.family.name for s in snapshot.samples}
+        published |= {s.family.name for i in snapshot.instances for s in i.samples}
+        assert published - OURS <= TRUE_PERHAPS[sentinel]
+        for reading in (snapshot, *snapshot.instances):
+            assert not [s for s in (reading.activity.spans if reading.activity else ()) if s.end > s.start]
+    assert {error for _, error in sampler.error_counts} == {"OUT_OF_RANGE"}
+    counted = {call for call, _ in sampler.error_counts}
+    assert {
+        "nvmlDeviceGetUtilizationRates",
+        "nvmlDeviceGetSamples",
+        "nvmlGpmMetricsGet",
+        "nvmlDeviceGetPowerUsage",
+    } <= (counted)
+    assert {"nvmlDeviceGetOfaUtilization", "nvmlDeviceGetJpgUtilization", "nvmlDeviceGetClockInfo"} <= counted
+
+
+def make_cycle(device: object, totals: Totals | None = None, now: float = 0.0) -> Cycle:
+    return Cycle(device, 0.0, lambda: now, totals or Totals())  # type: ignore[arg-type]
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True))
+def test_what_is_admitted_lies_in_the_range_and_the_rest_is_counted(value: float) -> None:
+    family = Family("gpu_x_ratio", "gauge", "", source="nvmlX, else nvmlY", plausible=Range(0.0, 1.0))
+    cycle = make_cycle(None)
+    admitted = cycle.admit(family, value, witness=True)
+    if 0.0 <= value <= 1.0:
+        assert (admitted, cycle.remarks, cycle.witness_missing) == (value, [], False)
+    elif value != value:
+        assert (admitted, cycle.remarks, cycle.witness_missing) == (None, [], False)
+    else:
+        assert (admitted, cycle.remarks, cycle.witness_missing) == (None, [("nvmlX", "OUT_OF_RANGE")], True)
+
+
+class Reads(SilentDevice):
+    energy = power = 100.0
+    memory = Memory(1000, 300, 600, 100)
+
+    def read_power(self) -> float:
+        return self.power
+
+    read_power_limit = read_power
+
+    def read_energy(self) -> float:
+        return self.energy
+
+    def read_memory(self) -> Memory:
+        return self.memory
+
+
+@pytest.mark.parametrize(
+    ("energies", "published"),
+    [
+        ([1e6, 1e6 + 700, 4_294_967.0, 1e6 + 2100, 1e6 + 2800], [1e6, 1e6 + 700, None, 1e6 + 2100, 1e6 + 2800]),
+        ([1e6, 0.0, 1e6 + 1400, 1e6 + 2100], [1e6, None, None, 1e6 + 2100]),
+        ([1e6, 5.0, 705.0], [1e6, 5.0, 705.0]),  # the driver was loaded again
+        ([0.0, 10.0], [0.0, 10.0]),
+        ([1e6, 1e6 + 20_000.0], [1e6, 1e6 + 20_000.0]),  # a counter that moves in steps
+        ([1e6, 1e6 + 20_001.0], [1e6, None]),
+    ],
+    ids=["a sentinel of 32 bits", "a zero", "a driver that was loaded again", "a new board", "most", "too much"],
+)
+def test_energy_that_no_board_can_have_used_is_no_data(energies: list[float], published: list[float | None]) -> None:
+    device, totals, seen = Reads(), Totals(), []
+    for second, device.energy in enumerate(energies):
+        cycle = make_cycle(device, totals, float(second))
+        collect_power(cycle)
+        seen.append(next((s.value for s in cycle.samples if s.family.name == "gpu_energy_joules_total"), None))
+        assert cycle.witness_missing is (seen[-1] is None)
+        assert cycle.energy_j == seen[-1]
+        assert cycle.remarks == [("nvmlDeviceGetTotalEnergyConsumption", "OUT_OF_RANGE")] * (seen[-1] is None)
+    assert seen == published
+
+
+@pytest.mark.parametrize(
+    ("memory", "sizes"),
+    [
+        (Memory(1000, 300, 600, 100), {"used": 300, "free": 600, "reserved": 100, "total": 1000}),
+        (Memory(1000, 1001, 600, 1000), {"free": 600, "reserved": 1000, "total": 1000}),
+        (Memory(1000, 300, 0xFFFFFFFF, None), {"used": 300, "total": 1000}),
+        (Memory(2**64 - 1, 300, 600, None), {"used": 300, "free": 600}),
+    ],
+)
+def test_a_part_of_memory_is_never_larger_than_the_whole(memory: Memory, sizes: dict[str, float]) -> None:
+    device = Reads()
+    device.memory = memory
+    cycle = make_cycle(device)
+    collect_memory(cycle)
+    assert {s.family.name.split("_")[2]: s.value for s in cycle.samples} == sizes
+    assert len(cycle.remarks) == sum(part is not None for part in memory) - len(sizes)
+
+
+def test_no_power_at_all_is_a_sensor_that_does_not_answer() -> None:
+    device = Reads()
+    device.power = 0.0
+    cycle = make_cycle(device)
+    collect_power(cycle)
+    assert (cycle.power_w, cycle.power_limit_w, cycle.witness_missing) == (None, None, True)
+    assert cycle.remarks == [
+        ("nvmlDeviceGetPowerUsage", "OUT_OF_RANGE"),
+        ("nvmlDeviceGetEnforcedPowerLimit", "OUT_OF_RANGE"),
+    ]

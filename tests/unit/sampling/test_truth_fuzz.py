@@ -1,0 +1,184 @@
+"""From the truth of a device to the ledger's books, through a driver and clocks that misbehave.
+
+Each run draws a board, a driver with its faults, and some minutes of work; the real sampler and the real ledger book
+it. Two claims: idle time never overlaps true work by more than BOUND a piece of work, and a board that rests is found
+idle again once the faults are over. The seed is fresh in each run and printed; GPU_EXPORTER_FUZZ_SEED repeats one,
+GPU_EXPORTER_FUZZ_RUNS sets how many.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from tests.testbed.truth import KINDS, Driver, TrueDevice, Work
+
+from gpu_exporter import collectors
+from gpu_exporter.app.wiring import activity_rules
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.defaults import Settings
+from gpu_exporter.ledger.ledger import Ledger, LedgerRules
+from gpu_exporter.model import Activity, UnitId
+from gpu_exporter.sampling.driver_ring import LATENESS, UNWATCHED_MAX_S
+from gpu_exporter.sampling.sampler import DeviceSampler
+
+SEED = int(os.environ.get("GPU_EXPORTER_FUZZ_SEED", "0")) or secrets.randbits(32)
+RUNS = int(os.environ.get("GPU_EXPORTER_FUZZ_RUNS", "96"))
+REST_S = 150.0  # at the end, without faults: more than the minute after which GPM is opened again
+JUDGED_S = 40.0  # of that rest
+STEP_S = 0.05  # how finely time passes for the driver
+
+
+def bound(driver: Driver, kind: str) -> float:
+    """How much idle time may overlap one piece of work of this kind, in seconds (docs/decisions/0010)."""
+    clocks = 2 * (abs(driver.clock_lead_s) + driver.stamp_jitter_s + UNWATCHED_MAX_S)
+    if driver.source == "mig":
+        # GPM compares what it says it does. Where it lies, the mean power of a second has to become clear: a third of
+        # it at each end.
+        return 0.8 if driver.gpm_lies == "zero" else clocks
+    late = 2 * (LATENESS - 1.0)  # periods, engines and cycles that come a tenth late, at each end
+    percent = 0.02  # what is less than a percent of a period reads 0, at each end
+    if driver.source == "ring" and not driver.clock_goes_back:
+        return clocks + (late + percent) * (driver.period_s if kind == "kernel" else 1.0)
+    # A rate may stand for up to 1 s, and the driver does not say for which. A clock that went back leaves only that.
+    return clocks + 2 * LATENESS + late
+
+
+def draw_work(random: Random, until: float, driver_source: str) -> list[Work]:
+    work: list[Work] = []
+    now = random.uniform(5.0, 20.0)
+    while now < until:
+        length = random.choice((0.03, 0.2, 0.5, 0.7, 1.0, 3.0, 15.0)) * random.uniform(0.8, 1.2)
+        kind = random.choice(("kernel", "kernel", *KINDS))
+        work.append(Work(now, now + length, kind if driver_source != "mig" else "kernel"))
+        now += length + random.choice((0.1, 1.0, 4.0, 12.0)) * random.uniform(0.5, 1.5)
+    return [w for w in work if w.end < until]
+
+
+def draw_driver(random: Random, calm_from: float) -> Driver:
+    source = random.choice(("ring", "ring", "ring", "rate", "mig"))
+    has_gpm = source == "mig" or random.random() < 0.3
+    lies = random.choice(("", "stuck", "zero")) if has_gpm else ""
+
+    def sometimes(most: float) -> float:
+        return random.choice((0.0, random.uniform(0.0, most)))
+
+    begin = random.uniform(10.0, calm_from)
+    return Driver(
+        source=source,
+        period_s=random.choice((1 / 6, 0.2, 0.5, 1.0)),
+        has_gpm=has_gpm,
+        has_cycles=lies == "stuck" or random.random() < 0.5,
+        has_energy=random.random() < 0.5,
+        kernels_draw_power=lies == "zero" or random.random() < 0.3,
+        rest_w=random.choice((82.0, 40.0)),
+        limit_w=300.0,
+        clock_lead_s=random.choice((0.0, random.uniform(-0.04, 0.04))),
+        clock_goes_back=random.random() < 0.2,
+        stamp_jitter_s=random.choice((0.0, 0.004)),
+        calm_from=calm_from,
+        lag_s=sometimes(1.5),
+        loses=sometimes(0.3),
+        duplicates=sometimes(0.3),
+        fails=sometimes(0.05),
+        nonsense=random.choice((0.0, 0.0, random.uniform(0.0, 0.05))),
+        glitches=sometimes(0.05),
+        gpm_lies=lies,
+        lies=((begin, random.uniform(begin, calm_from)),) if lies else (),
+    )
+
+
+@dataclass
+class Books:
+    """What the ledger books as idle, with where it lies."""
+
+    ledger: Ledger
+    idle: list[tuple[float, float]] = field(default_factory=list)
+
+    def record(self, activity: Activity) -> None:
+        account = self.ledger.units.get(activity.unit)
+        covered = account.covered_until if account else self.ledger.started
+        for span in activity.spans:
+            start = max(span.start, covered)
+            if span.end > start:
+                covered = span.end
+                if span.ratio == 0.0 and not span.other:
+                    self.idle.append((start, span.end))
+        self.ledger.record(activity)
+
+
+def play(random: Random) -> tuple[TrueDevice, Books, list[str]]:
+    """One run: the device, the books, and GPM zeros that were published in the middle of work."""
+    calm_from = random.uniform(60.0, 150.0)
+    driver = draw_driver(random, calm_from)
+    clock, settings = ManualClock(), Settings()
+    device = TrueDevice(draw_work(random, calm_from, driver.source), driver, clock, random)
+    chosen = [c for c in collectors.DEFAULT if c.witness or c.name == "mig"]
+    sampler = DeviceSampler(device, chosen, clock, activity_rules(settings))
+    books = Books(Ledger(LedgerRules(5.0, 3, 0.1, 0.7, 60.0), clock.monotonic()))
+    unit = UnitId("GPU-0", "MIG-1" if driver.source == "mig" else "")
+    false_zeros: list[str] = []
+
+    def pass_time(seconds: float) -> None:
+        while seconds > 0.0:
+            clock.advance(min(seconds, STEP_S))
+            seconds -= STEP_S
+            device.advance_ring()
+
+    answer = device._answer
+
+    def slow_answer(call: str, value: float) -> float:
+        if device.chance(0.002):
+            pass_time(random.uniform(0.05, 2.5))  # a call that takes long
+        return answer(call, value)
+
+    device._answer = slow_answer  # type: ignore[method-assign]
+    while device.now() < calm_from + REST_S:
+        if device.chance(0.02):
+            steps = (-3600.0, -7.0, -1.5) if driver.clock_goes_back else ()
+            clock.step_wall(random.choice((1.5, 7.0, 3600.0, *steps)))  # less than a second is not seen as a step
+        gap = device.chance(0.02)
+        pass_time(random.uniform(2.0, 70.0) if gap else random.uniform(0.85, 1.15))
+        snapshot = sampler.sample()
+        for reading in (snapshot, *snapshot.instances):
+            if reading.activity is not None and reading.activity.unit == unit:
+                books.record(reading.activity)
+        false_zeros += published_zeros(device, snapshot.samples, *(i.samples for i in snapshot.instances))
+    totals = books.ledger.units.get(unit)
+    assert totals is not None
+    assert totals.idle_s == pytest.approx(sum(end - start for start, end in books.idle))
+    return device, books, false_zeros
+
+
+def published_zeros(device: TrueDevice, *groups: Sequence[object]) -> list[str]:
+    """GPM ratios of 0 of a window within lasting work that draws power, so that another witness is sure to show it."""
+    begin, end = device.gpm_windows.get("MIG-1" if device.driver.source == "mig" else "", (0.0, 0.0))
+    if not device.driver.kernels_draw_power or device.busy(begin - 2.0, end, "kernel") < end - begin + 2.0 - 1e-6:
+        return []
+    return [
+        f"{sample.family.name} 0 at {end:.2f}"  # type: ignore[attr-defined]
+        for group in groups
+        for sample in group
+        if sample.family.name.endswith("graphics_active_ratio") and sample.value < 0.001  # type: ignore[attr-defined]
+    ]
+
+
+@pytest.mark.parametrize("run", range(RUNS))
+def test_idle_never_overlaps_work_and_rest_is_found_idle(run: int) -> None:
+    device, books, false_zeros = play(Random(f"{SEED}/{run}"))
+    start, driver = device._start, device.driver
+    about = f"GPU_EXPORTER_FUZZ_SEED={SEED} run {run}: {driver}"
+    for work in device.work:
+        overlap = sum(
+            max(0.0, min(end - start, work.end) - max(begin - start, work.start)) for begin, end in books.idle
+        )
+        limit = bound(driver, work.kind)
+        assert overlap <= limit, f"{overlap:.3f} s of {work} are idle, more than {limit:.3f}; {about}"
+    assert false_zeros == [], about
+    rest = device.now() - JUDGED_S
+    idle = sum(max(0.0, end - start - max(rest, begin - start)) for begin, end in books.idle)
+    assert idle > 0.8 * JUDGED_S, f"{idle:.1f} s of the last {JUDGED_S:.0f} s are idle; {about}"
