@@ -15,7 +15,7 @@ from tests.testbed.processes import Processes
 
 GOLDEN = Path(__file__).parent / "golden"
 # How long an example takes says something of the machine and nothing of the code.
-settings.register_profile("gpu-exporter", deadline=None)
+settings.register_profile("gpu-exporter", deadline=None, print_blob=True)  # the blob repeats a failure elsewhere
 settings.load_profile("gpu-exporter")
 FAILED = pytest.StashKey[bool]()
 

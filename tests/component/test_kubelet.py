@@ -14,7 +14,8 @@ import grpc
 import pytest
 
 from gpu_exporter.attribution.grpc_unix import CallError, call
-from gpu_exporter.attribution.kubelet import LIST, KubeletSource
+from gpu_exporter.attribution.kubelet import KubeletSource
+from gpu_exporter.attribution.podresources import LIST
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.clock import ManualClock
 from tests.testbed.podresources import Kubelet

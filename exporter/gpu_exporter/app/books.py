@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from gpu_exporter.attribution.contradict import ProcessNet
+from gpu_exporter.attribution.numbers import NumberMemory
 from gpu_exporter.attribution.poller import ConfirmedClaim
 from gpu_exporter.attribution.processes import Owners
 from gpu_exporter.attribution.resolve import Resolution, resolve
@@ -15,7 +16,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.diagnosis.state import StateRules, Window, judge_state
 from gpu_exporter.diagnosis.throttling import ThrottleHistory
-from gpu_exporter.ledger.ledger import KEEP_ABSENT_S, ConfirmedAllocation, Ledger, LedgerRules
+from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
 from gpu_exporter.ledger.state import StateFile
 from gpu_exporter.model import (
     AgentStatus,
@@ -34,9 +35,6 @@ from gpu_exporter.model import (
 from gpu_exporter.sampling.events import XidBook
 
 log = logging.getLogger(__name__)
-
-
-MAX_NUMBERS = 1024  # a node has some ten GPUs, and a holder each
 
 
 def position_key(index: int) -> str:
@@ -81,8 +79,7 @@ class Books:
         self._throttling: dict[str, ThrottleHistory] = {}
         self._resolution = Resolution([], [], [])
         self._confirmed: dict[tuple[UnitId, HolderKey], float] = {}
-        # Where each holder's numbers led, and when they last did.
-        self._numbers: dict[tuple[HolderKey, str], tuple[UnitId, float]] = {}
+        self._numbers = NumberMemory()
         self._net = ProcessNet()
         self._in_use: dict[UnitId, str] = {}
         self._processes_proven = False  # a process of somebody was listed: so we can see them
@@ -98,8 +95,7 @@ class Books:
         if self._state is None:
             return "state is off"
         reason = self._state.restore(self.ledger)
-        now = self._clock.monotonic()
-        self._numbers = {number: (unit, now) for number, unit in self._state.numbers.items()}
+        self._numbers.note(self._state.numbers, self._clock.monotonic())
         return reason
 
     def on_snapshot(self, snapshot: DeviceSnapshot) -> None:
@@ -168,9 +164,9 @@ class Books:
                 [entry.claim for entry in claims],
                 inventory,
                 incomplete=self._incomplete(expected),
-                numbers={number: unit for number, (unit, _) in self._numbers.items()},
+                numbers=self._numbers.units(),
             )
-            self._remember_numbers(resolution, now)
+            self._numbers.note(resolution.numbers, now)
         resolution = self._net.check(resolution, owners or {}, _places(inventory))  # may log, so without the lock
         with self._lock:
             self._version += 1
@@ -206,12 +202,6 @@ class Books:
             return f"{len(self._latest)} of {expected} GPUs are in the driver's list"
         return ""
 
-    def _remember_numbers(self, resolution: Resolution, now: float) -> None:
-        """Numbers that lead somewhere now, and for a while those of holders whose source is silent."""
-        self._numbers |= {number: (unit, now) for number, unit in resolution.numbers.items()}
-        recent = {number: known for number, known in self._numbers.items() if now - known[1] <= KEEP_ABSENT_S}
-        self._numbers = dict(sorted(recent.items(), key=lambda item: -item[1][1])[:MAX_NUMBERS])
-
     @staticmethod
     def _start_of(allocation: Allocation, now: float, wall: float) -> float | None:
         """A Slurm job's start on the monotonic clock; a pod's start is not told by the kubelet."""
@@ -230,8 +220,7 @@ class Books:
             return
         with self._lock:
             self.ledger.long_run_ended = False
-            numbers = {number: unit for number, (unit, _) in self._numbers.items()}
-            prepared = self._state.prepare(self.ledger, numbers, final=final)
+            prepared = self._state.prepare(self.ledger, self._numbers.units(), final=final)
             if final:
                 self._state.adopt(prepared)  # lower marks are always safe, and the last scrapes must heed them
         try:

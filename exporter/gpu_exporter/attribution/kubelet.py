@@ -1,6 +1,6 @@
 """Pods by the kubelet's PodResources API, v1.
 
-Field numbers: kubernetes/kubelet, pkg/apis/podresources/v1/api.proto. The API names no pod UID: that comes from the
+The API (podresources.py) names no pod UID: that comes from the
 names of the directories under /var/log/pods (namespace_pod_uid), which the kubelet makes for every pod. The same place
 shows when a container began: its runtime makes CONTAINER/N.log for start number N. A pod that still pulls an image or
 runs its init containers has none, and its GPUs are held, but nothing that could use them runs.
@@ -15,18 +15,16 @@ import contextlib
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from gpu_exporter.attribution.grpc_unix import CallError, call
-from gpu_exporter.attribution.protobuf import ProtobufError, read_fields, read_text
+from gpu_exporter.attribution.podresources import ALLOCATABLE, LIST, ContainerDevices, parse_pod_resources
+from gpu_exporter.attribution.protobuf import ProtobufError, read_fields
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import Clock
 from gpu_exporter.model import GPU_RESOURCE, Claim, Holder, HolderKey
 
-LIST = "/v1.PodResourcesLister/List"
-ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 # GPU-<uuid>, MIG-<uuid>, MIG-GPU-<uuid>/gi/ci (drivers before R470), each with "::N" when it is a replica
 UUID_ID = re.compile(r"(GPU|MIG)-[0-9A-Za-z-]+(/\d+/\d+)?(::\d+)?")
 GKE_ID = re.compile(r"nvidia(\d+)(?:/(vgpu\d+))?")  # with vgpu it is one of several shares
@@ -34,76 +32,6 @@ LOG = re.compile(r"(\d+)\.log")
 # Drivers of dynamic resource allocation that hand out GPUs; compute-domain.nvidia.com hands out channels between them.
 DRA_GPU = re.compile(r"gpu\.nvidia\.com|k8s\.gpu\.nvidia\.com.*|nvidia\.com/gpu.*")
 MAX_STARTS = 4096
-
-
-class ContainerDevices(NamedTuple):
-    """One resource of one container as PodResources lists it. `claimed`: by a claim of dynamic resource allocation."""
-
-    namespace: str
-    pod: str
-    container: str
-    resource: str
-    device_ids: tuple[str, ...]
-    claimed: bool = False
-
-
-def parse_pod_resources(message: bytes) -> list[ContainerDevices]:
-    """The devices of a ListPodResourcesResponse: of device plugins, and of dynamic resource allocation.
-
-    Raises ProtobufError.
-    """
-    entries: list[ContainerDevices] = []
-    for number, pod in read_fields(message):
-        if number != 1:
-            continue
-        name = namespace = ""
-        containers: list[bytes] = []
-        for field, payload in read_fields(pod):
-            if field == 1:
-                name = read_text(payload)
-            elif field == 2:
-                namespace = read_text(payload)
-            elif field == 3:
-                containers.append(payload)
-        for container in containers:
-            entries += _parse_container(namespace, name, container)
-    return entries
-
-
-def _parse_container(namespace: str, pod: str, message: bytes) -> Iterator[ContainerDevices]:
-    name = ""
-    devices: list[bytes] = []
-    dynamic: list[bytes] = []
-    for field, payload in read_fields(message):
-        if field == 1:
-            name = read_text(payload)
-        elif field == 2:
-            devices.append(payload)
-        elif field == 5:
-            dynamic.append(payload)
-    for device in devices:
-        fields = list(read_fields(device))
-        resource = "".join(read_text(payload) for number, payload in fields if number == 1)
-        ids = tuple(read_text(payload) for number, payload in fields if number == 2)
-        yield ContainerDevices(namespace, pod, name, resource, ids)
-    for resource_claim in dynamic:
-        for driver, ids in _parse_dynamic(resource_claim):
-            yield ContainerDevices(namespace, pod, name, driver, ids, claimed=True)
-
-
-def _parse_dynamic(message: bytes) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(driver, names of CDI devices) of each ClaimResource of a DynamicResource; the driver is "" on older kubelets."""
-    for field, resource in read_fields(message):
-        if field != 4:
-            continue
-        names: list[str] = []
-        driver = ""
-        for number, payload in read_fields(resource):
-            if number == 1:
-                names += [read_text(name) for inner, name in read_fields(payload) if inner == 1]
-            elif number == 2:
-                driver = read_text(payload)
-        yield driver, tuple(names)
 
 
 class KubeletSource:

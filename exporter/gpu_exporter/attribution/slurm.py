@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from gpu_exporter.attribution import slurm_commands
-from gpu_exporter.attribution.gres_conf import GpuOrder, GresConfError, order_of, parse_gres_conf
+from gpu_exporter.attribution.gres_conf import GpuOrder
+from gpu_exporter.attribution.gres_files import list_places, read_order
 from gpu_exporter.attribution.slurm_words import (
     SQUEUE_FORMAT,
     Job,
@@ -40,9 +41,6 @@ HOLDING = ("RUNNING", "SUSPENDED", "STOPPED")
 CONFIG_EACH_S = 600.0  # what `scontrol show config` says changes with a reconfiguration
 GPUS_EACH_S = 300.0  # a resize that changes no column of squeue is seen within this time
 DOUBT_EACH_S = 30.0  # while node and jobs disagree, the jobs are asked again this often
-SLURMD_SLACK_S = 120.0  # slurmd writes a fetched configuration shortly after its start
-MAX_CONF = 1024 * 1024  # bytes of a gres.conf; real ones have some kB
-REMEDY = "name the file with --attribution.slurm.gres-conf"
 Run = Callable[[Sequence[str], float], str]
 
 
@@ -177,7 +175,9 @@ class SlurmSource:
                 raise SourceError(f"the jobs of node {self._node} have {surplus} GPUs more than the node has in use")
             if surplus < 0:
                 problems.append(f"{self._why_hidden(f'{-surplus} GPUs', config)}, so no GPU is called free")
-        order = self._read_order(config, node) if used else GpuOrder("unknown")
+        order = GpuOrder("unknown")
+        if used:
+            order = read_order(list_places(config, self._node, self._gres_conf), self._node, node)
         if order.kind == "unknown" and used:
             problems.append(f"GPUs in use cannot be resolved: {order.problem}")
         claims: list[Claim] = []
@@ -257,65 +257,8 @@ class SlurmSource:
             self._config_at = now
         return self._config
 
-    def _read_order(self, config: SlurmConfig, node: NodeRecord) -> GpuOrder:
-        """What IDX means here. Several files that are there must agree: which one slurmd read is not known."""
-        orders: dict[GpuOrder, Path] = {}
-        places = self._places(config)
-        for path in places:
-            try:
-                text = _read_text(path)
-            except FileNotFoundError:
-                continue
-            except (OSError, UnicodeDecodeError, GresConfError) as exc:
-                return GpuOrder("unknown", problem=f"{path}: {exc}; {REMEDY}")
-            changed = self._changed_after_start(path, node)
-            if changed:
-                return GpuOrder("unknown", problem=changed)
-            try:
-                lines = parse_gres_conf(text, str(path), lambda name, at=path.parent: _read_text(at / name))  # type: ignore[misc]
-                order = order_of(lines, self._node, node.configured)
-            except GresConfError as exc:
-                return GpuOrder("unknown", problem=f"{exc}; {REMEDY}")
-            orders.setdefault(order, path)
-        if not orders:
-            looked = ", ".join(map(str, places))
-            return GpuOrder("unknown", problem=f"no gres.conf at {looked}; {REMEDY}")
-        if len(orders) > 1:
-            named = " and ".join(map(str, orders.values()))
-            return GpuOrder("unknown", problem=f"{named} give the GPUs different orders; {REMEDY}")
-        ((order, path),) = orders.items()
-        problem = f"{path}: {order.problem}" if order.problem and str(path) not in order.problem else order.problem
-        return order._replace(problem=problem)
-
-    def _places(self, config: SlurmConfig) -> list[Path]:
-        """Where slurmd may have its gres.conf from."""
-        if self._gres_conf is not None:
-            return [self._gres_conf]
-        beside = [Path(path).parent for path in (os.environ.get("SLURM_CONF", ""), config.path) if path]
-        spool = config.spool.replace("%n", self._node).replace("%h", os.uname().nodename.partition(".")[0])
-        cached = [Path(spool) / "conf-cache"] if spool else []
-        directories = [*beside, Path("/run/slurm/conf"), *cached, Path("/etc/slurm")]
-        return [directory / "gres.conf" for directory in dict.fromkeys(directories)]
-
-    @staticmethod
-    def _changed_after_start(path: Path, node: NodeRecord) -> str:
-        """Why the file may not be what slurmd has read, "" when it is. A fetched copy is written by slurmd itself."""
-        if node.slurmd_start is None or path.parent.name in ("conf-cache", "conf"):
-            return ""
-        if path.stat().st_mtime <= node.slurmd_start + SLURMD_SLACK_S:
-            return ""
-        return f"{path} was changed after slurmd started, which still counts as before: restart slurmd"
-
     def _run(self, *command: str) -> str:
         return self._run_command(command, self._timeout_s)
-
-
-def _read_text(path: Path) -> str:
-    with path.open("rb") as file:
-        data = file.read(MAX_CONF + 1)
-    if len(data) > MAX_CONF:
-        raise GresConfError(f"{path}: larger than {MAX_CONF} bytes")
-    return data.decode("utf-8")
 
 
 def _claim(index: int, order: GpuOrder, holder: Holder, state: str) -> Claim:

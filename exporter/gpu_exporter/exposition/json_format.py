@@ -32,6 +32,7 @@ def render_json(view: View) -> str:
                     "up": s.up,
                     "last_success_timestamp_seconds": s.last_success_wall,
                     "error": s.error,
+                    "notice": s.notice,
                 }
                 for s in status.sources
             ],

@@ -110,6 +110,11 @@ def render_page(view: View, refresh_s: int = 5) -> str:
         for source in status.sources
         if source.error
     ]
+    parts += [
+        f'<p class="banner note">Attribution {escape(source.name)}: {escape(source.notice)}</p>'
+        for source in status.sources
+        if source.notice
+    ]
     parts += [f'<p class="banner warn">{escape(warning)}</p>' for warning in status.warnings]
     parts.append(_tiles(view, rows))
     if rows:

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gpu_exporter.ledger.accounts import HolderAccount, UnitAccount, read_date
 from gpu_exporter.ledger.ring import Ring
 from gpu_exporter.model import (
     Activity,
@@ -32,7 +33,6 @@ from gpu_exporter.model import (
     UnitTotals,
 )
 
-STEP_S = 1.0  # a wall clock that has moved by more than this against the monotonic one was set, and dates move with it
 KEEP_ABSENT_S = 900.0  # a holder may be missing this long (an outage of its source) and go on where it was
 KEEP_ABSENT = 4  # ... and at most so many of one unit: pods that come and go each few seconds must not fill the memory
 RESTART_S = 1.0  # a container start that moved by less is the same one, read from another clock
@@ -65,58 +65,6 @@ class ConfirmedAllocation(NamedTuple):
     confirmed: float
     start: float | None
     working: float | None = None
-
-
-@dataclass(slots=True)
-class UnitAccount:
-    """Counters of one unit."""
-
-    covered_until: float
-    busy_s: float = 0.0
-    observed_s: float = 0.0
-    idle_s: float = 0.0
-    witnesses: int = 0
-    last_active: float | None = None
-    last_active_wall: tuple[float, float] | None = None  # (last_active, its wall time): see _date
-    energy_j: float | None = None
-    power_limit_w: float | None = None
-
-
-@dataclass(slots=True)
-class HolderAccount:
-    """Counters of one holder on one unit.
-
-    `confirmed`: shown as the holder up to here. `booked`, `energy_booked`: readings are charged up to here; they lag,
-    since the driver's samples arrive a moment after the time that they cover. `run_unknown_s`: unknown time within the
-    idle run. `running`, `alone`: at the last poll. `working`: since when its program can work, infinite while it is not
-    known to run, None where its source does not say.
-    """
-
-    confirmed: float
-    booked: float
-    energy_booked: float
-    start_wall: float
-    known_until: float
-    known: bool = False
-    held_s: float = 0.0
-    busy_s: float = 0.0
-    observed_s: float = 0.0
-    idle_s: float = 0.0
-    low_s: float = 0.0
-    high_s: float = 0.0
-    energy_j: float | None = None
-    idle_run_s: float = 0.0
-    last_active: float | None = None
-    last_active_wall: tuple[float, float] | None = None  # as in UnitAccount
-    running: bool = True
-    alone: bool = True
-    working: float | None = None
-    run_unknown_s: float = 0.0
-    run_witnesses: int = 0
-
-    def end_run(self) -> None:
-        self.idle_run_s = self.run_unknown_s = 0.0
-        self.run_witnesses = 0
 
 
 class _Charge(NamedTuple):
@@ -366,7 +314,7 @@ class Ledger:
             account.observed_s,
             account.idle_s,
             account.witnesses,
-            _date(account, now, wall),
+            read_date(account, now, wall),
         )
 
     def holder_totals(self, allocation: Allocation, now: float, wall: float) -> HolderTotals | None:
@@ -374,7 +322,7 @@ class Ledger:
         account = self.holders.get((allocation.unit, allocation.holder.key))
         if account is None:
             return None
-        last_active, start = _date(account, now, wall), round(account.start_wall, 3)
+        last_active, start = read_date(account, now, wall), round(account.start_wall, 3)
         return HolderTotals(
             held_s=account.held_s,
             known=account.known,
@@ -399,16 +347,3 @@ class Ledger:
 
 def _is_idle(span: Span) -> bool:
     return span.ratio == 0.0 and not span.other
-
-
-def _date(account: UnitAccount | HolderAccount, now: float, wall: float) -> float | None:
-    """Unix seconds of `last_active`, to the millisecond, and the same until it changes.
-
-    Worked out again for each scrape it would move by some milliseconds, and each would be a change for Prometheus.
-    """
-    if account.last_active is None:
-        return None
-    fresh, kept = wall - (now - account.last_active), account.last_active_wall
-    if kept is None or kept[0] != account.last_active or abs(kept[1] - fresh) > STEP_S:
-        kept = account.last_active_wall = (account.last_active, round(fresh, 3))
-    return kept[1]

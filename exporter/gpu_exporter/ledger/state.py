@@ -25,7 +25,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from gpu_exporter.ledger.ledger import HolderAccount, Ledger, UnitAccount
+from gpu_exporter.ledger.accounts import HolderAccount, UnitAccount
+from gpu_exporter.ledger.ledger import Ledger
 from gpu_exporter.model import HolderKey, HolderTotals, UnitId, UnitTotals
 
 VERSION = 2

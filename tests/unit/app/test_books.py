@@ -13,6 +13,7 @@ from gpu_exporter.app.books import Books
 from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.app.wiring import activity_rules, unread
 from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.numbers import KEEP_S
 from gpu_exporter.attribution.poller import ConfirmedClaim, Poller
 from gpu_exporter.attribution.processes import Owners
 from gpu_exporter.clock import ManualClock
@@ -20,7 +21,6 @@ from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.exposition.rows import list_rows
 from gpu_exporter.exposition.series import list_series
-from gpu_exporter.ledger.ledger import KEEP_ABSENT_S
 from gpu_exporter.ledger.state import StateFile
 from gpu_exporter.model import AgentStatus, AllocationView, Claim, Holder, HolderKey, UnitId, Verdict, View
 from gpu_exporter.sampling.sampler import DeviceSampler
@@ -262,7 +262,7 @@ def test_numbers_of_holders_that_are_gone_are_forgotten(tmp_path: Path) -> None:
     node = Node(GPU, GPU, holders=[])
     node.run(5)
     numbered(node, [job("42", 1)])
-    node.clock.advance(KEEP_ABSENT_S + 1)
+    node.clock.advance(KEEP_S + 1)
     numbered(node, [])
     assert numbered(node, [job("42", 1)._replace(kind="unproven", reason="x")]) == {}
 

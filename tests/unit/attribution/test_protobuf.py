@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.testbed.podresources import messages
 
-from gpu_exporter.attribution.kubelet import ContainerDevices, parse_pod_resources
+from gpu_exporter.attribution.podresources import ContainerDevices, parse_pod_resources
 from gpu_exporter.attribution.protobuf import ProtobufError, read_fields
 
 NAMES = st.text(min_size=1, max_size=20)

@@ -1,0 +1,72 @@
+"""The accounts of units and holders: counters in seconds and joules, and the dates of activity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STEP_S = 1.0  # a wall clock that has moved by more than this against the monotonic one was set, and dates move with it
+
+
+@dataclass(slots=True)
+class UnitAccount:
+    """Counters of one unit."""
+
+    covered_until: float
+    busy_s: float = 0.0
+    observed_s: float = 0.0
+    idle_s: float = 0.0
+    witnesses: int = 0
+    last_active: float | None = None
+    last_active_wall: tuple[float, float] | None = None  # (last_active, its wall time): see _date
+    energy_j: float | None = None
+    power_limit_w: float | None = None
+
+
+@dataclass(slots=True)
+class HolderAccount:
+    """Counters of one holder on one unit.
+
+    `confirmed`: shown as the holder up to here. `booked`, `energy_booked`: readings are charged up to here; they lag,
+    since the driver's samples arrive a moment after the time that they cover. `run_unknown_s`: unknown time within the
+    idle run. `running`, `alone`: at the last poll. `working`: since when its program can work, infinite while it is not
+    known to run, None where its source does not say.
+    """
+
+    confirmed: float
+    booked: float
+    energy_booked: float
+    start_wall: float
+    known_until: float
+    known: bool = False
+    held_s: float = 0.0
+    busy_s: float = 0.0
+    observed_s: float = 0.0
+    idle_s: float = 0.0
+    low_s: float = 0.0
+    high_s: float = 0.0
+    energy_j: float | None = None
+    idle_run_s: float = 0.0
+    last_active: float | None = None
+    last_active_wall: tuple[float, float] | None = None  # as in UnitAccount
+    running: bool = True
+    alone: bool = True
+    working: float | None = None
+    run_unknown_s: float = 0.0
+    run_witnesses: int = 0
+
+    def end_run(self) -> None:
+        self.idle_run_s = self.run_unknown_s = 0.0
+        self.run_witnesses = 0
+
+
+def read_date(account: UnitAccount | HolderAccount, now: float, wall: float) -> float | None:
+    """Unix seconds of `last_active`, to the millisecond, and the same until it changes.
+
+    Worked out again for each scrape it would move by some milliseconds, and each would be a change for Prometheus.
+    """
+    if account.last_active is None:
+        return None
+    fresh, kept = wall - (now - account.last_active), account.last_active_wall
+    if kept is None or kept[0] != account.last_active or abs(kept[1] - fresh) > STEP_S:
+        kept = account.last_active_wall = (account.last_active, round(fresh, 3))
+    return kept[1]

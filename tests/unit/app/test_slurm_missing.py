@@ -1,0 +1,60 @@
+"""A node of a Slurm cluster without Slurm's commands: said once, and `--once` ends with 4."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter import collectors
+from gpu_exporter.app.once import EXIT_CODES, EXIT_PARTIAL
+from gpu_exporter.app.one_view import take_one_view
+from gpu_exporter.app.simulation import build_simulation
+from gpu_exporter.attribution import slurm_commands
+from gpu_exporter.attribution.poller import Poller
+from gpu_exporter.attribution.slurm import SlurmSource
+from gpu_exporter.clock import ManualClock, SystemClock
+from gpu_exporter.defaults import Settings
+from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.exposition.health import judge_health
+from gpu_exporter.exposition.rows import list_rows
+
+
+@pytest.fixture
+def without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_commands, "PLACES", ())
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_one_reading_is_partial_and_calls_no_gpu_free(without_slurm: None) -> None:
+    backend, _ = build_simulation(parse_scenario({"gpus": [{"model": "T4"}]}), SystemClock())
+    view = take_one_view(Settings(), backend, [SlurmSource("n0")], SystemClock(), collectors.DEFAULT, 10.0)
+    assert EXIT_CODES[judge_health(view)] == EXIT_PARTIAL
+    assert view.status.sources[0].error.startswith("scontrol is neither on PATH nor in ")
+    assert [row.state for row in list_rows(view)] == ["unknown"]
+
+
+def test_it_is_said_once_and_not_at_each_poll(without_slurm: None, caplog: pytest.LogCaptureFixture) -> None:
+    poller = Poller([SlurmSource("n0")], ManualClock(), 300.0)
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            poller.poll()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_a_node_with_a_configuration_of_slurm_is_asked_about_jobs(
+    without_slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_commands, "runs_slurmd", lambda: False)
+    if not Path("/etc/slurm/slurm.conf").exists():
+        assert not SlurmSource.is_present()
+    (tmp_path / "slurm.conf").touch()
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    assert SlurmSource.is_present()
+    monkeypatch.delenv("SLURM_CONF")
+    monkeypatch.setattr(slurm_commands, "runs_slurmd", lambda: True)
+    assert SlurmSource.is_present()
