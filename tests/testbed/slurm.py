@@ -227,7 +227,7 @@ def _configure(root: Path, chroot: Path | None, layout: Layout) -> dict[str, str
     for index in range(layout.nodes):
         place = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=8 RealMemory=2000"
         lines += f"NodeName=n{index} {place} Gres={layout.gres} State=UNKNOWN\n"
-    lines += layout.settings
+    lines += layout.settings.replace("{root}", str(root))
     (root / "etc" / "slurm.conf").write_text(lines, encoding="utf-8")
     for name, text in {"gres.conf": layout.conf, **layout.files}.items():
         (root / "etc" / name).write_text(text.replace("{root}", str(root)), encoding="utf-8")

@@ -37,7 +37,8 @@ from gpu_exporter.attribution.slurm_words import (
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.model import Claim, Holder, HolderKey
 
-HOLDING = ("RUNNING", "SUSPENDED", "STOPPED")
+# A job that is COMPLETING has given its GPUs back, while its epilog still runs (seen on 22.05.8).
+HOLDING = ("RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED")
 CONFIG_EACH_S = 600.0  # what `scontrol show config` says changes with a reconfiguration
 GPUS_EACH_S = 300.0  # a resize that changes no column of squeue is seen within this time
 DOUBT_EACH_S = 30.0  # while node and jobs disagree, the jobs are asked again this often

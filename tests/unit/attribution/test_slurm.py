@@ -207,7 +207,7 @@ def test_known_jobs_cost_the_controller_no_question_of_their_own(cluster: Cluste
     assert not [text for text in cluster.asked if "show job" in text or "config" in text]
 
 
-@pytest.mark.parametrize("state", ["SUSPENDED", "STOPPED"])
+@pytest.mark.parametrize("state", ["SUSPENDED", "STOPPED", "CONFIGURING"])
 def test_a_stopped_job_holds_and_does_not_run(cluster: Cluster, state: str) -> None:
     cluster.jobs, cluster.used, cluster.states = {"1": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:1(IDX:0)", {"1": state}
     (claim,) = cluster.source.poll().claims
