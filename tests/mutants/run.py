@@ -1,8 +1,8 @@
 """Change one operator, number or word at a time and see which changes no unit test notices (`make mutants`).
 
 Outside CI: some thousand mutants take most of an hour on two cores. mutmut wants the package below `src`, so it works on
-a copy of the tree in out/mutants. Survivors that are equal in effect are listed in equal.txt, each with the reason; any
-other survivor is printed, and ends the run with status 1.
+a copy of the tree in out/mutants. Survivors that change nothing that matters are listed in equal.txt, each with the reason;
+any other survivor is printed, and ends the run with status 1.
 
     make mutants                                     all of ROOMS
     make mutants ONLY=ledger/ledger.py,attribution/resolve.py
@@ -10,6 +10,7 @@ other survivor is printed, and ends the run with status 1.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -66,18 +67,40 @@ def list_modules(wanted: list[str]) -> list[str]:
     return found
 
 
+def read_equal() -> list[tuple[re.Pattern[str], re.Pattern[str]]]:
+    """(name of the function, changed line) of what is listed: two regular expressions and, after `#`, the reason."""
+    pairs: list[tuple[re.Pattern[str], re.Pattern[str]]] = []
+    for line in EQUAL.read_text("utf-8").splitlines():
+        if line.strip() and not line.startswith("#"):
+            name, _, rest = line.partition(" :: ")
+            pairs.append((re.compile(name.strip()), re.compile(rest.partition("  # ")[0].strip())))
+    return pairs
+
+
 def main() -> int:
     wanted = [name for argument in sys.argv[1:] for name in argument.split(",") if name] or list(ROOMS)
     copy_tree(list_modules(wanted))
     mutmut = [sys.executable, "-m", "mutmut"]
-    subprocess.run([*mutmut, "run", "--max-children", "2"], cwd=COPY, check=False, stdout=subprocess.DEVNULL)
-    results = subprocess.run([*mutmut, "results"], cwd=COPY, capture_output=True, text=True, check=True).stdout
-    survived = [line.partition(":")[0].strip() for line in results.splitlines() if line.strip().endswith("survived")]
-    equal = {line.partition(" ")[0] for line in EQUAL.read_text("utf-8").splitlines() if line and line[0] != "#"}
-    unknown = [name for name in survived if name not in equal]
-    for name in unknown:
-        print(subprocess.run([*mutmut, "show", name], cwd=COPY, capture_output=True, text=True, check=False).stdout)
-    print(f"{len(survived)} survived, {len(survived) - len(unknown)} of them listed as equal in effect")
+
+    def ask(*words: str) -> str:
+        return subprocess.run([*mutmut, *words], cwd=COPY, capture_output=True, text=True, check=False).stdout
+
+    run = subprocess.run([*mutmut, "run", "--max-children", "2"], cwd=COPY, check=False, capture_output=True, text=True)
+    if not re.search(r"(\d+)/\1 ", run.stdout):
+        print(f"mutmut did not come to its end:\n{run.stdout[-2000:]}\n{run.stderr[-2000:]}")
+        return 2
+    survived = [line.partition(":")[0].strip() for line in ask("results").splitlines() if line.endswith("survived")]
+    equal = read_equal()
+    unknown = 0
+    for name in survived:
+        change = ask("show", name)
+        lines = [
+            line[1:].strip() for line in change.splitlines() if line.startswith("+") and not line.startswith("+++")
+        ]
+        if not any(where.search(name) and all(what.search(line) for line in lines) for where, what in equal):
+            unknown += 1
+            print(f"{name}\n{change}")
+    print(f"{len(survived)} survived, {len(survived) - unknown} of them listed in {EQUAL.name}")
     return 1 if unknown else 0
 
 

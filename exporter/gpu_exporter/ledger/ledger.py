@@ -212,7 +212,7 @@ class Ledger:
             others = [account.confirmed for (unit, _), account in self.holders.items() if unit == holder_id[0]]
             begin = min(entry.confirmed, max(entry.start, self.started, oldest, *others))
         start_wall = holder.start_wall if holder.start_wall is not None else wall - (now - entry.confirmed)
-        account = HolderAccount(begin, begin, begin, start_wall, known_until=begin, working=entry.working)
+        account = HolderAccount(begin, begin, begin, start_wall, known_until=begin)
         self.holders[holder_id] = account
         return account
 

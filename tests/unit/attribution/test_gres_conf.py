@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.gres_conf import GpuOrder, GresConfError, order_of, parse_gres_conf
+from gpu_exporter.attribution.gres_conf import MAX_INCLUDES, GpuOrder, GresConfError, order_of, parse_gres_conf
 
 H100 = (("h100", 4),)
 
@@ -172,3 +172,61 @@ def test_any_file_gives_an_order_of_whole_length_or_says_why_not(
         assert len(found.minors) in (0, total)
     else:
         assert found.problem
+
+
+def test_included_files_may_include_others_and_errors_name_the_inner_line() -> None:
+    files = {
+        "a.conf": "Include b.conf\n",
+        "b.conf": "\n# a comment\nName=gpu \\\n  File=/dev/nvidia1\nName=gpu Fiel=x\n",
+    }
+    with pytest.raises(GresConfError) as caught:
+        parse_gres_conf("Include a.conf", "g", files.__getitem__)
+    assert str(caught.value) == "b.conf:5: unknown key 'Fiel'"
+    files["b.conf"] = files["b.conf"].rpartition("Name")[0]
+    assert [line.place for line in parse_gres_conf("Include a.conf", "g", files.__getitem__)] == ["b.conf:3"]
+
+
+def test_a_chain_of_includes_is_followed_so_far_and_no_further() -> None:
+    files = {f"{number}.conf": f"Include {number + 1}.conf\n" for number in range(MAX_INCLUDES)}
+    files[f"{MAX_INCLUDES}.conf"] = "Name=gpu File=/dev/nvidia0\n"
+    assert len(parse_gres_conf("Include 1.conf", "g", files.__getitem__)) == 1
+    with pytest.raises(GresConfError, match=rf"{MAX_INCLUDES - 1}\.conf:1: Include is not followed any deeper"):
+        parse_gres_conf("Include 0.conf", "g", files.__getitem__)
+
+
+def test_a_continued_last_line_counts() -> None:
+    assert order("Name=gpu File=/dev/nvidia0 \\\nCount=1 \\", (("", 1),)).minors == ("0",)
+    assert order("Name=gpu # File=/dev/nvidia7\\\nName=gpu File=/dev/nvidia0", (("", 1),)).kind == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("text", "configured", "problem"),
+    [
+        (
+            "Name=gpu Type=h100 File=/dev/nvidia[0-1]",
+            (("a100", 2),),
+            "gres.conf:1: names 0 GPUs for the node's Gres=gpu:a100:2 in slurm.conf",
+        ),
+        (
+            "Name=gpu Type=h100 File=/dev/nvidia0\nName=gpu Type=a100 File=/dev/nvidia1",
+            (("", 2),),
+            "gres.conf:1: names 0 GPUs for the node's Gres=gpu:2 in slurm.conf",
+        ),
+        (
+            "Name=gpu Type=h100 File=/dev/nvidia[0-1]",
+            (("", 1), ("h100", 1)),
+            "gres.conf:1: names 0 GPUs for the node's Gres=gpu:1 in slurm.conf",
+        ),
+    ],
+)
+def test_gpus_of_other_types_than_slurm_conf_counts_prove_no_order(
+    text: str, configured: tuple[tuple[str, int], ...], problem: str
+) -> None:
+    assert order(text, configured) == GpuOrder("unknown", problem=problem)
+
+
+def test_autodetect_on_a_line_of_gpus_overrides_the_one_for_all() -> None:
+    text = "AutoDetect=off\nName=gpu AutoDetect=nvml File=/dev/nvidia[0-3]"
+    assert order(text).kind == "index"
+    with pytest.raises(GresConfError, match=r"gres\.conf:1: File and MultipleFiles exclude each other"):
+        order("Name=gpu File=/dev/nvidia0 MultipleFiles=/dev/nvidia1")

@@ -46,3 +46,31 @@ def test_any_text_gives_a_bounded_list_or_a_value_error(text: str) -> None:
 @given(st.lists(st.integers(0, 63), min_size=1, unique=True))
 def test_ranges_read_back(numbers: list[int]) -> None:
     assert parse_ranges(",".join(map(str, numbers))) == numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("n[0[1]", "'n[0[1]': brackets do not match"),
+        ("n[0-2", "'n[0-2': brackets do not match"),
+        ("n[a]", "'a': 'a' is not a range of numbers"),
+        ("n[3-1]", f"'3-1': '3-1' is not a range of at most {MAX_NAMES} numbers"),
+        ("n[0-999]m[0-999]", f"'n[0-999]m[0-999]' is more than {MAX_NAMES} names"),
+        (f"n[0-{MAX_NAMES - 1}],m", f"'n[0-{MAX_NAMES - 1}],m' is more than {MAX_NAMES} names"),
+        (f"n[0-{MAX_NAMES}]", f"'0-{MAX_NAMES}': '0-{MAX_NAMES}' is not a range of at most {MAX_NAMES} numbers"),
+        (
+            f"n[7,0-{MAX_NAMES - 1}]",
+            f"'7,0-{MAX_NAMES - 1}': '0-{MAX_NAMES - 1}' is not a range of at most {MAX_NAMES} numbers",
+        ),
+    ],
+)
+def test_each_bound_and_fault_is_named(text: str, error: str) -> None:
+    with pytest.raises(ValueError, match=r".") as caught:
+        parse_names(text)
+    assert str(caught.value) == error
+
+
+def test_as_many_names_as_the_bound_are_a_list() -> None:
+    assert len(parse_names(f"n[0-{MAX_NAMES - 1}]")) == MAX_NAMES
+    assert len(parse_names("n[0-255]m[0-255]")) == MAX_NAMES
+    assert parse_names(f"n[{MAX_NAMES}-{MAX_NAMES + 1}]") == [f"n{MAX_NAMES}", f"n{MAX_NAMES + 1}"]

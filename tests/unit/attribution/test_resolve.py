@@ -157,3 +157,23 @@ def test_a_holder_that_is_known_by_name_only_keeps_no_number() -> None:
     assert resolve([claim], order(0, 1)).numbers == {}
     numbers = {(POD.key, "1"): UnitId("GPU-0")}
     assert [a.unit for a, _ in resolve([claim], order(0, 1), numbers=numbers).allocations] == [UnitId("GPU-1")]
+
+
+def test_a_position_means_nothing_beside_a_board_in_mig_mode() -> None:
+    nodes = order(0, 1)
+    nodes[1] = nodes[1]._replace(identity=dataclasses.replace(nodes[1].identity, mig_mode="enabled"))
+    reason = "a position means nothing while a GPU of this node is in MIG mode"
+    assert where(Claim("index", "0", JOB), nodes) == reason
+    assert where(Claim("minor", "0", JOB), nodes) == "GPU-0"
+
+
+def test_what_keeps_a_holder_from_working_travels_with_its_allocation() -> None:
+    claim = Claim("uuid", "GPU-1", POD, running=False, why="its container has not begun", working_wall=12.0)
+    ((allocation, _),) = resolve([claim], SNAPSHOTS).allocations
+    assert (allocation.running, allocation.why, allocation.working_wall) == (False, "its container has not begun", 12.0)
+
+
+def test_a_kept_number_is_a_whole_gpu_and_no_replica() -> None:
+    claim = Claim("index", "1", JOB, number="IDX 1")
+    result = resolve([claim], order(0, 1), numbers={(JOB.key, "IDX 1"): UnitId("GPU-1")})
+    assert [allocation.share for allocation, _ in result.allocations] == ["none"]

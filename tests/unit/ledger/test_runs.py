@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from tests.unit.ledger.test_ledger import JOB, POD, UNIT, Bench
+from tests.unit.ledger.test_ledger import JOB, POD, START, UNIT, Bench
 
 from gpu_exporter.ledger.ledger import KEEP_ABSENT, KEEP_ABSENT_S, ConfirmedAllocation
 from gpu_exporter.model import Activity, Allocation, HolderKey, HolderTotals, Span, UnitId
@@ -176,3 +176,79 @@ def test_energy_of_the_interval_in_which_a_job_began_is_divided_by_time(bench: B
     assert bench.totals(JOB).energy_j == pytest.approx(80.0)
     bench.poll(JOB)
     assert bench.totals(JOB).energy_j == pytest.approx(90.0)
+
+
+def test_a_sample_is_charged_for_the_part_of_it_that_the_holder_held(bench: Bench) -> None:
+    bench.now += 10.0
+    bench.poll(POD)
+    bench.now += 4.0
+    bench.ledger.record(Activity(UNIT, (Span(START + 6.0, START + 16.0, 0.5, False),), 3))
+    bench.poll(POD)  # held from 10 to 14
+    assert (bench.totals(POD).observed_s, bench.totals(POD).busy_s) == pytest.approx((4.0, 2.0))
+    bench.now += 6.0
+    bench.poll(POD)  # the rest of the sample, to 16
+    assert (bench.totals(POD).observed_s, bench.totals(POD).busy_s) == pytest.approx((6.0, 3.0))
+
+
+def test_idle_time_before_a_sign_of_life_that_came_later_is_in_no_run(bench: Bench) -> None:
+    bench.poll(POD)
+    bench.observe(4, 0.0)
+    bench.ledger.record(Activity(UNIT, (Span(bench.now, bench.now, 0.0, True),), 3))
+    bench.observe(1, 0.0)
+    bench.poll(POD)
+    totals = bench.totals(POD)
+    assert (totals.idle_s, totals.idle_run_s) == pytest.approx((5.0, 1.0))
+
+
+def test_time_below_the_low_and_from_the_high_ratio_on_is_counted(bench: Bench) -> None:
+    bench.poll(POD)
+    for ratio in (0.0, 0.09, 0.1, 0.5, 0.69, 0.7, 1.0):
+        bench.run(10, ratio, POD)
+    totals = bench.totals(POD)
+    assert (totals.low_s, totals.high_s) == pytest.approx((20.0, 20.0))
+
+
+def test_the_only_holder_of_a_time_slice_is_not_charged(bench: Bench) -> None:
+    """Others may come and go between two polls."""
+    for _ in range(5):
+        bench.observe(5, 1.0)
+        entry = ConfirmedAllocation(Allocation(UNIT, POD, share="time_slice"), bench.now, None)
+        bench.ledger.settle(bench.now, bench.wall, [entry])
+    assert bench.totals(POD).observed_s == 0.0
+    assert bench.totals(POD).held_s == pytest.approx(20.0)
+
+
+def test_a_start_is_the_schedulers_else_when_the_holder_was_first_confirmed(bench: Bench) -> None:
+    known = JOB._replace(start_wall=1_600_000_000.0)
+    bench.now += 100.0
+    bench.poll(known)
+    assert bench.totals(known).start_wall == 1_600_000_000.0
+    bench.poll(POD, confirmed=bench.now - 3.0)
+    assert bench.totals(POD).start_wall == pytest.approx(bench.wall - 3.0)
+
+
+def test_a_unit_that_was_never_known_has_no_last_activity(bench: Bench) -> None:
+    bench.poll(POD)
+    bench.silence(5)
+    bench.poll(POD)
+    assert bench.totals(POD).last_active_wall is None
+    assert not bench.totals(POD).known
+
+
+def test_readings_wait_for_the_slowest_of_the_units_holders(bench: Bench) -> None:
+    """Of two units, each is cleared by its own holders."""
+    second = UnitId("GPU-1")
+    for _ in range(3):
+        bench.observe(5, 1.0)
+        bench.ledger.record(Activity(second, (Span(bench.now - 5.0, bench.now, 0.5, False),), 3))
+        bench.ledger.settle(
+            bench.now,
+            bench.wall,
+            [
+                ConfirmedAllocation(Allocation(UNIT, POD), bench.now, None),
+                ConfirmedAllocation(Allocation(second, JOB), bench.now - 4.0, None),
+            ],
+        )
+    lagging = bench.ledger.holder_totals(Allocation(second, JOB), bench.now, bench.wall)
+    assert lagging is not None
+    assert (lagging.observed_s, lagging.busy_s) == pytest.approx((10.0, 5.0))
