@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,10 +116,14 @@ class Slurm:
     def run_again(self, job: str) -> None:
         """Start a requeued job without the two minutes that Slurm lets it wait once it has ended."""
         update = ["scontrol", "update", f"JobId={job}", "StartTime=now"]
+        asked = 0.0
 
         def runs() -> bool:
+            nonlocal asked
             state, _, reason = self.run("squeue", "-h", "-j", job, "-o", "%T %r").strip().partition(" ")
-            if reason == "BeginTime":
+            # Now and then: each update sets the time again, so one each half second could keep the job from starting.
+            if reason == "BeginTime" and time.monotonic() - asked > 5.0:
+                asked = time.monotonic()
                 subprocess.run(update, env=self.environment, capture_output=True, check=False, timeout=30)
             return state == "RUNNING"
 
