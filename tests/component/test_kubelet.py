@@ -259,7 +259,7 @@ def test_further_resources_are_gpus_when_the_site_names_them(
 ) -> None:
     kubelet.pods["ml", "a"] = {"main": {"example.com/gpu-large": ["1"]}}
     named = KubeletSource(clock, kubelet.socket, tmp_path, resources=[r"example\.com/gpu-.*"])
-    assert [(claim.kind, claim.device, claim.number) for claim in named.poll().claims] == [("index", "1", "1")]
+    assert [(claim.kind, claim.device, claim.number) for claim in named.poll().claims] == [("index", "1", "")]
     with pytest.raises(ValueError, match=r"--attribution\.resource: not a regular expression"):
         KubeletSource(clock, kubelet.socket, tmp_path, resources=["("])
 
@@ -334,6 +334,49 @@ def test_a_restart_of_a_container_is_a_new_start_and_a_rotated_log_is_not(
     (directory / "0.log").unlink()  # the kubelet keeps the last two
     clock.advance(10.0)
     assert source.poll().claims[0].working_wall == clock.wall() - 10.0
+
+
+def test_an_index_means_another_gpu_for_each_start_of_a_container(
+    kubelet: Kubelet, source: KubeletSource, clock: ManualClock, tmp_path: Path
+) -> None:
+    """The runtime looks it up at each start, so what one start had says nothing of the next."""
+    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": ["1"]}}
+    directory = tmp_path / "pods" / "ml_a_uid-1" / "main"
+    directory.mkdir(parents=True)
+    assert source.poll().claims[0].number == ""  # nothing to remember before it begins
+    begin(directory, 0, clock.wall())
+    assert source.poll().claims[0].number == "device 1, start 0"
+    begin(directory, 1, clock.wall())
+    assert source.poll().claims[0].number == "device 1, start 1"
+
+
+def test_a_pod_that_comes_back_under_its_name_is_another_pod_while_its_directory_is_missing(
+    kubelet: Kubelet, source: KubeletSource, clock: ManualClock, tmp_path: Path
+) -> None:
+    """A StatefulSet's pod that waits for its volumes; the old directory is collected later."""
+    pods = {("ml", "web-0"): {"main": {"nvidia.com/gpu": [UUID]}}}
+    begin(tmp_path / "pods" / "ml_web-0_old" / "main", 0, clock.wall())
+    kubelet.pods, kubelet.allocatable = dict(pods), [UUID]
+    assert source.poll().claims[0].holder.pod_uid == "old"
+    kubelet.pods = {}
+    assert source.poll().claims == []
+    kubelet.pods = dict(pods)
+    (claim,) = source.poll().claims
+    assert (claim.holder.pod_uid, claim.holder.identity, claim.working_wall) == ("", "name", math.inf)
+    begin(tmp_path / "pods" / "ml_web-0_new" / "main", 0, clock.wall())
+    assert source.poll().claims[0].holder.pod_uid == "new"
+
+
+def test_a_problem_of_several_pods_reads_the_same_in_whatever_order_they_are_listed(
+    kubelet: Kubelet, source: KubeletSource
+) -> None:
+    names = ["a", "b", "c"]
+    kubelet.claims = {("ml", name, "main"): [("gpu.nvidia.com", [])] for name in names}
+    problems = set()
+    for turn in (names, names[::-1]):
+        kubelet.pods = {("ml", name): {"main": {}} for name in turn}
+        problems.add(source.poll().problem)
+    assert len(problems) == 1
 
 
 def test_pods_that_come_and_go_leave_nothing_behind(

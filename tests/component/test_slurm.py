@@ -41,6 +41,10 @@ LAYOUTS = {
     "no type": Layout(
         gres="gpu:4", conf="Name=gpu File={root}/dev/nvidia[2-3]\nName=gpu File={root}/dev/nvidia[0-1]\n"
     ),
+    "no type but cores": Layout(  # for which 22.05 says gpu:(null):1(IDX:0)
+        gres="gpu:4",
+        conf="Name=gpu Files={root}/dev/nvidia[2-3] Cores=0-3\nName=gpu File={root}/dev/nvidia[0-1] Cores=4-7\n",
+    ),
     "every part of the grammar": Layout(
         conf='NodeName=r[1-2]n[1-4] Name=gpu File=/dev/nvidia9\nNodeName=n[0-9] Name=gpu \\\n Type=h100 File="{root}/dev/nvidia3" # one\n'
         "Include more.conf\n",

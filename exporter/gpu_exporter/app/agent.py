@@ -172,6 +172,10 @@ class Agent:
                     if not warned:
                         log.warning("%s", self._state_warning(str(exc)))
                     warned = True
+                except Exception:  # a fault of ours must not end the writing, without which counters stop increasing
+                    if not warned:
+                        log.exception("the state file could not be prepared")
+                    warned = True
             self._clock.wait(self._stop, min(1.0, self._state.margin_s / 4))
 
     def _state_warning(self, error: str) -> str:

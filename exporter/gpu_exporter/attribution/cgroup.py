@@ -26,7 +26,8 @@ CONTAINER = re.compile(r"(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?")
 JOB = re.compile(r"job_([0-9]{1,10})")
 STEP = re.compile(r"step_([0-9A-Za-z_+.-]{1,64})")
 SLUID = re.compile(r"s[0-9A-HJKMNP-TV-Z]{13}")  # 13 digits of Crockford's base 32
-SLURM = re.compile(r"slurm(?:_.+)?|(?:.+_)?slurmstepd\.scope|slurmd\.service")
+# slurm_NODE of builds with several slurmd; a service that is called slurm_something is none.
+SLURM = re.compile(r"slurm(?:_.+(?<!\.service)(?<!\.scope)(?<!\.slice))?|(?:.+_)?slurmstepd\.scope|slurmd\.service")
 
 
 class Owner(NamedTuple):

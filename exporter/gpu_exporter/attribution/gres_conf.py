@@ -28,9 +28,10 @@ _INCLUDE = re.compile(r"\s*include\s+(\S+)\s*", re.IGNORECASE)
 _MINOR = re.compile(r"nvidia(\d+)$")
 NVML = ("nvml",)
 OFF = ("", "off")
+# As the parser of slurmd has them, with its aliases.
 KEYS = frozenset(
-    ("autodetect", "name", "nodename", "type", "count", "file", "multiplefiles", "flags", "cores", "cpus", "links")
-)
+    ("autodetect", "name", "nodename", "type", "count", "file", "files", "multiplefiles", "flags", "cores", "cpus")
+) | {"links", "link", "ignore"}
 
 
 class GresConfError(ValueError):
@@ -116,8 +117,6 @@ def _parse_pairs(line: str, place: str) -> dict[str, str]:
         if not match:
             raise GresConfError(f"{place}: {line[position:].strip()[:60]!r} is not Key=Value")
         key = match[1].lower()
-        if key not in KEYS:
-            raise GresConfError(f"{place}: unknown key {match[1][:40]!r}")
         if key in options:
             raise GresConfError(f"{place}: {match[1]} is given twice")
         options[key] = match[2] if match[2] is not None else match[3]
@@ -135,6 +134,8 @@ def order_of(lines: Iterable[GresLine], node: str, configured: Sequence[tuple[st
     entries: list[_Entry] = []
     fileless = ""
     for line in mine:
+        if line.options.get("name", "gpu").lower() == "gpu" and (unknown := sorted(line.options.keys() - KEYS)):
+            raise GresConfError(f"{line.place}: unknown key {unknown[0][:40]!r}")
         if line.options.get("name", "").lower() == "gpu":
             found = _files(line)
             fileless = fileless or ("" if found else line.place)
@@ -213,7 +214,7 @@ def _autodetect(lines: list[GresLine]) -> str:
 def _files(line: GresLine) -> list[str]:
     """Minor numbers of the line's GPUs, "" for an entry that is a part of one."""
     try:
-        files = parse_names(line.options.get("file", ""))
+        files = parse_names(line.options.get("file", line.options.get("files", "")))
     except ValueError as exc:
         raise GresConfError(f"{line.place}: File: {exc}") from exc
     if "multiplefiles" in line.options:

@@ -3,49 +3,54 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from gpu_exporter.attribution.gres_conf import GpuOrder, GresConfError, order_of, parse_gres_conf
 from gpu_exporter.attribution.slurm_words import NodeRecord, SlurmConfig
 
-SLURMD_SLACK_S = 120.0  # slurmd writes a fetched configuration shortly after its start
+FETCHED = Path("/run/slurm/conf")  # where slurmd keeps the configuration that it has fetched, for commands
+SLACK_S = 1.0  # SlurmdStartTime is a whole second
 MAX_CONF = 1024 * 1024  # bytes of a gres.conf; real ones have some kB
 REMEDY = "name the file with --attribution.slurm.gres-conf"
 
 
-def list_places(config: SlurmConfig, node: str, named: Path | None) -> list[Path]:
+class Place(NamedTuple):
+    """A gres.conf that slurmd may have read; `fetched`: its own copy, which is what it goes by."""
+
+    path: Path
+    fetched: bool = False
+
+
+def list_places(config: SlurmConfig, node: str, named: Path | None) -> list[Place]:
     """Where slurmd may have its gres.conf from; `named`: the one that the site names, which excludes all others."""
-    if named is not None:
-        return [named]
-    beside = [Path(path).parent for path in (os.environ.get("SLURM_CONF", ""), config.path) if path]
     spool = config.spool.replace("%n", node).replace("%h", os.uname().nodename.partition(".")[0])
-    cached = [Path(spool) / "conf-cache"] if spool else []
-    directories = [*beside, Path("/run/slurm/conf"), *cached, Path("/etc/slurm")]
-    return [directory / "gres.conf" for directory in dict.fromkeys(directories)]
+    copies = [FETCHED, *([Path(spool) / "conf-cache"] if spool else [])]
+    beside = [Path(path).parent for path in (os.environ.get("SLURM_CONF", ""), config.path) if path]
+    directories = [named.parent] if named is not None else [*beside, *copies, Path("/etc/slurm")]
+    name = named.name if named is not None else "gres.conf"
+    return [Place(directory / name, directory in copies) for directory in dict.fromkeys(directories)]
 
 
-def read_order(places: list[Path], node: str, record: NodeRecord) -> GpuOrder:
+def read_order(places: Sequence[Place], node: str, record: NodeRecord) -> GpuOrder:
     """What IDX means on this node. Several files that are there must agree: which one slurmd read is not known."""
     orders: dict[GpuOrder, Path] = {}
-    for path in places:
+    for path, fetched in places:
         try:
-            text = _read_text(path)
-            changed = _changed_after_start(path, record)
+            order, newest, file = _read_one(path, node, record)
         except FileNotFoundError:
             continue
-        except (OSError, UnicodeDecodeError, GresConfError) as exc:
-            return GpuOrder("unknown", problem=f"{path}: {exc}; {REMEDY}")
-        if changed:
-            return GpuOrder("unknown", problem=changed)
-        directory = path.parent
-        try:
-            lines = parse_gres_conf(text, str(path), lambda name, at=directory: _read_text(at / name))  # type: ignore[misc]
-            order = order_of(lines, node, record.configured)
         except GresConfError as exc:
             return GpuOrder("unknown", problem=f"{exc}; {REMEDY}")
+        except (OSError, UnicodeDecodeError) as exc:
+            return GpuOrder("unknown", problem=f"{path}: {exc}; {REMEDY}")
+        if not fetched and (changed := _changed_after_start(newest, file, record)):
+            return GpuOrder("unknown", problem=changed)
         orders.setdefault(order, path)
     if not orders:
-        return GpuOrder("unknown", problem=f"no gres.conf at {', '.join(map(str, places))}; {REMEDY}")
+        looked = ", ".join(str(place.path) for place in places)
+        return GpuOrder("unknown", problem=f"no gres.conf at {looked}; {REMEDY}")
     if len(orders) > 1:
         named = " and ".join(map(str, orders.values()))
         return GpuOrder("unknown", problem=f"{named} give the GPUs different orders; {REMEDY}")
@@ -54,21 +59,34 @@ def read_order(places: list[Path], node: str, record: NodeRecord) -> GpuOrder:
     return order._replace(problem=problem)
 
 
-def _changed_after_start(path: Path, record: NodeRecord) -> str:
-    """Why the file may not be what slurmd has read, "" when it is. A fetched copy is written by slurmd itself.
+def _read_one(path: Path, node: str, record: NodeRecord) -> tuple[GpuOrder, float, Path]:
+    """The order that one file gives, and the last change of it or of a file that it includes.
 
-    Raises OSError.
+    Raises OSError, UnicodeDecodeError, GresConfError.
     """
-    if record.slurmd_start is None or path.parent.name in ("conf-cache", "conf"):
-        return ""
-    if path.stat().st_mtime <= record.slurmd_start + SLURMD_SLACK_S:
+    dates: list[tuple[float, Path]] = []
+    lines = parse_gres_conf(_read_text(path, dates), str(path), lambda name: _read_text(path.parent / name, dates))
+    return order_of(lines, node, record.configured), *max(dates)
+
+
+def _changed_after_start(newest: float, path: Path, record: NodeRecord) -> str:
+    """Why the files may not be what slurmd has read, "" when they are."""
+    if record.slurmd_start is None:
+        return "the node does not say when slurmd started, so gres.conf may not be what it has read; restart slurmd"
+    if newest <= record.slurmd_start + SLACK_S:
         return ""
     return f"{path} was changed after slurmd started, which still counts as before: restart slurmd"
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, dates: list[tuple[float, Path]]) -> str:
+    """The text of a file; its last change, of content or of anything else about it, goes to `dates`.
+
+    Raises OSError, UnicodeDecodeError, GresConfError.
+    """
     with path.open("rb") as file:
+        status = os.fstat(file.fileno())
         data = file.read(MAX_CONF + 1)
     if len(data) > MAX_CONF:
         raise GresConfError(f"{path}: larger than {MAX_CONF} bytes")
+    dates.append((max(status.st_mtime, status.st_ctime), path))
     return data.decode("utf-8")

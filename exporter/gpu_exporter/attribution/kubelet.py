@@ -69,19 +69,25 @@ class KubeletSource:
         listed = self._list()
         entries = [gpus for entry in listed if (gpus := self._gpus_of(entry)) is not None]
         pods = {(entry.namespace, entry.pod) for entry in entries}
-        claimed = next((entry for entry in listed if entry.claimed and _is_dra_gpu(entry)), None)
+        # Sorted, since the kubelet's order varies and the problem names the first.
+        claimed = sorted(entry for entry in listed if entry.claimed and _is_dra_gpu(entry))
+        gone = self._held - pods
         self._check_missing(pods)
+        for name in gone:  # one that comes back under its name is another pod, though its directory is still there
+            self._left |= {uid for uid in [self._uids.pop(name, "")] if uid}
         uids = self._read_pod_uids(pods)
         counts: Counter[tuple[str, str]] = Counter()
         for entry in entries:
             counts[entry.namespace, entry.pod] += len(entry.device_ids)
         claims: list[Claim] = []
         problem = ""
-        if claimed is not None:
+        if claimed:
+            first = claimed[0]
             problem = (
-                f"{claimed.namespace}/{claimed.pod}/{claimed.container} has GPUs of a resource claim "
-                f"({claimed.resource or claimed.device_ids[0]}): claims are not attributed, so no GPU is called free"
+                f"{first.namespace}/{first.pod}/{first.container} has GPUs of a resource claim "
+                f"({first.resource or first.device_ids[0]}): claims are not attributed, so no GPU is called free"
             )
+        odd: set[str] = set()
         starts: dict[tuple[str, str], tuple[int, float]] = {}
         for entry in entries:
             uid = uids.get((entry.namespace, entry.pod), "")
@@ -89,10 +95,14 @@ class KubeletSource:
             working, why = self._read_start(entry, uid, starts)
             for device_id in entry.device_ids:
                 claim = _claim(device_id, holder)
-                if claim is not None:
-                    claims.append(claim._replace(working_wall=working, why=why))
-                else:
-                    problem = f"device id {device_id[:80]!r} of {holder.label} is not understood"
+                if claim is None:
+                    odd.add(f"device id {device_id[:80]!r} of {holder.label} is not understood")
+                    continue
+                if claim.kind == "index":  # the runtime looks the index up at each start of the container
+                    number = f"device {device_id}, start {starts[uid, entry.container][0]}" if not why else ""
+                    claim = claim._replace(number=number)
+                claims.append(claim._replace(working_wall=working, why=why))
+        problem = problem or min(odd, default="")
         self._starts = dict(list(starts.items())[-MAX_STARTS:])
         return Answer(claims, problem)
 

@@ -33,24 +33,32 @@ def resolve(
 ) -> Resolution:
     """Turn claims into allocations of the devices that answer.
 
-    Two sources that claim the same unit for different holders contradict each other: the first source in order wins,
-    the other claim is a conflict. Two holders of one source share the unit.
+    Two sources that claim the same unit for different holders contradict each other: the holder of the first source in
+    order is shown, contradicted, and the other claim is a conflict. Two holders of one source share the unit.
 
     `incomplete`: why NVML may have numbered its GPUs otherwise than the schedulers have ("" when all GPUs that should
     be here are): then no position counts. `numbers`: where each holder's numbers led before. A running holder keeps
-    that: its GPUs do not change, whatever happens to the numbers.
+    that while its numbers lead nowhere; where they lead to another device now, neither is believed.
     """
     finder = _Finder(snapshots, incomplete)
     units: dict[UnitId, list[tuple[Claim, str]]] = {}
     unresolved: list[tuple[Claim, str]] = []
     conflicts: list[Claim] = []
+    contradicted: dict[UnitId, Claim] = {}
     kept: dict[NumberKey, UnitId] = {}
     for claim in claims:
         number = (claim.holder.key, claim.number)
         is_kept = bool(claim.number) and not claim.holder.identity  # a name alone may be another holder by now
-        unit, replica = numbers.get(number) if is_kept else None, ""
+        before = numbers.get(number) if is_kept else None
+        unit, replica, reason = finder.find(claim)
         if unit is None:
-            unit, replica, reason = finder.find(claim)
+            unit = before
+        elif before is not None and unit != before:
+            kept[number] = before  # neither is believed, for as long as the holder runs
+            reason = f"it led to {before.uuid} when the holder began and leads to {unit.uuid} now"
+            unresolved.append((claim, reason))
+            conflicts.append(claim)
+            continue
         if unit is None:
             unresolved.append((claim, reason))
             continue
@@ -60,6 +68,7 @@ def resolve(
         if others and others[0][0].holder.source != claim.holder.source:
             if others[0][0].holder.names.isdisjoint(claim.holder.names):
                 conflicts.append(claim)
+                contradicted.setdefault(unit, claim)
         elif all(other.holder.key != claim.holder.key for other, _ in others):
             others.append((claim, replica))
     allocations: list[tuple[Allocation, Claim]] = []
@@ -71,6 +80,9 @@ def resolve(
                 share = "time_slice"
             ratio = board_share(slices, whole, len(holders))
             allocation = Allocation(unit, claim.holder, share, ratio, claim.running, claim.why, claim.working_wall)
+            if other := contradicted.get(unit):
+                sayings = (f"{each.holder.source} says {each.holder.label}" for each in (claim, other))
+                allocation = allocation._replace(contradiction=", ".join(sayings))
             allocations.append((allocation, claim))
     return Resolution(allocations, unresolved, conflicts, kept)
 

@@ -11,8 +11,10 @@ Four questions, none of which a job's owner can shape an answer to (docs/decisio
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -37,11 +39,15 @@ from gpu_exporter.attribution.slurm_words import (
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.model import Claim, Holder, HolderKey
 
+log = logging.getLogger(__name__)
 # A job that is COMPLETING has given its GPUs back, while its epilog still runs (seen on 22.05.8).
 HOLDING = ("RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED")
 CONFIG_EACH_S = 600.0  # what `scontrol show config` says changes with a reconfiguration
 GPUS_EACH_S = 300.0  # a resize that changes no column of squeue is seen within this time
 DOUBT_EACH_S = 30.0  # while node and jobs disagree, the jobs are asked again this often
+# How jobs are asked for their GPUs: `squeue --json` on Slurm before 23.02, plain text where it is built without JSON.
+FIRST_WAY = "scontrol --json"
+WITHOUT_JSON = re.compile(r"unrecognized option '--json'|serializer|data_parser", re.IGNORECASE)
 Run = Callable[[Sequence[str], float], str]
 
 
@@ -76,7 +82,8 @@ class SlurmSource:
         self._known: dict[str, _Known] = {}  # by incarnation
         self._doubted_at = -math.inf
         self._doubt_before: tuple[int, ...] = ()
-        self._how = "scontrol --json"  # how jobs are asked for their GPUs: the first that this Slurm knows
+        self._refused: dict[str, float] = {}  # jobs that could not be asked about, and until when they are left alone
+        self._how = FIRST_WAY
 
     @staticmethod
     def is_present() -> bool:
@@ -114,6 +121,7 @@ class SlurmSource:
         """Ask for the GPUs of every job whose GPUs are not known, or may have changed."""
         now = self._monotonic()
         self._known = {key: known for key, known in self._known.items() if key in jobs}
+        self._refused = {key: until for key, until in self._refused.items() if key in jobs}
         wanted = {
             key
             for key, job in jobs.items()
@@ -127,33 +135,42 @@ class SlurmSource:
             self._ask({key: job for key, job in jobs.items() if key not in wanted}, now)
 
     def _ask(self, jobs: dict[str, Job], now: float) -> None:
-        """What is not answered stays as it was known; a job that was never known stays unknown."""
-        if not jobs:
-            return
-        if self._how == "scontrol --json":
-            for key, job in jobs.items():
-                try:
-                    text = self._run("scontrol", "show", "job", job.job_id, "--json")
-                except SourceError as exc:
-                    if "--json" not in str(exc) and "plugin" not in str(exc).lower():
-                        raise
-                    self._how = "squeue --json"
-                    break
-                self._note(key, job, parse_job_gpus(text, self._node).get(job.job_id), now)
-        if self._how == "squeue --json":
+        """What is not answered stays as it was known; a job that was never known stays unknown.
+
+        A job that cannot be asked about costs no other job its answer: the node's record makes its GPUs held.
+        """
+        wanted = {key: job for key, job in jobs.items() if now >= self._refused.get(key, now)}
+        if wanted and self._how == "squeue --json":
             try:
                 found = parse_job_gpus(self._run("squeue", "--json", "-a"), self._node)
             except SourceError as exc:
-                if "--json" not in str(exc) and "plugin" not in str(exc).lower():
+                if not WITHOUT_JSON.search(str(exc)) and "printed more than" not in str(exc):
                     raise
                 self._how = "scontrol"
             else:
-                for key, job in jobs.items():
+                for key, job in wanted.items():
                     self._note(key, job, found.get(job.job_id), now)
-        if self._how == "scontrol":  # a Slurm that was built without JSON
-            for key, job in jobs.items():
-                text = self._run("scontrol", "-o", "show", "job", "-d", job.job_id)
-                self._note(key, job, parse_job_text(text, job.job_id, self._node), now)
+                return
+        for key, job in wanted.items():
+            if self._monotonic() - now > self._timeout_s:
+                return  # the rest at the next poll: Slurm is slow, and the source must answer
+            try:
+                self._note(key, job, self._ask_one(job), now)
+            except SourceError as exc:
+                if self._how == "scontrol --json" and WITHOUT_JSON.search(str(exc)):
+                    self._how = "squeue --json"
+                    return self._ask(jobs, now)
+                self._refused[key] = now + DOUBT_EACH_S
+                log.info("job %s: its GPUs are not known for now: %s", job.job_id, exc)
+        return None
+
+    def _ask_one(self, job: Job) -> JobGpus | None:
+        """The GPUs of one job, None while they are not known. Raises SourceError."""
+        if self._how == "scontrol --json":
+            return parse_job_gpus(self._run("scontrol", "show", "job", job.job_id, "--json"), self._node).get(
+                job.job_id
+            )
+        return parse_job_text(self._run("scontrol", "-o", "show", "job", "-d", job.job_id), job.job_id, self._node)
 
     def _note(self, key: str, job: Job, gpus: JobGpus | None, now: float) -> None:
         if gpus is None:
@@ -194,8 +211,8 @@ class SlurmSource:
                 if index in used:
                     claims.append(_claim(index, order, holder, jobs[key].state))
                     continue
-                conflicts += 1  # it ended or shrank just now, or is not to be believed
-                notices.append(f"{holder.label} claims IDX {index}, which node {self._node} does not have in use")
+                conflicts += 1
+                problems.append(f"{holder.label} claims IDX {index}, which node {self._node} does not have in use")
         hidden = sorted(used - held.keys())
         claims += [_claim(index, order, self._hidden(index, config), "") for index in hidden]
         if hidden:
@@ -256,6 +273,7 @@ class SlurmSource:
         if self._config is None or now - self._config_at >= CONFIG_EACH_S:
             self._config = parse_config(self._run("scontrol", "show", "config"))
             self._config_at = now
+            self._how = FIRST_WAY  # Slurm may have been upgraded
         return self._config
 
     def _run(self, *command: str) -> str:

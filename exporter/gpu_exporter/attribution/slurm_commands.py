@@ -20,7 +20,8 @@ PLACES = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin"
 # SQUEUE_* and SLURM_* variables filter and reshape what is printed (SQUEUE_USERS hides jobs), so the children get these
 # and no others.
 KEPT = ("PATH", "SLURM_CONF", "SLURM_JWT", "SACK_SOCKET", "HOME", "LD_LIBRARY_PATH")
-MAX_ANSWER = 256 * 1024 * 1024  # squeue --json prints some 3 kB a job; 22.05 prints every job of the cluster
+MAX_ANSWER = 16 * 1024 * 1024  # some 5,000 jobs of `squeue --json`, which before 23.02 prints the whole cluster's
+END_S = 1.0  # for a child that was killed; one that hangs in the kernel is left behind
 MAX_REASON = 4096
 CHUNK = 1 << 16
 
@@ -76,7 +77,8 @@ def run(command: Sequence[str], timeout_s: float, limit: int = MAX_ANSWER) -> st
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
     if process.returncode != 0:
         text = reason.decode("utf-8", "replace").strip().partition("\n")[0][:200]
         hint = "; name this node with --attribution.slurm.node" if "Invalid node name" in text else ""

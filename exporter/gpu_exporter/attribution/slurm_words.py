@@ -1,8 +1,9 @@
 """What Slurm's commands print, as records. Pure.
 
 Only words that a job's owner cannot shape are read as they stand: columns of squeue that Slurm and its administrators
-fill, the record of a node, and JSON, in which a job's name or comment cannot imitate another field. `scontrol show job`
-in plain text is not read at all: names and comments stand in it unescaped (docs/decisions/0001).
+fill, the record of a node, and JSON, in which a job's name or comment cannot imitate another field. In the plain text
+of `scontrol show job` names and comments stand unescaped, so it is the last resort, and ambiguous records are not
+believed (docs/decisions/0001).
 """
 
 from __future__ import annotations
@@ -35,10 +36,15 @@ COLUMNS = (
 )
 SQUEUE_FORMAT = ",".join(f"{column}:256|" for column in COLUMNS)
 UNSET = ("(null)", "N/A")
-# One resource of a GRES list: name, type, count, and what stands in brackets. Types and names are the site's.
+# GPUs, or shares of them, in a GRES list: name, type, count, and what stands in brackets. Types are the site's; a
+# missing one is left out, or "(null)" (22.05, where lines have Cores=).
 GRES = re.compile(
-    r"(?:gres[:/])?(?P<name>[^\s:,()=]+)(?::(?P<type>[^\s:,()]+))??(?::(?P<count>\d+)[KMGTP]?)?(?:\((?P<detail>[^()]*)\))?"
+    r"(?:gres[:/])?(?P<name>gpu|shard|mps)(?::(?P<type>\(null\)|[^\s:,()]+))??(?::(?P<count>\d+)[KMGTP]?)?"
+    r"(?:\((?P<detail>[^()]*)\))?"
 )
+OTHER = re.compile(
+    r"(?!(?:gres[:/])?(?:gpu|shard|mps)(?:[:(]|$))[^\s:,()][^\s,]*"
+)  # network cards, licences, bandwidth
 MAX_GRES_TEXT = 65_536
 
 
@@ -116,6 +122,8 @@ def parse_gres(text: str) -> Gres:
     shares = ""
     for item in _split_gres(text):
         match = GRES.fullmatch(item)
+        if not match and OTHER.fullmatch(item):
+            continue
         if not match:
             raise ValueError(f"{item[:80]!r} is not a GRES that is understood")
         name, count = match["name"], int(match["count"] or 0)
@@ -218,8 +226,8 @@ def _read_gpus(row: dict[str, Any], node: str) -> JobGpus | None:
 class NodeRecord(NamedTuple):
     """What `scontrol show node -d` says: the node's GPUs as (type, count) in the order of slurm.conf, and those in use.
 
-    Slurm names the positions in use only where the GPUs have a type; else `used` counts them. `slurmd_start`: Unix
-    seconds, None where it is not said.
+    Where GPUs have no type Slurm may count those in use without naming positions; `used` then does so too.
+    `slurmd_start`: Unix seconds, None where it is not said.
     """
 
     configured: tuple[tuple[str, int], ...]
@@ -242,7 +250,7 @@ def parse_node(text: str) -> NodeRecord:
 
 def _configured(text: str) -> tuple[tuple[str, int], ...]:
     matches = [match for item in _split_gres(text) if (match := GRES.fullmatch(item)) and match["name"] == "gpu"]
-    return tuple(((match["type"] or "").lower(), int(match["count"] or 0)) for match in matches)
+    return tuple(((match["type"] or "").lower().replace("(null)", ""), int(match["count"] or 0)) for match in matches)
 
 
 def _field(text: str, pattern: str) -> str | None:

@@ -35,6 +35,7 @@ from gpu_exporter.model import (
 
 KEEP_ABSENT_S = 900.0  # a holder may be missing this long (an outage of its source) and go on where it was
 KEEP_ABSENT = 4  # ... and at most so many of one unit: pods that come and go each few seconds must not fill the memory
+WAIT_S = 300.0  # readings wait so long for the poll that says whose they are; a slow one takes some ten seconds
 RESTART_S = 1.0  # a container start that moved by less is the same one, read from another clock
 
 
@@ -119,7 +120,10 @@ class Ledger:
             if _is_idle(span):
                 account.idle_s += length
             self._ring(activity.unit).add(span.start, span.end, span.ratio)
-            self._pending.setdefault(activity.unit, _Pending()).spans.append(span)
+            waiting = self._pending.setdefault(activity.unit, _Pending()).spans
+            waiting.append(span)
+            while waiting[0].end < span.end - WAIT_S:
+                waiting.popleft()  # while polls hang; no later one may charge it
 
     def record_energy(self, unit: UnitId, monotonic: float, joules: float, limit_w: float | None) -> None:
         """Book the driver's energy counter of a whole GPU; a counter that fell was reset with the driver."""
@@ -130,6 +134,8 @@ class Ledger:
         since, pending.energy_at = pending.energy_at, monotonic
         if previous is not None and since is not None and joules >= previous:
             pending.energy.append(_Charge(since, monotonic, joules - previous))
+            while pending.energy[0].end < monotonic - WAIT_S:
+                pending.energy.popleft()
 
     def _unit(self, unit: UnitId) -> UnitAccount:
         account = self.units.get(unit)
@@ -279,7 +285,9 @@ class Ledger:
         absent: dict[UnitId, int] = {}
         for holder_id, gone in sorted(self.restored_holders.items(), key=lambda item: -item[1].confirmed):
             absent[holder_id[0]] = absent.get(holder_id[0], 0) + 1
-            if now - gone.confirmed > KEEP_ABSENT_S or absent[holder_id[0]] > KEEP_ABSENT:
+            # What a state file gave back is absent since our start, however long we were away.
+            since = max(gone.confirmed, self.started)
+            if now - since > KEEP_ABSENT_S or absent[holder_id[0]] > KEEP_ABSENT:
                 del self.restored_holders[holder_id]
         self._forget_instances(now)
         oldest = now - self.rules.longest_unconfirmed_s

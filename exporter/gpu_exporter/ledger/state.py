@@ -16,14 +16,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import tempfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from gpu_exporter.ledger.accounts import HolderAccount, UnitAccount
 from gpu_exporter.ledger.ledger import Ledger
@@ -100,17 +101,17 @@ class StateFile:
             return f"state file unreadable: {exc}"
         if header != f"{HEADER} {VERSION} {zlib.crc32(body.encode()):08x}":
             return "state file damaged or of another version"
-        data = json.loads(body)
-        if not self._boot_id or data["boot_id"] != self._boot_id:
-            return "state file of another boot"
         try:
-            units = {UnitId(*entry.pop("unit")): UnitAccount(**entry) for entry in data["units"]}
+            data = json.loads(body)
+            if not self._boot_id or data["boot_id"] != self._boot_id:
+                return "state file of another boot"
+            units = {_unit(entry.pop("unit")): _checked(UnitAccount(**entry)) for entry in data["units"]}
             holders = {
-                (UnitId(*entry.pop("unit")), HolderKey(*entry.pop("holder"))): HolderAccount(**entry)
+                (_unit(entry.pop("unit")), _holder(entry.pop("holder"))): _checked(HolderAccount(**entry))
                 for entry in data["holders"]
             }
-            numbers = {(HolderKey(*key), str(number)): UnitId(*unit) for key, number, unit in data["numbers"]}
-        except (TypeError, KeyError, ValueError) as exc:
+            numbers = {(_holder(key), str(number)): _unit(unit) for key, number, unit in data["numbers"]}
+        except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as exc:
             return f"state file with other fields than this version's: {exc}"
         ledger.restored_units.update(units)
         ledger.restored_holders.update(holders)
@@ -188,6 +189,53 @@ class StateFile:
             with contextlib.suppress(OSError):
                 Path(name).unlink()
             raise
+
+
+AccountT = TypeVar("AccountT", UnitAccount, HolderAccount)
+FLAGS = frozenset(("known", "running", "alone"))
+
+
+def _unit(value: Any) -> UnitId:
+    return UnitId(*_texts(value))
+
+
+def _holder(value: Any) -> HolderKey:
+    scheduler, incarnation = _texts(value)
+    if scheduler not in ("kubernetes", "slurm"):
+        raise ValueError(f"{scheduler!r} is not a scheduler")
+    return HolderKey("kubernetes" if scheduler == "kubernetes" else "slurm", incarnation)
+
+
+def _texts(value: Any) -> tuple[str, str]:
+    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(part, str) for part in value):
+        raise ValueError(f"{value!r} is not a pair of texts")
+    return value[0], value[1]
+
+
+def _checked(account: AccountT) -> AccountT:
+    """The account, whose numbers are numbers. Raises ValueError.
+
+    A wrong one would stop every later write of the file, or be published.
+    """
+    for field in fields(account):
+        value = getattr(account, field.name)
+        if field.name in FLAGS:
+            is_good = isinstance(value, bool)
+        elif field.name == "last_active_wall":
+            is_good = value is None or (isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)))
+            if value is not None and is_good:
+                setattr(account, field.name, tuple(value))
+        elif value is None:
+            is_good = "None" in str(field.type)
+        else:
+            is_good = _is_number(value) or (field.name == "working" and value == math.inf)
+        if not is_good:
+            raise ValueError(f"{field.name}: {value!r}")
+    return account
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _ahead_unit(account: UnitAccount, margin: float) -> UnitAccount:

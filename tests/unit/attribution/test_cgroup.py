@@ -164,3 +164,9 @@ def test_what_stands_below_an_owners_group_never_takes_its_name_away(path: str, 
 def test_a_text_without_end_is_read_in_part() -> None:
     assert parse_cgroup("0::/\n" * 100 + "0::/slurm/job_42/step_0") == Owner()
     assert parse_cgroup(f"0::/{'x' * 100_000}/slurm/job_42/step_0").job == "42"
+
+
+@pytest.mark.parametrize("service", ["slurm_exporter.service", "slurm_check.scope", "slurm_tools.slice"])
+def test_a_service_that_is_called_like_slurm_is_not_slurm(service: str) -> None:
+    assert parse_cgroup(f"0::/system.slice/{service}\n") == Owner()
+    assert parse_cgroup("0::/slurm_n0/uid_0/job_7/step_batch\n").job == "7"

@@ -113,7 +113,7 @@ def test_a_mig_device_of_several_files_is_one_position_and_no_whole_gpu() -> Non
     ("text", "error"),
     [
         ("Name=gpu File", "gres.conf:1: 'File' is not Key=Value"),
-        ("Nmae=gpu", "gres.conf:1: unknown key 'Nmae'"),
+        ("Nmae=gpu", "gres.conf:1: unknown key 'nmae'"),
         ("Name=gpu Name=gpu", "gres.conf:1: Name is given twice"),
         ("Name=gpu File=/dev/nvidia[0", "gres.conf:1: File: '/dev/nvidia[0': brackets do not match"),
         ("Name=gpu File=/dev/dri/card0", "gres.conf:1: '/dev/dri/card0' is not a device /dev/nvidiaN"),
@@ -180,8 +180,8 @@ def test_included_files_may_include_others_and_errors_name_the_inner_line() -> N
         "b.conf": "\n# a comment\nName=gpu \\\n  File=/dev/nvidia1\nName=gpu Fiel=x\n",
     }
     with pytest.raises(GresConfError) as caught:
-        parse_gres_conf("Include a.conf", "g", files.__getitem__)
-    assert str(caught.value) == "b.conf:5: unknown key 'Fiel'"
+        order_of(parse_gres_conf("Include a.conf", "g", files.__getitem__), "n0", (("", 1),))
+    assert str(caught.value) == "b.conf:5: unknown key 'fiel'"
     files["b.conf"] = files["b.conf"].rpartition("Name")[0]
     assert [line.place for line in parse_gres_conf("Include a.conf", "g", files.__getitem__)] == ["b.conf:3"]
 
@@ -230,3 +230,8 @@ def test_autodetect_on_a_line_of_gpus_overrides_the_one_for_all() -> None:
     assert order(text).kind == "index"
     with pytest.raises(GresConfError, match=r"gres\.conf:1: File and MultipleFiles exclude each other"):
         order("Name=gpu File=/dev/nvidia0 MultipleFiles=/dev/nvidia1")
+
+
+def test_a_fault_in_a_line_about_other_nodes_or_other_resources_costs_this_node_nothing() -> None:
+    text = "NodeName=n9 Name=gpu Fiel=x\nName=nic Speed=fast File=/dev/nic0\nName=gpu Files=/dev/nvidia0 Link=0"
+    assert order(text, (("", 1),)).minors == ("0",)

@@ -177,3 +177,23 @@ def test_a_kept_number_is_a_whole_gpu_and_no_replica() -> None:
     claim = Claim("index", "1", JOB, number="IDX 1")
     result = resolve([claim], order(0, 1), numbers={(JOB.key, "IDX 1"): UnitId("GPU-1")})
     assert [allocation.share for allocation, _ in result.allocations] == ["none"]
+
+
+def test_a_number_that_leads_elsewhere_than_before_is_not_believed_either_way() -> None:
+    """gres.conf was corrected under a running job: which GPU it really has is not known."""
+    before = resolve([Claim("minor", "0", JOB, number="IDX 0")], order(0, 1)).numbers
+    result = resolve([Claim("minor", "1", JOB, number="IDX 0")], order(0, 1), numbers=before)
+    assert result.allocations == []
+    assert [reason for _, reason in result.unresolved] == [
+        "it led to GPU-0 when the holder began and leads to GPU-1 now"
+    ]
+    assert len(result.conflicts) == 1
+    assert result.numbers == before
+
+
+def test_two_sources_that_disagree_make_the_holder_unknown() -> None:
+    result = resolve([Claim("uuid", "GPU-0", POD), Claim("uuid", "GPU-0", JOB)], SNAPSHOTS)
+    ((allocation, _),) = result.allocations
+    assert allocation.contradiction == f"kubelet says {POD.label}, slurm says job 7"
+    alone = resolve([Claim("uuid", "GPU-0", POD), Claim("uuid", "GPU-1", JOB)], SNAPSHOTS).allocations
+    assert [a.contradiction for a, _ in alone] == ["", ""]

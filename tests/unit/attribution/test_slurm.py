@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.slurm import DOUBT_EACH_S, GPUS_EACH_S, SlurmSource
+from gpu_exporter.attribution.slurm import CONFIG_EACH_S, DOUBT_EACH_S, GPUS_EACH_S, SlurmSource
 from gpu_exporter.attribution.slurm_words import COLUMNS
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.clock import ManualClock
@@ -27,7 +28,7 @@ class Cluster:
         self.size = "cpu=1"
         self.used: str | None = ""
         self.configured = "gpu:h100:4"
-        self.slurmd_start = 2_000_000_000
+        self.slurmd_start: object = 4_000_000_000
         self.private = "none"
         self.hidden: set[str] = set()
         self.json = "all"  # which commands speak JSON: all, squeue, none
@@ -131,7 +132,8 @@ def test_a_claim_that_the_node_does_not_confirm_is_dropped_and_counted(cluster: 
     answer = cluster.source.poll()
     assert sorted((c.holder.label, c.device) for c in answer.claims) == [("job 1", "1"), ("job 2", "2")]
     assert answer.conflicts == 1
-    assert answer.notice == "job 1 claims IDX 0, which node n0 does not have in use"
+    # Whichever of the two is wrong: the GPU is not called free.
+    assert answer.problem == "job 1 claims IDX 0, which node n0 does not have in use"
 
 
 def test_a_job_that_begins_between_the_two_questions_is_seen_by_asking_once_more(cluster: Cluster) -> None:
@@ -271,15 +273,108 @@ def test_the_copy_that_a_configless_slurmd_keeps_is_found(cluster: Cluster) -> N
     assert cluster.claims() == [("job 1", "minor", "2")]
 
 
+HELD: Mapping[str, object] = {"jobs": {"42": ["gpu:h100:1(IDX:0)"]}, "used": "gpu:h100:1(IDX:0)"}
+REVERSED = "Name=gpu Type=h100 File=/dev/nvidia[3,2,1,0]\n"
+
+
+def hold(cluster: Cluster, **more: object) -> str:
+    """What the claim of the one job rests on."""
+    for name, value in {**HELD, **more}.items():
+        setattr(cluster, name, value)
+    (claim,) = cluster.source.poll().claims
+    return claim.kind
+
+
 def test_a_gres_conf_newer_than_slurmd_is_not_what_slurmd_goes_by(cluster: Cluster) -> None:
-    cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:2)"]}, "gpu:h100:1(IDX:2)"
-    cluster.slurmd_start = 1_700_000_000
-    os.utime(cluster.gres_conf, (1_700_000_000, 1_700_000_000))
-    assert cluster.claims() == [("job 1", "minor", "2")]
-    os.utime(cluster.gres_conf, (1_700_001_000, 1_700_001_000))
+    now = int(time.time())
+    assert hold(cluster, slurmd_start=now + 1) == "minor"
+    cluster.slurmd_start = now - 60
     answer = cluster.source.poll()
     assert answer.claims[0].kind == "unproven"
     assert "was changed after slurmd started, which still counts as before: restart slurmd" in answer.problem
+
+
+def test_a_file_that_kept_its_date_was_changed_all_the_same(cluster: Cluster) -> None:
+    """As rsync -a and cp -p leave it."""
+    cluster.gres_conf.write_text(REVERSED, "utf-8")
+    os.utime(cluster.gres_conf, (1, 1))
+    assert hold(cluster, slurmd_start=int(time.time()) - 60) == "unproven"
+
+
+def test_an_included_file_that_was_changed_counts_too(cluster: Cluster) -> None:
+    cluster.gres_conf.write_text("Include gpus.conf\n", "utf-8")
+    (cluster.directory / "gpus.conf").write_text(REVERSED, "utf-8")
+    assert hold(cluster, slurmd_start=int(time.time()) + 1) == "minor"
+    later = int(time.time()) + 100
+    os.utime(cluster.directory / "gpus.conf", (later, later))
+    assert cluster.source.poll().claims[0].kind == "unproven"
+
+
+def test_a_directory_that_is_called_conf_is_no_copy_of_slurmds(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    assert hold(Cluster(tmp_path / "conf"), slurmd_start=int(time.time()) - 60) == "unproven"
+
+
+def test_a_node_that_does_not_say_when_slurmd_started_proves_nothing(cluster: Cluster) -> None:
+    assert hold(cluster, slurmd_start="None") == "unproven"
+
+
+def fail(cluster: Cluster, word: str, text: str, times: int = 10**9) -> None:
+    """Let commands with this word among theirs fail."""
+    real, left = cluster.run, [times]
+
+    def run(command: Sequence[str], timeout_s: float) -> str:
+        if word in command and left[0]:
+            left[0] -= 1
+            raise SourceError(text)
+        return real(command, timeout_s)
+
+    cluster.source._run_command = run
+
+
+@pytest.mark.parametrize(
+    "text", ["scontrol did not answer within 5 s", "slurm_load_jobs error: Invalid job id specified"]
+)
+def test_a_job_that_cannot_be_asked_about_costs_no_other_its_attribution(cluster: Cluster, text: str) -> None:
+    fail(cluster, "43", text)
+    cluster.jobs = {"42": ["gpu:h100:1(IDX:0)"], "43": ["gpu:h100:1(IDX:1)"]}
+    cluster.used = "gpu:h100:2(IDX:0-1)"
+    for _ in range(5):
+        cluster.clock.advance(5.0)
+        assert [(c.holder.label, c.device) for c in cluster.source.poll().claims] == [
+            ("job 42", "0"),
+            ("a hidden job", "1"),
+        ]
+    assert len([asked for asked in cluster.asked if "show job 42" in asked]) <= 2
+
+
+def test_a_fault_of_another_kind_does_not_end_the_use_of_json(cluster: Cluster) -> None:
+    fail(cluster, "--json", "scontrol ended with status 1: fatal: failed to initialize auth plugin", times=2)
+    for name, value in HELD.items():
+        setattr(cluster, name, value)
+    cluster.source.poll()
+    cluster.clock.advance(DOUBT_EACH_S)
+    cluster.source.poll()
+    cluster.clock.advance(DOUBT_EACH_S)
+    assert [c.holder.label for c in cluster.source.poll().claims] == ["job 42"]
+    assert not [asked for asked in cluster.asked if "-o show job" in asked]
+
+
+def test_a_slurm_that_was_upgraded_is_asked_in_json_again(cluster: Cluster) -> None:
+    cluster.json = "none"
+    assert hold(cluster) == "minor"
+    cluster.json = "all"
+    cluster.asked.clear()
+    cluster.clock.advance(CONFIG_EACH_S)
+    cluster.source.poll()
+    assert [asked for asked in cluster.asked if "show job" in asked] == ["scontrol show job 42 --json"]
+
+
+@pytest.mark.parametrize(
+    "used", ["gpu:(null):1(IDX:0)", "gpu:h100:1(IDX:0),nic:(null):0(IDX:N/A),bandwidth:lustre:no_consume:0"]
+)
+def test_types_that_are_null_and_other_resources_are_understood(cluster: Cluster, used: str) -> None:
+    assert hold(cluster, used=used) == "minor"
 
 
 @pytest.mark.parametrize("used", ["gpu:h100:0(IDX:N/A),shard:h100:2(IDX:1)", "gpu:h100:0(IDX:N/A),mps:50(IDX:1)"])

@@ -7,7 +7,7 @@ import math
 import pytest
 from tests.unit.ledger.test_ledger import JOB, POD, START, UNIT, Bench
 
-from gpu_exporter.ledger.ledger import KEEP_ABSENT, KEEP_ABSENT_S, ConfirmedAllocation
+from gpu_exporter.ledger.ledger import KEEP_ABSENT, KEEP_ABSENT_S, WAIT_S, ConfirmedAllocation
 from gpu_exporter.model import Activity, Allocation, HolderKey, HolderTotals, Span, UnitId
 
 OTHER = POD._replace(key=HolderKey("kubernetes", "uid-2/main"))
@@ -252,3 +252,12 @@ def test_readings_wait_for_the_slowest_of_the_units_holders(bench: Bench) -> Non
     lagging = bench.ledger.holder_totals(Allocation(second, JOB), bench.now, bench.wall)
     assert lagging is not None
     assert (lagging.observed_s, lagging.busy_s) == pytest.approx((10.0, 5.0))
+
+
+def test_readings_that_no_poll_asks_for_do_not_pile_up(bench: Bench) -> None:
+    for second in range(5_000):
+        bench.observe(1, 0.0)
+        bench.ledger.record_energy(UNIT, bench.now, float(second), 400.0)
+    pending = bench.ledger._pending[UNIT]
+    assert len(pending.spans) <= WAIT_S + 1
+    assert len(pending.energy) <= WAIT_S + 1

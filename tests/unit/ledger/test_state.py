@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from pathlib import Path
 
@@ -240,3 +241,60 @@ def test_where_the_numbers_of_holders_led_is_known_after_a_restart(tmp_path: Pat
     assert again.restore(Ledger(RULES, 1_000.0)) == ""
     assert again.numbers == numbers
     assert StateFile(tmp_path, 10.0, "boot-2").restore(Ledger(RULES, 1_000.0)) == "state file of another boot"
+
+
+GOOD = {"unit": ["GPU-0", ""], "covered_until": 0.0}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "not json",
+        "[" * 100_000,
+        [1],
+        {"boot_id": BOOT, "units": ["x"], "holders": [], "numbers": []},
+        {"boot_id": BOOT, "units": None, "holders": [], "numbers": []},
+        {"boot_id": BOOT, "units": [{**GOOD, "busy_s": "x"}], "holders": [], "numbers": []},
+        {"boot_id": BOOT, "units": [{**GOOD, "busy_s": None}], "holders": [], "numbers": []},
+        {"boot_id": BOOT, "units": [{**GOOD, "busy_s": float("nan")}], "holders": [], "numbers": []},
+        {"boot_id": BOOT, "units": [{**GOOD, "idle_s": float("inf")}], "holders": [], "numbers": []},
+        {"boot_id": BOOT, "units": [{"unit": [["GPU-0"], ""], "covered_until": 0.0}], "holders": [], "numbers": []},
+        {"boot_id": BOOT, "units": [], "holders": [], "numbers": [[["slurm", "a"], "IDX 0", ["GPU-0"]]]},
+        {"boot_id": BOOT, "units": [], "holders": [], "numbers": [[["other", "a"], "IDX 0", ["GPU-0", ""]]]},
+    ],
+)
+def test_a_file_with_a_good_checksum_and_odd_content_restores_nothing(tmp_path: Path, data: object) -> None:
+    body = data if isinstance(data, str) else json.dumps(data)
+    (tmp_path / "state").write_text(f"{HEADER} {VERSION} {zlib.crc32(body.encode()):08x}\n{body}", encoding="utf-8")
+    ledger, state = Ledger(RULES, 1.0), StateFile(tmp_path, 10.0, BOOT)
+    assert "other fields" in state.restore(ledger)
+    assert (ledger.restored_units, ledger.restored_holders, dict(state.numbers)) == ({}, {}, {})
+    state.commit(state.prepare(ledger))
+
+
+def test_what_is_written_is_restored_field_by_field(tmp_path: Path) -> None:
+    ledger = fresh(1_000.0)
+    run(ledger, 1_000.0, 50, 0.5)
+    account = ledger.holders[UNIT, POD.key]
+    account.working, account.last_active_wall = math.inf, (1.0, 2.0)
+    state = StateFile(tmp_path, 10.0, BOOT)
+    state.commit(state.prepare(ledger, final=True))
+    again = Ledger(RULES, 1_100.0)
+    assert StateFile(tmp_path, 10.0, BOOT).restore(again) == ""
+    assert again.restored_holders == {(UNIT, POD.key): account}
+
+
+def test_counters_go_on_after_a_long_absence_although_the_first_poll_fails(tmp_path: Path) -> None:
+    ledger = fresh(1_000.0)
+    now = run(ledger, 1_000.0, 100, 1.0)
+    state = StateFile(tmp_path, 10.0, BOOT)
+    state.commit(state.prepare(ledger, final=True))
+    again = Ledger(RULES, now + 3_600.0)
+    StateFile(tmp_path, 10.0, BOOT).restore(again)
+    again.settle(now + 3_600.0, 1e9, [])
+    later = now + 3_605.0
+    again.settle(later, 1e9, [ConfirmedAllocation(ALLOCATION, later, None)])
+    totals = again.holder_totals(ALLOCATION, later, 1e9)
+    assert totals is not None
+    assert totals.held_s == pytest.approx(3_705.0, abs=6.0)
+    assert totals.busy_s == pytest.approx(100.0, abs=6.0)
