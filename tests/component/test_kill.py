@@ -12,7 +12,7 @@ import pytest
 
 from gpu_exporter.devices.scenario import parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
-from tests.testbed.podresources import Kubelet
+from tests.testbed.podresources import Kubelet, begin_container
 from tests.testbed.processes import Processes, free_port, wait_for
 from tests.testbed.servers import Prometheus
 
@@ -41,7 +41,7 @@ def test_counters_survive_kills_at_random_moments(
     feeder.start()
     kubelet = Kubelet(tmp_path / "kubelet.sock")
     kubelet.pods["ml", "train-0"] = {"main": {"nvidia.com/gpu": [scenario.gpus[0].uuid]}}
-    (tmp_path / "pods" / "ml_train-0_uid-1").mkdir(parents=True)
+    begin_container(tmp_path / "pods", "ml_train-0_uid-1")
     kubelet.start()
     (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
     flags = (

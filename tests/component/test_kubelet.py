@@ -18,7 +18,7 @@ from gpu_exporter.attribution.kubelet import KubeletSource
 from gpu_exporter.attribution.podresources import LIST
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.clock import ManualClock
-from tests.testbed.podresources import Kubelet
+from tests.testbed.podresources import Kubelet, begin_container
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 MIG = "MIG-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
@@ -292,11 +292,10 @@ def test_claims_on_other_devices_are_no_problem(kubelet: Kubelet, source: Kubele
     assert source.poll().problem == ""
 
 
-def begin(directory: Path, number: int, at: float) -> None:
-    """What a container runtime leaves at start `number`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / f"{number}.log").touch()
-    os.utime(directory, (at, at))
+def begin(pod_directory: Path, number: int, at: float) -> None:
+    """A start of a container, at a time of the test."""
+    pod, container = pod_directory.parent, pod_directory.name
+    os.utime(begin_container(pod.parent, pod.name, number, container), (at, at))
 
 
 def test_a_container_that_has_not_begun_cannot_work_yet(

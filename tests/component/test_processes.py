@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpu_exporter.devices.scenario import parse_scenario
 from tests.testbed.cgroups import Places, ProcFiles, RealCgroups
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
-from tests.testbed.podresources import Kubelet
+from tests.testbed.podresources import Kubelet, begin_container
 from tests.testbed.processes import Processes, Running, fetch, run_exporter, wait_for
 
 QUIET = ("--no-attribution.slurm", "--no-attribution.kubelet")
@@ -206,9 +206,7 @@ def test_a_pod_that_the_kubelet_maps_to_anothers_gpu_is_unknown(node: Node, tmp_
     try:
         other = "7922aa99-d4aa-4885-a953-82976860b23a"
         for position, (pod, uid) in enumerate((("trainer-0", UID), ("trainer-1", other))):
-            log = tmp_path / "pods" / f"ml_{pod}_{uid}" / "main" / "0.log"  # the container has begun
-            log.parent.mkdir(parents=True)
-            log.touch()
+            begin_container(tmp_path / "pods", f"ml_{pod}_{uid}")
             kubelet.pods["ml", pod] = {"main": {"nvidia.com/gpu": [node.uuids[position]]}}
         node.list_on(0, node.start_process(POD.replace(UID, other)))
         node.list_on(1, node.start_process(POD))

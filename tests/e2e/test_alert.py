@@ -11,7 +11,7 @@ import pytest
 
 from gpu_exporter.devices.scenario import parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
-from tests.testbed.podresources import Kubelet
+from tests.testbed.podresources import Kubelet, begin_container
 from tests.testbed.processes import GPU_EXPORTER, Processes, wait_for
 from tests.testbed.servers import Prometheus, Webhook, start_alertmanager
 
@@ -36,7 +36,7 @@ def test_an_idle_allocation_reaches_its_owner_once_and_nobody_else_is_accused(
     kubelet = Kubelet(tmp_path / "kubelet.sock")
     for index, pod in ((IDLE, "forgotten-0"), (MISSING, "mute-0"), (BUSY, "busy-0")):
         kubelet.pods["ml", pod] = {"main": {"nvidia.com/gpu": [uuids[index]]}}
-        (tmp_path / "pods" / f"ml_{pod}_uid-{index}").mkdir(parents=True)
+        begin_container(tmp_path / "pods", f"ml_{pod}_uid-{index}")
     kubelet.start()
     config = tmp_path / "config.yaml"
     config.write_text(

@@ -18,6 +18,14 @@ def messages() -> ModuleType:
     return compile_stubs("podresources")[0]
 
 
+def begin_container(logs: Path, pod: str, number: int = 0, container: str = "main") -> Path:
+    """What a container runtime leaves at start `number`, below /var/log/pods; `pod` is NAMESPACE_NAME_UID. The folder."""
+    folder = logs / pod / container
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{number}.log").touch()
+    return folder
+
+
 class Kubelet:
     """Answers List from `pods`: (namespace, pod) to {container: {resource: device ids}}.
 
