@@ -102,10 +102,11 @@ def test_two_makers_have_one_key(tmp_path: Path) -> None:
 def test_a_key_that_is_no_secret_or_none_is_refused(tmp_path: Path) -> None:
     path = tmp_path / KEY_FILE
     load_key(tmp_path)
-    path.chmod(0o644)
-    with pytest.raises(KeyUnusable) as open_to_others:
-        load_key(tmp_path)
-    assert str(open_to_others.value) == f"{path}: others may read or change it (mode 0644); chmod 600 it"
+    for mode in (0o644, 0o640, 0o620, 0o602):
+        path.chmod(mode)
+        with pytest.raises(KeyUnusable) as open_to_others:
+            load_key(tmp_path)
+        assert str(open_to_others.value) == f"{path}: others may read or change it (mode {mode:04o}); chmod 600 it"
     path.chmod(0o600)
     path.write_bytes(b"\n")
     with pytest.raises(KeyUnusable, match="0 bytes are too short for a key; remove it, and a new one is made"):
