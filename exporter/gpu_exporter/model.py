@@ -43,7 +43,7 @@ class Family(NamedTuple):
     """One metric family as data: what the renderers and the generated reference page need.
 
     `labels` are the labels beside the ones that the place implies (`gpu` and `uuid` on device families). `generations`
-    says which products tell it; empty is every supported one. `plausible`: what a value of the driver may be; outside
+    says which products have it; empty is every supported one. `plausible`: what a value of the driver may be; outside
     it is a sentinel or a fault, and no data. `unbounded` says why a family of a collector has no such range.
     """
 

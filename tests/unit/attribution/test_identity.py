@@ -44,9 +44,9 @@ def test_a_user_and_an_account_in_each_mode(mode: Mode, user: str, account: str)
 
 
 def test_what_is_not_known_stays_empty() -> None:
-    nobody = JOB._replace(user="", account="", uid="")
+    unknown = JOB._replace(user="", account="", uid="")
     for mode in MODES.values():
-        assert apply_identity(nobody, mode, KEY) == nobody
+        assert apply_identity(unknown, mode, KEY) == unknown
     assert apply_identity(JOB._replace(uid=""), "uid", KEY).user == ""  # a name is no substitute for a number
 
 

@@ -141,7 +141,7 @@ class NonsenseInstance:
         self.read_gpm, self.read_memory = device.read_gpm, device.read_memory
 
 
-# What a sentinel cannot be told from, by its size: a count of 4.3 GB, of 4.3 s.
+# What a sentinel may be by its size: a count of 4.3 GB, of 4.3 s.
 TRUE_PERHAPS = {
     0xFFFFFFFF: {
         "gpu_memory_used_bytes",
