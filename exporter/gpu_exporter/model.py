@@ -14,6 +14,9 @@ from typing import Literal, NamedTuple, TypeAlias
 # Kubernetes resources whose devices are GPUs or parts of them: nvidia.com/gpu, gpu.shared, mig-1g.10gb. Network cards
 # (hostdev, rdma_shared_device_a) are not, nor is HAMi's gpumem, which counts megabytes.
 GPU_RESOURCE = re.compile(r"nvidia\.com/(gpu(\..+)?|mig-.+)")
+# Boards that MIG divides by four: at most 4 instances of 6 of 24 GB, or 24 of 96 GB
+# (docs.nvidia.com/datacenter/tesla/mig-user-guide, "Supported GPUs"). RTX A3000 is another product, and has no MIG.
+FOUR_SLICES = re.compile(r"\b(A30|RTX PRO 6000 Blackwell)\b")
 MetricType: TypeAlias = Literal["counter", "gauge"]
 Scheduler: TypeAlias = Literal["kubernetes", "slurm"]
 XID_CLASSES = ("application", "hardware", "information")
@@ -40,7 +43,7 @@ class Family(NamedTuple):
     """One metric family as data: what the renderers and the generated reference page need.
 
     `labels` are the labels beside the ones that the place implies (`gpu` and `uuid` on device families). `generations`
-    says which products tell it; empty is every supported one. `plausible`: what a value of the driver may be; outside
+    says which products have it; empty is every supported one. `plausible`: what a value of the driver may be; outside
     it is a sentinel or a fault, and no data. `unbounded` says why a family of a collector has no such range.
     """
 
@@ -101,13 +104,13 @@ class DeviceIdentity:
 
     @property
     def mig_slices(self) -> int:
-        """Compute slices of the board: 7 on every product with MIG but A30, which has 4."""
-        return 4 if "A30" in self.name else 7
+        """Compute slices of the board: 7, on FOUR_SLICES 4."""
+        return 4 if FOUR_SLICES.search(self.name) else 7
 
     @property
     def mig_memory_slices(self) -> int:
-        """Memory slices of the board: 8, on A30 4."""
-        return 4 if "A30" in self.name else 8
+        """Memory slices of the board: 8, on FOUR_SLICES 4."""
+        return 4 if FOUR_SLICES.search(self.name) else 8
 
 
 class InstanceReading(NamedTuple):

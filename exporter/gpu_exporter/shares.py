@@ -1,6 +1,6 @@
 """What part of a board a holder has: the arithmetic of MIG slices and of holders that share.
 
-A board has `board_slices` compute slices (7 on every product with MIG but A30, which has 4). GPU instances have whole
+A board has `board_slices` compute slices (7, or 4 on model.FOUR_SLICES). GPU instances have whole
 slices of it, compute instances have slices of their GPU instance. Pure; slices of compute instances may be fractions.
 """
 

@@ -473,8 +473,9 @@ def test_a_link_that_was_reset_or_joins_late_makes_no_jump(make_backend: MakeBac
     first = links.step()
     assert first is not None
     links.fields[204, 9] = 0
+    assert links.step() is None  # a fall may be nonsense: the next reading shows which
     second = links.step()
-    assert second == (first.rx + 17.0, first.tx + 18.0)
+    assert second == (first.rx + 33.0, first.tx + 36.0)
     clock.advance(RETRY_S + 1)
     links.fields[204, 17] = late + 10**9
     third = links.step()

@@ -253,7 +253,7 @@ def test_a_suspended_job_holds_and_an_ended_one_does_not(
 def test_a_gpu_that_leaves_the_list_over_a_restart_swaps_no_jobs(
     processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
 ) -> None:
-    """slurmd keeps its numbers while NVML counts anew: what was resolved stays, what begins now is unknown."""
+    """slurmd keeps its numbers while NVML numbers the rest again: what was resolved stays, what begins now is unknown."""
     with start_slurm(processes, layout=LAYOUTS["AutoDetect alone"]) as slurm:
         host = Host(slurm, nvml_environment, nvml_table)
         before = [slurm.submit("--gres=gpu:1") for _ in range(2)]  # IDX 0 and 1

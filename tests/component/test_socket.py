@@ -65,7 +65,7 @@ def test_the_socket_is_for_its_group_whatever_the_umask_is(
 ) -> None:
     socket = start(processes, nvml_environment, state, umask)
     assert socket.stat().st_mode & 0o777 == 0o660
-    assert state.stat().st_mode & 0o777 == 0o755  # the group can reach it, and nobody else can put another one there
+    assert state.stat().st_mode & 0o777 == 0o755  # the group can reach it, no other user can replace it
     assert {path.name: path.stat().st_mode & 0o022 for path in state.iterdir() if path != socket} == {
         path.name: 0 for path in state.iterdir() if path != socket
     }

@@ -2,7 +2,7 @@
 
 Work is a list of intervals that do not overlap, each of one kind. The driver reports it as NVML would (a ring of
 periods, rates over the last complete period, moments, counters, GPM windows) and adds what drivers do wrong: entries
-that come late, twice or never, calls that fail or take long, values that are no values, GPM that stands still or reads
+that come late, twice or never, calls that fail or take long, values that are no values, GPM that stops or reads
 0, and clocks that differ. Each answer is drawn from the run's own random numbers.
 """
 

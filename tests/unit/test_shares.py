@@ -34,6 +34,23 @@ PROFILES = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("name", "slices", "memory_slices"),
+    [
+        ("NVIDIA A30", 4, 4),
+        ("NVIDIA A30-24C", 4, 4),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 4, 4),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 4, 4),
+        ("NVIDIA RTX A3000 Laptop GPU", 7, 8),
+        ("NVIDIA RTX 6000 Ada Generation", 7, 8),
+        ("NVIDIA H100 80GB HBM3", 7, 8),
+    ],
+)
+def test_the_slices_of_a_board_go_by_the_whole_name_of_the_product(name: str, slices: int, memory_slices: int) -> None:
+    identity = DeviceIdentity(0, "GPU-0", name, "580", "00000000:10:00.0", 0)
+    assert (identity.mig_slices, identity.mig_memory_slices) == (slices, memory_slices)
+
+
 @st.composite
 def boards(draw: st.DrawFn) -> tuple[str, list[tuple[int, list[int]]], list[int]]:
     """A product, its GPU instances as (slices, what each compute instance reports), and holders of each instance."""

@@ -320,14 +320,14 @@ class Books:
         unconfirmed_s = now - self._confirmed.get((unit, holder.key), -math.inf)
         if totals is None or gpu is None or unconfirmed_s > self._settings.attribution.keep_last:
             return None  # the last: polls themselves hang, so nobody aged the mapping
-        vouched = unconfirmed_s <= self.ledger.rules.longest_unconfirmed_s
+        is_confirmed = unconfirmed_s <= self.ledger.rules.longest_unconfirmed_s
         if self._state is not None:
             totals = self._state.bound_holder(unit, holder.key, totals)
         known = self._inventory.get(unit.uuid, gpu.snapshot)  # a holder keeps a GPU that was lost before our start
         listed = next((i for i in known.instances if i.uuid == unit.mig_uuid), None)
         instance = next((i for i in gpu.snapshot.instances if i.uuid == unit.mig_uuid), None)
         shared = allocation.share == "time_slice"
-        known_here = vouched and not (shared or allocation.contradiction)
+        known_here = is_confirmed and not (shared or allocation.contradiction)
         fresh = known_here and not (gpu.withheld or gpu.hung) and (not unit.mig_uuid or instance is not None)
         snapshot = gpu.snapshot
         held_s = min(self._state_rules.window_s, totals.held_s)
@@ -350,11 +350,11 @@ class Books:
             verdict = Verdict("unknown", gpu.snapshot.error)
         elif gpu.withheld or gpu.hung:
             verdict = Verdict("unknown", "the GPU does not answer")
-        elif not vouched:
+        elif not is_confirmed:
             verdict = Verdict("unknown", f"no source has confirmed the holder for {unconfirmed_s:.0f} s")
         elif allocation.contradiction or allocation.why:
             verdict = Verdict("unknown", allocation.contradiction or allocation.why)
-        if gpu.withheld or gpu.hung or not vouched:
+        if gpu.withheld or gpu.hung or not is_confirmed:
             totals = totals._replace(idle_run_s=None)  # 0 would say that it works
         return AllocationView(
             allocation=allocation,

@@ -249,7 +249,7 @@ class SlurmSource:
         )
 
     def _hidden(self, index: int, config: SlurmConfig) -> Holder:
-        """Whoever has this GPU by the node's own record."""
+        """The job that has this GPU by the node's own record, without its name."""
         return Holder(
             key=HolderKey("slurm", f"{config.cluster}/hidden/{index}"),
             cluster=config.cluster,

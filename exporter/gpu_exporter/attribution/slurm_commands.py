@@ -54,7 +54,7 @@ def run(command: Sequence[str], timeout_s: float, limit: int = MAX_ANSWER) -> st
             "or pass --no-attribution.slurm"
         )
     environment = {name: os.environ[name] for name in KEPT if name in os.environ}
-    # Times as Unix seconds, and no words in the language of whoever started us.
+    # Times as Unix seconds, and no words in the language of the user who started us.
     environment |= {"PATH": search_path(os.environ), "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
     try:
         process = subprocess.Popen(

@@ -11,12 +11,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from gpu_exporter.devices.errors import DeviceError, DeviceLost, DriverChanged, NotSupported
+from gpu_exporter.devices.errors import OUT_OF_RANGE, DeviceError, DeviceLost, DriverChanged, NotSupported
 from gpu_exporter.devices.protocol import Device, Gpm, Traffic, UtilizationSample
 from gpu_exporter.model import Family, ProcessList, Sample
 
 T = TypeVar("T")
-OUT_OF_RANGE = "OUT_OF_RANGE"
 
 
 class Totals:

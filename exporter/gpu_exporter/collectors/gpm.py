@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpu_exporter.collectors import contract
 from gpu_exporter.collectors.contract import Collector, Cycle
 from gpu_exporter.collectors.plausible import BYTES_PER_SECOND, RATIO
+from gpu_exporter.devices import errors
 from gpu_exporter.devices.protocol import Gpm
 from gpu_exporter.model import Family, Range
 
@@ -67,7 +67,7 @@ INTEGRALS = {
     )
     for name in ("graphics", "sm", "tensor")
 }
-OUT_OF_RANGE = ("nvmlGpmMetricsGet", contract.OUT_OF_RANGE)
+OUT_OF_RANGE = ("nvmlGpmMetricsGet", errors.OUT_OF_RANGE)
 STUCK = ("nvmlGpmMetricsGet", "STUCK")
 TOLERANCE = 0.001  # rounding of the driver's, no fault
 CLAMPED = Range(-TOLERANCE, 2.0)  # what is beyond is no share that came out too high, but a sentinel

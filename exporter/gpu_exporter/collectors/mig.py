@@ -50,7 +50,7 @@ GPU_MIG_TEMPERATURE = Family(
 GPU_MIG_ACTIVITY_SUPPORTED = Family(
     "gpu_mig_activity_supported",
     "gauge",
-    "1 when the activity of this instance can be told, 0 when not",
+    "1 when the activity of this instance can be read, 0 when not",
     unbounded="says what answered",
 )
 RATIOS = {

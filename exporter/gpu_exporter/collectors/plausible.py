@@ -2,7 +2,7 @@
 
 Drivers fill in all ones where they have no value (0xFFFFFFFF percent is a ratio of 42,949,672.95, as milliwatts it is
 4,294,967 W), and 0 where a sensor does not answer. The bounds lie well beyond every product, so that no true value is
-lost: they tell nonsense from numbers, not healthy boards from sick ones.
+lost: they separate nonsense from numbers, not healthy boards from sick ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ JOULES = Range(0.0, 1e13)  # thirty years at the highest power
 CELSIUS = Range(-40.0, 200.0)
 # The largest memory of one GPU is below 1 TB; with the memory of its CPU that it can address, a few.
 MEMORY_BYTES = Range(0.0, 2.0**44)
-# Below 2^64 - 1, the sentinel of the 64-bit counters. One of 32 bits (4.3 GB) cannot be told from a count.
+# Below 2^64 - 1, the sentinel of the 64-bit counters. One of 32 bits (4.3 GB) looks like a count.
 MOVED_BYTES = Range(0.0, 1.8e19)
 BYTES_PER_SECOND = Range(0.0, 1e13)
 HERTZ = Range(0.0, 10e9)

@@ -1,4 +1,4 @@
-"""Power and energy of the board. NVML tells none per MIG instance; mig.py estimates."""
+"""Power and energy of the board. NVML has neither per MIG instance; mig.py estimates."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ GPU_ENERGY = Family(
 
 
 SLACK_S = 1.0  # the counter moves in steps, each up to a second of draw
+SENTINEL_J = 0xFFFFFFFF / 1000.0  # all ones of 32 bits, in the driver's millijoules; a count can hardly be just that
 
 
 def collect_power(cycle: Cycle) -> None:
@@ -39,27 +40,45 @@ def collect_power(cycle: Cycle) -> None:
     cycle.power_limit_w = cycle.admit(GPU_POWER_LIMIT, limit, witness=True)  # power is judged by it
     joules = cycle.admit(GPU_ENERGY, cycle.read(cycle.device.read_energy), witness=True)
     cycle.energy_at = cycle.now()
-    if joules is not None and not _is_likely(cycle, joules):
-        cycle.note_implausible(GPU_ENERGY, witness=True)
-        joules = None
-    cycle.energy_j = joules
+    cycle.energy_j = None if joules is None else _judge_energy(cycle, joules)
     cycle.add(GPU_POWER, cycle.power_w)
     cycle.add(GPU_POWER_LIMIT, cycle.power_limit_w)
     cycle.add(GPU_ENERGY, cycle.energy_j)
 
 
-def _is_likely(cycle: Cycle, joules: float) -> bool:
-    """Whether the energy counter can have come to this since it was last read.
+def _judge_energy(cycle: Cycle, joules: float) -> float | None:
+    """The energy counter, unless it cannot have come to this since it was last believed; then no data, and counted.
 
-    A sentinel of 32 bits is 4.29 MJ, well within the range of a counter: it shows by a step that no board can draw. A
-    fall is a driver that was loaded again, unless it is to exactly 0.
+    A sentinel lies well within the range of a counter, above it or below. A fall is a driver that was loaded again only
+    when the next reading goes on from it: a sentinel does not, and the reading after it goes on from before. A board
+    that has never reported more than 0 has no counter, which is quiet.
     """
-    before = cycle.totals.last("energy")
-    span = cycle.totals.step("energy-time", cycle.energy_at)
-    used = cycle.totals.step("energy", joules)
-    if used is None:
-        return before is None or joules > 0.0
-    return span is None or used <= WATTS.high * (span + SLACK_S)
+    believed = cycle.totals.last("energy")
+    if believed is None and joules == 0.0:
+        return None
+    last_read = cycle.totals.last("energy-read")
+    goes_on = cycle.totals.step("energy-read", joules)
+    span = cycle.totals.step("energy-read-time", cycle.energy_at)
+    if abs(joules - SENTINEL_J) < 0.001:
+        is_believed = False
+    elif believed is None:
+        is_believed = True
+    elif joules >= believed:
+        since = cycle.energy_at - (cycle.totals.last("energy-time") or 0.0)
+        # What was not believed and has not moved since is the same nonsense, however long the board may have drawn.
+        is_believed = _can_be_drawn(joules - believed, since) and (last_read == believed or last_read != joules)
+    else:
+        is_believed = bool(goes_on) and _can_be_drawn(goes_on or 0.0, span or 0.0)
+    if not is_believed:
+        cycle.note_implausible(GPU_ENERGY, witness=True)
+        return None
+    cycle.totals.step("energy", joules)
+    cycle.totals.step("energy-time", cycle.energy_at)
+    return joules
+
+
+def _can_be_drawn(joules: float, seconds: float) -> bool:
+    return joules <= WATTS.high * (seconds + SLACK_S)
 
 
 POWER = Collector("power", (GPU_POWER, GPU_POWER_LIMIT, GPU_ENERGY), collect_power, witness=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gpu_exporter.collectors.contract import OUT_OF_RANGE, Collector, Cycle
+from gpu_exporter.collectors.contract import Collector, Cycle
 from gpu_exporter.collectors.plausible import RATIO
+from gpu_exporter.devices.errors import OUT_OF_RANGE
 from gpu_exporter.model import Family
 
 GPU_UTILIZATION = Family(

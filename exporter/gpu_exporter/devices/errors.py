@@ -12,6 +12,8 @@ Exceptions of the binding never leave the backends; they are the `__cause__` of 
 
 from __future__ import annotations
 
+OUT_OF_RANGE = "OUT_OF_RANGE"  # in place of NVML's name: the call succeeded, with a value that cannot be true
+
 
 class DeviceError(Exception):
     """A call failed. `call` is NVML's function name, `error` NVML's constant name.

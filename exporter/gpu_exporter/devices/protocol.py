@@ -111,7 +111,7 @@ class RowRemaps(NamedTuple):
 class InstanceIdentity(NamedTuple):
     """One MIG instance. `mig` is "gpu instance id/compute instance id".
 
-    `sm_slices`: its own compute slices; a fraction where the driver tells none of compute instances that share theirs.
+    `sm_slices`: its own compute slices; a fraction where compute instances share a GPU instance and report none.
     """
 
     uuid: str

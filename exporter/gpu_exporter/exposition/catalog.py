@@ -251,7 +251,10 @@ COLLECTOR_DURATION = Family(
     ("collector",),
 )
 DRIVER_ERRORS = Family(
-    "gpu_exporter_driver_errors_total", "counter", "Failed driver calls since start", ("call", "error")
+    "gpu_exporter_driver_errors_total",
+    "counter",
+    "Failed driver calls and answers that were not believed, since start",
+    ("call", "error"),
 )
 ATTRIBUTION_UP = Family(
     "gpu_exporter_attribution_up", "gauge", "1 when the source's last poll was answered", ("source",)

@@ -42,19 +42,19 @@ class TextRenderer:
         """The exposition of `series`; with `names`, of these families only."""
         out: list[str] = []
         prefixes = self._prefixes
-        lines = 0
+        lines = 0  # of all families, so that a request for a few of them does not cost a sweep
         for family, label_names, rows in series:
+            lines += len(rows)
             if names and family.name not in names:
                 continue
             out.append(self._header(family.name, family.type, family.help, openmetrics))
             name = family.name
-            lines += len(rows)
             for labels, value in rows:
                 prefix = prefixes.get((name, labels))
                 if prefix is None:
                     prefix = prefixes[name, labels] = _render_prefix(name, label_names, labels)
                 out.append(f"{prefix}{format_value(value)}\n")
-        if len(prefixes) > 2 * lines + SPARE_PREFIXES and not names:
+        if len(prefixes) > 2 * lines + SPARE_PREFIXES:
             self._forget(series)
         if openmetrics:
             out.append("# EOF\n")

@@ -10,7 +10,7 @@ Rules (docs/concepts.md explains them to users):
 - Only the one holder of a unit is charged, and only for time at both ends of which it was the only one.
 - The idle run is the unbroken run of known zero since the unit's last activity: unknown time does not add to it, and
   too much of that, in sequence or in all, ends it. So does a start of the holder's container within it. Activity ends
-  it the moment it is known, whoever is charged.
+  it the moment it is known, whichever holder is charged.
 Pure: no clock, no lock, no file. The caller passes the time and keeps other threads out.
 """
 

@@ -12,6 +12,7 @@ from gpu_exporter.collectors.xid import classify
 from gpu_exporter.devices.errors import DeviceError, NotSupported
 from gpu_exporter.devices.protocol import EventWatch, XidEvent
 from gpu_exporter.model import CollectorOutcome, XidCounts
+from gpu_exporter.sampling.repeats import Repeats
 from gpu_exporter.sampling.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class EventLoop(Worker):
         self._book = book
         self._clock = clock
         self._changed = changed
+        self._repeats: Repeats[XidEvent] = Repeats(clock.monotonic)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -106,6 +108,8 @@ class EventLoop(Worker):
                 return
             if event is not None:
                 self._count(event)
+            for repeated, times in self._repeats.take_due():
+                log.warning("%s, %d times since the last line", _describe(repeated), times)
 
     def _drain(self, watch: EventWatch) -> None:
         """What the driver has queued would be lost with the registration."""
@@ -117,7 +121,8 @@ class EventLoop(Worker):
 
     def _count(self, event: XidEvent) -> None:
         self._book.count(event, self._clock.wall(), self._clock.monotonic())
-        log.warning("gpu %s: XID %d (%s)", event.uuid, event.xid, classify(event.xid))
+        if self._repeats.is_due(event):
+            log.warning("%s", _describe(event))
         self._changed()
 
     def _fail(self, exc: Exception, begin: float) -> None:
@@ -125,3 +130,7 @@ class EventLoop(Worker):
             log.warning("XIDs are not counted for now: %s", exc)
         error = f"{exc.call} {exc.error}" if isinstance(exc, DeviceError) else f"{type(exc).__name__}: {exc}"
         self.outcome = CollectorOutcome("xid", False, self._clock.monotonic() - begin, error)
+
+
+def _describe(event: XidEvent) -> str:
+    return f"gpu {event.uuid}: XID {event.xid} ({classify(event.xid)})"

@@ -67,9 +67,10 @@ class GpmTrust:
                 cycle.witness_missing = True
                 for name in (GRAPHICS, SM):
                     seen.pop(name, None)
-        if self._doubts and cycle.instances_known:
+        if (self._doubts or self._stuck_since) and cycle.instances_known:
             present = {BOARD, *(instance.uuid for instance in cycle.instances)}
             self._doubts = {subject: doubt for subject, doubt in self._doubts.items() if subject in present}
+            self._stuck_since = {subject: since for subject, since in self._stuck_since.items() if subject in present}
 
     def _review_stuck(self, cycle: Cycle, now: float) -> None:
         """Windows whose cycle counters do not move were dropped by the collector; here they are named and reopened."""

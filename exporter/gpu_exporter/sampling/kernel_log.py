@@ -15,6 +15,7 @@ from gpu_exporter.devices.kmsg import KernelLog, XidLine
 from gpu_exporter.devices.protocol import XidEvent
 from gpu_exporter.model import CollectorOutcome
 from gpu_exporter.sampling.events import XidBook
+from gpu_exporter.sampling.repeats import Repeats
 from gpu_exporter.sampling.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class KernelLogLoop(Worker):
         self._changed = changed
         self._waiting: deque[_Waiting] = deque()
         self._strangers: set[str] = set()
+        self._repeats: Repeats[XidEvent | None] = Repeats(clock.monotonic)  # None: records that were overwritten
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -85,9 +87,11 @@ class KernelLogLoop(Worker):
         now, wall = self._clock.monotonic(), self._clock.wall()
         self.outcome = CollectorOutcome(NAME, True, now - begin)
         if batch.lost:
-            log.warning("%s: records were overwritten before they were read; XIDs in them are missed", self._path)
+            self._warn(None)
         self._waiting += [_Waiting(line, now, wall) for line in batch.lines]
         self._count_due(now)
+        for repeated, times in self._repeats.take_due():
+            log.warning("%s, %d times since the last line", self._describe(repeated), times)
         return batch.full
 
     def _count_due(self, now: float) -> None:
@@ -105,8 +109,17 @@ class KernelLogLoop(Worker):
                 self._strangers.add(address)
                 log.warning("%s: XID %d of %s, where no GPU is known; not counted", self._path, xid, address)
         elif self._book.count_line(XidEvent(uuid, xid), entry.wall, since=entry.monotonic - SAME_S):
-            log.warning("gpu %s: XID %d (%s), by the kernel's log", uuid, xid, classify(xid))
+            self._warn(XidEvent(uuid, xid))
             self._changed()
+
+    def _warn(self, subject: XidEvent | None) -> None:
+        if self._repeats.is_due(subject):
+            log.warning("%s", self._describe(subject))
+
+    def _describe(self, subject: XidEvent | None) -> str:
+        if subject is None:
+            return f"{self._path}: records were overwritten before they were read; XIDs in them are missed"
+        return f"gpu {subject.uuid}: XID {subject.xid} ({classify(subject.xid)}), by the kernel's log"
 
     def _fail(self, exc: OSError, begin: float) -> None:
         if self.outcome is None or self.outcome.success:

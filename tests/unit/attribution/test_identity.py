@@ -44,9 +44,9 @@ def test_a_user_and_an_account_in_each_mode(mode: Mode, user: str, account: str)
 
 
 def test_what_is_not_known_stays_empty() -> None:
-    nobody = JOB._replace(user="", account="", uid="")
+    unknown = JOB._replace(user="", account="", uid="")
     for mode in MODES.values():
-        assert apply_identity(nobody, mode, KEY) == nobody
+        assert apply_identity(unknown, mode, KEY) == unknown
     assert apply_identity(JOB._replace(uid=""), "uid", KEY).user == ""  # a name is no substitute for a number
 
 
@@ -102,10 +102,11 @@ def test_two_makers_have_one_key(tmp_path: Path) -> None:
 def test_a_key_that_is_no_secret_or_none_is_refused(tmp_path: Path) -> None:
     path = tmp_path / KEY_FILE
     load_key(tmp_path)
-    path.chmod(0o644)
-    with pytest.raises(KeyUnusable) as open_to_others:
-        load_key(tmp_path)
-    assert str(open_to_others.value) == f"{path}: others may read or change it (mode 0644); chmod 600 it"
+    for mode in (0o644, 0o640, 0o620, 0o602):
+        path.chmod(mode)
+        with pytest.raises(KeyUnusable) as open_to_others:
+            load_key(tmp_path)
+        assert str(open_to_others.value) == f"{path}: others may read or change it (mode {mode:04o}); chmod 600 it"
     path.chmod(0o600)
     path.write_bytes(b"\n")
     with pytest.raises(KeyUnusable, match="0 bytes are too short for a key; remove it, and a new one is made"):

@@ -76,14 +76,14 @@ def test_two_schedulers_on_one_gpu_conflict_and_the_first_source_wins() -> None:
 def test_a_task_of_a_job_array_is_the_same_by_either_of_its_names() -> None:
     task = JOB._replace(job_id="3011", array_job_id="3010", array_task_id="1")
     for job_id, conflicts in (("3011", 0), ("3010_1", 0), ("3010", 1), ("3010_2", 1)):
-        told = Holder(HolderKey("slurm", job_id), job_id=job_id, source="static")
-        result = resolve([Claim("uuid", "GPU-0", task), Claim("uuid", "GPU-0", told)], SNAPSHOTS)
+        static = Holder(HolderKey("slurm", job_id), job_id=job_id, source="static")
+        result = resolve([Claim("uuid", "GPU-0", task), Claim("uuid", "GPU-0", static)], SNAPSHOTS)
         assert len(result.conflicts) == conflicts, job_id
 
 
 def test_two_sources_that_name_the_same_holder_agree() -> None:
-    told = JOB._replace(key=HolderKey("slurm", "7"), source="static")
-    result = resolve([Claim("uuid", "GPU-0", told), Claim("minor", "3", JOB)], SNAPSHOTS)
+    static = JOB._replace(key=HolderKey("slurm", "7"), source="static")
+    result = resolve([Claim("uuid", "GPU-0", static), Claim("minor", "3", JOB)], SNAPSHOTS)
     assert [(a.holder.source, a.share) for a, _ in result.allocations] == [("static", "none")]
     assert result.conflicts == []
 

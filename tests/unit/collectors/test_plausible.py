@@ -141,7 +141,7 @@ class NonsenseInstance:
         self.read_gpm, self.read_memory = device.read_gpm, device.read_memory
 
 
-# What a sentinel cannot be told from, by its size: a count of 4.3 GB, of 4.3 s, of 4.3 MJ in all.
+# What a sentinel may be by its size: a count of 4.3 GB, of 4.3 s.
 TRUE_PERHAPS = {
     0xFFFFFFFF: {
         "gpu_memory_used_bytes",
@@ -155,10 +155,6 @@ TRUE_PERHAPS = {
         "gpu_nvlink_rx_bytes_total",
         "gpu_nvlink_tx_bytes_total",
         "gpu_throttle_seconds_total",
-        "gpu_energy_joules_total",
-        "gpu_mig_energy_joules_total",
-        "gpu_mig_power_watts",
-        "gpu_mig_unassigned_energy_joules_total",
     },
     0xFFFFFFFFFFFFFFFF: set[str](),
     -(2.0**63): set[str](),
@@ -222,28 +218,103 @@ class Reads(SilentDevice):
         return self.memory
 
 
+SENTINEL_J = 4_294_967.295  # 2^32 - 1 mJ
+UPTIME_S = 1e6
+
+
 @pytest.mark.parametrize(
     ("energies", "published"),
     [
-        ([1e6, 1e6 + 700, 4_294_967.0, 1e6 + 2100, 1e6 + 2800], [1e6, 1e6 + 700, None, 1e6 + 2100, 1e6 + 2800]),
-        ([1e6, 0.0, 1e6 + 1400, 1e6 + 2100], [1e6, None, None, 1e6 + 2100]),
-        ([1e6, 5.0, 705.0], [1e6, 5.0, 705.0]),  # the driver was loaded again
-        ([0.0, 10.0], [0.0, 10.0]),
-        ([1e6, 1e6 + 20_000.0], [1e6, 1e6 + 20_000.0]),  # a counter that moves in steps
+        ([1e6, 1e6 + 700, SENTINEL_J, 1e6 + 2100, 1e6 + 2800], [1e6, 1e6 + 700, None, 1e6 + 2100, 1e6 + 2800]),
+        ([1e6, SENTINEL_J, SENTINEL_J, 1e6], [1e6, None, None, 1e6]),
+        ([1e9, SENTINEL_J, 1e9 + 1400, 1e9 + 2100], [1e9, None, 1e9 + 1400, 1e9 + 2100]),
+        ([1e9, SENTINEL_J, SENTINEL_J, SENTINEL_J, 1e9 + 2100], [1e9, None, None, None, 1e9 + 2100]),
+        ([1e9, 2.1e6, 2.1e6, 2.1e6, 1e9 + 2100], [1e9, None, None, None, 1e9 + 2100]),
+        ([4_290_000.0, SENTINEL_J, 4_291_000.0], [4_290_000.0, None, 4_291_000.0]),
+        ([SENTINEL_J, 1e9, 1e9 + 700], [None, 1e9, 1e9 + 700]),
+        ([1e6, 0.0, 0.0, 1e6, 1e6 + 700], [1e6, None, None, 1e6, 1e6 + 700]),
+        ([1e6, 0.0, 1e6 + 1400, 1e6 + 2100], [1e6, None, 1e6 + 1400, 1e6 + 2100]),
+        ([1e9, 5.0, 1e9 + 1400], [1e9, None, 1e9 + 1400]),
+        ([1e6, 5.0, 705.0, 1405.0], [1e6, None, 705.0, 1405.0]),
+        ([1e9, 4e6, 4e6 + 700], [1e9, None, 4e6 + 700]),
+        ([1e6, 0.0, 700.0, 1400.0], [1e6, None, 700.0, 1400.0]),
+        ([1e6, 5.0, 5.0, 705.0], [1e6, None, None, 705.0]),
+        ([1e6, 5.0, 20_005.0], [1e6, None, 20_005.0]),
+        ([1e6, 5.0, 20_006.0], [1e6, None, None]),
+        ([1e6, 1e6 + 20_000.0], [1e6, 1e6 + 20_000.0]),
         ([1e6, 1e6 + 20_001.0], [1e6, None]),
+        ([1e6, *[1e6 + 20_001.0] * 5, 1e6 + 2_000.0], [1e6, None, None, None, None, None, 1e6 + 2_000.0]),
+        ([1e6, 1e6, 1e6, 1e6 + 700], [1e6, 1e6, 1e6, 1e6 + 700]),
     ],
-    ids=["a sentinel of 32 bits", "a zero", "a driver that was loaded again", "a new board", "most", "too much"],
+    ids=[
+        "a sentinel above",
+        "a sentinel above that stays",
+        "a sentinel below",
+        "a sentinel below that stays",
+        "another value that stays",
+        "a sentinel that the board may have reached",
+        "a sentinel first",
+        "zeros",
+        "a zero",
+        "a small value for a moment",
+        "a driver that was loaded again",
+        "a driver that was loaded again long ago",
+        "a driver that was loaded again, read at zero",
+        "a driver that was loaded again, read within a step of the counter",
+        "the most that a fall can go on by",
+        "more than a fall can go on by",
+        "the most",
+        "too much",
+        "too much that stays",
+        "a counter that moves in steps",
+    ],
 )
 def test_energy_that_no_board_can_have_used_is_no_data(energies: list[float], published: list[float | None]) -> None:
     device, totals, seen = Reads(), Totals(), []
     for second, device.energy in enumerate(energies):
-        cycle = make_cycle(device, totals, float(second))
+        cycle = make_cycle(device, totals, UPTIME_S + second)
         collect_power(cycle)
         seen.append(next((s.value for s in cycle.samples if s.family.name == "gpu_energy_joules_total"), None))
         assert cycle.witness_missing is (seen[-1] is None)
         assert cycle.energy_j == seen[-1]
         assert cycle.remarks == [("nvmlDeviceGetTotalEnergyConsumption", "OUT_OF_RANGE")] * (seen[-1] is None)
     assert seen == published
+
+
+def test_a_board_that_has_never_counted_energy_has_no_counter() -> None:
+    """0 from the first reading on is no data: counted as no fault, and its moments stay known."""
+    device, totals, seen = Reads(), Totals(), []
+    for second, device.energy in enumerate([0.0, 0.0, 1e9, 1e9 + 700]):
+        cycle = make_cycle(device, totals, UPTIME_S + second)
+        collect_power(cycle)
+        assert (cycle.remarks, cycle.witness_missing) == ([], False)
+        seen.append(cycle.energy_j)
+    assert seen == [None, None, 1e9, 1e9 + 700]
+
+
+@given(
+    st.floats(1.0, 1e10),
+    st.lists(st.tuples(st.sampled_from(["count", "count", "reload", *map(str, range(4))]), st.floats(1.0, 9e3))),
+)
+def test_whatever_is_read_between_true_values_no_holder_is_charged_for_it(
+    start: float, steps: list[tuple[str, float]]
+) -> None:
+    """What the published counter rises by is what the board has drawn, less what a reload of the driver hides."""
+    nonsense = {"0": 0.0, "1": SENTINEL_J, "2": (2**64 - 1) / 1000.0, "3": 2**31 / 1000.0}
+    device, totals = Reads(), Totals()
+    counter, drawn, charged, before = start, 0.0, 0.0, None
+    for second, (kind, joules) in enumerate([("count", 1.0), *steps]):
+        counter = joules if kind == "reload" else counter + joules
+        drawn += joules
+        device.energy = nonsense.get(kind, counter)
+        cycle = make_cycle(device, totals, UPTIME_S + second)
+        collect_power(cycle)
+        assert cycle.energy_j in (None, counter)
+        assert cycle.energy_j is None or kind not in nonsense
+        if cycle.energy_j is not None:
+            charged += max(0.0, cycle.energy_j - before) if before is not None else 0.0
+            before = cycle.energy_j
+        assert charged <= drawn * (1 + 1e-9) + 1e-3
 
 
 @pytest.mark.parametrize(

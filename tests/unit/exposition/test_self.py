@@ -11,7 +11,16 @@ from gpu_exporter.exposition.json_format import render_json
 from gpu_exporter.exposition.page import render_page
 from gpu_exporter.exposition.series import list_series
 from gpu_exporter.exposition.table import render_table
-from gpu_exporter.model import AgentStatus, DeviceIdentity, DeviceSnapshot, GpuView, StateStatus, View, XidCounts
+from gpu_exporter.model import (
+    AgentStatus,
+    DeviceIdentity,
+    DeviceSnapshot,
+    GpuView,
+    SourceStatus,
+    StateStatus,
+    View,
+    XidCounts,
+)
 
 CPU_ONLY = AgentStatus("TEST", "nvml", False, "libnvidia-ml.so.1 cannot be loaded", 0, 0, 1.0, None)
 GIVEN_AWAY = CPU_ONLY._replace(unmanaged=(("vfio-pci", 8),))
@@ -43,6 +52,23 @@ def test_a_driver_that_is_missed_is_a_fault(status: AgentStatus) -> None:
     assert judge_health(view(status)) == "no_data"
     assert "<p class=banner>No GPU data: libnvidia-ml.so.1 cannot be loaded</p>" in render_page(view(status))
     assert "no GPU data: libnvidia-ml.so.1" in render_table(view(status))
+
+
+@pytest.mark.parametrize(
+    ("source", "health"),
+    [
+        (SourceStatus("slurm", True, 1.0), "ok"),
+        (SourceStatus("slurm", True, 1.0, notice="users are hidden"), "ok"),
+        (SourceStatus("slurm", True, 1.0, error="one job could not be read"), "partial"),
+        (SourceStatus("slurm", False, 1.0), "partial"),
+    ],
+    ids=["answers", "has a notice", "misses holders", "does not answer"],
+)
+def test_a_source_that_may_miss_holders_makes_the_picture_partial(source: SourceStatus, health: str) -> None:
+    status = AgentStatus("TEST", "nvml", True, "", 1, 1, 1.0, None, (source,))
+    identity = DeviceIdentity(0, "GPU-0", "NVIDIA H100", "580", "00000000:10:00.0", 0)
+    gpu = GpuView(DeviceSnapshot(identity, 0.0, 0.0, up=True), 0.0, False, False, None)
+    assert judge_health(View(0.0, status, (gpu,), ())) == health
 
 
 def test_warnings_are_on_the_page_and_in_json() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -11,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from gpu_exporter.exposition.series import Series
 from gpu_exporter.exposition.server import parse_listen_address, prefers_openmetrics
-from gpu_exporter.exposition.text import MAX_LABEL_VALUE, TextRenderer, format_value
+from gpu_exporter.exposition.text import MAX_LABEL_VALUE, SPARE_PREFIXES, TextRenderer, format_value
 from gpu_exporter.model import Family
 
 VALUES = st.floats(allow_nan=False, allow_infinity=False, width=64)
@@ -65,6 +66,25 @@ def test_openmetrics_ends_with_eof_and_names_counters_without_total() -> None:
 def test_only_the_families_asked_for() -> None:
     series = [Series(Family(name, "gauge", "h"), (), [((), 1.0)]) for name in ("a", "b")]
     assert TextRenderer().render(series, names=frozenset(["b"])) == "# HELP b h\n# TYPE b gauge\nb 1\n"
+
+
+@pytest.mark.parametrize("names", [frozenset[str](), frozenset(["a"])], ids=["all", "some"])
+def test_holders_that_come_and_go_are_forgotten_whatever_is_asked_for(names: frozenset[str]) -> None:
+    renderer = TextRenderer()
+    for turn in range(3 * SPARE_PREFIXES):
+        rows = [((f"pod-{turn}",), 1.0)]
+        renderer.render([Series(Family(name, "gauge", "h"), ("pod",), rows) for name in ("a", "b")], names=names)
+    assert len(renderer._prefixes) <= SPARE_PREFIXES + 8
+
+
+def test_a_request_for_a_few_families_costs_no_sweep() -> None:
+    renderer = TextRenderer()
+    rows = [((str(i),), 1.0) for i in range(2 * SPARE_PREFIXES)]
+    series = [Series(Family(name, "gauge", "h"), ("pod",), rows) for name in ("a", "b")]
+    renderer.render(series)
+    kept = renderer._prefixes
+    renderer.render(series, names=frozenset(["none"]))
+    assert renderer._prefixes is kept
 
 
 def test_integers_have_no_fraction_and_large_ones_no_lies() -> None:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gpu_exporter.clock import SystemClock
+from gpu_exporter.clock import ManualClock, SystemClock
 from gpu_exporter.collectors.xid import classify
 from gpu_exporter.devices.errors import DeviceError, NotSupported
 from gpu_exporter.devices.protocol import XidEvent
@@ -107,6 +107,36 @@ def test_what_is_queued_when_a_registration_ends_is_counted() -> None:
     counts = book.counts("GPU-0")
     assert counts is not None
     assert [code[0] for code in counts.codes] == [45, 46, 47, 79]
+
+
+def test_a_flood_of_one_code_is_logged_once_a_minute_with_the_number_since(caplog: pytest.LogCaptureFixture) -> None:
+    """A thousand events in 2.5 minutes of the clock, among them one of another code and one of another GPU."""
+    clock, book = ManualClock(), XidBook()
+    script = [XidEvent("GPU-0", 31)] * 1000
+    script[500:502] = [XidEvent("GPU-0", 79), XidEvent("GPU-1", 31)]
+    watch = Watch({"GPU-0", "GPU-1"}, script=[])
+    loop = EventLoop(lambda: watch, book, clock, lambda: None)
+
+    def wait(timeout_s: float) -> XidEvent | None:
+        clock.advance(0.15)
+        if not script:
+            loop.ask_to_stop()
+            return None
+        return script.pop(0)
+
+    watch.wait = wait  # type: ignore[method-assign]
+    loop.start()
+    assert loop.join(10.0)
+    counts = book.counts("GPU-0")
+    assert counts is not None
+    assert [code[:3] for code in counts.codes] == [(31, "application", 998), (79, "hardware", 1)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "gpu GPU-0: XID 31 (application)",
+        "gpu GPU-0: XID 31 (application), 400 times since the last line",
+        "gpu GPU-0: XID 79 (hardware)",
+        "gpu GPU-1: XID 31 (application)",
+        "gpu GPU-0: XID 31 (application), 398 times since the last line",
+    ]
 
 
 def test_a_host_without_events_is_no_error() -> None:

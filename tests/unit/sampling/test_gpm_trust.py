@@ -328,6 +328,16 @@ def test_an_instance_that_is_gone_is_forgotten() -> None:
     assert instance.uuid not in bench.sampler._activity._trust._doubts
 
 
+def test_an_instance_that_was_destroyed_while_its_windows_were_stuck_is_forgotten() -> None:
+    bench = Bench(mig=[{**MIG[0], "to": 20}, MIG[1]])
+    gone, _ = bench.step().instances
+    bench.instances[gone.uuid] = lambda gpm: gpm._replace(elapsed_cycles=1e9, active_cycles=0.0)
+    bench.step(10)
+    assert gone.uuid in bench.sampler._activity._trust._stuck_since
+    bench.step(10)
+    assert bench.sampler._activity._trust._stuck_since == {}
+
+
 @pytest.mark.parametrize("mig", [False, True], ids=["board", "instance"])
 def test_windows_whose_cycle_counters_do_not_move_are_withheld_named_and_reopened(
     mig: bool, caplog: pytest.LogCaptureFixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import tempfile
 import threading
@@ -30,14 +31,24 @@ class Bench:
         self.book = XidBook()
         self.changes = 0
         self.loop = KernelLogLoop(path, self.book, lambda: GPUS, self.clock, self._note)
-        self._records: list[bytes] = []
-        self.log = KernelLog(path, lambda _handle, _size: self._records.pop(0) if self._records else b"")
+        self._records: list[bytes | OSError] = []
+        self.log = KernelLog(path, self._read)
+
+    def _read(self, _handle: int, _size: int) -> bytes:
+        record = self._records.pop(0) if self._records else b""
+        if isinstance(record, OSError):
+            raise record
+        return record
 
     def _note(self) -> None:
         self.changes += 1
 
     def line(self, xid: int, address: str = "0000:86:00") -> None:
         self._records.append(f"4,1,1,-;NVRM: Xid (PCI:{address}): {xid}, pid=4711, name=secret, x\n".encode())
+
+    def overwrite(self) -> None:
+        """The ring has overwritten what was not read yet, as the kernel reports it."""
+        self._records.append(OSError(errno.EPIPE, "Broken pipe"))
 
     def event(self, xid: int, uuid: str = "GPU-0") -> None:
         self.book.count(XidEvent(uuid, xid), self.clock.wall(), self.clock.monotonic())
@@ -124,6 +135,35 @@ def test_no_process_is_named_in_our_log(bench: Bench, caplog: pytest.LogCaptureF
     bench.look()
     bench.look(SAME_S)
     assert [r.getMessage() for r in caplog.records] == ["gpu GPU-0: XID 62 (hardware), by the kernel's log"]
+
+
+def test_a_flood_is_logged_once_a_minute_with_the_number_since(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(240):  # one each half second, two minutes long
+        bench.line(62)
+        bench.look(0.5)
+    bench.line(79)
+    for _ in range(300):
+        bench.look(0.5)
+    assert bench.counts() == {62: 240, 79: 1}
+    assert [r.getMessage() for r in caplog.records] == [
+        "gpu GPU-0: XID 62 (hardware), by the kernel's log",
+        "gpu GPU-0: XID 62 (hardware), by the kernel's log, 120 times since the last line",
+        "gpu GPU-0: XID 79 (hardware), by the kernel's log",
+        "gpu GPU-0: XID 62 (hardware), by the kernel's log, 119 times since the last line",
+    ]
+
+
+def test_records_that_are_overwritten_all_the_time_are_logged_once_a_minute(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = bench.loop._path
+    for _ in range(121):
+        bench.overwrite()
+        bench.look(0.5)
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{path}: records were overwritten before they were read; XIDs in them are missed",
+        f"{path}: records were overwritten before they were read; XIDs in them are missed, 120 times since the last line",
+    ]
 
 
 def test_a_flood_does_not_grow_what_waits(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""One MIG instance as NVML tells it, and the readings that it has in common with a whole GPU.
+"""One MIG instance as NVML reports it, and the readings that it has in common with a whole GPU.
 
 Conversions as in device.py: percent to ratio, MiB to bytes.
 """

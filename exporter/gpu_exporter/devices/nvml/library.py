@@ -168,8 +168,8 @@ def _memory(handle: Handle, version: int) -> tuple[int, int, int, int | None]:
 
 def _attributes(handle: Handle) -> tuple[int, int, int]:
     """Compute slices of the GPU instance, its memory in MiB, and compute slices of the compute instance."""
-    told = pynvml.nvmlDeviceGetAttributes_v2(handle.raw)
-    return told.gpuInstanceSliceCount, told.memorySizeMB, told.computeInstanceSliceCount
+    attributes = pynvml.nvmlDeviceGetAttributes_v2(handle.raw)
+    return attributes.gpuInstanceSliceCount, attributes.memorySizeMB, attributes.computeInstanceSliceCount
 
 
 def _simple(call: str) -> Callable[..., Any]:

@@ -3,6 +3,10 @@
 The sum over the links never falls. A link that stops answering keeps what it has counted in the sum. For PATIENCE_S its
 silence is an error, since it may have moved bytes meanwhile; after that the other links go on without it, and it is
 asked again after a while. One that comes back, or joins late, adds what it counts from then on.
+
+A value that cannot be true is silence too: a sentinel, or a step that no link can make. It is kept only to be compared
+with the next reading. When that goes on from it, the counter was reset, and counts on from there; else the counter
+goes on from before.
 """
 
 from __future__ import annotations
@@ -10,8 +14,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from gpu_exporter.devices.errors import DeviceError, NotSupported
+from gpu_exporter.devices.errors import OUT_OF_RANGE, DeviceError, NotSupported
 from gpu_exporter.devices.nvml import constants as nvml
 from gpu_exporter.devices.nvml.asker import Fields
 from gpu_exporter.devices.protocol import Traffic
@@ -28,14 +33,64 @@ TX = (ALL_TX[0], nvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES)
 RX = (ALL_RX[0], nvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES)
 
 
-@dataclass(slots=True)
-class _Counter:
-    """One link in one direction. `value`: as last read; `base`: what is added to it, so that the sum never falls."""
+# Bytes per second in one direction, ten times what is known: 18 links of Blackwell move 0.05 TB/s each.
+LINK_MAX, BOARD_MAX = 1e12, 1e13
+SLACK_S = 1.0  # the counter moves in steps
+SENTINEL = 0xFFFFFFFF  # all ones of 32 bits; a count can hardly be just that
+COUNT_MAX = 2**63  # above it are the sentinels of 64 bits
+
+
+class _Reading(NamedTuple):
+    """Bytes that a link reported, and when, in monotonic seconds."""
 
     value: float
-    base: float
+    at: float
+
+
+@dataclass(slots=True)
+class _Counter:
+    """One link in one direction.
+
+    `believed`: None before the first value; `base`: what is added to it, so that the sum never falls. `doubted`: the
+    last reading, while it is not believed.
+    """
+
+    max_rate: float
+    base: float = 0.0
+    believed: _Reading | None = None
+    doubted: _Reading | None = None
     silent_since: float | None = None
     is_left: bool = False  # silent for so long that the others go on without it
+
+    @property
+    def sum(self) -> float:
+        return self.base + (self.believed.value if self.believed else 0.0)
+
+    def admit(self, reading: _Reading, *, is_first: bool) -> bool:
+        """Take this reading into the sum, unless it cannot be true. `is_first`: no sum has been returned yet."""
+        doubted, self.doubted = self.doubted, None
+        if self.believed is None:
+            self.base = 0.0 if is_first else -reading.value
+        elif not self._follows(self.believed, reading) or (doubted is not None and doubted.value == reading.value):
+            if doubted is None or not self._follows(doubted, reading) or not self._was_reset(doubted, reading):
+                self.doubted = reading
+                return False
+            self.base = self.sum - doubted.value
+        self.believed, self.silent_since, self.is_left = reading, None, False
+        return True
+
+    def _follows(self, before: _Reading, reading: _Reading) -> bool:
+        """Whether a link can have counted from one to the other."""
+        return 0.0 <= reading.value - before.value <= self.max_rate * (reading.at - before.at + SLACK_S)
+
+    def _was_reset(self, doubted: _Reading, reading: _Reading) -> bool:
+        """Whether the two readings show a counter that counts, and not twice the same nonsense.
+
+        A link at rest stays at the small value that it was reset to. Any other value has to move.
+        """
+        assert self.believed is not None
+        small = self.max_rate * (doubted.at - self.believed.at + SLACK_S)
+        return reading.value > doubted.value or doubted.value < min(self.believed.value, small)
 
 
 class NvlinkCounters:
@@ -46,61 +101,64 @@ class NvlinkCounters:
         self._label = label
         self._monotonic = monotonic
         self._links: dict[Field, _Counter] = {}
+        self._is_read = False
 
     def read(self) -> Traffic:
         """Bytes since the driver was loaded, over all links that answer.
 
         Raises NotSupported on a board without links, DeviceError while one that has answered before is silent.
         """
-        told = self._ask()
-        self._take(told)
+        is_nonsense = self._take(self._ask())
         sent, received = ([link for (field, _), link in self._links.items() if field in kind] for kind in (TX, RX))
         if not (sent and received):
             raise NotSupported(Fields.CALL, "NVML_ERROR_NOT_SUPPORTED")
-        waiting = [field for field, link in self._links.items() if link.silent_since is not None and not link.is_left]
-        if waiting:
-            raise DeviceError(Fields.CALL, "NVML_ERROR_NO_DATA", once_told=True)
-        if all(link.is_left for link in self._links.values()):
+        if any(link.silent_since is not None and not link.is_left for link in self._links.values()):
+            raise DeviceError(Fields.CALL, OUT_OF_RANGE if is_nonsense else "NVML_ERROR_NO_DATA", once_told=True)
+        if any(all(link.is_left for link in links) for links in (sent, received)):
             raise NotSupported(Fields.CALL, "NVML_ERROR_NO_DATA")
-        return Traffic(rx=sum(c.base + c.value for c in received), tx=sum(c.base + c.value for c in sent))
+        self._is_read = True
+        return Traffic(rx=sum(link.sum for link in received), tx=sum(link.sum for link in sent))
 
     def _ask(self) -> dict[Field, float]:
-        """Bytes by field: of all links together where the board has that, else of each."""
+        """Values by field, as the driver counts them: of all links together where the board has that, else of each."""
         if not self._links or ALL_TX in self._links:
-            told = self._fields.read(ALL_TX, ALL_RX)
-            if ALL_TX in self._links or len(told) == 2:
-                return {field: value * KIB for field, value in told.items() if isinstance(field, tuple)}
-        told = self._fields.read(*LINK_TX, *LINK_RX)
-        return {field: float(value) for field, value in told.items() if isinstance(field, tuple)}
+            answers = self._fields.read(ALL_TX, ALL_RX)
+            if ALL_TX in self._links or len(answers) == 2:
+                return {field: value for field, value in answers.items() if isinstance(field, tuple)}
+        answers = self._fields.read(*LINK_TX, *LINK_RX)
+        return {field: value for field, value in answers.items() if isinstance(field, tuple)}
 
-    def _take(self, told: Mapping[Field, float]) -> None:
+    def _take(self, answers: Mapping[Field, float]) -> bool:
+        """Add what the links have counted; whether one reported what cannot be true."""
         now = self._monotonic()
-        is_first = not self._links
-        for field, value in told.items():
-            link = self._links.get(field)
-            if link is None:
-                self._links[field] = _Counter(value, 0.0 if is_first else -value)
-                continue
-            if value < link.value:  # this link alone was reset
-                link.base += link.value
-            link.value, link.silent_since, link.is_left = value, None, False
+        admitted: set[Field] = set()
+        for field, value in answers.items():
+            is_board = field in (ALL_TX, ALL_RX)
+            link = self._links.setdefault(field, _Counter(BOARD_MAX if is_board else LINK_MAX))
+            if 0 <= value < COUNT_MAX and value != SENTINEL:
+                reading = _Reading(value * KIB if is_board else float(value), now)
+                if link.admit(reading, is_first=not self._is_read):
+                    admitted.add(field)
         for field, link in self._links.items():
-            if field in told:
-                continue
-            if link.is_left:
-                self._fields.refuse(field)
-                continue
-            self._fields.ask_again(field)
-            link.silent_since = now if link.silent_since is None else link.silent_since
-            if now - link.silent_since >= PATIENCE_S:
-                link.is_left = True
-                self._fields.refuse(field)
-                self._fields.errors.append(DeviceError(Fields.CALL, "NVML_ERROR_NO_DATA"))
-                log.warning(
-                    "%s: NVLink %d has not answered field %d for %.0f s; what it counted stays in the sum, the other "
-                    "links go on",
-                    self._label,
-                    field[1],
-                    field[0],
-                    PATIENCE_S,
-                )
+            if field not in admitted:
+                self._note_silence(field, link, now)
+        return admitted != answers.keys()
+
+    def _note_silence(self, field: Field, link: _Counter, now: float) -> None:
+        if link.is_left:
+            self._fields.refuse(field)
+            return
+        self._fields.ask_again(field)
+        link.silent_since = now if link.silent_since is None else link.silent_since
+        if now - link.silent_since >= PATIENCE_S:
+            link.is_left = True
+            self._fields.refuse(field)
+            self._fields.errors.append(DeviceError(Fields.CALL, "NVML_ERROR_NO_DATA"))
+            log.warning(
+                "%s: NVLink %d has not answered field %d for %.0f s; what it counted stays in the sum, the other "
+                "links go on",
+                self._label,
+                field[1],
+                field[0],
+                PATIENCE_S,
+            )
