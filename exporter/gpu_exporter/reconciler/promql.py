@@ -18,13 +18,11 @@ from gpu_exporter.reconciler.direct import fetch_text
 from gpu_exporter.reconciler.evidence import (
     Evidence,
     EvidenceError,
-    HolderEvidence,
+    Gathered,
     HolderName,
     UnitEvidence,
     holder_name,
-    owner_of,
     refuse_renamed,
-    users_id_of,
 )
 
 MAX_ROWS = 20_000
@@ -111,22 +109,13 @@ class PromQLSource:
             self._place(row.labels): row.value
             for row in self._query(f"min by ({nodes}) ({self._select('gpu_exporter_sample_interval_seconds')})")
         }
-        held: dict[HolderName, int] = {}
-        for row in self._query(self._select("gpu_allocation_holder_units", wanted)):
-            name = holder_name(row.labels)
-            held[name] = max(int(row.value), held.get(name, 0))
-        holders: dict[HolderName, list[UnitEvidence]] = {}
-        owners: dict[HolderName, str] = {}
-        uids: dict[HolderName, set[str]] = {}
-        users_ids: dict[HolderName, str] = {}
+        holders: dict[HolderName, Gathered] = {}
         for row in infos:
             name, key = holder_name(row.labels), _unit_key(row.labels)
             if name not in names:
                 continue
-            owners[name] = owner_of(row.labels)
-            users_ids[name] = users_id_of(row.labels)
-            uids.setdefault(name, set()).update(filter(None, [row.labels.get("pod_uid")]))
-            holders.setdefault(name, []).append(
+            holders.setdefault(name, Gathered()).add(
+                row.labels,
                 UnitEvidence(
                     node=row.labels.get("node") or row.labels.get("instance", ""),
                     gpu=row.labels.get("gpu", ""),
@@ -138,17 +127,14 @@ class PromQLSource:
                     coverage=shares.get(key),
                     witnesses=int(witnesses[key]) if key in witnesses else None,
                     sample_interval_s=intervals.get(self._place(row.labels), 1.0),
-                )
+                ),
             )
-        return Evidence(
-            wall,
-            tuple(
-                HolderEvidence(name, owners[name], tuple(parts), held.get(name), frozenset(uids[name]), users_ids[name])
-                for name, parts in holders.items()
-            ),
-            exporters,
-            allocations,
-        )
+        for row in self._query(self._select("gpu_allocation_holder_units", wanted)):
+            name = holder_name(row.labels)
+            if name in holders:
+                holders[name].count(row.value)
+        found = tuple(holder.evidence(name) for name, holder in holders.items())
+        return Evidence(wall, found, exporters, allocations)
 
     def _count(self, metric: str) -> int:
         rows = self._query(f"count({self._select(metric)})")

@@ -12,11 +12,24 @@ from hypothesis import strategies as st
 
 from gpu_exporter.reconciler import jobs
 from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.marks import Refused
+from gpu_exporter.reconciler.marks import MarkError, Refused
 from gpu_exporter.reconciler.policy import LABEL, Decision
 
 WALL = 1_800_000_000.0
-JOB = Decision(HolderName("slurm", "", "7"), "", "underused", "idle", (), 2, WALL - 8000, "", WALL - 9000, 7200.0)
+JOB = Decision(
+    HolderName("slurm", "", "7"),
+    "",
+    "underused",
+    "idle",
+    (),
+    2,
+    WALL - 8000,
+    "",
+    WALL - 9000,
+    7200.0,
+    observed_wall=WALL,
+    cluster="lab",
+)
 
 
 def row_of_22_05(**fields: Any) -> dict[str, Any]:
@@ -39,7 +52,7 @@ def row_of_24_11(**fields: Any) -> dict[str, Any]:
 def test_jobs_of_two_releases_read_the_same(make: Any, field: str) -> None:
     (job,) = jobs.parse_jobs(json.dumps({"jobs": [make()]}), field)
     assert job == jobs.LiveJob("7", "7", "RUNNING", 1_799_991_000.0, 1, "")
-    jobs.object_to(job, JOB)
+    jobs.object_to(job, JOB, "lab")
     array = (
         {"array_job_id": 5, "array_task_id": 3}
         if field == "comment"
@@ -92,14 +105,52 @@ def test_no_jobs_with_an_error_is_no_answer() -> None:
 def test_a_job_that_must_not_be_marked(change: dict[str, Any], reason: str) -> None:
     job = jobs.LiveJob("7", "7", "RUNNING", WALL - 9000, 0, "")._replace(**change)
     with pytest.raises(Refused) as caught:
-        jobs.object_to(job, JOB)
+        jobs.object_to(job, JOB, "lab")
     assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("named", "text"),
+    [
+        ("beta", "the evidence is of a job of cluster beta, the live job is of cluster lab"),
+        ("", "the evidence names no Slurm cluster, the live job is of cluster lab"),
+    ],
+)
+def test_evidence_of_another_cluster_marks_no_job_here(named: str, text: str) -> None:
+    """Each cluster counts its jobs from 1, and two jobs may begin in the same second."""
+    marker = Listed()
+    (mark, *_) = marker.list_marks()
+    decision = JOB._replace(name=mark.name, cluster=named)
+    for refused in (
+        lambda: marker.write(decision, WALL),
+        lambda: marker.inspect(decision, WALL),
+        lambda: marker.check(mark, decision, WALL),
+    ):
+        with pytest.raises(Refused) as caught:
+            refused()
+        assert (caught.value.reason, str(caught.value)) == ("cluster", text)
+    marker.check(mark, decision._replace(cluster="lab"), WALL)
+
+
+def test_without_usable_evidence_the_start_of_another_clusters_job_says_nothing_of_this_one() -> None:
+    marker = Listed()
+    (mark, *_) = marker.list_marks()
+    unknown = JOB._replace(name=mark.name, stage="unknown", start_wall=WALL - 60)
+    marker.check_alone(mark, unknown._replace(cluster="beta"), 7200.0, WALL)
+    with pytest.raises(Refused, match="started again since the evidence"):
+        marker.check_alone(mark, unknown, 7200.0, WALL)
+
+
+@pytest.mark.parametrize("settings", ["", "ClusterName =\nSlurmUser = slurm\n", "ClusterName = (null)\n"])
+def test_where_slurm_does_not_say_its_cluster_no_job_is_marked(settings: str) -> None:
+    with pytest.raises(MarkError, match="no ClusterName.*jobs are not marked; set ClusterName in slurm.conf"):
+        Listed(settings=settings)
 
 
 def marked_job(**change: Any) -> jobs.LiveJob:
     """Job 7, marked while its start was WALL - 9000."""
     job = jobs.LiveJob("7", "5_3", "RUNNING", WALL - 9000, 0, "")
-    text = jobs.render_mark(JOB._replace(observed_wall=WALL), job.start)
+    text = jobs.render_mark(JOB, job.start)
     return job._replace(text=text)._replace(**change)
 
 
@@ -143,7 +194,7 @@ def test_any_text_of_an_owner_is_read_without_a_fault(text: str) -> None:
 def test_a_marked_job_without_evidence_is_held_to_what_it_says_itself(
     change: dict[str, Any], start_wall: float | None, reason: str
 ) -> None:
-    marker = object.__new__(jobs.JobMarker)  # its constructor asks Slurm
+    marker = Listed()
     mark = marked_job(**change).mark
     assert mark is not None
     decision = JOB._replace(stage="unknown", start_wall=start_wall)
@@ -168,7 +219,8 @@ def test_the_commands_are_not_filtered_by_what_the_environment_says(monkeypatch:
 class Listed(jobs.JobMarker):
     """Slurm's commands, answered from memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, version: str = "24.11.5", settings: str = "ClusterName             = lab\n") -> None:
+        self.version, self.settings = version, settings
         self.rows = [row_of_24_11(job_id=i, extra=f"{LABEL}=underused;since=x") for i in range(1, 51)]
         self.calls: list[str] = []
         self.now = 0.0
@@ -178,7 +230,7 @@ class Listed(jobs.JobMarker):
         self.calls.append(" ".join(command[:2]))
         if command[0] == "squeue":
             return json.dumps({"jobs": self.rows})
-        return "slurm-wlm 24.11.5\n" if "--version" in command else ""
+        return f"slurm-wlm {self.version}\n" if "--version" in command else self.settings
 
 
 def test_one_list_of_all_jobs_serves_many_renewals_and_a_later_one_is_read_again() -> None:

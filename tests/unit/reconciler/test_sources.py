@@ -50,6 +50,32 @@ def test_direct_evidence_carries_every_number() -> None:
     assert stage_of(page(8000.0, 9000.0, 8900.0).replace("gpu_allocation_idle_run_seconds", "x"))[0] == "unknown"
 
 
+def test_jobs_of_two_slurm_clusters_with_one_id_are_unknown_and_both_are_named() -> None:
+    """alpha's job has a third GPU on a node that does not answer; beta's one GPU must not stand in for it."""
+
+    def fetch(url: str) -> str:
+        cluster = "beta" if "b1" in url else "alpha"
+        place = PLACE.replace("GPU-0", url[7:9])
+        text = page(8000.0, 9000.0, 9000.0, units=1 if cluster == "beta" else 3).replace(PLACE, place)
+        return text.replace("user=", f'slurm_cluster="{cluster}",user=')
+
+    source = ExporterSource(["a1:1", "a2:1", "b1:1"], 7200.0, lambda: NOW, fetch)
+    (decision,) = decide(source.read_evidence(), Policy())
+    reason = "series of 2 Slurm clusters under one job id: alpha, beta"
+    assert (decision.stage, decision.reason, decision.cluster) == ("unknown", reason, "")
+    (decision,) = decide(ExporterSource(["b1:1"], 7200.0, lambda: NOW, fetch).read_evidence(), Policy())
+    assert (decision.stage, decision.cluster) == ("underused", "beta")
+    api = FakeApi()
+    for name, cluster in (("GPU-1", "alpha"), ("GPU-2", "beta")):
+        api.more.setdefault("gpu_allocation_info", []).append(({"uuid": name, "slurm_cluster": cluster}, 1.0))
+    (decision,) = decide(read(api), Policy())
+    assert decision.reason == "series of 3 Slurm clusters under one job id: one that is not named, alpha, beta"
+    api = FakeApi()
+    api.labels = {"slurm_cluster": "alpha"}
+    (decision,) = decide(read(api), Policy())
+    assert (decision.stage, decision.cluster) == ("underused", "alpha")
+
+
 def at_most_covered(on_s: int, off_s: int) -> float:
     """The highest coverage that a reader each 30 s gets of an exporter that comes and goes for four hours."""
     now = [0]
