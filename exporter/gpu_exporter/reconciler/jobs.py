@@ -24,7 +24,9 @@ from gpu_exporter.reconciler.policy import LABEL, Decision
 log = logging.getLogger(__name__)
 TIMEOUT_S = 30.0
 MARK = re.compile(re.escape(LABEL) + r"=([a-z-]+)(?:;|$)")
-RECENT_S = 5.0  # one list of all jobs serves the renewals of so long: 3,000 jobs are 9 MB and half a second on 22.05
+# On 22.05, where every list is of all jobs, one list serves the renewals of so long: 3,000 jobs are 9 MB and half a
+# second.
+RECENT_S = 5.0
 # Settings of the commands that change what they list, or which cluster they ask.
 FILTERS = re.compile(r"(SQUEUE|SCONTROL|SLURM)_(?!CONF$|JWT$)")
 EXTRA_SINCE = (23, 2)  # release of Slurm
@@ -77,11 +79,14 @@ def read_field(text: str, name: str) -> str | None:
     return next((value for key, _, value in fields if key == name), None)
 
 
-def render_mark(decision: Decision, start: float) -> str:
-    """The text that is a mark. `start`: of the job (Unix seconds), by which a requeued one differs."""
+def render_mark(decision: Decision, stage: str, start: float) -> str:
+    """The text that is a mark. `start`: of the job (Unix seconds), by which a requeued one differs.
+
+    `stage`: the decision's where a mark is set, the mark's own where it is renewed.
+    """
     since = timestamp(decision.idle_since_wall or decision.observed_wall)
     return (
-        f"{LABEL}={decision.stage};since={since};gpus={decision.held};start={timestamp(start)};"
+        f"{LABEL}={stage};since={since};gpus={decision.held};start={timestamp(start)};"
         f"observed-until={timestamp(decision.observed_wall)}"
     )
 
@@ -202,15 +207,17 @@ class JobMarker:
     def write(self, decision: Decision, wall: float) -> None:
         job = self.read(decision.name.name)
         object_to(job, decision, self.cluster)
-        self.update(job.target, render_mark(decision, job.start))
+        self.update(job.target, render_mark(decision, decision.stage, job.start))
 
     def renew(self, mark: Mark, decision: Decision) -> None:
-        job = self._find(mark.name.name, self._recent_jobs())
+        """The whole text is written, so the job is read directly before; on 22.05 within the last RECENT_S."""
+        job_id = mark.name.name
+        job = self.read(job_id) if self.field == "Extra" else self._find(job_id, self._recent_jobs())
         if job.incarnation != mark.incarnation:
             raise Refused("replaced", "the job was started again since it was listed")
-        if job.mark is None:
-            raise Refused("foreign", "the field no longer holds our text")
-        self.update(job.target, render_mark(decision, job.start))
+        if job.text != mark.live.text:
+            raise Refused("foreign", "the text was changed since it was listed")
+        self.update(job.target, render_mark(decision, mark.stage, job.start))
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
         """Whatever incarnation carries our text: a requeued job keeps that of its last run."""

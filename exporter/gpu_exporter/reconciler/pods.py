@@ -1,8 +1,9 @@
 """Marks on pods: one label and four annotations, by merge patch, each with an Event that says why.
 
 The pod is read before it is written. UID and resourceVersion travel in the patch, so that the API server itself
-refuses when the pod was replaced (422, cause metadata.uid) or changed (409) in between. Withdrawals carry the UID
-alone: nothing that happens to the pod may delay them. So do renewals, which change annotations only.
+refuses when the pod was replaced (422, cause metadata.uid) or changed (409) in between. So they do in renewals, with
+the resourceVersion of the list: what the owner has changed since is left alone, and the next cycle is the retry.
+Withdrawals carry the UID alone: nothing that happens to the pod may delay them.
 
 A label is ours by its key. One without annotations of ours, but with a stage of ours, is a mark that its owner has
 stripped: evidence gives it its annotations back, and without evidence it goes at once, for it says nothing of its age.
@@ -119,7 +120,8 @@ class PodMarker:
         self._record(decision.name, metadata["uid"], wall, f"Gpu{decision.stage.capitalize()}", decision.reason)
 
     def renew(self, mark: Mark, decision: Decision) -> None:
-        self._patch(mark.name, mark.incarnation, {"annotations": annotate(decision)})
+        version = mark.live["metadata"]["resourceVersion"]
+        self._patch(mark.name, mark.incarnation, {"annotations": annotate(decision), "resourceVersion": version})
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
         change = {"labels": {LABEL: None}, "annotations": dict.fromkeys((SINCE, GPUS, EVIDENCE, OBSERVED))}
