@@ -256,6 +256,26 @@ def test_the_evidence_on_a_pod_is_renewed_while_it_lasts_and_not_in_every_cycle(
     assert [reason for reason, _ in bench.events("train")] == ["GpuUnderused"]
 
 
+def test_what_an_owner_writes_after_the_list_is_not_renewed_over(bench: Bench) -> None:
+    """The owner takes the mark away and writes an annotation of that name, while the cycle reads its evidence."""
+    uid = bench.run_pod("train")
+    bench.source.pods["train"] = (uid, 130.0)
+    assert bench.run() == (["written"], [])
+    bench.began = seconds(bench.annotations("train")[OBSERVED])
+    bench.ahead = 300.0
+    read = bench.source.read_evidence
+
+    def read_late(marked: Collection[HolderName] = ()) -> Evidence:
+        change = {"labels": {LABEL: None}, "annotations": {EVIDENCE: "mine"}}
+        bench.plane.core.patch_namespaced_pod("train", bench.namespace, {"metadata": change})
+        return read(marked)
+
+    bench.source.read_evidence = read_late  # type: ignore[method-assign]
+    assert bench.run() == (["conflict"], [])
+    assert bench.labels("train") == {}
+    assert bench.annotations("train")[EVIDENCE] == "mine"
+
+
 def test_a_pod_that_is_idle_from_its_start_rises_without_a_withdrawal(bench: Bench) -> None:
     """The GPU was assigned 30 s before the container could start: an image was pulled."""
     uid = bench.run_pod("train", started_s_ago=70.0)

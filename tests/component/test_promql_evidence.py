@@ -68,6 +68,16 @@ def job_series(
     return lines
 
 
+def twin_counters(job: str, scrapes: range, observed: float) -> list[str]:
+    """A second target that speaks for the GPU of `job` at these times, and has seen this share of them."""
+    labels = f'job="gpu-exporter",node="twin",instance="twin",gpu="0",uuid="GPU-{job}",scheduler="slurm",job_id="{job}"'
+    return [
+        f"gpu_allocation_{name}_seconds_total{{{labels}}} {share * (at - scrapes.start)} {at}"
+        for at in scrapes
+        for name, share in (("held", 1.0), ("observed", observed))
+    ]
+
+
 def write_history(directory: Path, end: int) -> None:
     """The blocks of a Prometheus that scraped these jobs until `end` (Unix seconds)."""
     flaps: Present = lambda second: second % 120 < 70 or second > HISTORY_S - 60  # noqa: E731
@@ -79,6 +89,10 @@ def write_history(directory: Path, end: int) -> None:
         *job_series("4", end, late, known_before=1.0, held_before=0),
         *job_series("13", end, lambda second: True, array_job_id="10", array_task_id="1"),
         *job_series("5", end, lambda second: True),
+        *job_series("7", end, lambda second: True),
+        *twin_counters("7", range(end - 600, end + 1, SCRAPE_S), 1.0),
+        *job_series("8", end, lambda second: True),
+        *twin_counters("8", range(end - 7000, end - 3600, SCRAPE_S), 0.7),
     ]
     at = end - 15
     # A second row of witnesses for job 5, from an exporter that ran beside the first for a moment.
@@ -140,6 +154,8 @@ def decisions(prometheus: Prometheus) -> dict[str, Decision]:
         ("2", "unknown", 0.55, 0.62),  # 70 s there, 50 s away
         ("3", "unknown", 0.05, 0.15),  # away for hours, and Prometheus has seen ten minutes of it
         ("4", "unknown", 0.05, 0.15),
+        ("7", "underused", 0.999, 1.0),  # a second target began ten minutes ago, and has seen all of them
+        ("8", "unknown", 0.69, 0.71),  # one that has ended saw less of its own hour
     ],
 )
 def test_coverage_is_the_share_of_the_time_held_that_was_observed(

@@ -11,11 +11,12 @@ import math
 import re
 import urllib.parse
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from gpu_exporter.reconciler.coverage import coverage
 from gpu_exporter.reconciler.direct import fetch_text
 from gpu_exporter.reconciler.evidence import (
+    KEY_LABELS,
     Evidence,
     EvidenceError,
     Gathered,
@@ -27,7 +28,7 @@ from gpu_exporter.reconciler.evidence import (
 
 MAX_ROWS = 20_000
 MAX_MATCHER = 100_000  # characters; a longer one is left out and the rows are compared here
-UNIT = "uuid, mig_uuid, scheduler, namespace, pod, container, job_id"
+Series: TypeAlias = frozenset[tuple[str, str]]  # every label of one series
 
 
 class Row(NamedTuple):
@@ -144,19 +145,30 @@ class PromQLSource:
         return f"{self._select('gpu_allocation_idle_run_seconds')} >= {self._candidate_after_s:g}"
 
     def _coverage(self, wanted: str) -> dict[tuple[str, ...], float | None]:
-        """Observed share of the time held, over the window. Prometheus's own samples say how far back that is known."""
-        held = self._by_unit("gpu_allocation_held_seconds_total", wanted, max)
-        observed = self._by_unit("gpu_allocation_observed_seconds_total", wanted, min)
-        held_in = self._increase("max", "gpu_allocation_held_seconds_total", wanted)
-        observed_in = self._increase("min", "gpu_allocation_observed_seconds_total", wanted)
-        return {
-            key: coverage(self._window_s, held[key], observed[key], held_in.get(key, 0.0), observed_in.get(key, 0.0))
-            for key in held.keys() & observed.keys()
-        }
+        """Observed share of the time held, over the window: of each series, and of those of one unit the smallest.
 
-    def _increase(self, worst: str, metric: str, wanted: str) -> dict[tuple[str, ...], float]:
-        selected = f"{self._select(metric, wanted)}[{self._window_s:g}s]"
-        return {_unit_key(row.labels): row.value for row in self._query(f"{worst} by ({UNIT}) (increase({selected}))")}
+        Series by series as in the alert: two targets that speak for one unit began at different times, and the growth
+        of one says nothing of the other. A target that ended within the window counts with what it saw of it.
+        Prometheus's own samples say how far back each is known.
+        """
+        held, held_in = self._totals("gpu_allocation_held_seconds_total", wanted)
+        observed, observed_in = self._totals("gpu_allocation_observed_seconds_total", wanted)
+        shares: dict[tuple[str, ...], float | None] = {}
+        for series in held.keys() | observed.keys():
+            share = None
+            if series in held and series in observed:
+                increases = held_in.get(series, 0.0), observed_in.get(series, 0.0)
+                share = coverage(self._window_s, held[series], observed[series], *increases)
+            key = _unit_key(dict(series))
+            before = shares.get(key, share)
+            shares[key] = None if share is None or before is None else min(share, before)
+        return shares
+
+    def _totals(self, metric: str, wanted: str) -> tuple[dict[Series, float], dict[Series, float]]:
+        """A counter, and how much it grew over the window, by series."""
+        selected = self._select(metric, wanted)
+        growth = {_series(row.labels): row.value for row in self._query(f"increase({selected}[{self._window_s:g}s])")}
+        return growth | {_series(row.labels): row.value for row in self._query(selected)}, growth
 
     def _by_unit(
         self, metric: str, wanted: str, worst: Callable[[float, float], float]
@@ -196,7 +208,12 @@ class PromQLSource:
 
 
 def _unit_key(labels: dict[str, str]) -> tuple[str, ...]:
-    return tuple(labels.get(label.strip(), "") for label in UNIT.split(","))
+    return tuple(labels.get(label, "") for label in KEY_LABELS)
+
+
+def _series(labels: dict[str, str]) -> Series:
+    """What tells one series from the others of its metric. Functions of PromQL drop the name."""
+    return frozenset((label, value) for label, value in labels.items() if label != "__name__")
 
 
 def _restrict(names: set[HolderName]) -> str:

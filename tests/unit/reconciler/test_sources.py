@@ -12,7 +12,7 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.direct import ExporterSource, complete_url, fetch_text
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderName
 from gpu_exporter.reconciler.policy import decide
-from gpu_exporter.reconciler.promql import UNIT, PromQLSource, _match_any, parse_vector
+from gpu_exporter.reconciler.promql import PromQLSource, _match_any, parse_vector
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "demo.prom"
 NOW = 1_700_001_800.0
@@ -187,8 +187,8 @@ class FakeApi:
             "gpu_allocation_start_timestamp_seconds": (place, NOW - 9000.0),
             "gpu_allocation_held_seconds_total": (place, 9000.0),
             "gpu_allocation_observed_seconds_total": (place, 8990.0),
-            "max by (uuid": (place, 7200.0),
-            "min by (uuid": (place, 7190.0),
+            "increase(gpu_allocation_held": (place, 7200.0),
+            "increase(gpu_allocation_observed": (place, 7190.0),
             "min by (node": ({"node": "n1", "instance": "n1"}, 1.0),
             "gpu_allocation_info": ({**place, "user": "ada", "account": "phys"}, 1.0),
             "time()": ({"node": "n1", "instance": "n1"}, 3.0),
@@ -236,12 +236,77 @@ def test_promql_coverage_is_the_quotient_of_increases_and_careful_where_they_do_
     api = FakeApi()
     assert read(api).holders[0].units[0].coverage == pytest.approx(7190 / 7200)
     assert {query for query in api.queries if "increase(" in query} == {
-        f'{worst} by ({UNIT}) (increase(gpu_allocation_{name}_seconds_total{{job_id=~"42"}}[7200s]))'
-        for worst, name in (("max", "held"), ("min", "observed"))
+        f'increase(gpu_allocation_{name}_seconds_total{{job_id=~"42"}}[7200s])' for name in ("held", "observed")
     }
     api.values["gpu_allocation_observed_seconds_total"] = 1000.0  # badly seen, before what Prometheus has
-    api.values["max by (uuid"] = api.values["min by (uuid"] = 600.0
+    api.values["increase(gpu_allocation_held"] = api.values["increase(gpu_allocation_observed"] = 600.0
     assert read(api).holders[0].units[0].coverage == pytest.approx(600 / 7200)
+
+
+def beside(**values: float) -> FakeApi:
+    """A second target speaks for the same GPU, with these values: total and growth of held and observed time."""
+    api = FakeApi()
+    for name in ("held", "observed"):
+        for start, key in ((f"gpu_allocation_{name}", name), (f"increase(gpu_allocation_{name}", f"{name}_in")):
+            if key in values:
+                api.more[start] = [({"node": "n2", "instance": "n2"}, values[key])]
+    return api
+
+
+@pytest.mark.parametrize(
+    ("values", "share"),
+    [
+        ({"held": 600.0, "observed": 594.0, "held_in": 600.0, "observed_in": 594.0}, 0.99),
+        ({"held": 9000.0, "observed": 9000.0, "held_in": 7200.0, "observed_in": 7200.0}, 7190 / 7200),
+        ({"held": 90_000.0, "observed": 80_000.0, "held_in": 7200.0, "observed_in": 3600.0}, 0.5),
+        ({"held": 90_000.0, "observed": 80_000.0}, 0.0),  # one sample: it may not have seen any of it
+        ({"held_in": 1000.0, "observed_in": 800.0}, 0.8),  # it ended within the window
+        ({"held": 600.0, "held_in": 600.0}, None),  # what it has seen is not known
+        ({"observed": 600.0, "observed_in": 600.0}, None),
+    ],
+)
+def test_coverage_is_of_each_target_and_the_smallest_of_a_unit_counts(
+    values: dict[str, float], share: float | None
+) -> None:
+    """The growth of one target must not be divided by that of another, which began at another time."""
+    got = read(beside(**values)).holders[0].units[0].coverage
+    assert got == (share if share is None else pytest.approx(share))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_rows_for_one_unit_the_later_start_and_the_larger_holder_count_in_promql(first: int) -> None:
+    api = FakeApi()
+    for metric, pair in (
+        ("gpu_allocation_start_timestamp_seconds", (NOW - 9000.0, NOW - 20_000.0)),
+        ("gpu_allocation_holder_units", (3.0, 1.0)),
+        ("gpu_allocation_idle_run_seconds", (7300.0, 8000.0)),
+    ):
+        api.values[metric] = pair[first]
+        api.more[metric] = [({"node": "n2"}, pair[1 - first])]
+    (holder,) = read(api).holders
+    (unit,) = holder.units
+    assert (unit.start_wall, unit.idle_run_s, holder.held) == (NOW - 9000.0, 7300.0, 3)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_rows_for_one_allocation_on_a_page_the_more_careful_value_counts(first: int) -> None:
+    """More time held and less of it observed, a later start, a larger holder, a shorter run."""
+    pairs = {
+        "held_seconds_total": (9000.0, 8000.0),
+        "observed_seconds_total": (6300.0, 8000.0),
+        "start_timestamp_seconds": (NOW - 9000.0, NOW - 20_000.0),
+        "holder_units": (3.0, 1.0),
+        "idle_run_seconds": (7300.0, 8000.0),
+    }
+    place = (PLACE, PLACE.replace('gpu="0"', 'gpu="9"'))
+    text = f"gpu_exporter_last_sample_timestamp_seconds {NOW}\ngpu_allocation_info{{{PLACE}}} 1\n"
+    for name, pair in pairs.items():
+        for labels, value in zip(place, (pair[first], pair[1 - first]), strict=True):
+            text += f"gpu_allocation_{name}{{{labels}}} {value}\n"
+    (holder,) = ExporterSource(["n1:1"], 20_000.0, lambda: NOW, lambda _url: text).read_evidence().holders
+    (unit,) = holder.units
+    assert unit.coverage == pytest.approx(6300 / 9000)
+    assert (unit.start_wall, unit.idle_run_s, holder.held) == (NOW - 9000.0, 7300.0, 3)
 
 
 def test_an_absent_idle_run_is_unknown_in_promql() -> None:
