@@ -32,8 +32,10 @@ from gpu_exporter.reconciler.marks import PREFIX, Mark, MarkError, Refused, pars
 from gpu_exporter.reconciler.pod_checks import (
     EVIDENCE,
     GPUS,
+    NVIDIA,
     OBSERVED,
     SINCE,
+    Resources,
     is_foreign,
     object_to,
     object_to_containers,
@@ -77,7 +79,9 @@ class PodMarker:
 
     scheduler = "kubernetes"
 
-    def __init__(self, api: client.ApiClient, instance: str = "") -> None:
+    def __init__(self, api: client.ApiClient, instance: str = "", resources: Resources = NVIDIA) -> None:
+        """`resources`: whose devices are GPUs, as in the exporter's flag of that name."""
+        self._resources = resources
         self._core = client.CoreV1Api(api)
         self._events = client.EventsV1Api(api)
         self._instance = instance or socket.gethostname()
@@ -97,23 +101,23 @@ class PodMarker:
                 return marks
 
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
-        object_to(mark.live, decision, wall)
+        object_to(mark.live, decision, wall, self._resources)
 
     def check_alone(self, mark: Mark, decision: Decision | None, needed_s: float, wall: float) -> None:
         object_to_kind(mark.live)
         if decision is not None and decision.incarnation:
             object_to_identity(mark.live, decision)
-        object_to_containers(mark.live, needed_s, wall)
+        object_to_containers(mark.live, needed_s, wall, self._resources)
 
     def inspect(self, decision: Decision, wall: float) -> None:
-        object_to(self._read(decision.name), decision, wall)
+        object_to(self._read(decision.name), decision, wall, self._resources)
 
     def label(self, decision: Decision) -> str:
         return f"{LABEL}={decision.stage}"
 
     def write(self, decision: Decision, wall: float) -> None:
         pod = self._read(decision.name)
-        object_to(pod, decision, wall)
+        object_to(pod, decision, wall, self._resources)
         metadata = pod["metadata"]
         change = {"labels": {LABEL: decision.stage}, "annotations": annotate(decision)}
         self._patch(decision.name, metadata["uid"], {**change, "resourceVersion": metadata["resourceVersion"]})
