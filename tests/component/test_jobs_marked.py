@@ -264,7 +264,9 @@ def test_jobs_are_shown_as_their_users_write_them_and_the_dry_run_names_the_fiel
         assert rows[shown].endswith("REFUSED: foreign"), done.stdout + done.stderr
         (free,) = (line for title, line in rows.items() if title.startswith(f"job {array}_") and title != shown)
         assert free.endswith(f"{cluster.field}=gpu-exporter.io/utilization=underused")
-        rows = json.loads(run_exporter(*command, "--format=json", environment=cluster.slurm.environment).stdout)
+        rows = json.loads(run_exporter(*command, "--format=json", environment=cluster.slurm.environment).stdout)[
+            "holders"
+        ]
         (row,) = [row for row in rows if row["name"] == raw]
         assert (row["job"], row["refused"]) == (f"{array}_{task}", "foreign")
         for asked in (f"job/{array}_{task}", f"job/{raw}"):

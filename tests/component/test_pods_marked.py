@@ -495,7 +495,7 @@ def test_the_dry_run_shows_what_apply_would_refuse(bench: Bench) -> None:
         assert rows[f"{bench.namespace}/other"].endswith("REFUSED: foreign"), done.stdout
         assert rows[f"{bench.namespace}/train"].endswith(f"{LABEL}=underused")
         assert done.stderr == ""
-        rows = {row["name"]: row for row in json.loads(run_exporter(*allowed, "--format=json").stdout)}
+        rows = {row["name"]: row for row in json.loads(run_exporter(*allowed, "--format=json").stdout)["holders"]}
         assert (rows["other"]["refused"], rows["train"]["refused"]) == ("foreign", "")
         done = run_exporter(*allowed, f"--explain={bench.namespace}/other")
         assert f"  REFUSED: foreign: {LABEL} has a value that is not ours\n" in done.stdout

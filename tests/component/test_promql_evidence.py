@@ -110,6 +110,12 @@ def write_history(directory: Path, end: int) -> None:
         f"gpu_allocation_holder_units{{{lost}}} 2 {at}",
         f"gpu_allocation_held_seconds_total{{{lost}}} 30000 {at}",
     ]
+    for uuid in ("GPU-h1", "GPU-h2"):  # of jobs that Slurm hides: no id
+        hidden = f'job="gpu-exporter",node="nh",instance="nh",gpu="0",uuid="{uuid}",scheduler="slurm"'
+        lines += [
+            f'gpu_allocation_info{{{hidden},slurm_cluster="lab",identity="hidden"}} 1 {at}',
+            f"gpu_allocation_idle_run_seconds{{{hidden}}} 8000 {at}",
+        ]
     renamed = 'job="renamed",namespace="gpu-exporter",pod="agent-1",exported_namespace="ml",exported_pod="train"'
     lines += [f'gpu_allocation_idle_run_seconds{{{renamed},uuid="GPU-9",scheduler="kubernetes"}} 8000 {at}']
     lines.sort(key=lambda line: line.partition("{")[0])  # a family in one piece
@@ -175,6 +181,12 @@ def test_of_two_rows_of_witnesses_the_smaller_counts(decisions: dict[str, Decisi
 def test_a_gpu_that_does_not_answer_makes_its_job_unknown(decisions: dict[str, Decision]) -> None:
     assert (decisions["6"].stage, decisions["6"].active) == ("unknown", False)
     assert "no idle run is published of n6 gpu 1" in decisions["6"].reason
+
+
+def test_jobs_that_slurm_hides_are_no_holder_and_their_gpus_are_counted(prometheus: Prometheus) -> None:
+    evidence = source(prometheus).read_evidence()
+    assert evidence.hidden == 2
+    assert all(holder.name.name for holder in evidence.holders)
 
 
 def test_a_task_is_found_by_its_users_id_though_it_is_no_suspect(prometheus: Prometheus) -> None:

@@ -58,7 +58,7 @@ def reconcile_once(source: EvidenceSource, policy: Policy, form: str, explained:
     for notice in foresight.notices:
         _complain(notice)
     if form == "json":
-        sys.stdout.write(decisions_json(decisions, outlooks))
+        sys.stdout.write(decisions_json(decisions, evidence, outlooks))
     elif explained:
         sys.stdout.write("".join(explain(decision, policy, outlooks.get(decision.name)) for decision in decisions))
     else:

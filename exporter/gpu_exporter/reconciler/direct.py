@@ -27,6 +27,7 @@ from gpu_exporter.reconciler.evidence import (
     HolderName,
     UnitEvidence,
     holder_name,
+    is_hidden,
     refuse_renamed,
 )
 
@@ -100,8 +101,12 @@ class ExporterSource:
             raise EvidenceError("; ".join(problems[:3]))
         self._forget(pages, wall)
         holders: dict[HolderName, Gathered] = {}
+        hidden: set[tuple[str, str]] = set()
         for page in pages:
             for key, series in page.allocations.items():
+                if is_hidden(series.labels) or is_hidden(series.info):
+                    hidden.add((series.labels.get("uuid", ""), series.labels.get("mig_uuid", "")))
+                    continue
                 holder = holders.setdefault(holder_name(series.labels), Gathered())
                 holder.add(series.info, self._unit(page, key, series, wall))
                 count = series.values.get("gpu_allocation_holder_units")
@@ -109,7 +114,7 @@ class ExporterSource:
                     holder.count(count)
         allocations = sum(len(page.allocations) for page in pages)
         found = tuple(holder.evidence(name) for name, holder in holders.items())
-        return Evidence(wall, found, len(pages), allocations, tuple(problems))
+        return Evidence(wall, found, len(pages), allocations, tuple(problems), len(hidden))
 
     def _read_page(self, url: str) -> _Page:
         text = self._fetch(url)

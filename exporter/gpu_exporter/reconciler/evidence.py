@@ -67,7 +67,9 @@ class HolderEvidence(NamedTuple):
 class Evidence(NamedTuple):
     """One reading of the source at `wall` (Unix seconds).
 
-    `exporters` and `allocations` say how much was seen; `problems` names what was not.
+    `exporters` and `allocations` say how much was seen; `problems` names what was not. `hidden`: GPUs and MIG instances
+    held by jobs that Slurm hides from the exporter (PrivateData), which are no holders here: several jobs share the
+    absence of a name.
     """
 
     wall: float
@@ -75,6 +77,7 @@ class Evidence(NamedTuple):
     exporters: int = 1
     allocations: int = 0
     problems: tuple[str, ...] = ()
+    hidden: int = 0
 
 
 class EvidenceError(Exception):
@@ -96,6 +99,11 @@ def holder_name(labels: Mapping[str, str]) -> HolderName:
     if labels.get("scheduler") == "slurm":
         return HolderName("slurm", "", labels.get("job_id", ""))
     return HolderName("kubernetes", labels.get("namespace", ""), labels.get("pod", ""))
+
+
+def is_hidden(labels: Mapping[str, str]) -> bool:
+    """Whether an allocation series is of a job that Slurm hides: it has no id, and in the info series says so."""
+    return labels.get("identity") == "hidden" or (labels.get("scheduler") == "slurm" and not labels.get("job_id"))
 
 
 def owner_of(labels: Mapping[str, str]) -> str:

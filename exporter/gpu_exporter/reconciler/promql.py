@@ -23,6 +23,7 @@ from gpu_exporter.reconciler.evidence import (
     HolderName,
     UnitEvidence,
     holder_name,
+    is_hidden,
     refuse_renamed,
 )
 
@@ -85,14 +86,15 @@ class PromQLSource:
         clusters = {row.labels.get("cluster", "") for row in runs}
         if len(clusters) > 1:  # one pod name may exist in each of them
             raise EvidenceError(f"clusters {sorted(clusters)} in one answer: choose one with --source.matcher")
-        names = {holder_name(row.labels) for row in runs} | self._resolve(marked)
+        names = {holder_name(row.labels) for row in runs if not is_hidden(row.labels)} | self._resolve(marked)
         exporters = self._count("gpu_exporter_build_info")
         if not exporters:
             matcher = f"{{{self._matcher}}}"
             raise EvidenceError(f"no gpu-exporter series match {matcher}: see --source.matcher")
         allocations = self._count("gpu_allocation_info")
+        hidden = self._count("gpu_allocation_info", 'identity="hidden"', "count by (uuid, mig_uuid) ")
         if not names:
-            return Evidence(wall, (), exporters, allocations)
+            return Evidence(wall, (), exporters, allocations, hidden=hidden)
         wanted = _restrict(names)
         units = self._by_unit("gpu_allocation_idle_run_seconds", wanted, min)
         starts = self._by_unit("gpu_allocation_start_timestamp_seconds", wanted, max)
@@ -135,10 +137,11 @@ class PromQLSource:
             if name in holders:
                 holders[name].count(row.value)
         found = tuple(holder.evidence(name) for name, holder in holders.items())
-        return Evidence(wall, found, exporters, allocations)
+        return Evidence(wall, found, exporters, allocations, hidden=hidden)
 
-    def _count(self, metric: str) -> int:
-        rows = self._query(f"count({self._select(metric)})")
+    def _count(self, metric: str, wanted: str = "", distinct: str = "") -> int:
+        selected = self._select(metric, wanted)
+        rows = self._query(f"count({distinct}({selected}))" if distinct else f"count({selected})")
         return int(rows[0].value) if rows else 0
 
     def _suspects(self) -> str:

@@ -76,6 +76,39 @@ def test_jobs_of_two_slurm_clusters_with_one_id_are_unknown_and_both_are_named()
     assert (decision.stage, decision.cluster) == ("underused", "alpha")
 
 
+def test_jobs_that_slurm_hides_are_no_holder_and_their_gpus_are_counted() -> None:
+    """They have no id: two of them, each idle on one GPU, would be one job without a name."""
+
+    def hidden(uuid: str) -> str:
+        place = f'gpu="0",uuid="{uuid}",scheduler="slurm",job_id=""'
+        labels = f'{place},slurm_cluster="lab",identity="hidden"'
+        return page(8000.0, 9000.0, 8900.0).replace(f"info{{{PLACE}", f"info{{{labels}").replace(PLACE, place)
+
+    texts = {"n1:1": hidden("GPU-1"), "n2:1": hidden("GPU-2"), "n2:2": hidden("GPU-2"), "n3:1": page(8e3, 9e3, 9e3)}
+    source = ExporterSource(list(texts), 7200.0, lambda: NOW, lambda url: texts[url[7:11]])
+    evidence = source.read_evidence()
+    assert [str(holder.name) for holder in evidence.holders] == ["job 42"]
+    assert (evidence.hidden, evidence.allocations) == (2, 4)
+    texts["n1:1"] = "\n".join(line for line in hidden("GPU-1").splitlines() if "_info" not in line) + "\n"
+    assert source.read_evidence().hidden == 2  # without its info too it has no name
+    api = FakeApi()
+    nameless = {"job_id": "", "uuid": "GPU-1"}
+    api.more["gpu_allocation_idle_run_seconds"] = [(nameless, 8000.0)]
+    api.more["gpu_allocation_info"] = [({**nameless, "identity": "hidden"}, 1.0)]
+    api.values["count(count by (uuid, mig_uuid)"] = 3.0
+    evidence = read(api)
+    assert [str(holder.name) for holder in evidence.holders] == ["job 42"]
+    assert evidence.hidden == 3
+    assert 'count(count by (uuid, mig_uuid) (gpu_allocation_info{identity="hidden"}))' in api.queries
+    assert 'gpu_allocation_info{job_id=~"42"}' in api.queries
+    api = FakeApi()
+    api.values |= {
+        "gpu_allocation_idle_run_seconds": None,
+        "count(count by (uuid, mig_uuid)": 3.0,
+    }
+    assert (read(api).holders, read(api).hidden) == ((), 3)
+
+
 def at_most_covered(on_s: int, off_s: int) -> float:
     """The highest coverage that a reader each 30 s gets of an exporter that comes and goes for four hours."""
     now = [0]
@@ -195,13 +228,14 @@ class FakeApi:
             "gpu_allocation_idle_run_witnesses": (place, 4.0),
             "count(gpu_exporter_build_info": None if self.blind else ({}, 12.0),
             "count(gpu_allocation_info": ({}, 34.0),
+            "count(count by (uuid, mig_uuid)": None,
             "gpu_allocation_holder_units": (place, 1.0),
         }
         start = next(start for start in values if query.startswith(start))
         found = values[start]
-        if found is not None and start in self.values:
+        if start in self.values:
             value = self.values[start]
-            found = None if value is None else (found[0], value)
+            found = None if value is None else (found[0] if found is not None else {}, value)
         rows = [] if found is None else [{"metric": {**found[0], **self.labels}, "value": [NOW, str(found[1])]}]
         for start, more in self.more.items():
             if query.startswith(start):
