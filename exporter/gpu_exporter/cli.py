@@ -312,7 +312,8 @@ def _reconcile(given: list[str]) -> int:
     policy = settings.policy
     try:
         acts = options.apply or options.remove_all
-        markers = build_markers(options.kubernetes, options.kubeconfig, options.slurm) if acts else []
+        places = options.kubernetes, options.kubeconfig, options.slurm, options.resources
+        markers = build_markers(*places) if acts else []
         if options.remove_all:
             return remove_all(markers, options.apply)
         source = build_source(options.prometheus, options.exporters, options.matcher, policy)
@@ -320,9 +321,9 @@ def _reconcile(given: list[str]) -> int:
         if options.once or options.explain:
             if options.apply:
                 return apply_once(source, markers, policy, telemetry)
-            foresight = build_foresight(options.kubernetes, options.kubeconfig, options.slurm)
+            foresight = build_foresight(*places)
             return reconcile_once(source, policy, options.format, options.explain, foresight)
-        dry = None if options.apply else build_foresight(options.kubernetes, options.kubeconfig, options.slurm)
+        dry = None if options.apply else build_foresight(*places)
         if options.address:
             telemetry.serve(options.address, options.apply)
     except (ValueError, OSError, MarkError) as exc:

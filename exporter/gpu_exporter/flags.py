@@ -233,13 +233,7 @@ def _add_sources(parser: Parser) -> None:
         default=None,
         help="the gres.conf that slurmd reads (default: beside slurm.conf, or slurmd's own copy)",
     )
-    parser.flag(
-        "--attribution.resource",
-        dest="resources",
-        action="append",
-        default=[],
-        help="regular expression of a further Kubernetes resource whose devices are GPUs; once for each",
-    )
+    _add_resources(parser)
     parser.flag(
         "--attribution.process",
         dest="process",
@@ -249,6 +243,18 @@ def _add_sources(parser: Parser) -> None:
         "unknown, never idle (default: when --path.procfs shows the host's processes)",
     )
     parser.flag("--attribution.static", dest="static", type=Path, default=None, help="YAML list of who holds what")
+
+
+def _add_resources(parser: Parser) -> None:
+    """One flag for the agent, which reads devices from the kubelet, and the reconciler, which reads limits of pods."""
+    parser.flag(
+        "--attribution.resource",
+        dest="resources",
+        action="append",
+        default=[],
+        help="regular expression of a further Kubernetes resource whose devices are GPUs; once for each, the same for "
+        "exporter and reconciler",
+    )
 
 
 def build_reconcile_parser() -> Parser:
@@ -293,6 +299,7 @@ def build_reconcile_parser() -> Parser:
         default="",
         help="way to the API server (default: the service account)",
     )
+    _add_resources(parser)
     parser.flag(
         "--slurm",
         action=argparse.BooleanOptionalAction,

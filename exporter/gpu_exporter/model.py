@@ -7,7 +7,7 @@ Unix seconds and times called `monotonic` are seconds of CLOCK_MONOTONIC.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -20,6 +20,17 @@ FOUR_SLICES = re.compile(r"\b(A30|RTX PRO 6000 Blackwell)\b")
 MetricType: TypeAlias = Literal["counter", "gauge"]
 Scheduler: TypeAlias = Literal["kubernetes", "slurm"]
 XID_CLASSES = ("application", "hardware", "information")
+
+
+def compile_resources(patterns: Sequence[str]) -> tuple[re.Pattern[str], ...]:
+    """NVIDIA's resources and a site's own, each of whose names is given as a regular expression. Raises ValueError."""
+    further = []
+    for pattern in patterns:
+        try:
+            further.append(re.compile(pattern))
+        except re.error as exc:
+            raise ValueError(f"--attribution.resource: not a regular expression: {pattern!r}: {exc}") from exc
+    return GPU_RESOURCE, *further
 
 
 class UnitId(NamedTuple):

@@ -28,6 +28,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "everything": {
         **MONITORING,
         "imagePullSecrets": [{"name": "registry"}],
+        "gpuResources": [r"example\.com/h100(-.+)?", 'a.b/"#: {x}'],
         "settings": {"policy": {"candidate_after": "90m"}, "alerts": {"idle_for": "500ms", "coverage_min": 0.8}},
         "agent": {
             "runtimeClassName": "nvidia",
@@ -104,6 +105,8 @@ def test_lint_and_schemas(helm: Helm, schemas: str, variant: str, tmp_path: Path
     ("values", "complaint"),
     [
         ({"agnt": {}}, "'agnt' not allowed"),
+        ({"gpuResources": "example.com/h100"}, "got string, want array"),
+        ({"gpuResources": [""]}, "minLength: got 0, want 1"),
         ({"agent": {"prot": 1}}, "'prot' not allowed"),
         ({"agent": {"port": "9836"}}, "got string, want integer"),
         ({"settings": {"policy": {"candidate_aftr": "1h"}}}, "'candidate_aftr' not allowed"),
@@ -144,6 +147,17 @@ def test_texts_of_values_stay_whole(helm: Helm, address: str, host: str | None) 
         assert container["readinessProbe"]["httpGet"].get("host") == host
         assert [each for each in container["args"] if each.startswith(f"--web.listen-address={address}:")]
     assert f"--source.matcher={matcher}" in container["args"]
+
+
+def test_agent_and_reconciler_know_the_same_resources(helm: Helm) -> None:
+    def flags(values: dict[str, Any], kind: str) -> list[str]:
+        (container,) = find(helm.objects(values), kind)["spec"]["template"]["spec"]["containers"]
+        return [each.partition("=")[2] for each in container["args"] if each.startswith("--attribution.resource=")]
+
+    resources = [r"example\.com/h100(-.+)?", 'a.b/"#: {x}']
+    for kind in ("DaemonSet", "Deployment"):
+        assert flags({"gpuResources": resources}, kind) == resources
+        assert flags({}, kind) == []
 
 
 @pytest.mark.parametrize(

@@ -247,6 +247,10 @@ def test_a_resident_textfile_stays_fresh_without_http(
         (["--devices.replay=/nonexistent.csv"], "/nonexistent.csv: no such file"),
         (["reconcile", "--aply"], "unrecognized arguments: --aply"),
         (["reconcile", "--once"], "exactly one of --source.prometheus and --source.exporter is needed"),
+        (
+            ["reconcile", "--once", "--source.exporter=n:1", "--attribution.resource=gpu("],
+            "--attribution.resource: not a regular expression: 'gpu(': missing )",
+        ),
         (["demo", "--sped=3"], "unrecognized arguments: --sped=3"),
     ],
 )

@@ -63,6 +63,7 @@ class Bench:
     def __init__(self, marker: JobMarker) -> None:
         self.marker = marker
         self.runs: dict[str, tuple[float, float]] = {}
+        self.cluster = "lab"  # as the chroot's slurm.conf has it
         self.writes: list[str] = []
         self.skips: list[str] = []
         self.began: float | None = None  # Unix seconds at which a test stops the clock of the cycles
@@ -91,6 +92,7 @@ class Bench:
                 "",
                 (UnitEvidence("n0", "0", "GPU-1", "", start, run, 1.0, 1.0, 2),),
                 1,
+                clusters=frozenset({self.cluster}),
             )
             for job, (start, run) in self.runs.items()
         ]
@@ -133,6 +135,16 @@ def test_a_mark_comes_grows_and_goes_with_the_first_activity(cluster: Cluster, b
     assert bench.run() == (["withdrawn"], [])
     assert cluster.read(job) == ""
     assert bench.run() == ([], [])
+
+
+def test_evidence_of_another_clusters_job_marks_none_here(cluster: Cluster, bench: Bench) -> None:
+    job, start = run_job(cluster)
+    bench.runs[job] = (start, 2.5)
+    bench.cluster = "elsewhere"
+    assert bench.run() == ([], ["cluster"])
+    assert cluster.read(job) == ""
+    bench.cluster = "lab"
+    assert bench.run() == (["written"], [])
 
 
 def observed_until(cluster: Cluster, job: str) -> float:
@@ -233,7 +245,7 @@ def test_jobs_are_shown_as_their_users_write_them_and_the_dry_run_names_the_fiel
     settings.write_text(policy, encoding="utf-8")
 
     def labels(number: str) -> str:
-        return f'user="ada",array_job_id="{array}",array_task_id="{number}",het_job_id="",het_job_offset=""'
+        return f'slurm_cluster="lab",user="ada",array_job_id="{array}",array_task_id="{number}",het_job_id="",het_job_offset=""'
 
     held = {
         raw: (cluster.start_of(raw), labels(task)),
@@ -252,7 +264,9 @@ def test_jobs_are_shown_as_their_users_write_them_and_the_dry_run_names_the_fiel
         assert rows[shown].endswith("REFUSED: foreign"), done.stdout + done.stderr
         (free,) = (line for title, line in rows.items() if title.startswith(f"job {array}_") and title != shown)
         assert free.endswith(f"{cluster.field}=gpu-exporter.io/utilization=underused")
-        rows = json.loads(run_exporter(*command, "--format=json", environment=cluster.slurm.environment).stdout)
+        rows = json.loads(run_exporter(*command, "--format=json", environment=cluster.slurm.environment).stdout)[
+            "holders"
+        ]
         (row,) = [row for row in rows if row["name"] == raw]
         assert (row["job"], row["refused"]) == (f"{array}_{task}", "foreign")
         for asked in (f"job/{array}_{task}", f"job/{raw}"):

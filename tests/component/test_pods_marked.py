@@ -94,9 +94,12 @@ class Bench:
         self.source.read_wall = self.read_wall
         self.cycle = Cycle(self.source, [self.marker], self.policy, self.tally, self.read_wall)
 
-    def run_pod(self, name: str, started_s_ago: float = 9000.0, **metadata: Any) -> str:
+    def run_pod(
+        self, name: str, started_s_ago: float = 9000.0, resource: str = "nvidia.com/gpu", **metadata: Any
+    ) -> str:
         """A pod with one GPU that runs, as its kubelet would tell; its UID."""
         pod = static_pod(name, 1, **metadata)
+        pod["spec"]["containers"][0]["resources"] = {"limits": {resource: "1"}}
         pod["metadata"]["namespace"] = self.namespace
         uid = self.plane.create_pod(pod)
         self.set_running(name, started_s_ago)
@@ -254,6 +257,26 @@ def test_the_evidence_on_a_pod_is_renewed_while_it_lasts_and_not_in_every_cycle(
     assert abs(seconds(last[SINCE]) - seconds(first[SINCE])) <= 2
     assert bench.labels("train") == {"app": "mine", "n": "600", LABEL: "underused"}
     assert [reason for reason, _ in bench.events("train")] == ["GpuUnderused"]
+
+
+def test_what_an_owner_writes_after_the_list_is_not_renewed_over(bench: Bench) -> None:
+    """The owner takes the mark away and writes an annotation of that name, while the cycle reads its evidence."""
+    uid = bench.run_pod("train")
+    bench.source.pods["train"] = (uid, 130.0)
+    assert bench.run() == (["written"], [])
+    bench.began = seconds(bench.annotations("train")[OBSERVED])
+    bench.ahead = 300.0
+    read = bench.source.read_evidence
+
+    def read_late(marked: Collection[HolderName] = ()) -> Evidence:
+        change = {"labels": {LABEL: None}, "annotations": {EVIDENCE: "mine"}}
+        bench.plane.core.patch_namespaced_pod("train", bench.namespace, {"metadata": change})
+        return read(marked)
+
+    bench.source.read_evidence = read_late  # type: ignore[method-assign]
+    assert bench.run() == (["conflict"], [])
+    assert bench.labels("train") == {}
+    assert bench.annotations("train")[EVIDENCE] == "mine"
 
 
 def test_a_pod_that_is_idle_from_its_start_rises_without_a_withdrawal(bench: Bench) -> None:
@@ -472,7 +495,7 @@ def test_the_dry_run_shows_what_apply_would_refuse(bench: Bench) -> None:
         assert rows[f"{bench.namespace}/other"].endswith("REFUSED: foreign"), done.stdout
         assert rows[f"{bench.namespace}/train"].endswith(f"{LABEL}=underused")
         assert done.stderr == ""
-        rows = {row["name"]: row for row in json.loads(run_exporter(*allowed, "--format=json").stdout)}
+        rows = {row["name"]: row for row in json.loads(run_exporter(*allowed, "--format=json").stdout)["holders"]}
         assert (rows["other"]["refused"], rows["train"]["refused"]) == ("foreign", "")
         done = run_exporter(*allowed, f"--explain={bench.namespace}/other")
         assert f"  REFUSED: foreign: {LABEL} has a value that is not ours\n" in done.stdout
@@ -480,6 +503,22 @@ def test_the_dry_run_shows_what_apply_would_refuse(bench: Bench) -> None:
         assert done.stderr.count("no way to the API server") == 1
         assert "REFUSED" not in done.stdout
     assert (bench.labels("other"), bench.labels("train")) == ({LABEL: "mine"}, {})
+
+
+def test_gpus_of_a_sites_own_resource_are_counted_when_it_is_named(bench: Bench) -> None:
+    uid = bench.run_pod("train", started_s_ago=20000.0, resource="example.com/h100")
+    page = metrics_of_an_idle_pod(bench.namespace, "train", uid)
+    named = r"--attribution.resource=example\.com/h100"
+    with serve_page(lambda: page) as address:
+        access = (f"--kubernetes.kubeconfig={bench.plane.admin}", "--no-slurm")
+        command = ("reconcile", "--once", f"--source.exporter={address}", *access)
+        assert "REFUSED: gpus" in run_exporter(*command).stdout
+        done = run_exporter(*command, "--apply")
+        assert "not marked underused: the pod asks for 0 GPUs, the evidence is of 1" in done.stderr
+        assert LABEL not in bench.labels("train")
+        assert "REFUSED" not in run_exporter(*command, named).stdout
+        done = run_exporter(*command, named, "--apply")
+        assert (done.returncode, bench.labels("train").get(LABEL)) == (0, "underused"), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,16 @@ def job_series(
     return lines
 
 
+def twin_counters(job: str, scrapes: range, observed: float) -> list[str]:
+    """A second target that speaks for the GPU of `job` at these times, and has seen this share of them."""
+    labels = f'job="gpu-exporter",node="twin",instance="twin",gpu="0",uuid="GPU-{job}",scheduler="slurm",job_id="{job}"'
+    return [
+        f"gpu_allocation_{name}_seconds_total{{{labels}}} {share * (at - scrapes.start)} {at}"
+        for at in scrapes
+        for name, share in (("held", 1.0), ("observed", observed))
+    ]
+
+
 def write_history(directory: Path, end: int) -> None:
     """The blocks of a Prometheus that scraped these jobs until `end` (Unix seconds)."""
     flaps: Present = lambda second: second % 120 < 70 or second > HISTORY_S - 60  # noqa: E731
@@ -79,6 +89,10 @@ def write_history(directory: Path, end: int) -> None:
         *job_series("4", end, late, known_before=1.0, held_before=0),
         *job_series("13", end, lambda second: True, array_job_id="10", array_task_id="1"),
         *job_series("5", end, lambda second: True),
+        *job_series("7", end, lambda second: True),
+        *twin_counters("7", range(end - 600, end + 1, SCRAPE_S), 1.0),
+        *job_series("8", end, lambda second: True),
+        *twin_counters("8", range(end - 7000, end - 3600, SCRAPE_S), 0.7),
     ]
     at = end - 15
     # A second row of witnesses for job 5, from an exporter that ran beside the first for a moment.
@@ -96,6 +110,12 @@ def write_history(directory: Path, end: int) -> None:
         f"gpu_allocation_holder_units{{{lost}}} 2 {at}",
         f"gpu_allocation_held_seconds_total{{{lost}}} 30000 {at}",
     ]
+    for uuid in ("GPU-h1", "GPU-h2"):  # of jobs that Slurm hides: no id
+        hidden = f'job="gpu-exporter",node="nh",instance="nh",gpu="0",uuid="{uuid}",scheduler="slurm"'
+        lines += [
+            f'gpu_allocation_info{{{hidden},slurm_cluster="lab",identity="hidden"}} 1 {at}',
+            f"gpu_allocation_idle_run_seconds{{{hidden}}} 8000 {at}",
+        ]
     renamed = 'job="renamed",namespace="gpu-exporter",pod="agent-1",exported_namespace="ml",exported_pod="train"'
     lines += [f'gpu_allocation_idle_run_seconds{{{renamed},uuid="GPU-9",scheduler="kubernetes"}} 8000 {at}']
     lines.sort(key=lambda line: line.partition("{")[0])  # a family in one piece
@@ -140,6 +160,8 @@ def decisions(prometheus: Prometheus) -> dict[str, Decision]:
         ("2", "unknown", 0.55, 0.62),  # 70 s there, 50 s away
         ("3", "unknown", 0.05, 0.15),  # away for hours, and Prometheus has seen ten minutes of it
         ("4", "unknown", 0.05, 0.15),
+        ("7", "underused", 0.999, 1.0),  # a second target began ten minutes ago, and has seen all of them
+        ("8", "unknown", 0.69, 0.71),  # one that has ended saw less of its own hour
     ],
 )
 def test_coverage_is_the_share_of_the_time_held_that_was_observed(
@@ -159,6 +181,12 @@ def test_of_two_rows_of_witnesses_the_smaller_counts(decisions: dict[str, Decisi
 def test_a_gpu_that_does_not_answer_makes_its_job_unknown(decisions: dict[str, Decision]) -> None:
     assert (decisions["6"].stage, decisions["6"].active) == ("unknown", False)
     assert "no idle run is published of n6 gpu 1" in decisions["6"].reason
+
+
+def test_jobs_that_slurm_hides_are_no_holder_and_their_gpus_are_counted(prometheus: Prometheus) -> None:
+    evidence = source(prometheus).read_evidence()
+    assert evidence.hidden == 2
+    assert all(holder.name.name for holder in evidence.holders)
 
 
 def test_a_task_is_found_by_its_users_id_though_it_is_no_suspect(prometheus: Prometheus) -> None:

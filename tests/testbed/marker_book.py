@@ -64,6 +64,7 @@ class Book:
         self.calls.append(f"renew {mark.name.name}")
         if self.fail:
             raise self.fail
+        self.marks[mark.name] = mark.stage  # as a whole, as on a job: what is written is the text with its stage
         self.observed[mark.name] = decision.observed_wall
 
     def write(self, decision: Decision, wall: float) -> None:

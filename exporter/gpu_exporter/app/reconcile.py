@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from gpu_exporter.app.serve import repeat, stop_on_signal
 from gpu_exporter.defaults import Policy
+from gpu_exporter.model import compile_resources
 from gpu_exporter.reconciler.cycle import Cycle, guard
 from gpu_exporter.reconciler.direct import ExporterSource
 from gpu_exporter.reconciler.dry_run import DryRun
@@ -57,7 +58,7 @@ def reconcile_once(source: EvidenceSource, policy: Policy, form: str, explained:
     for notice in foresight.notices:
         _complain(notice)
     if form == "json":
-        sys.stdout.write(decisions_json(decisions, outlooks))
+        sys.stdout.write(decisions_json(decisions, evidence, outlooks))
     elif explained:
         sys.stdout.write("".join(explain(decision, policy, outlooks.get(decision.name)) for decision in decisions))
     else:
@@ -79,11 +80,15 @@ def _complain(text: str) -> None:
     print(f"gpu-exporter: {text}", file=sys.stderr)  # noqa: T201
 
 
-def find_makers(kubernetes: bool | None, kubeconfig: str, slurm: bool | None) -> dict[str, Callable[[], Marker]]:
+def find_makers(
+    kubernetes: bool | None, kubeconfig: str, slurm: bool | None, resources: Sequence[str] = ()
+) -> dict[str, Callable[[], Marker]]:
     """By scheduler, what makes its marker: None means wherever there is a way.
 
-    Raises ValueError when one that was asked for cannot be had.
+    `resources`: regular expressions of further resources of pods whose devices are GPUs. Raises ValueError when a
+    marker that was asked for cannot be had, or for what is no regular expression.
     """
+    known = compile_resources(resources)
     makers: dict[str, Callable[[], Marker]] = {}
     if kubernetes is not False:
         try:
@@ -94,26 +99,30 @@ def find_makers(kubernetes: bool | None, kubeconfig: str, slurm: bool | None) ->
                 raise ValueError(f"pods need the kubernetes client: {hint} ({exc})") from exc
         else:
             if kubernetes or kubeconfig or is_in_cluster():
-                makers["kubernetes"] = lambda: PodMarker(connect(kubeconfig))
+                makers["kubernetes"] = lambda: PodMarker(connect(kubeconfig), resources=known)
     if slurm or (slurm is None and JobMarker.is_present()):
         makers["slurm"] = JobMarker
     return makers
 
 
-def build_markers(kubernetes: bool | None, kubeconfig: str, slurm: bool | None) -> list[Marker]:
+def build_markers(
+    kubernetes: bool | None, kubeconfig: str, slurm: bool | None, resources: Sequence[str] = ()
+) -> list[Marker]:
     """Where marks go. Raises ValueError when there is no such place, MarkError."""
-    markers = [make() for make in find_makers(kubernetes, kubeconfig, slurm).values()]
+    markers = [make() for make in find_makers(kubernetes, kubeconfig, slurm, resources).values()]
     if not markers:
         raise ValueError("--apply finds neither a service account or --kubernetes.kubeconfig nor squeue and scontrol")
     return markers
 
 
-def build_foresight(kubernetes: bool | None, kubeconfig: str, slurm: bool | None) -> Foresight:
+def build_foresight(
+    kubernetes: bool | None, kubeconfig: str, slurm: bool | None, resources: Sequence[str] = ()
+) -> Foresight:
     """For a dry run: the markers where there are any, only read from.
 
     Raises ValueError and MarkError for a way that was asked for and cannot be gone.
     """
-    makers = find_makers(kubernetes, kubeconfig, slurm)
+    makers = find_makers(kubernetes, kubeconfig, slurm, resources)
     asked = {"kubernetes": bool(kubernetes or kubeconfig), "slurm": bool(slurm)}
     return Foresight(makers, {scheduler: make() for scheduler, make in makers.items() if asked[scheduler]})
 

@@ -23,7 +23,7 @@ from gpu_exporter.attribution.podresources import ALLOCATABLE, LIST, ContainerDe
 from gpu_exporter.attribution.protobuf import ProtobufError, read_fields
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import Clock
-from gpu_exporter.model import GPU_RESOURCE, Claim, Holder, HolderKey
+from gpu_exporter.model import Claim, Holder, HolderKey, compile_resources
 
 # GPU-<uuid>, MIG-<uuid>, MIG-GPU-<uuid>/gi/ci (drivers before R470), each with "::N" when it is a replica
 UUID_ID = re.compile(r"(GPU|MIG)-[0-9A-Za-z-]+(/\d+/\d+)?(::\d+)?")
@@ -49,10 +49,7 @@ class KubeletSource:
         resources: Sequence[str] = (),
     ) -> None:
         """`resources`: regular expressions of further resources whose devices are GPUs. Raises ValueError."""
-        try:
-            self._resources = tuple(re.compile(resource) for resource in resources)
-        except re.error as exc:
-            raise ValueError(f"--attribution.resource: not a regular expression: {exc}") from exc
+        self._resources = compile_resources(resources)
         self._starts: dict[tuple[str, str], tuple[int, float]] = {}  # by (UID, container): number and time of its start
         self._clock = clock
         self._socket = socket
@@ -114,7 +111,7 @@ class KubeletSource:
         """
         if entry.claimed:
             return None
-        if GPU_RESOURCE.fullmatch(entry.resource) or any(r.fullmatch(entry.resource) for r in self._resources):
+        if any(resource.fullmatch(entry.resource) for resource in self._resources):
             return entry
         ids = tuple(device_id for device_id in entry.device_ids if UUID_ID.fullmatch(device_id))
         return entry._replace(device_ids=ids) if ids else None

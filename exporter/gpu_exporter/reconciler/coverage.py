@@ -2,6 +2,7 @@
 
 It is increase(gpu_allocation_observed_seconds_total) / increase(gpu_allocation_held_seconds_total) over the window.
 Held goes on while the exporter is away, observed does not, so the absence of an exporter that comes and goes is seen.
+It is taken of each series by itself; of two that speak for one unit the smaller one counts.
 
 Where samples do not reach back over the whole window, the rest of it is taken to have been as little observed as the
 totals allow. A holder that was watched well for a day and badly in the last two hours is not covered by its day.

@@ -23,13 +23,12 @@ from gpu_exporter.reconciler.evidence import (
     KEY_LABELS,
     Evidence,
     EvidenceError,
-    HolderEvidence,
+    Gathered,
     HolderName,
     UnitEvidence,
     holder_name,
-    owner_of,
+    is_hidden,
     refuse_renamed,
-    users_id_of,
 )
 
 MAX_EXPORTERS = 200
@@ -101,27 +100,21 @@ class ExporterSource:
         if not pages:
             raise EvidenceError("; ".join(problems[:3]))
         self._forget(pages, wall)
-        units: dict[HolderName, list[UnitEvidence]] = {}
-        owners: dict[HolderName, str] = {}
-        held: dict[HolderName, int] = {}
-        uids: dict[HolderName, set[str]] = {}
-        users_ids: dict[HolderName, str] = {}
+        holders: dict[HolderName, Gathered] = {}
+        hidden: set[tuple[str, str]] = set()
         for page in pages:
             for key, series in page.allocations.items():
-                name = holder_name(series.labels)
-                owners[name] = owner_of(series.info)
-                users_ids[name] = users_id_of(series.info)
-                uids.setdefault(name, set()).update(filter(None, [series.info.get("pod_uid")]))
+                if is_hidden(series.labels) or is_hidden(series.info):
+                    hidden.add((series.labels.get("uuid", ""), series.labels.get("mig_uuid", "")))
+                    continue
+                holder = holders.setdefault(holder_name(series.labels), Gathered())
+                holder.add(series.info, self._unit(page, key, series, wall))
                 count = series.values.get("gpu_allocation_holder_units")
                 if count is not None:
-                    held[name] = max(int(count), held.get(name, 0))
-                units.setdefault(name, []).append(self._unit(page, key, series, wall))
-        holders = tuple(
-            HolderEvidence(name, owners[name], tuple(parts), held.get(name), frozenset(uids[name]), users_ids[name])
-            for name, parts in units.items()
-        )
-        count = sum(len(page.allocations) for page in pages)
-        return Evidence(wall, holders, len(pages), count, tuple(problems))
+                    holder.count(count)
+        allocations = sum(len(page.allocations) for page in pages)
+        found = tuple(holder.evidence(name) for name, holder in holders.items())
+        return Evidence(wall, found, len(pages), allocations, tuple(problems), len(hidden))
 
     def _read_page(self, url: str) -> _Page:
         text = self._fetch(url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 KEY_LABELS = ("uuid", "mig_uuid", "scheduler", "namespace", "pod", "container", "job_id")
@@ -50,6 +51,8 @@ class HolderEvidence(NamedTuple):
     `held`: how many units it holds in all, as its scheduler counts them, seen or not; None when that is not known.
     `incarnations`: the pod UIDs that its series name, which must be one; empty for jobs, whose start tells them apart.
     `users_id`: the id that users of an array or of a heterogeneous job know it by, e.g. 3010_1; "" for all others.
+    `clusters`: the Slurm clusters that its series name, which must be one, "" for a series that names none; empty for
+    pods. Two clusters count their jobs from 1, so one id may be two jobs.
     """
 
     name: HolderName
@@ -58,12 +61,15 @@ class HolderEvidence(NamedTuple):
     held: int | None
     incarnations: frozenset[str] = frozenset()
     users_id: str = ""
+    clusters: frozenset[str] = frozenset()
 
 
 class Evidence(NamedTuple):
     """One reading of the source at `wall` (Unix seconds).
 
-    `exporters` and `allocations` say how much was seen; `problems` names what was not.
+    `exporters` and `allocations` say how much was seen; `problems` names what was not. `hidden`: GPUs and MIG instances
+    held by jobs that Slurm hides from the exporter (PrivateData), which are no holders here: several jobs share the
+    absence of a name.
     """
 
     wall: float
@@ -71,6 +77,7 @@ class Evidence(NamedTuple):
     exporters: int = 1
     allocations: int = 0
     problems: tuple[str, ...] = ()
+    hidden: int = 0
 
 
 class EvidenceError(Exception):
@@ -94,6 +101,11 @@ def holder_name(labels: Mapping[str, str]) -> HolderName:
     return HolderName("kubernetes", labels.get("namespace", ""), labels.get("pod", ""))
 
 
+def is_hidden(labels: Mapping[str, str]) -> bool:
+    """Whether an allocation series is of a job that Slurm hides: it has no id, and in the info series says so."""
+    return labels.get("identity") == "hidden" or (labels.get("scheduler") == "slurm" and not labels.get("job_id"))
+
+
 def owner_of(labels: Mapping[str, str]) -> str:
     """`user/account` of an info series, as far as it says."""
     return "/".join(part for part in (labels.get("user", ""), labels.get("account", "")) if part)
@@ -106,6 +118,34 @@ def users_id_of(labels: Mapping[str, str]) -> str:
     if labels.get("het_job_id") and labels.get("het_job_offset"):
         return f"{labels['het_job_id']}+{labels['het_job_offset']}"
     return ""
+
+
+@dataclass(slots=True)
+class Gathered:
+    """What the series say of one holder, row by row; of two values the more careful one."""
+
+    owner: str = ""
+    users_id: str = ""
+    held: int | None = None
+    units: list[UnitEvidence] = field(default_factory=list)
+    incarnations: set[str] = field(default_factory=set)
+    clusters: set[str] = field(default_factory=set)
+
+    def add(self, info: Mapping[str, str], unit: UnitEvidence) -> None:
+        """One unit, and the labels of its gpu_allocation_info."""
+        self.owner, self.users_id = owner_of(info), users_id_of(info)
+        self.incarnations.update(filter(None, [info.get("pod_uid")]))
+        self.clusters.add(info.get("slurm_cluster", ""))
+        self.units.append(unit)
+
+    def count(self, held: float) -> None:
+        """A value of gpu_allocation_holder_units."""
+        self.held = int(held) if self.held is None else max(self.held, int(held))
+
+    def evidence(self, name: HolderName) -> HolderEvidence:
+        clusters = frozenset(self.clusters) if name.scheduler == "slurm" else frozenset[str]()
+        units, incarnations = tuple(self.units), frozenset(self.incarnations)
+        return HolderEvidence(name, self.owner, units, self.held, incarnations, self.users_id, clusters)
 
 
 def title(name: HolderName, users_id: str = "") -> str:

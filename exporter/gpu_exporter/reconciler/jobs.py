@@ -24,7 +24,9 @@ from gpu_exporter.reconciler.policy import LABEL, Decision
 log = logging.getLogger(__name__)
 TIMEOUT_S = 30.0
 MARK = re.compile(re.escape(LABEL) + r"=([a-z-]+)(?:;|$)")
-RECENT_S = 5.0  # one list of all jobs serves the renewals of so long: 3,000 jobs are 9 MB and half a second on 22.05
+# On 22.05, where every list is of all jobs, one list serves the renewals of so long: 3,000 jobs are 9 MB and half a
+# second.
+RECENT_S = 5.0
 # Settings of the commands that change what they list, or which cluster they ask.
 FILTERS = re.compile(r"(SQUEUE|SCONTROL|SLURM)_(?!CONF$|JWT$)")
 EXTRA_SINCE = (23, 2)  # release of Slurm
@@ -77,11 +79,14 @@ def read_field(text: str, name: str) -> str | None:
     return next((value for key, _, value in fields if key == name), None)
 
 
-def render_mark(decision: Decision, start: float) -> str:
-    """The text that is a mark. `start`: of the job (Unix seconds), by which a requeued one differs."""
+def render_mark(decision: Decision, stage: str, start: float) -> str:
+    """The text that is a mark. `start`: of the job (Unix seconds), by which a requeued one differs.
+
+    `stage`: the decision's where a mark is set, the mark's own where it is renewed.
+    """
     since = timestamp(decision.idle_since_wall or decision.observed_wall)
     return (
-        f"{LABEL}={decision.stage};since={since};gpus={decision.held};start={timestamp(start)};"
+        f"{LABEL}={stage};since={since};gpus={decision.held};start={timestamp(start)};"
         f"observed-until={timestamp(decision.observed_wall)}"
     )
 
@@ -138,6 +143,12 @@ def _plain(value: Any) -> float:
     return float(value["number"] if isinstance(value, dict) else value or 0)
 
 
+def _read_setting(settings: str, name: str) -> str:
+    """A value in the output of `scontrol show config`; "" when it has none."""
+    match = re.search(rf"^{name}[ \t]*=[ \t]*(.*?)[ \t]*$", settings, flags=re.MULTILINE)
+    return match[1] if match and match[1] != "(null)" else ""
+
+
 def _word(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
@@ -146,6 +157,8 @@ class JobMarker:
     """Jobs of one cluster."""
 
     scheduler = "slurm"
+    cluster = ""
+    """Slurm's ClusterName, as in the label slurm_cluster."""
 
     def __init__(self, read_monotonic: Callable[[], float] = time.monotonic) -> None:
         """Choose the field. Raises MarkError when Slurm does not answer or the field is not free for us."""
@@ -155,8 +168,14 @@ class JobMarker:
         release = (int(version[1]), int(version[2])) if version else (0, 0)
         self.field = "Extra" if release >= EXTRA_SINCE else "Comment"
         settings = self._run("scontrol", "show", "config")
-        parameters = re.search(r"^SchedulerParameters\s*=\s*(.*)$", settings, flags=re.MULTILINE)
-        if self.field == "Extra" and parameters and "extra_constraints" in parameters[1]:
+        self.cluster = _read_setting(settings, "ClusterName")
+        if not self.cluster:
+            raise MarkError(
+                "error",
+                "scontrol show config: no ClusterName, so evidence of another cluster's jobs could not be told from "
+                "this one's; jobs are not marked; set ClusterName in slurm.conf",
+            )
+        if self.field == "Extra" and "extra_constraints" in _read_setting(settings, "SchedulerParameters"):
             raise MarkError("error", "SchedulerParameters=extra_constraints gives Extra a meaning; jobs are not marked")
 
     @staticmethod
@@ -169,34 +188,36 @@ class JobMarker:
         return [mark for mark in (job.mark for job in jobs) if mark is not None]
 
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
-        object_to(mark.live, decision)
+        object_to(mark.live, decision, self.cluster)
 
     def check_alone(self, mark: Mark, decision: Decision | None, needed_s: float, wall: float) -> None:
         object_to_job(mark.live)
         marked = parse_timestamp(read_field(mark.live.text, "start"))
         if marked is not None and not abs(mark.live.start - marked) <= START_SLACK_S:
             raise Refused("replaced", "the job was started again since it was marked")
-        if decision is not None and decision.start_wall is not None:
+        if decision is not None and decision.start_wall is not None and decision.cluster == self.cluster:
             object_to_start(mark.live, decision.start_wall)
 
     def inspect(self, decision: Decision, wall: float) -> None:
-        object_to(self._find(decision.name.name, self._recent_jobs()), decision)
+        object_to(self._find(decision.name.name, self._recent_jobs()), decision, self.cluster)
 
     def label(self, decision: Decision) -> str:
         return f"{self.field}={LABEL}={decision.stage}"
 
     def write(self, decision: Decision, wall: float) -> None:
         job = self.read(decision.name.name)
-        object_to(job, decision)
-        self.update(job.target, render_mark(decision, job.start))
+        object_to(job, decision, self.cluster)
+        self.update(job.target, render_mark(decision, decision.stage, job.start))
 
     def renew(self, mark: Mark, decision: Decision) -> None:
-        job = self._find(mark.name.name, self._recent_jobs())
+        """The whole text is written, so the job is read directly before; on 22.05 within the last RECENT_S."""
+        job_id = mark.name.name
+        job = self.read(job_id) if self.field == "Extra" else self._find(job_id, self._recent_jobs())
         if job.incarnation != mark.incarnation:
             raise Refused("replaced", "the job was started again since it was listed")
-        if job.mark is None:
-            raise Refused("foreign", "the field no longer holds our text")
-        self.update(job.target, render_mark(decision, job.start))
+        if job.text != mark.live.text:
+            raise Refused("foreign", "the text was changed since it was listed")
+        self.update(job.target, render_mark(decision, mark.stage, job.start))
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
         """Whatever incarnation carries our text: a requeued job keeps that of its last run."""
@@ -263,8 +284,11 @@ class JobMarker:
         return done.stdout.decode("utf-8", "replace")
 
 
-def object_to(job: LiveJob, decision: Decision) -> None:
-    """Raise Refused when a live job must not carry the mark of this decision."""
+def object_to(job: LiveJob, decision: Decision, cluster: str) -> None:
+    """Raise Refused when a live job of `cluster` must not carry the mark of this decision."""
+    if decision.cluster != cluster:
+        known = f"is of a job of cluster {decision.cluster}" if decision.cluster else "names no Slurm cluster"
+        raise Refused("cluster", f"the evidence {known}, the live job is of cluster {cluster}")
     object_to_job(job)
     object_to_start(job, decision.start_wall or 0.0)
     if job.text and job.mark is None:

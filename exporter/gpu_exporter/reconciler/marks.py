@@ -82,7 +82,10 @@ class Marker(Protocol):
         """Read the live object, compare it likewise, set the mark. Raises Refused."""
 
     def renew(self, mark: Mark, decision: Decision) -> None:
-        """Write the evidence and its time to the object that carries the mark. Raises Refused."""
+        """Write the evidence and its time to the object that carries the mark, which keeps its stage. Raises Refused.
+
+        The object must be as it was listed: what its owner has written there since is not overwritten.
+        """
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
         """Remove the mark from this incarnation, and from no other."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
-from gpu_exporter.model import GPU_RESOURCE
+from gpu_exporter.model import compile_resources
 from gpu_exporter.reconciler.marks import PREFIX, Refused, parse_timestamp
 from gpu_exporter.reconciler.policy import LABEL, LABELLED, Decision
 
 SINCE, GPUS, EVIDENCE, OBSERVED = (PREFIX + name for name in ("since", "gpus", "evidence", "observed-until"))
 OURS = frozenset((SINCE, GPUS, EVIDENCE, OBSERVED))
 MIRROR = "kubernetes.io/config.mirror"  # the kubelet's image of a static pod, on which no write has an effect
+NVIDIA = compile_resources(())
+Resources: TypeAlias = Sequence[re.Pattern[str]]  # names of the resources whose devices are GPUs
 CRITICAL = ("system-cluster-critical", "system-node-critical")
 
 
@@ -22,16 +25,17 @@ def is_foreign(pod: Mapping[str, Any]) -> bool:
     return stage is not None and stage not in LABELLED and OURS.isdisjoint(metadata.get("annotations") or ())
 
 
-def object_to(pod: Mapping[str, Any], decision: Decision, wall: float) -> None:
+def object_to(pod: Mapping[str, Any], decision: Decision, wall: float, resources: Resources = NVIDIA) -> None:
     """Raise Refused when a live pod must not carry the mark of this decision at `wall`."""
     object_to_kind(pod)
     object_to_identity(pod, decision)
     if is_foreign(pod):
         raise Refused("foreign", f"{LABEL} has a value that is not ours")
-    asked = sum(map(_gpus, _long_running(pod["spec"])))
-    if asked and asked != decision.held:
-        raise Refused("gpus", f"the pod asks for {asked} GPUs, the evidence is of {decision.held}")
-    object_to_containers(pod, decision.needed_s, wall)
+    asked = sum(_gpus(container, resources) for container in _long_running(pod["spec"]))
+    if asked != decision.held:
+        hint = "" if asked else "; if its GPUs have a resource of another name, set --attribution.resource"
+        raise Refused("gpus", f"the pod asks for {asked} GPUs, the evidence is of {decision.held}{hint}")
+    object_to_containers(pod, decision.needed_s, wall, resources)
 
 
 def object_to_identity(pod: Mapping[str, Any], decision: Decision) -> None:
@@ -56,13 +60,13 @@ def object_to_kind(pod: Mapping[str, Any]) -> None:
         raise Refused("daemonset", "a DaemonSet's pod belongs to its node")
 
 
-def object_to_containers(pod: Mapping[str, Any], needed_s: float, wall: float) -> None:
+def object_to_containers(pod: Mapping[str, Any], needed_s: float, wall: float, resources: Resources = NVIDIA) -> None:
     """Raise Refused unless every container that holds GPUs has run for `needed_s` at `wall`.
 
     A holder whose container had not started, or was restarted, could not have worked for so long.
     """
     spec, status = pod["spec"], pod.get("status", {})
-    holding = [container for container in _long_running(spec) if _gpus(container)]
+    holding = [container for container in _long_running(spec) if _gpus(container, resources)]
     names = {container["name"] for container in holding or spec["containers"]}
     running = {
         each["name"]: (each.get("state") or {}).get("running")
@@ -83,6 +87,8 @@ def _long_running(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [*spec["containers"], *sidecars]
 
 
-def _gpus(container: Mapping[str, Any]) -> int:
+def _gpus(container: Mapping[str, Any], resources: Resources) -> int:
+    """GPUs and MIG instances that a container asks for. Resources of device plugins have a domain in their name."""
     limits = (container.get("resources") or {}).get("limits") or {}
-    return sum(int(count) for resource, count in limits.items() if GPU_RESOURCE.fullmatch(resource))
+    counts = (count for name, count in limits.items() if "/" in name and any(r.fullmatch(name) for r in resources))
+    return sum(map(int, counts))

@@ -1,8 +1,9 @@
 """Marks on pods: one label and four annotations, by merge patch, each with an Event that says why.
 
 The pod is read before it is written. UID and resourceVersion travel in the patch, so that the API server itself
-refuses when the pod was replaced (422, cause metadata.uid) or changed (409) in between. Withdrawals carry the UID
-alone: nothing that happens to the pod may delay them. So do renewals, which change annotations only.
+refuses when the pod was replaced (422, cause metadata.uid) or changed (409) in between. So they do in renewals, with
+the resourceVersion of the list: what the owner has changed since is left alone, and the next cycle is the retry.
+Withdrawals carry the UID alone: nothing that happens to the pod may delay them.
 
 A label is ours by its key. One without annotations of ours, but with a stage of ours, is a mark that its owner has
 stripped: evidence gives it its annotations back, and without evidence it goes at once, for it says nothing of its age.
@@ -31,8 +32,10 @@ from gpu_exporter.reconciler.marks import PREFIX, Mark, MarkError, Refused, pars
 from gpu_exporter.reconciler.pod_checks import (
     EVIDENCE,
     GPUS,
+    NVIDIA,
     OBSERVED,
     SINCE,
+    Resources,
     is_foreign,
     object_to,
     object_to_containers,
@@ -76,7 +79,9 @@ class PodMarker:
 
     scheduler = "kubernetes"
 
-    def __init__(self, api: client.ApiClient, instance: str = "") -> None:
+    def __init__(self, api: client.ApiClient, instance: str = "", resources: Resources = NVIDIA) -> None:
+        """`resources`: whose devices are GPUs, as in the exporter's flag of that name."""
+        self._resources = resources
         self._core = client.CoreV1Api(api)
         self._events = client.EventsV1Api(api)
         self._instance = instance or socket.gethostname()
@@ -96,30 +101,31 @@ class PodMarker:
                 return marks
 
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
-        object_to(mark.live, decision, wall)
+        object_to(mark.live, decision, wall, self._resources)
 
     def check_alone(self, mark: Mark, decision: Decision | None, needed_s: float, wall: float) -> None:
         object_to_kind(mark.live)
         if decision is not None and decision.incarnation:
             object_to_identity(mark.live, decision)
-        object_to_containers(mark.live, needed_s, wall)
+        object_to_containers(mark.live, needed_s, wall, self._resources)
 
     def inspect(self, decision: Decision, wall: float) -> None:
-        object_to(self._read(decision.name), decision, wall)
+        object_to(self._read(decision.name), decision, wall, self._resources)
 
     def label(self, decision: Decision) -> str:
         return f"{LABEL}={decision.stage}"
 
     def write(self, decision: Decision, wall: float) -> None:
         pod = self._read(decision.name)
-        object_to(pod, decision, wall)
+        object_to(pod, decision, wall, self._resources)
         metadata = pod["metadata"]
         change = {"labels": {LABEL: decision.stage}, "annotations": annotate(decision)}
         self._patch(decision.name, metadata["uid"], {**change, "resourceVersion": metadata["resourceVersion"]})
         self._record(decision.name, metadata["uid"], wall, f"Gpu{decision.stage.capitalize()}", decision.reason)
 
     def renew(self, mark: Mark, decision: Decision) -> None:
-        self._patch(mark.name, mark.incarnation, {"annotations": annotate(decision)})
+        version = mark.live["metadata"]["resourceVersion"]
+        self._patch(mark.name, mark.incarnation, {"annotations": annotate(decision), "resourceVersion": version})
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
         change = {"labels": {LABEL: None}, "annotations": dict.fromkeys((SINCE, GPUS, EVIDENCE, OBSERVED))}

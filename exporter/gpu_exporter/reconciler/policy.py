@@ -27,7 +27,7 @@ class Decision(NamedTuple):
     `incarnation`: the pod's UID, "" when unknown and for jobs; `start_wall`: when the newest of its units was taken;
     `needed_s`: how long the holder must have been idle, and able to work, for this stage; `active`: a fresh sample
     shows a unit that is not idle, whatever is not known of the others; `observed_wall`: time of the evidence;
-    `users_id`: as in HolderEvidence.
+    `users_id`: as in HolderEvidence; `cluster`: the one Slurm cluster of the evidence, "" when unknown and for pods.
     """
 
     name: HolderName
@@ -43,6 +43,7 @@ class Decision(NamedTuple):
     active: bool = False
     observed_wall: float = 0.0
     users_id: str = ""
+    cluster: str = ""
 
     @property
     def title(self) -> str:
@@ -86,6 +87,7 @@ def _decide_holder(holder: HolderEvidence, evidence: Evidence, policy: Policy) -
         any(_is_fresh(unit, policy) and 0 <= _number(unit.idle_run_s) < policy.candidate_after for unit in units),
         evidence.wall,
         holder.users_id,
+        next(iter(holder.clusters)) if len(holder.clusters) == 1 else "",
     )
 
 
@@ -99,6 +101,9 @@ def _judge(holder: HolderEvidence, evidence: Evidence, policy: Policy) -> tuple[
     units = merge_units(holder.units)
     if len(holder.incarnations) > 1:
         return "unknown", f"series of {len(holder.incarnations)} pods under one name"
+    if len(holder.clusters) > 1:
+        named = ", ".join(cluster or "one that is not named" for cluster in sorted(holder.clusters))
+        return "unknown", f"series of {len(holder.clusters)} Slurm clusters under one job id: {named}"
     fresh_s = policy.fresh_min
     for unit in units:
         fresh_s = _fresh_s(unit, policy)

@@ -11,25 +11,25 @@ import math
 import re
 import urllib.parse
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from gpu_exporter.reconciler.coverage import coverage
 from gpu_exporter.reconciler.direct import fetch_text
 from gpu_exporter.reconciler.evidence import (
+    KEY_LABELS,
     Evidence,
     EvidenceError,
-    HolderEvidence,
+    Gathered,
     HolderName,
     UnitEvidence,
     holder_name,
-    owner_of,
+    is_hidden,
     refuse_renamed,
-    users_id_of,
 )
 
 MAX_ROWS = 20_000
 MAX_MATCHER = 100_000  # characters; a longer one is left out and the rows are compared here
-UNIT = "uuid, mig_uuid, scheduler, namespace, pod, container, job_id"
+Series: TypeAlias = frozenset[tuple[str, str]]  # every label of one series
 
 
 class Row(NamedTuple):
@@ -86,14 +86,15 @@ class PromQLSource:
         clusters = {row.labels.get("cluster", "") for row in runs}
         if len(clusters) > 1:  # one pod name may exist in each of them
             raise EvidenceError(f"clusters {sorted(clusters)} in one answer: choose one with --source.matcher")
-        names = {holder_name(row.labels) for row in runs} | self._resolve(marked)
+        names = {holder_name(row.labels) for row in runs if not is_hidden(row.labels)} | self._resolve(marked)
         exporters = self._count("gpu_exporter_build_info")
         if not exporters:
             matcher = f"{{{self._matcher}}}"
             raise EvidenceError(f"no gpu-exporter series match {matcher}: see --source.matcher")
         allocations = self._count("gpu_allocation_info")
+        hidden = self._count("gpu_allocation_info", 'identity="hidden"', "count by (uuid, mig_uuid) ")
         if not names:
-            return Evidence(wall, (), exporters, allocations)
+            return Evidence(wall, (), exporters, allocations, hidden=hidden)
         wanted = _restrict(names)
         units = self._by_unit("gpu_allocation_idle_run_seconds", wanted, min)
         starts = self._by_unit("gpu_allocation_start_timestamp_seconds", wanted, max)
@@ -111,22 +112,13 @@ class PromQLSource:
             self._place(row.labels): row.value
             for row in self._query(f"min by ({nodes}) ({self._select('gpu_exporter_sample_interval_seconds')})")
         }
-        held: dict[HolderName, int] = {}
-        for row in self._query(self._select("gpu_allocation_holder_units", wanted)):
-            name = holder_name(row.labels)
-            held[name] = max(int(row.value), held.get(name, 0))
-        holders: dict[HolderName, list[UnitEvidence]] = {}
-        owners: dict[HolderName, str] = {}
-        uids: dict[HolderName, set[str]] = {}
-        users_ids: dict[HolderName, str] = {}
+        holders: dict[HolderName, Gathered] = {}
         for row in infos:
             name, key = holder_name(row.labels), _unit_key(row.labels)
             if name not in names:
                 continue
-            owners[name] = owner_of(row.labels)
-            users_ids[name] = users_id_of(row.labels)
-            uids.setdefault(name, set()).update(filter(None, [row.labels.get("pod_uid")]))
-            holders.setdefault(name, []).append(
+            holders.setdefault(name, Gathered()).add(
+                row.labels,
                 UnitEvidence(
                     node=row.labels.get("node") or row.labels.get("instance", ""),
                     gpu=row.labels.get("gpu", ""),
@@ -138,39 +130,48 @@ class PromQLSource:
                     coverage=shares.get(key),
                     witnesses=int(witnesses[key]) if key in witnesses else None,
                     sample_interval_s=intervals.get(self._place(row.labels), 1.0),
-                )
+                ),
             )
-        return Evidence(
-            wall,
-            tuple(
-                HolderEvidence(name, owners[name], tuple(parts), held.get(name), frozenset(uids[name]), users_ids[name])
-                for name, parts in holders.items()
-            ),
-            exporters,
-            allocations,
-        )
+        for row in self._query(self._select("gpu_allocation_holder_units", wanted)):
+            name = holder_name(row.labels)
+            if name in holders:
+                holders[name].count(row.value)
+        found = tuple(holder.evidence(name) for name, holder in holders.items())
+        return Evidence(wall, found, exporters, allocations, hidden=hidden)
 
-    def _count(self, metric: str) -> int:
-        rows = self._query(f"count({self._select(metric)})")
+    def _count(self, metric: str, wanted: str = "", distinct: str = "") -> int:
+        selected = self._select(metric, wanted)
+        rows = self._query(f"count({distinct}({selected}))" if distinct else f"count({selected})")
         return int(rows[0].value) if rows else 0
 
     def _suspects(self) -> str:
         return f"{self._select('gpu_allocation_idle_run_seconds')} >= {self._candidate_after_s:g}"
 
     def _coverage(self, wanted: str) -> dict[tuple[str, ...], float | None]:
-        """Observed share of the time held, over the window. Prometheus's own samples say how far back that is known."""
-        held = self._by_unit("gpu_allocation_held_seconds_total", wanted, max)
-        observed = self._by_unit("gpu_allocation_observed_seconds_total", wanted, min)
-        held_in = self._increase("max", "gpu_allocation_held_seconds_total", wanted)
-        observed_in = self._increase("min", "gpu_allocation_observed_seconds_total", wanted)
-        return {
-            key: coverage(self._window_s, held[key], observed[key], held_in.get(key, 0.0), observed_in.get(key, 0.0))
-            for key in held.keys() & observed.keys()
-        }
+        """Observed share of the time held, over the window: of each series, and of those of one unit the smallest.
 
-    def _increase(self, worst: str, metric: str, wanted: str) -> dict[tuple[str, ...], float]:
-        selected = f"{self._select(metric, wanted)}[{self._window_s:g}s]"
-        return {_unit_key(row.labels): row.value for row in self._query(f"{worst} by ({UNIT}) (increase({selected}))")}
+        Series by series as in the alert: two targets that speak for one unit began at different times, and the growth
+        of one says nothing of the other. A target that ended within the window counts with what it saw of it.
+        Prometheus's own samples say how far back each is known.
+        """
+        held, held_in = self._totals("gpu_allocation_held_seconds_total", wanted)
+        observed, observed_in = self._totals("gpu_allocation_observed_seconds_total", wanted)
+        shares: dict[tuple[str, ...], float | None] = {}
+        for series in held.keys() | observed.keys():
+            share = None
+            if series in held and series in observed:
+                increases = held_in.get(series, 0.0), observed_in.get(series, 0.0)
+                share = coverage(self._window_s, held[series], observed[series], *increases)
+            key = _unit_key(dict(series))
+            before = shares.get(key, share)
+            shares[key] = None if share is None or before is None else min(share, before)
+        return shares
+
+    def _totals(self, metric: str, wanted: str) -> tuple[dict[Series, float], dict[Series, float]]:
+        """A counter, and how much it grew over the window, by series."""
+        selected = self._select(metric, wanted)
+        growth = {_series(row.labels): row.value for row in self._query(f"increase({selected}[{self._window_s:g}s])")}
+        return growth | {_series(row.labels): row.value for row in self._query(selected)}, growth
 
     def _by_unit(
         self, metric: str, wanted: str, worst: Callable[[float, float], float]
@@ -210,7 +211,12 @@ class PromQLSource:
 
 
 def _unit_key(labels: dict[str, str]) -> tuple[str, ...]:
-    return tuple(labels.get(label.strip(), "") for label in UNIT.split(","))
+    return tuple(labels.get(label, "") for label in KEY_LABELS)
+
+
+def _series(labels: dict[str, str]) -> Series:
+    """What tells one series from the others of its metric. Functions of PromQL drop the name."""
+    return frozenset((label, value) for label, value in labels.items() if label != "__name__")
 
 
 def _restrict(names: set[HolderName]) -> str:

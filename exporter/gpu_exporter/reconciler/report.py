@@ -21,6 +21,9 @@ def render_decisions(
     """One line per holder, labelled ones first, then how much was seen. Ends in a newline."""
     outlooks = outlooks or {}
     seen = f"{_count(evidence.exporters, 'exporter')} and {_count(evidence.allocations, 'allocation')} seen"
+    if evidence.hidden:
+        verb = "is" if evidence.hidden == 1 else "are"
+        seen += f"; {_count(evidence.hidden, 'GPU')} {verb} held by jobs that Slurm hides"
     if not decisions:
         return f"{seen}; no holder is idle long enough to be considered\n"
     order = {"underused": 0, "candidate": 1, "partial": 2, "unknown": 3}
@@ -78,32 +81,34 @@ def explain(decision: Decision, policy: Policy, outlook: Outlook | None = None) 
     return "\n".join(lines) + "\n"
 
 
-def decisions_json(decisions: Sequence[Decision], outlooks: Mapping[HolderName, Outlook] | None = None) -> str:
-    """For scripts: one object per holder. `refused` is null where it is not known what --apply would refuse."""
+def decisions_json(
+    decisions: Sequence[Decision], evidence: Evidence, outlooks: Mapping[HolderName, Outlook] | None = None
+) -> str:
+    """For scripts: how much was seen, and one object per holder.
+
+    `refused` is null where it is not known what --apply would refuse.
+    """
     outlooks = outlooks or {}
-    return (
-        json.dumps(
-            [
-                {
-                    "scheduler": d.name.scheduler,
-                    "namespace": d.name.namespace,
-                    "name": d.name.name,
-                    "job": d.users_id or (d.name.name if d.name.scheduler == "slurm" else ""),
-                    "owner": d.owner,
-                    "stage": d.stage,
-                    "reason": d.reason,
-                    "label": outlooks[d.name].label if d.name in outlooks else d.label,
-                    "refused": outlooks[d.name].refused if d.name in outlooks and outlooks[d.name].checked else None,
-                    "idle_since_timestamp_seconds": d.idle_since_wall,
-                    "gpus_seen": len(d.units),
-                    "gpus_held": d.held,
-                }
-                for d in decisions
-            ],
-            indent=1,
-        )
-        + "\n"
-    )
+    holders = [
+        {
+            "scheduler": d.name.scheduler,
+            "namespace": d.name.namespace,
+            "name": d.name.name,
+            "job": d.users_id or (d.name.name if d.name.scheduler == "slurm" else ""),
+            "slurm_cluster": d.cluster,
+            "owner": d.owner,
+            "stage": d.stage,
+            "reason": d.reason,
+            "label": outlooks[d.name].label if d.name in outlooks else d.label,
+            "refused": outlooks[d.name].refused if d.name in outlooks and outlooks[d.name].checked else None,
+            "idle_since_timestamp_seconds": d.idle_since_wall,
+            "gpus_seen": len(d.units),
+            "gpus_held": d.held,
+        }
+        for d in decisions
+    ]
+    seen = {"exporters": evidence.exporters, "allocations": evidence.allocations, "gpus_hidden": evidence.hidden}
+    return json.dumps({**seen, "holders": holders}, indent=1) + "\n"
 
 
 def format_time(wall: float | None) -> str:

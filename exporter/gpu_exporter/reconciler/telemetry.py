@@ -23,6 +23,7 @@ from gpu_exporter.reconciler.policy import LABELLED
 
 RESULTS = ("written", "renewed", "withdrawn", "replaced", "conflict", "throttled", "error")
 REASONS = (
+    "cluster",
     "critical",
     "daemonset",
     "foreign",

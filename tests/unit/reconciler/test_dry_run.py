@@ -197,7 +197,7 @@ def test_any_holder_is_explained_by_any_of_its_names(
     assert text.count("because") == 1
     assert ("REFUSED: daemonset: refused" in text) == (first == "ml/a: underused")
     assert reconcile_once(source, POLICY, "json", asked, Foresight({"kubernetes": lambda: book})) == 0
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = json.loads(capsys.readouterr().out)["holders"]
     assert row["refused"] == ("daemonset" if first == "ml/a: underused" else None)
 
 

@@ -9,37 +9,35 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.testbed.memory_slurm import MemorySlurm, row_of_22_05, row_of_24_11
 
 from gpu_exporter.reconciler import jobs
 from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.marks import Refused
+from gpu_exporter.reconciler.marks import MarkError, Refused
 from gpu_exporter.reconciler.policy import LABEL, Decision
 
 WALL = 1_800_000_000.0
-JOB = Decision(HolderName("slurm", "", "7"), "", "underused", "idle", (), 2, WALL - 8000, "", WALL - 9000, 7200.0)
-
-
-def row_of_22_05(**fields: Any) -> dict[str, Any]:
-    """As squeue 22.05.8 prints it: plain numbers."""
-    row = {"job_id": 7, "array_job_id": 0, "array_task_id": None, "job_state": "RUNNING", "start_time": 1_799_991_000}
-    return {**row, "restart_cnt": 1, "comment": None, **fields}
-
-
-def row_of_24_11(**fields: Any) -> dict[str, Any]:
-    """As squeue 24.11.5 prints it: numbers that may be unset, states as a list."""
-
-    def number(value: int, given: bool = True) -> dict[str, Any]:
-        return {"set": given, "infinite": False, "number": value}
-
-    row = {"job_id": 7, "array_job_id": number(0), "array_task_id": number(0, False), "job_state": ["RUNNING"]}
-    return {**row, "start_time": number(1_799_991_000), "restart_cnt": 1, "extra": "", **fields}
+JOB = Decision(
+    HolderName("slurm", "", "7"),
+    "",
+    "underused",
+    "idle",
+    (),
+    2,
+    WALL - 8000,
+    "",
+    WALL - 9000,
+    7200.0,
+    observed_wall=WALL,
+    cluster="lab",
+)
 
 
 @pytest.mark.parametrize(("make", "field"), [(row_of_22_05, "comment"), (row_of_24_11, "extra")])
 def test_jobs_of_two_releases_read_the_same(make: Any, field: str) -> None:
     (job,) = jobs.parse_jobs(json.dumps({"jobs": [make()]}), field)
     assert job == jobs.LiveJob("7", "7", "RUNNING", 1_799_991_000.0, 1, "")
-    jobs.object_to(job, JOB)
+    jobs.object_to(job, JOB, "lab")
     array = (
         {"array_job_id": 5, "array_task_id": 3}
         if field == "comment"
@@ -92,14 +90,52 @@ def test_no_jobs_with_an_error_is_no_answer() -> None:
 def test_a_job_that_must_not_be_marked(change: dict[str, Any], reason: str) -> None:
     job = jobs.LiveJob("7", "7", "RUNNING", WALL - 9000, 0, "")._replace(**change)
     with pytest.raises(Refused) as caught:
-        jobs.object_to(job, JOB)
+        jobs.object_to(job, JOB, "lab")
     assert caught.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("named", "text"),
+    [
+        ("beta", "the evidence is of a job of cluster beta, the live job is of cluster lab"),
+        ("", "the evidence names no Slurm cluster, the live job is of cluster lab"),
+    ],
+)
+def test_evidence_of_another_cluster_marks_no_job_here(named: str, text: str) -> None:
+    """Each cluster counts its jobs from 1, and two jobs may begin in the same second."""
+    marker = MemorySlurm()
+    (mark, *_) = marker.list_marks()
+    decision = JOB._replace(name=mark.name, cluster=named)
+    for refused in (
+        lambda: marker.write(decision, WALL),
+        lambda: marker.inspect(decision, WALL),
+        lambda: marker.check(mark, decision, WALL),
+    ):
+        with pytest.raises(Refused) as caught:
+            refused()
+        assert (caught.value.reason, str(caught.value)) == ("cluster", text)
+    marker.check(mark, decision._replace(cluster="lab"), WALL)
+
+
+def test_without_usable_evidence_the_start_of_another_clusters_job_says_nothing_of_this_one() -> None:
+    marker = MemorySlurm()
+    (mark, *_) = marker.list_marks()
+    unknown = JOB._replace(name=mark.name, stage="unknown", start_wall=WALL - 60)
+    marker.check_alone(mark, unknown._replace(cluster="beta"), 7200.0, WALL)
+    with pytest.raises(Refused, match="started again since the evidence"):
+        marker.check_alone(mark, unknown, 7200.0, WALL)
+
+
+@pytest.mark.parametrize("settings", ["", "ClusterName =\nSlurmUser = slurm\n", "ClusterName = (null)\n"])
+def test_where_slurm_does_not_say_its_cluster_no_job_is_marked(settings: str) -> None:
+    with pytest.raises(MarkError, match="no ClusterName.*jobs are not marked; set ClusterName in slurm.conf"):
+        MemorySlurm(settings=settings)
 
 
 def marked_job(**change: Any) -> jobs.LiveJob:
     """Job 7, marked while its start was WALL - 9000."""
     job = jobs.LiveJob("7", "5_3", "RUNNING", WALL - 9000, 0, "")
-    text = jobs.render_mark(JOB._replace(observed_wall=WALL), job.start)
+    text = jobs.render_mark(JOB, "underused", job.start)
     return job._replace(text=text)._replace(**change)
 
 
@@ -143,7 +179,7 @@ def test_any_text_of_an_owner_is_read_without_a_fault(text: str) -> None:
 def test_a_marked_job_without_evidence_is_held_to_what_it_says_itself(
     change: dict[str, Any], start_wall: float | None, reason: str
 ) -> None:
-    marker = object.__new__(jobs.JobMarker)  # its constructor asks Slurm
+    marker = MemorySlurm()
     mark = marked_job(**change).mark
     assert mark is not None
     decision = JOB._replace(stage="unknown", start_wall=start_wall)
@@ -165,33 +201,32 @@ def test_the_commands_are_not_filtered_by_what_the_environment_says(monkeypatch:
     }
 
 
-class Listed(jobs.JobMarker):
-    """Slurm's commands, answered from memory."""
-
-    def __init__(self) -> None:
-        self.rows = [row_of_24_11(job_id=i, extra=f"{LABEL}=underused;since=x") for i in range(1, 51)]
-        self.calls: list[str] = []
-        self.now = 0.0
-        super().__init__(lambda: self.now)
-
-    def _run(self, *command: str) -> str:  # type: ignore[override]
-        self.calls.append(" ".join(command[:2]))
-        if command[0] == "squeue":
-            return json.dumps({"jobs": self.rows})
-        return "slurm-wlm 24.11.5\n" if "--version" in command else ""
+def test_on_22_05_one_list_of_all_jobs_serves_many_renewals_and_a_later_one_is_read_again() -> None:
+    """There each list is of all jobs of the cluster, whatever is asked for."""
+    marker = MemorySlurm("22.05.8")
+    marks = marker.list_marks()
+    marker.calls.clear()
+    for mark in marks[:-1]:
+        marker.renew(mark, JOB)
+    assert marker.calls == ["squeue --json", *["scontrol update"] * 49]
+    marker.now += jobs.RECENT_S
+    marker.renew(marks[-1], JOB)
+    assert marker.calls[50:] == ["squeue --json", "scontrol update"]
 
 
-def test_one_list_of_all_jobs_serves_many_renewals_and_a_later_one_is_read_again() -> None:
-    """On 22.05 each list is of all jobs of the cluster, whatever is asked for."""
-    marker = Listed()
+def test_from_23_02_a_job_is_read_directly_before_each_renewal() -> None:
+    marker = MemorySlurm()
     marks = marker.list_marks()
     marker.calls.clear()
     for mark in marks:
         marker.renew(mark, JOB)
-    assert marker.calls == ["squeue --json", *["scontrol update"] * 50]
-    marker.now += jobs.RECENT_S
+    assert marker.calls == ["squeue --json", "scontrol update"] * 50
+    marks = marker.list_marks()
     marker.renew(marks[0], JOB)
-    assert marker.calls[51:] == ["squeue --json", "scontrol update"]
+    marker.rows[1]["extra"] = "mine"  # while the renewals are under way
+    with pytest.raises(Refused, match="changed since it was listed"):
+        marker.renew(marks[1], JOB)
+    assert marker.text(2) == "mine"
 
 
 @pytest.mark.parametrize(
@@ -199,16 +234,32 @@ def test_one_list_of_all_jobs_serves_many_renewals_and_a_later_one_is_read_again
     [
         ({"extra": "mine"}, "foreign"),
         ({"extra": ""}, "foreign"),
+        ({"extra": f"{LABEL}=underused;since=x;my note"}, "foreign"),
         ({"restart_cnt": 2}, "replaced"),
         ({"job_id": 99}, "replaced"),
     ],
 )
-def test_a_text_that_changed_since_it_was_listed_is_not_renewed(change: dict[str, Any], reason: str) -> None:
-    marker = Listed()
+@pytest.mark.parametrize("release", ["22.05.8", "24.11.5"])
+def test_a_text_that_changed_since_it_was_listed_is_not_renewed(
+    change: dict[str, Any], reason: str, release: str
+) -> None:
+    marker = MemorySlurm(release)
     (mark, *_) = marker.list_marks()
-    marker.rows[0].update(change)
+    marker.rows[0].update({marker.field.lower() if key == "extra" else key: value for key, value in change.items()})
     marker.calls.clear()
     with pytest.raises(Refused) as caught:
         marker.renew(mark, JOB)
     assert caught.value.reason == reason
     assert marker.calls == ["squeue --json"]
+
+
+@pytest.mark.parametrize("release", ["22.05.8", "24.11.5"])
+@pytest.mark.parametrize("stage", ["candidate", "partial", "underused"])
+def test_a_renewal_writes_the_evidence_and_keeps_the_stage(release: str, stage: str) -> None:
+    marker = MemorySlurm(release, text=f"{LABEL}={stage};since=x;gpus=1")
+    (mark, *_) = marker.list_marks()
+    marker.renew(mark, JOB)
+    assert marker.text(1) == (
+        f"{LABEL}={stage};since=2027-01-15T05:46:40Z;gpus=2;start=2027-01-15T05:30:00Z;"
+        "observed-until=2027-01-15T08:00:00Z"
+    )

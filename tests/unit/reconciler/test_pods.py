@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_exporter.model import compile_resources
 from gpu_exporter.reconciler import pod_checks, pods
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import MarkError, Refused, parse_timestamp, timestamp
@@ -104,6 +105,76 @@ def test_a_sidecar_that_holds_gpus_counts() -> None:
 def test_only_gpus_count_as_gpus(resource: str) -> None:
     limits = {resource: "2", "nvidia.com/hostdev": "1", "nvidia.com/rdma_shared": "1", "nvidia.com/gpumem": "8000"}
     pod_checks.object_to(changed("spec/containers/0/resources/limits", limits), POD, WALL)
+
+
+SITE = compile_resources([r"example\.com/h100(-.+)?", "cpu|memory|.*gpumem"])
+
+
+def site_pod(limits: dict[str, str]) -> dict[str, Any]:
+    """A pod whose GPUs have a resource that the site named itself."""
+    return changed("spec/containers/0/resources/limits", limits)
+
+
+@pytest.mark.parametrize(
+    ("limits", "asked"),
+    [
+        ({"example.com/h100": "2", "cpu": "500m", "memory": "4Gi"}, 2),
+        ({"example.com/h100-80gb": "1", "nvidia.com/gpu": "1", "xexample.com/h100": "4"}, 2),
+        ({"example.com/h100": "3"}, 3),
+        ({"nvidia.com/gpu": "2", "example.com/h100": "2"}, 4),
+        ({"nvidia.com/gpu": "2"}, 2),
+    ],
+)
+def test_gpus_of_a_resource_that_the_site_has_named_are_counted(limits: dict[str, str], asked: int) -> None:
+    pod = site_pod(limits)
+    if asked == 2:
+        return pod_checks.object_to(pod, POD, WALL, SITE)
+    with pytest.raises(Refused) as caught:
+        pod_checks.object_to(pod, POD, WALL, SITE)
+    assert str(caught.value) == f"the pod asks for {asked} GPUs, the evidence is of 2"
+
+
+def test_a_pod_that_asks_for_no_gpu_that_we_know_is_refused_with_the_remedy() -> None:
+    """The kubelet may say so much by the UUIDs of the devices: of how many GPUs it should be is then not known."""
+    for limits in ({"example.com/h100": "1"}, {}):
+        with pytest.raises(Refused) as caught:
+            pod_checks.object_to(site_pod(limits), POD, WALL)
+        assert (caught.value.reason, str(caught.value)) == (
+            "gpus",
+            "the pod asks for 0 GPUs, the evidence is of 2; if its GPUs have a resource of another name, set "
+            "--attribution.resource",
+        )
+
+
+def test_only_containers_that_hold_gpus_of_a_named_resource_have_to_run() -> None:
+    pod_checks.object_to_containers(site_pod({"example.com/h100": "2"}), 7200.0, WALL, SITE)
+    with pytest.raises(Refused, match="container side does not run"):
+        pod_checks.object_to_containers(site_pod({"example.com/h100": "2"}), 7200.0, WALL)
+
+
+class OnePod(pods.PodMarker):
+    """The API server has one pod, whose GPUs have a resource of the site's."""
+
+    def _call(self, function: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
+        return site_pod({"example.com/h100": "2"})
+
+
+def test_the_marker_counts_the_named_resources_wherever_it_compares() -> None:
+    api = pods.client.ApiClient(pods.client.Configuration())
+    mark = pods.read_mark({**LIVE, "metadata": {**LIVE["metadata"], "labels": {LABEL: "underused"}}})
+    mark = mark._replace(live=site_pod({"example.com/h100": "2"}))
+    for marker, refuses in ((OnePod(api, resources=SITE), False), (OnePod(api), True)):
+        for call in (
+            lambda marker=marker: marker.inspect(POD, WALL),
+            lambda marker=marker: marker.write(POD, WALL),
+            lambda marker=marker: marker.check(mark, POD, WALL),
+            lambda marker=marker: marker.check_alone(mark, None, 7200.0, WALL),
+        ):
+            if refuses:
+                with pytest.raises(Refused):
+                    call()
+            else:
+                call()
 
 
 @pytest.mark.parametrize(

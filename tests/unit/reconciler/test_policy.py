@@ -284,10 +284,13 @@ def test_reports(golden) -> None:
         HolderEvidence(HolderName("slurm", "", "42"), "ada/phys", (unit(idle_run_s=None),), 1),
         HolderEvidence(HolderName("kubernetes", "ml", "busy"), "", (unit(idle_run_s=0.0),), 1),
         HolderEvidence(HolderName("kubernetes", "ml", "agent"), "", (unit(uuid="GPU-2"),), 1),
-        HolderEvidence(HolderName("slurm", "", "3013"), "ada/phys", (unit(),), 1, users_id="3010_1"),
+        HolderEvidence(
+            HolderName("slurm", "", "3013"), "ada/phys", (unit(),), 1, users_id="3010_1", clusters=frozenset({"lab"})
+        ),
         HolderEvidence(HolderName("slurm", "", "3012"), "ada/phys", (unit(),), 1, users_id="3011+1"),
     )
-    decisions = decide(Evidence(NOW, holders), POLICY)
+    seen = Evidence(NOW, holders, 2, 8, hidden=4)
+    decisions = decide(seen, POLICY)
     outlooks = {
         POD: Outlook("gpu-exporter.io/utilization=underused", checked=True),
         holders[3].name: Outlook(
@@ -296,10 +299,23 @@ def test_reports(golden) -> None:
         holders[4].name: Outlook("Comment=gpu-exporter.io/utilization=underused"),
     }
     text = (
-        render_decisions(decisions, Evidence(NOW, holders, 2, 4), outlooks)
+        render_decisions(decisions, seen, outlooks)
         + "\n"
         + "".join(explain(decision, POLICY, outlooks.get(decision.name)) for decision in decisions)
     )
     golden("decisions.txt", text)
-    golden("decisions.json", decisions_json(decisions, outlooks))
+    golden("decisions.json", decisions_json(decisions, seen, outlooks))
     assert format_time(None) == "-"
+
+
+@pytest.mark.parametrize(
+    ("hidden", "said"),
+    [
+        (0, ""),
+        (1, "; 1 GPU is held by jobs that Slurm hides"),
+        (4, "; 4 GPUs are held by jobs that Slurm hides"),
+    ],
+)
+def test_gpus_of_hidden_jobs_are_counted_also_where_no_holder_is_idle(hidden: int, said: str) -> None:
+    text = render_decisions([], Evidence(NOW, (), 2, 4, hidden=hidden))
+    assert text == f"2 exporters and 4 allocations seen{said}; no holder is idle long enough to be considered\n"

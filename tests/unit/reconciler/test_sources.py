@@ -12,7 +12,7 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.direct import ExporterSource, complete_url, fetch_text
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderName
 from gpu_exporter.reconciler.policy import decide
-from gpu_exporter.reconciler.promql import UNIT, PromQLSource, _match_any, parse_vector
+from gpu_exporter.reconciler.promql import PromQLSource, _match_any, parse_vector
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "demo.prom"
 NOW = 1_700_001_800.0
@@ -48,6 +48,65 @@ def test_direct_evidence_carries_every_number() -> None:
     assert stage_of(page(8000.0, 9000.0, 8900.0, units=8))[0] == "unknown"  # seven of its GPUs are not seen here
     assert stage_of(page(8000.0, 9000.0, 8900.0, NOW - 600))[0] == "unknown"
     assert stage_of(page(8000.0, 9000.0, 8900.0).replace("gpu_allocation_idle_run_seconds", "x"))[0] == "unknown"
+
+
+def test_jobs_of_two_slurm_clusters_with_one_id_are_unknown_and_both_are_named() -> None:
+    """alpha's job has a third GPU on a node that does not answer; beta's one GPU must not stand in for it."""
+
+    def fetch(url: str) -> str:
+        cluster = "beta" if "b1" in url else "alpha"
+        place = PLACE.replace("GPU-0", url[7:9])
+        text = page(8000.0, 9000.0, 9000.0, units=1 if cluster == "beta" else 3).replace(PLACE, place)
+        return text.replace("user=", f'slurm_cluster="{cluster}",user=')
+
+    source = ExporterSource(["a1:1", "a2:1", "b1:1"], 7200.0, lambda: NOW, fetch)
+    (decision,) = decide(source.read_evidence(), Policy())
+    reason = "series of 2 Slurm clusters under one job id: alpha, beta"
+    assert (decision.stage, decision.reason, decision.cluster) == ("unknown", reason, "")
+    (decision,) = decide(ExporterSource(["b1:1"], 7200.0, lambda: NOW, fetch).read_evidence(), Policy())
+    assert (decision.stage, decision.cluster) == ("underused", "beta")
+    api = FakeApi()
+    for name, cluster in (("GPU-1", "alpha"), ("GPU-2", "beta")):
+        api.more.setdefault("gpu_allocation_info", []).append(({"uuid": name, "slurm_cluster": cluster}, 1.0))
+    (decision,) = decide(read(api), Policy())
+    assert decision.reason == "series of 3 Slurm clusters under one job id: one that is not named, alpha, beta"
+    api = FakeApi()
+    api.labels = {"slurm_cluster": "alpha"}
+    (decision,) = decide(read(api), Policy())
+    assert (decision.stage, decision.cluster) == ("underused", "alpha")
+
+
+def test_jobs_that_slurm_hides_are_no_holder_and_their_gpus_are_counted() -> None:
+    """They have no id: two of them, each idle on one GPU, would be one job without a name."""
+
+    def hidden(uuid: str) -> str:
+        place = f'gpu="0",uuid="{uuid}",scheduler="slurm",job_id=""'
+        labels = f'{place},slurm_cluster="lab",identity="hidden"'
+        return page(8000.0, 9000.0, 8900.0).replace(f"info{{{PLACE}", f"info{{{labels}").replace(PLACE, place)
+
+    texts = {"n1:1": hidden("GPU-1"), "n2:1": hidden("GPU-2"), "n2:2": hidden("GPU-2"), "n3:1": page(8e3, 9e3, 9e3)}
+    source = ExporterSource(list(texts), 7200.0, lambda: NOW, lambda url: texts[url[7:11]])
+    evidence = source.read_evidence()
+    assert [str(holder.name) for holder in evidence.holders] == ["job 42"]
+    assert (evidence.hidden, evidence.allocations) == (2, 4)
+    texts["n1:1"] = "\n".join(line for line in hidden("GPU-1").splitlines() if "_info" not in line) + "\n"
+    assert source.read_evidence().hidden == 2  # without its info too it has no name
+    api = FakeApi()
+    nameless = {"job_id": "", "uuid": "GPU-1"}
+    api.more["gpu_allocation_idle_run_seconds"] = [(nameless, 8000.0)]
+    api.more["gpu_allocation_info"] = [({**nameless, "identity": "hidden"}, 1.0)]
+    api.values["count(count by (uuid, mig_uuid)"] = 3.0
+    evidence = read(api)
+    assert [str(holder.name) for holder in evidence.holders] == ["job 42"]
+    assert evidence.hidden == 3
+    assert 'count(count by (uuid, mig_uuid) (gpu_allocation_info{identity="hidden"}))' in api.queries
+    assert 'gpu_allocation_info{job_id=~"42"}' in api.queries
+    api = FakeApi()
+    api.values |= {
+        "gpu_allocation_idle_run_seconds": None,
+        "count(count by (uuid, mig_uuid)": 3.0,
+    }
+    assert (read(api).holders, read(api).hidden) == ((), 3)
 
 
 def at_most_covered(on_s: int, off_s: int) -> float:
@@ -161,21 +220,22 @@ class FakeApi:
             "gpu_allocation_start_timestamp_seconds": (place, NOW - 9000.0),
             "gpu_allocation_held_seconds_total": (place, 9000.0),
             "gpu_allocation_observed_seconds_total": (place, 8990.0),
-            "max by (uuid": (place, 7200.0),
-            "min by (uuid": (place, 7190.0),
+            "increase(gpu_allocation_held": (place, 7200.0),
+            "increase(gpu_allocation_observed": (place, 7190.0),
             "min by (node": ({"node": "n1", "instance": "n1"}, 1.0),
             "gpu_allocation_info": ({**place, "user": "ada", "account": "phys"}, 1.0),
             "time()": ({"node": "n1", "instance": "n1"}, 3.0),
             "gpu_allocation_idle_run_witnesses": (place, 4.0),
             "count(gpu_exporter_build_info": None if self.blind else ({}, 12.0),
             "count(gpu_allocation_info": ({}, 34.0),
+            "count(count by (uuid, mig_uuid)": None,
             "gpu_allocation_holder_units": (place, 1.0),
         }
         start = next(start for start in values if query.startswith(start))
         found = values[start]
-        if found is not None and start in self.values:
+        if start in self.values:
             value = self.values[start]
-            found = None if value is None else (found[0], value)
+            found = None if value is None else (found[0] if found is not None else {}, value)
         rows = [] if found is None else [{"metric": {**found[0], **self.labels}, "value": [NOW, str(found[1])]}]
         for start, more in self.more.items():
             if query.startswith(start):
@@ -210,12 +270,77 @@ def test_promql_coverage_is_the_quotient_of_increases_and_careful_where_they_do_
     api = FakeApi()
     assert read(api).holders[0].units[0].coverage == pytest.approx(7190 / 7200)
     assert {query for query in api.queries if "increase(" in query} == {
-        f'{worst} by ({UNIT}) (increase(gpu_allocation_{name}_seconds_total{{job_id=~"42"}}[7200s]))'
-        for worst, name in (("max", "held"), ("min", "observed"))
+        f'increase(gpu_allocation_{name}_seconds_total{{job_id=~"42"}}[7200s])' for name in ("held", "observed")
     }
     api.values["gpu_allocation_observed_seconds_total"] = 1000.0  # badly seen, before what Prometheus has
-    api.values["max by (uuid"] = api.values["min by (uuid"] = 600.0
+    api.values["increase(gpu_allocation_held"] = api.values["increase(gpu_allocation_observed"] = 600.0
     assert read(api).holders[0].units[0].coverage == pytest.approx(600 / 7200)
+
+
+def beside(**values: float) -> FakeApi:
+    """A second target speaks for the same GPU, with these values: total and growth of held and observed time."""
+    api = FakeApi()
+    for name in ("held", "observed"):
+        for start, key in ((f"gpu_allocation_{name}", name), (f"increase(gpu_allocation_{name}", f"{name}_in")):
+            if key in values:
+                api.more[start] = [({"node": "n2", "instance": "n2"}, values[key])]
+    return api
+
+
+@pytest.mark.parametrize(
+    ("values", "share"),
+    [
+        ({"held": 600.0, "observed": 594.0, "held_in": 600.0, "observed_in": 594.0}, 0.99),
+        ({"held": 9000.0, "observed": 9000.0, "held_in": 7200.0, "observed_in": 7200.0}, 7190 / 7200),
+        ({"held": 90_000.0, "observed": 80_000.0, "held_in": 7200.0, "observed_in": 3600.0}, 0.5),
+        ({"held": 90_000.0, "observed": 80_000.0}, 0.0),  # one sample: it may not have seen any of it
+        ({"held_in": 1000.0, "observed_in": 800.0}, 0.8),  # it ended within the window
+        ({"held": 600.0, "held_in": 600.0}, None),  # what it has seen is not known
+        ({"observed": 600.0, "observed_in": 600.0}, None),
+    ],
+)
+def test_coverage_is_of_each_target_and_the_smallest_of_a_unit_counts(
+    values: dict[str, float], share: float | None
+) -> None:
+    """The growth of one target must not be divided by that of another, which began at another time."""
+    got = read(beside(**values)).holders[0].units[0].coverage
+    assert got == (share if share is None else pytest.approx(share))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_rows_for_one_unit_the_later_start_and_the_larger_holder_count_in_promql(first: int) -> None:
+    api = FakeApi()
+    for metric, pair in (
+        ("gpu_allocation_start_timestamp_seconds", (NOW - 9000.0, NOW - 20_000.0)),
+        ("gpu_allocation_holder_units", (3.0, 1.0)),
+        ("gpu_allocation_idle_run_seconds", (7300.0, 8000.0)),
+    ):
+        api.values[metric] = pair[first]
+        api.more[metric] = [({"node": "n2"}, pair[1 - first])]
+    (holder,) = read(api).holders
+    (unit,) = holder.units
+    assert (unit.start_wall, unit.idle_run_s, holder.held) == (NOW - 9000.0, 7300.0, 3)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_rows_for_one_allocation_on_a_page_the_more_careful_value_counts(first: int) -> None:
+    """More time held and less of it observed, a later start, a larger holder, a shorter run."""
+    pairs = {
+        "held_seconds_total": (9000.0, 8000.0),
+        "observed_seconds_total": (6300.0, 8000.0),
+        "start_timestamp_seconds": (NOW - 9000.0, NOW - 20_000.0),
+        "holder_units": (3.0, 1.0),
+        "idle_run_seconds": (7300.0, 8000.0),
+    }
+    place = (PLACE, PLACE.replace('gpu="0"', 'gpu="9"'))
+    text = f"gpu_exporter_last_sample_timestamp_seconds {NOW}\ngpu_allocation_info{{{PLACE}}} 1\n"
+    for name, pair in pairs.items():
+        for labels, value in zip(place, (pair[first], pair[1 - first]), strict=True):
+            text += f"gpu_allocation_{name}{{{labels}}} {value}\n"
+    (holder,) = ExporterSource(["n1:1"], 20_000.0, lambda: NOW, lambda _url: text).read_evidence().holders
+    (unit,) = holder.units
+    assert unit.coverage == pytest.approx(6300 / 9000)
+    assert (unit.start_wall, unit.idle_run_s, holder.held) == (NOW - 9000.0, 7300.0, 3)
 
 
 def test_an_absent_idle_run_is_unknown_in_promql() -> None:
