@@ -24,6 +24,7 @@ ROOMS = (
     "sampling/activity.py",
     "ledger",
     "attribution",
+    "diagnosis/state.py",
     "reconciler/policy.py",
     "reconciler/plan.py",
     "reconciler/cycle.py",
@@ -32,6 +33,7 @@ TESTS = (
     "tests/unit/sampling",
     "tests/unit/ledger",
     "tests/unit/attribution",
+    "tests/unit/diagnosis",
     "tests/unit/reconciler",
     "tests/unit/app",
 )

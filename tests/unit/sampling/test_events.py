@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -71,17 +72,17 @@ class Counted(XidBook):
 @pytest.mark.parametrize(
     "first",
     [
-        DeviceError("nvmlEventSetCreate", "NVML_ERROR_UNKNOWN"),
-        Watch({"GPU-0"}, complete=False),
-        Watch({"GPU-0"}, script=[DeviceError("nvmlEventSetWait_v2", "NVML_ERROR_GPU_IS_LOST")]),
-        Watch({"GPU-0"}, script=[ValueError("a fault of ours")]),
+        lambda: DeviceError("nvmlEventSetCreate", "NVML_ERROR_UNKNOWN"),
+        lambda: Watch({"GPU-0"}, complete=False),
+        lambda: Watch({"GPU-0"}, script=[DeviceError("nvmlEventSetWait_v2", "NVML_ERROR_GPU_IS_LOST")]),
+        lambda: Watch({"GPU-0"}, script=[ValueError("a fault of ours")]),
     ],
     ids=["cannot register", "one GPU is left out", "the wait fails", "a fault of ours"],
 )
-def test_registration_is_tried_again(first: Watch | Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registration_is_tried_again(first: Callable[[], Watch | Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "RETRY_S", 0.02)
     book = Counted(1)
-    loop = run([first, Watch({"GPU-0", "GPU-1"}, script=[XidEvent("GPU-1", 79)])], book, book.enough)
+    loop = run([first(), Watch({"GPU-0", "GPU-1"}, script=[XidEvent("GPU-1", 79)])], book, book.enough)
     assert loop.outcome is not None
     assert loop.outcome.success
     counts = book.counts("GPU-1")
