@@ -184,6 +184,7 @@ class JobMarker:
         return shutil.which("squeue") is not None and shutil.which("scontrol") is not None
 
     def list_marks(self) -> Sequence[Mark]:
+        self._recent = None  # what is compared with these marks must be younger than they are
         jobs = [job for job in self._jobs() if FINISHED.isdisjoint(job.state.split(","))]  # others cannot be changed
         return [mark for mark in (job.mark for job in jobs) if mark is not None]
 

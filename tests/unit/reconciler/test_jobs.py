@@ -214,6 +214,15 @@ def test_on_22_05_one_list_of_all_jobs_serves_many_renewals_and_a_later_one_is_r
     assert marker.calls[50:] == ["squeue --json", "scontrol update"]
 
 
+def test_on_22_05_a_renewal_is_not_compared_with_a_list_from_before_the_last_one() -> None:
+    """Two cycles within the few seconds for which one list serves."""
+    marker = MemorySlurm("22.05.8")
+    for later in (0.0, 1.0):
+        (mark, *_) = marker.list_marks()
+        marker.renew(mark, JOB._replace(observed_wall=WALL + later))
+    assert marker.text(1).endswith("observed-until=2027-01-15T08:00:01Z")
+
+
 def test_from_23_02_a_job_is_read_directly_before_each_renewal() -> None:
     marker = MemorySlurm()
     marks = marker.list_marks()
