@@ -32,7 +32,7 @@ KINDS = ("kernel", "encoder", "copy")
 RING_KEEPS_S = 20.0
 ENGINE_PERIOD_S = 1.0
 POWER_PERIOD_S = 1.0
-GLITCHES_APART_S = 5.0
+GLITCHES_APART = 3  # readings: of three in a row one is wrong at most
 
 
 class Work(NamedTuple):
@@ -80,7 +80,7 @@ class TrueDevice(SilentDevice):
         self._start = clock.monotonic()
         self._told: set[str] = set()
         self._to_lose = 0  # entries after the one that was lost
-        self._glitch_at = 0.0
+        self._steady = 0  # true readings of power since the last wrong one
         self._ring: list[tuple[float, UtilizationSample]] = []  # when it can be read, and the entry
         self._periods = 0
         self._gpm_at: dict[str, float] = {}
@@ -166,11 +166,12 @@ class TrueDevice(SilentDevice):
 
     def read_power(self) -> float:
         watts = self._draw(self.now() - POWER_PERIOD_S, self.now())
-        watts = self._answer("nvmlDeviceGetPowerUsage", watts)
-        if self.now() - self._glitch_at > GLITCHES_APART_S and self.chance(self.driver.glitches):
-            self._glitch_at = self.now()
+        answer = self._answer("nvmlDeviceGetPowerUsage", watts)
+        if self._steady >= GLITCHES_APART and self.chance(self.driver.glitches):
+            self._steady = 0
             return self.random.choice((0.0, 1.0))
-        return watts
+        self._steady += answer == watts
+        return answer
 
     def read_power_limit(self) -> float:
         return self._answer("nvmlDeviceGetEnforcedPowerLimit", self.driver.limit_w)

@@ -81,6 +81,12 @@ class ActivityReader:
         # The first witness was read when the cycle began: of what came later its silence says nothing.
         watched_until = monotonic if cycle.begin is None else cycle.begin
         previous, self._last_monotonic = self._last_monotonic, watched_until
+        if (
+            self._last_samples_monotonic is not None
+            and previous is not None
+            and watched_until - previous > self._max_gap
+        ):
+            self._last_samples_monotonic += watched_until - previous  # our absence is not the ring's silence
         stepped = self._note_offset(wall - monotonic)
         seen = self._witnesses.observe(cycle)
         self._trust.review(cycle, seen, monotonic)

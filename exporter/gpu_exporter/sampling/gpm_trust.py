@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 CONTRADICTED = ("nvmlGpmMetricsGet", "CONTRADICTED")
 CONFIRM = 3  # windows in a row: utilization and power may stand for up to a period and a second before theirs
 REOPEN_S = 60.0
+APART_MAX_S = 0.3  # power that was read so long before the end of a cycle says nothing of the GPM windows at its end
 BOARD = ""
 GRAPHICS, SM = "GPM graphics", "GPM SM"
 BOARD_FAMILIES = frozenset(family.name for family in GPM.families)
@@ -51,10 +52,12 @@ class GpmTrust:
     def review(self, cycle: Cycle, seen: dict[str, bool | None], now: float) -> None:
         """Take out of `cycle` and `seen` what is not to be believed. `seen`: the board's witnesses by name."""
         self._review_stuck(cycle, now)
-        if "power" in seen:
+        if seen.get("power") is not None:
             self._power_at = now
         # Power that was read lately and is missing now might have contradicted. On MIG it is the only one that could.
-        power_missing = "power" not in seen and self._power_at is not None and now - self._power_at < REOPEN_S
+        is_late = cycle.begin is not None and now - cycle.begin > APART_MAX_S
+        expected = self._power_at is not None and now - self._power_at < REOPEN_S
+        power_missing = expected and not seen.get("power") and (is_late or seen.get("power") is None)
         if cycle.instances or not cycle.instances_known:
             self._review_instances(cycle, seen, now, power_missing)
         gpm = cycle.gpm

@@ -37,20 +37,28 @@ class PowerFloor:
     """
 
     READINGS = 3
+    LEAST = (
+        0.5  # of the floor: what is drawn at less is a wrong reading, until a median says that the floor was too high
+    )
 
     def __init__(self, rules: ActivityRules) -> None:
         self._rules = rules
         self._recent: deque[float] = deque(maxlen=self.READINGS)
         self._floor = float("inf")
 
-    def is_active(self, power_w: float, limit_w: float) -> bool:
-        """True when `power_w` lies more than a step of the way from the floor to the limit."""
+    def is_active(self, power_w: float, limit_w: float) -> bool | None:
+        """True when `power_w` lies more than a step of the way from the floor to the limit.
+
+        None when it is so far below the floor that it cannot be true.
+        """
         self._recent.append(power_w)
         if len(self._recent) == self.READINGS:
             self._floor = min(self._floor, sorted(self._recent)[1])
         # Two readings have no median: until there are three the lower one stands in, and is not remembered.
         learned = min(self._recent) if self._floor == float("inf") else self._floor
         floor = min(learned, self._rules.power_floor_max_ratio * limit_w)
+        if power_w < self.LEAST * floor:
+            return None
         return power_w > floor + self._rules.power_active_step * (limit_w - floor)
 
 

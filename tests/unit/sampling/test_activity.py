@@ -200,6 +200,25 @@ def test_traffic_after_a_missing_reading_is_unknown_although_gpm_is_quiet(bench:
     assert bench.read(14.0, pcie=Traffic(99e9, 5.0), **quiet) == (Span(13.0, 14.0, 0.0, True),)
 
 
+@pytest.mark.parametrize("missing", [11.0, 12.0])
+def test_an_entry_over_two_cycles_is_unknown_when_a_witness_was_missing_in_either(bench: Bench, missing: float) -> None:
+    bench.read(10.0, [(10.0, 0.0)], utilization=0.0)
+    for now in (11.0, 12.0):
+        bench.read(now, utilization=0.0, witness_missing=now == missing)
+    assert bench.read(12.5, [(11.5, 0.0)], utilization=0.0) == ()
+
+
+def test_a_ring_is_waited_for_after_our_absence(bench: Bench) -> None:
+    """The reported rate may be of a period before the work: while a ring is expected, it is no proof of rest."""
+    bench.read(10.0, [(9.0, 0.0), (10.0, 0.0)], utilization=0.0)
+    bench.read(11.0, [(11.0, 0.0)], utilization=0.0)
+    for now in (71.0, 72.0, 73.0):
+        assert not bench.read(now, utilization=0.0)
+    for now in range(74, 106):
+        spans = bench.read(float(now), utilization=0.0)
+    assert rounded(spans) == [(104.0, 105.0, 0.0, False)]  # and not for ever
+
+
 def test_work_at_a_stamp_that_was_read_as_rest_is_a_sign_of_life(bench: Bench) -> None:
     bench.read(10.0, [(9.8, 0.0), (10.0, 0.0)], utilization=0.0)
     bench.read(10.2, [(10.2, 0.0)], utilization=0.0)

@@ -258,6 +258,21 @@ def test_while_one_instance_cannot_be_read_none_is_idle_on_a_board_at_work() -> 
     assert bench.reopened == []
 
 
+def test_one_reading_of_far_too_little_power_confirms_no_zero() -> None:
+    bench = Bench(mig=instances(1.0, 0.0))
+    bench.step(5)
+    bench.board = zero
+    bench.instances[bench.step().instances[0].uuid] = zero
+    bench.step()
+    read, energy = bench.device.read_power, bench.device.read_energy
+    bench.device.read_power, bench.device.read_energy = lambda: 1.0, lambda: 0.0  # type: ignore[method-assign]
+    for instance in bench.step().instances:
+        assert instance.activity is not None
+        assert idle(instance.activity.spans) == 0.0
+        assert not {sample.family.name for sample in instance.samples} & INSTANCE_FAMILIES
+    bench.device.read_power, bench.device.read_energy = read, energy  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize("power", [0.0, None], ids=["0 W", "a call that fails"])
 def test_while_power_is_missing_the_zeros_of_instances_prove_nothing(power: float | None) -> None:
     """It might have contradicted them. A witness that is gone for a minute is none any more."""

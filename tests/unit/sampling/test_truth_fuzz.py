@@ -22,8 +22,9 @@ from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.ledger.ledger import Ledger, LedgerRules
-from gpu_exporter.model import Activity, UnitId
+from gpu_exporter.model import Activity, Sample, UnitId
 from gpu_exporter.sampling.driver_ring import LATENESS, UNWATCHED_MAX_S
+from gpu_exporter.sampling.gpm_trust import APART_MAX_S
 from gpu_exporter.sampling.sampler import DeviceSampler
 
 SEED = int(os.environ.get("GPU_EXPORTER_FUZZ_SEED", "0")) or secrets.randbits(32)
@@ -38,8 +39,8 @@ def bound(driver: Driver, kind: str) -> float:
     clocks = 2 * (abs(driver.clock_lead_s) + driver.stamp_jitter_s + UNWATCHED_MAX_S)
     if driver.source == "mig":
         # GPM compares what it says it does. Where it lies, the mean power of a second has to become clear: a third of
-        # it at each end.
-        return 0.8 if driver.gpm_lies == "zero" else clocks
+        # it at each end, and what a slow cycle leaves between the two.
+        return 0.6 + APART_MAX_S if driver.gpm_lies == "zero" else clocks
     late = 2 * (LATENESS - 1.0)  # periods, engines and cycles that come a tenth late, at each end
     percent = 0.02  # what is less than a percent of a period reads 0, at each end
     if driver.source == "ring" and not driver.clock_goes_back:
@@ -156,6 +157,7 @@ def play(random: Random, focus: dict[str, object] | None = None) -> tuple[TrueDe
             clock.step_wall(random.choice((1.5, 7.0, 3600.0, *steps)))  # less than a second is not seen as a step
         gap = device.chance(0.02)
         pass_time(random.uniform(2.0, 70.0) if gap else random.uniform(0.85, 1.15))
+        device.gpm_windows.clear()
         snapshot = sampler.sample()
         for reading in (snapshot, *snapshot.instances):
             if reading.activity is not None and reading.activity.unit == unit:
@@ -167,16 +169,18 @@ def play(random: Random, focus: dict[str, object] | None = None) -> tuple[TrueDe
     return device, books, false_zeros
 
 
-def published_zeros(device: TrueDevice, *groups: Sequence[object]) -> list[str]:
+def published_zeros(device: TrueDevice, *groups: Sequence[Sample]) -> list[str]:
     """GPM ratios of 0 of a window within lasting work that draws power, so that another witness is sure to show it."""
-    begin, end = device.gpm_windows.get("MIG-1" if device.driver.source == "mig" else "", (0.0, 0.0))
-    if not device.driver.kernels_draw_power or device.busy(begin - 2.0, end, "kernel") < end - begin + 2.0 - 1e-6:
-        return []
+    windows = {
+        f"gpu_{'mig_' if subject else ''}graphics_active_ratio": window
+        for subject, window in device.gpm_windows.items()
+        if device.busy(window[0] - 2.0, window[1], "kernel") >= window[1] - window[0] + 2.0 - 1e-6
+    }
     return [
-        f"{sample.family.name} 0 at {end:.2f}"  # type: ignore[attr-defined]
+        f"{sample.family.name} 0 at {windows[sample.family.name][1]:.2f}"
         for group in groups
         for sample in group
-        if sample.family.name.endswith("graphics_active_ratio") and sample.value < 0.001  # type: ignore[attr-defined]
+        if device.driver.kernels_draw_power and sample.family.name in windows and sample.value < 0.001
     ]
 
 

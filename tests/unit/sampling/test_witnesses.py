@@ -112,11 +112,18 @@ def test_an_instance_with_one_witness_active_is_not_idle(part: str) -> None:
         (QUIET._replace(graphics=None), ()),
         (QUIET._replace(missing=True), ()),  # quiet, but one of them was not told
         (QUIET._replace(graphics=0.5, missing=True), (Span(99.0, 100.0, 0.5, False),)),
+        (QUIET._replace(dram=0.5, missing=True), (Span(99.0, 100.0, 0.0, True),)),  # one that works is enough
+        (QUIET._replace(span_s=3.0), (Span(97.0, 100.0, 0.0, False),)),
         (QUIET._replace(graphics=0.0008), (Span(99.0, 100.0, 0.0, False),)),  # noise
+        (QUIET._replace(graphics=0.001, pcie=10e6, nvlink=1e6), (Span(99.0, 100.0, 0.0, False),)),  # the last of it
     ],
 )
 def test_what_a_window_of_an_instance_proves(gpm: Gpm, spans: tuple[Span, ...]) -> None:
     assert instance_activity(UNIT, gpm, 100.0, RULES).spans == spans
+
+
+def test_without_the_share_of_the_engine_nothing_counts_as_witness() -> None:
+    assert instance_activity(UNIT, QUIET._replace(graphics=None, sm=0.9), 100.0, RULES).witnesses == 0
 
 
 @pytest.mark.parametrize("part", ["encoder", "decoder", "jpeg", "ofa"])
@@ -149,13 +156,13 @@ def test_a_window_whose_reading_took_long_proves_no_idleness() -> None:
 
     stage.read_gpm = read_gpm  # type: ignore[method-assign]
     quiet = []
-    for step in range(6):
+    for step in range(7):
         slow = step == 4
         clock.advance(1.0)
         (reading,) = sampler.sample().instances
         assert reading.activity is not None or step == 0
         quiet.append(bool(reading.activity and reading.activity.spans))
-    assert quiet == [False, True, True, True, False, True]
+    assert quiet == [False, True, True, True, False, False, True]  # the fifth reaches back into the slow call
 
 
 # A witness that failed for a while, although it is told otherwise: the time is unknown, and never idle.
