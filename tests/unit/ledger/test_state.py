@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
-from gpu_exporter.ledger.state import HEADER, VERSION, StateFile, StateInUse
+from gpu_exporter.ledger.state import HEADER, MAX_BOARD_POWER_W, VERSION, StateFile, StateInUse
 from gpu_exporter.model import Activity, Allocation, Holder, HolderKey, Span, UnitId
 
 UNIT = UnitId("GPU-0")
@@ -42,6 +42,31 @@ def fresh(now: float) -> Ledger:
     ledger = Ledger(RULES, now)
     ledger.settle(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
     return ledger
+
+
+@pytest.mark.parametrize(("limit", "ahead"), [(400.0, 2_000.0), (None, 5.0 * MAX_BOARD_POWER_W)])
+def test_the_energy_of_a_holder_goes_on_after_a_kill(tmp_path: Path, limit: float | None, ahead: float) -> None:
+    """Half an interval at the board's full power ahead, and no further."""
+    now, ledger, state = 1_000.0, fresh(1_000.0), StateFile(tmp_path, 10.0, BOOT)
+    for second in range(20):
+        ledger.record_energy(UNIT, now, 5_000.0 + 300.0 * second, limit)
+        now = run(ledger, now, 1, 1.0)
+        ledger.settle(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
+    write(state, ledger)
+    totals = ledger.holder_totals(ALLOCATION, now, 1e9)
+    assert totals is not None
+    assert totals.energy_j
+    assert totals.energy_j > 1_000.0
+    assert state.bound_holder(UNIT, POD.key, totals).energy_j == totals.energy_j
+    mark = totals.energy_j + ahead
+    assert state.bound_holder(UNIT, POD.key, totals._replace(energy_j=1e9)).energy_j == pytest.approx(mark)
+    again, file = Ledger(RULES, now), StateFile(tmp_path, 10.0, BOOT)
+    assert file.restore(again) == ""
+    assert file.prepare(again).marks[UNIT, POD.key, "energy_j"] == pytest.approx(mark + ahead)
+    again.settle(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
+    restored = again.holder_totals(ALLOCATION, now, 1e9)
+    assert restored is not None
+    assert file.bound_holder(UNIT, POD.key, restored).energy_j == pytest.approx(mark)
 
 
 @settings(max_examples=60, deadline=None)

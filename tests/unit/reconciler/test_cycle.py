@@ -155,6 +155,37 @@ def test_a_throttled_write_ends_the_writes_of_the_cycle() -> None:
     assert bench.writes == ["throttled"]
 
 
+def test_a_write_that_fails_costs_no_other_its_mark() -> None:
+    book = Book()
+    bench = Bench(book)
+    book.fail = MarkError("error", "odd")
+    other = HolderName("kubernetes", "ml", "b")
+    bench.runs = {A: (UNDERUSED,), other: (UNDERUSED,)}
+    assert bench.run() == ["write a underused", "write b underused"]
+    assert bench.writes == ["error", "error"]
+
+
+def test_each_mark_beyond_the_limit_is_counted() -> None:
+    bench = Bench(Book(), policy=POLICY._replace(new_marks_max=1))
+    bench.runs = {HolderName("kubernetes", "ml", name): (UNDERUSED,) for name in "abc"}
+    assert bench.run() == ["write a underused"]
+    assert bench.skips == ["limit", "limit"]
+
+
+def test_the_oldest_evidence_is_renewed_first() -> None:
+    book = Book()
+    bench = Bench(book)
+    bench.wall += POLICY.unsupported_max - 1
+    ages = {"a": 0.0, "b": -30.0, "c": 20.0}
+    for name, age in ages.items():
+        book.marks[holder := HolderName("kubernetes", "ml", name)] = "underused"
+        book.observed[holder], bench.runs[holder] = WALL + age, (UNDERUSED,)
+    book.fail = MarkError("throttled", "429")
+    assert bench.run() == ["renew b"]
+    book.fail = None
+    assert bench.run() == ["renew b", "renew a", "renew c"]
+
+
 def test_the_mark_of_what_ended_goes() -> None:
     book = Book()
     bench = Bench(book)
@@ -195,6 +226,9 @@ def test_known_activity_ends_underused_whatever_is_not_known_of_the_other_gpus(o
     for stage, falls in (("underused", True), ("candidate", True), ("partial", decision.stage == "active")):
         work = plan([decision], [Mark(A, stage, "uid", observed_wall=WALL)], WALL, POLICY)
         assert bool(work.withdrawals) == falls, (stage, decision)
+        for withdrawal in work.withdrawals:
+            assert withdrawal.mark.name == A
+            assert "is active" in withdrawal.reason or decision.reason == withdrawal.reason
 
 
 def test_old_evidence_sets_no_mark_however_long_the_cycle_took() -> None:
