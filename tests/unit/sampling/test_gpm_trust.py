@@ -14,7 +14,7 @@ from gpu_exporter.collectors.gpm import GPM
 from gpu_exporter.collectors.mig import RATIOS
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.errors import DeviceError, NotSupported
-from gpu_exporter.devices.protocol import Gpm, Rates
+from gpu_exporter.devices.protocol import Gpm, Pcie, Rates
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import SimulatedDevice, Stage
 from gpu_exporter.model import DeviceSnapshot, Span
@@ -260,17 +260,19 @@ def test_while_one_instance_cannot_be_read_none_is_idle_on_a_board_at_work() -> 
 
 def test_one_reading_of_far_too_little_power_confirms_no_zero() -> None:
     bench = Bench(mig=instances(1.0, 0.0))
-    bench.step(5)
-    bench.board = zero
-    bench.instances[bench.step().instances[0].uuid] = zero
-    bench.step()
-    read, energy = bench.device.read_power, bench.device.read_energy
+
+    def no_traffic() -> Pcie:
+        raise NotSupported("nvmlDeviceGetFieldValues", "NVML_ERROR_NOT_SUPPORTED")
+
+    bench.device.read_pcie = no_traffic  # type: ignore[method-assign]
+    first, _ = bench.step(5).instances
+    bench.board = bench.instances[first.uuid] = dead
+    bench.step(2)
     bench.device.read_power, bench.device.read_energy = lambda: 1.0, lambda: 0.0  # type: ignore[method-assign]
     for instance in bench.step().instances:
         assert instance.activity is not None
         assert idle(instance.activity.spans) == 0.0
         assert not {sample.family.name for sample in instance.samples} & INSTANCE_FAMILIES
-    bench.device.read_power, bench.device.read_energy = read, energy  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("power", [0.0, None], ids=["0 W", "a call that fails"])
