@@ -38,10 +38,17 @@ class Book:
             for name, stage in self.marks.items()
         ]
 
+    def _require(self, *facts: object) -> None:
+        """What a cycle hands over is there; errors would end in its log."""
+        if None in facts or "None" in facts:
+            self.calls.append(f"incomplete: {facts}")
+
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
+        self._require(mark, decision, wall)
         self._object_to(decision)
 
     def check_alone(self, mark: Mark, decision: Decision | None, needed_s: float, wall: float) -> None:
+        self._require(mark, needed_s, wall)
         if mark.name in self.unable:
             raise Refused(self.unable[mark.name], "refused")
 
@@ -76,6 +83,7 @@ class Book:
         self.observed[decision.name] = decision.observed_wall
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
+        self._require(reason, wall)
         self.calls.append(f"withdraw {mark.name.name}")
         if self.fail:
             raise self.fail

@@ -41,6 +41,28 @@ def test_states(window: Window, state: str) -> None:
     assert judge_state(window, RULES).state == state
 
 
+@pytest.mark.parametrize(
+    ("window", "evidence"),
+    [
+        (Window((0.0,) * 10, 600.0, 600.0, shared=True), "the GPU is shared and its holders cannot be told apart"),
+        (Window((None,) * 10, 600.0, 600.0), "no source of activity"),
+        (Window((0.0,) * 5 + (None,) * 5, 600.0, 600.0), "only 50% of the window is known"),
+        (
+            Window((0.9,) * 10, 600.0, 0.0, throttled_share=0.3, throttled_reason="sw_power"),
+            "sw_power for 30% of the time",
+        ),
+        (Window((0.0,) * 5 + (0.9,) * 5, 600.0, 0.0), "p5 0%, p95 90%, mean 45%"),
+        (Window((0.0,) * 39 + (0.9,), 600.0, 0.0), "mean 2%"),  # one in forty is above the 95th percentile
+        (Window((0.2,) * 10, 600.0, 0.0), "mean 20%"),
+        (Window((0.6,) * 10, 600.0, 0.0), "mean 60%"),
+        (Window((0.0,) * 10, 600.0, 600.0, processes=0.0), "idle for 10m, no process on the GPU"),
+        (Window((0.0,) * 10, 600.0, 600.0), "idle for 10m"),
+    ],
+)
+def test_each_state_says_why(window: Window, evidence: str) -> None:
+    assert judge_state(window, RULES).evidence == evidence
+
+
 def test_a_zero_that_another_witness_denies_is_unknown_and_says_so() -> None:
     verdict = judge_state(Window((0.0,) * 10, 600.0, idle_run_s=0.0), RULES)
     assert verdict.evidence == "utilization 0, but another witness is active"
@@ -60,7 +82,16 @@ def test_a_holder_that_just_came_is_not_judged() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0s"), (59, "59s"), (75, "1m15s"), (7500, "2h5m"), (90_000, "1d1h"), (10_824, "3h"), (3_600, "1h")],
+    [
+        (0, "0s"),
+        (59, "59s"),
+        (75, "1m15s"),
+        (7500, "2h5m"),
+        (90_000, "1d1h"),
+        (10_824, "3h"),
+        (3_600, "1h"),
+        (8_640_000, "100d"),
+    ],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text

@@ -69,6 +69,11 @@ def test_the_energy_of_a_holder_goes_on_after_a_kill(tmp_path: Path, limit: floa
     assert file.bound_holder(UNIT, POD.key, restored).energy_j == pytest.approx(mark)
 
 
+def test_the_directory_is_made(tmp_path: Path) -> None:
+    StateFile(tmp_path / "a" / "b", 10.0, BOOT).acquire()
+    assert (tmp_path / "a" / "b" / "lock").is_file()
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.sampled_from([0.0, 0.4, 1.0]), st.booleans()), min_size=1, max_size=25),

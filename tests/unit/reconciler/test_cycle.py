@@ -165,6 +165,15 @@ def test_a_write_that_fails_costs_no_other_its_mark() -> None:
     assert bench.writes == ["error", "error"]
 
 
+def test_a_refusal_costs_no_other_its_mark() -> None:
+    book, other = Book(), HolderName("kubernetes", "ml", "b")
+    bench = Bench(book)
+    book.refuse[A] = "gpus"
+    bench.runs = {A: (UNDERUSED,), other: (UNDERUSED,)}
+    assert bench.run() == ["write a underused", "write b underused"]
+    assert book.marks == {other: "underused"}
+
+
 def test_each_mark_beyond_the_limit_is_counted() -> None:
     bench = Bench(Book(), policy=POLICY._replace(new_marks_max=1))
     bench.runs = {HolderName("kubernetes", "ml", name): (UNDERUSED,) for name in "abc"}
