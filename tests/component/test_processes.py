@@ -151,7 +151,7 @@ def test_a_mapping_to_the_wrong_gpu_is_unknown_until_the_holders_own_process_is_
     assert f"gpu 0: {evidence}; the time of job 42 here is unknown" in node.log()
 
     node.list_on(0, node.start_process(job(42)))
-    wait_for(lambda: (read(url, RUN, job_id="42") or 0) > 0.3, "an idle run of the holder that is seen at work", 15)
+    wait_for(lambda: (read(url, RUN, job_id="42") or 0) > 0.3, "an idle run of the holder that is seen at work", 60)
 
 
 @pytest.mark.parametrize("places", ["files"], indirect=True)
