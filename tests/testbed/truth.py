@@ -64,6 +64,7 @@ class Driver(NamedTuple):
     fails: float = 0.0
     nonsense: float = 0.0
     glitches: float = 0.0  # single power readings of 0 or 1 W
+    stalls: float = 0.0  # calls that take up to 2.5 s
     gpm_lies: str = ""  # stuck, zero
     lies: Sequence[tuple[float, float]] = ()
 

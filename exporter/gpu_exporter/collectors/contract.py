@@ -90,6 +90,7 @@ class Cycle:
     now: Callable[[], float]
     totals: Totals
     begin: float | None = None  # when the first question was asked, monotonic; None: the cycle took no time
+    witnessed_at: float | None = None  # when the last witness was read, monotonic; None: the cycle took no time
     samples: list[Sample] = field(default_factory=list)
     errors: list[tuple[str, str]] = field(default_factory=list)
     remarks: list[tuple[str, str]] = field(default_factory=list)  # counted, but no failure: values out of range

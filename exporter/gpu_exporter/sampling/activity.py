@@ -94,7 +94,8 @@ class ActivityReader:
         active: bool | None = any(others)
         if not active and (cycle.witness_missing or None in others):
             active = None
-        self._note_watch(previous, watched_until, active)
+        read_at = monotonic if cycle.witnessed_at is None else cycle.witnessed_at
+        self._note_watch(previous, watched_until, read_at, active)
         if stepped:
             self._ring.restart(wall)
             spans: tuple[Span, ...] = ()
@@ -102,7 +103,7 @@ class ActivityReader:
             # What was stamped later is read again in the next cycle, when its time was watched.
             spans = self._ring.read(cycle.driver_samples, watched_until, wall - (monotonic - watched_until))
             if cycle.utilization:
-                spans = agreeing(spans, monotonic, self._longest())
+                spans = agreeing(spans, cycle.utilization_at, self._longest())
         if spans:
             self._last_samples_monotonic = monotonic
         elif cycle.utilization is not None and self._covers_gap(previous, monotonic):
@@ -124,15 +125,18 @@ class ActivityReader:
         """The longest time that one utilization of the driver may stand for."""
         return LATENESS * self._rules.driver_period_max_s
 
-    def _note_watch(self, previous: float | None, now: float, active: bool | None) -> None:
-        """Remember what the witnesses say of the time since the last cycle.
+    def _note_watch(self, previous: float | None, until: float, read_at: float, active: bool | None) -> None:
+        """Remember what the witnesses, read from `until` to `read_at`, say of the time since the last cycle.
 
-        Quiet ones cover one period of the driver at most, since an engine's utilization stands for no more.
+        Quiet ones cover the time that each of them saw: up to the first read, and from one period of the driver before
+        the last one, since an engine's utilization stands for no more. What an active one saw lies anywhere up to the
+        last read.
         """
-        if previous is not None:
-            start = max(previous, now - self._longest()) if active is False else previous
-            self._watches.append(Watch(start, now, active))
-        while self._watches and self._watches[0].end < now - RING_AGE_MAX_S:
+        if previous is not None and active is False:
+            self._watches.append(Watch(max(previous, read_at - self._longest()), until, active))
+        elif previous is not None:
+            self._watches.append(Watch(previous, read_at, active))
+        while self._watches and self._watches[0].end < until - RING_AGE_MAX_S:
             self._watches.popleft()
 
     def _judge(self, span: Span) -> Span | None:

@@ -122,10 +122,10 @@ def _busier(one: float, other: float) -> float:
     return one if not 0.0 <= one <= 1.0 else other
 
 
-def agreeing(spans: Sequence[Span], now: float, longest_s: float) -> tuple[Span, ...]:
-    """The driver reports work beside its ring: zeros of the time that this rate stands for are not idle, unless other
-    entries of that time explain it; the newest is not idle in any case.
+def agreeing(spans: Sequence[Span], rate_at: float, longest_s: float) -> tuple[Span, ...]:
+    """The driver reports work beside its ring: zeros of the time that this rate, read at `rate_at`, stands for are not
+    idle, unless other entries of that time explain it; the newest is not idle in any case.
     """
-    recent = [span for span in spans if span.end > now - longest_s]
+    recent = [span for span in spans if span.end > rate_at - longest_s]
     doubtful = recent[-1:] if any(span.ratio > 0.0 for span in recent) else recent
     return tuple(span._replace(other=True) if span in doubtful else span for span in spans)

@@ -119,6 +119,8 @@ class DeviceSampler:
         for error in self.device.take_errors():
             cycle.note_failure(error)
         failed = cycle.errors[errors:]
+        if collector.witness:
+            cycle.witnessed_at = self._clock.monotonic()
         cycle.witness_missing |= collector.witness and cycle.withdrawn > withdrawn
         outcome = CollectorOutcome(
             collector.name,

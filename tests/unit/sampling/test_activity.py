@@ -226,20 +226,45 @@ def test_work_at_a_stamp_that_was_read_as_rest_is_a_sign_of_life(bench: Bench) -
     assert Span(10.4, 10.4, 0.0, True) in spans
 
 
+RING = [(8.0 + i / 5, 0.0) for i in range(40)]
+
+
+def read_slowly(bench: Bench, begin: float, now: float, **facts: Any) -> list[tuple[float, float]]:
+    """What is idle after a cycle from `begin` to `now` that found entries of zeros up to its end."""
+    newest = bench.reader.newest_sample_wall - WALL
+    known = [entry for entry in RING if newest < entry[0] - 1e-3 and entry[0] <= now]
+    spans = bench.read(now, known, **{"begin": begin, "engines": {"encoder": 0.0}, "utilization": 0.0} | facts)
+    return [(round(s.start, 3), round(s.end, 3)) for s in spans or () if not s.other]
+
+
+def entries(*begins: float) -> list[tuple[float, float]]:
+    return [(begin, round(begin + 0.2, 3)) for begin in begins]
+
+
 def test_what_a_slow_call_leaves_unwatched_is_not_idle(bench: Bench) -> None:
-    """The witnesses were read when the cycle began; entries of the ring from after that wait for the next cycle."""
-    ring = [(8.0 + i / 5, 0.0) for i in range(40)]
+    """The ring's entries from after the first witness wait for the next cycle, when their time was watched."""
+    read_slowly(bench, 10.0, 10.0)
+    assert read_slowly(bench, 11.0, 11.9, witnessed_at=11.0) == entries(10.0, 10.2, 10.4, 10.6, 10.8)
+    assert read_slowly(bench, 12.0, 12.0) == entries(11.0, 11.2, 11.4, 11.6, 11.8)
 
-    def read(begin: float, now: float) -> list[tuple[float, float]]:
-        known = [
-            entry for entry in ring if bench.reader.newest_sample_wall - WALL < entry[0] - 1e-3 and entry[0] <= now
-        ]
-        spans = bench.read(now, known, begin=begin, engines={"encoder": 0.0}, utilization=0.0)
-        return [(round(s.start, 3), round(s.end, 3)) for s in spans or ()]
 
-    read(10.0, 10.0)
-    assert read(11.0, 11.9) == [(10.0 + i / 5, round(10.2 + i / 5, 3)) for i in range(5)]
-    assert read(12.0, 12.0) == [(11.0 + i / 5, round(11.2 + i / 5, 3)) for i in range(5)]
+@pytest.mark.parametrize("stamp", [11.9, None])
+def test_an_engine_that_was_asked_late_says_nothing_of_the_time_before_its_period(
+    bench: Bench, stamp: float | None
+) -> None:
+    read_slowly(bench, 10.0, 10.0)
+    assert read_slowly(bench, 11.0, 11.9, witnessed_at=stamp) == entries(10.8)
+
+
+def test_what_a_witness_saw_late_in_a_cycle_may_lie_after_the_first_one(bench: Bench) -> None:
+    read_slowly(bench, 10.0, 10.0)
+    assert read_slowly(bench, 11.0, 11.7, engines={"encoder": 0.5}, witnessed_at=11.7) == []
+    assert read_slowly(bench, 12.2, 12.2) == entries(11.8, 12.0)
+
+
+def test_a_rate_that_was_read_before_a_slow_call_speaks_of_the_time_before_it(bench: Bench) -> None:
+    read_slowly(bench, 10.0, 10.0)
+    assert read_slowly(bench, 11.0, 11.9, utilization=0.3, utilization_at=11.0, witnessed_at=11.0) == []
 
 
 def test_a_board_that_never_rested_before_us_is_not_taken_for_resting() -> None:

@@ -88,6 +88,7 @@ def draw_driver(random: Random, calm_from: float) -> Driver:
         fails=sometimes(0.05),
         nonsense=random.choice((0.0, 0.0, random.uniform(0.0, 0.05))),
         glitches=sometimes(0.05),
+        stalls=0.002,
         gpm_lies=lies,
         lies=((begin, random.uniform(begin, calm_from)),) if lies else (),
     )
@@ -101,6 +102,7 @@ FOCUS: tuple[dict[str, object], ...] = (
     {**BARE, "source": "ring", "duplicates": 0.3, "clock_goes_back": False},
     {**BARE, "source": "ring", "period_s": 0.2, "loses": 0.15, "clock_goes_back": False},
     {"glitches": 0.05, "rest_w": 82.0},
+    {**BARE, "source": "ring", "stalls": 0.1, "clock_goes_back": False},
     {**MIG, "has_cycles": True, "gpm_lies": "stuck"},
     {**MIG, "kernels_draw_power": True, "gpm_lies": "zero"},
 )
@@ -146,8 +148,8 @@ def play(random: Random, focus: dict[str, object] | None = None) -> tuple[TrueDe
     answer = device._answer
 
     def slow_answer(call: str, value: float) -> float:
-        if device.chance(0.002):
-            pass_time(random.uniform(0.05, 2.5))  # a call that takes long
+        if device.chance(driver.stalls):
+            pass_time(random.choice((0.5, 1.0, 2.5)) * random.uniform(0.1, 1.0))
         return answer(call, value)
 
     device._answer = slow_answer  # type: ignore[method-assign]

@@ -10,7 +10,7 @@ from gpu_exporter import collectors
 from gpu_exporter.app.books import Books
 from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.collectors import Cycle, Totals
+from gpu_exporter.collectors import Collector, Cycle, Totals
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.protocol import Gpm, UtilizationSample
 from gpu_exporter.devices.scenario import parse_scenario
@@ -230,6 +230,21 @@ def test_a_cycle_that_dragged_on_proves_no_idleness() -> None:
         idle.append(activity is not None and any(s.ratio == 0.0 and not s.other for s in activity.spans))
     assert idle[4]
     assert not idle[5]
+
+
+def test_what_is_read_after_the_last_witness_may_take_long() -> None:
+    clock = ManualClock()
+    scenario = parse_scenario({"gpus": [{"model": "T4"}]})
+    device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
+    last = Collector("last", (), lambda cycle: clock.advance(0.8))
+    sampler = DeviceSampler(device, (*collectors.DEFAULT, last), clock, RULES)
+    books = Books(Settings(), clock)
+    for _ in range(20):
+        clock.advance(0.2)
+        books.on_snapshot(sampler.sample())
+    totals = books.ledger.unit_totals(UnitId(device.identity.uuid), clock.monotonic(), clock.wall())
+    assert totals is not None
+    assert totals.idle_s > 16.0
 
 
 def test_a_mute_gpu_is_down_whatever_is_remembered_of_it() -> None:
