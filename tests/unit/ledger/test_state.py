@@ -120,6 +120,51 @@ def test_after_a_kill_no_counter_resumes_below_what_was_published(
     assert (holder.idle_run_s or 0.0) <= (exact.idle_run_s or 0.0) + 1e-6
 
 
+LIFE = st.tuples(
+    st.lists(st.tuples(st.integers(1, 7), st.sampled_from([0.0, 0.4, 1.0]), st.booleans()), max_size=6),
+    st.floats(0, 20),
+    st.booleans(),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(LIFE, min_size=1, max_size=6))
+def test_each_kill_adds_one_write_interval_at_most(
+    tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[list[tuple[int, float, bool]], float, bool]]
+) -> None:
+    """A life: what is observed between writes, the outage after its end, and whether it was polled before a write."""
+    directory, interval = tmp_path_factory.mktemp("state"), 10.0
+    began = now = 1_000.0
+    names = ("held_s", "busy_s", "observed_s", "idle_s")
+    published, true = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    for kills, (steps, outage, polled_first) in enumerate(lives):
+        ledger, state = Ledger(RULES, now), StateFile(directory, interval, BOOT)
+        assert bool(state.restore(ledger)) == (kills == 0)
+        if not polled_first and kills:
+            write(state, ledger)
+        ledger.settle(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
+        if polled_first or not kills:
+            write(state, ledger)
+        for seconds, ratio, writes in [(0, 0.0, False), *steps]:
+            now = run(ledger, now, seconds, ratio)
+            ledger.settle(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
+            true["busy_s"] += seconds * ratio
+            true["observed_s"] += seconds
+            true["idle_s"] += seconds * (ratio == 0.0)
+            true["held_s"] = now - began
+            totals = ledger.holder_totals(ALLOCATION, now, 1e9)
+            assert totals is not None
+            bounded = state.bound_holder(UNIT, POD.key, totals)
+            for name in names:
+                assert getattr(bounded, name) >= published[name] - 1e-6, name
+                assert getattr(totals, name) <= true[name] + kills * interval + 1e-6, name
+                published[name] = getattr(bounded, name)
+            assert totals.held_s >= true["held_s"] - 1e-6
+            if writes:
+                write(state, ledger)
+        now += outage
+
+
 def test_an_idle_run_survives_a_short_outage_and_ends_with_a_long_one(tmp_path: Path) -> None:
     for outage, expected in ((30.0, 100.0), (61.0, None)):
         ledger = fresh(1_000.0)
