@@ -104,7 +104,7 @@ class ActivityReader:
             spans = self._ring.read(cycle.driver_samples, watched_until, wall - (monotonic - watched_until))
             if cycle.utilization:
                 spans = agreeing(spans, cycle.utilization_at, self._longest())
-        if spans:
+        if self._ring.answered:
             self._last_samples_monotonic = monotonic
         elif cycle.utilization is not None and self._covers_gap(previous, monotonic):
             end = cycle.utilization_at

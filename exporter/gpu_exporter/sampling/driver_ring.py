@@ -54,6 +54,7 @@ class DriverRing:
         """`longest_s`: the longest period that the driver may have."""
         self.newest_wall = 0.0
         self.contradicted = False  # the last read brought work at a stamp that was already read as none
+        self.answered = False  # the last read brought an entry that can be believed, be it the first, which has no span
         self._newest_ratio = 0.0
         self._period = RingPeriod(longest_s)
         self._longest_s = LATENESS * longest_s
@@ -64,11 +65,11 @@ class DriverRing:
         # A clock that went back meets its own stamps again, for as long as the ring keeps them.
         self._from = min(max(wall, self.newest_wall), wall + RING_AGE_MAX_S)
         self.newest_wall = wall
-        self.contradicted = False
+        self.contradicted = self.answered = False
 
     def read(self, samples: Sequence[UtilizationSample], monotonic: float, wall: float) -> tuple[Span, ...]:
         """Each entry covers (its stamp - the ring's period, its stamp], and nothing that an earlier one covered."""
-        self.contradicted = False
+        self.contradicted = self.answered = False
         if wall <= self._from:
             self.newest_wall = wall  # the clock went back: the ring still holds that time from before
             return ()
@@ -78,9 +79,11 @@ class DriverRing:
         shift = monotonic - wall
         spans: list[Span] = []
         for entry in entries:
-            if self.newest_wall > 0.0 and entry.wall > wall - RING_AGE_MAX_S and 0.0 <= entry.ratio <= 1.0:
+            if entry.wall > wall - RING_AGE_MAX_S and 0.0 <= entry.ratio <= 1.0:
+                self.answered = True
                 start = max(self.newest_wall, entry.wall - self._length_of(entry))
-                spans.append(Span(start + shift, entry.wall + shift, entry.ratio, other=False))
+                if self.newest_wall > 0.0:
+                    spans.append(Span(start + shift, entry.wall + shift, entry.ratio, other=False))
             self.newest_wall, self._newest_ratio = entry.wall, entry.ratio
         return tuple(spans)
 

@@ -219,6 +219,13 @@ def test_a_ring_is_waited_for_after_our_absence(bench: Bench) -> None:
     assert rounded(spans) == [(104.0, 105.0, 0.0, False)]  # and not for ever
 
 
+def test_a_ring_is_waited_for_after_its_first_entry(bench: Bench) -> None:
+    """Which has no span, since nothing says what it covers; the next ones may be lost."""
+    bench.read(10.0, [], utilization=0.0)
+    bench.read(11.0, [(11.0, 0.0)], utilization=0.0)
+    assert bench.read(12.0, [], utilization=0.0) == ()
+
+
 def test_work_at_a_stamp_that_was_read_as_rest_is_a_sign_of_life(bench: Bench) -> None:
     bench.read(10.0, [(9.8, 0.0), (10.0, 0.0)], utilization=0.0)
     bench.read(10.2, [(10.2, 0.0)], utilization=0.0)
