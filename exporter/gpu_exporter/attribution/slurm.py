@@ -161,7 +161,7 @@ class SlurmSource:
                     self._how = "squeue --json"
                     return self._ask(jobs, now)
                 self._refused[key] = now + DOUBT_EACH_S
-                log.info("job %s: its GPUs are not known for now: %s", job.job_id, exc)
+                log.info("job %s: its GPUs are unknown until Slurm answers: %s", job.job_id, exc)
         return None
 
     def _ask_one(self, job: Job) -> JobGpus | None:

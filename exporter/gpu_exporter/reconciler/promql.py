@@ -215,7 +215,7 @@ def _unit_key(labels: dict[str, str]) -> tuple[str, ...]:
 
 
 def _series(labels: dict[str, str]) -> Series:
-    """What tells one series from the others of its metric. Functions of PromQL drop the name."""
+    """The labels that identify a series within its metric. Functions of PromQL drop the name."""
     return frozenset((label, value) for label, value in labels.items() if label != "__name__")
 
 
