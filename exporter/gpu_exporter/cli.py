@@ -300,6 +300,7 @@ def _reconcile(given: list[str]) -> int:
         reconcile_forever,
         reconcile_once,
         remove_all,
+        serve_telemetry,
     )
     from gpu_exporter.reconciler.marks import MarkError
     from gpu_exporter.reconciler.telemetry import Telemetry
@@ -324,8 +325,9 @@ def _reconcile(given: list[str]) -> int:
             foresight = build_foresight(*places)
             return reconcile_once(source, policy, options.format, options.explain, foresight)
         dry = None if options.apply else build_foresight(*places)
+        telemetry.note_mode(applies=options.apply)
         if options.address:
-            telemetry.serve(options.address, options.apply)
+            serve_telemetry(options.address, telemetry, options.interval)
     except (ValueError, OSError, MarkError) as exc:
         parser.fail(str(exc))
     if dry is None:

@@ -17,11 +17,12 @@ from gpu_exporter.clock import CompressedClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import load_scenario
 from gpu_exporter.exposition.publisher import Publisher
-from gpu_exporter.exposition.server import HttpServer
+from gpu_exporter.exposition.site import ExporterSite
 from gpu_exporter.reconciler.direct import ExporterSource
 from gpu_exporter.reconciler.dry_run import StageTracker
 from gpu_exporter.reconciler.policy import decide
 from gpu_exporter.reconciler.report import render_decisions
+from gpu_exporter.web.server import HttpServer
 
 SCENARIO = Path(__file__).resolve().parent.parent / "demo.yaml"
 INTERVAL_S = 15.0  # of the compressed clock: 8 GPUs at 12 samples a second keep a core 95 % free
@@ -51,7 +52,7 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
     agent = Agent(settings, backend, [source], clock, note=note, driver_period_max_s=PERIOD_MAX_S)
     process = ProcessSeries()
     publisher = Publisher(agent.build_view, agent.version, lambda: process.series)
-    server = HttpServer(address, publisher, agent.readiness)
+    server = HttpServer(address, ExporterSite(publisher, agent.readiness))
     agent.start()
     server.start()
     page = f"http://127.0.0.1:{server.port}/"

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from gpu_exporter.app.serve import repeat, stop_on_signal
+from gpu_exporter.app.serve import repeat_aside, stop_on_signal
 from gpu_exporter.defaults import Policy
 from gpu_exporter.model import compile_resources
 from gpu_exporter.reconciler.cycle import Cycle, guard
@@ -20,7 +20,9 @@ from gpu_exporter.reconciler.marks import Marker, MarkError
 from gpu_exporter.reconciler.policy import Decision, decide
 from gpu_exporter.reconciler.promql import PromQLSource
 from gpu_exporter.reconciler.report import decisions_json, explain, render_decisions
+from gpu_exporter.reconciler.site import ReconcilerSite
 from gpu_exporter.reconciler.telemetry import Telemetry
+from gpu_exporter.web.server import HttpServer
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +129,11 @@ def build_foresight(
     return Foresight(makers, {scheduler: make() for scheduler, make in makers.items() if asked[scheduler]})
 
 
+def serve_telemetry(address: str, telemetry: Telemetry, interval_s: float) -> None:
+    """Serve /metrics and probes at `[host]:port` from threads of their own. Raises OSError, ValueError."""
+    HttpServer(address, ReconcilerSite(telemetry, interval_s)).start()
+
+
 def apply_forever(
     source: EvidenceSource, markers: Sequence[Marker], policy: Policy, interval_s: float, telemetry: Telemetry
 ) -> int:
@@ -144,7 +151,7 @@ def apply_forever(
                 log.info("cycles are complete again")
         last_problem = problem
 
-    repeat(tick, interval_s, stop_on_signal())
+    repeat_aside(tick, interval_s, stop_on_signal())
     return 0
 
 
@@ -186,5 +193,5 @@ def reconcile_forever(
 ) -> int:
     """Cycle until a signal; log each change of what --apply would write or refuse."""
     dry = DryRun(source, policy, telemetry, foresight, time.monotonic, time.time)
-    repeat(dry.run, interval_s, stop_on_signal())
+    repeat_aside(dry.run, interval_s, stop_on_signal())
     return 0

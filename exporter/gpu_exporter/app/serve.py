@@ -17,12 +17,14 @@ from gpu_exporter.app.agent import Agent
 from gpu_exporter.exposition.files import write_atomically
 from gpu_exporter.exposition.publisher import Publisher
 from gpu_exporter.exposition.series import Series
-from gpu_exporter.exposition.server import HttpServer
+from gpu_exporter.exposition.site import ExporterSite
 from gpu_exporter.model import Family, MetricType
+from gpu_exporter.web.server import HttpServer
 
 log = logging.getLogger(__name__)
 PROCESS_REFRESH_S = 5.0
 FIRST_CYCLE_S = 10.0  # a driver that hangs at its start must not keep the file from saying so
+LAST_TICK_S = 0.5  # for the tick that a signal finds at work; one that needs longer ends with the process
 SOCKET_NAME = "gpu-exporter.sock"
 
 
@@ -100,6 +102,28 @@ def repeat(tick: Callable[[], None], each_s: float, stop: threading.Event) -> No
         stop.wait(each_s)
 
 
+def repeat_aside(tick: Callable[[], None], each_s: float, stop: threading.Event) -> None:
+    """`repeat` in a thread of its own: whatever a tick waits for, the program ends soon after `stop`.
+
+    Raises what ended the ticks.
+    """
+    faults: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            repeat(tick, each_s, stop)
+        except BaseException as exc:
+            faults.append(exc)
+            stop.set()
+
+    thread = threading.Thread(target=run, name="cycle", daemon=True)
+    thread.start()
+    stop.wait()
+    thread.join(LAST_TICK_S)
+    if faults:
+        raise faults[0]
+
+
 def serve(
     agent: Agent, address: str, telemetry_path: str, state_directory: Path | None, socket_mode: int = 0o660
 ) -> Ended:
@@ -110,7 +134,8 @@ def serve(
     process = ProcessSeries()
     publisher = Publisher(agent.build_view, agent.version, lambda: process.series)
     socket_path = state_directory / SOCKET_NAME if state_directory is not None else None
-    server = HttpServer(address, publisher, agent.readiness, telemetry_path, socket_path, socket_mode)
+    site = ExporterSite(publisher, agent.readiness, telemetry_path)
+    server = HttpServer(address, site, socket_path, socket_mode)
     agent.start()
     server.start()
     log.info("serving on %s (port %d), metrics at %s", address, server.port, telemetry_path)

@@ -6,12 +6,11 @@ The idle-run gauge carries the history of activity. For coverage one counter sam
 
 from __future__ import annotations
 
-import http.client
 import math
-import urllib.error
-import urllib.request
+import queue
+import threading
+import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -20,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_exporter.reconciler.coverage import Counters
 from gpu_exporter.reconciler.evidence import (
+    EVIDENCE_S,
     KEY_LABELS,
     Evidence,
     EvidenceError,
@@ -30,6 +30,7 @@ from gpu_exporter.reconciler.evidence import (
     is_hidden,
     refuse_renamed,
 )
+from gpu_exporter.reconciler.fetch import fetch_text, shorten
 
 MAX_EXPORTERS = 200
 FETCHES = 16  # at once: nodes that do not answer must not make the answers of others old
@@ -51,21 +52,6 @@ def complete_url(text: str) -> str:
     return url.rstrip("/") + "/metrics" if urlsplit(url).path in ("", "/") else url
 
 
-def fetch_text(url: str, timeout_s: float = 10.0) -> str:
-    """GET a metrics page. Raises EvidenceError."""
-    try:
-        if urlsplit(url).scheme not in ("http", "https"):
-            raise EvidenceError(f"{url}: expected http:// or https://")
-        with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - the scheme is checked above
-            body: bytes = answer.read()
-    except urllib.error.HTTPError as exc:
-        reason = exc.read(300).decode("utf-8", "replace").strip()
-        raise EvidenceError(f"{url}: HTTP status {exc.code}: {reason}") from exc
-    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as exc:
-        raise EvidenceError(f"{url}: {exc}") from exc
-    return body.decode("utf-8", "replace")
-
-
 class ExporterSource:
     """Reads every exporter once a cycle."""
 
@@ -75,14 +61,19 @@ class ExporterSource:
         window_s: float,
         read_wall: Callable[[], float],
         fetch: Callable[[str], str] = fetch_text,
+        within_s: float = EVIDENCE_S,
     ) -> None:
-        """`window_s`: coverage is wanted over this time. Raises ValueError for too many exporters."""
+        """`window_s`: coverage is wanted over this time; `within_s`: what has not answered by then is not seen.
+
+        Raises ValueError for too many exporters.
+        """
         if len(urls) > MAX_EXPORTERS:
             raise ValueError(f"{len(urls)} exporters are more than {MAX_EXPORTERS}: use --source.prometheus")
-        self._urls = [complete_url(url) for url in urls]
+        self._urls = list(dict.fromkeys(map(complete_url, urls)))
         self._window_s = window_s
         self._read_wall = read_wall
         self._fetch = fetch
+        self._within_s = within_s
         self._counters: dict[Key, Counters] = {}
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
@@ -90,13 +81,11 @@ class ExporterSource:
         wall = self._read_wall()
         pages: list[_Page] = []
         problems: list[str] = []
-        with ThreadPoolExecutor(max_workers=FETCHES) as pool:
-            fetched = [pool.submit(self._read_page, url) for url in self._urls]
-        for future in fetched:
-            try:
-                pages.append(future.result())
-            except EvidenceError as exc:  # its holders are not seen; units seen elsewhere no longer add up to theirs
-                problems.append(str(exc))
+        for page in self._read_pages().values():
+            if isinstance(page, _Page):
+                pages.append(page)
+            else:  # its holders are not seen; units seen elsewhere no longer add up to theirs
+                problems.append(str(page))
         if not pages:
             raise EvidenceError("; ".join(problems[:3]))
         self._forget(pages, wall)
@@ -116,9 +105,46 @@ class ExporterSource:
         found = tuple(holder.evidence(name) for name, holder in holders.items())
         return Evidence(wall, found, len(pages), allocations, tuple(problems), len(hidden))
 
-    def _read_page(self, url: str) -> _Page:
-        text = self._fetch(url)
-        return _Page(url, text, self._read_wall())
+    def _read_pages(self) -> dict[str, _Page | EvidenceError]:
+        """What each exporter answers, in the order of the exporters.
+
+        The threads are daemons: one that a peer holds up ends with its fetch, and nobody waits for it.
+        """
+        urls: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for url in self._urls:
+            urls.put(url)
+        answers: queue.SimpleQueue[tuple[str, _Page | EvidenceError]] = queue.SimpleQueue()
+        is_over = threading.Event()
+
+        def work() -> None:
+            while not is_over.is_set():
+                try:
+                    url = urls.get_nowait()
+                except queue.Empty:
+                    return
+                answers.put((url, self._read_page(url)))
+
+        until = time.monotonic() + self._within_s
+        for _ in range(min(FETCHES, len(self._urls))):
+            threading.Thread(target=work, name="fetch", daemon=True).start()
+        found: dict[str, _Page | EvidenceError] = {}
+        while len(found) < len(self._urls):
+            try:
+                url, page = answers.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                break
+            found[url] = page
+        is_over.set()
+        reason = f"no answer within the {self._within_s:g} s of a cycle"
+        return {url: found.get(url) or EvidenceError(f"{shorten(url)}: {reason}") for url in self._urls}
+
+    def _read_page(self, url: str) -> _Page | EvidenceError:
+        try:
+            return _Page(url, self._fetch(url), self._read_wall())
+        except EvidenceError as exc:
+            return exc
+        except Exception as exc:  # a page that takes us by surprise costs no other exporter its evidence
+            return EvidenceError(f"{shorten(url)}: {type(exc).__name__}: {exc}")
 
     def _unit(self, page: _Page, key: Key, series: _Allocation, wall: float) -> UnitEvidence:
         values = series.values
@@ -175,8 +201,8 @@ class _Page:
                 for sample in family.samples:
                     if math.isfinite(sample.value):
                         self._take(sample.name, dict(sample.labels), sample.value)
-        except ValueError as exc:
-            raise EvidenceError(f"{url}: not in the Prometheus text format: {exc}") from exc
+        except (ValueError, LookupError, RecursionError) as exc:
+            raise EvidenceError(f"{shorten(url)}: not in the Prometheus text format") from exc  # whose words stay out
 
     def _take(self, name: str, labels: dict[str, str], value: float) -> None:
         if name == "gpu_exporter_last_sample_timestamp_seconds":

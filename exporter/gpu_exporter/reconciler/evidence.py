@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 KEY_LABELS = ("uuid", "mig_uuid", "scheduler", "namespace", "pod", "container", "job_id")
+EVIDENCE_S = 30.0  # a cycle goes on without evidence that took longer, since marks must age and go all the same
 # Prometheus renames a label of ours to these when it keeps its own label of that name (honor_labels: false).
 RENAMED_LABELS = ("exported_namespace", "exported_pod", "exported_container")
 # A job as its users write it: 3013, 3010_1 (task of an array), 3011+1 (component of a heterogeneous job).

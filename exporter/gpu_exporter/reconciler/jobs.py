@@ -172,8 +172,8 @@ class JobMarker:
         if not self.cluster:
             raise MarkError(
                 "error",
-                "scontrol show config: no ClusterName, and evidence of another cluster's job with the same id would count "
-                "for ours; jobs are not marked; set ClusterName in slurm.conf",
+                "scontrol show config: no ClusterName, and evidence of another cluster's job with the same id would "
+                "count for ours; jobs are not marked; set ClusterName in slurm.conf",
             )
         if self.field == "Extra" and "extra_constraints" in _read_setting(settings, "SchedulerParameters"):
             raise MarkError("error", "SchedulerParameters=extra_constraints gives Extra a meaning; jobs are not marked")

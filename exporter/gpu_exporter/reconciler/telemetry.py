@@ -13,7 +13,6 @@ from prometheus_client import (
     Histogram,
     ProcessCollector,
     disable_created_metrics,
-    start_http_server,
 )
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -61,6 +60,7 @@ class Telemetry:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # of the whole process, before the first metric
         self.registry = CollectorRegistry()
+        self._last_end = time.monotonic()
         ProcessCollector(registry=self.registry)
         self._cycles = Counter("gpu_reconciler_cycles", "Cycles begun.", registry=self.registry)
         self._duration = Histogram(
@@ -91,20 +91,12 @@ class Telemetry:
         for stage in (*LABELLED, "other"):
             self._labelled.labels(stage)
 
-    def serve(self, address: str, applies: bool) -> None:
-        """Serve /metrics at `[host]:port` from a thread of its own. Raises OSError, ValueError."""
-        host, _, port = address.rpartition(":")
-        if not port.isdigit():
-            raise ValueError(f"--web.listen-address {address!r}: expected [host]:port")
+    def note_mode(self, *, applies: bool) -> None:
         self._applies.set(applies)
-        hosts = [host.strip("[]")] if host else ["::", "0.0.0.0"]  # noqa: S104 - every address, as asked
-        for i, each in enumerate(hosts):
-            try:
-                start_http_server(int(port), each, self.registry)
-                return
-            except OSError:
-                if i == len(hosts) - 1:
-                    raise
+
+    def since_last_cycle_s(self) -> float:
+        """Seconds since a cycle ended, with or without evidence; since the start where none has."""
+        return time.monotonic() - self._last_end
 
     def count_write(self, result: str) -> None:
         self._writes.labels(result).inc()
@@ -114,8 +106,9 @@ class Telemetry:
 
     def note_cycle(self, began: float, complete: bool, standing: Mapping[HolderName, str]) -> None:
         """A cycle that began at `began` (monotonic seconds) has ended."""
+        self._last_end = time.monotonic()
         self._cycles.inc()
-        self._duration.observe(time.monotonic() - began)
+        self._duration.observe(self._last_end - began)
         if complete:
             self._success.wall = time.time()
         # A stage is read from live objects, which others may edit: one that is not ours makes no series of its own.

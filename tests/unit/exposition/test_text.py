@@ -11,7 +11,6 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gpu_exporter.exposition.series import Series
-from gpu_exporter.exposition.server import parse_listen_address, prefers_openmetrics
 from gpu_exporter.exposition.text import MAX_LABEL_VALUE, SPARE_PREFIXES, TextRenderer, format_value
 from gpu_exporter.model import Family
 
@@ -91,20 +90,3 @@ def test_integers_have_no_fraction_and_large_ones_no_lies() -> None:
     assert format_value(85899345920.0) == "85899345920"
     assert format_value(0.1) == "0.1"
     assert not math.isinf(float(format_value(1e300)))
-
-
-def test_accept_headers() -> None:
-    prometheus = (
-        "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,"
-        "text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
-    )
-    assert prefers_openmetrics(prometheus)
-    assert not prefers_openmetrics("text/plain;version=0.0.4;q=0.5,application/openmetrics-text;q=0.2")
-    assert not prefers_openmetrics("")
-    assert not prefers_openmetrics("application/openmetrics-text;q=oops;q=0")
-
-
-def test_listen_addresses() -> None:
-    assert parse_listen_address(":9836") == ("", 9836)
-    assert parse_listen_address("127.0.0.1:0") == ("127.0.0.1", 0)
-    assert parse_listen_address("[::1]:9836") == ("::1", 9836)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import urllib.parse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.direct import ExporterSource, complete_url, fetch_text
+from gpu_exporter.reconciler.direct import ExporterSource, complete_url
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderName
+from gpu_exporter.reconciler.fetch import fetch_text
 from gpu_exporter.reconciler.policy import decide
-from gpu_exporter.reconciler.promql import PromQLSource, _match_any, parse_vector
+from gpu_exporter.reconciler.promql import FACTS, HOLDER_LABELS, MATCHER_MAX, PromQLSource, _restrict, parse_vector
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "demo.prom"
 NOW = 1_700_001_800.0
@@ -100,7 +101,6 @@ def test_jobs_that_slurm_hides_are_no_holder_and_their_gpus_are_counted() -> Non
     assert [str(holder.name) for holder in evidence.holders] == ["job 42"]
     assert evidence.hidden == 3
     assert 'count(count by (uuid, mig_uuid) (gpu_allocation_info{identity="hidden"}))' in api.queries
-    assert 'gpu_allocation_info{job_id=~"42"}' in api.queries
     api = FakeApi()
     api.values |= {
         "gpu_allocation_idle_run_seconds": None,
@@ -209,9 +209,21 @@ class FakeApi:
         self.labels: dict[str, str] = {}  # on every row
         self.values: dict[str, float | None] = {}  # instead of the usual ones
 
-    def __call__(self, url: str) -> str:
-        query = urllib.parse.parse_qs(urllib.parse.urlsplit(url).query)["query"][0]
+    def __call__(self, url: str, form: dict[str, str], most_bytes: int, within_s: float) -> str:
+        assert url.endswith("/api/v1/query")
+        query = form["query"]
         self.queries.append(query)
+        if query.startswith("{") or ",__name__" in query:  # all facts at once
+            rows = [
+                {**row, "metric": {**row["metric"], "__name__": f"gpu_allocation_{fact}"}}
+                for fact in FACTS
+                for row in self.rows(f"gpu_allocation_{fact}")
+            ]
+        else:
+            rows = self.rows(query.replace(f"max by ({', '.join(HOLDER_LABELS)}) (", ""))
+        return json.dumps({"status": "success", "data": {"resultType": "vector", "result": rows}})
+
+    def rows(self, query: str) -> list[dict[str, Any]]:
         place = {"node": "n1", "instance": "n1", "gpu": "0", "uuid": "GPU-0", "scheduler": "slurm", "job_id": "42"}
         if self.cluster:
             place["cluster"] = self.cluster
@@ -240,7 +252,7 @@ class FakeApi:
         for start, more in self.more.items():
             if query.startswith(start):
                 rows += [{"metric": {**place, **labels}, "value": [NOW, str(value)]} for labels, value in more]
-        return json.dumps({"status": "success", "data": {"resultType": "vector", "result": rows}})
+        return rows
 
 
 def test_promql_evidence_asks_for_suspects_first_and_restricts_the_rest() -> None:
@@ -248,9 +260,11 @@ def test_promql_evidence_asks_for_suspects_first_and_restricts_the_rest() -> Non
     evidence = PromQLSource("http://p:9090/", 3600.0, 7200.0, lambda: NOW, 'cluster="a"', api).read_evidence()
     (decision,) = decide(evidence, Policy())
     assert (decision.stage, decision.owner) == ("underused", "ada/phys")
-    assert api.queries[0] == 'gpu_allocation_idle_run_seconds{cluster="a"} >= 3600'
+    asked = [query for query in api.queries if "idle_run_seconds" in query]
+    assert asked[0].endswith('(gpu_allocation_idle_run_seconds{cluster="a"} >= 3600)')
+    assert asked[1].endswith('holder_units)",scheduler="slurm",job_id=~"42"}')
     assert all('cluster="a"' in query for query in api.queries)
-    assert 'gpu_allocation_info{cluster="a",job_id=~"42"}' in api.queries
+    assert len(api.queries) == 9
 
 
 def read(api: FakeApi, *marked: HolderName) -> Evidence:
@@ -270,7 +284,8 @@ def test_promql_coverage_is_the_quotient_of_increases_and_careful_where_they_do_
     api = FakeApi()
     assert read(api).holders[0].units[0].coverage == pytest.approx(7190 / 7200)
     assert {query for query in api.queries if "increase(" in query} == {
-        f'increase(gpu_allocation_{name}_seconds_total{{job_id=~"42"}}[7200s])' for name in ("held", "observed")
+        f'increase(gpu_allocation_{name}_seconds_total{{scheduler="slurm",job_id=~"42"}}[7200s])'
+        for name in ("held", "observed")
     }
     api.values["gpu_allocation_observed_seconds_total"] = 1000.0  # badly seen, before what Prometheus has
     api.values["increase(gpu_allocation_held"] = api.values["increase(gpu_allocation_observed"] = 600.0
@@ -355,8 +370,8 @@ def test_an_absent_idle_run_is_unknown_in_promql() -> None:
 @pytest.mark.parametrize(
     ("asked", "query"),
     [
-        ("3010_1", 'gpu_allocation_info{array_job_id=~"3010",array_task_id=~"1"}'),
-        ("3011+1", 'gpu_allocation_info{het_job_id=~"3011",het_job_offset=~"1"}'),
+        ("3010_1", 'gpu_allocation_info{array_job_id="3010",array_task_id="1"}'),
+        ("3011+1", 'gpu_allocation_info{het_job_id="3011",het_job_offset="1"}'),
     ],
 )
 def test_a_job_is_found_by_the_id_that_its_users_write(asked: str, query: str) -> None:
@@ -409,7 +424,21 @@ def test_addresses_of_exporters(text: str) -> None:
 
 def test_hostile_names_stay_inside_their_matcher() -> None:
     """As RE2 inside a PromQL string: each special character is escaped for both."""
-    assert _match_any("pod", {'a.b"c\\d'}) == r'pod=~"a\\.b\\\"c\\\\d"'
+    (matcher,) = _restrict([HolderName("kubernetes", "ml", 'a.b"c\\d')])
+    assert matcher == r'scheduler!="slurm",pod=~"a\\.b\\\"c\\\\d"'
+
+
+def test_holders_of_both_schedulers_are_asked_for_in_queries_that_every_server_takes() -> None:
+    pods = {HolderName("kubernetes", f"team-{i % 7}", f"train-{i:05d}") for i in range(5000)}
+    jobs = {HolderName("slurm", "", str(i)) for i in range(1_000_000, 1_003_000)}
+    matchers = list(_restrict(pods | jobs))
+    assert max(map(len, matchers)) < MATCHER_MAX + 100
+    found = {"scheduler!=": set[str](), "scheduler=": set[str]()}
+    for matcher in matchers:
+        kind = matcher.partition('"')[0]
+        found[kind].update(matcher.split("~")[1].strip('"').split("|"))
+    assert found == {"scheduler!=": {pod.name for pod in pods}, "scheduler=": {job.name for job in jobs}}
+    assert len(matchers) == 5 + 2
 
 
 def test_numbers_that_are_none_are_no_evidence() -> None:
@@ -421,6 +450,14 @@ def test_numbers_that_are_none_are_no_evidence() -> None:
     ("text", "message"),
     [
         ("nonsense", "not an answer of a PromQL API"),
+        ("[" * 100_000, "not an answer of a PromQL API"),
+        ('{"a":' * 100_000, "not an answer of a PromQL API"),
+        ("[]", "not an answer of a PromQL API"),
+        (
+            '{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {"pod": 1}, "value": [1, "1"]}]}}',
+            "not an answer of a PromQL API",
+        ),
+        ('{"status": "error", "error": "bad\\u001b[31m\\nquery"}', "query failed: bad .31m query: up$"),
         ('{"status": "error", "error": "bad query"}', "query failed: bad query"),
         ('{"status": "success", "data": {"resultType": "matrix", "result": []}}', "expected a vector, not a matrix"),
         (

@@ -1,0 +1,45 @@
+"""What the exporter serves: metrics, the page, JSON, the table, and probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpu_exporter.exposition.publisher import CONTENT_TYPES, Publisher
+from gpu_exporter.web.request import Request
+from gpu_exporter.web.server import TEXT, Reply
+
+FORMS = {"/": "page", "/api/v1/status": "json", "/api/v1/table": "table"}
+
+
+class ExporterSite:
+    """Safe to call from several threads."""
+
+    def __init__(
+        self, publisher: Publisher, readiness: Callable[[], tuple[bool, str]], telemetry_path: str = "/metrics"
+    ) -> None:
+        self._publisher = publisher
+        self._readiness = readiness
+        self._telemetry_path = telemetry_path
+
+    def answer_at_once(self, request: Request) -> Reply | None:
+        """Probes, pages that do not exist, and bodies that are rendered already."""
+        if request.path == "/-/healthy":
+            return Reply(200, TEXT, b"gpu-exporter is healthy\n")
+        if request.path == "/-/ready":
+            is_ready, reason = self._readiness()
+            return Reply(200 if is_ready else 503, TEXT, f"{reason}\n".encode())
+        if request.path != self._telemetry_path and request.path not in FORMS:
+            return Reply(404, TEXT, f"no such page; try {self._telemetry_path}\n".encode())
+        form, is_zipped = self._form(request), request.takes_gzip()
+        body = None if request.names() else self._publisher.rendered(form, zipped=is_zipped)
+        return None if body is None else Reply(200, CONTENT_TYPES[form], body, is_zipped)
+
+    def answer(self, request: Request) -> Reply:
+        form, is_zipped = self._form(request), request.takes_gzip()
+        body = self._publisher.body(form, zipped=is_zipped, names=request.names())
+        return Reply(200, CONTENT_TYPES[form], body, is_zipped)
+
+    def _form(self, request: Request) -> str:
+        if request.path == self._telemetry_path:
+            return "openmetrics" if request.takes_openmetrics() else "prometheus"
+        return FORMS[request.path]

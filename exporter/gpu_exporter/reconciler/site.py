@@ -1,0 +1,35 @@
+"""What the reconciler serves: its own metrics, and probes."""
+
+from __future__ import annotations
+
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from gpu_exporter.reconciler.evidence import EVIDENCE_S
+from gpu_exporter.reconciler.telemetry import Telemetry
+from gpu_exporter.web.request import Request
+from gpu_exporter.web.server import TEXT, Reply
+
+CYCLES_MISSED_MAX = 3  # intervals without the end of a cycle, beside the time that one may wait for evidence
+
+
+class ReconcilerSite:
+    """Alive is a reconciler whose cycles come to their end; whether they had evidence, its metrics tell."""
+
+    def __init__(self, telemetry: Telemetry, interval_s: float) -> None:
+        self._telemetry = telemetry
+        self._late_s = CYCLES_MISSED_MAX * interval_s + 2 * EVIDENCE_S
+
+    def answer_at_once(self, request: Request) -> Reply | None:
+        if request.path == "/-/healthy":
+            age_s = self._telemetry.since_last_cycle_s()
+            if age_s > self._late_s:
+                text = f"no cycle has ended for {age_s:.0f} s, more than {self._late_s:.0f} s\n"
+                return Reply(503, TEXT, text.encode())
+            return Reply(200, TEXT, f"the last cycle ended {age_s:.0f} s ago\n".encode())
+        if request.path == "/-/ready":
+            return Reply(200, TEXT, b"ready\n")
+        return None if request.path == "/metrics" else Reply(404, TEXT, b"no such page; try /metrics\n")
+
+    def answer(self, request: Request) -> Reply:
+        return Reply(200, CONTENT_TYPE_LATEST, generate_latest(self._telemetry.registry))

@@ -1,0 +1,92 @@
+"""The head of a request, and what of it decides the answer."""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Mapping
+from typing import NamedTuple
+
+HEAD_MAX = 16 * 1024  # bytes; browsers send 2 KiB, Prometheus 300
+
+
+class BadRequest(Exception):
+    """Not answered but with this status, and the connection ends."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Request(NamedTuple):
+    """`headers`: names in lower case. `keeps`: the client wants the connection to stay."""
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+    keeps: bool
+
+    def names(self) -> frozenset[str]:
+        """Values of the parameter `name[]`, by which Prometheus and its kin restrict a page to some families."""
+        return frozenset(urllib.parse.parse_qs(self.query, errors="replace").get("name[]", ()))
+
+    def takes_gzip(self) -> bool:
+        return _quality(self.headers.get("accept-encoding", ""), "gzip", "*") > 0.0
+
+    def takes_openmetrics(self) -> bool:
+        """Whether OpenMetrics is ranked above the plain text format."""
+        accept = self.headers.get("accept", "")
+        return _quality(accept, "application/openmetrics-text") > _quality(accept, "text/plain")
+
+
+def parse_head(head: bytes) -> Request:
+    """A request of HTTP/1.0 or 1.1, up to and with its empty line. Raises BadRequest.
+
+    One with a body is refused: none of ours has any, and what follows the head would be taken for the next request.
+    """
+    lines = head.decode("latin-1").split("\r\n")
+    words = lines[0].split(" ")
+    if len(words) != 3 or words[2] not in ("HTTP/1.0", "HTTP/1.1") or not words[0].isalpha():
+        raise BadRequest(400, "this is no request of HTTP/1.1")
+    headers: dict[str, str] = {}
+    for line in lines[1:]:
+        name, colon, value = line.partition(":")
+        if not line:
+            break
+        if not colon or not name or name != name.strip():
+            raise BadRequest(400, "a header is no NAME: VALUE")
+        headers[name.lower()] = (
+            f"{headers[name.lower()]}, {value.strip()}" if name.lower() in headers else value.strip()
+        )
+    if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+        raise BadRequest(413, "requests have no body here")
+    if words[0] not in ("GET", "HEAD"):
+        raise BadRequest(405, "only GET and HEAD are answered")
+    path, _, query = words[1].partition("?")
+    wish = headers.get("connection", "").lower()
+    keeps = wish != "close" if words[2] == "HTTP/1.1" else wish == "keep-alive"
+    return Request(words[0], path, query, headers, keeps)
+
+
+def _quality(header: str, *names: str) -> float:
+    """The quality that an Accept header gives to one of `names`, the first that it has; 0 when none."""
+    found: dict[str, float] = {}
+    for entry in header.split(","):
+        name, *parameters = (part.strip().lower() for part in entry.split(";"))
+        quality = 1.0
+        for parameter in parameters:
+            if parameter.startswith("q="):
+                try:
+                    quality = float(parameter[2:])
+                except ValueError:
+                    quality = 0.0
+        found[name] = max(found.get(name, 0.0), quality)
+    return next((found[name] for name in names if name in found), 0.0)
+
+
+def parse_listen_address(text: str) -> tuple[str, int]:
+    """`:9836`, `127.0.0.1:9836` or `[::1]:9836` to host and port. Raises ValueError."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not port.isdecimal() or not port.isascii() or int(port) > 65535:
+        raise ValueError(f"{text!r} is not [host]:port")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,285 @@
+"""HTTP: bodies out, nothing else. One thread for all connections, a few for the bodies that are not ready yet.
+
+No client can take the server from the others: each waits, reads and writes within a time limit, each address has so
+many connections, and of one that wants more the oldest that does nothing gives way. Probes are answered by the one
+thread, which nothing blocks, also where everything else is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from gpu_exporter.web.request import HEAD_MAX, BadRequest, Request, parse_head, parse_listen_address
+
+log = logging.getLogger(__name__)
+WORKERS = 4  # threads that make bodies; they share what they make
+WAITING_MAX = 64  # requests that wait for a worker; one more is told to come back
+CONNECTIONS_MAX = 256
+ADDRESS_MAX = 64  # connections of one client address
+HEAD_S = 10.0  # from the first byte of a request to the end of its head, and for a handshake of TLS
+IDLE_S = 75.0  # a connection that is kept open: longer than between two scrapes
+WRITE_S = 10.0  # for a whole answer
+END_S = 0.3  # for connections that are being ended with the server
+STALLED_S = 1.0  # an answer that is not taken for so long may have to give way
+CHUNK = 64 * 1024
+LINGER_NOT = struct.pack("ii", 1, 0)
+TEXT = "text/plain; charset=utf-8"
+
+
+class Reply(NamedTuple):
+    status: int
+    content_type: str
+    body: bytes
+    is_zipped: bool = False
+
+
+BUSY = Reply(503, TEXT, b"too many requests at once; come back in a second\n")
+
+
+class Site(Protocol):
+    """What is served."""
+
+    def answer_at_once(self, request: Request) -> Reply | None:
+        """What takes no time: probes, errors, bodies that are ready. None: ask `answer`. Called by the one thread."""
+
+    def answer(self, request: Request) -> Reply:
+        """Called by a worker; whatever it raises becomes a status of 500."""
+
+
+class _Connection:
+    """One client, and what it is doing."""
+
+    def __init__(self, writer: asyncio.StreamWriter, address: str) -> None:
+        self.writer = writer
+        self.address = address
+        self.since = time.monotonic()
+        self.is_waiting = True  # for the head of a request
+        self.is_writing = False
+
+    def turn(self, *, waiting: bool = False, writing: bool = False) -> None:
+        self.is_waiting, self.is_writing, self.since = waiting, writing, time.monotonic()
+
+    def break_off(self) -> None:
+        """End it at once, and let go of what the kernel has still to send, which may be megabytes."""
+        with contextlib.suppress(OSError):
+            self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
+        self.writer.transport.abort()
+
+    def may_give_way(self, now: float) -> bool:
+        return self.is_waiting or (self.is_writing and now - self.since > STALLED_S)
+
+
+class _Listener:
+    """Connections of one listening socket; lives in the loop's thread."""
+
+    def __init__(self, site: Site, workers: ThreadPoolExecutor) -> None:
+        self._site = site
+        self._workers = workers
+        self._asked = 0  # bodies that workers make or have to make
+        self._connections: dict[_Connection, None] = {}  # the oldest first
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection to its end."""
+        peer = writer.get_extra_info("peername")
+        connection = _Connection(writer, peer[0] if isinstance(peer, tuple) else "local")
+        only_probes = not self._make_room(connection)
+        self._connections[connection] = None
+        try:
+            writer.transport.set_write_buffer_limits(high=CHUNK)
+            keeps = True
+            while keeps:
+                keeps = await self._serve_one(reader, connection, only_probes)
+        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as exc:
+            log.debug("connection of %s ended: %r", connection.address, exc)
+        finally:
+            self._connections.pop(connection, None)
+            if connection.is_writing:
+                connection.break_off()  # what a slow client has not taken by now it will not get
+            else:
+                writer.close()
+
+    def _make_room(self, newcomer: _Connection) -> bool:
+        """End the oldest connection that may give way, where there are too many; False when there is none."""
+        now = time.monotonic()
+        own = [other for other in self._connections if other.address == newcomer.address]
+        crowd: list[_Connection] = []
+        if len(own) >= ADDRESS_MAX:
+            crowd = own
+        elif len(self._connections) >= CONNECTIONS_MAX:
+            by_address: dict[str, list[_Connection]] = {}
+            for other in self._connections:
+                by_address.setdefault(other.address, []).append(other)
+            crowd = max(by_address.values(), key=len)
+        if not crowd:
+            return True
+        for other in crowd:
+            if other.may_give_way(now):
+                self._connections.pop(other, None)
+                other.break_off()
+                return True
+        return False
+
+    async def _serve_one(self, reader: asyncio.StreamReader, connection: _Connection, only_probes: bool) -> bool:
+        """One request; whether the connection stays."""
+        connection.turn(waiting=True)
+        first = await asyncio.wait_for(reader.read(1), IDLE_S if not only_probes else HEAD_S)
+        if not first:
+            return False
+        try:
+            head = first + await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_S)
+            request = parse_head(head)
+        except asyncio.LimitOverrunError:
+            await self._write(connection, Reply(431, TEXT, b"the head of the request is too long\n"), keeps=False)
+            return False
+        except BadRequest as exc:
+            await self._write(connection, Reply(exc.status, TEXT, f"{exc}\n".encode()), keeps=False)
+            return False
+        connection.turn()
+        reply = self._site.answer_at_once(request)
+        if reply is None:
+            reply = BUSY if only_probes else await self._ask(request)
+        keeps = request.keeps and not only_probes
+        await self._write(connection, reply, keeps=keeps, is_head=request.method == "HEAD")
+        return keeps
+
+    async def _ask(self, request: Request) -> Reply:
+        if self._asked >= WAITING_MAX:
+            return BUSY
+        self._asked += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._workers, self._site.answer, request)
+        except Exception:
+            log.exception("%s could not be answered", request.path)
+            return Reply(500, TEXT, b"an error of the exporter: see its log\n")
+        finally:
+            self._asked -= 1
+
+    @staticmethod
+    async def _write(connection: _Connection, reply: Reply, *, keeps: bool, is_head: bool = False) -> None:
+        connection.turn(writing=True)
+        body = memoryview(b"" if is_head else reply.body)
+
+        async def write() -> None:
+            connection.writer.write(_head_of(reply, keeps=keeps) + bytes(body[:CHUNK]))
+            for start in range(CHUNK, len(body), CHUNK):
+                await connection.writer.drain()
+                connection.writer.write(body[start : start + CHUNK])
+            await connection.writer.drain()
+
+        await asyncio.wait_for(write(), WRITE_S)
+        connection.is_writing = False
+
+    def end(self) -> None:
+        for connection in list(self._connections):
+            connection.break_off()
+
+
+def _head_of(reply: Reply, *, keeps: bool) -> bytes:
+    lines = [
+        f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}",
+        f"Content-Type: {reply.content_type}",
+        f"Content-Length: {len(reply.body)}",
+        f"Connection: {'keep-alive' if keeps else 'close'}",
+    ]
+    lines += ["Content-Encoding: gzip", "Vary: Accept-Encoding"] if reply.is_zipped else []
+    lines += ["Retry-After: 1"] if reply.status == 503 else []
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def _listen(address: str) -> socket.socket:
+    """A listening TCP socket, of both families for an empty host. Raises ValueError, OSError that names the address."""
+    host, port = parse_listen_address(address)
+    both = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+    try:
+        try:
+            return socket.create_server((host, port), family=family, dualstack_ipv6=both, backlog=128)
+        except OSError as exc:
+            if not both or exc.errno == errno.EADDRINUSE:
+                raise
+            return socket.create_server((host, port), backlog=128)  # no IPv6 on this host
+    except OSError as exc:
+        raise OSError(exc.errno, f"cannot listen on {address}: {os.strerror(exc.errno or 0)}") from exc
+
+
+def _listen_unix(path: Path, mode: int) -> socket.socket:
+    """`mode`: permissions, whatever the umask is. Call it before other threads make files."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    umask = os.umask(0o777 & ~mode)  # bind() makes it 0777 less the umask: never open for a moment
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(umask)
+    listener.listen(128)
+    return listener
+
+
+class HttpServer:
+    """Serves on one TCP address, and on a unix socket for `--once` where a state directory is kept."""
+
+    def __init__(self, address: str, site: Site, socket_path: Path | None = None, socket_mode: int = 0o660) -> None:
+        """Bind. Raises ValueError (address), OSError (in use, not permitted)."""
+        self._listeners = [_listen(address)]
+        self.port = int(self._listeners[0].getsockname()[1])
+        self._socket_path = socket_path
+        if socket_path is not None:
+            self._listeners.append(_listen_unix(socket_path, socket_mode))
+        self._site = site
+        self._end: Callable[[], None] = lambda: None
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="http", daemon=True)
+
+    async def _run(self) -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+        def end() -> None:
+            loop.call_soon_threadsafe(stop.set)
+
+        self._end = end
+        workers = ThreadPoolExecutor(WORKERS, "http-worker")
+        parts = [_Listener(self._site, workers) for _ in self._listeners]
+        servers = [
+            await asyncio.start_server(part.serve, sock=listener, limit=HEAD_MAX)
+            for part, listener in zip(parts, self._listeners, strict=True)
+        ]
+        self._begun.set()
+        await stop.wait()
+        for server in servers:
+            server.close()
+        for part in parts:
+            part.end()
+        workers.shutdown(wait=False, cancel_futures=True)
+        ending = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in ending:
+            task.cancel()
+        if ending:
+            await asyncio.wait(ending, timeout=END_S)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._begun.wait()
+
+    def stop(self) -> None:
+        """End every connection. A worker that is held up ends with the process."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            self._end()
+        if self._thread.is_alive():
+            self._thread.join(2 * END_S)
+        for listener in self._listeners:
+            listener.close()
+        if self._socket_path is not None:
+            self._socket_path.unlink(missing_ok=True)

@@ -1,0 +1,197 @@
+"""Peers that are slow, endless, or want us elsewhere: each answer is bounded in time and size."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gpu_exporter.reconciler.direct import ExporterSource
+from gpu_exporter.reconciler.evidence import EvidenceError
+from gpu_exporter.reconciler.fetch import fetch_text
+from gpu_exporter.reconciler.promql import PromQLSource
+
+WITHIN_S = 0.4
+OK = b"HTTP/1.1 200 OK\r\n"
+Answer = Callable[[socket.socket], None]
+Serve = Callable[[Answer], str]
+
+
+@pytest.fixture
+def requests() -> list[bytes]:
+    return []
+
+
+@pytest.fixture
+def serve(requests: list[bytes]) -> Iterator[Serve]:
+    """Servers on loopback that do with each connection what the test wants; the address."""
+    listeners: list[socket.socket] = []
+
+    def start(answer: Answer) -> str:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+
+        def handle(connection: socket.socket) -> None:
+            with connection, contextlib.suppress(OSError):
+                requests.append(connection.recv(65536))
+                answer(connection)
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    threading.Thread(target=handle, args=(connection,), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/metrics"
+
+    yield start
+    for listener in listeners:
+        listener.close()
+
+
+def dribble(head: bytes) -> Answer:
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(head)
+        for _ in itertools.count():
+            connection.sendall(b"a")
+            time.sleep(0.02)
+
+    return answer
+
+
+def all_at_once(*parts: bytes) -> Answer:
+    return lambda connection: connection.sendall(b"".join(parts))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nX-Long: ",
+        OK + b"Content-Length: 1000000\r\n\r\n",
+        OK + b"Transfer-Encoding: chunked\r\n\r\n",
+        OK + b"Connection: close\r\n\r\n",
+        b"HTTP/1.1 500 Sorry\r\n\r\n",
+    ],
+    ids=["status line", "headers", "body", "chunks", "body without length", "body of an error"],
+)
+def test_a_peer_that_sends_a_byte_now_and_then_is_given_up(serve: Serve, head: bytes) -> None:
+    began = time.monotonic()
+    with pytest.raises(EvidenceError, match="no whole answer within 0.4 s|HTTP status 500$"):
+        fetch_text(serve(dribble(head)), within_s=WITHIN_S)
+    assert time.monotonic() - began < 3 * WITHIN_S
+
+
+def test_a_peer_that_never_shakes_hands_is_given_up(serve: Serve) -> None:
+    url = serve(dribble(b"\x16\x03\x03\x40\x00")).replace("http:", "https:")
+    began = time.monotonic()
+    with pytest.raises(EvidenceError, match="no whole answer within 0.4 s"):
+        fetch_text(url, within_s=WITHIN_S)
+    assert time.monotonic() - began < 3 * WITHIN_S
+
+
+def test_an_endless_answer_is_cut_at_its_limit(serve: Serve) -> None:
+    def flood(connection: socket.socket) -> None:
+        connection.sendall(OK + b"Connection: close\r\n\r\n")
+        while True:
+            connection.sendall(b"x" * 65536)
+
+    with pytest.raises(EvidenceError, match="the answer is longer than 1 MiB"):
+        fetch_text(serve(flood), most_bytes=1 << 20, within_s=20.0)
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [(b"Content-Length: 9", b"half"), (b"Transfer-Encoding: chunked", b"9\r\nhalf")],
+)
+def test_an_answer_that_breaks_off_is_none(serve: Serve, head: bytes, body: bytes) -> None:
+    with pytest.raises(EvidenceError, match="http://127"):
+        fetch_text(serve(all_at_once(OK, head, b"\r\n\r\n", body)))
+
+
+def test_a_whole_answer_is_read_by_get_and_post(serve: Serve, requests: list[bytes]) -> None:
+    url = serve(all_at_once(OK, b"Content-Length: 5\r\n\r\n", "ä up".encode()))
+    assert fetch_text(url) == "ä up"
+    assert fetch_text(url, {"query": "up{}"}) == "ä up"
+    assert [request.split()[0] for request in requests] == [b"GET", b"POST"]
+
+
+@pytest.mark.parametrize(
+    "place", ["http://169.254.169.254/latest/", "https://127.0.0.1/", "http://127.0.0.1:1/metrics"]
+)
+def test_a_redirect_to_another_server_is_not_followed(serve: Serve, place: str) -> None:
+    url = serve(all_at_once(b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: ", place.encode(), b"\r\n\r\n"))
+    with pytest.raises(EvidenceError, match="redirects to another server, which is not followed"):
+        fetch_text(url)
+
+
+def test_a_redirect_within_the_server_is_followed(serve: Serve) -> None:
+    answers = iter(
+        [b"HTTP/1.1 307 Moved\r\nContent-Length: 0\r\nLocation: /other\r\n\r\n", OK + b"Content-Length: 2\r\n\r\nup"]
+    )
+    assert fetch_text(serve(lambda connection: connection.sendall(next(answers)))) == "up"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"status":"error","error":"too many samples"}', ": too many samples$"),
+        (b"root:x:0:0", "HTTP status 422$"),
+        (b'{"secret": "token"}', "HTTP status 422$"),
+        (b"[" * 60_000, "HTTP status 422$"),
+        (b'{"error": "two\\nlines' + b"x" * 500 + b'"}', ": two linesx{191}$"),
+    ],
+)
+def test_of_an_error_only_the_reason_of_a_promql_api_is_repeated(serve: Serve, body: bytes, said: str) -> None:
+    head = b"HTTP/1.1 422 Unprocessable\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with pytest.raises(EvidenceError, match=said):
+        fetch_text(serve(all_at_once(head, body)))
+
+
+def test_a_password_in_the_address_is_not_repeated() -> None:
+    with pytest.raises(EvidenceError) as caught:
+        fetch_text("http://ada:secret@127.0.0.1:1/metrics")
+    assert "secret" not in str(caught.value)
+
+
+def test_one_exporter_that_never_ends_holds_up_no_other(serve: Serve) -> None:
+    whole = OK + b"Content-Length: 5\r\n\r\nup 1\n"
+    urls = [serve(dribble(OK + b"\r\n")), serve(all_at_once(whole)), serve(dribble(b""))]
+    source = ExporterSource(urls, 7200.0, time.time, within_s=WITHIN_S)
+    began = time.monotonic()
+    evidence = source.read_evidence()
+    assert time.monotonic() - began < 3 * WITHIN_S
+    assert evidence.exporters == 1
+    assert evidence.problems == tuple(f"{url}: no answer within the 0.4 s of a cycle" for url in urls[::2])
+
+
+def test_a_page_that_takes_us_by_surprise_costs_no_other_its_evidence() -> None:
+    def fetch(url: str) -> str:
+        if "n1" in url:
+            raise MemoryError
+        return "up 1\n"
+
+    evidence = ExporterSource(["n1:1", "n2:1"], 7200.0, time.time, fetch).read_evidence()
+    assert (evidence.exporters, evidence.problems) == (1, ("http://n1:1/metrics: MemoryError: ",))
+
+
+def test_slow_answers_of_one_cycle_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_exporter.reconciler.promql.EVIDENCE_S", 0.1)
+    left: list[float] = []
+
+    def fetch(url: str, form: dict[str, str], most_bytes: int, within_s: float) -> str:
+        left.append(within_s)
+        time.sleep(0.06)
+        return '{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, "1"]}]}}'
+
+    source = PromQLSource("http://p", 3600.0, 7200.0, time.time, "", fetch)
+    with pytest.raises(EvidenceError, match="the evidence of a cycle took longer than 0.1 s"):
+        source.read_evidence()
+    assert len(left) == 2
+    assert left[0] > left[1]

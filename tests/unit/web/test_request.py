@@ -1,0 +1,109 @@
+"""Heads of requests: what is understood, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.web.request import BadRequest, Request, parse_head, parse_listen_address
+
+PROMETHEUS = (
+    "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,"
+    "text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
+
+
+def head(*headers: str, first: str = "GET / HTTP/1.1") -> Request:
+    return parse_head("\r\n".join([first, *headers, "", ""]).encode())
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        (PROMETHEUS, True),
+        ("text/plain;version=0.0.4;q=0.5,application/openmetrics-text;q=0.2", False),
+        ("", False),
+        ("application/openmetrics-text;q=oops;q=0", False),
+    ],
+)
+def test_accept(accept: str, expected: bool) -> None:
+    assert head(f"Accept: {accept}").takes_openmetrics() is expected
+
+
+@pytest.mark.parametrize(
+    ("encodings", "expected"),
+    [
+        ("gzip", True),
+        ("deflate, GZIP;q=0.5", True),
+        ("gzip;q=0", False),
+        ("identity", False),
+        ("*", True),
+        ("*, gzip;q=0.0", False),
+        ("gzipped", False),
+        ("gzip;q=nonsense", False),
+    ],
+)
+def test_encodings(encodings: str, expected: bool) -> None:
+    assert head(f"Accept-Encoding: {encodings}").takes_gzip() is expected
+    assert not head().takes_gzip()
+
+
+@pytest.mark.parametrize(
+    ("first", "wish", "keeps"),
+    [
+        ("GET / HTTP/1.1", None, True),
+        ("GET / HTTP/1.1", "Close", False),
+        ("GET / HTTP/1.0", None, False),
+        ("GET / HTTP/1.0", "Keep-Alive", True),
+    ],
+)
+def test_whether_the_connection_stays(first: str, wish: str | None, keeps: bool) -> None:
+    assert head(*([f"Connection: {wish}"] if wish else []), first=first).keeps is keeps
+
+
+def test_the_query_names_families() -> None:
+    request = head(first="GET /metrics?name[]=gpu_up&name%5B%5D=gpu_%70ower_watts&x=%ff HTTP/1.1")
+    assert request.path == "/metrics"
+    assert request.names() == {"gpu_up", "gpu_power_watts"}
+    assert head(first="GET /metrics?name[]=%ff%ed%a0%80 HTTP/1.1").names()
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("GET /\r\n\r\n", 400),
+        ("GET  / HTTP/1.1\r\n\r\n", 400),
+        ("GET / HTTP/2.0\r\n\r\n", 400),
+        ("\x16\x03\x01\r\n\r\n", 400),
+        ("GET / HTTP/1.1\r\nHost localhost\r\n\r\n", 400),
+        ("GET / HTTP/1.1\r\nContent-Length : 3\r\n\r\n", 400),
+        ("GET / HTTP/1.1\r\n folded: 3\r\n\r\n", 400),
+        ("GET / HTTP/1.1\r\nContent-Length: 3\r\n\r\n", 413),
+        ("GET / HTTP/1.1\r\nContent-Length: 0\r\nContent-Length: 3\r\n\r\n", 413),
+        ("GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 413),
+        ("POST / HTTP/1.1\r\nContent-Length: 0\r\n\r\n", 405),
+    ],
+)
+def test_what_is_refused(text: str, status: int) -> None:
+    with pytest.raises(BadRequest) as caught:
+        parse_head(text.encode("latin-1"))
+    assert caught.value.status == status
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_request_or_refused(data: bytes) -> None:
+    try:
+        request = parse_head(data)
+    except BadRequest:
+        return
+    request.names(), request.takes_gzip(), request.takes_openmetrics()
+
+
+def test_listen_addresses() -> None:
+    assert parse_listen_address(":9836") == ("", 9836)
+    assert parse_listen_address("127.0.0.1:0") == ("127.0.0.1", 0)
+    assert parse_listen_address("[::1]:9836") == ("::1", 9836)
+    for text in ("9836", ":x", ":", ":65536", ":²"):
+        with pytest.raises(ValueError, match="is not"):
+            parse_listen_address(text)

@@ -1,0 +1,255 @@
+"""The HTTP server among honest and hostile clients, over real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.web import server as web
+from gpu_exporter.web.request import Request
+from gpu_exporter.web.server import TEXT, HttpServer, Reply
+
+PAGE = b"x" * 1_000_000
+HOSTILE, HONEST, PROBE = "127.0.0.2", "127.0.0.3", "127.0.0.4"
+
+
+class Site:
+    """A probe, a large page that is ready, one that takes its time."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.asked = 0
+
+    def answer_at_once(self, request: Request) -> Reply | None:
+        if request.path == "/-/healthy":
+            return Reply(200, TEXT, b"healthy\n")
+        return Reply(200, TEXT, PAGE) if request.path == "/page" else None
+
+    def answer(self, request: Request) -> Reply:
+        self.asked += 1
+        if request.path == "/fault":
+            raise ValueError("a secret of ours")
+        self.go_on.wait(20)
+        return Reply(200, TEXT, b"slow\n")
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    site = Site()
+    yield site
+    site.go_on.set()
+
+
+@pytest.fixture
+def server(site: Site) -> Iterator[HttpServer]:
+    server = HttpServer("127.0.0.1:0", site)
+    server.start()
+    yield server
+    server.stop()
+
+
+def connect(server: HttpServer, source: str) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), 10.0, source_address=(source, 0))
+
+
+def get(server: HttpServer, path: str, source: str = HONEST) -> tuple[int, bytes]:
+    client = http.client.HTTPConnection("127.0.0.1", server.port, 10.0, source_address=(source, 0))
+    with contextlib.closing(client):
+        client.request("GET", path)
+        answer = client.getresponse()
+        return answer.status, answer.read()
+
+
+def until(condition: object) -> None:
+    end = time.monotonic() + 10.0
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_several_requests_on_one_connection(server: HttpServer) -> None:
+    client = http.client.HTTPConnection("127.0.0.1", server.port, 10.0)
+    with contextlib.closing(client):
+        for method, path, size in (("GET", "/page", len(PAGE)), ("HEAD", "/page", 0), ("GET", "/-/healthy", 8)):
+            client.request(method, path)
+            answer = client.getresponse()
+            assert len(answer.read()) == size
+            assert answer.headers["Connection"] == "keep-alive"
+
+
+def test_requests_in_one_packet_are_answered_in_order(server: HttpServer) -> None:
+    with connect(server, HONEST) as client:
+        client.sendall(b"GET /page HTTP/1.1\r\n\r\nGET /-/healthy HTTP/1.1\r\nConnection: close\r\n\r\n")
+        whole = b"".join(iter(lambda: client.recv(1 << 20), b""))
+    assert whole.count(b"HTTP/1.1 200 OK") == 2
+    assert whole.endswith(b"Connection: close\r\n\r\nhealthy\n")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET /page HTTP/1.1\r\nContent-Length: 20\r\n\r\nGET /page HTTP/1.1\r\n", 413),
+        (b"PUT /page HTTP/1.1\r\n\r\n", 405),
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nX: " + b"y" * 20_000 + b"\r\n\r\n", 431),
+    ],
+)
+def test_what_is_refused_is_answered_once_and_ends(server: HttpServer, request_: bytes, status: int) -> None:
+    with connect(server, HONEST) as client:
+        client.sendall(request_)
+        whole = b""
+        with contextlib.suppress(ConnectionResetError):
+            while chunk := client.recv(65536):
+                whole += chunk
+    assert whole.startswith(b"HTTP/1.1 %d " % status)
+    assert whole.count(b"HTTP/1.1 ") == 1
+
+
+def test_a_fault_is_told_without_its_words(server: HttpServer) -> None:
+    assert get(server, "/fault") == (500, b"an error of the exporter: see its log\n")
+
+
+def test_probes_and_scrapes_are_answered_while_hostile_clients_take_all_they_can(server: HttpServer) -> None:
+    """64 clients ask for large pages and read nothing, 24 say nothing, 8 send half a head; all of them come again."""
+    stop = threading.Event()
+    kinds = [b"GET /page HTTP/1.1\r\n\r\n" * 50] * 64 + [b""] * 24 + [b"GET /page HT"] * 8
+
+    def attack(sent: bytes) -> None:
+        while not stop.is_set():
+            with contextlib.suppress(OSError), connect(server, HOSTILE) as client:
+                client.settimeout(0.2)
+                client.sendall(sent)
+                stop.wait(0.5)
+
+    attackers = [threading.Thread(target=attack, args=(sent,)) for sent in kinds]
+    for attacker in attackers:
+        attacker.start()
+    time.sleep(0.3)  # the attack is under way; what is measured below holds before, too
+    probes: list[float] = []
+    scrapes: list[int] = []
+
+    def scrape() -> None:
+        scrapes.append(len(get(server, "/page")[1]))
+
+    clients = [threading.Thread(target=scrape) for _ in range(50)]
+    for client in clients:
+        client.start()
+    for _ in range(20):
+        began = time.monotonic()
+        assert get(server, "/-/healthy", PROBE) == (200, b"healthy\n")
+        probes.append(time.monotonic() - began)
+    for client in clients:
+        client.join()
+    stop.set()
+    for attacker in attackers:
+        attacker.join()
+    assert scrapes == [len(PAGE)] * 50
+    assert sorted(probes)[len(probes) // 2] < 0.5
+
+
+def test_when_every_worker_is_taken_more_are_told_to_come_back(server: HttpServer, site: Site) -> None:
+    answers: list[int] = []
+    askers = [
+        threading.Thread(target=lambda i=i: answers.append(get(server, "/slow", f"127.0.0.{10 + i % 4}")[0]))
+        for i in range(web.WAITING_MAX + 5)
+    ]
+    for asker in askers:
+        asker.start()
+    until(lambda: answers.count(503) == 5)
+    assert get(server, "/-/healthy", HONEST) == (200, b"healthy\n")
+    site.go_on.set()
+    for asker in askers:
+        asker.join()
+    assert (answers.count(200), answers.count(503)) == (web.WAITING_MAX, 5)
+
+
+def test_one_address_has_so_many_connections_and_the_oldest_idle_one_gives_way(server: HttpServer) -> None:
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(connect(server, HOSTILE)) for _ in range(web.ADDRESS_MAX + 3)]
+        for client in clients[:3]:
+            client.settimeout(10.0)
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+        for client in clients[3:]:
+            client.sendall(b"GET /-/healthy HTTP/1.1\r\n\r\n")
+            assert client.recv(65536).endswith(b"healthy\n")
+
+
+def test_where_none_may_give_way_a_newcomer_is_answered_as_a_probe_only(server: HttpServer, site: Site) -> None:
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(connect(server, HOSTILE)) for _ in range(web.ADDRESS_MAX)]
+        for client in clients:
+            client.sendall(b"GET /slow HTTP/1.1\r\n\r\n")
+        until(lambda: site.asked == web.WORKERS)
+        time.sleep(0.1)  # the others are heard too
+        assert get(server, "/slow", HOSTILE)[0] == 503
+        assert get(server, "/-/healthy", HOSTILE) == (200, b"healthy\n")
+        site.go_on.set()
+        for client in clients:
+            assert b"slow\n" in client.recv(65536)
+
+
+@pytest.mark.parametrize(
+    ("limit", "sent"),
+    [
+        ("HEAD_S", b"GET / HT"),
+        ("IDLE_S", b""),
+        ("IDLE_S", b"GET /-/healthy HTTP/1.1\r\n\r\n"),
+        ("WRITE_S", b"GET /page HTTP/1.1\r\n\r\n" * 30),
+    ],
+)
+def test_nobody_is_waited_for_beyond_the_limit(
+    site: Site, monkeypatch: pytest.MonkeyPatch, limit: str, sent: bytes
+) -> None:
+    monkeypatch.setattr(web, limit, 0.2)
+    server = HttpServer("127.0.0.1:0", site)
+    server.start()
+    try:
+        with connect(server, HOSTILE) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.sendall(sent)
+            time.sleep(0.6 if limit == "WRITE_S" else 0.0)  # the client that does not read
+            began = time.monotonic()
+            with contextlib.suppress(ConnectionResetError):
+                while client.recv(1 << 20):
+                    pass
+            assert time.monotonic() - began < 5.0
+    finally:
+        server.stop()
+
+
+def test_the_end_waits_for_no_client(site: Site) -> None:
+    server = HttpServer("127.0.0.1:0", site)
+    server.start()
+    with connect(server, HOSTILE) as idle, connect(server, HOSTILE) as greedy:
+        greedy.sendall(b"GET /page HTTP/1.1\r\n\r\n" * 50)
+        until(lambda: greedy.recv(1))
+        began = time.monotonic()
+        server.stop()
+        assert time.monotonic() - began < 2.0
+        with contextlib.suppress(ConnectionResetError):
+            assert idle.recv(1) == b""
+
+
+def test_a_unix_socket_is_served_too_and_goes_with_the_server(site: Site, tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    server = HttpServer("127.0.0.1:0", site, path, 0o600)
+    server.start()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        client.sendall(b"GET /-/healthy HTTP/1.0\r\n\r\n")
+        assert b"".join(iter(lambda: client.recv(4096), b"")).endswith(b"healthy\n")
+    server.stop()
+    assert not path.exists()
+
+
+def test_an_address_in_use_is_named(server: HttpServer, site: Site) -> None:
+    with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{server.port}: Address already in use"):
+        HttpServer(f"127.0.0.1:{server.port}", site)
