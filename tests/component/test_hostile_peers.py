@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, wait_for
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from gpu_exporter.devices.errors import DriverUnavailable
-from gpu_exporter.exposition.files import write_atomically
 from gpu_exporter.exposition.health import judge_health
+from gpu_exporter.files import write_atomically
 from gpu_exporter.model import AgentStatus, View
 from gpu_exporter.version import VERSION
 

@@ -24,8 +24,8 @@ from gpu_exporter.devices.nvml.backend import NvmlBackend
 from gpu_exporter.devices.nvml.library import LiveLibrary
 from gpu_exporter.devices.nvml.recording import Answers, Question, Recorder
 from gpu_exporter.devices.protocol import Device
-from gpu_exporter.exposition.files import write_atomically
 from gpu_exporter.exposition.table import layout
+from gpu_exporter.files import write_atomically
 from gpu_exporter.sampling.sampler import DeviceSampler
 from gpu_exporter.version import VERSION
 

@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.process_collector import ProcessCollector
 
 from gpu_exporter.app.agent import Agent
-from gpu_exporter.exposition.files import write_atomically
 from gpu_exporter.exposition.publisher import Publisher
 from gpu_exporter.exposition.series import Series
 from gpu_exporter.exposition.site import ExporterSite
+from gpu_exporter.files import write_atomically
 from gpu_exporter.model import Family, MetricType
 from gpu_exporter.web.server import HttpServer
 

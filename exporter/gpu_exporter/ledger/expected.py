@@ -7,10 +7,11 @@ with at least as many GPUs (it was moved or taken out on purpose), or `gpu-expor
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
+
+from gpu_exporter.files import write_atomically
 
 FILE = "devices.json"
 VERSION = 1
@@ -34,6 +35,7 @@ class ExpectedDevices:
         self._boot_id = boot_id
         self._stored_boot_id = boot_id
         self._stamp: tuple[int, int] | None = None
+        self._is_saved = True
 
     def load(self) -> None:
         """Take over what the file says; called again it adopts what `forget` changed. A bad file is no file."""
@@ -52,7 +54,7 @@ class ExpectedDevices:
         self._stamp = stamp
 
     def note(self, present: Iterable[ExpectedDevice]) -> bool:
-        """These GPUs answer now. Returns whether anything changed; the caller then saves."""
+        """These GPUs answer now. Returns whether anything is not saved yet; the caller then saves."""
         before, kept = self.devices, dict(self.devices)
         answering = {device.uuid: device for device in present}
         places = {device.pci_bus_id: device for device in answering.values()}
@@ -70,20 +72,22 @@ class ExpectedDevices:
                 del kept[uuid]
         kept.update(answering)
         self.devices = kept  # replaced as a whole: others may be reading
-        return kept != before or (rebooted and self._stored_boot_id == self._boot_id)
+        if kept != before or (rebooted and self._stored_boot_id == self._boot_id):
+            self._is_saved = False  # until a write succeeds
+        return not self._is_saved
 
     def save(self) -> None:
         """Write the file, by rename. Raises OSError."""
         if self._path is None:
+            self._is_saved = True
             return
         data = {
             "version": VERSION,
             "boot_id": self._stored_boot_id,
             "devices": [device._asdict() for device in self.devices.values()],
         }
-        fresh = self._path.with_name(f".{FILE}-{os.getpid()}")
-        fresh.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-        fresh.replace(self._path)
+        write_atomically(self._path, (json.dumps(data, indent=1) + "\n").encode())
+        self._is_saved = True
         self._stamp = self._read_stamp()
 
     def _read_stamp(self) -> tuple[int, int] | None:
@@ -105,8 +109,10 @@ def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice]] | None:
         for device in devices.values():
             if [type(value) for value in device] != [str, str, int, str]:
                 return None
+        text = json.dumps(data, ensure_ascii=False)
+        text.encode()  # half of a surrogate pair is no text, and no answer could be written with it
         return str(data["boot_id"]), devices
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

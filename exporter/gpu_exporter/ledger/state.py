@@ -13,12 +13,10 @@ each half, since restored busy and idle time together may push observed time up 
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import math
 import os
-import tempfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
@@ -26,6 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
+from gpu_exporter.files import PRIVATE, make_directory, write_atomically
 from gpu_exporter.ledger.accounts import HolderAccount, UnitAccount
 from gpu_exporter.ledger.ledger import Ledger
 from gpu_exporter.model import HolderKey, HolderTotals, UnitId, UnitTotals
@@ -76,9 +75,9 @@ class StateFile:
         self._lock: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock. Raises StateInUse, OSError (directory missing or read-only)."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        """Take the lock. Raises StateInUse, OSError (directory missing, read-only, or writable by every user)."""
+        make_directory(self.path.parent)
+        handle = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, PRIVATE)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
@@ -149,7 +148,7 @@ class StateFile:
 
     def commit(self, prepared: Prepared) -> None:
         """Put the content on disk. The caller then calls `adopt`. Raises OSError; the old marks stay in force."""
-        self._replace(prepared.text)
+        write_atomically(self.path, prepared.text.encode(), PRIVATE)
 
     def adopt(self, prepared: Prepared) -> None:
         """From now on counters may be published up to these marks."""
@@ -178,17 +177,6 @@ class StateFile:
             if mark is not None:
                 bounded[counter] = min(getattr(totals, counter), mark)
         return bounded
-
-    def _replace(self, text: str) -> None:
-        handle, name = tempfile.mkstemp(prefix=".state-", dir=self.path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(name).replace(self.path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                Path(name).unlink()
-            raise
 
 
 AccountT = TypeVar("AccountT", UnitAccount, HolderAccount)

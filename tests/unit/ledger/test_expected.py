@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gpu_exporter.ledger.expected import ExpectedDevice, ExpectedDevices, forget
 
 A = ExpectedDevice("GPU-a", "0000:10:00.0", 0, "H100")
@@ -70,11 +72,37 @@ def test_forget_reaches_a_running_exporter(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_no_file(tmp_path: Path) -> None:
     seen(tmp_path, "boot-1", A, B)
-    for text in ("", "{", "[]", '{"version": 9}', '{"version": 1, "boot_id": "x", "devices": [{"uuid": 1}]}'):
+    half = (
+        '{"version": 1, "boot_id": "x", "devices": [{"uuid": "\\ud83d", "pci_bus_id": "", "position": 0, "name": ""}]}'
+    )
+    for text in (
+        "",
+        "{",
+        "[]",
+        "[" * 100_000,
+        '{"version": 9}',
+        '{"version": 1, "boot_id": "x", "devices": [{"uuid": 1}]}',
+        '{"version": 1, "boot_id": "x", "devices": 7}',
+        half,
+    ):
         (tmp_path / "devices.json").write_text(text, encoding="utf-8")
         book = ExpectedDevices(tmp_path, "boot-1")
         book.load()
         assert book.devices == {}
+
+
+def test_a_list_that_could_not_be_written_is_written_later(tmp_path: Path) -> None:
+    directory = tmp_path / "full"
+    book = ExpectedDevices(directory, "boot-1")
+    for _ in range(2):
+        assert book.note([A])
+        with pytest.raises(FileNotFoundError):
+            book.save()
+    directory.mkdir()
+    assert book.note([A])
+    book.save()
+    assert not book.note([A])
+    assert set(seen(directory, "boot-1").devices) == {"GPU-a"}
 
 
 def test_without_a_directory_it_is_kept_in_memory() -> None:

@@ -1,0 +1,148 @@
+"""Files that others read: whole or not at all, and never through what somebody else has put in their place."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.files import PRIVATE, make_directory, write_atomically
+from gpu_exporter.ledger.expected import ExpectedDevice, ExpectedDevices
+from gpu_exporter.ledger.ledger import Ledger, LedgerRules
+from gpu_exporter.ledger.state import StateFile
+
+
+@pytest.fixture(params=[0o000, 0o077], ids=["umask 000", "umask 077"])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.usefixtures("umask")
+def test_modes_do_not_depend_on_the_umask(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "a.prom", b"up 1\n")
+    write_atomically(tmp_path / "state", b"x", PRIVATE)
+    assert (mode(tmp_path / "a.prom"), mode(tmp_path / "state")) == (0o644, 0o600)
+
+
+def test_nothing_kept_by_the_exporter_is_open_to_change_with_a_umask_of_0(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        directory = tmp_path / "a" / "b"
+        state = StateFile(directory, 10.0, "boot")
+        state.acquire()
+        state.commit(state.prepare(Ledger(LedgerRules(5.0, 3, 0.1, 0.7, 60.0), 0.0)))
+        devices = ExpectedDevices(directory, "boot")
+        devices.note([ExpectedDevice("GPU-a", "0000:10:00.0", 0, "H100")])
+        devices.save()
+        state.release()
+    finally:
+        os.umask(before)
+    found = {path.name: mode(path) for path in (directory.parent, directory, *directory.iterdir())}
+    assert found == {"a": 0o755, "b": 0o755, "state": 0o600, "lock": 0o600, "devices.json": 0o644}
+
+
+def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.prom"
+    for body in (b"one", b"two"):
+        write_atomically(path, body)
+    assert path.read_bytes() == b"two"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.prom"]
+
+
+@pytest.mark.parametrize("call", ["fchmod", "replace"])
+def test_when_a_step_fails_the_old_file_stays_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    path = tmp_path / "a.prom"
+    write_atomically(path, b"old")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.prom"]
+
+
+def test_a_link_in_the_place_of_the_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    secret, path = tmp_path / "secret", tmp_path / "a.prom"
+    secret.write_text("secret")
+    secret.chmod(0o600)
+    path.symlink_to(secret)
+    write_atomically(path, b"up 1\n")
+    assert not path.is_symlink()
+    assert (secret.read_text(), mode(secret)) == ("secret", 0o600)
+
+
+@pytest.mark.parametrize(("permissions", "refused"), [(0o777, True), (0o1777, False), (0o775, False)])
+def test_a_directory_in_which_every_user_may_rename_files_is_refused(
+    tmp_path: Path, permissions: int, refused: bool
+) -> None:
+    directory = tmp_path / "shared"
+    directory.mkdir()
+    directory.chmod(permissions)
+    expected = (
+        pytest.raises(PermissionError, match="every user may write in it .mode 0777.: chmod o-w")
+        if refused
+        else contextlib.nullcontext()
+    )
+    with expected:
+        write_atomically(directory / "a.prom", b"x")
+    with expected:
+        make_directory(directory)
+
+
+EXCHANGE = """
+import os, sys
+directory, secret = sys.argv[1:]
+os.setuid(65534)
+print("ready", flush=True)
+while True:
+    for name in os.listdir(directory):
+        if name.startswith("."):
+            try:
+                os.unlink(f"{directory}/{name}")
+                os.symlink(secret, f"{directory}/{name}")
+            except OSError:
+                pass
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user")
+def test_the_owner_of_the_directory_cannot_make_us_open_another_file() -> None:
+    """It exchanges each new file for a link as fast as it can; with a chmod by path the other file is opened in 8 s."""
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        place.chmod(0o755)
+        secret, directory = place / "secret", place / "textfile"
+        secret.write_text("secret")
+        secret.chmod(0o600)
+        directory.mkdir()
+        os.chown(directory, 65534, 65534)
+        command = [sys.executable, "-c", EXCHANGE, str(directory), str(secret)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as attacker:
+            assert attacker.stdout is not None
+            assert attacker.stdout.readline() == b"ready\n"
+            exchanged = 0
+            for _ in range(5000):
+                with contextlib.suppress(OSError):
+                    write_atomically(directory / "a.prom", b"up 1\n" * 100)
+                exchanged += (directory / "a.prom").is_symlink()
+            assert attacker.poll() is None
+            attacker.kill()
+        assert (secret.read_text(), mode(secret)) == ("secret", 0o600)
+    print(f"{exchanged} of 5000 files were exchanged for a link")
