@@ -186,6 +186,7 @@ def test_the_agent_has_no_right_and_the_dry_run_may_read_pods_only(helm: Helm) -
     objects = helm.objects({})
     agent = find(objects, "DaemonSet")["spec"]["template"]["spec"]
     assert agent["automountServiceAccountToken"] is False
+    assert not {"hostPID", "hostNetwork", "hostIPC"} & {key for key, value in agent.items() if value}
     (container,) = agent["containers"]
     assert container["securityContext"] == {
         "runAsUser": 0,
@@ -202,6 +203,14 @@ def test_the_agent_has_no_right_and_the_dry_run_may_read_pods_only(helm: Helm) -
     reconciler = find(objects, "Deployment")["spec"]["template"]["spec"]
     assert reconciler["automountServiceAccountToken"] is True
     assert "--apply" not in reconciler["containers"][0]["args"]
+
+
+def test_the_hosts_processes_are_seen_only_when_asked_for(helm: Helm) -> None:
+    """In the host's PID namespace uid 0 may end every process of uid 0, without any capability."""
+    asked = find(helm.objects({"agent": {"processes": True}}), "DaemonSet")["spec"]["template"]["spec"]
+    assert asked["hostPID"] is True
+    assert "--attribution.process" in asked["containers"][0]["args"]
+    assert "process" not in json.dumps(find(helm.objects({}), "DaemonSet"))
 
 
 def test_the_kernels_log_is_read_only_when_asked_for_and_privileged(helm: Helm) -> None:

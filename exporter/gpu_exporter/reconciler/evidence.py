@@ -31,7 +31,8 @@ class UnitEvidence(NamedTuple):
 
     `idle_run_s` is absent while the activity of the unit is not known, e.g. because its GPU does not answer.
     `witnesses`: fewest that any part of the idle run rests on. `coverage`: observed share of the time held, 0 to 1,
-    over the policy's window (coverage.py). `sample_interval_s`: its exporter's.
+    over the policy's window (coverage.py). `sample_interval_s`: its exporter's. `node` is for people; `host` is
+    the name of the Kubernetes node where the series carry it, else "".
     """
 
     node: str
@@ -44,6 +45,7 @@ class UnitEvidence(NamedTuple):
     coverage: float | None
     witnesses: int | None
     sample_interval_s: float = 1.0
+    host: str = ""
 
 
 class HolderEvidence(NamedTuple):

@@ -45,6 +45,10 @@ def object_to_identity(pod: Mapping[str, Any], decision: Decision) -> None:
     uid = pod["metadata"]["uid"]
     if uid != decision.incarnation:
         raise Refused("replaced", f"the live pod is {uid}, the evidence is of {decision.incarnation}")
+    node = pod["spec"].get("nodeName", "")
+    others = sorted({unit.host for unit in decision.units} - {node, ""})
+    if others:
+        raise Refused("node", f"the pod runs on {node or 'no node'}, the evidence is of {', '.join(others)}")
 
 
 def object_to_kind(pod: Mapping[str, Any]) -> None:

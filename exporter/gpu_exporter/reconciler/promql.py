@@ -148,6 +148,7 @@ class PromQLSource:
                         coverage=shares.get(key),
                         witnesses=int(witnesses[key]) if key in witnesses else None,
                         sample_interval_s=intervals.get(_place(row.labels), 1.0),
+                        host=row.labels.get("node", ""),
                     ),
                 )
             for row in facts["holder_units"]:

@@ -30,6 +30,7 @@ REASONS = (
     "identity",
     "limit",
     "no_marker",
+    "node",
     "not_running",
     "replaced",
     "restarted",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter.model import compile_resources
 from gpu_exporter.reconciler import pod_checks, pods
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.evidence import HolderName, UnitEvidence
 from gpu_exporter.reconciler.marks import MarkError, Refused, parse_timestamp, timestamp
 from gpu_exporter.reconciler.policy import LABEL, Decision
 
@@ -92,6 +92,28 @@ def test_a_pod_whose_uid_the_evidence_does_not_know_is_refused() -> None:
     with pytest.raises(Refused) as caught:
         pod_checks.object_to(LIVE, POD._replace(incarnation=""), WALL)
     assert caught.value.reason == "identity"
+
+
+@pytest.mark.parametrize(
+    ("node", "hosts", "refused"),
+    [
+        ("n1", ["n1", "n1"], ""),
+        ("n1", [""], ""),  # read from the exporters themselves, which do not know the node's name
+        ("n1", ["n1", "n2"], "the pod runs on n1, the evidence is of n2"),
+        ("n1", ["n3", "n2"], "the pod runs on n1, the evidence is of n2, n3"),
+        ("", ["n1"], "the pod runs on no node, the evidence is of n1"),
+    ],
+)
+def test_evidence_of_another_node_is_not_of_this_pod(node: str, hosts: list[str], refused: str) -> None:
+    pod = changed("spec/nodeName", node)
+    units = tuple(UnitEvidence(host, "0", "GPU-0", "", 0.0, 9000.0, 1.0, 1.0, 4, host=host) for host in hosts)
+    decision = POD._replace(units=units)
+    if not refused:
+        pod_checks.object_to(pod, decision, WALL)
+        return
+    with pytest.raises(Refused, match=f"^{refused}$") as caught:
+        pod_checks.object_to(pod, decision, WALL)
+    assert caught.value.reason == "node"
 
 
 def test_a_sidecar_that_holds_gpus_counts() -> None:
