@@ -6,6 +6,7 @@ What only some commands need is imported there, since `--once` is measured in mi
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that this terminal cannot show must not end the command
+        sys.stdout.reconfigure(errors="replace")
     commands = {
         "reconcile": _reconcile,
         "demo": _demo,

@@ -19,6 +19,7 @@ ALLOWED = {
     "defaults": set(),
     "shares": set(),
     "files": set(),
+    "plain": set(),
     "config": {"defaults"},
     "devices": {"model", "clock", "shares"},
     "collectors": {"model", "devices", "shares"},
@@ -27,8 +28,8 @@ ALLOWED = {
     "attribution": {"model", "clock", "shares"},
     "diagnosis": {"model"},
     "web": set(),
-    "exposition": {"model", "version", "web"},
-    "reconciler": {"model", "defaults", "config", "web"},
+    "exposition": {"model", "version", "web", "plain"},
+    "reconciler": {"model", "defaults", "config", "web", "plain"},
     "app": {
         "model",
         "clock",

@@ -39,9 +39,9 @@ def _parts(record: logging.LogRecord) -> dict[str, str]:
 
 
 def _quote(value: str) -> str:
-    if value and not any(c in value for c in ' "=\n\\'):
+    if value and value.isprintable() and not any(c in value for c in ' "=\\'):
         return value
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=not value.isprintable())  # escapes of terminals come from names, too
 
 
 def set_up_logging(level: str, form: str) -> None:

@@ -150,7 +150,7 @@ def _say(line: str) -> None:
 
 def _deliver(body: str, output: Path | None) -> None:
     if output is not None:
-        write_atomically(output, body.encode())
+        write_atomically(output, body.encode("utf-8", "replace"))
         return
     try:
         sys.stdout.write(body)

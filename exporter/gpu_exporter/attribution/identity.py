@@ -52,9 +52,7 @@ def _hash(key: bytes, kind: str, name: str) -> str:
     import hmac  # few sites need it, and `--once` is measured in milliseconds
 
     return (
-        hmac.new(key, f"{kind}\0{name}".encode("utf-8", "surrogateescape"), "sha256").hexdigest()[:DIGITS]
-        if name
-        else ""
+        hmac.new(key, f"{kind}\0{name}".encode("utf-8", "surrogatepass"), "sha256").hexdigest()[:DIGITS] if name else ""
     )
 
 

@@ -44,6 +44,8 @@ class StaticSource:
             return Answer(parse_static(yaml.safe_load(self._path.read_text("utf-8"))))
         except (OSError, yaml.YAMLError, ValueError) as exc:
             raise SourceError(f"{self._path}: {exc}") from exc
+        except RecursionError as exc:
+            raise SourceError(f"{self._path}: nested too deeply for a list of entries") from exc
 
 
 def count_units(claims: Sequence[Claim]) -> list[Claim]:
@@ -70,6 +72,9 @@ def parse_static(data: object) -> list[Claim]:
         unknown = sorted(set(map(str, entry)) - {*TEXT_KEYS, "gpus"})
         if unknown:
             raise ValueError(f"[{position}]: unknown key {unknown[0]!r}")
+        for key in TEXT_KEYS:  # str() of a list of lists that a file spells with anchors may be larger than any memory
+            if not isinstance(entry.get(key, ""), (str, int)):
+                raise ValueError(f"[{position}]: {key}: expected a text, not {type(entry[key]).__name__}")
         texts = {key: str(entry.get(key, "")) for key in TEXT_KEYS}
         if not texts["uuid"] or bool(texts["pod"]) == bool(texts["job"]):
             raise ValueError(f"[{position}]: needs uuid and exactly one of pod and job")

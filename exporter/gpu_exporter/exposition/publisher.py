@@ -56,11 +56,11 @@ class Publisher:
         with self._lock:
             edition = self._current()
             if names:
-                raw = self._render(edition, form, names).encode()
+                raw = self._render(edition, form, names).encode("utf-8", "replace")
                 return gzip.compress(raw, 1) if zipped else raw
             raw = edition.bodies.get((form, False), b"")
             if not raw:
-                raw = edition.bodies[form, False] = self._render(edition, form, names).encode()
+                raw = edition.bodies[form, False] = self._render(edition, form, names).encode("utf-8", "replace")
             if not zipped:
                 return raw
             if (form, True) not in edition.bodies:

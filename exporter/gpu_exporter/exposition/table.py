@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpu_exporter.exposition.rows import Row, list_rows
 from gpu_exporter.model import View
+from gpu_exporter.plain import one_line
 
 HEADER = ("GPU", "NAME", "UTIL", "MEMORY", "POWER", "TEMP", "HOLDER", "OWNER", "HELD", "IDLE", "STATE", "WHY")
 RIGHT = frozenset(("UTIL", "MEMORY", "POWER", "TEMP", "HELD", "IDLE"))
@@ -16,9 +17,9 @@ def render_table(view: View) -> str:
     lines = layout(HEADER, [_cells(row) for row in list_rows(view)], RIGHT)
     if not view.status.driver_up:
         what = "no GPU data" if view.status.expects_gpus else "no GPU is expected to answer here"
-        lines.append(f"{what}: {view.status.driver_error}")
+        lines.append(f"{what}: {one_line(view.status.driver_error)}")
     for source in view.status.sources:
-        lines += [f"attribution {source.name}: {text}" for text in (source.error, source.notice) if text]
+        lines += [f"attribution {source.name}: {one_line(text)}" for text in (source.error, source.notice) if text]
     if view.status.note:
         lines.append(view.status.note)
     return "\n".join(lines) + "\n"
@@ -42,8 +43,8 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def layout(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str] = frozenset()) -> list[str]:
-    """Pad cells to columns, two spaces apart; columns named in `right` are right-aligned."""
-    lines = [header, *rows]
+    """Pad cells to columns, two spaces apart; columns named in `right` are right-aligned. Each row is one line."""
+    lines = [header, *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     return [
         "  ".join(

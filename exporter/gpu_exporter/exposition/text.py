@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 from gpu_exporter.exposition.series import Series
+from gpu_exporter.plain import encodable, shorten
 
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -19,7 +20,7 @@ SPARE_PREFIXES = 512  # kept beyond twice the present lines, so that a holder th
 
 def escape_label(value: str) -> str:
     """A label value as both formats want it; bounded, since names come from users."""
-    return value[:MAX_LABEL_VALUE].replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return shorten(encodable(value), MAX_LABEL_VALUE).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def format_value(value: float) -> str:

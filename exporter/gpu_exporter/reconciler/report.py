@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 
 from gpu_exporter.config import format_duration
 from gpu_exporter.defaults import Policy
+from gpu_exporter.plain import one_line
 from gpu_exporter.reconciler.evidence import Evidence, HolderName
 from gpu_exporter.reconciler.foresight import Outlook
 from gpu_exporter.reconciler.policy import Decision
@@ -42,7 +43,7 @@ def render_decisions(
     widths = [max(len(row[i]) for row in (HEADER, *rows)) for i in range(len(HEADER))]
     return (
         "".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n"
+            "  ".join(one_line(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n"
             for row in (HEADER, *rows)
         )
         + f"{seen}\n"

@@ -5,6 +5,7 @@ Idleness rests on witnesses: a utilization of 0 counts as idle only while every 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from gpu_exporter.sampling.driver_ring import (
 from gpu_exporter.sampling.gpm_trust import GpmTrust
 from gpu_exporter.sampling.witnesses import ActivityRules, Witnesses
 
+log = logging.getLogger(__name__)
 RING_PATIENCE_S = 30.0  # after its last answer the driver's ring is waited for: it keeps some 20 s and may deliver late
 
 
@@ -88,6 +90,14 @@ class ActivityReader:
         ):
             self._last_samples_monotonic += watched_until - previous  # our absence is not the ring's silence
         stepped = self._note_offset(wall - monotonic)
+        if stepped:
+            log.warning(
+                "gpu %s: the wall clock was stepped by %+.0f s; the driver stamps its samples with it, so activity may "
+                "be unknown for up to %.0f s",
+                self._unit.uuid,
+                stepped,
+                RING_AGE_MAX_S,
+            )
         seen = self._witnesses.observe(cycle)
         self._trust.review(cycle, seen, monotonic)
         others = list(seen.values())
@@ -160,10 +170,11 @@ class ActivityReader:
         missing = span.end - span.start - watched
         return None if unknown or missing > UNWATCHED_MAX_S else span
 
-    def _note_offset(self, offset: float) -> bool:
-        """Remember how wall and monotonic clock lie; true when the wall clock was stepped since last time."""
+    def _note_offset(self, offset: float) -> float:
+        """Remember how wall and monotonic clock lie; by how much the wall clock was stepped since last time, else 0."""
         previous, self._offset = self._offset, offset
-        return previous is not None and abs(offset - previous) > WALL_STEP_S
+        step = 0.0 if previous is None else offset - previous
+        return step if abs(step) > WALL_STEP_S else 0.0
 
     def _covers_gap(self, previous: float | None, monotonic: float) -> bool:
         """Whether the reported rate may stand for the time since the last cycle."""

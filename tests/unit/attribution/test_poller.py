@@ -143,6 +143,18 @@ def test_a_static_file_names_its_faults(tmp_path) -> None:
         ([{"uuid": "GPU-0"}], r"\[0\]: needs uuid and exactly one of pod and job"),
         ([{"uuid": "GPU-0", "job": 1, "gpuu": 2}], r"\[0\]: unknown key 'gpuu'"),
         ([{"uuid": "GPU-0", "pod": "train"}], "pod 'train' is not namespace/pod/container"),
+        ([{"uuid": "GPU-0", "job": 7, "user": ["ada"]}], r"\[0\]: user: expected a text, not list"),
     ):
         with pytest.raises(ValueError, match=message):
             parse_static(data)
+
+
+def test_a_static_file_that_is_made_to_take_all_memory_is_refused(tmp_path) -> None:
+    path = tmp_path / "holders.yaml"
+    path.write_text("[" * 5000, encoding="utf-8")
+    with pytest.raises(SourceError, match="holders.yaml: nested too deeply for a list of entries"):
+        StaticSource(path).poll()
+    doubled = "".join(f"- &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 20))
+    path.write_text(f"- &a0 [x]\n{doubled}- {{uuid: GPU-0, job: *a19}}\n", encoding="utf-8")
+    with pytest.raises(SourceError, match=r"\[0\]: expected a mapping, not list"):
+        StaticSource(path).poll()

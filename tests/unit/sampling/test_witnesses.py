@@ -247,6 +247,31 @@ def test_what_is_read_after_the_last_witness_may_take_long() -> None:
     assert totals.idle_s > 16.0
 
 
+@pytest.mark.parametrize("step", [-3600.0, -2.0, 3600.0])
+def test_after_a_step_of_the_clock_activity_is_known_again_within_two_minutes(
+    step: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+    scenario = parse_scenario({"gpus": [{"model": "T4"}]})
+    device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
+    sampler, books = DeviceSampler(device, collectors.DEFAULT, clock, RULES), Books(Settings(), clock)
+
+    def idle_after(seconds: int) -> float:
+        for _ in range(seconds):
+            clock.advance(1.0)
+            books.on_snapshot(sampler.sample())
+        totals = books.ledger.unit_totals(UnitId(device.identity.uuid), clock.monotonic(), clock.wall())
+        assert totals is not None
+        return totals.idle_s
+
+    idle_after(20)
+    clock.step_wall(step)
+    base = idle_after(120)
+    assert idle_after(60) - base > 58.0
+    (record,) = caplog.records
+    assert f"the wall clock was stepped by {step:+.0f} s" in record.getMessage()
+
+
 def test_a_mute_gpu_is_down_whatever_is_remembered_of_it() -> None:
     clock = ManualClock()
     faults = [{"at": 5, "call": "*", "error": "NVML_ERROR_UNKNOWN"}]

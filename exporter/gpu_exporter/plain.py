@@ -1,0 +1,28 @@
+"""Text from outside, made fit for a terminal, a log line, a label."""
+
+from __future__ import annotations
+
+SHOWN_FOR_UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
+DIGEST = 16  # hexadecimal digits; two texts that were cut alike stay two
+
+
+def one_line(text: str) -> str:
+    """Without line breaks, terminal escapes, and what turns the direction of writing."""
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else SHOWN_FOR_UNPRINTABLE for character in text)
+
+
+def encodable(text: str) -> str:
+    """Text that UTF-8 can hold: half of a surrogate pair, which JSON and names of files can bring, is spelled out."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def shorten(text: str, most: int) -> str:
+    """At most `most` characters. What is cut off is told by its digest, so that no two texts become one."""
+    if len(text) <= most:
+        return text
+    import hashlib  # only a hostile name costs its memory
+
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST // 2).hexdigest()
+    return f"{text[: most - DIGEST - 1]}~{digest}"

@@ -1,0 +1,68 @@
+"""Names that users and peers choose: whatever they hold, one line, one series, one label."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from gpu_exporter.app.logs import JsonFormatter, LogfmtFormatter
+from gpu_exporter.exposition.series import Series
+from gpu_exporter.exposition.table import layout
+from gpu_exporter.exposition.text import MAX_LABEL_VALUE, TextRenderer
+from gpu_exporter.model import Family
+from gpu_exporter.plain import encodable, one_line, shorten
+
+HOSTILE = ("\x1b[2J", "a\nb", "a\rb", "\u202egpj.x", "\x9b31m", "\ud83d", "\udcff", "\x00", "\u2028")
+ANY = st.text(st.characters(), max_size=300)  # with surrogates
+
+
+@given(ANY)
+def test_one_line_is_printable_and_of_the_same_length(text: str) -> None:
+    assert one_line(text).isprintable()
+    assert len(one_line(text)) == len(text)
+
+
+@given(ANY, ANY, st.integers(20, 40))
+def test_two_texts_stay_two_however_they_are_written(one: str, other: str, most: int) -> None:
+    for change in (encodable, lambda text: shorten(text, most)):
+        assert (change(one) == change(other)) == (one == other) or "\\u" in one + other
+    encodable(one).encode()
+    assert len(shorten(one, most)) <= most
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_table_has_one_line_a_row(name: str) -> None:
+    (_, row) = layout(("HOLDER", "STATE"), [(name, "held_idle")])
+    assert row.isprintable()
+    assert row.endswith("held_idle")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("formatter", [LogfmtFormatter(), JsonFormatter()])
+def test_a_log_record_is_one_line_without_escapes(name: str, formatter: logging.Formatter) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(formatter)
+    handler.emit(logging.LogRecord("gpu_exporter.x", logging.INFO, "", 0, "%s", (name,), None))
+    out.seek(0)
+    (line,) = out.read().splitlines()
+    assert line.isprintable()
+    if isinstance(formatter, JsonFormatter):
+        assert json.loads(line)["msg"] == name
+
+
+def test_long_names_that_begin_alike_are_two_series() -> None:
+    names = ["x" * 300 + end for end in ("a", "b")]
+    family = Family("a", "gauge", "h")
+    text = TextRenderer().render([Series(family, ("pod",), [((name,), 1.0) for name in (*names, "\ud83d", "\ud83e")])])
+    (read,) = parse_text(text.encode().decode())
+    labels = [sample.labels["pod"] for sample in read.samples]
+    assert len(set(labels)) == 4
+    assert all(len(label) <= MAX_LABEL_VALUE for label in labels)
+    assert labels[2:] == ["\\ud83d", "\\ud83e"]
