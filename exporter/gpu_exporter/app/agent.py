@@ -28,6 +28,7 @@ from gpu_exporter.sampling.kernel_log import KernelLogLoop
 from gpu_exporter.version import VERSION
 
 log = logging.getLogger(__name__)
+PATIENCE_S = 2.0  # that one source of holders may keep the others' answers from being seen
 STOP_S = 0.5  # how long all loops together may take to end
 
 
@@ -90,7 +91,7 @@ class Agent:
             KernelLogLoop(kmsg, self.books.xids, self._list_gpus, clock, self.books.touch) if kmsg is not None else None
         )
         self.poller = Poller(
-            sources, clock, settings.attribution.keep_last, Identity(settings.identity.user, directory)
+            sources, clock, settings.attribution.keep_last, Identity(settings.identity.user, directory), PATIENCE_S
         )
         self._processes = processes
         self._first_poll = threading.Event()

@@ -1,14 +1,16 @@
-"""Asks the sources in turn and remembers their last answers for a bounded time."""
+"""Asks the sources side by side and remembers their last answers for a bounded time."""
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpu_exporter.attribution.identity import Identity
-from gpu_exporter.attribution.source import Source, SourceError
+from gpu_exporter.attribution.source import Answer, Source, SourceError
 from gpu_exporter.clock import Clock
 from gpu_exporter.model import Claim, SourceStatus
 
@@ -23,8 +25,31 @@ class ConfirmedClaim(NamedTuple):
     confirmed: float
 
 
+class _Question:
+    """One poll of one source, in a thread of its own: a source that is slow must not make the others' answers old."""
+
+    def __init__(self, source: Source, clock: Clock) -> None:
+        self.asked, self.asked_wall = clock.monotonic(), clock.wall()  # what it shows held at least until here
+        self.answer: Answer | Exception = SourceError("not asked yet")
+        self.polls = 0  # that ended without an answer
+        self._source = source
+        self._thread = threading.Thread(target=self._ask, name=f"poll-{source.name}", daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        try:
+            self.answer = self._source.poll()
+        except Exception as exc:  # a fault of ours in one source must not end attribution
+            self.answer = exc
+
+    def is_answered(self, within_s: float | None) -> bool:
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
+
+
 @dataclass(slots=True)
 class _Memory:
+    question: _Question | None = None
     claims: Sequence[Claim] = ()
     confirmed: float | None = None
     confirmed_wall: float | None = None
@@ -41,9 +66,17 @@ class Poller:
     """All sources of one node, in order of precedence."""
 
     def __init__(
-        self, sources: Sequence[Source], clock: Clock, keep_last_s: float, identity: Identity | None = None
+        self,
+        sources: Sequence[Source],
+        clock: Clock,
+        keep_last_s: float,
+        identity: Identity | None = None,
+        patience_s: float | None = None,
     ) -> None:
-        """`identity`: how users and accounts are shown; None for their names."""
+        """`identity`: how users and accounts are shown; None for their names. `patience_s`: how long a poll waits for
+        answers; a later one counts at the next poll. None: until each source has answered, or given up by itself.
+        """
+        self._patience_s = patience_s
         self._sources = sources
         self._identity = identity
         self._clock = clock
@@ -53,7 +86,18 @@ class Poller:
     def poll(self) -> list[ConfirmedClaim]:
         """Ask every source once; what failed answers from memory while that is not too old."""
         for source in self._sources:
-            self._ask(source)
+            memory = self._memory[source.name]
+            self._take_answer(source.name, memory, 0.0)  # one that came late
+            memory.question = memory.question or _Question(source, self._clock)
+        left_s, began = self._patience_s, time.monotonic()
+        for name, memory in self._memory.items():
+            if self._patience_s is not None:
+                left_s = max(0.0, began + self._patience_s - time.monotonic())
+            self._take_answer(name, memory, left_s)
+            if memory.question is not None:
+                memory.question.polls += 1
+                if memory.question.polls > 1:
+                    self._note(name, memory, "has not answered for more than a poll")
         return self.claims()
 
     def claims(self) -> list[ConfirmedClaim]:
@@ -73,24 +117,24 @@ class Poller:
         """What people should know of attribution beside the sources' errors."""
         return (self._identity.problem,) if self._identity is not None and self._identity.problem else ()
 
-    def _ask(self, source: Source) -> None:
-        memory = self._memory[source.name]
-        asked, asked_wall = self._clock.monotonic(), self._clock.wall()  # what it shows held at least until here
-        try:
-            answer = source.poll()
-        except SourceError as exc:
-            self._note(source.name, memory, str(exc))
+    def _take_answer(self, name: str, memory: _Memory, within_s: float | None) -> None:
+        question = memory.question
+        if question is None or not question.is_answered(within_s):
             return
-        except Exception as exc:  # a fault of ours in one source must not end attribution
-            log.debug("attribution %s", source.name, exc_info=True)
-            self._note(source.name, memory, f"unforeseen {type(exc).__name__}: {exc}")
+        memory.question, answer = None, question.answer
+        if isinstance(answer, SourceError):
+            self._note(name, memory, str(answer))
             return
-        self._note(source.name, memory, answer.problem)
+        if isinstance(answer, Exception):
+            log.debug("attribution %s", name, exc_info=answer)
+            self._note(name, memory, f"unforeseen {type(answer).__name__}: {answer}")
+            return
+        self._note(name, memory, answer.problem)
         if answer.notice and answer.notice != memory.notice:
-            log.info("attribution %s: %s", source.name, answer.notice)
+            log.info("attribution %s: %s", name, answer.notice)
         memory.notice = answer.notice
         memory.conflicts += answer.conflicts
-        memory.claims, memory.confirmed, memory.confirmed_wall = answer.claims, asked, asked_wall
+        memory.claims, memory.confirmed, memory.confirmed_wall = answer.claims, question.asked, question.asked_wall
         memory.answered, memory.incomplete = not answer.problem, bool(answer.problem)
         memory.hides_users = answer.hides_users
 

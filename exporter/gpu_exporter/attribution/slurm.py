@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 HOLDING = ("RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED")
 CONFIG_EACH_S = 600.0  # what `scontrol show config` says changes with a reconfiguration
 GPUS_EACH_S = 300.0  # a resize that changes no column of squeue is seen within this time
+POLL_TIMEOUTS = 2  # a poll has this many times the timeout of one command
 DOUBT_EACH_S = 30.0  # while node and jobs disagree, the jobs are asked again this often
 # How jobs are asked for their GPUs: `squeue --json` on Slurm before 23.02, plain text where it is built without JSON.
 FIRST_WAY = "scontrol --json"
@@ -84,6 +85,7 @@ class SlurmSource:
         self._doubt_before: tuple[int, ...] = ()
         self._refused: dict[str, float] = {}  # jobs that could not be asked about, and until when they are left alone
         self._how = FIRST_WAY
+        self._until = 0.0
 
     @staticmethod
     def is_present() -> bool:
@@ -92,6 +94,8 @@ class SlurmSource:
         return any(place and Path(place).is_file() for place in places) or slurm_commands.runs_slurmd()
 
     def poll(self) -> Answer:
+        """Raises SourceError; takes POLL_TIMEOUTS timeouts at most, however many jobs there are."""
+        self._until = self._monotonic() + POLL_TIMEOUTS * self._timeout_s
         config = self._read_config()
         jobs, node = self._look(config)
         doubt = self._doubt(node)
@@ -277,7 +281,12 @@ class SlurmSource:
         return self._config
 
     def _run(self, *command: str) -> str:
-        return self._run_command(command, self._timeout_s)
+        left_s = self._until - self._monotonic()
+        if left_s <= 0.0:
+            raise SourceError(
+                f"Slurm takes longer than {POLL_TIMEOUTS * self._timeout_s:g} s for the answers of one poll"
+            )
+        return self._run_command(command, min(self._timeout_s, left_s))
 
 
 def _claim(index: int, order: GpuOrder, holder: Holder, state: str) -> Claim:

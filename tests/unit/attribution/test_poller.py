@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Sequence
 
 import pytest
@@ -117,6 +118,29 @@ def test_what_leads_to_no_device_is_said_with_its_reason_and_forgotten_when_it_d
     )
     poller.note_resolution([], [])
     assert poller.statuses()[0].error == ""
+
+
+def test_a_source_that_is_slow_keeps_no_other_waiting_and_its_answer_counts_from_when_it_was_asked() -> None:
+    clock, answers = ManualClock(), queue.SimpleQueue[list[Claim]]()
+
+    def slow() -> Sequence[Claim]:
+        return answers.get(timeout=20)
+
+    other = Claim("uuid", "GPU-1", CLAIM.holder)
+    sources = [CallbackSource("slow", slow), CallbackSource("quick", lambda: [other])]
+    poller = Poller(sources, clock, 300.0, patience_s=0.05)
+    asked = clock.monotonic()
+    for error in ("", "has not answered for more than a poll"):
+        assert [entry.claim.device for entry in poller.poll()] == ["GPU-1"]
+        assert [status.error for status in poller.statuses()] == [error, ""]
+        assert not poller.is_known()
+        clock.advance(5.0)
+    answers.put([CLAIM])
+    poller._memory["slow"].question._thread.join()  # type: ignore[union-attr]
+    found = {entry.claim.device: entry.confirmed for entry in poller.poll()}
+    assert found == {"GPU-0": asked, "GPU-1": asked + 10.0}
+    assert poller.is_known()
+    answers.put([])  # to the question of this poll
 
 
 def test_a_notice_is_no_problem() -> None:
