@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpu_exporter.attribution.protobuf import read_fields, read_text
+from gpu_exporter.attribution.protobuf import ProtobufError, read_fields, read_text
 
 LIST = "/v1.PodResourcesLister/List"
+ENTRIES_MAX = 20_000  # a kubelet has 110 pods by default; an answer of many small entries takes twenty times its size
 ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 
 
@@ -44,7 +45,10 @@ def parse_pod_resources(message: bytes) -> list[ContainerDevices]:
             elif field == 3:
                 containers.append(payload)
         for container in containers:
-            entries += _parse_container(namespace, name, container)
+            for entry in _parse_container(namespace, name, container):
+                entries.append(entry)
+                if len(entries) > ENTRIES_MAX:
+                    raise ProtobufError(f"more than {ENTRIES_MAX} resources of containers")
     return entries
 
 

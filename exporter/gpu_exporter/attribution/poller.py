@@ -15,6 +15,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.model import Claim, SourceStatus
 
 log = logging.getLogger(__name__)
+CLAIMS_MAX = 4096  # of one source: 16 GPUs in 7 instances each for 36 holders; more would cost the scrape its time
 MAX_TEXTS = 3  # unresolved claims that are spelled out
 
 
@@ -128,6 +129,9 @@ class Poller:
         if isinstance(answer, Exception):
             log.debug("attribution %s", name, exc_info=answer)
             self._note(name, memory, f"unforeseen {type(answer).__name__}: {answer}")
+            return
+        if len(answer.claims) > CLAIMS_MAX:
+            self._note(name, memory, f"{len(answer.claims)} claims are more than {CLAIMS_MAX}, so none of them counts")
             return
         self._note(name, memory, answer.problem)
         if answer.notice and answer.notice != memory.notice:

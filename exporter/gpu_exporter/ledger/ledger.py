@@ -167,6 +167,9 @@ class Ledger:
         """Charge the waiting readings to those who are shown to have held the units."""
         shown: set[HolderId] = set()
         holders_of: dict[UnitId, int] = {}
+        latest: dict[UnitId, float] = {}  # when a holder of the unit was last confirmed
+        for (unit, _), known_account in self.holders.items():
+            latest[unit] = max(known_account.confirmed, latest.get(unit, known_account.confirmed))
         for entry in confirmed:
             unit = entry.allocation.unit
             holders_of[unit] = holders_of.get(unit, 0) + 1
@@ -178,7 +181,7 @@ class Ledger:
             known = entry.allocation.running and not entry.allocation.contradiction
             account = self.holders.get(holder_id)
             if account is None:
-                account = self._open(holder_id, entry, now, wall)
+                account = self._open(holder_id, entry, now, wall, latest.get(holder_id[0]))
                 account.alone, account.running = is_alone, known
             alone, account.alone = account.alone and is_alone, is_alone
             running, account.running = account.running and known, known
@@ -187,6 +190,7 @@ class Ledger:
                 account.end_run()
             self._note_working(account, entry.working)
             self._charge(entry.allocation.unit, account, entry.confirmed, alone and running)
+            latest[holder_id[0]] = max(account.confirmed, latest.get(holder_id[0], account.confirmed))
         for holder_id in [known for known in self.holders if known not in shown]:
             absent = self.restored_holders[holder_id] = self.holders.pop(holder_id)
             absent.end_run()  # should it come back, nothing is known of the time in between
@@ -202,8 +206,13 @@ class Ledger:
             account.working = working
             account.end_run()
 
-    def _open(self, holder_id: HolderId, entry: ConfirmedAllocation, now: float, wall: float) -> HolderAccount:
-        """The account of a holder that was not there at the last poll: restored, or new."""
+    def _open(
+        self, holder_id: HolderId, entry: ConfirmedAllocation, now: float, wall: float, other: float | None
+    ) -> HolderAccount:
+        """The account of a holder that was not there at the last poll: restored, or new.
+
+        `other`: when another holder of the unit was last confirmed.
+        """
         holder = entry.allocation.holder
         restored = self.restored_holders.pop(holder_id, None)
         if restored is not None and not holder.identity:  # a name alone may be another holder by now
@@ -215,8 +224,7 @@ class Ledger:
         begin = entry.confirmed
         if entry.start is not None:  # provable start: charged from there, but never for time before our own
             oldest = now - self.rules.longest_unconfirmed_s
-            others = [account.confirmed for (unit, _), account in self.holders.items() if unit == holder_id[0]]
-            begin = min(entry.confirmed, max(entry.start, self.started, oldest, *others))
+            begin = min(entry.confirmed, max(entry.start, self.started, oldest, other if other is not None else oldest))
         start_wall = holder.start_wall if holder.start_wall is not None else wall - (now - entry.confirmed)
         account = HolderAccount(begin, begin, begin, start_wall, known_until=begin)
         self.holders[holder_id] = account

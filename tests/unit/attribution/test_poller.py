@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpu_exporter.attribution.poller import Poller
+from gpu_exporter.attribution.poller import CLAIMS_MAX, Poller
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.attribution.static import CallbackSource, StaticSource, parse_static
 from gpu_exporter.clock import ManualClock
@@ -141,6 +141,16 @@ def test_a_source_that_is_slow_keeps_no_other_waiting_and_its_answer_counts_from
     assert found == {"GPU-0": asked, "GPU-1": asked + 10.0}
     assert poller.is_known()
     answers.put([])  # to the question of this poll
+
+
+def test_an_answer_without_end_is_none_and_the_last_one_stays() -> None:
+    _, script, poller = make()
+    script.answer = [CLAIM]
+    poller.poll()
+    script.answer = [CLAIM] * (CLAIMS_MAX + 1)
+    assert [entry.claim for entry in poller.poll()] == [CLAIM]
+    (status,) = poller.statuses()
+    assert (status.up, status.error) == (False, "4097 claims are more than 4096, so none of them counts")
 
 
 def test_a_notice_is_no_problem() -> None:

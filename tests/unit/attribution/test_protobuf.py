@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.testbed.podresources import messages
 
-from gpu_exporter.attribution.podresources import ContainerDevices, parse_pod_resources
+from gpu_exporter.attribution.podresources import ENTRIES_MAX, ContainerDevices, parse_pod_resources
 from gpu_exporter.attribution.protobuf import ProtobufError, read_fields
 
 NAMES = st.text(min_size=1, max_size=20)
@@ -35,6 +36,17 @@ def test_every_message_of_the_real_implementation_is_read_back(pods: list, numbe
                     claim.cdi_devices.add(name=cdi)
                 expected.append(ContainerDevices(namespace, name, container_name, driver, tuple(names), claimed=True))
     assert parse_pod_resources(response.SerializeToString()) == expected
+
+
+def test_an_answer_of_endless_small_entries_is_refused() -> None:
+    response = messages().ListPodResourcesResponse()
+    container = response.pod_resources.add(name="p", namespace="n").containers.add(name="c")
+    for _ in range(ENTRIES_MAX):
+        container.devices.add(resource_name="r", device_ids=["0"])
+    assert len(parse_pod_resources(response.SerializeToString())) == ENTRIES_MAX
+    container.devices.add(resource_name="r", device_ids=["0"])
+    with pytest.raises(ProtobufError, match="more than 20000 resources of containers"):
+        parse_pod_resources(response.SerializeToString())
 
 
 @given(st.binary(max_size=200))
