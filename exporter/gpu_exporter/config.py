@@ -18,12 +18,18 @@ class ConfigError(ValueError):
     """The configuration is wrong. The text lists every fault, one a line."""
 
 
+LONGEST_S = 366 * 86400.0
+
+
 def parse_duration(text: str) -> float:
-    """`500ms`, `15s`, `1h30m` to seconds. Raises ValueError."""
+    """`500ms`, `15s`, `1h30m` to seconds. Raises ValueError, also for more than a year."""
     parts = DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"{text!r} is no duration such as 90s, 10m or 2h")
-    return sum(float(number) * SECONDS[unit] for number, unit in parts)
+    seconds = sum(float(number) * SECONDS[unit] for number, unit in parts)
+    if seconds > LONGEST_S:  # which the waits of operating systems do not take
+        raise ValueError(f"{text[:40]!r} is longer than a year")
+    return seconds
 
 
 def load_settings(path: Path | None) -> Settings:
@@ -36,6 +42,8 @@ def load_settings(path: Path | None) -> Settings:
         node = yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
         raise ConfigError(f"{path}: {exc}") from exc
+    except RecursionError as exc:
+        raise ConfigError(f"{path}: nested too deeply for sections and keys") from exc
     if node is None:
         return Settings()
     faults: list[str] = []

@@ -39,6 +39,24 @@ def write_atomically(path: Path, body: bytes, mode: int = READABLE) -> None:
         os.close(directory)
 
 
+def read_gzip(path: Path, most: int) -> bytes:
+    """What a gzip file holds. Raises ValueError for one that holds more than `most` bytes; OSError, EOFError.
+
+    A file of 3 MB can hold 3 GB.
+    """
+    import gzip
+    import zlib
+
+    try:
+        with gzip.open(path) as file:
+            data = file.read(most + 1)
+    except zlib.error as exc:
+        raise OSError(f"damaged: {exc}") from exc
+    if len(data) > most:
+        raise ValueError(f"holds more than {most // 2**20} MiB")
+    return data
+
+
 def refuse_shared(directory: int, path: Path) -> None:
     """Raise PermissionError for an open directory in which every user may rename files, which a sticky bit prevents."""
     mode = os.fstat(directory).st_mode

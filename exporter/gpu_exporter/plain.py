@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from datetime import datetime, timezone
+
+LAST_WALL = 253402300799.0  # the end of the year 9999, beyond which dates cannot be written
 SHOWN_FOR_UNPRINTABLE = "\N{REPLACEMENT CHARACTER}"
 DIGEST = 16  # hexadecimal digits; two texts that were cut alike stay two
 
@@ -26,3 +30,8 @@ def shorten(text: str, most: int) -> str:
 
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST // 2).hexdigest()
     return f"{text[: most - DIGEST - 1]}~{digest}"
+
+
+def utc(wall: float) -> datetime:
+    """Unix seconds as a date; those of a clock or a peer gone wrong as the nearest date that can be written."""
+    return datetime.fromtimestamp(0.0 if math.isnan(wall) else min(max(wall, 0.0), LAST_WALL), timezone.utc)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,9 @@ from gpu_exporter.exposition.series import Series
 from gpu_exporter.exposition.table import layout
 from gpu_exporter.exposition.text import MAX_LABEL_VALUE, TextRenderer
 from gpu_exporter.model import Family
-from gpu_exporter.plain import encodable, one_line, shorten
+from gpu_exporter.plain import encodable, one_line, shorten, utc
+from gpu_exporter.reconciler.marks import timestamp
+from gpu_exporter.reconciler.report import format_time
 
 HOSTILE = ("\x1b[2J", "a\nb", "a\rb", "\u202egpj.x", "\x9b31m", "\ud83d", "\udcff", "\x00", "\u2028")
 ANY = st.text(st.characters(), max_size=300)  # with surrogates
@@ -66,3 +69,16 @@ def test_long_names_that_begin_alike_are_two_series() -> None:
     assert len(set(labels)) == 4
     assert all(len(label) <= MAX_LABEL_VALUE for label in labels)
     assert labels[2:] == ["\\ud83d", "\\ud83e"]
+
+
+@pytest.mark.parametrize("wall", [4e11, 1e17, -1e17, math.inf, -math.inf, math.nan, -1e10])
+def test_a_clock_in_the_year_14000_ends_no_cycle_and_no_log(wall: float) -> None:
+    assert utc(wall).year in (1970, 9999)
+    assert len(timestamp(wall)) == len(format_time(wall)) == 20
+    record = logging.LogRecord("gpu_exporter.x", logging.INFO, "", 0, "m", (), None)
+    record.created = wall
+    assert "msg=m" in LogfmtFormatter().format(record)
+
+
+def test_a_date_is_that_of_the_clock() -> None:
+    assert timestamp(1_800_000_000.4) == "2027-01-15T08:00:00Z"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from datetime import datetime, timezone
+
+from gpu_exporter.plain import utc
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
 
@@ -26,7 +27,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _parts(record: logging.LogRecord) -> dict[str, str]:
-    when = datetime.fromtimestamp(record.created, timezone.utc)
+    when = utc(record.created)
     parts = {
         "ts": when.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "level": record.levelname.lower(),

@@ -26,9 +26,11 @@ from gpu_exporter.devices.protocol import (
     SilentDevice,
     UtilizationSample,
 )
+from gpu_exporter.files import read_gzip
 from gpu_exporter.model import DeviceIdentity
 
 MERGE_S = 0.5  # rows of equal utilization become one sample, up to this length
+LOG_MAX = 256 * 2**20  # bytes of text: a row a second for two weeks
 
 
 class RecordingError(ValueError):
@@ -67,8 +69,8 @@ class Recording:
 def read_recording(path: Path) -> Recording:
     """Read one log. Raises RecordingError, OSError."""
     try:
-        text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text("utf-8")
-    except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as exc:
+        text = read_gzip(path, LOG_MAX).decode() if path.suffix == ".gz" else path.read_text("utf-8")
+    except (gzip.BadGzipFile, EOFError, ValueError) as exc:
         raise RecordingError(f"{path}: not a gzip or text file: {exc}") from exc
     return parse_recording(text, str(path))
 

@@ -151,8 +151,10 @@ def load_scenario(path: Path) -> Scenario:
     try:
         data = yaml.safe_load(path.read_text("utf-8"))
         return parse_scenario(data)
-    except (yaml.YAMLError, ScenarioError) as exc:
+    except (yaml.YAMLError, ValueError) as exc:  # ValueError: ours, no UTF-8, and a number of thousands of digits
         raise ScenarioError(f"{path}: {exc}") from exc
+    except RecursionError as exc:
+        raise ScenarioError(f"{path}: nested too deeply") from exc
 
 
 def parse_scenario(data: object) -> Scenario:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
+from gpu_exporter.plain import utc
 from gpu_exporter.reconciler.evidence import HolderName, title
 from gpu_exporter.reconciler.policy import LABEL, Decision
 
@@ -93,7 +94,7 @@ class Marker(Protocol):
 
 def timestamp(wall: float) -> str:
     """RFC 3339 in UTC, to the second."""
-    return datetime.fromtimestamp(wall, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return utc(wall).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_timestamp(text: str | None) -> float | None:

@@ -16,7 +16,6 @@ import logging
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from typing import Any
 
 from kubernetes import client
@@ -27,6 +26,7 @@ from kubernetes.config.kube_config import load_kube_config
 from urllib3.exceptions import HTTPError
 from yaml import YAMLError
 
+from gpu_exporter.plain import utc
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import PREFIX, Mark, MarkError, Refused, parse_timestamp, timestamp
 from gpu_exporter.reconciler.pod_checks import (
@@ -154,7 +154,7 @@ class PodMarker:
     def _record(self, name: HolderName, uid: str, wall: float, reason: str, note: str) -> None:
         """An Event on the pod. The mark is valid without it, so a failure is only logged."""
         # MicroTime needs its fraction, which the client leaves out when it is 0.
-        moment = datetime.fromtimestamp(wall, timezone.utc)
+        moment = utc(wall)
         moment = moment.replace(microsecond=max(1, moment.microsecond))
         event = {
             "metadata": {"name": f"{name.name[:230].rstrip('.-')}.{secrets.token_hex(6)}", "namespace": name.namespace},

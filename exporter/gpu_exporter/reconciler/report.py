@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 
 from gpu_exporter.config import format_duration
 from gpu_exporter.defaults import Policy
-from gpu_exporter.plain import one_line
+from gpu_exporter.plain import one_line, utc
 from gpu_exporter.reconciler.evidence import Evidence, HolderName
 from gpu_exporter.reconciler.foresight import Outlook
 from gpu_exporter.reconciler.policy import Decision
@@ -116,7 +115,7 @@ def format_time(wall: float | None) -> str:
     """UTC to the second, `-` when unknown."""
     if wall is None:
         return "-"
-    return datetime.fromtimestamp(wall, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
+    return utc(wall).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def _number(value: float | None, unit: str = "") -> str:

@@ -14,6 +14,7 @@ import json
 import secrets
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,11 +24,13 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.devices.errors import DeviceError, DriverUnavailable, NotSupported, device_error
 from gpu_exporter.devices.nvml import constants as nvml
 from gpu_exporter.devices.nvml.library import SYSTEM, Handle, Library
+from gpu_exporter.files import read_gzip
 
 FORMAT, VERSION = "gpu-exporter-recording", 1
 FIELDS, SAMPLES, GPM = "nvmlDeviceGetFieldValues", "nvmlDeviceGetSamples", "nvmlGpmMetricsGet"
 WAIT, FREE = "nvmlEventSetWait_v2", "nvmlGpmSampleFree"
 Question = tuple[str, str, tuple[Any, ...]]  # call, place of the device, arguments that tell questions apart
+RECORDING_MAX = 256 * 2**20  # bytes of text: a node of 8 GPUs for a day
 
 
 class RecordingError(ValueError):
@@ -254,8 +257,8 @@ class RecordedLibrary:
 def read_recording(path: Path) -> tuple[float, float, dict[Question, Answers]]:
     """Wall time of the start, length in seconds, and the answers. Raises RecordingError, OSError."""
     try:
-        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
-    except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as exc:
+        lines = read_gzip(path, RECORDING_MAX).decode().splitlines()
+    except (gzip.BadGzipFile, EOFError, ValueError) as exc:
         raise RecordingError(f"{path}: not a gzipped recording: {exc}") from exc
     number = 1
     try:
@@ -274,7 +277,7 @@ def read_recording(path: Path) -> tuple[float, float, dict[Question, Answers]]:
                 [float(s) for s in entry["s"]], entry["us"], entry["answer"], [_value(v) for v in entry["answers"]]
             )
         return float(header["wall"]), float(header["duration_s"]), answers
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as exc:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as exc:
         if isinstance(exc, RecordingError):
             raise
         raise RecordingError(f"{path}:{number}: {type(exc).__name__}: {exc}") from exc
@@ -297,5 +300,5 @@ def is_recording(path: Path) -> bool:
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             return FORMAT in file.readline(4096)
-    except (OSError, EOFError, UnicodeDecodeError):
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error):
         return False

@@ -1,0 +1,63 @@
+"""Files that were made to take all memory, all of the stack, or time without end: one clear line, and an exit code."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter import files
+from gpu_exporter.config import ConfigError, load_settings, parse_duration
+from gpu_exporter.devices.nvml import recording
+from gpu_exporter.devices.replay import read_recording
+from gpu_exporter.devices.scenario import ScenarioError, load_scenario
+
+NESTED = "[" * 5000
+Read = Callable[[Path], object]
+
+
+@pytest.mark.parametrize(("read", "error"), [(load_settings, ConfigError), (load_scenario, ScenarioError)])
+@pytest.mark.parametrize("text", [NESTED, "a: {b: " * 3000, "gpus: [{model: T4, seed: " + "9" * 5000 + "}]"])
+def test_yaml_that_is_nested_or_long_without_end(tmp_path: Path, read: Read, error: type[Exception], text: str) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    with pytest.raises(error, match="x.yaml"):
+        read(path)
+
+
+@pytest.mark.parametrize("text", ["9" * 400 + "h", "8785h"])
+def test_a_duration_that_no_wait_can_take_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is longer than a year"):
+        parse_duration(text)
+    assert parse_duration("8784h") == 366 * 86400
+
+
+@pytest.mark.parametrize("read", [read_recording, recording.read_recording])
+def test_a_gzip_bomb_is_read_no_further_than_its_limit(tmp_path: Path, read: Read) -> None:
+    path = tmp_path / "bomb.gz"
+    with gzip.open(path, "wb") as file:
+        for _ in range(300):
+            file.write(bytes(2**20))
+    assert path.stat().st_size < 400_000
+    with pytest.raises(ValueError, match="bomb.gz: not a gzip.*holds more than 256 MiB"):
+        read(path)
+
+
+@pytest.mark.parametrize("place", [2, 15, -1])
+def test_a_damaged_gzip_file_is_no_surprise(tmp_path: Path, place: int) -> None:
+    path = tmp_path / "x.gz"
+    whole = bytearray(gzip.compress(b"0123456789" * 100))
+    whole[place] ^= 0xFF
+    path.write_bytes(whole)
+    with pytest.raises((OSError, EOFError)):
+        files.read_gzip(path, 10_000)
+    assert not recording.is_recording(path)
+
+
+def test_a_recording_of_deep_nests_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "deep.gz"
+    path.write_bytes(gzip.compress(f'{{"format": "{recording.FORMAT}", "version": 1}}\n{"[" * 99_999}'.encode()))
+    with pytest.raises(recording.RecordingError, match="deep.gz:"):
+        recording.read_recording(path)
