@@ -181,6 +181,20 @@ def test_once_beside_a_daemon_prints_the_daemons_body_and_tells_its_health(
     assert done.stdout.endswith("# EOF\n")
 
 
+def test_once_finds_a_daemon_whose_metrics_have_another_path(
+    processes: Processes, nvml_environment, feeder, tmp_path: Path
+) -> None:
+    state = f"--state.directory={tmp_path / 'state'}"
+    _, url = processes.start_exporter(*QUIET, state, "--web.telemetry-path=/gpus", environment=nvml_environment)
+    assert fetch(f"{url}/metrics") is None
+    served = fetch(f"{url}/gpus")
+    done = run_exporter(*QUIET, "--once", "--format=prometheus", state, environment=nvml_environment)
+    assert "single reading" not in done.stderr
+    assert served is not None
+    start = "process_start_time_seconds "
+    assert next(line for line in done.stdout.splitlines() if line.startswith(start)) in served
+
+
 def test_slow_and_idle_connections_give_way(processes: Processes, nvml_environment, feeder) -> None:
     """Whoever opens connections and says nothing must not keep Prometheus out."""
     _, url = processes.start_exporter(*QUIET, environment=nvml_environment)

@@ -19,7 +19,12 @@ from gpu_exporter.version import VERSION
 
 EXIT_OK, EXIT_NO_DATA, EXIT_PARTIAL = 0, 3, 4  # those of `flags.EPILOG`
 EXIT_CODES = {"ok": EXIT_OK, "none_expected": EXIT_OK, "partial": EXIT_PARTIAL, "no_data": EXIT_NO_DATA}
-PATHS = {"prometheus": "/metrics", "openmetrics": "/metrics", "json": "/api/v1/status", "table": "/api/v1/table"}
+PATHS = {  # which no flag of the daemon changes
+    "prometheus": "/api/v1/metrics",
+    "openmetrics": "/api/v1/metrics",
+    "json": "/api/v1/status",
+    "table": "/api/v1/table",
+}
 
 ACCEPT = {"openmetrics": "Accept: application/openmetrics-text\r\n"}
 

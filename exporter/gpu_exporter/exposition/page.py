@@ -121,7 +121,7 @@ def render_page(view: View, refresh_s: int = 5) -> str:
         parts.append(_table(view, rows))
     parts.append(
         "<footer class=soft>"
-        '<a href="/metrics">metrics</a> · <a href="/api/v1/status">JSON</a> · '
+        '<a href="/api/v1/metrics">metrics</a> · <a href="/api/v1/status">JSON</a> · '
         '<a href="/-/healthy">healthy</a> · <a href="/-/ready">ready</a></footer></main></body></html>\n'
     )
     return "".join(parts)

@@ -8,6 +8,7 @@ from gpu_exporter.exposition.publisher import CONTENT_TYPES, Publisher
 from gpu_exporter.web.request import Request
 from gpu_exporter.web.server import TEXT, Reply
 
+METRICS = "/api/v1/metrics"  # beside the path that Prometheus is told
 FORMS = {"/": "page", "/api/v1/status": "json", "/api/v1/table": "table"}
 
 
@@ -20,6 +21,7 @@ class ExporterSite:
         self._publisher = publisher
         self._readiness = readiness
         self._telemetry_path = telemetry_path
+        self._metrics = {telemetry_path, METRICS}
 
     def answer_at_once(self, request: Request) -> Reply | None:
         """Probes, pages that do not exist, and bodies that are rendered already."""
@@ -28,7 +30,7 @@ class ExporterSite:
         if request.path == "/-/ready":
             is_ready, reason = self._readiness()
             return Reply(200 if is_ready else 503, TEXT, f"{reason}\n".encode())
-        if request.path != self._telemetry_path and request.path not in FORMS:
+        if request.path not in self._metrics and request.path not in FORMS:
             return Reply(404, TEXT, f"no such page; try {self._telemetry_path}\n".encode())
         form, is_zipped = self._form(request), request.takes_gzip()
         body = None if request.names() else self._publisher.rendered(form, zipped=is_zipped)
@@ -40,6 +42,6 @@ class ExporterSite:
         return Reply(200, CONTENT_TYPES[form], body, is_zipped)
 
     def _form(self, request: Request) -> str:
-        if request.path == self._telemetry_path:
+        if request.path in self._metrics:
             return "openmetrics" if request.takes_openmetrics() else "prometheus"
         return FORMS[request.path]
