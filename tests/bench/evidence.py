@@ -1,0 +1,122 @@
+"""The reconciler's dry run against a real Prometheus that holds a large site: time, memory, queries.
+
+DESIGN asks for ten seconds and 300 MiB at 100,000 allocations. A quarter of them is idle, half are pods and half are jobs
+of Slurm; each has a sample of every series now, and of its counters two hours ago.
+
+    python -m tests.bench.evidence [--allocations 100000] [--idle 0.25] [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.testbed.processes import GPU_EXPORTER, Processes
+from tests.testbed.servers import Prometheus
+
+NODE = 'job="gpu-exporter",node="n{0}",instance="n{0}"'
+HELD_S = 90_000.0
+WINDOW_S = 7200
+
+
+def write_history(path: Path, allocations: int, idle: float, end: int) -> None:
+    """OpenMetrics text, a family in one piece."""
+    every = max(1, round(1 / idle)) if idle else 0
+
+    def labels(i: int) -> str:
+        place = NODE.format(i // 8)
+        unit = f'gpu="{i % 8}",uuid="GPU-{i:08x}-0000-4000-8000-000000000000"'
+        if i % 2:
+            return f'{place},{unit},scheduler="slurm",job_id="{4_000_000 + i}"'
+        pod = f'namespace="team-{i % 97}",pod="train-{i:06d}-7d9c5b8f4d-x2x9p",container="main"'
+        return f'{place},{unit},scheduler="kubernetes",{pod}'
+
+    def rows(name: str) -> Iterator[str]:
+        for i in range(allocations):
+            mine = labels(i)
+            is_idle = bool(every) and i % every in (0, 1) and i % (2 * every) in (0, 1 + every)
+            if name == "info":
+                yield f'gpu_allocation_info{{{mine},pod_uid="uid-{i}",user="u{i % 500}",account="a{i % 40}"}} 1 {end}'
+            elif name.endswith("total"):
+                for at, seconds in ((end - WINDOW_S, HELD_S - WINDOW_S), (end, HELD_S)):
+                    yield f"gpu_allocation_{name}{{{mine}}} {seconds} {at}"
+            else:
+                value = {
+                    "idle_run_seconds": 9000.0 if is_idle else 20.0,
+                    "idle_run_witnesses": 7,
+                    "start_timestamp_seconds": end - HELD_S,
+                    "holder_units": 1,
+                }[name]
+                yield f"gpu_allocation_{name}{{{mine}}} {value} {end}"
+
+    with path.open("w", encoding="utf-8") as out:
+        for name in (
+            "held_seconds_total",
+            "holder_units",
+            "idle_run_seconds",
+            "idle_run_witnesses",
+            "info",
+            "observed_seconds_total",
+            "start_timestamp_seconds",
+        ):
+            out.writelines(f"{row}\n" for row in rows(name))
+        for name, value in (("build_info", 1), ("last_sample_timestamp_seconds", end), ("sample_interval_seconds", 1)):
+            for node in range((allocations + 7) // 8):
+                out.write(f"gpu_exporter_{name}{{{NODE.format(node)}}} {value} {end}\n")
+        out.write("# EOF\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--allocations", type=int, default=100_000)
+    parser.add_argument("--idle", type=float, default=0.25)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, Processes(Path(name)) as processes:
+        directory = Path(name)
+        end = int(time.time())
+        write_history(directory / "history.txt", options.allocations, options.idle, end)
+        promtool = ["promtool", "tsdb", "create-blocks-from", "openmetrics"]
+        source = [str(directory / "history.txt"), str(directory / "data")]
+        subprocess.run([*promtool, *source], check=True, stdout=subprocess.DEVNULL)
+        prometheus = Prometheus(processes, directory, {})
+        (directory / "config.yaml").write_text("alerts: {fresh_max: 1h}\npolicy: {fresh_min: 50m}\n", encoding="utf-8")
+        took: list[float] = []
+        for _ in range(options.rounds):
+            began = time.monotonic()
+            process = subprocess.Popen(
+                [
+                    *GPU_EXPORTER,
+                    "reconcile",
+                    "--once",
+                    "--no-kubernetes",
+                    "--no-slurm",
+                    "--format=json",
+                    f"--config.file={directory / 'config.yaml'}",
+                    f"--source.prometheus={prometheus.url}",
+                ],
+                stdout=(directory / "out.json").open("w"),
+            )
+            _, status, usage = os.wait4(process.pid, 0)
+            took.append(time.monotonic() - began)
+            text = (directory / "out.json").read_text("utf-8")
+            print(
+                f"exit {os.waitstatus_to_exitcode(status)}, {took[-1]:.1f} s, {usage.ru_maxrss / 1024:.0f} MiB, "
+                f"{usage.ru_utime + usage.ru_stime:.1f} s of CPU, {text.count('underused')} texts with underused"
+            )
+        print(
+            f"{options.allocations} allocations, {options.idle:.0%} idle: median {statistics.median(took):.1f} s; "
+            "all of reading, deciding and printing"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
