@@ -11,7 +11,7 @@ from gpu_exporter.attribution.gres_conf import GpuOrder, GresConfError, order_of
 from gpu_exporter.attribution.slurm_words import NodeRecord, SlurmConfig
 
 FETCHED = Path("/run/slurm/conf")  # where slurmd keeps the configuration that it has fetched, for commands
-SLACK_S = 1.0  # SlurmdStartTime is a whole second
+SLACK_S = 1.0  # SlurmdStartTime is a whole second; slurmd started within it, and not at the next one
 MAX_CONF = 1024 * 1024  # bytes of a gres.conf; real ones have some kB
 REMEDY = "name the file with --attribution.slurm.gres-conf"
 
@@ -73,7 +73,7 @@ def _changed_after_start(newest: float, path: Path, record: NodeRecord) -> str:
     """Why the files may not be what slurmd has read, "" when they are."""
     if record.slurmd_start is None:
         return "the node does not say when slurmd started, so gres.conf may not be what it has read; restart slurmd"
-    if newest <= record.slurmd_start + SLACK_S:
+    if newest < record.slurmd_start + SLACK_S:
         return ""
     return f"{path} was changed after slurmd started, which still counts as before: restart slurmd"
 

@@ -67,6 +67,7 @@ JOBS = {
     "stepd-at-rest": ("0::/system.slice/slurmstepd.scope/system", Owner(slurm=True)),
     "linuxproc": ("0::/system.slice/slurmd.service", Owner(slurm=True)),
     "relative": ("0::/../../job_42/step_0/user/task_0", Owner(slurm=True, job="42", step="0")),
+    "relative-to-the-step": ("0::/../job_42/step_0", Owner(slurm=True, job="42", step="0")),
     "v1-and-systemd": (
         "9:name=systemd:/system.slice/slurmd.service\n6:freezer:/slurm_n0/uid_0/job_42/step_batch\n0::/",
         Owner(slurm=True, job="42", step="batch"),

@@ -102,10 +102,11 @@ def test_pods_are_named_where_a_source_knows_them_and_by_uid_elsewhere() -> None
     ]
 
 
-def test_a_long_list_of_owners_is_cut() -> None:
-    many = {A: [of_job(str(number)) for number in range(50, 56)]}
+@pytest.mark.parametrize(("count", "more"), [(3, ""), (4, " and 1 more"), (6, " and 3 more")])
+def test_a_long_list_of_owners_is_cut(count: int, more: str) -> None:
+    many = {A: [of_job(str(50 + number)) for number in range(count)]}
     (text,) = texts(ProcessNet().check(resolved((A, job("42"))), many, PLACES))
-    assert text == "processes of job 50, job 51, job 52 and 3 more run here, slurm says job 42"
+    assert text == f"processes of job 50, job 51, job 52{more} run here, slurm says job 42"
 
 
 @pytest.mark.parametrize("seen", [[SYSTEM], [CONTAINER], [Owner(slurm=True)], [], [of_job("42"), SYSTEM, CONTAINER]])
@@ -135,6 +136,21 @@ def test_a_holder_that_works_on_a_unit_it_does_not_hold_is_not_idle_on_its_own()
     assert texts(checked) == ["processes of job 42 run on gpu 0, which slurm does not give it"]
     assert len(checked.conflicts) == 1
     assert net.in_use == {A: "in use by job 42, to whom slurm does not give it"}
+
+
+@pytest.mark.parametrize("elsewhere", [UnitId("GPU-x"), UnitId("GPU-a", "MIG-x")])
+def test_a_unit_that_people_have_no_name_for_is_called_by_its_uuid(elsewhere: UnitId) -> None:
+    checked = ProcessNet().check(resolved((B, job("42"))), {elsewhere: [of_job("42")]}, PLACES)
+    uuid = elsewhere.mig_uuid or elsewhere.uuid
+    assert texts(checked) == [f"processes of job 42 run on {uuid}, which slurm does not give it"]
+
+
+def test_each_source_that_knows_a_user_of_a_free_unit_is_named() -> None:
+    net = ProcessNet()
+    assert net.in_use == {}
+    mapping = resolved((A, job("42")), (B, pod("a", UID["1"])))
+    net.check(mapping, {A: [of_job("42")], B: [of_pod(UID["1"])], C: [of_job("42"), of_pod(UID["1"])]}, PLACES)
+    assert net.in_use == {C: "in use by job 42, pod ml/a, to whom kubelet and slurm does not give it"}
 
 
 def test_a_holder_at_work_on_its_own_unit_is_confirmed_there_wherever_else_it_works() -> None:
@@ -183,15 +199,39 @@ def test_another_holder_starts_without_the_contradictions_of_the_one_before() ->
     assert texts(net.check(resolved((A, job("44"))), {}, PLACES)) == [""]
 
 
-@pytest.mark.parametrize("pause", [False, True], ids=["at-once", "after-a-pause"])
-def test_what_the_previous_holder_left_running_counts_only_while_it_runs(pause: bool) -> None:
+HIDDEN = job("")._replace(identity="hidden")
+
+
+@pytest.mark.parametrize(
+    ("previous", "left"),
+    [(job("41"), of_job("41")), (pod("a", UID["1"]), of_pod(UID["1"]))],
+    ids=["job", "pod"],
+)
+@pytest.mark.parametrize(
+    "between",
+    [(), ((B, job("44")),), ((A, pod("static")),), ((A, HIDDEN),)],
+    ids=["at-once", "after-a-pause", "after-a-pod-known-by-name", "after-a-hidden-job"],
+)
+def test_what_the_previous_holder_left_running_counts_only_while_it_runs(
+    previous: Holder, left: Owner, between: tuple[tuple[UnitId, Holder], ...]
+) -> None:
     net = ProcessNet()
-    net.check(resolved((A, job("41"))), {A: [of_job("41")]}, PLACES)
-    if pause:
-        net.check(resolved((B, job("44"))), {}, PLACES)
+    net.check(resolved((A, previous)), {A: [left]}, PLACES)
+    if between:
+        net.check(resolved(*between), {}, PLACES)
     mapping = resolved((A, job("42")))
-    assert texts(net.check(mapping, {A: [of_job("41")]}, PLACES)) == ["processes of job 41 run here, slurm says job 42"]
+    (text,) = texts(net.check(mapping, {A: [left]}, PLACES))
+    assert text.endswith(" run here, slurm says job 42")
     assert texts(net.check(mapping, {}, PLACES)) == [""]
+
+
+def test_processes_of_a_job_without_a_number_are_not_taken_for_the_hidden_holders_before() -> None:
+    net, mapping = ProcessNet(), resolved((A, pod("a", UID["1"])))
+    net.check(resolved((A, HIDDEN)), {}, PLACES)
+    net.check(mapping, {A: [Owner(slurm=True)]}, PLACES)
+    assert texts(net.check(mapping, {}, PLACES)) == [
+        "processes of a Slurm job of unknown number ran here, kubelet says pod ml/a"
+    ]
 
 
 def test_a_previous_holder_that_still_holds_something_is_no_left_over() -> None:
@@ -241,6 +281,19 @@ def test_each_finding_is_logged_once_with_the_remedy(caplog: pytest.LogCaptureFi
         ]
         net.check(mapping, {A: [of_job("44")]}, PLACES)
     assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize(("unit", "place"), [(UnitId("GPU-x"), "GPU-x"), (UnitId("GPU-a", "MIG-x"), "MIG-x")])
+def test_a_finding_of_a_source_without_a_remedy_on_a_unit_without_a_name_is_logged_too(
+    caplog: pytest.LogCaptureFixture, unit: UnitId, place: str
+) -> None:
+    mapping = resolved((unit, job("42")._replace(source="scenario")))
+    with caplog.at_level(logging.WARNING):
+        ProcessNet().check(mapping, {A: [of_job("42")]}, PLACES)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{place}: processes of job 42 run on gpu 0, which scenario does not give it; the time of job 42 here is "
+        "unknown until its own processes, and no others, are seen here; check what scenario says"
+    ]
 
 
 def test_nothing_is_kept_of_units_and_holders_that_are_gone() -> None:

@@ -1,12 +1,18 @@
-"""gres.conf: what an IDX means, and when nothing proves it. The orders are those that slurmd 22.05 and 24.11 made."""
+"""gres.conf: where it is, what an IDX means, when nothing proves it. Orders as slurmd 22.05 and 24.11 made them."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.attribution.gres_conf import MAX_INCLUDES, GpuOrder, GresConfError, order_of, parse_gres_conf
+from gpu_exporter.attribution.gres_files import MAX_CONF, REMEDY, Place, list_places, read_order
+from gpu_exporter.attribution.slurm_words import Gres, NodeRecord, SlurmConfig
 
 H100 = (("h100", 4),)
 
@@ -235,3 +241,97 @@ def test_autodetect_on_a_line_of_gpus_overrides_the_one_for_all() -> None:
 def test_a_fault_in_a_line_about_other_nodes_or_other_resources_costs_this_node_nothing() -> None:
     text = "NodeName=n9 Name=gpu Fiel=x\nName=nic Speed=fast File=/dev/nic0\nName=gpu Files=/dev/nvidia0 Link=0"
     assert order(text, (("", 1),)).minors == ("0",)
+
+
+@pytest.mark.parametrize(
+    ("environment", "path", "spool", "named", "places"),
+    [
+        (
+            "/site/slurm.conf",
+            "/opt/slurm/slurm.conf",
+            "/var/spool/%h/%n",
+            None,
+            ["/site", "/opt/slurm", "/run/slurm/conf*", "/var/spool/host7/n0/conf-cache*", "/etc/slurm"],
+        ),
+        ("", "/etc/slurm/slurm.conf", "", None, ["/etc/slurm", "/run/slurm/conf*"]),
+        (None, "", "/var/spool", None, ["/run/slurm/conf*", "/var/spool/conf-cache*", "/etc/slurm"]),
+        ("/site/slurm.conf", "/opt/slurm/slurm.conf", "/var/spool", "/here/gpus.conf", ["/here"]),
+        (None, "", "/var/spool", "/var/spool/conf-cache/gpus.conf", ["/var/spool/conf-cache*"]),
+    ],
+    ids=["everywhere", "no-spool", "no-slurm-conf", "named", "named-copy"],
+)
+def test_slurmd_has_it_beside_slurm_conf_or_in_a_copy_of_its_own_or_in_etc(
+    monkeypatch: pytest.MonkeyPatch,
+    environment: str | None,
+    path: str,
+    spool: str,
+    named: str | None,
+    places: list[str],
+) -> None:
+    """A star marks slurmd's own copies."""
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="host7.lab.example"))
+    monkeypatch.delenv("SLURM_CONF", raising=False)
+    if environment is not None:
+        monkeypatch.setenv("SLURM_CONF", environment)
+    found = list_places(SlurmConfig("lab", path, spool, frozenset()), "n0", None if named is None else Path(named))
+    name = "gres.conf" if named is None else "gpus.conf"
+    assert found == [Place(Path(place.rstrip("*")) / name, place.endswith("*")) for place in places]
+
+
+NODE = NodeRecord(H100, Gres(), slurmd_start=4_000_000_000.0)
+FOUR = "NodeName=n9 Name=gpu File=/dev/nvidia9\nNodeName=n0 Name=gpu Type=h100 File=/dev/nvidia[0-3]\n"
+
+
+def read_files(folder: Path, *texts: bytes, fetched: bool = False, record: NodeRecord = NODE) -> GpuOrder:
+    """The order of node n0 by these files, 0.conf and so on."""
+    for number, text in enumerate(texts):
+        (folder / f"{number}.conf").write_bytes(text)
+    return read_order([Place(folder / f"{number}.conf", fetched) for number in range(max(2, len(texts)))], "n0", record)
+
+
+def test_files_that_agree_are_one_and_those_that_are_not_there_none(tmp_path: Path) -> None:
+    four = GpuOrder("minor", ("0", "1", "2", "3"))
+    assert read_files(tmp_path, FOUR.encode()) == four
+    assert read_files(tmp_path, FOUR.encode(), FOUR.encode() + b"# the same") == four
+    assert read_files(tmp_path, b"#" * (MAX_CONF - len(FOUR) - 1) + b"\n" + FOUR.encode()) == four
+
+
+@pytest.mark.parametrize(
+    ("texts", "problem"),
+    [
+        ([], "no gres.conf at {0}/0.conf, {0}/1.conf; {1}"),
+        (
+            [FOUR.encode(), FOUR.replace("[0-3]", "[3,2,1,0]").encode()],
+            "{0}/0.conf and {0}/1.conf give the GPUs different orders; {1}",
+        ),
+        ([b"#" * (MAX_CONF + 1)], f"{{0}}/0.conf: larger than {MAX_CONF} bytes; {{1}}"),
+        (
+            [b"# \xff"],
+            "{0}/0.conf: 'utf-8' codec can't decode byte 0xff in position 2: invalid start byte; {1}",
+        ),
+        ([b"AutoDetect=rsmi"], "{0}/0.conf: AutoDetect=rsmi does not list GPUs in an order that NVML confirms"),
+        (
+            [b"\nName=gpu Type=h100 File=/dev/nvidia0"],
+            "{0}/0.conf:2: names 1 GPUs for the node's Gres=gpu:h100:4 in slurm.conf",
+        ),
+    ],
+    ids=["none", "two-orders", "too-large", "no-text", "of-all-lines", "of-one-line"],
+)
+def test_files_that_prove_nothing_are_named_with_the_reason(tmp_path: Path, texts: list[bytes], problem: str) -> None:
+    assert read_files(tmp_path, *texts) == GpuOrder("unknown", problem=problem.format(tmp_path, REMEDY))
+
+
+def test_a_file_counts_while_it_was_not_changed_after_the_second_in_which_slurmd_started(tmp_path: Path) -> None:
+    path = tmp_path / "0.conf"
+    read_files(tmp_path, FOUR.encode())
+    places = [Place(path)]
+    for changed, kind in ((4_000_000_000.75, "minor"), (4_000_000_001.0, "unknown")):
+        os.utime(path, (changed, changed))
+        order = read_order(places, "n0", NODE)
+        assert order.kind == kind
+    assert order.problem == f"{path} was changed after slurmd started, which still counts as before: restart slurmd"
+    assert read_order([Place(path, fetched=True)], "n0", NODE).kind == "minor"
+    assert read_order(places, "n0", NODE._replace(slurmd_start=None)) == GpuOrder(
+        "unknown",
+        problem="the node does not say when slurmd started, so gres.conf may not be what it has read; restart slurmd",
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter.attribution.identity import (
     KEY_FILE,
+    KEY_MIN_BYTES,
     MODES,
     Identity,
     KeyUnusable,
@@ -54,6 +57,13 @@ def test_without_a_key_nothing_is_shown() -> None:
     assert apply_identity(JOB, "hmac", None) == JOB._replace(user="", account="", uid="")
 
 
+def test_a_name_that_is_not_utf_8_has_a_hash_of_its_own() -> None:
+    shown = {
+        apply_identity(JOB._replace(user=name), "hmac", KEY).user for name in ("ad\udcff", "ad\udcfe", "ad?", "ad")
+    }
+    assert len(shown) == 4
+
+
 NAMES = st.text(st.characters(blacklist_categories=("Cs",)), min_size=3, max_size=40)
 
 
@@ -86,6 +96,24 @@ def test_the_key_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
     assert (tmp_path / KEY_FILE).stat().st_mode & 0o777 == 0o600
     assert load_key(tmp_path) == key
     assert [path.name for path in tmp_path.iterdir()] == [KEY_FILE]
+
+
+def test_the_key_is_made_in_the_state_directory_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of another file system cannot be linked there, and a container may have no /tmp."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert load_key(tmp_path)
+
+
+def test_a_site_may_make_its_own_key_long_enough_and_of_its_first_4096_bytes(tmp_path: Path) -> None:
+    for size, kept in ((KEY_MIN_BYTES, KEY_MIN_BYTES), (4096, 4096), (5000, 4096)):
+        (tmp_path / KEY_FILE).write_bytes(b"k" * size)
+        (tmp_path / KEY_FILE).chmod(0o600)
+        assert load_key(tmp_path) == b"k" * kept
+    (tmp_path / KEY_FILE).write_bytes(b"k" * (KEY_MIN_BYTES - 1))
+    with pytest.raises(KeyUnusable, match="15 bytes are too short"):
+        load_key(tmp_path)
 
 
 def test_two_makers_have_one_key(tmp_path: Path) -> None:
@@ -134,9 +162,33 @@ def test_without_a_state_directory_hashes_have_no_key() -> None:
 
 def test_no_key_is_made_where_none_is_needed(tmp_path: Path) -> None:
     for setting in ("auto", "name", "uid", "none"):
-        Identity(setting, tmp_path).apply(JOB, hidden=False)
+        identity = Identity(setting, tmp_path)
+        identity.apply(JOB, hidden=False)
+        assert identity.problem == ""
     Identity("hmac", tmp_path).apply(JOB._replace(user="", account=""), hidden=False)  # a pod has no user
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("known", [{"account": ""}, {"user": ""}])
+def test_a_user_without_an_account_needs_the_key_and_so_does_an_account_without_a_user(
+    tmp_path: Path, known: dict[str, str]
+) -> None:
+    shown = Identity("hmac", tmp_path).apply(JOB._replace(**known), hidden=False)
+    assert (len(shown.user), len(shown.account)) == (16 * ("user" not in known), 16 * ("account" not in known))
+
+
+def test_a_missing_key_is_logged_once_until_the_reason_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    identity = Identity("hmac", tmp_path)
+    (tmp_path / KEY_FILE).touch(0o644)
+    with caplog.at_level(logging.INFO):
+        for mode in (0o644, 0o644, 0o644, 0o640):
+            (tmp_path / KEY_FILE).chmod(mode)
+            identity.apply(JOB, hidden=False)
+        (tmp_path / KEY_FILE).unlink()
+        identity.apply(JOB, hidden=False)
+    assert [mode for text in caplog.messages for mode in ("0644", "0640") if mode in text] == ["0644", "0640"]
 
 
 def test_the_configuration_offers_every_mode() -> None:

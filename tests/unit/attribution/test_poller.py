@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import locale
+import logging
 import queue
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from gpu_exporter.attribution.poller import CLAIMS_MAX, Poller
 from gpu_exporter.attribution.source import Answer, SourceError
-from gpu_exporter.attribution.static import CallbackSource, StaticSource, parse_static
+from gpu_exporter.attribution.static import CallbackSource, StaticSource, parse_static, static_holder
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.model import Claim, Holder, HolderKey
+from gpu_exporter.model import Claim, Holder, HolderKey, SourceStatus
 
 CLAIM = Claim("uuid", "GPU-0", Holder(HolderKey("slurm", "7"), job_id="7", source="slurm"))
 
@@ -33,6 +36,13 @@ class Scripted:
         return Answer(self.answer)
 
 
+def named(source: str, answer: Answer) -> Scripted:
+    """A source that always answers the same."""
+    script = Scripted()
+    script.name, script.whole = source, answer
+    return script
+
+
 def make() -> tuple[ManualClock, Scripted, Poller]:
     clock, script = ManualClock(), Scripted()
     return clock, script, Poller([script], clock, keep_last_s=300.0)
@@ -45,12 +55,12 @@ def test_the_last_mapping_stays_for_a_bounded_time_with_the_time_of_its_answer()
     ((claim, confirmed),) = poller.poll()
     assert (claim.device, claim.holder.key, confirmed) == (CLAIM.device, CLAIM.holder.key, clock.monotonic())
     script.answer = None
-    clock.advance(299)
+    clock.advance(300)
     assert [entry.confirmed for entry in poller.poll()] == [confirmed]
     (status,) = poller.statuses()
-    assert (status.up, status.last_success_wall, status.error) == (False, answered, "controller is away")
+    assert status == SourceStatus("slurm", False, answered, error="controller is away")
     assert poller.is_known()
-    clock.advance(2)
+    clock.advance(0.1)
     assert poller.poll() == []
     assert not poller.is_known()
 
@@ -120,6 +130,46 @@ def test_what_leads_to_no_device_is_said_with_its_reason_and_forgotten_when_it_d
     assert poller.statuses()[0].error == ""
 
 
+def test_what_leads_to_no_device_is_said_of_its_own_source_and_not_twice() -> None:
+    other = CLAIM._replace(holder=CLAIM.holder._replace(source="kubelet"))
+    poller = Poller(
+        [named("slurm", Answer([CLAIM], "no gres.conf")), named("kubelet", Answer([other]))], ManualClock(), 9.0
+    )
+    poller.poll()
+    poller.note_resolution([], [(CLAIM, "no gres.conf"), (CLAIM, ""), (other, "no such GPU"), (other, "")])
+    text = f"{other.holder.label}: GPU-0 is not resolved: no such GPU"
+    assert [status.error for status in poller.statuses()] == ["no gres.conf", text]
+
+
+def test_each_change_is_logged_once_and_by_source(caplog: pytest.LogCaptureFixture) -> None:
+    _, script, poller = make()
+
+    def log_of(polls: int, unresolved: Sequence[tuple[Claim, str]] = ()) -> list[str]:
+        caplog.clear()
+        for _ in range(polls):
+            poller.poll()
+            poller.note_resolution([], unresolved)
+        return caplog.messages
+
+    with caplog.at_level(logging.INFO):
+        assert log_of(3) == ["attribution slurm: controller is away"]
+        script.whole = Answer([CLAIM])
+        assert log_of(3) == ["attribution slurm: answers again"]
+        script.whole = Answer([CLAIM], "job 9: not understood", "IDX 2 is hidden")
+        assert log_of(3) == ["attribution slurm: job 9: not understood", "attribution slurm: IDX 2 is hidden"]
+        script.whole = Answer([CLAIM])
+        assert log_of(3) == ["attribution slurm: answers again"]
+        unresolved = f"{CLAIM.holder.label}: GPU-0 is not resolved: no such GPU"
+        assert log_of(3, [(CLAIM, "no such GPU")]) == [f"attribution slurm: {unresolved}"]
+        assert log_of(3) == ["attribution slurm: every claim leads to a device again"]
+
+        def fail() -> Answer:
+            raise ZeroDivisionError("a bug")
+
+        script.poll = fail  # type: ignore[method-assign]
+        assert log_of(3) == ["attribution slurm: unforeseen ZeroDivisionError: a bug"]
+
+
 def test_a_source_that_is_slow_keeps_no_other_waiting_and_its_answer_counts_from_when_it_was_asked() -> None:
     clock, answers = ManualClock(), queue.SimpleQueue[list[Claim]]()
 
@@ -162,25 +212,80 @@ def test_a_notice_is_no_problem() -> None:
     assert poller.is_known()
 
 
-def test_a_static_file_names_its_faults(tmp_path) -> None:
+PLAIN = Holder(HolderKey("slurm", "7"), job_id="7", source="static", identity="name")
+PERSON = {"user": "ada", "account": "phys", "partition": "gpu"}
+IN_A = Holder(
+    HolderKey("kubernetes", "ml/a/main"),
+    namespace="ml",
+    pod="a",
+    container="main",
+    source="static",
+    identity="name",
+    units=1,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "holders"),
+    [
+        ("- {uuid: GPU-0, pod: ml/a/main}", [IN_A]),
+        ("- {uuid: GPU-0, pod: ml/a/main, gpus: 4}", [IN_A._replace(units=4)]),
+        ("- {uuid: GPU-0, pod: ml/a/main}\n- {uuid: GPU-1, pod: ml/a/main}", [IN_A._replace(units=2)] * 2),
+        ("- {uuid: GPU-0, pod: ml/a/main, user: ada, account: phys, partition: gpu}", [IN_A._replace(**PERSON)]),
+        ("- {uuid: GPU-0, job: 7}", [PLAIN]),  # its size is not known: it may have GPUs on other nodes
+        ("- {uuid: GPU-0, job: 7, gpus: 1}", [PLAIN._replace(units=1)]),
+        ("- {uuid: GPU-0, job: 7, user: ada, account: phys, partition: gpu}", [PLAIN._replace(**PERSON)]),
+        ("", []),
+    ],
+)
+def test_a_static_file_names_holders(tmp_path: Path, text: str, holders: list[Holder]) -> None:
     path = tmp_path / "holders.yaml"
-    path.write_text(
-        "- {uuid: GPU-0, pod: ml/a/main, user: ada}\n- {uuid: GPU-1, job: 7}\n- {uuid: GPU-2, job: 8, gpus: 4}\n",
-        encoding="utf-8",
-    )
-    pod, job, sized = StaticSource(path).poll().claims
-    assert (pod.holder.namespace, pod.holder.pod, pod.holder.container, pod.holder.user) == ("ml", "a", "main", "ada")
-    assert (job.holder.job_id, job.holder.identity) == ("7", "name")
-    assert [claim.holder.units for claim in (pod, job, sized)] == [1, None, 4]  # a job may have GPUs on other nodes
-    for data, message in (
-        ({"a": 1}, "expected a list"),
-        ([{"uuid": "GPU-0"}], r"\[0\]: needs uuid and exactly one of pod and job"),
-        ([{"uuid": "GPU-0", "job": 1, "gpuu": 2}], r"\[0\]: unknown key 'gpuu'"),
+    path.write_text(text, encoding="utf-8")
+    assert StaticSource(path).poll().claims == [
+        Claim("uuid", f"GPU-{position}", holder) for position, holder in enumerate(holders)
+    ]
+
+
+@pytest.mark.parametrize("texts", [{"job": "7"}, {"pod": "ml/a/main"}])
+def test_what_plain_texts_leave_out_is_empty(texts: dict[str, str]) -> None:
+    expected = PLAIN if "job" in texts else IN_A._replace(units=None)
+    assert static_holder(texts) == expected
+    assert static_holder(texts, "scenario", "") == expected._replace(source="scenario", identity="")
+
+
+@pytest.fixture
+def plain_locale() -> Iterator[None]:
+    """The locale of a unit that sets none, where text files are ASCII; without effect in Python's UTF-8 mode."""
+    before = locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")
+    yield
+    locale.setlocale(locale.LC_CTYPE, before)
+
+
+@pytest.mark.usefixtures("plain_locale")
+def test_a_static_file_is_utf_8_in_every_locale(tmp_path: Path) -> None:
+    path = tmp_path / "holders.yaml"
+    path.write_text("- {uuid: GPU-0, job: 7, user: żaneta}", encoding="utf-8")
+    assert [claim.holder.user for claim in StaticSource(path).poll().claims] == ["żaneta"]
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        ({"a": 1}, "expected a list of entries, not dict"),
+        (["GPU-0"], "[0]: expected a mapping, not str"),
+        ([{"uuid": "GPU-0"}], "[0]: needs uuid and exactly one of pod and job"),
+        ([{"uuid": "GPU-0", "job": 1, "gpuu": 2}], "[0]: unknown key 'gpuu'"),
+        ([{"uuid": "GPU-0", "job": 1, "gpus": 0}], "[0]: gpus: 0 is no number of GPUs"),
+        ([{"uuid": "GPU-0", "job": 1, "gpus": "4"}], "[0]: gpus: '4' is no number of GPUs"),
+        ([{"uuid": "GPU-0", "job": 7, "user": ["ada"]}], "[0]: user: expected a text, not list"),
         ([{"uuid": "GPU-0", "pod": "train"}], "pod 'train' is not namespace/pod/container"),
-        ([{"uuid": "GPU-0", "job": 7, "user": ["ada"]}], r"\[0\]: user: expected a text, not list"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            parse_static(data)
+    ],
+)
+def test_a_static_file_names_its_faults(data: object, error: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_static(data)
+    assert str(caught.value) == error
 
 
 def test_a_static_file_that_is_made_to_take_all_memory_is_refused(tmp_path) -> None:

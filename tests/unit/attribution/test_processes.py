@@ -98,6 +98,20 @@ def test_without_a_list_or_an_answer_nothing_is_known(proc: Proc) -> None:
     assert look.read([seen._replace(up=False)]) == {}
 
 
+def test_a_gpu_without_a_list_hides_no_other(proc: Proc) -> None:
+    clock = ManualClock()
+    proc.add(101, "0::/slurm/job_42/step_0")
+    seen = snapshot(GpuProcess(101), at=clock.monotonic())
+    assert owners(proc, clock).read([seen._replace(up=False), seen]) == {UNIT: (JOB,)}
+
+
+def test_a_path_that_is_not_utf_8_names_its_owner_all_the_same(proc: Proc) -> None:
+    clock = ManualClock()
+    proc.add(101, "")
+    (proc.root / "101" / "cgroup").write_bytes(b"0::/slurm/job_42/step_0/\xff")
+    assert owners(proc, clock).read([snapshot(GpuProcess(101), at=clock.monotonic())]) == {UNIT: (JOB,)}
+
+
 @pytest.mark.parametrize(("start_s", "owner"), [(BOOT_S - 5.0, (JOB,)), (BOOT_S - 4.9, None)])
 def test_a_process_younger_than_the_list_has_the_pid_of_another(
     proc: Proc, start_s: float, owner: tuple[Owner, ...] | None
@@ -181,6 +195,20 @@ def test_a_living_child_is_found_in_the_real_proc_and_a_dead_one_is_not() -> Non
 def test_a_name_may_hold_anything(name: str, parsed: str) -> None:
     stat = parse_stat(f"7 ({name}) R 1 1 1 0 -1 64 " + "0 " * 12 + f"{5 * TICKS_PER_S} 0 0")
     assert stat == (parsed, 64, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("rest", "is_stat"),
+    [
+        ("R 1 1 1 0 -1 64 " + "0 " * 12 + "500", True),
+        ("R 1 1 1 0 -1 64 " + "0 " * 12, False),
+        ("R 1 1 1 0 -1 64 " + "0 " * 12 + "x 0 0", False),
+        ("R 1 1 1 0 -1 x 0 " + "0 " * 11 + "500 0 0", False),
+    ],
+    ids=["ends-with-the-start", "ends-before-it", "start-is-no-number", "flags-are-no-number"],
+)
+def test_flags_and_start_must_be_numbers(rest: str, is_stat: bool) -> None:
+    assert (parse_stat(f"7 (sh) {rest}") is not None) == is_stat
 
 
 @given(st.text())

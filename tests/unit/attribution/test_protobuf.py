@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.testbed.podresources import messages
 
 from gpu_exporter.attribution.podresources import ENTRIES_MAX, ContainerDevices, parse_pod_resources
-from gpu_exporter.attribution.protobuf import ProtobufError, read_fields
+from gpu_exporter.attribution.protobuf import ProtobufError, read_fields, read_text
 
-NAMES = st.text(min_size=1, max_size=20)
+NAMES = st.text(max_size=20)
 DEVICES = st.lists(st.tuples(NAMES, st.lists(NAMES, max_size=4)), max_size=3)
-CONTAINERS = st.lists(st.tuples(NAMES, DEVICES, DEVICES), max_size=3)
+CLAIMS = st.lists(st.tuples(NAMES, st.lists(NAMES.filter(bool), max_size=4)), max_size=3)
+CONTAINERS = st.lists(st.tuples(NAMES, DEVICES, CLAIMS), max_size=3)
 PODS = st.lists(st.tuples(NAMES, NAMES, CONTAINERS), max_size=4)
 
 
-@given(PODS, st.integers(0, 2**63 - 1))
+@given(PODS, st.integers(-(2**63), 2**63 - 1))
+@example([("", "", [("", [("", [""])], [("", [])])])], 0)  # protobuf leaves out what is empty
+@example([("ml", "a", [("main", [("gpu", ["x" * 20_000])], [])])], -1)
 def test_every_message_of_the_real_implementation_is_read_back(pods: list, number: int) -> None:
     response = messages().ListPodResourcesResponse()
     expected: list[ContainerDevices] = []
@@ -56,3 +59,46 @@ def test_any_bytes_are_a_message_or_an_error(data: bytes) -> None:
         parse_pod_resources(data)
     except ProtobufError:
         return
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"\x0a\x02x", "field 1 is cut off at byte 2"),
+        (b"\x0d\x00\x00\x00", "message is cut off"),
+        (b"\x09" + b"\x00" * 7, "message is cut off"),
+        (b"\x08" + b"\xff" * 11, "varint at byte 11 does not end"),
+        (b"\x08\xff", "varint at byte 2 does not end"),
+        (b"\x0b", "wire type 3 at byte 1 is not supported"),
+    ],
+)
+def test_what_is_no_message_is_refused_by_place(data: bytes, error: str) -> None:
+    with pytest.raises(ProtobufError) as caught:
+        list(read_fields(data))
+    assert str(caught.value) == error
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        b"\x18" + b"\xff" * 9 + b"\x01",  # a varint, -1
+        b"\x80\x01\x05",  # a varint, in field 16
+        b"\x19" + b"\x0a" * 8,
+        b"\x1d" + b"\x0a" * 4,
+        b"\x12\x01?",
+    ],
+    ids=["varint", "varint-of-a-high-number", "fixed64", "fixed32", "length"],
+)
+def test_fields_of_other_types_and_numbers_are_passed_over(other: bytes) -> None:
+    response = messages().ListPodResourcesResponse()
+    device = response.pod_resources.add(name="a", namespace="ml").containers.add(name="main").devices.add()
+    device.resource_name = "gpu"
+    device.device_ids.append("GPU-0")
+    (pod,) = [payload for _, payload in read_fields(response.SerializeToString())]
+    message = b"\n" + bytes([len(other + pod)]) + other + pod
+    expected = [ContainerDevices("ml", "a", "main", "gpu", ("GPU-0",))]
+    assert parse_pod_resources(message + other + message + other) == expected * 2
+
+
+def test_a_text_that_is_not_utf_8_is_read_all_the_same() -> None:
+    assert read_text(b"GPU-\xff") == "GPU-\ufffd"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.ledger.accounts import UnitAccount, read_date
 from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
 from gpu_exporter.ledger.state import StateFile
 from gpu_exporter.model import Activity, Allocation, Holder, HolderKey, Span, UnitId
@@ -111,3 +112,7 @@ def test_a_holder_that_never_worked_is_dated_by_its_start(bench: Bench) -> None:
     unit, holder, start = idle.dates()
     assert unit is None
     assert holder == start == round(start, 3)
+
+
+def test_a_date_is_given_to_the_millisecond() -> None:
+    assert read_date(UnitAccount(0.0, last_active=999.25), 1_000.0, WALL + 0.0054) == WALL - 0.745
