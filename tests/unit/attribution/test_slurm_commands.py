@@ -47,7 +47,7 @@ def test_a_command_that_is_not_there_is_named_with_the_remedy(commands: Path) ->
     assert str(caught.value).endswith("add its directory to PATH, or pass --no-attribution.slurm")
 
 
-@pytest.mark.parametrize("path", ["/nowhere", "", None])
+@pytest.mark.parametrize("path", ["/nowhere", "/nowhere:", "", None])
 def test_commands_are_found_where_sites_put_slurm_and_not_in_the_working_directory(
     commands: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str | None
 ) -> None:
