@@ -23,9 +23,9 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write(directory: Path, text: str, name: str = "squeue") -> None:
-    path = directory / name
-    path.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{text}\n", "utf-8")
+def write(directory: Path, text: str, shell: str = "/bin/sh", setup: str = "PATH=/usr/bin:/bin") -> None:
+    path = directory / "squeue"
+    path.write_text(f"#!{shell}\n{setup}\n{text}\n", "utf-8")
     path.chmod(0o755)
 
 
@@ -63,9 +63,7 @@ def test_commands_are_found_where_sites_put_slurm_and_not_in_the_working_directo
 
 def test_a_wrapper_of_the_site_finds_the_commands_too(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_commands, "PLACES", ("/opt/slurm/bin",))
-    write(commands, "exit 1")
-    text = (commands / "squeue").read_text("utf-8").partition("\n")[0]
-    (commands / "squeue").write_text(f"{text}\necho $PATH\n", "utf-8")
+    write(commands, "echo $PATH", setup="")
     assert slurm_commands.run(["squeue"], 5.0) == f"{commands}:/opt/slurm/bin\n"
 
 
@@ -83,8 +81,7 @@ def test_a_command_gets_its_words_and_nothing_to_read(commands: Path, tmp_path: 
 
 
 def test_a_command_that_the_kernel_does_not_start_is_named(commands: Path) -> None:
-    (commands / "squeue").write_text("#!/nowhere/sh\n", "utf-8")
-    (commands / "squeue").chmod(0o755)
+    write(commands, "", shell="/nowhere/sh")
     with pytest.raises(SourceError, match=r"^squeue: .*No such file"):
         slurm_commands.run(["squeue"], 5.0)
 
