@@ -27,8 +27,8 @@ CHUNK = 1 << 16
 
 
 def search_path(environment: Mapping[str, str]) -> str:
-    """PATH and the usual places after it."""
-    return os.pathsep.join((environment.get("PATH", ""), *PLACES))
+    """PATH and the usual places after it; an empty part would be the working directory."""
+    return os.pathsep.join(part for part in (*environment.get("PATH", "").split(os.pathsep), *PLACES) if part)
 
 
 def find(command: str) -> str | None:

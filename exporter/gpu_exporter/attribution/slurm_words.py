@@ -126,7 +126,7 @@ def parse_gres(text: str) -> Gres:
             continue
         if not match:
             raise ValueError(f"{item[:80]!r} is not a GRES that is understood")
-        name, count = match["name"], int(match["count"] or 0)
+        name, count = match["name"], int(match["count"] or 1)
         detail = match["detail"] or ""
         if name in ("shard", "mps"):
             shares = shares or (item if count else "")
@@ -250,7 +250,7 @@ def parse_node(text: str) -> NodeRecord:
 
 def _configured(text: str) -> tuple[tuple[str, int], ...]:
     matches = [match for item in _split_gres(text) if (match := GRES.fullmatch(item)) and match["name"] == "gpu"]
-    return tuple(((match["type"] or "").lower().replace("(null)", ""), int(match["count"] or 0)) for match in matches)
+    return tuple(((match["type"] or "").lower().replace("(null)", ""), int(match["count"] or 1)) for match in matches)
 
 
 def _field(text: str, pattern: str) -> str | None:

@@ -7,13 +7,16 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gpu_exporter.attribution.slurm import CONFIG_EACH_S, DOUBT_EACH_S, GPUS_EACH_S, SlurmSource
-from gpu_exporter.attribution.slurm_words import COLUMNS
+from gpu_exporter.attribution.slurm_words import COLUMNS, SQUEUE_FORMAT
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.clock import ManualClock
+from gpu_exporter.model import Holder, HolderKey
 
 
 class Cluster:
@@ -24,6 +27,7 @@ class Cluster:
         self.clock = ManualClock()
         self.jobs: dict[str, list[str]] = {}  # by job id: gres_detail
         self.states: dict[str, str] = {}
+        self.columns: dict[str, str] = {}  # of squeue, for every job
         self.nodes = "n0"
         self.size = "cpu=1"
         self.used: str | None = ""
@@ -32,7 +36,9 @@ class Cluster:
         self.private = "none"
         self.hidden: set[str] = set()
         self.json = "all"  # which commands speak JSON: all, squeue, none
+        self.squeue_fault = ""  # what `squeue --json` fails with
         self.asked: list[str] = []
+        self.limits: set[float] = set()  # seconds that commands were given
         self.between: list[dict[str, object]] = []  # changes that take effect after the next squeue
         self.gres_conf = directory / "gres.conf"
         self.gres_conf.write_text("Name=gpu Type=h100 File=/dev/nvidia[0-3]\n", "utf-8")
@@ -41,6 +47,9 @@ class Cluster:
     def run(self, command: Sequence[str], timeout_s: float) -> str:
         text = " ".join(command)
         self.asked.append(text)
+        self.limits.add(timeout_s)
+        if self.squeue_fault and text.startswith("squeue --json"):
+            raise SourceError(self.squeue_fault)
         if "--json" in command:
             if self.json == "none" or (self.json == "squeue" and command[0] == "scontrol"):
                 raise SourceError(f"{command[0]} ended with status 1: {command[0]}: unrecognized option '--json'")
@@ -77,6 +86,7 @@ class Cluster:
             "StartTime": "1700000000",
             "RestartCnt": "0",
             "tres-alloc": self.size,
+            **self.columns,
         }
         return "".join(f"{values[column]}|" for column in COLUMNS) + "\n"
 
@@ -92,19 +102,116 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return Cluster(tmp_path)
 
 
-@pytest.mark.parametrize("speaks", ["all", "squeue", "none"])
-def test_jobs_hold_what_the_node_confirms(cluster: Cluster, speaks: str) -> None:
+@pytest.mark.parametrize(
+    ("speaks", "asked"),
+    [
+        ("all", ["scontrol show job 1 --json", "scontrol show job 2 --json"]),
+        ("squeue", ["squeue --json -a"]),
+        ("none", ["scontrol -o show job -d 1", "scontrol -o show job -d 2"]),
+    ],
+)
+def test_jobs_hold_what_the_node_confirms(cluster: Cluster, speaks: str, asked: list[str]) -> None:
     cluster.json = speaks
     cluster.jobs = {"1": ["gpu:h100:2(IDX:0,3)"], "2": [""]}
     cluster.used = "gpu:h100:2(IDX:0,3)"
+    cluster.source.poll()
+    assert sorted(cluster.asked[-len(asked) :]) == asked
     answer = cluster.source.poll()
-    assert [(c.kind, c.device, c.number, c.running) for c in answer.claims] == [
-        ("minor", "0", "IDX 0", True),
-        ("minor", "3", "IDX 3", True),
+    assert [(c.kind, c.device, c.number, c.running, c.why, c.among) for c in answer.claims] == [
+        ("minor", "0", "IDX 0", True, "", ()),
+        ("minor", "3", "IDX 3", True, "", ()),
     ]
     holder = answer.claims[0].holder
     assert (holder.job_id, holder.user, holder.uid, holder.cluster, holder.units) == ("1", "ada", "1000", "lab", 2)
     assert (answer.problem, answer.notice, answer.conflicts, answer.hides_users) == ("", "", 0, False)
+
+
+def test_every_job_of_this_node_is_asked_for_in_the_columns_that_are_read(cluster: Cluster) -> None:
+    cluster.source.poll()
+    assert cluster.asked == [
+        "scontrol show config",
+        f"squeue -h -a -w n0 -t RUNNING,CONFIGURING,SUSPENDED,STOPPED -O {SQUEUE_FORMAT}",
+        "scontrol show node n0 -d",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "slurmd", "asked"), [("n7", "n8", "n7"), ("", "n8", "n8"), ("", None, "gpu-12"), ("", "", "gpu-12")]
+)
+def test_the_node_is_the_one_given_else_slurmds_else_this_host_by_its_short_name(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, given: str, slurmd: str | None, asked: str
+) -> None:
+    if slurmd is not None:
+        monkeypatch.setenv("SLURMD_NODENAME", slurmd)
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="gpu-12.cluster.example"))
+    SlurmSource(given, run=cluster.run, monotonic=cluster.clock.monotonic).poll()
+    assert f"scontrol show node {asked} -d" in cluster.asked
+
+
+def test_every_command_has_the_time_that_was_given(cluster: Cluster) -> None:
+    SlurmSource("n0", 2.5, run=cluster.run, monotonic=cluster.clock.monotonic).poll()
+    assert cluster.limits == {2.5}
+
+
+@pytest.mark.parametrize("place", ["/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/opt/slurm.conf", ""])
+def test_a_host_with_a_configuration_of_slurm_belongs_to_a_cluster(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setattr("gpu_exporter.attribution.slurm_commands.runs_slurmd", lambda: False)
+    monkeypatch.setattr(Path, "is_file", lambda path: str(path) == place)
+    if place.startswith("/opt"):
+        monkeypatch.setenv("SLURM_CONF", place)
+    assert SlurmSource.is_present() == bool(place)
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        (
+            {"ArrayJobID": "40", "ArrayTaskID": "7", "RestartCnt": "2"},
+            {"key": HolderKey("slurm", "lab/42/2/1700000000"), "array_job_id": "40", "array_task_id": "7"},
+        ),
+        ({"HetJobID": "41", "HetJobOffset": "1"}, {"het_job_id": "41", "het_job_offset": "1"}),
+        ({"StartTime": "N/A"}, {"key": HolderKey("slurm", "lab/42/0/"), "start_wall": None}),
+    ],
+)
+def test_a_holder_is_all_that_squeue_says_of_the_job(
+    cluster: Cluster, columns: dict[str, str], expected: dict[str, Any]
+) -> None:
+    cluster.columns = {"Account": "chem", "Partition": "gpu", "QOS": "high", **columns}
+    hold(cluster)
+    (claim,) = cluster.source.poll().claims
+    holder = Holder(
+        key=HolderKey("slurm", "lab/42/0/1700000000"),
+        job_id="42",
+        cluster="lab",
+        user="ada",
+        uid="1000",
+        account="chem",
+        partition="gpu",
+        qos="high",
+        source="slurm",
+        resource="gres/gpu",
+        start_wall=1700000000.0,
+        units=1,
+    )
+    assert claim.holder == holder._replace(**expected)
+
+
+def test_two_hidden_jobs_are_two_holders_who_are_nobody(cluster: Cluster) -> None:
+    cluster.used = "gpu:h100:2(IDX:1,3)"
+    nobody = Holder(HolderKey("slurm", ""), cluster="lab", source="slurm", resource="gres/gpu", identity="hidden")
+    assert [claim.holder for claim in cluster.source.poll().claims] == [
+        nobody._replace(key=HolderKey("slurm", f"lab/hidden/{index}")) for index in (1, 3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("private", "hides"), [("jobs", True), ("users", True), ("accounts,Users", True), ("accounts,nodes", False)]
+)
+def test_a_cluster_that_hides_jobs_or_users_hides_who_runs_what(cluster: Cluster, private: str, hides: bool) -> None:
+    cluster.private = private
+    assert cluster.source.poll().hides_users == hides
 
 
 def test_a_gpu_in_use_that_no_listed_job_has_is_held_without_a_name(cluster: Cluster) -> None:
@@ -134,6 +241,8 @@ def test_a_claim_that_the_node_does_not_confirm_is_dropped_and_counted(cluster: 
     assert answer.conflicts == 1
     # Whichever of the two is wrong: the GPU is not called free.
     assert answer.problem == "job 1 claims IDX 0, which node n0 does not have in use"
+    cluster.used = "gpu:h100:1(IDX:2)"
+    assert cluster.source.poll().conflicts == 2
 
 
 def test_a_job_that_begins_between_the_two_questions_is_seen_by_asking_once_more(cluster: Cluster) -> None:
@@ -158,6 +267,7 @@ def test_gpus_without_a_type_are_confirmed_by_their_number(cluster: Cluster) -> 
     cluster.configured = "gpu:4"
     cluster.jobs, cluster.used = {"1": ["gpu:2(IDX:1-2)"]}, "gpu:2"
     assert cluster.claims() == [("job 1", "minor", "1"), ("job 1", "minor", "2")]
+    assert len([asked for asked in cluster.asked if asked.startswith("squeue")]) == 1  # nothing to ask again
     cluster.used = "gpu:3"
     answer = cluster.source.poll()
     assert [c.device for c in answer.claims] == ["1", "2"]
@@ -186,6 +296,19 @@ def test_a_resized_job_is_asked_again_at_once(cluster: Cluster) -> None:
     assert cluster.source.poll().claims[0].holder.units == 5
     cluster.size = "cpu=2"
     assert cluster.source.poll().claims[0].holder.units == 1
+
+
+def test_gpus_of_a_job_whose_record_is_no_longer_understood_have_a_holder_without_a_name(cluster: Cluster) -> None:
+    assert hold(cluster) == "minor"
+    cluster.jobs, cluster.size = {"42": ["gpu:h100:1(IDX:"]}, "cpu=2"
+    for _ in range(2):
+        assert cluster.claims() == [("a hidden job", "minor", "0")]
+
+
+def test_a_job_whose_record_was_never_understood_costs_no_other_its_attribution(cluster: Cluster) -> None:
+    cluster.jobs = {"1": ["gpu:h100:1(IDX:"], "2": ["gpu:h100:1(IDX:1)"]}
+    cluster.used = "gpu:h100:2(IDX:0-1)"
+    assert cluster.claims() == [("job 2", "minor", "1"), ("a hidden job", "minor", "0")]
 
 
 def test_a_resize_that_no_column_shows_is_seen_within_minutes(cluster: Cluster) -> None:
@@ -243,7 +366,20 @@ def test_a_gres_conf_that_proves_no_order_resolves_nothing_and_says_why(
     answer = cluster.source.poll()
     assert [(c.kind, c.device, c.number) for c in answer.claims] == [("unproven", "2", "IDX 2")]
     assert problem in answer.problem
-    assert answer.claims[0].reason in answer.problem
+    assert answer.problem == f"GPUs in use cannot be resolved: {answer.claims[0].reason}"
+
+
+def test_a_position_that_gres_conf_does_not_have_is_not_resolved(cluster: Cluster) -> None:
+    assert hold(cluster, jobs={"42": ["gpu:h100:1(IDX:4)"]}, used="gpu:h100:1(IDX:4)") == "unproven"
+    (claim,) = cluster.source.poll().claims
+    assert (claim.device, claim.number, claim.reason) == ("", "IDX 4", "gres.conf names no whole GPU at IDX 4")
+
+
+def test_only_this_nodes_lines_of_gres_conf_count(cluster: Cluster) -> None:
+    other = "NodeName=n1 Name=gpu Type=h100 File=/dev/nvidia[0-3]\n"
+    cluster.gres_conf.write_text(f"{other}NodeName=n0 Name=gpu Type=h100 File=/dev/nvidia[3,2,1,0]\n", "utf-8")
+    assert hold(cluster) == "minor"
+    assert cluster.claims() == [("job 42", "minor", "3")]
 
 
 def test_an_idle_node_without_a_gres_conf_has_no_problem(cluster: Cluster) -> None:
@@ -319,24 +455,25 @@ def test_a_node_that_does_not_say_when_slurmd_started_proves_nothing(cluster: Cl
     assert hold(cluster, slurmd_start="None") == "unproven"
 
 
-def fail(cluster: Cluster, word: str, text: str, times: int = 10**9) -> None:
-    """Let commands with this word among theirs fail."""
-    real, left = cluster.run, [times]
+def fail(cluster: Cluster, word: str, text: str, times: int = 10**9) -> list[Sequence[str]]:
+    """Let commands with this word among theirs fail; which, is listed as they do."""
+    real, failed = cluster.run, list[Sequence[str]]()
 
     def run(command: Sequence[str], timeout_s: float) -> str:
-        if word in command and left[0]:
-            left[0] -= 1
+        if word in command and len(failed) < times:
+            failed.append(command)
             raise SourceError(text)
         return real(command, timeout_s)
 
     cluster.source._run_command = run
+    return failed
 
 
 @pytest.mark.parametrize(
     "text", ["scontrol did not answer within 5 s", "slurm_load_jobs error: Invalid job id specified"]
 )
 def test_a_job_that_cannot_be_asked_about_costs_no_other_its_attribution(cluster: Cluster, text: str) -> None:
-    fail(cluster, "43", text)
+    failed = fail(cluster, "43", text)
     cluster.jobs = {"42": ["gpu:h100:1(IDX:0)"], "43": ["gpu:h100:1(IDX:1)"]}
     cluster.used = "gpu:h100:2(IDX:0-1)"
     for _ in range(5):
@@ -346,6 +483,10 @@ def test_a_job_that_cannot_be_asked_about_costs_no_other_its_attribution(cluster
             ("a hidden job", "1"),
         ]
     assert len([asked for asked in cluster.asked if "show job 42" in asked]) <= 2
+    assert len(failed) == 1
+    cluster.clock.advance(DOUBT_EACH_S)
+    cluster.source.poll()
+    assert len(failed) == 2
 
 
 def test_a_fault_of_another_kind_does_not_end_the_use_of_json(cluster: Cluster) -> None:
@@ -358,6 +499,23 @@ def test_a_fault_of_another_kind_does_not_end_the_use_of_json(cluster: Cluster) 
     cluster.clock.advance(DOUBT_EACH_S)
     assert [c.holder.label for c in cluster.source.poll().claims] == ["job 42"]
     assert not [asked for asked in cluster.asked if "-o show job" in asked]
+
+
+def test_a_cluster_whose_json_is_too_long_is_asked_in_plain_text(cluster: Cluster) -> None:
+    cluster.json, cluster.squeue_fault = "squeue", "squeue printed more than 16777216 bytes"
+    assert hold(cluster) == "minor"
+    assert cluster.claims() == [("job 42", "minor", "0")]
+    assert cluster.asked[-3] == "scontrol -o show job -d 42"
+
+
+def test_squeue_that_does_not_answer_in_json_is_asked_so_again(cluster: Cluster) -> None:
+    cluster.json, cluster.squeue_fault = "squeue", "squeue did not answer within 5 s"
+    cluster.jobs, cluster.used = {"42": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:1(IDX:0)"
+    with pytest.raises(SourceError, match="squeue did not answer within 5 s"):
+        cluster.source.poll()
+    cluster.squeue_fault = ""
+    assert cluster.claims() == [("job 42", "minor", "0")]
+    assert cluster.asked[-1] == "squeue --json -a"
 
 
 def test_a_slurm_that_was_upgraded_is_asked_in_json_again(cluster: Cluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -22,9 +23,9 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write(directory: Path, text: str, name: str = "squeue") -> None:
-    path = directory / name
-    path.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{text}\n", "utf-8")
+def write(directory: Path, text: str, shell: str = "/bin/sh", setup: str = "PATH=/usr/bin:/bin") -> None:
+    path = directory / "squeue"
+    path.write_text(f"#!{shell}\n{setup}\n{text}\n", "utf-8")
     path.chmod(0o755)
 
 
@@ -46,11 +47,58 @@ def test_a_command_that_is_not_there_is_named_with_the_remedy(commands: Path) ->
     assert str(caught.value).endswith("add its directory to PATH, or pass --no-attribution.slurm")
 
 
-def test_commands_are_found_where_sites_put_slurm(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(commands, "echo found")
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(slurm_commands, "PLACES", (str(commands),))
+@pytest.mark.parametrize("path", ["/nowhere", "/nowhere:", "", None])
+def test_commands_are_found_where_sites_put_slurm_and_not_in_the_working_directory(
+    commands: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str | None
+) -> None:
+    places = tmp_path / "opt"
+    places.mkdir()
+    write(places, "echo found")
+    write(commands, "echo planted")
+    monkeypatch.chdir(commands)
+    monkeypatch.setattr(slurm_commands, "PLACES", (str(places),))
+    monkeypatch.delenv("PATH") if path is None else monkeypatch.setenv("PATH", path)
     assert slurm_commands.run(["squeue"], 5.0) == "found\n"
+
+
+def test_a_wrapper_of_the_site_finds_the_commands_too(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_commands, "PLACES", ("/opt/slurm/bin",))
+    write(commands, "echo $PATH", setup="")
+    assert slurm_commands.run(["squeue"], 5.0) == f"{commands}:/opt/slurm/bin\n"
+
+
+def test_a_command_gets_its_words_and_nothing_to_read(commands: Path, tmp_path: Path) -> None:
+    write(commands, 'echo "$*"; cat')
+    (tmp_path / "input").write_text("what the agent could read\n", "utf-8")
+    own = os.dup(0)
+    try:
+        with (tmp_path / "input").open("rb") as file:
+            os.dup2(file.fileno(), 0)
+        assert slurm_commands.run(["squeue", "-h", "-a"], 5.0) == "-h -a\n"
+    finally:
+        os.dup2(own, 0)
+        os.close(own)
+
+
+def test_a_command_that_the_kernel_does_not_start_is_named(commands: Path) -> None:
+    write(commands, "", shell="/nowhere/sh")
+    with pytest.raises(SourceError, match=r"^squeue: .*No such file"):
+        slurm_commands.run(["squeue"], 5.0)
+
+
+def test_bytes_that_are_no_utf_8_are_replaced(commands: Path) -> None:
+    write(commands, r"printf 'caf\351\n'")
+    assert slurm_commands.run(["squeue"], 5.0) == "caf\ufffd\n"
+    write(commands, r"printf 'caf\351\n' >&2; exit 1")
+    with pytest.raises(SourceError, match="^squeue ended with status 1: caf\ufffd$"):
+        slurm_commands.run(["squeue"], 5.0)
+
+
+def test_an_answer_as_long_as_the_limit_is_believed(commands: Path) -> None:
+    write(commands, "echo 12345")
+    assert slurm_commands.run(["squeue"], 5.0, limit=6) == "12345\n"
+    with pytest.raises(SourceError, match="squeue printed more than 5 bytes"):
+        slurm_commands.run(["squeue"], 5.0, limit=5)
 
 
 def test_an_answer_without_end_is_cut_off(commands: Path) -> None:
@@ -82,20 +130,53 @@ def test_a_command_that_does_not_end_is_ended_with_its_children(commands: Path, 
     wait_for(is_gone, "the command and its sleep to end")
 
 
-def test_a_refusal_carries_slurms_words_and_what_to_do(commands: Path) -> None:
-    write(commands, "echo 'slurm_load_jobs error: Invalid node name specified' >&2; exit 1")
+@pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning")
+def test_a_child_that_cannot_be_ended_is_left_behind(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that hangs in the kernel, or that runs as somebody else."""
+    write(commands, "exec sleep 30")
+    left: list[int] = []
+
+    def refuse(group: int, number: int) -> None:
+        left.append(group)
+        raise PermissionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slurm_commands, "END_S", 0.1)
+        patch.setattr("os.killpg", refuse)
+        began = time.monotonic()
+        with pytest.raises(SourceError, match=r"squeue did not answer within 0\.2 s"):
+            slurm_commands.run(["squeue"], 0.2)
+        took = time.monotonic() - began
+    (group,) = left
+    os.killpg(group, signal.SIGKILL)
+    assert took < 20.0
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("Invalid node name specified", "; name this node with --attribution.slurm.node"),
+        ("Unable to contact slurm controller (connect failure)", ""),
+    ],
+)
+@pytest.mark.parametrize("chunk", [8, slurm_commands.CHUNK])  # words that come bit by bit are put together
+def test_a_refusal_carries_slurms_words_and_what_to_do(
+    commands: Path, monkeypatch: pytest.MonkeyPatch, words: str, hint: str, chunk: int
+) -> None:
+    monkeypatch.setattr(slurm_commands, "CHUNK", chunk)
+    write(commands, f"echo 'slurm_load_jobs error: {words}' >&2; exit 1")
     with pytest.raises(SourceError) as caught:
         slurm_commands.run(["squeue"], 5.0)
-    assert str(caught.value) == (
-        "squeue ended with status 1: slurm_load_jobs error: Invalid node name specified; "
-        "name this node with --attribution.slurm.node"
-    )
+    assert str(caught.value) == f"squeue ended with status 1: slurm_load_jobs error: {words}{hint}"
 
 
 def test_a_running_slurmd_is_seen_by_its_name(tmp_path: Path) -> None:
     for pid, name in (("1", "systemd"), ("20", "slurmstepd")):
         (tmp_path / pid).mkdir()
         (tmp_path / pid / "comm").write_text(f"{name}\n")
+    (tmp_path / "21" / "comm").mkdir(parents=True)  # one that cannot be read
+    (tmp_path / "22").mkdir()
+    (tmp_path / "22" / "comm").write_bytes(b"caf\xe9\n")
     assert not slurm_commands.runs_slurmd(tmp_path)
     (tmp_path / "30").mkdir()
     (tmp_path / "30" / "comm").write_text("slurmd\n")

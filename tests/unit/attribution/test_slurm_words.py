@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.attribution.slurm_words import (
+    COLUMNS,
     Gres,
     JobGpus,
     parse_config,
@@ -51,10 +53,43 @@ def test_rows_of_a_real_cluster(release: str) -> None:
     ]
 
 
-def test_a_component_of_a_heterogeneous_job_has_its_leader_and_offset() -> None:
-    cells = ["12", "u", "a", "p", "q", "RUNNING", "1795304877", "0", "12", "N/A", "11", "1", "1", "1", "cpu=1", "7"]
-    (job,) = parse_squeue("|".join(cells) + "|\n")
-    assert (job.array_job_id, job.het_job_id, job.het_job_offset) == ("", "11", "1")
+def squeue_row(**changed: str) -> str:
+    """A row of squeue, in which a column is changed by its name; `tres-alloc` is `tres_alloc`."""
+    cells = ["12", "u", "a", "p", "q", "RUNNING", "1795304877", "0", "12", "N/A", "N/A", "N/A", "1", "1", "cpu=1", "7"]
+    row = dict(zip(COLUMNS, cells, strict=True)) | changed
+    return "|".join(row.values()) + "|\n"
+
+
+@pytest.mark.parametrize(
+    ("array", "het", "expected"),
+    [
+        (("12", "N/A"), ("11", "1"), ("", "", "11", "1")),  # a component has its leader and its offset
+        (("9", "3"), ("0", "0"), ("9", "3", "", "")),  # a task; job 0 leads nothing
+        (("9", "3-5"), ("N/A", "N/A"), ("", "", "", "")),  # tasks that did not begin
+        (("12", "N/A"), ("N/A", "0"), ("", "", "", "")),
+    ],
+)
+def test_tasks_of_arrays_and_components_of_heterogeneous_jobs(
+    array: tuple[str, str], het: tuple[str, str], expected: tuple[str, ...]
+) -> None:
+    row = squeue_row(ArrayJobID=array[0], ArrayTaskID=array[1], HetJobID=het[0], HetJobOffset=het[1])
+    (job,) = parse_squeue(row)
+    assert (job.array_job_id, job.array_task_id, job.het_job_id, job.het_job_offset) == expected
+
+
+@pytest.mark.parametrize(
+    ("start", "restarts", "expected"),
+    [
+        ("N/A", "2", (None, "2")),
+        ("Unknown", "0", (None, "0")),
+        ("1795304877", "(null)", (1795304877.0, "0")),
+    ],
+)
+def test_a_start_that_is_unknown_is_none_and_restarts_are_counted(
+    start: str, restarts: str, expected: tuple[float | None, str]
+) -> None:
+    (job,) = parse_squeue(squeue_row(StartTime=start, RestartCnt=restarts))
+    assert (job.start, job.restarts) == expected
 
 
 @pytest.mark.parametrize("text", ["slurm_load_jobs error: Unable to contact slurm controller", "1|a|b\n", "x" * 300])
@@ -79,6 +114,11 @@ def test_anything_else_from_squeue_is_refused(text: str) -> None:
         ("shard:1(0/0,0/0,1/4,0/4)", Gres((), 0, "shard:1(0/0,0/0,1/4,0/4)")),
         ("shard:0(IDX:N/A),mps:0,craynetwork:2", Gres()),
         ("gres:gpu:2(IDX:1-2)", Gres((1, 2))),
+        ("craynetwork:2,gpu:h100:1(IDX:3)", Gres((3,))),
+        ("gpu:h100:2,gpu:a100:3,gpu:v100:1(IDX:5)", Gres((5,), 5)),
+        ("gpu", Gres((), 1)),  # a count that is left out is one, as Slurm reads it
+        ("gpu:h100,gpu:a100(IDX:1)", Gres((1,), 1)),
+        ("shard", Gres((), 0, "shard")),
     ],
 )
 def test_gres_lists(text: str, expected: Gres) -> None:
@@ -86,7 +126,8 @@ def test_gres_lists(text: str, expected: Gres) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["gpu:2(IDX:0-", "gpu:2(IDX:a)", "gpu(", "a b", "gpu:1(IDX:0),gpu:1(IDX:0)", ",", "gpu:1)"]
+    "text",
+    ["gpu:2(IDX:0-", "gpu:2(IDX:a)", "gpu(", "a b", "gpu:1(IDX:0),gpu:1(IDX:0)", ",", "gpu:1)", "gpu:1(IDX:0:1)"],
 )
 def test_a_gres_list_that_is_not_understood_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
@@ -123,6 +164,11 @@ def test_a_job_on_several_nodes_gets_each_nodes_own_devices() -> None:
     assert parse_job_gpus(text, "m3")["5"] == JobGpus((), 6, unnamed=3)
 
 
+def test_a_job_may_have_shares_of_gpus_beside_whole_ones() -> None:
+    text = jobs({"job_id": 5, "nodes": "n0", "gres_detail": ["gpu:a100:1(IDX:3),shard:4(IDX:1)"]})
+    assert parse_job_gpus(text, "n0") == {"5": JobGpus((3,), 1, 0, "shard:4(IDX:1)")}
+
+
 @pytest.mark.parametrize(
     "row",
     [
@@ -131,6 +177,7 @@ def test_a_job_on_several_nodes_gets_each_nodes_own_devices() -> None:
         {"job_id": 6, "nodes": "n0", "gres_detail": ["gpu:1(IDX:x)"]},
         {"job_id": 6, "nodes": "n0"},
         {"job_id": 6, "nodes": ["n0"], "gres_detail": []},
+        {"job_id": 6, "nodes": "n0", "gres_detail": ""},
         {"job_id": 6, "nodes": "", "gres_detail": []},  # has no nodes yet
     ],
 )
@@ -140,12 +187,20 @@ def test_a_record_that_is_not_understood_costs_no_other_job_anything(row: dict[s
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "{}", "[]", '{"jobs": 3}', '{"jobs": [1]}', "[" * 100_000, '{"jobs": [], "errors": [{"error": "down"}]}'],
+    ("text", "problem"),
+    [
+        ("", "Slurm's JSON is not understood: JSONDecodeError"),
+        ("{}", "Slurm's JSON is not understood: KeyError"),
+        ("[]", "Slurm's JSON is not understood: TypeError"),
+        ('{"jobs": 3}', "Slurm's JSON is not understood: TypeError"),
+        ('{"jobs": [1]}', "Slurm's JSON is not understood: TypeError"),
+        ("[" * 100_000, "Slurm's JSON is not understood: "),
+        ('{"jobs": [], "errors": [{"error": "down"}]}', "Slurm answered with errors: [{'error': 'down'}]"),
+    ],
     ids=["empty", "no-jobs", "list", "number", "no-row", "deep", "errors"],
 )
-def test_what_is_no_answer_is_refused(text: str) -> None:
-    with pytest.raises(SourceError):
+def test_what_is_no_answer_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(SourceError, match=re.escape(problem)):
         parse_job_gpus(text, "n0")
 
 
@@ -181,6 +236,19 @@ def test_a_node_says_what_it_has_and_what_is_in_use(release: str) -> None:
     assert node.slurmd_start > 1.7e9
 
 
+@pytest.mark.parametrize(
+    ("gres", "configured"),
+    [
+        ("gpu:h100:4(S:0-1),shard:h100:16,craynetwork:2", (("h100", 4),)),
+        ("gpu:(null):4", (("", 4),)),
+        ("gpu:A100:1,gpu:H100", (("a100", 1), ("h100", 1))),  # a count that is left out is one
+        ("(null)", ()),
+    ],
+)
+def test_the_gpus_that_a_node_has(gres: str, configured: tuple[tuple[str, int], ...]) -> None:
+    assert parse_node(f"NodeName=n0\n   Gres={gres}\n   GresUsed=gpu:0\n").configured == configured
+
+
 def test_a_node_without_gres_in_use_is_no_answer() -> None:
     with pytest.raises(SourceError, match="prints no GresUsed, so no GPU is known to be free"):
         parse_node("NodeName=n0\n   Gres=gpu:4\n")
@@ -200,6 +268,38 @@ def test_without_json_a_plain_record_is_read_and_a_name_that_imitates_it_is_not(
     assert parse_job_text(fixture("scontrol_forged_name.txt"), "2", "n0") is None
 
 
+def test_a_plain_record_of_a_job_on_nodes_that_give_it_different_gpus() -> None:
+    details = (
+        "JOB_GRES=gpu:14   Nodes=n0 CPU_IDs=0 Mem=0 GRES=gpu:2(IDX:1-2),shard:4(IDX:1)"
+        "   Nodes=n[1-3] CPU_IDs=0 Mem=0 GRES=gpu:3(IDX:0),gpu:v100:1"
+    )
+    text = fixture("scontrol_two_gpus.txt")
+    text = text.replace("JOB_GRES=gpu:h100:2   Nodes=n0 CPU_IDs=7 Mem=0 GRES=gpu:h100:2(IDX:0-1)", details)
+    assert parse_job_text(text, "1", "n0") == JobGpus((1, 2), 14, 0, "shard:4(IDX:1)")
+    assert parse_job_text(text, "1", "n3") == JobGpus((0,), 14, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("job.sh", JobGpus((), 0)),
+        ("job.sh MinCPUsNode=1", None),
+        ("job.sh Nodes=n0 CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0)", None),
+    ],
+)
+def test_a_record_without_a_list_of_devices_is_believed_where_no_name_could_have_shaped_it(
+    name: str, expected: JobGpus | None
+) -> None:
+    text = fixture("scontrol_two_gpus.txt").replace("JobName=job.sh", f"JobName={name}")
+    before, _, after = text.partition(" JOB_GRES=")
+    text = f"{before} {after[after.index('MinCPUsNode=') :]}"
+    assert parse_job_text(text, "1", "n0") == expected
+
+
+def test_a_record_that_was_cut_off_before_its_devices_is_not_believed() -> None:
+    assert parse_job_text(fixture("scontrol_two_gpus.txt").partition(" JOB_GRES=")[0], "1", "n0") is None
+
+
 FORGED = " JOB_GRES=gpu:h100:8   Nodes=n0 CPU_IDs=0 Mem=0 GRES=gpu:h100:8(IDX:0-7) MinCPUsNode=1"
 
 
@@ -210,6 +310,7 @@ FORGED = " JOB_GRES=gpu:h100:8   Nodes=n0 CPU_IDs=0 Mem=0 GRES=gpu:h100:8(IDX:0-
         FORGED,
         FORGED.replace("JOB_GRES=", "X="),
         FORGED.removesuffix(" MinCPUsNode=1"),
+        " JOB_GRES=(null)",
         FORGED.replace(" MinCPUsNode=1", " Nodes=n1"),
         "\nJobId=1 JobName=x" + FORGED,
         " MinCPUsNode=1",
