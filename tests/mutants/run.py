@@ -24,6 +24,7 @@ ROOMS = (
     "sampling/activity.py",
     "ledger",
     "attribution",
+    "commands.py",
     "diagnosis/state.py",
     "reconciler/policy.py",
     "reconciler/plan.py",

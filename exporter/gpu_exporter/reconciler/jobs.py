@@ -11,18 +11,18 @@ import json
 import logging
 import os
 import re
-import shutil
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from gpu_exporter import commands
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, parse_timestamp, timestamp
 from gpu_exporter.reconciler.policy import LABEL, Decision
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 30.0
+MAX_ANSWER = 128 * 1024 * 1024  # 40,000 jobs of `squeue --json`
 MARK = re.compile(re.escape(LABEL) + r"=([a-z-]+)(?:;|$)")
 # On 22.05, where every list is of all jobs, one list serves the renewals of so long: 3,000 jobs are 9 MB and half a
 # second.
@@ -181,7 +181,7 @@ class JobMarker:
     @staticmethod
     def is_present() -> bool:
         """Whether this host has Slurm's client commands."""
-        return shutil.which("squeue") is not None and shutil.which("scontrol") is not None
+        return commands.find("squeue") is not None and commands.find("scontrol") is not None
 
     def list_marks(self) -> Sequence[Mark]:
         self._recent = None  # what is compared with these marks must be younger than they are
@@ -266,23 +266,16 @@ class JobMarker:
 
     @staticmethod
     def _run(*command: str) -> str:
+        # SQUEUE_STATES, SLURM_CLUSTERS and their like would hide marks
+        kept = {key: value for key, value in os.environ.items() if not FILTERS.match(key)}
         try:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                timeout=TIMEOUT_S,
-                check=False,
-                # SQUEUE_STATES, SLURM_CLUSTERS and their like would hide marks
-                env={key: value for key, value in os.environ.items() if not FILTERS.match(key)} | {"LC_ALL": "C.UTF-8"},
-                stdin=subprocess.DEVNULL,
-            )
-        except (OSError, subprocess.TimeoutExpired) as exc:
-            raise MarkError("error", f"{command[0]}: {exc}") from exc
-        if done.returncode != 0:
-            reason = done.stderr.decode("utf-8", "replace").strip().partition("\n")[0][:200]
-            result = "replaced" if GONE.search(reason) else "error"
-            raise MarkError(result, f"{' '.join(command[:2])} ended with status {done.returncode}: {reason}")
-        return done.stdout.decode("utf-8", "replace")
+            done = commands.run(command, {**kept, "LC_ALL": "C.UTF-8"}, TIMEOUT_S, MAX_ANSWER)
+        except commands.CommandError as exc:
+            raise MarkError("error", str(exc)) from exc
+        if done.status != 0:
+            result = "replaced" if GONE.search(done.reason) else "error"
+            raise MarkError(result, f"{' '.join(command[:2])} ended with status {done.status}: {done.reason}")
+        return done.out
 
 
 def object_to(job: LiveJob, decision: Decision, cluster: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter import collectors
+from gpu_exporter import collectors, commands
 from gpu_exporter.app.once import EXIT_CODES, EXIT_PARTIAL
 from gpu_exporter.app.one_view import take_one_view
 from gpu_exporter.app.simulation import build_simulation
@@ -24,7 +24,7 @@ from gpu_exporter.exposition.rows import list_rows
 
 @pytest.fixture
 def without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_commands, "PLACES", ())
+    monkeypatch.setattr(commands, "PLACES", ())
     for name in [name for name in os.environ if name.startswith("SLURM")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PATH", str(tmp_path))

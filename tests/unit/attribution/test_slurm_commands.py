@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.testbed.processes import wait_for
 
+from gpu_exporter import commands as programs
 from gpu_exporter.attribution import slurm_commands
 from gpu_exporter.attribution.slurm import SlurmSource
 from gpu_exporter.attribution.source import SourceError
@@ -18,7 +19,7 @@ from gpu_exporter.attribution.source import SourceError
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory of commands, the only one that is searched."""
-    monkeypatch.setattr(slurm_commands, "PLACES", ())
+    monkeypatch.setattr(programs, "PLACES", ())
     monkeypatch.setenv("PATH", str(tmp_path))
     return tmp_path
 
@@ -56,13 +57,13 @@ def test_commands_are_found_where_sites_put_slurm_and_not_in_the_working_directo
     write(places, "echo found")
     write(commands, "echo planted")
     monkeypatch.chdir(commands)
-    monkeypatch.setattr(slurm_commands, "PLACES", (str(places),))
+    monkeypatch.setattr(programs, "PLACES", (str(places),))
     monkeypatch.delenv("PATH") if path is None else monkeypatch.setenv("PATH", path)
     assert slurm_commands.run(["squeue"], 5.0) == "found\n"
 
 
 def test_a_wrapper_of_the_site_finds_the_commands_too(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_commands, "PLACES", ("/opt/slurm/bin",))
+    monkeypatch.setattr(programs, "PLACES", ("/opt/slurm/bin",))
     write(commands, "echo $PATH", setup="")
     assert slurm_commands.run(["squeue"], 5.0) == f"{commands}:/opt/slurm/bin\n"
 
@@ -141,7 +142,7 @@ def test_a_child_that_cannot_be_ended_is_left_behind(commands: Path, monkeypatch
         raise PermissionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(slurm_commands, "END_S", 0.1)
+        patch.setattr(programs, "END_S", 0.1)
         patch.setattr("os.killpg", refuse)
         began = time.monotonic()
         with pytest.raises(SourceError, match=r"squeue did not answer within 0\.2 s"):
@@ -159,11 +160,11 @@ def test_a_child_that_cannot_be_ended_is_left_behind(commands: Path, monkeypatch
         ("Unable to contact slurm controller (connect failure)", ""),
     ],
 )
-@pytest.mark.parametrize("chunk", [8, slurm_commands.CHUNK])  # words that come bit by bit are put together
+@pytest.mark.parametrize("chunk", [8, programs.CHUNK])  # words that come bit by bit are put together
 def test_a_refusal_carries_slurms_words_and_what_to_do(
     commands: Path, monkeypatch: pytest.MonkeyPatch, words: str, hint: str, chunk: int
 ) -> None:
-    monkeypatch.setattr(slurm_commands, "CHUNK", chunk)
+    monkeypatch.setattr(programs, "CHUNK", chunk)
     write(commands, f"echo 'slurm_load_jobs error: {words}' >&2; exit 1")
     with pytest.raises(SourceError) as caught:
         slurm_commands.run(["squeue"], 5.0)

@@ -201,6 +201,12 @@ def test_the_commands_are_not_filtered_by_what_the_environment_says(monkeypatch:
     }
 
 
+def test_a_list_of_jobs_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "MAX_ANSWER", 100_000)
+    with pytest.raises(MarkError, match="yes printed more than 100000 bytes"):
+        jobs.JobMarker._run("yes")
+
+
 def test_on_22_05_one_list_of_all_jobs_serves_many_renewals_and_a_later_one_is_read_again() -> None:
     """There each list is of all jobs of the cluster, whatever is asked for."""
     marker = MemorySlurm("22.05.8")

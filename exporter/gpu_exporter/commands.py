@@ -1,0 +1,106 @@
+"""Programs of others as children: found where sites put them, bounded in time and size, ended with all they started."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO, NamedTuple
+
+# Where sites put Slurm that is not on the PATH of a service.
+PLACES = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/opt/slurm/current/bin")
+END_S = 1.0  # for a child that was killed; one that hangs in the kernel is left behind
+MAX_REASON = 4096
+CHUNK = 1 << 16
+
+
+class CommandError(Exception):
+    """There is nothing to believe: not found, not started, too slow, too long. The text names the command."""
+
+
+class NotFound(CommandError):
+    """No such program."""
+
+
+class Done(NamedTuple):
+    """How a command ended; `reason` is the first line of what it said on standard error."""
+
+    status: int
+    out: str
+    reason: str
+
+
+def search_path(environment: Mapping[str, str]) -> str:
+    """PATH and the usual places after it; an empty part would be the working directory."""
+    return os.pathsep.join(part for part in (*environment.get("PATH", "").split(os.pathsep), *PLACES) if part)
+
+
+def find(command: str) -> str | None:
+    """The program, None when it is not on PATH nor where sites put Slurm."""
+    return shutil.which(command, path=search_path(os.environ))
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], timeout_s: float, limit: int) -> Done:
+    """Run to the end, with at most `limit` bytes of output. Raises CommandError."""
+    program = find(command[0])
+    if program is None:
+        raise NotFound(f"{command[0]} is neither on PATH nor in {', '.join(PLACES)}: add its directory to PATH")
+    try:
+        process = subprocess.Popen(
+            [program, *command[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**environment, "PATH": search_path(os.environ)},
+            start_new_session=True,  # so that whatever it starts ends with it
+        )
+    except OSError as exc:
+        raise CommandError(f"{command[0]}: {exc}") from exc
+    try:
+        out, reason = _read(process, command[0], timeout_s, limit)
+    except BaseException:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        raise
+    finally:
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+    text = reason.decode("utf-8", "replace").strip().partition("\n")[0][:200]
+    return Done(process.returncode, out.decode("utf-8", "replace"), text)
+
+
+def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float, limit: int) -> tuple[bytes, bytes]:
+    deadline = time.monotonic() + timeout_s
+    assert process.stdout is not None and process.stderr is not None
+    parts: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
+    with selectors.DefaultSelector() as selector:
+        for stream in parts:
+            selector.register(stream, selectors.EVENT_READ)
+        while selector.get_map():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise CommandError(f"{name} did not answer within {timeout_s:g} s")
+            for key, _ in selector.select(left):
+                stream = key.fileobj  # type: ignore[assignment]
+                data = os.read(key.fd, CHUNK)
+                if not data:
+                    selector.unregister(stream)
+                elif stream is process.stdout:
+                    parts[stream] += data
+                    if len(parts[stream]) > limit:
+                        raise CommandError(f"{name} printed more than {limit} bytes")
+                elif len(parts[stream]) < MAX_REASON:
+                    parts[stream] += data
+    try:
+        process.wait(max(0.1, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired as exc:
+        raise CommandError(f"{name} closed its output and did not end within {timeout_s:g} s") from exc
+    return bytes(parts[process.stdout]), bytes(parts[process.stderr])
