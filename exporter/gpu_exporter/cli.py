@@ -278,7 +278,14 @@ def _run_daemon(
             ended = write_textfiles(agent, options.textfile, options.textfile_interval)
         else:
             socket_directory = state_directory if state is not None else None
-            ended = serve(agent, options.address, options.telemetry_path, socket_directory, options.socket_mode)
+            ended = serve(
+                agent,
+                options.address,
+                options.telemetry_path,
+                socket_directory,
+                options.socket_mode,
+                options.web_config,
+            )
     except (StateInUse, ValueError, OSError) as exc:
         parser.fail(str(exc))
     if ended is Ended.CHANGED:
@@ -305,6 +312,7 @@ def _reconcile(given: list[str]) -> int:
         remove_all,
         serve_telemetry,
     )
+    from gpu_exporter.reconciler.fetch import Client
     from gpu_exporter.reconciler.marks import MarkError
     from gpu_exporter.reconciler.telemetry import Telemetry
 
@@ -320,7 +328,8 @@ def _reconcile(given: list[str]) -> int:
         markers = build_markers(*places) if acts else []
         if options.remove_all:
             return remove_all(markers, options.apply)
-        source = build_source(options.prometheus, options.exporters, options.matcher, policy)
+        client = Client(options.tls_ca, options.tls_cert, options.tls_key)
+        source = build_source(options.prometheus, options.exporters, options.matcher, policy, client)
         telemetry = Telemetry()
         if options.once or options.explain:
             if options.apply:
@@ -330,7 +339,7 @@ def _reconcile(given: list[str]) -> int:
         dry = None if options.apply else build_foresight(*places)
         telemetry.note_mode(applies=options.apply)
         if options.address:
-            serve_telemetry(options.address, telemetry, options.interval)
+            serve_telemetry(options.address, telemetry, options.interval, options.web_config)
     except (ValueError, OSError, MarkError) as exc:
         parser.fail(str(exc))
     if dry is None:

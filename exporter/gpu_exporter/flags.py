@@ -84,6 +84,7 @@ def build_serve_parser() -> Parser:
         default=DEFAULT_PORT,
         help=f"[host]:port (default {DEFAULT_PORT})",
     )
+    _add_web_config(parser)
     parser.flag(
         "--web.telemetry-path",
         dest="telemetry_path",
@@ -257,6 +258,16 @@ def _add_resources(parser: Parser) -> None:
     )
 
 
+def _add_web_config(parser: Parser) -> None:
+    parser.flag(
+        "--web.config.file",
+        dest="web_config",
+        type=Path,
+        default=None,
+        help="TLS and passwords of the port, in the format of Prometheus's exporter-toolkit; read again when changed",
+    )
+
+
 def build_reconcile_parser() -> Parser:
     """Flags of `reconcile`."""
     parser = Parser("gpu-exporter reconcile", "Decide which holders are underused. Without --apply nothing is written.")
@@ -312,6 +323,13 @@ def build_reconcile_parser() -> Parser:
         default="",
         help="[host]:port of the reconciler's own metrics (default: none)",
     )
+    _add_web_config(parser)
+    for name, what in (
+        ("ca", "certificates of those who may vouch for the source (default: the system's)"),
+        ("cert", "certificate that the source is shown, with --source.tls.key"),
+        ("key", "its private key"),
+    ):
+        parser.flag(f"--source.tls.{name}", dest=f"tls_{name}", type=Path, default=None, help=what)
     parser.flag(
         "--once",
         action="store_true",

@@ -75,6 +75,7 @@ THIRD_PARTY = {
     "reconciler": {"prometheus_client", "kubernetes", "urllib3", "yaml"},
     "config": {"yaml"},
     "app": {"prometheus_client"},
+    "web": {"yaml", "bcrypt"},
 }
 
 

@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from gpu_exporter.app.serve import repeat_aside, stop_on_signal
 from gpu_exporter.defaults import Policy
@@ -14,6 +15,7 @@ from gpu_exporter.reconciler.cycle import Cycle, guard
 from gpu_exporter.reconciler.direct import ExporterSource
 from gpu_exporter.reconciler.dry_run import DryRun
 from gpu_exporter.reconciler.evidence import EvidenceError, EvidenceSource, HolderName, named_holder
+from gpu_exporter.reconciler.fetch import Client
 from gpu_exporter.reconciler.foresight import Foresight
 from gpu_exporter.reconciler.jobs import JobMarker
 from gpu_exporter.reconciler.marks import Marker, MarkError
@@ -27,13 +29,15 @@ from gpu_exporter.web.server import HttpServer
 log = logging.getLogger(__name__)
 
 
-def build_source(prometheus: str, exporters: Sequence[str], matcher: str, policy: Policy) -> EvidenceSource:
+def build_source(
+    prometheus: str, exporters: Sequence[str], matcher: str, policy: Policy, client: Client
+) -> EvidenceSource:
     """The PromQL API when one is given, else the exporters. Raises ValueError."""
     if bool(prometheus) == bool(exporters):
         raise ValueError("exactly one of --source.prometheus and --source.exporter is needed")
     if prometheus:
-        return PromQLSource(prometheus, policy.candidate_after, policy.underused_after, time.time, matcher)
-    return ExporterSource(exporters, policy.underused_after, time.time)
+        return PromQLSource(prometheus, policy.candidate_after, policy.underused_after, time.time, matcher, client)
+    return ExporterSource(exporters, policy.underused_after, time.time, client)
 
 
 def reconcile_once(source: EvidenceSource, policy: Policy, form: str, explained: str, foresight: Foresight) -> int:
@@ -129,9 +133,9 @@ def build_foresight(
     return Foresight(makers, {scheduler: make() for scheduler, make in makers.items() if asked[scheduler]})
 
 
-def serve_telemetry(address: str, telemetry: Telemetry, interval_s: float) -> None:
+def serve_telemetry(address: str, telemetry: Telemetry, interval_s: float, web_config: Path | None) -> None:
     """Serve /metrics and probes at `[host]:port` from threads of their own. Raises OSError, ValueError."""
-    HttpServer(address, ReconcilerSite(telemetry, interval_s)).start()
+    HttpServer(address, ReconcilerSite(telemetry, interval_s), web_config=web_config).start()
 
 
 def apply_forever(

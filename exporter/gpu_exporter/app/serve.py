@@ -125,7 +125,12 @@ def repeat_aside(tick: Callable[[], None], each_s: float, stop: threading.Event)
 
 
 def serve(
-    agent: Agent, address: str, telemetry_path: str, state_directory: Path | None, socket_mode: int = 0o660
+    agent: Agent,
+    address: str,
+    telemetry_path: str,
+    state_directory: Path | None,
+    socket_mode: int = 0o660,
+    web_config: Path | None = None,
 ) -> Ended:
     """Serve until a signal, or until the driver was replaced.
 
@@ -135,7 +140,7 @@ def serve(
     publisher = Publisher(agent.build_view, agent.version, lambda: process.series)
     socket_path = state_directory / SOCKET_NAME if state_directory is not None else None
     site = ExporterSite(publisher, agent.readiness, telemetry_path)
-    server = HttpServer(address, site, socket_path, socket_mode)
+    server = HttpServer(address, site, socket_path, socket_mode, web_config)
     agent.start()
     server.start()
     log.info("serving on %s (port %d), metrics at %s", address, server.port, telemetry_path)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import json
 import socket
+import ssl
 import threading
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -82,15 +85,16 @@ class _WatchedTls(http.client.HTTPSConnection, _Watched):
 class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
     """Opens watched connections."""
 
-    def __init__(self, deadline: _Deadline) -> None:
+    def __init__(self, deadline: _Deadline, context: ssl.SSLContext | None) -> None:
         super().__init__()
         self._deadline = deadline
+        self._tls = context
 
     def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
         return self.do_open(self._connect(_Watched), request)
 
     def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._connect(_WatchedTls), request)
+        return self.do_open(self._connect(_WatchedTls), request, context=self._tls)
 
     def _connect(self, kind: type[_Watched]) -> Any:
         def connect(host: str, **options: Any) -> _Watched:
@@ -111,6 +115,43 @@ class _SamePlace(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, *answer)
 
 
+class Client:
+    """`fetch_text` with certificates of the site's own, read again when their files change."""
+
+    def __init__(self, ca: Path | None = None, cert: Path | None = None, key: Path | None = None) -> None:
+        """`ca`: who may vouch for the source; `cert` and `key`: how we are known to it. Raises ValueError, OSError."""
+        if (cert is None) != (key is None):
+            raise ValueError("--source.tls.cert and --source.tls.key go together")
+        self._ca, self._cert, self._key = ca, cert, key
+        self._stamp, self._context = self._read_stamp(), self._build()
+
+    def _read_stamp(self) -> tuple[int, ...]:
+        return tuple(path.stat().st_mtime_ns for path in (self._ca, self._cert, self._key) if path is not None)
+
+    def _build(self) -> ssl.SSLContext | None:
+        if self._ca is None and self._cert is None:
+            return None
+        context = ssl.create_default_context(cafile=self._ca)
+        if self._cert is not None:
+            context.load_cert_chain(self._cert, self._key)
+        return context
+
+    def __call__(
+        self,
+        url: str,
+        form: Mapping[str, str] | None = None,
+        most_bytes: int = MOST_BYTES,
+        within_s: float = ANSWER_S,
+    ) -> str:
+        try:
+            stamp = self._read_stamp()
+            if stamp != self._stamp:
+                self._stamp, self._context = stamp, self._build()
+        except OSError as exc:  # ssl.SSLError is one
+            raise EvidenceError(f"--source.tls: {exc}") from exc
+        return fetch_text(url, form, most_bytes, within_s, self._context)
+
+
 def shorten(url: str) -> str:
     """The address without its query and without a password."""
     parts = urlsplit(url)
@@ -118,19 +159,26 @@ def shorten(url: str) -> str:
 
 
 def fetch_text(
-    url: str, form: Mapping[str, str] | None = None, most_bytes: int = MOST_BYTES, within_s: float = ANSWER_S
+    url: str,
+    form: Mapping[str, str] | None = None,
+    most_bytes: int = MOST_BYTES,
+    within_s: float = ANSWER_S,
+    context: ssl.SSLContext | None = None,
 ) -> str:
     """GET, or POST of a form. Raises EvidenceError: no answer, an error, longer than `most_bytes` or `within_s`.
+
+    `context`: of TLS, None for the certificate authorities of the system.
 
     The text of the error repeats nothing of an answer but the reason that a PromQL API gives for its own errors.
     """
     if urlsplit(url).scheme not in ("http", "https"):
         raise EvidenceError(f"{shorten(url)}: expected http:// or https://")
     body = None if form is None else urllib.parse.urlencode(form).encode()
+    request = urllib.request.Request(_without_user(url), body, _authorization(url))  # noqa: S310 - the scheme is checked above
     with _Deadline(within_s) as deadline:
         try:
-            opener = urllib.request.build_opener(_Handler(deadline), _SamePlace())
-            with opener.open(url, body, timeout=within_s) as answer:
+            opener = urllib.request.build_opener(_Handler(deadline, context), _SamePlace())
+            with opener.open(request, timeout=within_s) as answer:
                 text = _read(answer, url, most_bytes)
         except EvidenceError:
             raise
@@ -143,6 +191,19 @@ def fetch_text(
         if deadline.is_over:  # an answer without a length ends where its connection does
             raise EvidenceError(f"{shorten(url)}: no whole answer within {within_s:.3g} s")
     return text.decode("utf-8", "replace")
+
+
+def _without_user(url: str) -> str:
+    parts = urlsplit(url)
+    return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _authorization(url: str) -> dict[str, str]:
+    """The header for a user and a password in the address."""
+    user, at, _ = urlsplit(url).netloc.rpartition("@")
+    if not at:
+        return {}
+    return {"Authorization": f"Basic {base64.b64encode(urllib.parse.unquote_to_bytes(user)).decode()}"}
 
 
 def _read(answer: http.client.HTTPResponse, url: str, most_bytes: int) -> bytes:

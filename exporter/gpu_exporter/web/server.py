@@ -20,9 +20,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gpu_exporter.web.request import HEAD_MAX, BadRequest, Request, parse_head, parse_listen_address
+from gpu_exporter.web.secure import Security, WebConfigError
 
 log = logging.getLogger(__name__)
 WORKERS = 4  # threads that make bodies; they share what they make
@@ -34,6 +35,9 @@ IDLE_S = 75.0  # a connection that is kept open: longer than between two scrapes
 WRITE_S = 10.0  # for a whole answer
 END_S = 0.3  # for connections that are being ended with the server
 STALLED_S = 1.0  # an answer that is not taken for so long may have to give way
+PROBES = ("/-/healthy", "/-/ready")  # without a password, as kubelets have none; they tell nothing of GPUs
+PASSWORDS_WAITING_MAX = 8  # to be checked; one more is told to come back
+RELOAD_S = 5.0  # how soon new certificates and passwords count
 CHUNK = 64 * 1024
 LINGER_NOT = struct.pack("ii", 1, 0)
 TEXT = "text/plain; charset=utf-8"
@@ -46,6 +50,7 @@ class Reply(NamedTuple):
     is_zipped: bool = False
 
 
+UNAUTHORIZED = Reply(401, TEXT, b"a user and a password are needed\n")
 BUSY = Reply(503, TEXT, b"too many requests at once; come back in a second\n")
 
 
@@ -86,7 +91,10 @@ class _Listener:
     """Connections of one listening socket; lives in the loop's thread."""
 
     def __init__(self, site: Site, workers: ThreadPoolExecutor) -> None:
+        self.security: Security | None = None
         self._site = site
+        self._doorkeeper = ThreadPoolExecutor(1, "http-password")
+        self._at_the_door = 0
         self._workers = workers
         self._asked = 0  # bodies that workers make or have to make
         self._connections: dict[_Connection, None] = {}  # the oldest first
@@ -148,12 +156,31 @@ class _Listener:
             await self._write(connection, Reply(exc.status, TEXT, f"{exc}\n".encode()), keeps=False)
             return False
         connection.turn()
-        reply = self._site.answer_at_once(request)
+        reply = await self._refuse(request) or self._site.answer_at_once(request)
         if reply is None:
             reply = BUSY if only_probes else await self._ask(request)
         keeps = request.keeps and not only_probes
         await self._write(connection, reply, keeps=keeps, is_head=request.method == "HEAD")
         return keeps
+
+    async def _refuse(self, request: Request) -> Reply | None:
+        """What a client without the right password gets."""
+        security = self.security
+        if security is None or not security.wants_password or request.path in PROBES:
+            return None
+        given = request.headers.get("authorization", "")
+        if security.is_known(given):
+            return None
+        if not given:
+            return UNAUTHORIZED
+        if self._at_the_door >= PASSWORDS_WAITING_MAX:
+            return BUSY
+        self._at_the_door += 1
+        try:
+            admitted = await asyncio.get_running_loop().run_in_executor(self._doorkeeper, security.admits, given)
+        finally:
+            self._at_the_door -= 1
+        return None if admitted else UNAUTHORIZED
 
     async def _ask(self, request: Request) -> Reply:
         if self._asked >= WAITING_MAX:
@@ -185,6 +212,7 @@ class _Listener:
     def end(self) -> None:
         for connection in list(self._connections):
             connection.break_off()
+        self._doorkeeper.shutdown(wait=False, cancel_futures=True)
 
 
 def _head_of(reply: Reply, *, keeps: bool) -> bytes:
@@ -196,6 +224,7 @@ def _head_of(reply: Reply, *, keeps: bool) -> bytes:
     ]
     lines += ["Content-Encoding: gzip", "Vary: Accept-Encoding"] if reply.is_zipped else []
     lines += ["Retry-After: 1"] if reply.status == 503 else []
+    lines += ['WWW-Authenticate: Basic realm="gpu-exporter"'] if reply.status == 401 else []
     return "\r\n".join([*lines, "", ""]).encode()
 
 
@@ -231,8 +260,20 @@ def _listen_unix(path: Path, mode: int) -> socket.socket:
 class HttpServer:
     """Serves on one TCP address, and on a unix socket for `--once` where a state directory is kept."""
 
-    def __init__(self, address: str, site: Site, socket_path: Path | None = None, socket_mode: int = 0o660) -> None:
-        """Bind. Raises ValueError (address), OSError (in use, not permitted)."""
+    def __init__(
+        self,
+        address: str,
+        site: Site,
+        socket_path: Path | None = None,
+        socket_mode: int = 0o660,
+        web_config: Path | None = None,
+    ) -> None:
+        """Bind. `web_config`: TLS and passwords of the TCP port; the unix socket has the permissions of its file.
+
+        Raises ValueError (address, WebConfigError), OSError (in use, not permitted).
+        """
+        self._web_config = web_config
+        self._security = Security(web_config) if web_config is not None else None
         self._listeners = [_listen(address)]
         self.port = int(self._listeners[0].getsockname()[1])
         self._socket_path = socket_path
@@ -253,11 +294,13 @@ class HttpServer:
         workers = ThreadPoolExecutor(WORKERS, "http-worker")
         parts = [_Listener(self._site, workers) for _ in self._listeners]
         servers = [
-            await asyncio.start_server(part.serve, sock=listener, limit=HEAD_MAX)
+            await asyncio.start_server(part.serve, sock=listener.dup(), limit=HEAD_MAX, **self._tls(listener, part))
             for part, listener in zip(parts, self._listeners, strict=True)
         ]
+        watch = asyncio.create_task(self._reload(servers, parts[0]))
         self._begun.set()
         await stop.wait()
+        watch.cancel()
         for server in servers:
             server.close()
         for part in parts:
@@ -268,6 +311,36 @@ class HttpServer:
             task.cancel()
         if ending:
             await asyncio.wait(ending, timeout=END_S)
+
+    def _tls(self, listener: socket.socket, part: _Listener) -> dict[str, Any]:
+        """What makes a server of TLS, and of passwords."""
+        if self._security is None or listener.family == socket.AF_UNIX:
+            return {}
+        part.security = self._security
+        if self._security.context is None:
+            return {}
+        return {"ssl": self._security.context, "ssl_handshake_timeout": HEAD_S}
+
+    async def _reload(self, servers: list[asyncio.Server], part: _Listener) -> None:
+        """Take over new certificates and passwords. Connections that are open stay; a bad file changes nothing."""
+        refused: object = None
+        while self._security is not None and self._web_config is not None:
+            await asyncio.sleep(RELOAD_S)
+            stamp = self._security.read_stamp()
+            if stamp in (self._security.stamp, refused):
+                continue
+            try:
+                self._security = await asyncio.get_running_loop().run_in_executor(None, Security, self._web_config)
+            except WebConfigError as exc:
+                log.error("%s; what was read before stays in force", exc)
+                refused = stamp
+                continue
+            servers[0].close()  # a duplicate of the listening socket: nobody is turned away meanwhile
+            listener = self._listeners[0]
+            servers[0] = await asyncio.start_server(
+                part.serve, sock=listener.dup(), limit=HEAD_MAX, **self._tls(listener, part)
+            )
+            log.info("%s: read again", self._web_config)
 
     def start(self) -> None:
         self._thread.start()

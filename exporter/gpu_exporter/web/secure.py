@@ -1,0 +1,174 @@
+"""TLS and passwords of a port, from a file in the format of Prometheus's own exporters.
+
+Format: github.com/prometheus/exporter-toolkit, docs/web-configuration.md. What is not supported is refused by name: a
+setting that is silently left out would leave a port more open than its file says.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+TLS_KEYS = ("cert_file", "key_file", "client_auth_type", "client_ca_file", "min_version", "max_version")
+CLIENTS = {
+    "NoClientCert": ssl.CERT_NONE,
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
+}
+VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+ADMITTED_MAX = 256  # headers whose password is known to be right; checking one takes some 50 ms
+# Of no password; an unknown user costs as much time as a wrong password.
+NOBODY = "$2b$10$KNkLq/jEmlsfvs/EziYNA.zAtzpDFuN9WoAbP1TxZ3rUxFhIPV09y"
+
+
+class WebConfigError(ValueError):
+    """The text names the file, the key and what to do."""
+
+
+class Security:
+    """One reading of the file. `context` is None without TLS."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises WebConfigError."""
+        self._path = path
+        data = _read(path)
+        unknown = sorted(set(data) - {"tls_server_config", "basic_auth_users"})
+        if unknown:
+            raise self._error(f"{unknown[0]} is not supported; known: tls_server_config, basic_auth_users")
+        tls = self._mapping(data, "tls_server_config")
+        self._files = tuple(
+            self._place(tls[key]) for key in ("cert_file", "key_file", "client_ca_file") if tls.get(key)
+        )
+        self.stamp = self.read_stamp()  # before the files are read: what changes meanwhile is read again
+        self.context = self._build(tls) if tls else None
+        self._users = self._read_users(self._mapping(data, "basic_auth_users"))
+        self._admitted: dict[bytes, None] = {}
+
+    @property
+    def wants_password(self) -> bool:
+        return bool(self._users)
+
+    def read_stamp(self) -> tuple[tuple[int, int, int], ...]:
+        """Changes with the file and with every file that it names."""
+        stamps = []
+        for path in (self._path, *self._files):
+            try:
+                status = path.stat()
+            except OSError:
+                stamps.append((0, 0, 0))
+            else:
+                stamps.append((status.st_ino, status.st_mtime_ns, status.st_size))
+        return tuple(stamps)
+
+    def is_known(self, authorization: str) -> bool:
+        """Whether this header was admitted before; takes no time."""
+        return _digest(authorization) in self._admitted
+
+    def admits(self, authorization: str) -> bool:
+        """Whether an Authorization header names a user with the right password. Takes some 50 ms of CPU."""
+        import bcrypt
+
+        scheme, _, encoded = authorization.partition(" ")
+        try:
+            user, colon, password = base64.b64decode(encoded, validate=True).partition(b":")
+        except (binascii.Error, ValueError):
+            return False
+        if scheme.lower() != "basic" or not colon:
+            return False
+        known = self._users.get(user.decode("utf-8", "replace"))
+        try:
+            is_right = bcrypt.checkpw(password[:72], (known or NOBODY).encode())
+        except ValueError:  # a NUL byte
+            return False
+        if not (is_right and known):
+            return False
+        while len(self._admitted) >= ADMITTED_MAX:
+            self._admitted.pop(next(iter(self._admitted)))
+        self._admitted[_digest(authorization)] = None
+        return True
+
+    def _error(self, text: str) -> WebConfigError:
+        return WebConfigError(f"{self._path}: {text}")
+
+    def _place(self, name: str) -> Path:
+        return self._path.parent / name
+
+    def _mapping(self, data: Mapping[str, Any], key: str) -> dict[str, str]:
+        value = data.get(key)
+        if value is None:
+            return {}
+        if not isinstance(value, dict) or not all(isinstance(k, str) and isinstance(v, str) for k, v in value.items()):
+            raise self._error(f"{key}: expected keys with a text each")
+        return value
+
+    def _build(self, tls: dict[str, str]) -> ssl.SSLContext:
+        unknown = sorted(set(tls) - set(TLS_KEYS))
+        if unknown:
+            raise self._error(f"tls_server_config.{unknown[0]} is not supported; known: {', '.join(TLS_KEYS)}")
+        if not (tls.get("cert_file") and tls.get("key_file")):
+            raise self._error("tls_server_config: cert_file and key_file are needed")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = self._choose(tls, "min_version", VERSIONS, "TLS12")
+        context.maximum_version = self._choose(tls, "max_version", VERSIONS, "TLS13")
+        clients = self._choose(tls, "client_auth_type", CLIENTS, "NoClientCert")
+        if (clients is ssl.CERT_NONE) == bool(tls.get("client_ca_file")):
+            raise self._error(
+                "tls_server_config: client_ca_file goes with a client_auth_type that verifies, and not without"
+            )
+        try:
+            context.load_cert_chain(self._place(tls["cert_file"]), self._place(tls["key_file"]), password=_no_password)
+            if tls.get("client_ca_file"):
+                context.load_verify_locations(self._place(tls["client_ca_file"]))
+        except (OSError, ValueError) as exc:
+            raise self._error(f"tls_server_config: {', '.join(map(str, self._files))}: {exc}") from exc
+        context.verify_mode = clients
+        return context
+
+    def _choose(self, tls: dict[str, str], key: str, choices: Mapping[str, Any], default: str) -> Any:
+        name = tls.get(key, default) or default
+        if name not in choices:
+            raise self._error(f"tls_server_config.{key}: {name!r} is not supported; known: {', '.join(choices)}")
+        return choices[name]
+
+    def _read_users(self, users: dict[str, str]) -> dict[str, str]:
+        if not users:
+            return {}
+        try:
+            import bcrypt
+        except ModuleNotFoundError as exc:
+            raise self._error("basic_auth_users needs bcrypt: pip install 'gpu-exporter[web-auth]'") from exc
+        for user, hashed in users.items():
+            try:
+                bcrypt.checkpw(b"", hashed.encode())
+            except ValueError as exc:
+                raise self._error(
+                    f"basic_auth_users.{user}: no bcrypt hash, as `htpasswd -nBC 10 {user}` makes"
+                ) from exc
+        return dict(users)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as exc:
+        raise WebConfigError(f"{path}: {exc}") from exc
+    if data is None:
+        return {}
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise WebConfigError(f"{path}: expected tls_server_config and basic_auth_users")
+    return data
+
+
+def _digest(authorization: str) -> bytes:
+    return hashlib.sha256(authorization.encode()).digest()
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted; it must be readable without a password")

@@ -1,0 +1,125 @@
+"""The file that says how a port is secured: nothing in it is left out in silence."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import bcrypt
+import pytest
+from tests.testbed.pki import Authority
+
+from gpu_exporter.web.secure import ADMITTED_MAX, Security, WebConfigError
+
+HASH = bcrypt.hashpw(b"pass:word", bcrypt.gensalt(4)).decode()
+
+
+def basic(text: str) -> str:
+    return f"Basic {base64.b64encode(text.encode()).decode()}"
+
+
+@pytest.fixture
+def pki(tmp_path: Path) -> Path:
+    Authority(tmp_path).issue("server", "agent")
+    return tmp_path
+
+
+def load(directory: Path, text: str) -> Security:
+    path = directory / "web.yaml"
+    path.write_text(text)
+    return Security(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("http_server_config: {http2: true}", "http_server_config is not supported; known: tls_server_config"),
+        (
+            "tls_server_config: {cert_file: a, key_file: b, cipher_suites: c}",
+            "tls_server_config.cipher_suites is not sup",
+        ),
+        ("tls_server_config: {cert_file: server.crt}", "cert_file and key_file are needed"),
+        ("tls_server_config: {cert_file: server.crt, key_file: ca.key}", "server.crt.*: .*mismatch"),
+        ("tls_server_config: {cert_file: gone.crt, key_file: server.key}", "gone.crt.*No such file"),
+        (
+            "tls_server_config: {cert_file: server.crt, key_file: server.key, min_version: TLS10}",
+            "'TLS10' is not supported",
+        ),
+        (
+            "tls_server_config: {cert_file: server.crt, key_file: server.key, client_auth_type: RequireAnyClientCert}",
+            "'RequireAnyClientCert' is not supported; known: NoClientCert, VerifyClientCertIfGiven",
+        ),
+        (
+            "tls_server_config: {cert_file: server.crt, key_file: server.key, client_auth_type: RequireAndVerifyClientCert}",
+            "a client_ca_file goes with a client_auth_type that verifies|client_ca_file goes with",
+        ),
+        (
+            "tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt}",
+            "client_ca_file goes with a client_auth_type that verifies",
+        ),
+        ("basic_auth_users: {ada: plain}", "basic_auth_users.ada: no bcrypt hash, as `htpasswd -nBC 10 ada` makes"),
+        ("basic_auth_users: [ada]", "basic_auth_users: expected keys with a text each"),
+        ("basic_auth_users: {ada: 7}", "basic_auth_users: expected keys with a text each"),
+        ("[]", "expected tls_server_config and basic_auth_users"),
+        ("{", "web.yaml"),
+        ("[" * 5000, "web.yaml"),
+    ],
+)
+def test_what_is_wrong_or_not_supported_is_named(pki: Path, text: str, fault: str) -> None:
+    with pytest.raises(WebConfigError, match=f"web.yaml.*{fault}" if "web.yaml" not in fault else fault):
+        load(pki, text)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WebConfigError, match="gone.yaml"):
+        Security(tmp_path / "gone.yaml")
+
+
+def test_an_empty_file_secures_nothing(tmp_path: Path) -> None:
+    security = load(tmp_path, "")
+    assert (security.context, security.wants_password) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("given", "admitted"),
+    [
+        (basic("ada:pass:word"), True),
+        (basic("ada:pass:word").replace("Basic", "basic"), True),
+        (basic("ada:pass:wort"), False),
+        (basic("ada:"), False),
+        (basic("eve:pass:word"), False),
+        (basic("eve:xxxxxxxxxxxxxxxxxxxx"), False),
+        (basic("ada"), False),
+        (basic("ada:\0"), False),
+        ("Bearer abc", False),
+        ("Basic ###", False),
+        ("Basic", False),
+        ("", False),
+        ("Basic \u00e9", False),
+    ],
+)
+def test_who_is_admitted(tmp_path: Path, given: str, admitted: bool) -> None:
+    security = load(tmp_path, f"basic_auth_users: {{ada: {HASH}}}")
+    assert security.wants_password
+    assert not security.is_known(given)
+    assert security.admits(given) is admitted
+    assert security.is_known(given) is admitted
+
+
+def test_what_is_remembered_of_passwords_is_bounded(tmp_path: Path) -> None:
+    users = {f"u{i}": HASH for i in range(ADMITTED_MAX + 1)}
+    security = load(tmp_path, f"basic_auth_users: {users}")
+    for user in users:
+        assert security.admits(basic(f"{user}:pass:word"))
+    assert not security.is_known(basic("u0:pass:word"))
+    assert security.is_known(basic("u1:pass:word"))
+
+
+@pytest.mark.parametrize("name", ["web.yaml", "server.crt", "server.key"])
+def test_the_stamp_changes_with_every_file(pki: Path, name: str) -> None:
+    security = load(pki, "tls_server_config: {cert_file: server.crt, key_file: server.key}")
+    assert security.read_stamp() == security.stamp
+    (pki / name).write_bytes((pki / name).read_bytes() + b"\n")
+    assert security.read_stamp() != security.stamp
+    (pki / name).unlink()
+    assert security.read_stamp() != security.stamp
