@@ -60,8 +60,8 @@ bench: $(VENV)/dev ## memory, CPU and latency beside nvitop-exporter, in one run
 golden: $(VENV)/dev ## rewrite the golden files; review the diff
 	$(PYTEST) tests/unit -k "golden or reports" --update-golden
 
-faults: $(VENV)/dev ## every fault on a running exporter; rewrites docs/faults.md, review the diff
-	$(PYTEST) tests/component/test_faults.py --update-golden
+faults: $(VENV)/dev ## every fault and attack on a running exporter; rewrites docs/faults.md, review the diff
+	$(PYTEST) tests/component/test_faults.py tests/component/test_attacks.py --update-golden
 
 preview: $(VENV)/dev ## the status page as out/status-page.png (needs chromium)
 	$(BIN)/python -m tests.preview.status_page

@@ -5,11 +5,12 @@ Colours follow the state's meaning and pass WCAG AA on their background in both 
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
-from html import escape
 
 from gpu_exporter.exposition.rows import UNKNOWN, Row, format_age, list_rows
 from gpu_exporter.model import View
+from gpu_exporter.plain import one_line
 
 HTML_TYPE = "text/html; charset=utf-8"
 SPARK_WIDTH, SPARK_HEIGHT = 180, 30
@@ -85,6 +86,11 @@ svg .area { fill: var(--spark); fill-opacity: .25; stroke: var(--spark); stroke-
 svg .gap { fill: var(--line); }
 footer { margin-top: 16px; } a { color: var(--spark); }
 """
+
+
+def escape(text: str) -> str:
+    """As HTML, on one line."""
+    return html.escape(one_line(text))
 
 
 def render_page(view: View, refresh_s: int = 5) -> str:

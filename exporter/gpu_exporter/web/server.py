@@ -12,6 +12,7 @@ import contextlib
 import errno
 import logging
 import os
+import resource
 import socket
 import struct
 import threading
@@ -30,6 +31,8 @@ WORKERS = 4  # threads that make bodies; they share what they make
 WAITING_MAX = 64  # requests that wait for a worker; one more is told to come back
 CONNECTIONS_MAX = 256
 ADDRESS_MAX = 64  # connections of one client address
+BACKLOG = 128  # connections that the kernel keeps until they are accepted
+ACCEPTED_AT_ONCE = 8
 HEAD_S = 10.0  # from the first byte of a request to the end of its head, and for a handshake of TLS
 IDLE_S = 75.0  # a connection that is kept open: longer than between two scrapes
 WRITE_S = 10.0  # for a whole answer
@@ -96,6 +99,8 @@ class _Listener:
         self._doorkeeper = ThreadPoolExecutor(1, "http-password")
         self._at_the_door = 0
         self._workers = workers
+        # Of the process's descriptors the driver, the state and the sources need some, too.
+        self._most = min(CONNECTIONS_MAX, max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
         self._asked = 0  # bodies that workers make or have to make
         self._connections: dict[_Connection, None] = {}  # the oldest first
 
@@ -126,7 +131,7 @@ class _Listener:
         crowd: list[_Connection] = []
         if len(own) >= ADDRESS_MAX:
             crowd = own
-        elif len(self._connections) >= CONNECTIONS_MAX:
+        elif len(self._connections) >= self._most:
             by_address: dict[str, list[_Connection]] = {}
             for other in self._connections:
                 by_address.setdefault(other.address, []).append(other)
@@ -235,11 +240,11 @@ def _listen(address: str) -> socket.socket:
     family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
     try:
         try:
-            return socket.create_server((host, port), family=family, dualstack_ipv6=both, backlog=128)
+            return socket.create_server((host, port), family=family, dualstack_ipv6=both, backlog=BACKLOG)
         except OSError as exc:
             if not both or exc.errno == errno.EADDRINUSE:
                 raise
-            return socket.create_server((host, port), backlog=128)  # no IPv6 on this host
+            return socket.create_server((host, port), backlog=BACKLOG)  # no IPv6 on this host
     except OSError as exc:
         raise OSError(exc.errno, f"cannot listen on {address}: {os.strerror(exc.errno or 0)}") from exc
 
@@ -253,7 +258,7 @@ def _listen_unix(path: Path, mode: int) -> socket.socket:
         listener.bind(str(path))
     finally:
         os.umask(umask)
-    listener.listen(128)
+    listener.listen(BACKLOG)
     return listener
 
 
@@ -293,10 +298,7 @@ class HttpServer:
         self._end = end
         workers = ThreadPoolExecutor(WORKERS, "http-worker")
         parts = [_Listener(self._site, workers) for _ in self._listeners]
-        servers = [
-            await asyncio.start_server(part.serve, sock=listener.dup(), limit=HEAD_MAX, **self._tls(listener, part))
-            for part, listener in zip(parts, self._listeners, strict=True)
-        ]
+        servers = [await self._listen_on(listener, part) for part, listener in zip(parts, self._listeners, strict=True)]
         watch = asyncio.create_task(self._reload(servers, parts[0]))
         self._begun.set()
         await stop.wait()
@@ -312,14 +314,19 @@ class HttpServer:
         if ending:
             await asyncio.wait(ending, timeout=END_S)
 
-    def _tls(self, listener: socket.socket, part: _Listener) -> dict[str, Any]:
-        """What makes a server of TLS, and of passwords."""
-        if self._security is None or listener.family == socket.AF_UNIX:
-            return {}
-        part.security = self._security
-        if self._security.context is None:
-            return {}
-        return {"ssl": self._security.context, "ssl_handshake_timeout": HEAD_S}
+    async def _listen_on(self, listener: socket.socket, part: _Listener) -> asyncio.Server:
+        """Accept on a duplicate of the socket, with TLS and passwords where there are any."""
+        tls: dict[str, Any] = {}
+        if self._security is not None and listener.family != socket.AF_UNIX:
+            part.security = self._security
+            if self._security.context is not None:
+                tls = {"ssl": self._security.context, "ssl_handshake_timeout": HEAD_S}
+        # So many are accepted before the first of them is looked at, and could take the last descriptor.
+        server = await asyncio.start_server(
+            part.serve, sock=listener.dup(), limit=HEAD_MAX, backlog=ACCEPTED_AT_ONCE, **tls
+        )
+        listener.listen(BACKLOG)  # asyncio has just set that to the number above
+        return server
 
     async def _reload(self, servers: list[asyncio.Server], part: _Listener) -> None:
         """Take over new certificates and passwords. Connections that are open stay; a bad file changes nothing."""
@@ -336,10 +343,7 @@ class HttpServer:
                 refused = stamp
                 continue
             servers[0].close()  # a duplicate of the listening socket: nobody is turned away meanwhile
-            listener = self._listeners[0]
-            servers[0] = await asyncio.start_server(
-                part.serve, sock=listener.dup(), limit=HEAD_MAX, **self._tls(listener, part)
-            )
+            servers[0] = await self._listen_on(self._listeners[0], part)
             log.info("%s: read again", self._web_config)
 
     def start(self) -> None:

@@ -1,0 +1,358 @@
+"""What hostile clients, peers and files do to the running programs. Writes the second table of docs/faults.md."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.client
+import os
+import re
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.testbed.processes import GPU_EXPORTER, Processes, Running, fetch, free_port, wait_for
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
+MARK = "\n## What somebody may try\n"
+HEADER = """
+Written by `tests/component/test_attacks.py` from what it measured, on two cores with other tests beside it; a test run
+compares all but the figures. Simulated GPUs; clients and peers on loopback. What stops each of them: [security.md](security.md).
+
+| attack | what was seen |
+| --- | --- |
+"""
+ORDER = [
+    "64 clients ask for pages and read nothing, 24 say nothing, 8 send half a head; all come again",
+    "500 connections, with 128 file descriptors",
+    "a head without end, a body, another method, noise",
+    "a source that sends a byte now and then",
+    "a source whose answer has no end",
+    "a source whose answer is nested without end",
+    "a source that redirects to another server",
+    "names with half of a surrogate pair and terminal escapes",
+    "a replay that unpacks to 1 GiB",
+    "a state file and a list of devices that were tampered with",
+    "a textfile directory in which every user may rename files",
+]
+HOSTILE, HONEST, PROBE = "127.0.0.2", "127.0.0.3", "127.0.0.4"
+SCENARIO = "gpus: [{model: T4}, {model: H100}]\n"
+
+
+@pytest.fixture(scope="module")
+def seen(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """By attack, what was seen; a whole run compares it with the page, or writes it."""
+    rows: dict[str, str] = {}
+    yield rows
+    if rows.keys() != set(ORDER):  # a part of the tests: nothing to compare
+        return
+    table = HEADER + "".join(f"| {attack} | {rows[attack]} |\n" for attack in ORDER)
+    first, _, before = PAGE.read_text("utf-8").partition(MARK)
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(first + MARK + table, encoding="utf-8")
+        return
+    assert _without_figures(table) == _without_figures(before), (
+        "docs/faults.md is stale: run `make faults` and review it"
+    )
+
+
+def _without_figures(text: str) -> str:
+    return re.sub(r"\d[\d.,]*", "#", text)
+
+
+@pytest.fixture
+def start(processes: Processes, tmp_path: Path) -> Callable[..., tuple[Running, int]]:
+    """An exporter of simulated GPUs."""
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(SCENARIO)
+
+    def start(*flags: str, **limits: int) -> tuple[Running, int]:
+        port = free_port()
+        listen = f"--web.listen-address=127.0.0.1:{port}"
+        command = [*GPU_EXPORTER, f"--devices.scenario={scenario}", "--state.directory=", listen, *flags]
+        if limits:
+            command = ["prlimit", *(f"--{name}={value}" for name, value in limits.items()), "--", *command]
+        running = processes.start(command)
+        wait_for(lambda: fetch(f"http://127.0.0.1:{port}/-/ready"), "the exporter")
+        return running, port
+
+    return start
+
+
+def get(port: int, path: str, source: str) -> tuple[int, int]:
+    """Status and size."""
+    client = http.client.HTTPConnection("127.0.0.1", port, 20.0, source_address=(source, 0))
+    with contextlib.closing(client):
+        client.request("GET", path)
+        answer = client.getresponse()
+        return answer.status, len(answer.read())
+
+
+def probe_ms(port: int, times: int = 20) -> float:
+    """The slowest of some probes."""
+    slowest = 0.0
+    for _ in range(times):
+        began = time.monotonic()
+        assert get(port, "/-/healthy", PROBE)[0] == 200
+        slowest = max(slowest, time.monotonic() - began)
+    return 1e3 * slowest
+
+
+def rss_mib(running: Running) -> float:
+    pages = int(Path(f"/proc/{running.process.pid}/statm").read_text("ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def cpu_s(running: Running) -> float:
+    fields = Path(f"/proc/{running.process.pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_clients_that_take_all_they_can(start: Callable[..., tuple[Running, int]], seen: dict[str, str]) -> None:
+    running, port = start()
+    quiet = rss_mib(running)
+    stop = threading.Event()
+
+    def attack(sent: bytes) -> None:
+        while not stop.is_set():
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5, (HOSTILE, 0)) as client:
+                client.settimeout(0.2)
+                client.sendall(sent)
+                stop.wait(0.5)
+
+    kinds = [b"GET / HTTP/1.1\r\n\r\n" * 200] * 64 + [b""] * 24 + [b"GET /metrics HT"] * 8
+    attackers = [threading.Thread(target=attack, args=(sent,)) for sent in kinds]
+    for attacker in attackers:
+        attacker.start()
+    time.sleep(1.0)  # until the attack is under way
+    answers: list[int] = []
+    clients = [threading.Thread(target=lambda: answers.append(get(port, "/metrics", HONEST)[0])) for _ in range(50)]
+    for client in clients:
+        client.start()
+    slowest = probe_ms(port)
+    for client in clients:
+        client.join()
+    grown = rss_mib(running) - quiet
+    stop.set()
+    for attacker in attackers:
+        attacker.join()
+    assert answers.count(200) + answers.count(503) == 50
+    assert slowest < 2000
+    assert grown < 64
+    seen[ORDER[0]] = (
+        f"20 probes answered, the slowest in {slowest:.0f} ms; of 50 honest scrapes at once {answers.count(200)} answered, "
+        f"{answers.count(503)} told to come back; {grown:.0f} MiB more"
+    )
+
+
+def test_more_connections_than_file_descriptors(
+    start: Callable[..., tuple[Running, int]], seen: dict[str, str]
+) -> None:
+    running, port = start(nofile=128)
+    with contextlib.ExitStack() as stack:
+        for i in range(500):
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), 5, (f"127.0.1.{i % 250 + 1}", 0)))
+        before, began = cpu_s(running), time.monotonic()
+        slowest = probe_ms(port)
+        scrape = get(port, "/metrics", HONEST)[0]
+        time.sleep(1.0)  # a server that spins would show it here
+        share = (cpu_s(running) - before) / (time.monotonic() - began)
+        handles = len(os.listdir(f"/proc/{running.process.pid}/fd"))
+    assert scrape == 200
+    assert slowest < 2000
+    assert handles < 120
+    assert share < 0.8
+    seen[ORDER[1]] = (
+        f"{handles} descriptors in use, {100 * share:.0f} % of a core; the slowest of 20 probes {slowest:.0f} ms; a scrape answered"
+    )
+
+
+def test_what_is_no_request(start: Callable[..., tuple[Running, int]], seen: dict[str, str]) -> None:
+    _, port = start()
+    statuses = []
+    for text in (
+        b"GET / HTTP/1.1\r\nX: " + b"y" * 100_000,
+        b"GET /metrics HTTP/1.1\r\nContent-Length: 20\r\n\r\nGET /metrics HTTP/1.1\r\n\r\n",
+        b"DELETE /metrics HTTP/1.1\r\n\r\n",
+        bytes(range(128, 256)) + b"\r\n\r\n",
+    ):
+        whole = b""
+        with socket.create_connection(("127.0.0.1", port), 20) as client, contextlib.suppress(ConnectionResetError):
+            client.sendall(text)
+            while chunk := client.recv(65536):
+                whole += chunk
+        assert whole.count(b"HTTP/1.1 ") == 1
+        statuses.append(whole.split()[1].decode())
+    assert statuses == ["431", "413", "405", "400"]
+    seen[ORDER[2]] = f"one answer each ({', '.join(statuses)}), then the connection ends"
+
+
+class Peer:
+    """A source of evidence that answers as the test wants, on loopback."""
+
+    def __init__(self, head: bytes, body: Iterator[bytes]) -> None:
+        self.asked = threading.Event()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self._head, self._body = head, body
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self.listener.accept()
+            with connection:
+                connection.recv(65536)
+                self.asked.set()
+                connection.sendall(self._head)
+                for part in self._body:
+                    connection.sendall(part)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):  # else what is unread would break the connection off
+                    pass
+
+
+def forever(part: bytes, pause_s: float = 0.0) -> Iterator[bytes]:
+    while True:
+        yield part
+        time.sleep(pause_s)
+
+
+def run_dry(peer: Peer) -> tuple[int, str, float, float]:
+    """Exit status, what was said, seconds, and MiB at most."""
+    began = time.monotonic()
+    command = [*GPU_EXPORTER, "reconcile", "--once", "--no-kubernetes", "--no-slurm", f"--source.prometheus={peer.url}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert process.stdout is not None
+    text = process.stdout.read().decode()
+    process.stdout.close()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    peer.listener.close()
+    assert "Traceback" not in text
+    return process.returncode, text, time.monotonic() - began, usage.ru_maxrss / 1024
+
+
+OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+
+
+def test_a_source_that_dribbles(processes: Processes, seen: dict[str, str]) -> None:
+    peer, port = Peer(OK, forever(b" ", 0.2)), free_port()
+    listen = f"--web.listen-address=127.0.0.1:{port}"
+    running = processes.start([*GPU_EXPORTER, "reconcile", f"--source.prometheus={peer.url}", listen])
+    assert peer.asked.wait(20)
+    slowest = probe_ms(port, 5)
+    wait_for(lambda: "no whole answer within 10 s" in running.log() or None, "the answer to be given up", 20)
+    peer.listener.close()
+    silent = Peer(OK, forever(b" ", 0.2))
+    running = processes.start([*GPU_EXPORTER, "reconcile", f"--source.prometheus={silent.url}"])
+    assert silent.asked.wait(20)
+    began = time.monotonic()
+    assert running.stop() == 0
+    silent.listener.close()
+    ended = time.monotonic() - began
+    assert ended < 5
+    seen[ORDER[3]] = (
+        f"given up after 10 s, and said; probes meanwhile in {slowest:.0f} ms; SIGTERM honoured in {ended:.1f} s"
+    )
+
+
+def test_a_source_without_end(seen: dict[str, str]) -> None:
+    code, text, took, most = run_dry(Peer(OK, forever(b"x" * 2**20)))
+    assert code == 3
+    assert "the answer is longer than 64 MiB" in text
+    assert most < 300
+    seen[ORDER[4]] = f"status 3 after {took:.1f} s: longer than 64 MiB; {most:.0f} MiB at most"
+
+
+def test_a_source_that_nests(seen: dict[str, str]) -> None:
+    code, text, _, most = run_dry(Peer(OK, iter([b"[" * 10_000_000])))
+    assert code == 3
+    assert "not an answer of a PromQL API (RecursionError)" in text
+    seen[ORDER[5]] = f"status 3: not an answer of a PromQL API; {most:.0f} MiB at most"
+
+
+def test_a_source_that_redirects(seen: dict[str, str]) -> None:
+    head = b"HTTP/1.1 307 Elsewhere\r\nLocation: http://169.254.169.254/\r\nContent-Length: 0\r\n\r\n"
+    code, text, _, _ = run_dry(Peer(head, iter([])))
+    assert code == 3
+    assert "redirects to another server, which is not followed" in text
+    seen[ORDER[6]] = "status 3: not followed"
+
+
+def test_names_that_are_no_text(
+    start: Callable[..., tuple[Running, int]], seen: dict[str, str], tmp_path: Path
+) -> None:
+    holders = tmp_path / "holders.yaml"
+    holders.write_text("[]\n")
+    running, port = start(f"--attribution.static={holders}")
+    page = fetch(f"http://127.0.0.1:{port}/metrics") or ""
+    uuid = re.search(r'gpu_up\{gpu="0",uuid="([^"]+)"', page)
+    assert uuid is not None
+    holders.write_text(f'- {{uuid: {uuid[1]}, job: "\\ud83d\\e[2J", user: "a\\nb"}}\n')
+    wait_for(lambda: "ud83d" in (fetch(f"http://127.0.0.1:{port}/metrics") or "") or None, "the holder", 30)
+    for path in ("/", "/api/v1/status", "/api/v1/table"):
+        body = fetch(f"http://127.0.0.1:{port}{path}")
+        assert body is not None
+        assert "\x1b" not in body
+    assert "\x1b" not in running.log()
+    seen[ORDER[7]] = "metrics, page, JSON and table answered; no escape in any of them nor in the log"
+
+
+def test_a_replay_that_unpacks(tmp_path: Path, seen: dict[str, str]) -> None:
+    path = tmp_path / "bomb.gz"
+    with gzip.open(path, "wb", 1) as file:
+        for _ in range(1024):
+            file.write(bytes(2**20))
+    began = time.monotonic()
+    process = subprocess.Popen([*GPU_EXPORTER, "--once", f"--devices.replay={path}"], stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    text = process.stderr.read().decode()
+    process.stderr.close()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert (process.returncode, "holds more than 256 MiB" in text) == (3, True)
+    seen[ORDER[8]] = (
+        f"status 3 after {time.monotonic() - began:.1f} s: holds more than 256 MiB; {usage.ru_maxrss / 1024:.0f} MiB at most"
+    )
+
+
+def test_files_that_were_tampered_with(
+    start: Callable[..., tuple[Running, int]], seen: dict[str, str], tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "state").write_text("gpu-exporter-state 2 00000000\n" + "[" * 100_000)
+    (state / "devices.json").write_text('{"version": 1, "boot_id": "x", "devices": ' + "[" * 100_000)
+    running, port = start(f"--state.directory={state}")
+    assert "counters start at 0: state file damaged" in running.log()
+    assert get(port, "/metrics", HONEST)[0] == 200
+    wait_for(lambda: (state / "state").read_text().startswith("gpu-exporter-state") or None, "a new state file")
+    seen[ORDER[9]] = "counters start at 0, the log says why; both files are written anew"
+    wait_for(lambda: "[[[" not in (state / "devices.json").read_text() or None, "a new list of devices", 30)
+    wait_for(lambda: "[[[" not in (state / "state").read_text() or None, "a new state file", 30)
+    assert running.stop() == 0
+
+
+def test_a_directory_of_everybody(processes: Processes, seen: dict[str, str], tmp_path: Path) -> None:
+    directory = tmp_path / "textfile"
+    directory.mkdir()
+    directory.chmod(0o777)
+    (tmp_path / "scenario.yaml").write_text(SCENARIO)
+    flags = (
+        f"--devices.scenario={tmp_path / 'scenario.yaml'}",
+        "--state.directory=",
+        f"--textfile.output={directory}/gpu.prom",
+        "--textfile.interval=1s",
+    )
+    running = processes.start([*GPU_EXPORTER, *flags])
+    wait_for(lambda: "every user may write in it (mode 0777): chmod o-w" in running.log() or None, "the complaint", 30)
+    assert not list(directory.iterdir())
+    directory.chmod(0o755)
+    wait_for(lambda: (directory / "gpu.prom").is_file() or None, "the file", 30)
+    seen[ORDER[10]] = "nothing is written, the log says why; with the next write after `chmod o-w`, by itself"
