@@ -37,6 +37,7 @@ TESTS = (
     "tests/unit/diagnosis",
     "tests/unit/reconciler",
     "tests/unit/app",
+    "tests/unit/test_files.py",
 )
 
 

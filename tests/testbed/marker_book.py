@@ -25,6 +25,9 @@ class Book:
         self.ended: set[HolderName] = set()
         self.refuse: dict[HolderName, str] = {}
         self.able_s: dict[HolderName, float] = {}  # how long the holder has been able to work
+        self.alone: dict[
+            HolderName, Decision | None
+        ] = {}  # with what a mark was checked that evidence does not support
         self.unable: dict[HolderName, str] = {}  # what the live object says by itself
         self.fail: Exception | None = None
         self.fail_list: Exception | None = None
@@ -49,6 +52,7 @@ class Book:
 
     def check_alone(self, mark: Mark, decision: Decision | None, needed_s: float, wall: float) -> None:
         self._require(mark, needed_s, wall)
+        self.alone[mark.name] = decision
         if mark.name in self.unable:
             raise Refused(self.unable[mark.name], "refused")
 

@@ -156,7 +156,7 @@ class SlurmSource:
                     self._note(key, job, found.get(job.job_id), now)
                 return
         for key, job in wanted.items():
-            if self._monotonic() - now > self._timeout_s:
+            if self._monotonic() - now > self._timeout_s or self._monotonic() >= self._until:
                 return  # the rest at the next poll: Slurm is slow, and the source must answer
             try:
                 self._note(key, job, self._ask_one(job), now)

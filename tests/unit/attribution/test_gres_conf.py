@@ -335,3 +335,18 @@ def test_a_file_counts_while_it_was_not_changed_after_the_second_in_which_slurmd
         "unknown",
         problem="the node does not say when slurmd started, so gres.conf may not be what it has read; restart slurmd",
     )
+
+
+@pytest.mark.parametrize("end", ["\\", "\\  \t", "\\  # and more"])
+def test_a_line_goes_on_after_a_backslash_at_its_end(end: str) -> None:
+    assert order(f"Name=gpu File=/dev/nvidia[0-1]{end}\n Type=h100", (("h100", 2),)).minors == ("0", "1")
+
+
+def test_a_node_with_more_gpus_than_its_one_line_names_is_told_by_that_line() -> None:
+    found = order("AutoDetect=nvml\nName=gpu File=/dev/nvidia0", (("", 2),))
+    assert found.problem == "gres.conf:2: names 1 GPUs, but the node has 2 in slurm.conf"
+
+
+def test_autodetect_of_a_line_about_gpus_prevails_wherever_it_stands() -> None:
+    text = "AutoDetect=off\nName=gpu AutoDetect=nvml File=/dev/nvidia0\nAutoDetect=off"
+    assert order(text, (("", 1),)).kind == "index"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import locale
 import logging
 import queue
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -186,11 +187,20 @@ def test_a_source_that_is_slow_keeps_no_other_waiting_and_its_answer_counts_from
         assert not poller.is_known()
         clock.advance(5.0)
     answers.put([CLAIM])
-    poller._memory["slow"].question._thread.join()  # type: ignore[union-attr]
+    thread = poller._memory["slow"].question._thread  # type: ignore[union-attr]
+    assert thread.daemon  # the end of the program waits for no source
+    thread.join()
     found = {entry.claim.device: entry.confirmed for entry in poller.poll()}
     assert found == {"GPU-0": asked, "GPU-1": asked + 10.0}
     assert poller.is_known()
     answers.put([])  # to the question of this poll
+
+
+def test_an_answer_within_the_patience_is_waited_for() -> None:
+    answers = queue.SimpleQueue[list[Claim]]()
+    poller = Poller([CallbackSource("a", lambda: answers.get(timeout=20))], ManualClock(), 300.0, patience_s=20.0)
+    threading.Timer(0.1, answers.put, [[CLAIM]]).start()
+    assert [entry.claim.device for entry in poller.poll()] == [CLAIM.device]
 
 
 def test_an_answer_without_end_is_none_and_the_last_one_stays() -> None:
@@ -199,6 +209,10 @@ def test_an_answer_without_end_is_none_and_the_last_one_stays() -> None:
     poller.poll()
     script.answer = [CLAIM] * (CLAIMS_MAX + 1)
     assert [entry.claim for entry in poller.poll()] == [CLAIM]
+    script.answer = [CLAIM] * CLAIMS_MAX
+    assert len(poller.poll()) == CLAIMS_MAX
+    script.answer = [CLAIM] * (CLAIMS_MAX + 1)
+    poller.poll()
     (status,) = poller.statuses()
     assert (status.up, status.error) == (False, "4097 claims are more than 4096, so none of them counts")
 

@@ -557,3 +557,26 @@ def test_without_a_list_of_what_is_in_use_nothing_is_believed(cluster: Cluster) 
 def test_a_job_that_was_requeued_is_another_holder(cluster: Cluster) -> None:
     cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:2)"]}, "gpu:h100:1(IDX:2)"
     assert cluster.source.poll().claims[0].holder.key.incarnation == "lab/1/0/1700000000"
+
+
+def test_a_poll_of_a_slow_slurm_has_one_deadline_however_many_jobs_there_are(cluster: Cluster) -> None:
+    cluster.jobs = {str(number): ["gpu:h100:1(IDX:1)"] for number in range(100, 120)}
+    given: list[float] = []
+    slow = 4.0
+
+    def run(command: Sequence[str], timeout_s: float) -> str:
+        given.append(timeout_s)
+        cluster.clock.advance(slow)
+        return cluster.run(command, timeout_s)
+
+    source = SlurmSource("n0", run=run, monotonic=cluster.clock.monotonic)
+    assert source.poll().claims == []
+    assert given == [5.0, 5.0, 2.0]
+    slow = 11.0
+    with pytest.raises(SourceError, match="^Slurm takes longer than 10 s for the answers of one poll$"):
+        source.poll()
+    slow = 0.0
+    cluster.asked.clear()
+    source.poll()
+    # None of the jobs is left alone for what was not its fault.
+    assert len({text for text in cluster.asked if text.startswith("scontrol show job")}) == 20

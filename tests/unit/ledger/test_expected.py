@@ -112,3 +112,48 @@ def test_without_a_directory_it_is_kept_in_memory() -> None:
     book.save()
     assert book.note([A]) is False
     assert set(book.devices) == {"GPU-a", "GPU-b"}
+
+
+def test_without_a_reboot_another_gpu_elsewhere_makes_no_one_unexpected(tmp_path: Path) -> None:
+    elsewhere = B._replace(uuid="GPU-d", pci_bus_id="0000:12:00.0")
+    expected = {"GPU-a", "GPU-b", "GPU-d"}
+    seen(tmp_path, "boot-1", A, B)
+    assert set(seen(tmp_path, "boot-1", A, elsewhere).devices) == expected
+    forget(tmp_path, "GPU-d")
+    assert set(seen(tmp_path, "boot-1", A, elsewhere).devices) == expected
+    book = seen(tmp_path, "boot-2", A, B, elsewhere)
+    book.note([A, B])  # one was lost since the reboot
+    book.note([A, B, C._replace(uuid="GPU-e", pci_bus_id="0000:13:00.0")])
+    assert set(book.devices) == {*expected, "GPU-e"}
+
+
+def test_a_reboot_with_one_gpu_forgets_the_one_of_before_and_is_remembered(tmp_path: Path) -> None:
+    seen(tmp_path, "boot-1", A)
+    moved = A._replace(uuid="GPU-d", pci_bus_id="0000:12:00.0")
+    assert set(seen(tmp_path, "boot-2", moved).devices) == {"GPU-d"}
+    book = ExpectedDevices(tmp_path, "boot-3")
+    book.load()
+    assert book.note([moved])  # nothing changed but the boot, which the next process has to know
+    book.save()
+    assert not book.note([moved])
+
+
+def test_a_list_that_is_as_the_file_says_needs_no_writing(tmp_path: Path) -> None:
+    seen(tmp_path, "boot-1", A, B)
+    book = ExpectedDevices(tmp_path, "boot-1")
+    book.load()
+    assert not book.note([A, B])
+
+
+def test_a_gpu_that_could_not_be_written_yet_is_not_lost_by_reading_the_file_again(tmp_path: Path) -> None:
+    book = seen(tmp_path, "boot-1", A)
+    late = B._replace(uuid="GPU-d", pci_bus_id="0000:12:00.0")
+    for _ in range(2):
+        book.note([A, late])  # and the disk is full
+        book.load()
+        assert set(book.devices) == {"GPU-a", "GPU-d"}
+    again = ExpectedDevices(tmp_path, "boot-1")
+    again.load()
+    again.note([A, late])
+    again.load()
+    assert set(again.devices) == {"GPU-a", "GPU-d"}

@@ -343,3 +343,77 @@ def test_last_active_is_the_start_until_there_was_activity(bench: Bench) -> None
     assert bench.totals(POD).last_active_wall == bench.totals(POD).start_wall
     bench.run(5, 0.5, POD)
     assert bench.totals(POD).last_active_wall == pytest.approx(bench.wall)
+
+
+OTHER_UNIT = UnitId("GPU-1")
+MORE = Holder(HolderKey("slurm", "lab/8/0/100"), job_id="8")
+LATER = Holder(HolderKey("slurm", "lab/9/0/100"), job_id="9")
+
+
+def test_activity_ends_the_runs_of_its_own_unit_and_of_no_other(bench: Bench) -> None:
+    """Whatever the order of the holders is."""
+    allocations = [Allocation(OTHER_UNIT, MORE), Allocation(UNIT, POD)]
+    for _ in range(20):
+        bench.observe(5, 0.0)
+        idle = Activity(OTHER_UNIT, (Span(bench.now - 5.0, bench.now, 0.0, False),), 3)
+        bench.ledger.record(idle)
+        confirmed = [ConfirmedAllocation(allocation, bench.now, None) for allocation in allocations]
+        bench.ledger.settle(bench.now, bench.wall, confirmed)
+    bench.observe(1, 1.0)
+    runs = [bench.ledger.holder_totals(each, bench.now, bench.wall) for each in allocations]
+    assert [totals.idle_run_s for totals in runs if totals is not None] == [pytest.approx(95.0, abs=5.1), 0.0]
+
+
+def test_activity_dates_its_holder_before_the_next_poll(bench: Bench) -> None:
+    bench.run(20, 0.0, POD)
+    bench.observe(1, 1.0)
+    assert bench.totals(POD).last_active_wall == bench.wall
+
+
+def test_a_job_is_charged_from_no_earlier_than_another_was_last_seen_on_its_gpu(bench: Bench) -> None:
+    bench.run(10, 0.5, JOB)
+    bench.silence(4.0)
+    bench.poll(JOB, MORE, start=bench.now - 3.0)  # JOB still holds it now
+    assert bench.totals(MORE).held_s == 0.0
+    bench.silence(4.0)
+    confirmed = [
+        ConfirmedAllocation(Allocation(UNIT, JOB), bench.now, None),
+        ConfirmedAllocation(Allocation(UNIT, MORE), bench.now - 2.0, None),
+    ]
+    bench.ledger.settle(bench.now, bench.wall, confirmed)
+    bench.silence(3.0)
+    bench.poll(LATER, start=bench.now - 4.0)  # of the two that are gone, the one that was seen last counts
+    assert bench.totals(LATER).held_s == 3.0
+
+
+def test_a_job_that_began_while_nobody_polled_is_charged_for_what_could_be_confirmed(bench: Bench) -> None:
+    bench.run(10, 0.5, JOB)
+    bench.silence(200.0)
+    bench.poll(MORE, start=bench.now - 100.0)
+    assert bench.totals(MORE).held_s == RULES.longest_unconfirmed_s
+
+
+def test_the_start_of_a_pod_is_when_its_source_was_asked(bench: Bench) -> None:
+    bench.silence(5.0)
+    bench.poll(POD, confirmed=bench.now - 2.0)
+    assert bench.totals(POD).start_wall == bench.wall - 2.0
+    dated = MORE._replace(start_wall=WALL + 0.123456)
+    bench.poll(dated)
+    assert bench.totals(dated).start_wall == WALL + 0.123
+
+
+def test_a_start_that_is_no_longer_told_stays(bench: Bench) -> None:
+    allocation = Allocation(UNIT, POD)
+    for working in (bench.now, None, bench.now):
+        bench.observe(5, 0.0)
+        bench.ledger.settle(bench.now, bench.wall, [ConfirmedAllocation(allocation, bench.now, None, working)])
+    assert bench.totals(POD).idle_run_s == 10.0
+
+
+def test_nothing_is_kept_of_an_instance_that_is_gone(bench: Bench) -> None:
+    gone, silent = UnitId("GPU-0", "MIG-1"), UnitId("GPU-0", "MIG-2")
+    bench.ledger.record(Activity(gone, (Span(bench.now, bench.now + 1.0, 0.0, False),), 2))
+    bench.ledger.record(Activity(silent, (), 2))  # no reading ever covered any time
+    bench.silence(2000.0)
+    bench.poll()
+    assert not {gone, silent} & {*bench.ledger.units, *bench.ledger.rings, *bench.ledger._pending}

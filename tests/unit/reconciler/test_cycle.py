@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, A, B, Bench, Book, holder
 
@@ -294,3 +296,15 @@ def test_two_pods_under_one_name_are_unknown() -> None:
     both = holder(A, (UNDERUSED,))._replace(incarnations=frozenset({"old", "new"}))
     (decision,) = decide(Evidence(WALL, (both,)), POLICY)
     assert (decision.stage, decision.incarnation) == ("unknown", "")
+
+
+def test_a_mark_that_evidence_leaves_open_is_checked_with_what_the_evidence_says() -> None:
+    """Which may name another pod under the same name."""
+    book = Book()
+    bench = Bench(book)
+    book.marks[A] = "candidate"
+    bench.runs[A] = [math.nan]
+    bench.run()
+    decision = book.alone[A]
+    assert decision is not None
+    assert (decision.stage, decision.incarnation) == ("unknown", "uid")

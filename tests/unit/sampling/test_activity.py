@@ -210,13 +210,13 @@ def test_an_entry_over_two_cycles_is_unknown_when_a_witness_was_missing_in_eithe
 
 def test_a_ring_is_waited_for_after_our_absence(bench: Bench) -> None:
     """The reported rate may be of a period before the work: while a ring is expected, it is no proof of rest."""
-    bench.read(10.0, [(9.0, 0.0), (10.0, 0.0)], utilization=0.0)
-    bench.read(11.0, [(11.0, 0.0)], utilization=0.0)
-    for now in (71.0, 72.0, 73.0):
+    bench.read(1010.0, [(1009.0, 0.0), (1010.0, 0.0)], utilization=0.0)
+    bench.read(1011.0, [(1011.0, 0.0)], utilization=0.0)
+    for now in (1071.0, 1072.0, 1073.0):
         assert not bench.read(now, utilization=0.0)
-    for now in range(74, 106):
+    for now in range(1074, 1106):
         spans = bench.read(float(now), utilization=0.0)
-    assert rounded(spans) == [(104.0, 105.0, 0.0, False)]  # and not for ever
+    assert rounded(spans) == [(1104.0, 1105.0, 0.0, False)]  # and not for ever
 
 
 def test_a_ring_is_waited_for_after_its_first_entry(bench: Bench) -> None:
