@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check unit component rules e2e bench golden faults mutants preview gpu-check verify generate testbed programs programs-start clean
+.PHONY: help demo test check unit component rules e2e bench golden faults fuzz mutants preview gpu-check verify generate testbed programs programs-start clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -65,6 +65,10 @@ faults: $(VENV)/dev ## every fault and attack on a running exporter; rewrites do
 
 preview: $(VENV)/dev ## the status page as out/status-page.png (needs chromium)
 	$(BIN)/python -m tests.preview.status_page
+
+fuzz: $(VENV)/dev ## bytes of others against their parsers, ten minutes each, not in CI (SECONDS=60 TARGETS=protobuf)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'atheris>=2.3'
+	$(BIN)/python -m tests.fuzz.run --seconds $(or $(SECONDS),600) $(TARGETS)
 
 mutants: $(VENV)/dev ## which changes of an operator no unit test notices; up to an hour, not in CI (ONLY=ledger/ledger.py,...)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'mutmut==3.8.*'
