@@ -17,11 +17,11 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from gpu_exporter.web.request import HEAD_MAX, BadRequest, Request, parse_head, parse_listen_address
 from gpu_exporter.web.secure import Security, WebConfigError
@@ -32,14 +32,14 @@ WAITING_MAX = 64  # requests that wait for a worker; one more is told to come ba
 CONNECTIONS_MAX = 256
 ADDRESS_MAX = 64  # connections of one client address
 BACKLOG = 128  # connections that the kernel keeps until they are accepted
-ACCEPTED_AT_ONCE = 8
 HEAD_S = 10.0  # from the first byte of a request to the end of its head, and for a handshake of TLS
 IDLE_S = 75.0  # a connection that is kept open: longer than between two scrapes
 WRITE_S = 10.0  # for a whole answer
 END_S = 0.3  # for connections that are being ended with the server
 STALLED_S = 1.0  # an answer that is not taken for so long may have to give way
 PROBES = ("/-/healthy", "/-/ready")  # without a password, as kubelets have none; they tell nothing of GPUs
-PASSWORDS_WAITING_MAX = 8  # to be checked; one more is told to come back
+PASSWORDS_WAITING_MAX = 8  # to be checked, one of each address; one more is told to come back
+ACCEPT_AGAIN_S = 0.01  # after an accept that failed for want of descriptors, when something has given way
 RELOAD_S = 5.0  # how soon new certificates and passwords count
 CHUNK = 64 * 1024
 LINGER_NOT = struct.pack("ii", 1, 0)
@@ -68,13 +68,15 @@ class Site(Protocol):
 
 
 class _Connection:
-    """One client, and what it is doing."""
+    """One client, and what it is doing; at first it may still be shaking hands."""
 
-    def __init__(self, writer: asyncio.StreamWriter, address: str) -> None:
-        self.writer = writer
+    def __init__(self, client: socket.socket, address: str) -> None:
+        self.client = client
         self.address = address
+        self.task: asyncio.Task[None] | None = None
+        self.writer: asyncio.StreamWriter | None = None
         self.since = time.monotonic()
-        self.is_waiting = True  # for the head of a request
+        self.is_waiting = True  # for a handshake, or for the head of a request
         self.is_writing = False
 
     def turn(self, *, waiting: bool = False, writing: bool = False) -> None:
@@ -83,8 +85,11 @@ class _Connection:
     def break_off(self) -> None:
         """End it at once, and let go of what the kernel has still to send, which may be megabytes."""
         with contextlib.suppress(OSError):
-            self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
-        self.writer.transport.abort()
+            self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
+        if self.writer is not None:
+            self.writer.transport.abort()
+        elif self.task is not None:
+            self.task.cancel()
 
     def may_give_way(self, now: float) -> bool:
         return self.is_waiting or (self.is_writing and now - self.since > STALLED_S)
@@ -93,25 +98,45 @@ class _Connection:
 class _Listener:
     """Connections of one listening socket; lives in the loop's thread."""
 
-    def __init__(self, site: Site, workers: ThreadPoolExecutor) -> None:
-        self.security: Security | None = None
+    def __init__(self, site: Site, workers: ThreadPoolExecutor, security: Security | None) -> None:
+        self.security = security
         self._site = site
         self._doorkeeper = ThreadPoolExecutor(1, "http-password")
-        self._at_the_door = 0
+        self._at_the_door: set[str] = set()  # addresses with a password that is being checked
         self._workers = workers
         # Of the process's descriptors the driver, the state and the sources need some, too.
         self._most = min(CONNECTIONS_MAX, max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
         self._asked = 0  # bodies that workers make or have to make
         self._connections: dict[_Connection, None] = {}  # the oldest first
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def accept(self, listener: socket.socket) -> None:
+        """Take connections, one by one, for ever. Each counts before its handshake: a client may never shake hands."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, peer = await loop.sock_accept(listener)
+            except OSError as exc:
+                log.debug("accept: %s", exc)
+                self._give_way(list(self._connections))
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
+            connection = _Connection(client, peer[0] if isinstance(peer, tuple) else "local")
+            only_probes = not self._make_room(connection)
+            self._connections[connection] = None
+            connection.task = asyncio.create_task(self._serve(connection, only_probes))
+
+    async def _serve(self, connection: _Connection, only_probes: bool) -> None:
         """One connection to its end."""
-        peer = writer.get_extra_info("peername")
-        connection = _Connection(writer, peer[0] if isinstance(peer, tuple) else "local")
-        only_probes = not self._make_room(connection)
-        self._connections[connection] = None
+        loop = asyncio.get_running_loop()
+        context = self.security.context if self.security is not None else None
+        reader = asyncio.StreamReader(limit=HEAD_MAX, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         try:
-            writer.transport.set_write_buffer_limits(high=CHUNK)
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol, connection.client, ssl=context, ssl_handshake_timeout=HEAD_S if context else None
+            )
+            connection.writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+            transport.set_write_buffer_limits(high=CHUNK)
             keeps = True
             while keeps:
                 keeps = await self._serve_one(reader, connection, only_probes)
@@ -119,14 +144,15 @@ class _Listener:
             log.debug("connection of %s ended: %r", connection.address, exc)
         finally:
             self._connections.pop(connection, None)
-            if connection.is_writing:
+            if connection.writer is None:
+                connection.client.close()
+            elif connection.is_writing:
                 connection.break_off()  # what a slow client has not taken by now it will not get
             else:
-                writer.close()
+                connection.writer.close()
 
     def _make_room(self, newcomer: _Connection) -> bool:
         """End the oldest connection that may give way, where there are too many; False when there is none."""
-        now = time.monotonic()
         own = [other for other in self._connections if other.address == newcomer.address]
         crowd: list[_Connection] = []
         if len(own) >= ADDRESS_MAX:
@@ -138,6 +164,11 @@ class _Listener:
             crowd = max(by_address.values(), key=len)
         if not crowd:
             return True
+        return self._give_way(crowd)
+
+    def _give_way(self, crowd: Sequence[_Connection]) -> bool:
+        """End the oldest of them that may give way; False when there is none."""
+        now = time.monotonic()
         for other in crowd:
             if other.may_give_way(now):
                 self._connections.pop(other, None)
@@ -161,14 +192,14 @@ class _Listener:
             await self._write(connection, Reply(exc.status, TEXT, f"{exc}\n".encode()), keeps=False)
             return False
         connection.turn()
-        reply = await self._refuse(request) or self._site.answer_at_once(request)
+        reply = await self._refuse(request, connection.address) or self._site.answer_at_once(request)
         if reply is None:
             reply = BUSY if only_probes else await self._ask(request)
         keeps = request.keeps and not only_probes
         await self._write(connection, reply, keeps=keeps, is_head=request.method == "HEAD")
         return keeps
 
-    async def _refuse(self, request: Request) -> Reply | None:
+    async def _refuse(self, request: Request, address: str) -> Reply | None:
         """What a client without the right password gets."""
         security = self.security
         if security is None or not security.wants_password or request.path in PROBES:
@@ -178,13 +209,13 @@ class _Listener:
             return None
         if not given:
             return UNAUTHORIZED
-        if self._at_the_door >= PASSWORDS_WAITING_MAX:
+        if address in self._at_the_door or len(self._at_the_door) >= PASSWORDS_WAITING_MAX:
             return BUSY
-        self._at_the_door += 1
+        self._at_the_door.add(address)
         try:
             admitted = await asyncio.get_running_loop().run_in_executor(self._doorkeeper, security.admits, given)
         finally:
-            self._at_the_door -= 1
+            self._at_the_door.discard(address)
         return None if admitted else UNAUTHORIZED
 
     async def _ask(self, request: Request) -> Reply:
@@ -201,15 +232,17 @@ class _Listener:
 
     @staticmethod
     async def _write(connection: _Connection, reply: Reply, *, keeps: bool, is_head: bool = False) -> None:
+        writer = connection.writer
+        assert writer is not None
         connection.turn(writing=True)
         body = memoryview(b"" if is_head else reply.body)
 
         async def write() -> None:
-            connection.writer.write(_head_of(reply, keeps=keeps) + bytes(body[:CHUNK]))
+            writer.write(_head_of(reply, keeps=keeps) + bytes(body[:CHUNK]))
             for start in range(CHUNK, len(body), CHUNK):
-                await connection.writer.drain()
-                connection.writer.write(body[start : start + CHUNK])
-            await connection.writer.drain()
+                await writer.drain()
+                writer.write(body[start : start + CHUNK])
+            await writer.drain()
 
         await asyncio.wait_for(write(), WRITE_S)
         connection.is_writing = False
@@ -284,6 +317,8 @@ class HttpServer:
         self._socket_path = socket_path
         if socket_path is not None:
             self._listeners.append(_listen_unix(socket_path, socket_mode))
+        for listener in self._listeners:
+            listener.setblocking(False)
         self._site = site
         self._end: Callable[[], None] = lambda: None
         self._begun = threading.Event()
@@ -297,14 +332,19 @@ class HttpServer:
 
         self._end = end
         workers = ThreadPoolExecutor(WORKERS, "http-worker")
-        parts = [_Listener(self._site, workers) for _ in self._listeners]
-        servers = [await self._listen_on(listener, part) for part, listener in zip(parts, self._listeners, strict=True)]
-        watch = asyncio.create_task(self._reload(servers, parts[0]))
+        parts = [
+            _Listener(self._site, workers, None if listener.family == socket.AF_UNIX else self._security)
+            for listener in self._listeners
+        ]
+        tasks = [
+            asyncio.create_task(part.accept(listener)) for part, listener in zip(parts, self._listeners, strict=True)
+        ]
+        if self._web_config is not None:
+            tasks.append(asyncio.create_task(self._reload(self._web_config, parts[0])))
         self._begun.set()
         await stop.wait()
-        watch.cancel()
-        for server in servers:
-            server.close()
+        for task in tasks:
+            task.cancel()
         for part in parts:
             part.end()
         workers.shutdown(wait=False, cancel_futures=True)
@@ -314,37 +354,23 @@ class HttpServer:
         if ending:
             await asyncio.wait(ending, timeout=END_S)
 
-    async def _listen_on(self, listener: socket.socket, part: _Listener) -> asyncio.Server:
-        """Accept on a duplicate of the socket, with TLS and passwords where there are any."""
-        tls: dict[str, Any] = {}
-        if self._security is not None and listener.family != socket.AF_UNIX:
-            part.security = self._security
-            if self._security.context is not None:
-                tls = {"ssl": self._security.context, "ssl_handshake_timeout": HEAD_S}
-        # So many are accepted before the first of them is looked at, and could take the last descriptor.
-        server = await asyncio.start_server(
-            part.serve, sock=listener.dup(), limit=HEAD_MAX, backlog=ACCEPTED_AT_ONCE, **tls
-        )
-        listener.listen(BACKLOG)  # asyncio has just set that to the number above
-        return server
-
-    async def _reload(self, servers: list[asyncio.Server], part: _Listener) -> None:
+    @staticmethod
+    async def _reload(path: Path, part: _Listener) -> None:
         """Take over new certificates and passwords. Connections that are open stay; a bad file changes nothing."""
         refused: object = None
-        while self._security is not None and self._web_config is not None:
+        while True:
             await asyncio.sleep(RELOAD_S)
-            stamp = self._security.read_stamp()
-            if stamp in (self._security.stamp, refused):
+            assert part.security is not None
+            stamp = part.security.read_stamp()
+            if stamp in (part.security.stamp, refused):
                 continue
             try:
-                self._security = await asyncio.get_running_loop().run_in_executor(None, Security, self._web_config)
+                part.security = await asyncio.get_running_loop().run_in_executor(None, Security, path)
             except WebConfigError as exc:
                 log.error("%s; what was read before stays in force", exc)
                 refused = stamp
-                continue
-            servers[0].close()  # a duplicate of the listening socket: nobody is turned away meanwhile
-            servers[0] = await self._listen_on(self._listeners[0], part)
-            log.info("%s: read again", self._web_config)
+            else:
+                log.info("%s: read again", path)
 
     def start(self) -> None:
         self._thread.start()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import bcrypt
 import pytest
+from tests.testbed.pki import Authority
 
 from gpu_exporter.web import server as web
 from gpu_exporter.web.request import Request
@@ -253,3 +257,56 @@ def test_a_unix_socket_is_served_too_and_goes_with_the_server(site: Site, tmp_pa
 def test_an_address_in_use_is_named(server: HttpServer, site: Site) -> None:
     with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{server.port}: Address already in use"):
         HttpServer(f"127.0.0.1:{server.port}", site)
+
+
+def test_clients_that_never_shake_hands_give_way_like_any_other(site: Site, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    authority.issue("server", "agent")
+    config = tmp_path / "web.yaml"
+    config.write_text("tls_server_config: {cert_file: server.crt, key_file: server.key}\n")
+    server = HttpServer("127.0.0.1:0", site, web_config=config)
+    server.start()
+    context = ssl.create_default_context(cafile=authority.certificate)
+    try:
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(connect(server, HOSTILE)) for _ in range(web.ADDRESS_MAX + 3)]
+            for client in clients[:3]:
+                client.settimeout(5.0)
+                with contextlib.suppress(ConnectionResetError):
+                    assert client.recv(1) == b""
+            with context.wrap_socket(connect(server, PROBE), server_hostname="localhost") as probe:
+                probe.sendall(b"GET /-/healthy HTTP/1.1\r\nConnection: close\r\n\r\n")
+                assert b"".join(iter(lambda: probe.recv(4096), b"")).endswith(b"healthy\n")
+    finally:
+        server.stop()
+
+
+def test_wrong_passwords_of_one_address_keep_no_other_waiting(site: Site, tmp_path: Path) -> None:
+    config = tmp_path / "web.yaml"
+    config.write_text(f"basic_auth_users: {{ada: {bcrypt.hashpw(b'right', bcrypt.gensalt(9)).decode()}}}\n")
+    server = HttpServer("127.0.0.1:0", site, web_config=config)
+    server.start()
+    stop = threading.Event()
+
+    def ask(password: str, source: str) -> int:
+        client = http.client.HTTPConnection("127.0.0.1", server.port, 10.0, source_address=(source, 0))
+        with contextlib.closing(client):
+            word = base64.b64encode(f"ada:{password}".encode()).decode()
+            client.request("HEAD", "/page", headers={"Authorization": f"Basic {word}"})
+            return client.getresponse().status
+
+    def guess() -> None:
+        while not stop.is_set():
+            assert ask("wrong", HOSTILE) in (401, 503)
+
+    attackers = [threading.Thread(target=guess) for _ in range(3 * web.PASSWORDS_WAITING_MAX)]
+    for attacker in attackers:
+        attacker.start()
+    try:
+        until(lambda: ask("wrong", HOSTILE) == 503)
+        assert ask("right", HONEST) == 200
+    finally:
+        stop.set()
+        for attacker in attackers:
+            attacker.join()
+        server.stop()
