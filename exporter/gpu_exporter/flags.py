@@ -325,8 +325,8 @@ def build_reconcile_parser() -> Parser:
     )
     _add_web_config(parser)
     for name, what in (
-        ("ca", "certificates of those who may vouch for the source (default: the system's)"),
-        ("cert", "certificate that the source is shown, with --source.tls.key"),
+        ("ca", "certificate authorities of the source (default: the system's)"),
+        ("cert", "client certificate for the source, with --source.tls.key"),
         ("key", "its private key"),
     ):
         parser.flag(f"--source.tls.{name}", dest=f"tls_{name}", type=Path, default=None, help=what)

@@ -23,7 +23,7 @@ def encodable(text: str) -> str:
 
 
 def shorten(text: str, most: int) -> str:
-    """At most `most` characters. What is cut off is told by its digest, so that no two texts become one."""
+    """At most `most` characters; a longer text ends in the digest of the whole, so that no two become one."""
     if len(text) <= most:
         return text
     import hashlib  # only a hostile name costs its memory

@@ -129,7 +129,7 @@ def test_clients_that_take_all_they_can(start: Callable[..., tuple[Running, int]
     attackers = [threading.Thread(target=attack, args=(sent,)) for sent in kinds]
     for attacker in attackers:
         attacker.start()
-    time.sleep(1.0)  # until the attack is under way
+    wait_for(lambda: len(os.listdir(f"/proc/{running.process.pid}/fd")) > 40 or None, "the attack to be under way")
     answers: list[int] = []
     clients = [threading.Thread(target=lambda: answers.append(get(port, "/metrics", HONEST)[0])) for _ in range(50)]
     for client in clients:
@@ -246,16 +246,20 @@ def test_a_source_that_dribbles(processes: Processes, seen: dict[str, str]) -> N
     listen = f"--web.listen-address=127.0.0.1:{port}"
     running = processes.start([*GPU_EXPORTER, "reconcile", f"--source.prometheus={peer.url}", listen])
     assert peer.asked.wait(20)
+    assert "the last cycle ended" in (fetch(f"http://127.0.0.1:{port}/-/healthy") or "")
+    assert "gpu_reconciler_apply 0.0" in (fetch(f"http://127.0.0.1:{port}/metrics") or "")
     slowest = probe_ms(port, 5)
     wait_for(lambda: "no whole answer within 10 s" in running.log() or None, "the answer to be given up", 20)
     peer.listener.close()
-    silent = Peer(OK, forever(b" ", 0.2))
-    running = processes.start([*GPU_EXPORTER, "reconcile", f"--source.prometheus={silent.url}"])
-    assert silent.asked.wait(20)
-    began = time.monotonic()
-    assert running.stop() == 0
-    silent.listener.close()
-    ended = time.monotonic() - began
+    ended = 0.0
+    for source in ("--source.prometheus", "--source.exporter"):
+        silent = Peer(OK, forever(b" ", 0.2))
+        running = processes.start([*GPU_EXPORTER, "reconcile", f"{source}={silent.url}"])
+        assert silent.asked.wait(20)
+        began = time.monotonic()
+        assert running.stop(timeout_s=20.0) == 0
+        ended = max(ended, time.monotonic() - began)
+        silent.listener.close()
     assert ended < 5
     seen[ORDER[3]] = (
         f"given up after 10 s, and said; probes meanwhile in {slowest:.0f} ms; SIGTERM honoured in {ended:.1f} s"

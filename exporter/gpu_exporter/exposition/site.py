@@ -8,7 +8,7 @@ from gpu_exporter.exposition.publisher import CONTENT_TYPES, Publisher
 from gpu_exporter.web.request import Request
 from gpu_exporter.web.server import TEXT, Reply
 
-METRICS = "/api/v1/metrics"  # beside the path that Prometheus is told
+METRICS = "/api/v1/metrics"  # always, whatever --web.telemetry-path is
 FORMS = {"/": "page", "/api/v1/status": "json", "/api/v1/table": "table"}
 
 

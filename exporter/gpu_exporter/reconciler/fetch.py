@@ -18,14 +18,14 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
+from gpu_exporter.plain import one_line
 from gpu_exporter.reconciler.evidence import EvidenceError
 
 ANSWER_S = 10.0  # for a whole answer, from its connection to its last byte
 CHUNK = 65536
 MIB = 1024 * 1024
-MOST_BYTES = (
-    64 * MIB
-)  # of an answer whose size cannot be guessed: a page of 8 GPUs x 7 instances x 56 holders has 3 MiB
+# Of an answer whose size cannot be guessed: a page of 8 GPUs x 7 instances x 56 holders has 3 MiB.
+MOST_BYTES = 64 * MIB
 REASON_MAX = 200  # characters of what Prometheus says of a query; of any other answer only the status is repeated
 
 
@@ -119,7 +119,10 @@ class Client:
     """`fetch_text` with certificates of the site's own, read again when their files change."""
 
     def __init__(self, ca: Path | None = None, cert: Path | None = None, key: Path | None = None) -> None:
-        """`ca`: who may vouch for the source; `cert` and `key`: how we are known to it. Raises ValueError, OSError."""
+        """`ca`: certificate authorities of the source; `cert`, `key`: our client certificate.
+
+        Raises ValueError, OSError.
+        """
         if (cert is None) != (key is None):
             raise ValueError("--source.tls.cert and --source.tls.key go together")
         self._ca, self._cert, self._key = ca, cert, key
@@ -154,8 +157,7 @@ class Client:
 
 def shorten(url: str) -> str:
     """The address without its query and without a password."""
-    parts = urlsplit(url)
-    return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return urllib.parse.urlunsplit(urlsplit(_without_user(url))._replace(query="", fragment=""))
 
 
 def fetch_text(
@@ -229,5 +231,5 @@ def _reason(error: urllib.error.HTTPError) -> str:
 
 
 def clean(text: str) -> str:
-    """A peer's own words for a log: one line, no control characters, REASON_MAX of it."""
-    return "".join(c if c.isprintable() else " " for c in text)[:REASON_MAX]
+    """A peer's own words for a log: one line, REASON_MAX of it."""
+    return one_line(text)[:REASON_MAX]

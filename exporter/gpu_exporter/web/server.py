@@ -28,7 +28,7 @@ from gpu_exporter.web.secure import Security, WebConfigError
 
 log = logging.getLogger(__name__)
 WORKERS = 4  # threads that make bodies; they share what they make
-WAITING_MAX = 64  # requests that wait for a worker; one more is told to come back
+WAITING_MAX = 64  # requests that wait for a worker; one more gets 503
 CONNECTIONS_MAX = 256
 ADDRESS_MAX = 64  # connections of one client address
 BACKLOG = 128  # connections that the kernel keeps until they are accepted
@@ -38,7 +38,7 @@ WRITE_S = 10.0  # for a whole answer
 END_S = 0.3  # for connections that are being ended with the server
 STALLED_S = 1.0  # an answer that is not taken for so long may have to give way
 PROBES = ("/-/healthy", "/-/ready")  # without a password, as kubelets have none; they tell nothing of GPUs
-PASSWORDS_WAITING_MAX = 8  # to be checked, one of each address; one more is told to come back
+PASSWORDS_WAITING_MAX = 8  # to be checked, one of each address; one more gets 503
 ACCEPT_AGAIN_S = 0.01  # after an accept that failed for want of descriptors, when something has given way
 RELOAD_S = 5.0  # how soon new certificates and passwords count
 CHUNK = 64 * 1024
@@ -73,7 +73,7 @@ class _Connection:
     def __init__(self, client: socket.socket, address: str) -> None:
         self.client = client
         self.address = address
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None  # held here, since asyncio holds tasks weakly
         self.writer: asyncio.StreamWriter | None = None
         self.since = time.monotonic()
         self.is_waiting = True  # for a handshake, or for the head of a request
@@ -88,8 +88,9 @@ class _Connection:
             self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
         if self.writer is not None:
             self.writer.transport.abort()
-        elif self.task is not None:
-            self.task.cancel()
+        else:  # not handed over yet, or shaking hands: asyncio has the socket, and hears of its end
+            with contextlib.suppress(OSError):
+                self.client.shutdown(socket.SHUT_RDWR)
 
     def may_give_way(self, now: float) -> bool:
         return self.is_waiting or (self.is_writing and now - self.since > STALLED_S)
@@ -144,11 +145,9 @@ class _Listener:
             log.debug("connection of %s ended: %r", connection.address, exc)
         finally:
             self._connections.pop(connection, None)
-            if connection.writer is None:
-                connection.client.close()
-            elif connection.is_writing:
+            if connection.is_writing:
                 connection.break_off()  # what a slow client has not taken by now it will not get
-            else:
+            elif connection.writer is not None:
                 connection.writer.close()
 
     def _make_room(self, newcomer: _Connection) -> bool:
@@ -349,8 +348,6 @@ class HttpServer:
             part.end()
         workers.shutdown(wait=False, cancel_futures=True)
         ending = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in ending:
-            task.cancel()
         if ending:
             await asyncio.wait(ending, timeout=END_S)
 

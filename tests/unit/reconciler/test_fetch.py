@@ -145,7 +145,7 @@ def test_a_redirect_within_the_server_is_followed(serve: Serve) -> None:
         (b"root:x:0:0", "HTTP status 422$"),
         (b'{"secret": "token"}', "HTTP status 422$"),
         (b"[" * 60_000, "HTTP status 422$"),
-        (b'{"error": "two\\nlines' + b"x" * 500 + b'"}', ": two linesx{191}$"),
+        (b'{"error": "two\\nlines' + b"x" * 500 + b'"}', ": two.linesx{191}$"),
     ],
 )
 def test_of_an_error_only_the_reason_of_a_promql_api_is_repeated(serve: Serve, body: bytes, said: str) -> None:

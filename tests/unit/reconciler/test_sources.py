@@ -457,7 +457,7 @@ def test_numbers_that_are_none_are_no_evidence() -> None:
             '{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {"pod": 1}, "value": [1, "1"]}]}}',
             "not an answer of a PromQL API",
         ),
-        ('{"status": "error", "error": "bad\\u001b[31m\\nquery"}', "query failed: bad .31m query: up$"),
+        ('{"status": "error", "error": "bad\\u001b[31m\\nquery"}', "query failed: bad.{2}31m.query: up$"),
         ('{"status": "error", "error": "bad query"}', "query failed: bad query"),
         ('{"status": "success", "data": {"resultType": "matrix", "result": []}}', "expected a vector, not a matrix"),
         (
