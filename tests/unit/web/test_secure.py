@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ssl
 from pathlib import Path
 
 import bcrypt
@@ -123,3 +124,17 @@ def test_the_stamp_changes_with_every_file(pki: Path, name: str) -> None:
     assert security.read_stamp() != security.stamp
     (pki / name).unlink()
     assert security.read_stamp() != security.stamp
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("VerifyClientCertIfGiven", ssl.CERT_OPTIONAL), ("RequireAndVerifyClientCert", ssl.CERT_REQUIRED)],
+)
+def test_client_certificates_are_asked_for(pki: Path, name: str, mode: ssl.VerifyMode) -> None:
+    text = (
+        "tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt, client_auth_type: %s}"
+    )
+    context = load(pki, text % name).context
+    assert context is not None
+    assert context.verify_mode is mode
+    assert (context.minimum_version, context.maximum_version) == (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)

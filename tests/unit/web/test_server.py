@@ -310,3 +310,18 @@ def test_wrong_passwords_of_one_address_keep_no_other_waiting(site: Site, tmp_pa
         for attacker in attackers:
             attacker.join()
         server.stop()
+
+
+def test_clients_that_do_not_take_their_answer_give_way(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before their time for writing is over: all of one address are at it, and a newcomer is heard in full."""
+    monkeypatch.setattr(web, "STALLED_S", 0.1)
+    made: list[web._Connection] = []
+    begin = web._Connection.__init__
+    monkeypatch.setattr(web._Connection, "__init__", lambda self, *given: (made.append(self), begin(self, *given))[1])
+    with contextlib.ExitStack() as stack:
+        for _ in range(web.ADDRESS_MAX):
+            client = stack.enter_context(connect(server, HOSTILE))
+            client.sendall(b"GET /page HTTP/1.1\r\n\r\n" * 50)
+            assert client.recv(1) == b"H"
+        until(lambda: all(each.is_writing and time.monotonic() - each.since > 0.2 for each in made))
+        assert get(server, "/fault", HOSTILE)[0] == 500  # where none gives way, it is 503

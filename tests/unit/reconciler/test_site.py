@@ -1,0 +1,40 @@
+"""Whether the reconciler is alive: its cycles come to their end."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from gpu_exporter.reconciler.evidence import EVIDENCE_S
+from gpu_exporter.reconciler.site import ReconcilerSite
+from gpu_exporter.reconciler.telemetry import Telemetry
+from gpu_exporter.web.request import parse_head
+
+
+def ask(site: ReconcilerSite, path: str) -> tuple[int, str]:
+    request = parse_head(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+    reply = site.answer_at_once(request) or site.answer(request)
+    return reply.status, reply.body.decode()
+
+
+def test_alive_is_a_reconciler_whose_cycles_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    telemetry = Telemetry()
+    site = ReconcilerSite(telemetry, 30.0)
+    now += 3 * 30.0 + 2 * EVIDENCE_S
+    assert ask(site, "/-/healthy") == (200, "the last cycle ended 150 s ago\n")
+    now += 1.0
+    assert ask(site, "/-/healthy") == (503, "no cycle has ended for 151 s, more than 150 s\n")
+    telemetry.note_cycle(now, False, {})  # without evidence, but it ended
+    assert ask(site, "/-/healthy") == (200, "the last cycle ended 0 s ago\n")
+    assert ask(site, "/-/ready") == (200, "ready\n")
+
+
+def test_its_metrics_are_at_their_path_alone() -> None:
+    site = ReconcilerSite(Telemetry(), 30.0)
+    status, text = ask(site, "/metrics")
+    assert status == 200
+    assert 'gpu_reconciler_skipped_total{reason="node"} 0.0' in text
+    assert ask(site, "/") == (404, "no such page; try /metrics\n")
