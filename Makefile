@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check unit component rules e2e bench golden faults fuzz mutants preview gpu-check verify generate testbed programs programs-start clean
+.PHONY: help demo test check unit component rules e2e bench golden faults fuzz mutants rule-mutants preview gpu-check verify generate testbed programs programs-start clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,13 +43,15 @@ unit: $(VENV)/dev
 component: $(VENV)/dev testbed programs ## real parts: NVML library, kubelet, API server, Slurm, Prometheus, kill -9, recordings
 	$(PYTEST) tests/component
 
-rules: testbed ## promtool and amtool on rules, rule tests and examples
+rules: $(VENV)/dev testbed ## promtool and amtool on rules and examples; what every alert does in 120 worlds
 	@if command -v promtool >/dev/null && command -v amtool >/dev/null; then \
-	  promtool check rules alerts/rules/*.yaml && promtool test rules alerts/tests/*.yaml && \
+	  promtool check rules --lint=all --lint-fatal alerts/rules/*.yaml && \
 	  promtool check config --syntax-only alerts/prometheus.example.yaml && \
-	  amtool check-config alerts/alertmanager.example.yaml; \
+	  amtool check-config alerts/alertmanager/alertmanager.yaml && \
+	  $(BIN)/python alerts/owners.py alerts/alertmanager/owners.yaml --check; \
 	elif [ -n "$$CI" ]; then echo "promtool and amtool are missing" >&2; exit 1; \
 	else echo "skipped: promtool and amtool are not installed (make testbed, as root on Debian)"; fi
+	$(PYTEST) tests/rules
 
 e2e: $(VENV)/dev testbed programs ## image and chart on a real cluster, from the driver to a notification and a label
 	$(PYTEST) -s tests/e2e
@@ -73,6 +75,9 @@ fuzz: $(VENV)/dev ## bytes of others against their parsers, ten minutes each, no
 mutants: $(VENV)/dev ## which changes of an operator no unit test notices; up to an hour, not in CI (ONLY=ledger/ledger.py,...)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'mutmut==3.8.*'
 	$(BIN)/python -m tests.mutants.run $(ONLY)
+
+rule-mutants: $(VENV)/dev testbed ## which changes of a rule no case notices; an hour or two, not in CI (ONLY=GpuLost)
+	$(BIN)/python -m tests.rules.mutants $(ONLY)
 
 gpu-check: $(VENV)/dev ## record what the driver of this machine answers, and how fast (needs a GPU; not a test)
 	$(BIN)/python -m tests.gpu_check

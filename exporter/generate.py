@@ -55,7 +55,7 @@ def render_defaults(text: str) -> str:
             else:
                 annotation, default, reason = (
                     type(value).__name__,
-                    json.dumps(value) if isinstance(value, str) else repr(value),
+                    json.dumps(value) if isinstance(value, str) and '"' not in value else repr(value),
                     comments.get((section, key), ""),
                 )
             out += [f"    {key}: {annotation} = {default}", f'    """{reason.strip("; ")}"""']
@@ -70,6 +70,7 @@ def render_defaults(text: str) -> str:
 
 # Unit by the end of a name, as the Prometheus conventions have it.
 UNITS = {
+    "_gpu_seconds_total": "GPU-seconds",
     "_seconds_total": "seconds",
     "_timestamp_seconds": "Unix seconds",
     "_seconds": "seconds",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from gpu_exporter.flags import (
     build_check_config_parser,
     build_demo_parser,
+    build_digest_parser,
     build_forget_parser,
     build_reconcile_parser,
     build_record_parser,
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     commands = {
         "reconcile": _reconcile,
+        "digest": _digest,
         "demo": _demo,
         "check-config": _check_config,
         "record": _record,
@@ -345,6 +347,24 @@ def _reconcile(given: list[str]) -> int:
     if dry is None:
         return apply_forever(source, markers, policy, options.interval, telemetry)
     return reconcile_forever(source, policy, options.interval, telemetry, dry)
+
+
+def _digest(given: list[str]) -> int:
+    parser = build_digest_parser()
+    options = parser.parse_args(given)
+    settings = _load(parser, options.config_file)
+    from gpu_exporter.app.digest import print_digest
+    from gpu_exporter.reconciler.fetch import Client
+
+    if not options.prometheus:
+        parser.error("--source.prometheus is needed")
+    try:
+        client = Client(options.tls_ca, options.tls_cert, options.tls_key)
+    except (ValueError, OSError) as exc:
+        parser.fail(str(exc))
+    return print_digest(
+        options.prometheus, options.matcher, settings.alerts.interval, client, options.since, options.format
+    )
 
 
 def _demo(given: list[str]) -> int:

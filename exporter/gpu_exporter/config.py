@@ -11,6 +11,16 @@ from gpu_exporter.defaults import DURATIONS, Settings
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 CHOICES = {"identity.user": ("auto", "name", "uid", "hmac", "none")}  # settings that are words, with those they may be
+MATCHER = r'''[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\{}$]*"'''  # of PromQL, without an escape
+MATCHERS = f"(?:{MATCHER}(?:, ?{MATCHER})*)?"
+LABEL = r"[A-Za-z_]\w*"
+PATTERNS = {  # settings that are texts: what they must look like, and what that is called
+    "alerts.selector": (MATCHERS, 'matchers of PromQL such as job="gpu-exporter"'),
+    "alerts.reconciler": (MATCHERS, 'matchers of PromQL such as job="gpu-exporter-reconciler"'),
+    "alerts.exclude": (MATCHERS, 'matchers of PromQL such as namespace!="ops", account!~"class-.*"'),
+    "alerts.team_label": (LABEL, "a label of Prometheus"),
+    "alerts.queue_label": (LABEL, "a label of Prometheus"),
+}
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -95,6 +105,8 @@ def _check_order(settings: Settings) -> list[str]:
 def check_value(section: str, key: str, value: float | str) -> str:
     """Why a value is out of range, "" when it is not. Numbers that are no durations and no counts are shares."""
     if isinstance(value, str):
+        if pattern := PATTERNS.get(f"{section}.{key}"):
+            return "" if re.fullmatch(pattern[0], value) else f"{value!r} is not {pattern[1]}"
         choices = CHOICES[f"{section}.{key}"]
         return "" if value in choices else f"{value!r} is none of {', '.join(choices)}"
     if value <= 0:
@@ -120,6 +132,7 @@ def render_settings(settings: Settings) -> str:
         lines.append(f"{section}:")
         for name, value in values._asdict().items():
             text = format_duration(value) if f"{section}.{name}" in DURATIONS else str(value)
+            text = f"'{text}'" if f"{section}.{name}" in PATTERNS else text
             changed = value != getattr(getattr(defaults, section), name)
             lines.append(f"  {name}: {text}" + ("  # not the default" if changed else ""))
     return "\n".join(lines) + "\n"

@@ -110,14 +110,44 @@ class Policy(NamedTuple):
 class Alerts(NamedTuple):
     """Keys of the section `alerts`."""
 
+    selector: str = 'job="gpu-exporter"'
+    """matchers of the exporter's series; also job=~"gpu-exporter|node" for textfiles"""
+    reconciler: str = 'job="gpu-exporter-reconciler"'
+    """matchers of the reconciler's series"""
+    exclude: str = ""
+    """e.g. namespace!="ops", account!~"class-.*": matchers of the holders that are reported"""
+    interval: float = 60.0
+    """seconds; between two evaluations of the rules"""
     idle_for: float = 3600.0
-    """seconds; GpuAllocationIdle: idle run that raises the alert for the owner; as policy.candidate_after"""
-    idle_warn_for: float = 300.0
-    """seconds; the alert's `for`: rides out one restart of the rule evaluator"""
+    """seconds; idle run that is reported to the owner; as policy.candidate_after"""
+    idle_short: float = 600.0
+    """seconds; a GPU that was busy within this time counts as used; as diagnosis.window"""
+    window: float = 1800.0
+    """seconds; of coverage and utilization; longer windows add up recordings of this one"""
+    wait: float = 600.0
+    """seconds; `for` of alerts; below 10m Prometheus does not restore it after a restart"""
+    wait_long: float = 1800.0
+    """seconds; `for` where nothing is urgent"""
+    keep: float = 900.0
+    """seconds; keep_firing_for: a failed scrape resolves and fires again without it"""
     coverage_min: float = 0.9
-    """observed share of the time held that the alert needs"""
-    fresh_max: float = 120.0
+    """observed share of the time held that an alert needs"""
+    fresh_max: float = 300.0
     """seconds; age of the last sample above which nothing is believed"""
+    low_over: float = 21600.0
+    """seconds; GpuHolderLow: mean utilization over this time ..."""
+    low_mean: float = 0.15
+    """... below this, while no GPU of the holder is idle"""
+    throttled_share: float = 0.1
+    """share of the window that a GPU was slowed down; as diagnosis.throttled_share"""
+    degraded_share: float = 0.02
+    """share of the cluster's GPUs that do not answer, above which it pages"""
+    queued_share: float = 0.05
+    """share of the cluster's GPUs held idle while others wait, above which it is reported"""
+    team_label: str = "label_team"
+    """label of kube_pod_labels that names the team"""
+    queue_label: str = "label_kueue_x_k8s_io_queue_name"
+    """... and the queue; Kueue's"""
 
 
 class Settings(NamedTuple):
@@ -137,7 +167,13 @@ DURATIONS = frozenset(
     (
         "alerts.fresh_max",
         "alerts.idle_for",
-        "alerts.idle_warn_for",
+        "alerts.idle_short",
+        "alerts.interval",
+        "alerts.keep",
+        "alerts.low_over",
+        "alerts.wait",
+        "alerts.wait_long",
+        "alerts.window",
         "attribution.empty_confirm",
         "attribution.interval",
         "attribution.keep_last",

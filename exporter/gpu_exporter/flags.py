@@ -36,6 +36,7 @@ DESCRIPTION = """Who holds which GPU, is it used, and if not, why.
 commands:
   (none)        serve metrics and the status page; with --once print one reading
   reconcile     decide from metrics which holders are underused; with --apply, mark them
+  digest        what some days came to, by tenant and holder, from Prometheus
   demo          a simulated node on a compressed clock
   check-config  read a configuration file and print what is in force
   record        write down what the driver answers, to be replayed elsewhere
@@ -268,22 +269,44 @@ def _add_web_config(parser: Parser) -> None:
     )
 
 
+def _add_prometheus(parser: Parser) -> None:
+    parser.flag("--source.prometheus", dest="prometheus", default="", help="URL of a PromQL API")
+    parser.flag(
+        "--source.matcher",
+        dest="matcher",
+        default='job="gpu-exporter"',
+        help='matchers for every PromQL selector, so that no other target speaks for us (default job="gpu-exporter")',
+    )
+    for name, what in (
+        ("ca", "certificate authorities of the source (default: the system's)"),
+        ("cert", "client certificate for the source, with --source.tls.key"),
+        ("key", "its private key"),
+    ):
+        parser.flag(f"--source.tls.{name}", dest=f"tls_{name}", type=Path, default=None, help=what)
+
+
+def build_digest_parser() -> Parser:
+    """Flags of `digest`."""
+    parser = Parser("gpu-exporter digest", "What the GPUs of some days came to: by tenant, by holder, against before.")
+    _add_prometheus(parser)
+    parser.flag("--since", type=positive_duration, default="7d", help="length of time, up to now (default 7d)")
+    parser.flag(
+        "--format", dest="format", choices=("text", "html", "json"), default="text", help="output (default text)"
+    )
+    _add_common(parser)
+    return parser
+
+
 def build_reconcile_parser() -> Parser:
     """Flags of `reconcile`."""
     parser = Parser("gpu-exporter reconcile", "Decide which holders are underused. Without --apply nothing is written.")
-    parser.flag("--source.prometheus", dest="prometheus", default="", help="URL of a PromQL API")
+    _add_prometheus(parser)
     parser.flag(
         "--source.exporter",
         dest="exporters",
         action="append",
         default=[],
         help="URL of an exporter's metrics; once for each",
-    )
-    parser.flag(
-        "--source.matcher",
-        dest="matcher",
-        default='job="gpu-exporter"',
-        help='matchers for every PromQL selector, so that no other target speaks for us (default job="gpu-exporter")',
     )
     parser.flag(
         "--apply",
@@ -324,12 +347,6 @@ def build_reconcile_parser() -> Parser:
         help="[host]:port of the reconciler's own metrics (default: none)",
     )
     _add_web_config(parser)
-    for name, what in (
-        ("ca", "certificate authorities of the source (default: the system's)"),
-        ("cert", "client certificate for the source, with --source.tls.key"),
-        ("key", "its private key"),
-    ):
-        parser.flag(f"--source.tls.{name}", dest=f"tls_{name}", type=Path, default=None, help=what)
     parser.flag(
         "--once",
         action="store_true",

@@ -441,6 +441,25 @@ class AgentStatus(NamedTuple):
         return self.devices_expected > 0 or unbound or self.driver_missed
 
 
+class TenantKey(NamedTuple):
+    """A namespace of Kubernetes, or an account and a user of Slurm; empty strings are unknown or do not apply."""
+
+    scheduler: str
+    namespace: str
+    account: str
+    user: str
+
+
+class TenantTotals(NamedTuple):
+    """GPU-seconds and joules of a tenant on this node, by its share of each GPU."""
+
+    held_s: float
+    known_s: float
+    busy_s: float
+    idle_s: float
+    energy_j: float
+
+
 class View(NamedTuple):
     """One consistent picture, from which every renderer makes its text."""
 
@@ -449,3 +468,4 @@ class View(NamedTuple):
     gpus: tuple[GpuView, ...]
     allocations: tuple[AllocationView, ...]
     history_bucket_s: float = 1.0
+    tenants: tuple[tuple[TenantKey, TenantTotals], ...] = ()

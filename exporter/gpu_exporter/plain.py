@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import datetime, timezone
 
 LAST_WALL = 253402300799.0  # the end of the year 9999, beyond which dates cannot be written
@@ -35,3 +36,16 @@ def shorten(text: str, most: int) -> str:
 def utc(wall: float) -> datetime:
     """Unix seconds as a date; those of a clock or a peer gone wrong as the nearest date that can be written."""
     return datetime.fromtimestamp(0.0 if math.isnan(wall) else min(max(wall, 0.0), LAST_WALL), timezone.utc)
+
+
+def layout(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str] = frozenset()) -> list[str]:
+    """Pad cells to columns, two spaces apart; columns named in `right` are right-aligned. Each row is one line."""
+    lines = [header, *([one_line(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    return [
+        "  ".join(
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(header, line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    ]

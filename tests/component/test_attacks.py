@@ -7,6 +7,7 @@ import gzip
 import http.client
 import os
 import re
+import signal
 import socket
 import subprocess
 import threading
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.testbed.odd_host import OddHost
 from tests.testbed.processes import GPU_EXPORTER, Processes, Running, fetch, free_port, wait_for
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
@@ -39,6 +41,9 @@ ORDER = [
     "a replay that unpacks to 1 GiB",
     "a state file and a list of devices that were tampered with",
     "a textfile directory in which every user may rename files",
+    "no thread can be started any more, with signals meanwhile",
+    "no thread can be started from the beginning",
+    "a wall clock that is stepped by an hour",
 ]
 HOSTILE, HONEST, PROBE = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 SCENARIO = "gpus: [{model: T4}, {model: H100}]\n"
@@ -71,13 +76,13 @@ def start(processes: Processes, tmp_path: Path) -> Callable[..., tuple[Running, 
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text(SCENARIO)
 
-    def start(*flags: str, **limits: int) -> tuple[Running, int]:
+    def start(*flags: str, host: OddHost | None = None, **limits: int) -> tuple[Running, int]:
         port = free_port()
         listen = f"--web.listen-address=127.0.0.1:{port}"
         command = [*GPU_EXPORTER, f"--devices.scenario={scenario}", "--state.directory=", listen, *flags]
         if limits:
             command = ["prlimit", *(f"--{name}={value}" for name, value in limits.items()), "--", *command]
-        running = processes.start(command)
+        running = processes.start(command, host.environment if host is not None else None)
         wait_for(lambda: fetch(f"http://127.0.0.1:{port}/-/ready"), "the exporter")
         return running, port
 
@@ -360,3 +365,63 @@ def test_a_directory_of_everybody(processes: Processes, seen: dict[str, str], tm
     directory.chmod(0o755)
     wait_for(lambda: (directory / "gpu.prom").is_file() or None, "the file", 30)
     seen[ORDER[10]] = "nothing is written, the log says why; with the next write after `chmod o-w`, by itself"
+
+
+def test_a_host_without_a_thread_to_spare(
+    start: Callable[..., tuple[Running, int]], seen: dict[str, str], tmp_path: Path
+) -> None:
+    host = OddHost(tmp_path / "host")
+    scenario = tmp_path / "scenario.yaml"
+    running, port = start(host=host)
+    host.has_threads(False)
+    wait_for(lambda: "attribution scenario: no thread can be started" in running.log() or None, "the complaint")
+    assert get(port, "/metrics", HONEST)[0] == 200
+    slowest = probe_ms(port)
+    for number, said in ((signal.SIGUSR1, "the driver was let go"), (signal.SIGHUP, "the driver is taken again")):
+        running.process.send_signal(number)
+        wait_for(lambda said=said: said in running.log() or None, said)
+    host.has_threads(True)
+    wait_for(lambda: "attribution scenario: answers again" in running.log() or None, "the way back")
+    wait_for(lambda: 'gpu_up{gpu="0"' in (fetch(f"http://127.0.0.1:{port}/metrics") or "") or None, "the GPUs")
+    host.has_threads(False)
+    assert running.stop() == 0
+    assert "Traceback" not in running.log()
+    seen[ORDER[11]] = (
+        f"scrapes and probes answered, {slowest:.0f} ms at most; SIGUSR1, SIGHUP and SIGTERM obeyed; the log names the "
+        "limits; attribution goes on by itself"
+    )
+    ended = subprocess.run(
+        [*GPU_EXPORTER, f"--devices.scenario={scenario}", "--state.directory=", f"--web.listen-address=:{free_port()}"],
+        env=os.environ | host.environment,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert (ended.returncode, "Traceback" in ended.stderr) == (2, False)
+    assert "raise the limit of tasks (TasksMax= of the unit" in ended.stderr
+    seen[ORDER[12]] = f"status {ended.returncode}; the one line of the error names the limits"
+
+
+def observed_s(port: int) -> float:
+    found = re.search(
+        r"^gpu_observed_seconds_total\{gpu=\"0\".*} (\S+)", fetch(f"http://127.0.0.1:{port}/metrics") or "", re.M
+    )
+    assert found is not None
+    return float(found[1])
+
+
+def test_a_clock_that_is_stepped(
+    start: Callable[..., tuple[Running, int]], seen: dict[str, str], tmp_path: Path
+) -> None:
+    """Forwards here. Backwards a ring may keep stamps of the future for two minutes (test_driver_ring.py)."""
+    host = OddHost(tmp_path / "host")
+    running, port = start(host=host)
+    wait_for(lambda: observed_s(port) > 0, "a first second")
+    host.step(3600)
+    wait_for(lambda: "the wall clock was stepped by +3600 s" in running.log() or None, "the log")
+    before, began = observed_s(port), time.monotonic()
+    wait_for(lambda: observed_s(port) > before + 1.0, "activity to be known again", 130)
+    took = time.monotonic() - began
+    assert running.stop() == 0
+    seen[ORDER[13]] = f"the log says it; activity is known again after {took:.0f} s"

@@ -97,7 +97,8 @@ class Book:
 class Bench:
     """One cycle over one or more books; evidence as idle runs of each holder's units."""
 
-    def __init__(self, *books: Book, policy: Policy = POLICY) -> None:
+    def __init__(self, *books: Book, policy: Policy = POLICY, once: bool = False) -> None:
+        self.once = once
         self.books = books
         self.runs: dict[HolderName, Sequence[float]] = {}
         self.error = ""
@@ -110,7 +111,7 @@ class Bench:
 
     def restart(self) -> None:
         """Another process: only the books are left."""
-        self.cycle = Cycle(self, self.books, self.policy, self, lambda: self.wall)
+        self.cycle = Cycle(self, self.books, self.policy, self, lambda: self.wall, once=self.once)
 
     def count_write(self, result: str) -> None:
         self.writes.append(result)

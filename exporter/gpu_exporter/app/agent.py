@@ -25,6 +25,7 @@ from gpu_exporter.ledger.expected import ExpectedDevices
 from gpu_exporter.ledger.state import StateFile, read_boot_id
 from gpu_exporter.model import AgentStatus, CollectorOutcome, View
 from gpu_exporter.sampling.kernel_log import KernelLogLoop
+from gpu_exporter.threads import start
 from gpu_exporter.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -112,8 +113,8 @@ class Agent:
 
     def _spawn(self, name: str, target: Callable[[], None]) -> None:
         thread = threading.Thread(target=target, name=name, daemon=True)
+        start(thread)
         self._threads.append(thread)
-        thread.start()
 
     def stop(self) -> bool:
         """End everything and save the state; false when a driver call hangs, so the driver was not let go."""

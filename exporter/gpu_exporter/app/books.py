@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from gpu_exporter.attribution.contradict import ProcessNet
 from gpu_exporter.attribution.numbers import NumberMemory
@@ -27,6 +27,8 @@ from gpu_exporter.model import (
     HolderKey,
     InstanceReading,
     StateStatus,
+    TenantKey,
+    TenantTotals,
     UnitId,
     UnitTotals,
     Verdict,
@@ -177,19 +179,16 @@ class Books:
                 (allocation.unit, allocation.holder.key): confirmed[id(claim)]
                 for allocation, claim in self._resolution.allocations
             }
-            self.ledger.settle(
-                now,
-                wall,
-                [
-                    ConfirmedAllocation(
-                        allocation,
-                        confirmed[id(claim)],
-                        self._start_of(allocation, now, wall),
-                        None if allocation.working_wall is None else now - (wall - allocation.working_wall),
-                    )
-                    for allocation, claim in self._resolution.allocations
-                ],
-            )
+            held = [
+                ConfirmedAllocation(
+                    allocation,
+                    confirmed[id(claim)],
+                    self._start_of(allocation, now, wall),
+                    None if allocation.working_wall is None else now - (wall - allocation.working_wall),
+                )
+                for allocation, claim in self._resolution.allocations
+            ]
+            self.ledger.settle(now, wall, held)
             return self._resolution
 
     def _incomplete(self, expected: int) -> str:
@@ -274,7 +273,12 @@ class Books:
                 if (view := self._allocation_view(allocation, gpus, now, wall)) is not None
             ]
             allocations.sort(key=lambda view: (view.gpu, view.mig, view.allocation.holder.key))
-            return View(wall, status, tuple(gpus.values()), tuple(allocations), self._settings.sampling.interval)
+            bucket_s, tenants = self._settings.sampling.interval, tuple(self._tenant_totals())
+            return View(wall, status, tuple(gpus.values()), tuple(allocations), bucket_s, tenants)
+
+    def _tenant_totals(self) -> Iterator[tuple[TenantKey, TenantTotals]]:
+        for key, totals in self.ledger.tenants.totals():
+            yield key, totals if self._state is None else self._state.bound_tenant(key, totals)
 
     def _gpu_view(self, snapshot: DeviceSnapshot, now: float, wall: float, hung: bool) -> GpuView:
         age = now - snapshot.monotonic

@@ -28,6 +28,7 @@ from gpu_exporter.sampling.events import EventLoop
 from gpu_exporter.sampling.loop import DeviceLoop
 from gpu_exporter.sampling.sampler import DeviceSampler
 from gpu_exporter.sampling.worker import Worker
+from gpu_exporter.threads import NoThread, start
 
 log = logging.getLogger(__name__)
 SOON_S = 0.1
@@ -83,7 +84,7 @@ class Fleet:
         self._settled = False
 
     def start(self) -> None:
-        threading.Thread(target=self._watch_over, name="driver", daemon=True).start()
+        start(threading.Thread(target=self._watch_over, name="driver", daemon=True))
 
     def stop(self, timeout_s: float) -> bool:
         """End every loop and let the driver go; false when a call hangs, so that it could not be let go."""
@@ -152,6 +153,10 @@ class Fleet:
         while not self._stop.is_set() and not self.changed.is_set():
             try:
                 self._look()
+            except NoThread as exc:
+                if str(exc) not in self._warned:
+                    log.warning("a GPU or its events are not watched: %s", exc)
+                self._warned.add(str(exc))
             except Exception:  # a fault of ours must not end the watch over the others
                 log.exception("looking after the driver failed")
             self.asked.set()
@@ -284,8 +289,8 @@ class Fleet:
         if any(isinstance(worker, EventLoop) for worker in self._stuck):
             return  # it hangs in the driver, and so would another
         events = EventLoop(self._open_watch, self._books.xids, self._clock, self._books.touch)
-        self._events_for = wanted
         events.start()
+        self._events_for = wanted
         self._events = events
 
     def _open_watch(self) -> EventWatch:

@@ -15,6 +15,7 @@ from gpu_exporter.devices.errors import DriverUnavailable
 from gpu_exporter.exposition.health import judge_health
 from gpu_exporter.files import write_atomically
 from gpu_exporter.model import AgentStatus, View
+from gpu_exporter.threads import start
 from gpu_exporter.version import VERSION
 
 EXIT_OK, EXIT_NO_DATA, EXIT_PARTIAL = 0, 3, 4  # those of `flags.EPILOG`
@@ -116,7 +117,7 @@ def run_once(
             result.append(exc)
 
     worker = threading.Thread(target=work, name="once", daemon=True)
-    worker.start()
+    start(worker)
     # While the driver is waited for: an empty view loads what the real one will need.
     render(View(0.0, AgentStatus(VERSION, backend_name, False, "", 0, 0, 0.0, None), (), ()), form)
     worker.join(timeout_s)

@@ -18,6 +18,7 @@ from gpu_exporter.devices.errors import DeviceError, DriverUnavailable
 from gpu_exporter.devices.protocol import Backend
 from gpu_exporter.model import AgentStatus, View
 from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.threads import start
 from gpu_exporter.version import VERSION
 
 GPM_WINDOW_S = 0.11  # NVML wants more than 100 ms between two samples
@@ -36,7 +37,7 @@ class _Reader:
         self._position, self._backend, self._enabled = position, backend, enabled
         self._clock, self._settings = clock, settings
         self._thread = threading.Thread(target=self._read, name=f"gpu-{position}", daemon=True)
-        self._thread.start()
+        start(self._thread)
 
     def join(self, deadline: float) -> bool:
         """Wait for the end, or until `deadline` (time.monotonic); false when it is not over."""
@@ -122,7 +123,7 @@ def take_one_view(
     identity = Identity(settings.identity.user, state_directory)
     poller = Poller(sources, clock, settings.attribution.keep_last, identity)
     asking = threading.Thread(target=poller.poll, name="attribution", daemon=True)
-    asking.start()
+    start(asking)
     presence = Presence(ExpectedDevices(state_directory, read_boot_id()), sysfs)
     presence.look()
     unread_yet = [reader for reader in readers if not reader.join(deadline)]

@@ -161,8 +161,7 @@ def apply_forever(
 
 def apply_once(source: EvidenceSource, markers: Sequence[Marker], policy: Policy, telemetry: Telemetry) -> int:
     """One cycle that writes; the exit code. Marks without evidence go at once: a single cycle cannot wait for it."""
-    policy = policy._replace(unsupported_max=0.0)
-    problem = _apply_cycle(Cycle(source, markers, policy, telemetry, time.time), telemetry)
+    problem = _apply_cycle(Cycle(source, markers, policy, telemetry, time.time, once=True), telemetry)
     if problem:
         log.warning("cycle incomplete: %s", problem)
     return 4 if problem else 0
@@ -171,7 +170,7 @@ def apply_once(source: EvidenceSource, markers: Sequence[Marker], policy: Policy
 def _apply_cycle(cycle: Cycle, telemetry: Telemetry) -> str:
     began = time.monotonic()
     problem = cycle.run()
-    telemetry.note_cycle(began, not problem, cycle.standing)
+    telemetry.note_cycle(began, not problem, cycle.standing, cycle.decisions)
     return problem
 
 

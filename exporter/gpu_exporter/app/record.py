@@ -24,9 +24,10 @@ from gpu_exporter.devices.nvml.backend import NvmlBackend
 from gpu_exporter.devices.nvml.library import LiveLibrary
 from gpu_exporter.devices.nvml.recording import Answers, Question, Recorder
 from gpu_exporter.devices.protocol import Device
-from gpu_exporter.exposition.table import layout
 from gpu_exporter.files import write_atomically
+from gpu_exporter.plain import layout
 from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.threads import start
 from gpu_exporter.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ def record(path: Path, duration_s: float, interval_s: float, settings: Settings,
     threads = [threading.Thread(target=tap.run, daemon=True) for tap in taps]
     threads.append(threading.Thread(target=_listen, args=(backend, taps, stop), daemon=True))
     for thread in threads:
-        thread.start()
+        start(thread)
     stop.wait(duration_s)
     stop.set()
     deadline = time.monotonic() + interval_s + 4 * EVENT_WAIT_S

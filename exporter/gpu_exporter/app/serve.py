@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import signal
 import threading
 import time
@@ -19,6 +20,7 @@ from gpu_exporter.exposition.series import Series
 from gpu_exporter.exposition.site import ExporterSite
 from gpu_exporter.files import write_atomically
 from gpu_exporter.model import Family, MetricType
+from gpu_exporter.threads import start
 from gpu_exporter.web.server import HttpServer
 
 log = logging.getLogger(__name__)
@@ -68,10 +70,23 @@ def hold_signals() -> None:
 
 
 def release_on_signal(agent: Agent) -> None:
-    """SIGUSR1 lets the driver go, SIGHUP takes it again; in threads, since a driver call may hang."""
+    """SIGUSR1 lets the driver go, SIGHUP takes it again; in a thread, since a driver call may hang.
+
+    The thread is there before the signals: when one arrives, the host may have none left.
+    """
     actions = {signal.SIGUSR1: agent.fleet.release, signal.SIGHUP: agent.fleet.take}
-    for number, action in actions.items():
-        signal.signal(number, lambda *_, act=action: threading.Thread(target=act, name="signal", daemon=True).start())
+    arrived: queue.SimpleQueue[int] = queue.SimpleQueue()  # put() may interrupt itself
+
+    def act() -> None:
+        while True:
+            try:
+                actions[signal.Signals(arrived.get())]()
+            except Exception:  # a fault of ours must not make the next signal mean nothing
+                log.exception("unforeseen")
+
+    start(threading.Thread(target=act, name="signal", daemon=True))
+    for number in actions:
+        signal.signal(number, lambda number, _: arrived.put(number))
 
 
 def stop_on_change(agent: Agent, stop: threading.Event) -> threading.Event:
@@ -83,7 +98,7 @@ def stop_on_change(agent: Agent, stop: threading.Event) -> threading.Event:
         either.set()
 
     for event in (stop, agent.fleet.changed):
-        threading.Thread(target=wait, args=(event,), name="stop", daemon=True).start()
+        start(threading.Thread(target=wait, args=(event,), name="stop", daemon=True))
     return either
 
 
@@ -117,7 +132,7 @@ def repeat_aside(tick: Callable[[], None], each_s: float, stop: threading.Event)
             stop.set()
 
     thread = threading.Thread(target=run, name="cycle", daemon=True)
-    thread.start()
+    start(thread)
     stop.wait()
     thread.join(LAST_TICK_S)
     if faults:

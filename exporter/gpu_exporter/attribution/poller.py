@@ -13,6 +13,7 @@ from gpu_exporter.attribution.identity import Identity
 from gpu_exporter.attribution.source import Answer, Source, SourceError
 from gpu_exporter.clock import Clock
 from gpu_exporter.model import Claim, SourceStatus
+from gpu_exporter.threads import NoThread, start
 
 log = logging.getLogger(__name__)
 CLAIMS_MAX = 4096  # of one source: 16 GPUs in 7 instances each for 36 holders; more would cost the scrape its time
@@ -35,7 +36,10 @@ class _Question:
         self.polls = 0  # that ended without an answer
         self._source = source
         self._thread = threading.Thread(target=self._ask, name=f"poll-{source.name}", daemon=True)
-        self._thread.start()
+        try:
+            start(self._thread)
+        except NoThread as exc:
+            self.answer = SourceError(str(exc))
 
     def _ask(self) -> None:
         try:
@@ -44,7 +48,8 @@ class _Question:
             self.answer = exc
 
     def is_answered(self, within_s: float | None) -> bool:
-        self._thread.join(within_s)
+        if self._thread.ident is not None:  # it was started
+            self._thread.join(within_s)
         return not self._thread.is_alive()
 
 

@@ -223,6 +223,28 @@ SAMPLE_INTERVAL = Family(
     "gauge",
     "How fresh values can be: the larger of the sampling interval and --textfile.interval",
 )
+TENANT_LABELS = ("scheduler", "namespace", "account", "user")
+TENANT_HELD = Family(
+    "gpu_tenant_held_gpu_seconds_total",
+    "counter",
+    "GPU-seconds held on this node by a namespace, or an account and user, each GPU by the share held; pods and jobs "
+    "that come and go between two scrapes count too",
+)
+TENANT_KNOWN = Family(
+    "gpu_tenant_known_gpu_seconds_total",
+    "counter",
+    "GPU-seconds held for which utilization is known; the rest is unknown",
+)
+TENANT_BUSY = Family(
+    "gpu_tenant_busy_gpu_seconds_total", "counter", "Integral of utilization over the GPU-seconds held"
+)
+TENANT_IDLE = Family(
+    "gpu_tenant_idle_gpu_seconds_total", "counter", "GPU-seconds held at exactly 0 with every other witness quiet"
+)
+TENANT_ENERGY = Family(
+    "gpu_tenant_energy_joules_total", "counter", "Energy of GPUs and MIG instances while a tenant held them alone"
+)
+TENANT_FAMILIES = (TENANT_HELD, TENANT_KNOWN, TENANT_BUSY, TENANT_IDLE, TENANT_ENERGY)
 LAST_SAMPLE = Family(
     "gpu_exporter_last_sample_timestamp_seconds",
     "gauge",
@@ -296,4 +318,5 @@ def fixed_groups() -> Iterator[tuple[str, tuple[str, ...], tuple[Family, ...]]]:
     yield "GPU: collector `xid`, published for a lost GPU too", DEVICE_LABELS, XID_FAMILIES
     yield "MIG instance: ledger", MIG_LABELS, MIG_UNIT_FAMILIES
     yield "Allocation: one holder on one GPU or MIG instance", ALLOCATION_LABELS, ALLOCATION_FAMILIES
+    yield "Tenant: a namespace, or an account and user of Slurm", TENANT_LABELS, TENANT_FAMILIES
     yield "The exporter itself", (), SELF_FAMILIES

@@ -26,6 +26,17 @@ def render_json(view: View) -> str:
             "warnings": list(status.warnings),
             "gpus": [_gpu(gpu) for gpu in view.gpus],
             "allocations": [_allocation(allocation) for allocation in view.allocations],
+            "tenants": [
+                {
+                    **key._asdict(),
+                    "held_gpu_seconds": totals.held_s,
+                    "known_gpu_seconds": totals.known_s,
+                    "busy_gpu_seconds": totals.busy_s,
+                    "idle_gpu_seconds": totals.idle_s,
+                    "energy_joules": totals.energy_j,
+                }
+                for key, totals in view.tenants
+            ],
             "attribution": [
                 {
                     "source": s.name,

@@ -53,6 +53,9 @@ def list_series(view: View) -> list[Series]:
         _add_gpu(table, gpu, gpu.snapshot.identity.uuid in held, attribution=view.status.attribution_known)
     for allocation in view.allocations:
         _add_allocation(table, allocation)
+    for tenant, totals in view.tenants:
+        for family, value in zip(catalog.TENANT_FAMILIES, totals, strict=True):
+            table.add(family, catalog.TENANT_LABELS, tenant, value)
     return list(table.series.values())
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from gpu_exporter.exposition.rows import Row, list_rows
 from gpu_exporter.model import View
-from gpu_exporter.plain import one_line
+from gpu_exporter.plain import layout, one_line
 
 HEADER = ("GPU", "NAME", "UTIL", "MEMORY", "POWER", "TEMP", "HOLDER", "OWNER", "HELD", "IDLE", "STATE", "WHY")
 RIGHT = frozenset(("UTIL", "MEMORY", "POWER", "TEMP", "HELD", "IDLE"))
@@ -40,16 +38,3 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.state,
         row.why,
     )
-
-
-def layout(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[str] = frozenset()) -> list[str]:
-    """Pad cells to columns, two spaces apart; columns named in `right` are right-aligned. Each row is one line."""
-    lines = [header, *([one_line(cell) for cell in row] for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    return [
-        "  ".join(
-            cell.rjust(width) if name in right else cell.ljust(width)
-            for name, cell, width in zip(header, line, widths, strict=True)
-        ).rstrip()
-        for line in lines
-    ]

@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 from gpu_exporter.ledger.accounts import HolderAccount, UnitAccount, read_date
 from gpu_exporter.ledger.ring import Ring
+from gpu_exporter.ledger.tenants import HolderId, Tenants
 from gpu_exporter.model import (
     Activity,
     Allocation,
-    HolderKey,
     HolderTotals,
     Span,
     UnitId,
@@ -85,9 +85,6 @@ class _Pending:
     energy_at: float | None = None
 
 
-HolderId = tuple[UnitId, HolderKey]
-
-
 class Ledger:
     """All accounts of one node."""
 
@@ -99,6 +96,7 @@ class Ledger:
         self.restored_units: dict[UnitId, UnitAccount] = {}
         self.restored_holders: dict[HolderId, HolderAccount] = {}
         self.rings: dict[UnitId, Ring] = {}
+        self.tenants = Tenants()
         self.long_run_ended = False  # an idle run worth remembering ended: the state file should learn it soon
         self._pending: dict[UnitId, _Pending] = {}
 
@@ -194,7 +192,9 @@ class Ledger:
         for holder_id in [known for known in self.holders if known not in shown]:
             absent = self.restored_holders[holder_id] = self.holders.pop(holder_id)
             absent.end_run()  # should it come back, nothing is known of the time in between
+        self.tenants.settle(now, self.rules.longest_unconfirmed_s, confirmed, self.holders)
         self._forget(now)
+        self.tenants.forget((*self.holders, *self.restored_holders))
 
     @staticmethod
     def _note_working(account: HolderAccount, working: float | None) -> None:

@@ -27,7 +27,9 @@ from typing import Any, NamedTuple, TypeVar
 from gpu_exporter.files import PRIVATE, make_directory, write_atomically
 from gpu_exporter.ledger.accounts import HolderAccount, UnitAccount
 from gpu_exporter.ledger.ledger import Ledger
-from gpu_exporter.model import HolderKey, HolderTotals, UnitId, UnitTotals
+from gpu_exporter.ledger.tenants import COUNTERS as TENANT_COUNTERS
+from gpu_exporter.ledger.tenants import TenantAccount
+from gpu_exporter.model import HolderKey, HolderTotals, TenantKey, TenantTotals, UnitId, UnitTotals
 
 VERSION = 2
 HEADER = "gpu-exporter-state"
@@ -49,7 +51,7 @@ def read_boot_id(path: Path = BOOT_ID) -> str:
         return ""
 
 
-MarkKey = tuple[UnitId, HolderKey | None, str]
+MarkKey = tuple[UnitId, HolderKey | None, str] | tuple[TenantKey, str]
 Numbers = Mapping[tuple[HolderKey, str], UnitId]
 NO_NUMBERS: Numbers = MappingProxyType({})
 
@@ -110,13 +112,17 @@ class StateFile:
                 for entry in data["holders"]
             }
             numbers = {(_holder(key), str(number)): _unit(unit) for key, number, unit in data["numbers"]}
+            accounts = {
+                _tenant(entry.pop("tenant")): _checked(TenantAccount(**entry)) for entry in data.get("tenants", [])
+            }
         except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as exc:
             return f"state file with other fields than this version's: {exc}"
         ledger.restored_units.update(units)
         ledger.restored_holders.update(holders)
+        ledger.tenants.restore(accounts, holders)
         self.numbers = numbers
         # Until the first write succeeds nothing beyond what the file promises may be published.
-        self.marks = _marks_of(units, holders)
+        self.marks = _marks_of(units, holders, accounts)
         return ""
 
     def prepare(self, ledger: Ledger, numbers: Numbers = NO_NUMBERS, *, final: bool = False) -> Prepared:
@@ -133,6 +139,8 @@ class StateFile:
             holder_id: _ahead_holder(account, margin, self._power_limit(ledger, holder_id[0]))
             for holder_id, account in (*ledger.restored_holders.items(), *ledger.holders.items())
         }
+        gpus = len({unit.uuid for unit in ledger.units}) or 1
+        accounts = {key: _ahead_tenant(account, margin * gpus) for key, account in ledger.tenants.accounts.items()}
         body = json.dumps(
             {
                 "boot_id": self._boot_id,
@@ -140,11 +148,12 @@ class StateFile:
                 "holders": [
                     {"unit": unit, "holder": key, **asdict(account)} for (unit, key), account in holders.items()
                 ],
+                "tenants": [{"tenant": key, **asdict(account)} for key, account in accounts.items()],
                 "numbers": [(key, number, unit) for (key, number), unit in numbers.items()],
             }
         )
         text = f"{HEADER} {VERSION} {zlib.crc32(body.encode()):08x}\n{body}"
-        return Prepared(text, _marks_of(units, holders))
+        return Prepared(text, _marks_of(units, holders, accounts))
 
     def commit(self, prepared: Prepared) -> None:
         """Put the content on disk. The caller then calls `adopt`. Raises OSError; the old marks stay in force."""
@@ -168,6 +177,12 @@ class StateFile:
         counters = HOLDER_COUNTERS if totals.energy_j is None else (*HOLDER_COUNTERS, "energy_j")
         return totals._replace(**self._bounded(unit, key, totals, counters))
 
+    def bound_tenant(self, key: TenantKey, totals: TenantTotals) -> TenantTotals:
+        """The totals, but nothing beyond the marks on disk."""
+        marks = {counter: self.marks.get((key, counter)) for counter in TENANT_COUNTERS}
+        bounded = {name: min(getattr(totals, name), mark) for name, mark in marks.items() if mark is not None}
+        return totals._replace(**bounded)
+
     def _bounded(
         self, unit: UnitId, key: HolderKey | None, totals: object, counters: tuple[str, ...]
     ) -> dict[str, Any]:
@@ -179,7 +194,7 @@ class StateFile:
         return bounded
 
 
-AccountT = TypeVar("AccountT", UnitAccount, HolderAccount)
+AccountT = TypeVar("AccountT", UnitAccount, HolderAccount, TenantAccount)
 FLAGS = frozenset(("known", "running", "alone"))
 
 
@@ -192,6 +207,12 @@ def _holder(value: Any) -> HolderKey:
     if scheduler not in ("kubernetes", "slurm"):
         raise ValueError(f"{scheduler!r} is not a scheduler")
     return HolderKey("kubernetes" if scheduler == "kubernetes" else "slurm", incarnation)
+
+
+def _tenant(value: Any) -> TenantKey:
+    if not isinstance(value, list) or len(value) != 4 or not all(isinstance(part, str) for part in value):
+        raise ValueError(f"{value!r} is not a tenant")
+    return TenantKey(*value)
 
 
 def _texts(value: Any) -> tuple[str, str]:
@@ -247,10 +268,25 @@ def _ahead_holder(account: HolderAccount, margin: float, power_limit_w: float) -
     return ahead
 
 
+def _ahead_tenant(account: TenantAccount, gpu_seconds: float) -> TenantAccount:
+    """A copy with its counters as far ahead as all GPUs of the node can bring it."""
+    ahead = replace(account)
+    for counter in ("held_s", "known_s", "busy_s", "idle_s"):
+        setattr(ahead, counter, getattr(account, counter) + gpu_seconds)
+    ahead.known_s = max(ahead.known_s, ahead.busy_s + ahead.idle_s)
+    ahead.held_s = max(ahead.held_s, ahead.known_s)
+    ahead.energy_j += gpu_seconds * MAX_BOARD_POWER_W
+    return ahead
+
+
 def _marks_of(
-    units: Mapping[UnitId, UnitAccount], holders: Mapping[tuple[UnitId, HolderKey], HolderAccount]
+    units: Mapping[UnitId, UnitAccount],
+    holders: Mapping[tuple[UnitId, HolderKey], HolderAccount],
+    tenants: Mapping[TenantKey, TenantAccount],
 ) -> dict[MarkKey, float]:
-    marks: dict[MarkKey, float] = {}
+    marks: dict[MarkKey, float] = {
+        (key, counter): getattr(account, counter) for key, account in tenants.items() for counter in TENANT_COUNTERS
+    }
     for unit, account in units.items():
         for counter in UNIT_COUNTERS:
             marks[unit, None, counter] = getattr(account, counter)

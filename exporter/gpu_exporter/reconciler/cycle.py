@@ -1,9 +1,14 @@
 """One cycle that acts: read the marks that exist, read evidence, decide, withdraw, mark, renew.
 
-Withdrawals come first and are never limited. Marks are written where evidence supports them, so many a cycle. A mark
-that evidence neither supports nor contradicts stays until `policy.unsupported_max` after the time of evidence that its
-object carries, which is renewed while evidence lasts. What the live objects carry is the only memory: a reconciler that
-restarts takes over what it finds, and restarts do not make a mark younger.
+Withdrawals come first and are never limited. What needs no evidence does not wait for it either. A mark on a live
+object that must not carry one goes before the source is asked. So does a mark that has been without support for too
+long, unless the source answered in the last cycle: then its answer may support the mark again, and is waited for, at
+most EVIDENCE_S.
+
+Marks are written where evidence supports them, so many a cycle. A mark that evidence neither supports nor contradicts
+stays until `policy.unsupported_max` after the time of evidence that its object carries, which is renewed while evidence
+lasts. What the live objects carry is the only memory: a reconciler that restarts takes over what it finds, and restarts
+do not make a mark younger.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from typing import ParamSpec, Protocol, TypeVar
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import EvidenceError, EvidenceSource, HolderName
 from gpu_exporter.reconciler.marks import Mark, Marker, MarkError, Refused
-from gpu_exporter.reconciler.plan import Plan, Withdrawal, evidence_age, is_due, plan
+from gpu_exporter.reconciler.plan import Withdrawal, evidence_age, is_due, plan
 from gpu_exporter.reconciler.policy import Decision, decide, needed_s
 
 log = logging.getLogger(__name__)
@@ -55,7 +60,14 @@ class Cycle:
         policy: Policy,
         observer: Observer,
         read_wall: Callable[[], float],
+        *,
+        once: bool = False,
     ) -> None:
+        """`once`: there will be no other cycle, so a mark that this one's evidence does not support goes at once.
+
+        Its age does not count before that: from a cron job it is the time since the last run.
+        """
+        self._once = once
         self._source = source
         self._markers = {marker.scheduler: marker for marker in markers}
         self._policy = policy
@@ -63,8 +75,12 @@ class Cycle:
         self._read_wall = read_wall
         self._refusals: dict[HolderName, str] = {}
         self._failed = 0
+        # In the last cycle; a process that dies of its evidence must withdraw all the same.
+        self._had_evidence = once
         self.standing: dict[HolderName, str] = {}
         """Stage of every mark that exists after the cycle."""
+        self.decisions: Sequence[Decision] = ()
+        """What the last cycle's evidence says, of every holder in it; empty without evidence."""
 
     def run(self) -> str:
         """One cycle; what was missing for it, "" when all went well. Raises nothing.
@@ -82,13 +98,15 @@ class Cycle:
         marks, unlisted = self._list_marks()
         problems = list(unlisted.values())
         wall = self._read_wall()
-        decisions = self._decide(marks, unlisted, problems)
         unlisted_marks = {name: stage for name, stage in self.standing.items() if name.scheduler in unlisted}
         self.standing = unlisted_marks | {mark.name: mark.stage for mark in marks}
-        work = plan(decisions, marks, wall, self._policy)
+        gone = self._withdraw_at_once(marks, wall)
+        decisions = [d for d in self._decide(marks, unlisted, problems) if d.name not in gone]
+        policy = self._policy._replace(unsupported_max=0.0) if self._once else self._policy
+        work = plan(decisions, [mark for mark in marks if mark.name not in gone], wall, policy)
         for withdrawal in work.withdrawals:
             self._withdraw(withdrawal)
-        refused = self._check_all(work)
+        refused = self._check_all([*work.kept, *work.waiting])
         written = self._write_all([decision for decision in work.writes if decision.name not in refused], wall)
         kept = [(mark, decision) for mark, decision in work.kept if mark.name not in refused | written]
         self._renew_all(kept, wall)
@@ -96,15 +114,27 @@ class Cycle:
             problems.append(f"{self._failed} marks could not be withdrawn")
         return problems
 
+    def _withdraw_at_once(self, marks: Sequence[Mark], wall: float) -> set[HolderName]:
+        """Withdraw what needs no evidence; the holders, which get no other mark in this cycle."""
+        withdrawals, running = plan([], marks, wall, self._policy).withdrawals, [m for m in marks if not m.ended]
+        if self._had_evidence:
+            withdrawals = [each for each in withdrawals if each.mark.ended]
+        for withdrawal in withdrawals:
+            self._withdraw(withdrawal)
+        gone = {withdrawal.mark.name for withdrawal in withdrawals}
+        return gone | self._check_all([(mark, None) for mark in running if mark.name not in gone])
+
     def _decide(self, marks: Sequence[Mark], unlisted: Collection[str], problems: list[str]) -> list[Decision]:
         """Decisions that can be acted on; what was missing goes to `problems`.
 
         On any error there are none, and marks age as if their holders had no series.
         """
+        self._had_evidence, self.decisions = False, ()
         try:
             evidence = self._source.read_evidence([mark.name for mark in marks])
             problems += evidence.problems[:3]
             decisions = decide(evidence, self._policy)
+            self._had_evidence, self.decisions = True, decisions
         except EvidenceError as exc:
             problems.append(str(exc))
             return []
@@ -129,14 +159,14 @@ class Cycle:
                 unlisted[marker.scheduler] = f"{marker.scheduler} marks cannot be read: {exc}"
         return marks, unlisted
 
-    def _check_all(self, work: Plan) -> set[HolderName]:
-        """Compare the live objects with the evidence and withdraw the marks that they must not carry; their holders.
+    def _check_all(self, pairs: Sequence[tuple[Mark, Decision | None]]) -> set[HolderName]:
+        """Compare live objects with the evidence, if any, and withdraw marks that they must not carry; their holders.
 
         A mark is held to what its own stage needs. What a higher one needs is asked when that is written.
         """
         wall = self._read_wall()
         refused: set[HolderName] = set()
-        for mark, decision in [*work.kept, *work.waiting]:
+        for mark, decision in pairs:
             marker, needed = self._markers[mark.name.scheduler], needed_s(mark.stage, self._policy)
             try:
                 if decision is None or decision.stage == "unknown":

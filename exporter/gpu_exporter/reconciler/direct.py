@@ -31,6 +31,7 @@ from gpu_exporter.reconciler.evidence import (
     refuse_renamed,
 )
 from gpu_exporter.reconciler.fetch import fetch_text, shorten
+from gpu_exporter.threads import NoThread, start
 
 MAX_EXPORTERS = 200
 FETCHES = 16  # at once: nodes that do not answer must not make the answers of others old
@@ -126,7 +127,10 @@ class ExporterSource:
 
         until = time.monotonic() + self._within_s
         for _ in range(min(FETCHES, len(self._urls))):
-            threading.Thread(target=work, name="fetch", daemon=True).start()
+            try:
+                start(threading.Thread(target=work, name="fetch", daemon=True))
+            except NoThread as exc:
+                raise EvidenceError(str(exc)) from exc
         found: dict[str, _Page | EvidenceError] = {}
         while len(found) < len(self._urls):
             try:

@@ -42,6 +42,7 @@ class DryRun:
         began = time.monotonic()
         problem = ""
         complete = False
+        self._decisions: Sequence[Decision] = ()
         try:
             complete = self._run()
         except EvidenceError as exc:
@@ -55,12 +56,12 @@ class DryRun:
             if problem != self._last_problem:
                 log.exception("nothing decided: unforeseen")
         self._last_problem = problem
-        self._telemetry.note_cycle(began, complete, {})
+        self._telemetry.note_cycle(began, complete, {}, self._decisions)
 
     def _run(self) -> bool:
         """Whether all of the evidence was there."""
         evidence = self._source.read_evidence()
-        decisions = decide(evidence, self._policy)
+        self._decisions = decisions = decide(evidence, self._policy)
         outlooks = self._foresight.look(decisions, self._read_wall())
         self._last_good = self._read_monotonic()
         for notice in self._foresight.notices:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from gpu_exporter.plain import one_line
 from gpu_exporter.reconciler.evidence import EvidenceError
+from gpu_exporter.threads import start
 
 ANSWER_S = 10.0  # for a whole answer, from its connection to its last byte
 CHUNK = 65536
@@ -57,7 +58,7 @@ class _Deadline:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> _Deadline:
-        self._timer.start()
+        start(self._timer)
         return self
 
     def __exit__(

@@ -28,8 +28,10 @@ from gpu_exporter.reconciler.evidence import (
     refuse_renamed,
 )
 from gpu_exporter.reconciler.fetch import ANSWER_S, MIB, MOST_BYTES, clean, fetch_text
+from gpu_exporter.threads import NoThread, run_ahead
 
 MATCHER_MAX = 12_000  # characters; VictoriaMetrics takes queries of 16 KiB
+WORKERS = 3  # queries at once: the server works on some while the answer of another is parsed (docs/benchmarks.md)
 HOLDER_BYTES = 1024  # of an answer, for each holder that it may name
 HOLDER_LABELS = ("cluster", "scheduler", "namespace", "pod", "job_id", *RENAMED_LABELS)
 PREFIX = "gpu_allocation_"
@@ -43,8 +45,10 @@ FACTS = (
     "holder_units",
 )
 UnitKey: TypeAlias = tuple[str, ...]
+STRINGS = frozenset({str})
 Place: TypeAlias = tuple[str, str]  # node and instance of an exporter
 Series: TypeAlias = frozenset[tuple[str, str]]  # every label of one series
+COUNTERS = ("held_seconds_total", "observed_seconds_total")
 
 
 class Row(NamedTuple):
@@ -52,6 +56,10 @@ class Row(NamedTuple):
 
     labels: dict[str, str]
     value: float
+
+
+Facts: TypeAlias = dict[str, list[Row]]
+Batch: TypeAlias = tuple[Facts, Facts]  # the rows of each of FACTS; how much COUNTERS grew over the window
 
 
 class Fetch(Protocol):
@@ -80,7 +88,7 @@ def parse_vector(text: str, query: str) -> list[Row]:
 
 def _labels(metric: Any) -> dict[str, str]:
     labels = dict(metric)
-    if not all(isinstance(text, str) for pair in labels.items() for text in pair):
+    if not STRINGS.issuperset(map(type, labels.values())):  # keys of JSON are texts; 300,000 rows pay for each look
         raise TypeError
     return labels
 
@@ -125,12 +133,11 @@ class PromQLSource:
             return Evidence(wall, (), exporters, allocations, hidden=hidden)
         ages, intervals = self._ages(), self._intervals()
         holders: dict[HolderName, Gathered] = {}
-        for wanted in _restrict(names):
-            facts = self._facts(wanted)
+        for facts, growth in self._read_batches(_restrict(names)):
             starts = _by_unit(facts["start_timestamp_seconds"], max)
             runs = _by_unit(facts["idle_run_seconds"], min)
             witnesses = _by_unit(facts["idle_run_witnesses"], min)
-            shares = self._coverage(facts, wanted)
+            shares = self._coverage(facts, growth)
             for row in facts["info"]:
                 name, key = holder_name(row.labels), _unit_key(row.labels)
                 if name not in names:
@@ -167,9 +174,24 @@ class PromQLSource:
         interval = self._select("gpu_exporter_sample_interval_seconds")
         return {_place(row.labels): row.value for row in self._query(f"min by (node, instance) ({interval})")}
 
-    def _facts(self, wanted: str) -> dict[str, list[Row]]:
+    def _read_batches(self, batches: Iterable[str]) -> Iterator[Batch]:
+        """Some at once: while the server works on one, another one is parsed here. Raises EvidenceError."""
+        try:
+            yield from run_ahead(self._read_batch, batches, WORKERS, "evidence")
+        except NoThread as exc:
+            raise EvidenceError(str(exc)) from exc
+
+    def _read_batch(self, wanted: str) -> Batch:
+        facts = self._facts(wanted)
+        growth = {
+            counter: self._query(f"increase({self._select(PREFIX + counter, wanted)}[{self._window_s:g}s])")
+            for counter in COUNTERS
+        }
+        return facts, growth
+
+    def _facts(self, wanted: str) -> Facts:
         """The rows of each of FACTS."""
-        facts: dict[str, list[Row]] = {fact: [] for fact in FACTS}
+        facts: Facts = {fact: [] for fact in FACTS}
         for row in self._query(self._select("", f'__name__=~"{PREFIX}({"|".join(FACTS)})"', wanted)):
             fact = row.labels.get("__name__", "").removeprefix(PREFIX)
             if fact in facts:
@@ -185,15 +207,18 @@ class PromQLSource:
         long = f"{self._select('gpu_allocation_idle_run_seconds')} >= {self._candidate_after_s:g}"
         return f"max by ({', '.join(HOLDER_LABELS)}) ({long})"
 
-    def _coverage(self, facts: dict[str, list[Row]], wanted: str) -> dict[UnitKey, float | None]:
+    def _coverage(self, facts: Facts, growth: Facts) -> dict[UnitKey, float | None]:
         """Observed share of the time held, over the window: of each series, and of those of one unit the smallest.
 
         Series by series as in the alert: two targets that speak for one unit began at different times, and the growth
         of one says nothing of the other. A target that ended within the window counts with what it saw of it.
         Prometheus's own samples say how far back each is known.
         """
-        held, held_in = self._totals(facts, "held_seconds_total", wanted)
-        observed, observed_in = self._totals(facts, "observed_seconds_total", wanted)
+        held_in, observed_in = ({_series(row.labels): row.value for row in growth[counter]} for counter in COUNTERS)
+        held, observed = (
+            grown | {_series(row.labels): row.value for row in facts[counter]}
+            for counter, grown in zip(COUNTERS, (held_in, observed_in), strict=True)
+        )
         shares: dict[UnitKey, float | None] = {}
         for series in held.keys() | observed.keys():
             share = None
@@ -204,14 +229,6 @@ class PromQLSource:
             before = shares.get(key, share)
             shares[key] = None if share is None or before is None else min(share, before)
         return shares
-
-    def _totals(
-        self, facts: dict[str, list[Row]], counter: str, wanted: str
-    ) -> tuple[dict[Series, float], dict[Series, float]]:
-        """A counter, and how much it grew over the window, by series."""
-        selected = self._select(PREFIX + counter, wanted)
-        growth = {_series(row.labels): row.value for row in self._query(f"increase({selected}[{self._window_s:g}s])")}
-        return growth | {_series(row.labels): row.value for row in facts[counter]}, growth
 
     def _resolve(self, marked: Collection[HolderName]) -> set[HolderName]:
         """The names, and Slurm's own ids of the jobs among them that are written as 3010_1 or 3011+1."""
@@ -266,17 +283,17 @@ def _restrict(names: Iterable[HolderName]) -> Iterator[str]:
 
     The rows are compared exactly afterwards: of a pod only its name is matched.
     """
-    for scheduler, start in (("kubernetes", 'scheduler!="slurm",pod'), ("slurm", 'scheduler="slurm",job_id')):
+    for scheduler, label in (("kubernetes", 'scheduler!="slurm",pod'), ("slurm", 'scheduler="slurm",job_id')):
         batch: list[str] = []
         length = 0
         for value in sorted({_literal(name.name) for name in names if name.scheduler == scheduler}):
             if batch and length + len(value) > MATCHER_MAX:
-                yield f'{start}=~"{"|".join(batch)}"'
+                yield f'{label}=~"{"|".join(batch)}"'
                 batch, length = [], 0
             batch.append(value)
             length += len(value) + 1
         if batch:
-            yield f'{start}=~"{"|".join(batch)}"'
+            yield f'{label}=~"{"|".join(batch)}"'
 
 
 def _literal(value: str) -> str:

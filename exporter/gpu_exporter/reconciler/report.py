@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from gpu_exporter.config import format_duration
 from gpu_exporter.defaults import Policy
-from gpu_exporter.plain import one_line, utc
+from gpu_exporter.plain import layout, utc
 from gpu_exporter.reconciler.evidence import Evidence, HolderName
 from gpu_exporter.reconciler.foresight import Outlook
 from gpu_exporter.reconciler.policy import Decision
@@ -39,14 +39,7 @@ def render_decisions(
         )
         for decision in sorted(decisions, key=lambda d: (order.get(d.stage, 4), d.name))
     ]
-    widths = [max(len(row[i]) for row in (HEADER, *rows)) for i in range(len(HEADER))]
-    return (
-        "".join(
-            "  ".join(one_line(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n"
-            for row in (HEADER, *rows)
-        )
-        + f"{seen}\n"
-    )
+    return "\n".join([*layout(HEADER, rows), seen]) + "\n"
 
 
 def _written(decision: Decision, outlooks: Mapping[HolderName, Outlook]) -> str:

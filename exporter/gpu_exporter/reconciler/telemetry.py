@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,8 +18,9 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.policy import LABELLED
+from gpu_exporter.reconciler.policy import LABELLED, Decision
 
+STAGES_MAX = 30_000  # series; a tenth of a site of 100,000 allocations is idle at a time, or some bug makes it so
 RESULTS = ("written", "renewed", "withdrawn", "replaced", "conflict", "throttled", "error")
 REASONS = (
     "cluster",
@@ -55,6 +56,31 @@ class _LastSuccess(Collector):
         yield family
 
 
+class _Stages(Collector):
+    """One series per holder that is a candidate or more: owners' alerts read it, so that one place decides."""
+
+    def __init__(self) -> None:
+        self._rows: Sequence[tuple[str, ...]] = ()
+
+    def note(self, decisions: Sequence[Decision]) -> None:
+        """Keep what is published, and nothing of the evidence behind it."""
+        labelled = [(each.name, each.stage) for each in decisions if each.stage in LABELLED][:STAGES_MAX]
+        self._rows = [
+            ("slurm", "", "", name, stage) if scheduler == "slurm" else (scheduler, namespace, name, "", stage)
+            for (scheduler, namespace, name), stage in labelled
+        ]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
+            "gpu_reconciler_allocation_stage",
+            "What the last cycle's evidence says of a pod or job, always 1; in a dry run too.",
+            labels=("scheduler", "namespace", "pod", "job_id", "stage"),
+        )
+        for row in self._rows:
+            family.add_metric(row, 1)
+        yield family
+
+
 class Telemetry:
     """gpu_reconciler_* with every label value present from the start, so that no first event is missed."""
 
@@ -72,6 +98,8 @@ class Telemetry:
         )
         self._success = _LastSuccess()
         self.registry.register(self._success)
+        self._stages = _Stages()
+        self.registry.register(self._stages)
         self._labelled = Gauge("gpu_reconciler_labelled", "Marks that exist.", ["stage"], registry=self.registry)
         self._writes = Counter(
             "gpu_reconciler_writes",
@@ -105,8 +133,15 @@ class Telemetry:
     def count_skip(self, reason: str) -> None:
         self._skipped.labels(reason).inc()
 
-    def note_cycle(self, began: float, complete: bool, standing: Mapping[HolderName, str]) -> None:
+    def note_cycle(
+        self,
+        began: float,
+        complete: bool,
+        standing: Mapping[HolderName, str],
+        decisions: Sequence[Decision] = (),
+    ) -> None:
         """A cycle that began at `began` (monotonic seconds) has ended."""
+        self._stages.note(decisions)
         self._last_end = time.monotonic()
         self._cycles.inc()
         self._duration.observe(self._last_end - began)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 
+from gpu_exporter.threads import start
+
 
 class Worker(ABC):
     """Base of the loops: `_run` must look at `_stop`. Each worker owns one thread, which is never replaced."""
@@ -14,7 +16,8 @@ class Worker(ABC):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        """Raises NoThread."""
+        start(self._thread)
 
     def ask_to_stop(self) -> None:
         self._stop.set()

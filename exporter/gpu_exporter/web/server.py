@@ -23,6 +23,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from gpu_exporter.threads import start
 from gpu_exporter.web.request import HEAD_MAX, BadRequest, Request, parse_head, parse_listen_address
 from gpu_exporter.web.secure import Security, WebConfigError
 
@@ -210,9 +211,14 @@ class _Listener:
             return UNAUTHORIZED
         if address in self._at_the_door or len(self._at_the_door) >= PASSWORDS_WAITING_MAX:
             return BUSY
+        try:
+            answer = asyncio.get_running_loop().run_in_executor(self._doorkeeper, security.admits, given)
+        except RuntimeError as exc:
+            log.debug("no doorkeeper: %s", exc)
+            return BUSY
         self._at_the_door.add(address)
         try:
-            admitted = await asyncio.get_running_loop().run_in_executor(self._doorkeeper, security.admits, given)
+            admitted = await answer
         finally:
             self._at_the_door.discard(address)
         return None if admitted else UNAUTHORIZED
@@ -220,9 +226,14 @@ class _Listener:
     async def _ask(self, request: Request) -> Reply:
         if self._asked >= WAITING_MAX:
             return BUSY
+        try:
+            answer = asyncio.get_running_loop().run_in_executor(self._workers, self._site.answer, request)
+        except RuntimeError as exc:  # the first requests start the workers; the host may have no thread left
+            log.debug("no worker: %s", exc)
+            return BUSY
         self._asked += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._workers, self._site.answer, request)
+            return await answer
         except Exception:
             log.exception("%s could not be answered", request.path)
             return Reply(500, TEXT, b"an error of the exporter: see its log\n")
@@ -238,9 +249,9 @@ class _Listener:
 
         async def write() -> None:
             writer.write(_head_of(reply, keeps=keeps) + bytes(body[:CHUNK]))
-            for start in range(CHUNK, len(body), CHUNK):
+            for at in range(CHUNK, len(body), CHUNK):
                 await writer.drain()
-                writer.write(body[start : start + CHUNK])
+                writer.write(body[at : at + CHUNK])
             await writer.drain()
 
         await asyncio.wait_for(write(), WRITE_S)
@@ -331,6 +342,7 @@ class HttpServer:
 
         self._end = end
         workers = ThreadPoolExecutor(WORKERS, "http-worker")
+        workers.submit(int)  # one is there from the start, whatever threads the host has later
         parts = [
             _Listener(self._site, workers, None if listener.family == socket.AF_UNIX else self._security)
             for listener in self._listeners
@@ -370,7 +382,7 @@ class HttpServer:
                 log.info("%s: read again", path)
 
     def start(self) -> None:
-        self._thread.start()
+        start(self._thread)
         self._begun.wait()
 
     def stop(self) -> None:

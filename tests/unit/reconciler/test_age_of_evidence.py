@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 from tests.testbed.marker_book import POLICY, UNDERUSED, WALL, A, Bench, Book
 
 from gpu_exporter.reconciler.cycle import RENEWALS_MAX
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.evidence import Evidence, HolderName
 from gpu_exporter.reconciler.marks import MarkError, Refused
 from gpu_exporter.reconciler.plan import RENEW_SHARE
 
@@ -64,6 +66,7 @@ def test_renewals_are_rare_and_bounded_and_the_oldest_come_first() -> None:
 def test_a_renewal_that_fails_costs_no_mark_and_a_throttled_one_ends_them() -> None:
     book, other = Book(), HolderName("kubernetes", "ml", "b")
     bench = Bench(book)
+    bench.run()
     book.marks = {A: "underused", other: "underused"}
     bench.runs = {A: (UNDERUSED,), other: (UNDERUSED,)}
     bench.wall += POLICY.unsupported_max
@@ -82,6 +85,7 @@ def test_a_mark_without_a_time_of_evidence_needs_evidence_now() -> None:
     for odd in (None, WALL + POLICY.fresh_min + 1, WALL + 10 * 365 * 86400.0):
         book = Book()
         bench = Bench(book)
+        bench.run()
         book.marks, book.observed = {A: "underused"}, {A: odd}
         bench.runs = {A: (UNDERUSED,)}
         assert bench.run() == ["renew a"]
@@ -111,3 +115,56 @@ def test_without_evidence_the_live_object_is_still_looked_at(reason: str, silenc
     book.unable[A] = reason
     assert bench.run() == ["withdraw a"]
     assert (bench.writes, book.marks) == (["withdrawn"], {})
+
+
+def test_what_needs_no_evidence_is_withdrawn_before_the_source_is_asked() -> None:
+    """And no other mark is set on such a holder in the same cycle, whatever the source says then."""
+
+    class Watching(Bench):
+        def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
+            book.calls.append("ask")
+            return super().read_evidence(marked)
+
+    book = Book()
+    bench = Watching(book)
+    bench.run()
+    ended, restarted, late, kept = names = [HolderName("kubernetes", "ml", name) for name in "abcd"]
+    book.marks = dict.fromkeys(names, "candidate")
+    book.ended, book.unable = {ended}, {restarted: "restarted"}
+    book.observed[late] = WALL - POLICY.unsupported_max
+    bench.runs = {ended: (UNDERUSED,), restarted: (UNDERUSED,)}
+    assert bench.run() == ["withdraw a", "withdraw b", "ask", "withdraw c"]  # of c the answer might have said more
+    assert bench.cycle.standing == {kept: "candidate"}
+
+    book.marks[late], book.observed[late] = "candidate", WALL
+    bench.error = "Prometheus is down"
+    assert bench.run() == ["ask"]
+    bench.wall += POLICY.unsupported_max
+    assert bench.run() == ["withdraw d", "withdraw c", "ask"]
+
+
+def test_a_process_that_dies_of_its_evidence_withdraws_all_the_same() -> None:
+    class Deadly(Bench):
+        def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
+            raise SystemExit
+
+    book = Book()
+    bench = Deadly(book)
+    book.marks[A] = "underused"
+    for age, left in ((POLICY.unsupported_max - 1, {A: "underused"}), (POLICY.unsupported_max, {})):
+        bench.wall = WALL + age
+        bench.restart()
+        with pytest.raises(SystemExit):
+            bench.run()
+        assert book.marks == left
+
+
+def test_a_single_cycle_waits_for_its_evidence_and_withdraws_what_that_does_not_support() -> None:
+    book = Book()
+    bench = Bench(book, once=True)
+    supported, _, old = names = [HolderName("kubernetes", "ml", name) for name in "abc"]
+    book.marks = dict.fromkeys(names, "underused")
+    book.observed[old] = WALL - POLICY.unsupported_max
+    bench.runs = {supported: (UNDERUSED,), old: (UNDERUSED,)}
+    assert bench.run() == ["withdraw b", "renew c"]
+    assert book.marks == {supported: "underused", old: "underused"}

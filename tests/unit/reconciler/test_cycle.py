@@ -186,6 +186,7 @@ def test_each_mark_beyond_the_limit_is_counted() -> None:
 def test_the_oldest_evidence_is_renewed_first() -> None:
     book = Book()
     bench = Bench(book)
+    bench.run()
     bench.wall += POLICY.unsupported_max - 1
     ages = {"a": 0.0, "b": -30.0, "c": 20.0}
     for name, age in ages.items():

@@ -7,6 +7,7 @@ import time
 from prometheus_client import generate_latest
 
 from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.policy import Decision
 from gpu_exporter.reconciler.telemetry import Telemetry
 
 A, B = HolderName("kubernetes", "ml", "a"), HolderName("slurm", "", "7")
@@ -50,3 +51,20 @@ def test_every_reason_and_result_is_there_from_the_start() -> None:
     value = telemetry.registry.get_sample_value
     assert value("gpu_reconciler_skipped_total", {"reason": "no_marker"}) == 0
     assert value("gpu_reconciler_writes_total", {"result": "renewed"}) == 0
+
+
+def test_holders_that_are_candidates_or_more_are_published_until_the_next_cycle() -> None:
+    telemetry = Telemetry()
+    decisions = [
+        Decision(A, "", "candidate", "idle", (), 1, None),
+        Decision(B, "", "underused", "idle", (), 1, None),
+        Decision(HolderName("kubernetes", "ml", "b"), "", "active", "works", (), 1, None),
+    ]
+    telemetry.note_cycle(0.0, True, {}, decisions)
+    lines = [line for line in generate_latest(telemetry.registry).decode().splitlines() if "allocation_stage{" in line]
+    assert lines == [
+        'gpu_reconciler_allocation_stage{job_id="",namespace="ml",pod="a",scheduler="kubernetes",stage="candidate"} 1.0',
+        'gpu_reconciler_allocation_stage{job_id="7",namespace="",pod="",scheduler="slurm",stage="underused"} 1.0',
+    ]
+    telemetry.note_cycle(0.0, False, {})
+    assert "allocation_stage{" not in generate_latest(telemetry.registry).decode()

@@ -1,0 +1,219 @@
+"""Reads the hours of a time span from a PromQL API: a day at a time, so that no query is larger on a larger site.
+
+Hours are those of the tenant counters of the exporters. Holders and money come from the recordings of alerts/rules;
+where these are not loaded, both are missing, and the digest says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from gpu_exporter.reconciler.evidence import EvidenceError, HolderName, holder_name, title, users_id_of
+from gpu_exporter.reconciler.promql import Row, parse_vector
+from gpu_exporter.threads import NoThread, run_ahead
+
+DAY_S = 86400.0
+ANSWER_S = 120.0  # a query over a day of a large site; nobody's mark waits for it
+MOST_BYTES = 256 * 1024 * 1024
+WORKERS = 2
+HOLDERS_MAX = 200  # of a day: the top ones of the whole time are among them, unless each is small each day
+TENANT = "cluster, scheduler, namespace, account, user"
+HOLDER = "cluster, scheduler, namespace, pod, job_id"
+OWNER = "user, account, team, workload, array_job_id, array_task_id, het_job_id, het_job_offset"
+HOURS = ("held", "known", "busy", "idle")
+
+
+class Fetch(Protocol):
+    """POST of a form; an answer of at most so many bytes, within so many seconds. Raises EvidenceError."""
+
+    def __call__(self, url: str, form: Mapping[str, str], most_bytes: int, within_s: float) -> str: ...
+
+
+class TenantName(NamedTuple):
+    """A namespace, or an account and a user of Slurm; `cluster` where one Prometheus has several."""
+
+    cluster: str
+    scheduler: str
+    namespace: str
+    account: str
+    user: str
+
+    def __str__(self) -> str:
+        name = self.namespace or "/".join(filter(None, (self.account, self.user))) or "(not named)"
+        return f"{self.cluster}: {name}" if self.cluster else name
+
+
+@dataclass
+class Hours:
+    """GPU-hours, kilowatt-hours and money. `busy`: integral of utilization; `priced`: whether all of it has a price."""
+
+    held: float = 0.0
+    known: float = 0.0
+    busy: float = 0.0
+    idle: float = 0.0
+    energy_kwh: float = 0.0
+    cost: float = 0.0
+    cost_idle: float = 0.0
+    unpriced: float = 0.0
+
+    @property
+    def used(self) -> float:
+        """Hours in which the GPU did something."""
+        return max(0.0, self.known - self.idle)
+
+    @property
+    def unknown(self) -> float:
+        return max(0.0, self.held - self.known)
+
+    def add(self, other: Hours) -> None:
+        for name in vars(other):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+class IdleHolder(NamedTuple):
+    """A pod or job with its idle GPU-hours."""
+
+    name: HolderName
+    title: str
+    owner: str
+    idle: float
+
+
+@dataclass
+class Digest:
+    """`days`: begin and hours of each day, the oldest first. `before`: of as long a time before.
+
+    `missing`: what is not in it, and why.
+    """
+
+    start: float
+    end: float
+    tenants: dict[TenantName, Hours] = field(default_factory=dict)
+    days: list[tuple[float, Hours]] = field(default_factory=list)
+    before: Hours = field(default_factory=Hours)
+    holders: list[IdleHolder] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def total(self) -> Hours:
+        total = Hours()
+        for hours in self.tenants.values():
+            total.add(hours)
+        return total
+
+
+class _Part(NamedTuple):
+    """A piece of the time span, at most a day: `[span]` seconds that ended `ago` seconds before the end."""
+
+    ago: float
+    span: float
+
+    @property
+    def window(self) -> str:
+        return f"[{self.span:.0f}s]" + (f" offset {self.ago:.0f}s" if self.ago else "")
+
+
+class Reader:
+    """Asks one PromQL API. Raises EvidenceError throughout."""
+
+    def __init__(self, url: str, matcher: str, interval_s: float, fetch: Fetch) -> None:
+        """`matcher`: of the exporter's series; `interval_s`: between two evaluations of the rules."""
+        self._url, self._matcher, self._interval_s, self._fetch = url.rstrip("/"), matcher, interval_s, fetch
+
+    def read(self, since_s: float, end: float) -> Digest:
+        """The digest of `since_s` seconds up to `end` (Unix seconds)."""
+        digest = Digest(end - since_s, end)
+        parts = [*_parts(since_s, 0.0), *_parts(since_s, since_s)]
+        queries = [(part, query) for part in parts for query in self._queries(part, part.ago < since_s)]
+        answers: dict[tuple[_Part, str], list[Row]] = {}
+        try:
+            for part, name, rows in run_ahead(lambda item: self._ask(*item, end), queries, WORKERS, "digest"):
+                answers[part, name] = rows
+        except NoThread as exc:
+            raise EvidenceError(str(exc)) from exc
+        idle: dict[HolderName, IdleHolder] = {}
+        for part in sorted(parts, key=lambda each: -each.ago):
+            is_before = part.ago >= since_s
+            day = Hours()
+            for tenant, hours in self._hours(part, answers).items():
+                day.add(hours)
+                if not is_before:
+                    digest.tenants.setdefault(tenant, Hours()).add(hours)
+            if is_before:
+                digest.before.add(day)
+            else:
+                digest.days.append((end - part.ago - part.span, day))
+                _add_holders(idle, answers.get((part, "holders"), []))
+        digest.holders = sorted(idle.values(), key=lambda holder: -holder.idle)
+        if not digest.total.held:
+            raise EvidenceError(
+                f"{self._url}: no gpu_tenant_held_gpu_seconds_total{{{self._matcher}}} in this time (--source.matcher)"
+            )
+        if not idle and digest.total.idle > 1.0:
+            digest.missing.append("holders: allocation:gpu_share:part is not recorded; load alerts/rules")
+        if not digest.total.cost and not digest.total.unpriced:
+            digest.missing.append("money: tenant:gpu_cost:rate is not recorded; load alerts/rules")
+        elif digest.total.unpriced:
+            digest.missing.append(
+                f"money: {digest.total.unpriced:.0f} GPU-hours have no price (alerts/prices.example.yaml)"
+            )
+        return digest
+
+    def _queries(self, part: _Part, all_of_it: bool) -> Iterator[tuple[str, str]]:
+        """Name and expression; of the time before only the hours."""
+        counters = [(name, f"gpu_tenant_{name}_gpu_seconds_total", 3600.0) for name in HOURS]
+        counters += [("energy_kwh", "gpu_tenant_energy_joules_total", 3.6e6)] if all_of_it else []
+        for name, counter, unit in counters:
+            grown = f"increase({counter}{{{self._matcher}}}{part.window})"
+            yield name, f"sum by ({TENANT}) (max by (node, {TENANT}) ({grown})) / {unit:g}"
+        if not all_of_it:
+            return
+        hours = self._interval_s / 3600.0
+        for name, series in (
+            ("cost", "tenant:gpu_cost:rate"),
+            ("cost_idle", 'tenant:gpu_cost:rate{part="idle"}'),
+            ("unpriced", "tenant:gpu_unpriced:rate5m"),
+        ):
+            yield name, f"sum by ({TENANT}) (sum_over_time({series}{part.window})) * {hours:g}"
+        idle = (
+            f'sum by ({HOLDER}) (sum_over_time(allocation:gpu_share:part{{part=~"idle_.+"}}{part.window})) * {hours:g}'
+        )
+        owner = (
+            f"topk by ({HOLDER}) (1, max by ({HOLDER}, {OWNER}) (last_over_time(allocation:owner:info{part.window})))"
+        )
+        yield "holders", f"topk({HOLDERS_MAX}, {idle}) * on ({HOLDER}) group_left ({OWNER}) {owner}"
+
+    def _ask(self, part: _Part, query: tuple[str, str], end: float) -> tuple[_Part, str, list[Row]]:
+        name, expression = query
+        form = {"query": expression, "time": f"{end:.3f}"}
+        text = self._fetch(f"{self._url}/api/v1/query", form, MOST_BYTES, ANSWER_S)
+        return part, name, parse_vector(text, expression)
+
+    @staticmethod
+    def _hours(part: _Part, answers: Mapping[tuple[_Part, str], list[Row]]) -> dict[TenantName, Hours]:
+        found: dict[TenantName, Hours] = {}
+        for name in vars(Hours()):
+            for row in answers.get((part, name), []):
+                tenant = TenantName(*(row.labels.get(label, "") for label in TenantName._fields))
+                hours = found.setdefault(tenant, Hours())
+                setattr(hours, name, getattr(hours, name) + row.value)
+        return found
+
+
+def _parts(since_s: float, ago: float) -> Iterator[_Part]:
+    end = ago + since_s
+    while ago < end:
+        yield _Part(ago, min(DAY_S, end - ago))
+        ago += DAY_S
+
+
+def _add_holders(idle: dict[HolderName, IdleHolder], rows: list[Row]) -> None:
+    for row in rows:
+        labels = row.labels
+        name = holder_name(labels)
+        person = "/".join(part for part in (labels.get("user", ""), labels.get("account", "")) if part)
+        owner = person or labels.get("team", "") or labels.get("workload", "")
+        before = idle[name].idle if name in idle else 0.0
+        idle[name] = IdleHolder(name, title(name, users_id_of(labels)), owner, before + row.value)

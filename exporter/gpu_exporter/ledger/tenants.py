@@ -1,0 +1,132 @@
+"""Hours of namespaces, accounts and users that add up, though their pods and jobs come and go between two scrapes.
+
+Each settling of the ledger adds what its holders' accounts have grown by, times their share of the GPU, to their
+tenant. A holder that is seen at one poll and was not at the poll before came somewhere in between, and likewise when it
+leaves: half of that time is added to `held_s`, which is right on average, and to nothing else, since nothing is known
+of it. A start that the scheduler proves needs no such guess.
+
+Pure: no clock, no lock, no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpu_exporter.ledger.accounts import HolderAccount
+from gpu_exporter.model import Holder, HolderKey, TenantKey, TenantTotals, UnitId
+
+if TYPE_CHECKING:
+    from gpu_exporter.ledger.ledger import ConfirmedAllocation
+
+HolderId = tuple[UnitId, HolderKey]
+
+KEEP_S = 3600.0  # after the last holder: long enough for a scrape of any interval to see the end
+TENANTS_MAX = 200  # of one node; a cluster where users shape namespaces must not shape our memory
+OTHER = "other"
+COUNTERS = TenantTotals._fields
+NOTHING = TenantTotals(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(slots=True)
+class TenantAccount:
+    """GPU-seconds and joules; `seen`: when it last held something (monotonic seconds)."""
+
+    seen: float
+    held_s: float = 0.0
+    known_s: float = 0.0
+    busy_s: float = 0.0
+    idle_s: float = 0.0
+    energy_j: float = 0.0
+
+
+class _Last(NamedTuple):
+    """A holder at the last poll."""
+
+    tenant: TenantKey
+    share: float
+    confirmed: float
+
+
+class Tenants:
+    """All tenants of one node."""
+
+    def __init__(self) -> None:
+        self.accounts: dict[TenantKey, TenantAccount] = {}
+        self._booked: dict[HolderId, TenantTotals] = {}  # what its tenant has had of each holder's account
+        self._last: dict[HolderId, _Last] = {}
+        self._polled: float | None = None
+
+    def restore(self, accounts: Mapping[TenantKey, TenantAccount], holders: Mapping[HolderId, HolderAccount]) -> None:
+        """What a state file gave back: its tenants have had everything that its holders' accounts say."""
+        self.accounts.update(accounts)
+        self._booked.update({holder_id: _read(account) for holder_id, account in holders.items()})
+
+    def settle(
+        self,
+        now: float,
+        longest_s: float,
+        confirmed: Sequence[ConfirmedAllocation],
+        holders: Mapping[HolderId, HolderAccount],
+    ) -> None:
+        """Add what the accounts of `holders` have grown by since the last poll. A gap above `longest_s` is unknown."""
+        shown: dict[HolderId, _Last] = {}
+        for entry in confirmed:
+            holder_id = (entry.allocation.unit, entry.allocation.holder.key)
+            grown = _read(holders[holder_id])
+            is_new = holder_id not in self._booked  # one that was away for a poll has that time in its account already
+            before = self._booked.get(holder_id, NOTHING)
+            self._booked[holder_id] = grown
+            account = self._account(tenant_of(entry.allocation.holder), now)
+            share = entry.allocation.share_ratio
+            for counter in COUNTERS:
+                more = max(0.0, getattr(grown, counter) - getattr(before, counter))
+                part = 1.0 if counter == "energy_j" else share  # an instance's energy is its own already
+                setattr(account, counter, getattr(account, counter) + part * more)
+            if is_new and entry.start is None and self._polled is not None:
+                account.held_s += share * _half(entry.confirmed - self._polled, longest_s)
+            shown[holder_id] = _Last(tenant_of(entry.allocation.holder), share, entry.confirmed)
+        for holder_id, last in self._last.items():
+            if holder_id not in shown and (half := _half(now - last.confirmed, longest_s)):
+                self._account(last.tenant, now).held_s += last.share * half
+        self._last, self._polled = shown, now
+        for key in [key for key, account in self.accounts.items() if now - account.seen > KEEP_S]:
+            del self.accounts[key]
+
+    def forget(self, kept: Iterable[HolderId]) -> None:
+        """Forget the holders that the ledger has forgotten."""
+        for gone in self._booked.keys() - set(kept):
+            del self._booked[gone]
+
+    def _account(self, key: TenantKey, now: float) -> TenantAccount:
+        account = self.accounts.get(key)
+        if account is None and len(self.accounts) >= TENANTS_MAX:
+            key = key._replace(namespace=key.namespace and OTHER, account="" if key.namespace else OTHER, user="")
+            account = self.accounts.get(key)
+        if account is None:
+            account = self.accounts[key] = TenantAccount(now)
+        account.seen = now
+        return account
+
+    def totals(self) -> Iterable[tuple[TenantKey, TenantTotals]]:
+        """Every tenant, in order."""
+        for key, account in sorted(self.accounts.items()):
+            yield key, TenantTotals(*(getattr(account, counter) for counter in COUNTERS))
+
+
+def tenant_of(holder: Holder) -> TenantKey:
+    """A namespace, or an account and user of Slurm."""
+    if holder.key.scheduler == "kubernetes":
+        return TenantKey("kubernetes", holder.namespace, "", "")
+    return TenantKey(holder.key.scheduler, "", holder.account, holder.user)
+
+
+def _read(account: HolderAccount) -> TenantTotals:
+    energy = account.energy_j or 0.0
+    return TenantTotals(account.held_s, account.observed_s, account.busy_s, account.idle_s, energy)
+
+
+def _half(gap_s: float, longest_s: float) -> float:
+    """Half of the time between two polls, none of a gap in which nothing was asked."""
+    return gap_s / 2 if 0.0 < gap_s <= longest_s else 0.0

@@ -1,0 +1,82 @@
+"""One way to start a thread, so that a host that has none left says so in plain words, and one to use several."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class NoThread(OSError):
+    """The host starts no further thread for this process."""
+
+
+def start(thread: threading.Thread) -> None:
+    """Start `thread`. Raises NoThread, after which it may be tried again."""
+    try:
+        thread.start()
+    except RuntimeError as exc:
+        raise NoThread(
+            f"no thread can be started ({exc}): raise the limit of tasks (TasksMax= of the unit, the pod's pids limit, "
+            "ulimit -u), or look for what uses them up"
+        ) from exc
+
+
+class _Failure(NamedTuple):
+    reason: Exception
+
+
+class _End:
+    """A thread has nothing left to do."""
+
+
+def run_ahead(call: Callable[[T], R], items: Iterable[T], workers: int, name: str) -> Iterator[R]:
+    """What `call` returns for each item, in any order, at most two for each of `workers` ahead of the caller.
+
+    Raises NoThread, and what a call raised. The threads are daemons: a call that hangs does not keep the program alive.
+    """
+    results: queue.SimpleQueue[R | _Failure | _End] = queue.SimpleQueue()
+    source, lock = iter(items), threading.Lock()
+    room, is_over = threading.Semaphore(2 * workers), threading.Event()
+    end = _End()
+
+    def work() -> None:
+        while True:
+            room.acquire()
+            with lock:
+                item = next(source, end)
+            if isinstance(item, _End) or is_over.is_set():
+                results.put(end)
+                return
+            try:
+                results.put(call(item))
+            except Exception as exc:  # handed to the thread that waits for it
+                results.put(_Failure(exc))
+
+    running = 0
+    try:
+        for _ in range(workers):
+            try:
+                start(threading.Thread(target=work, name=name, daemon=True))
+            except NoThread:
+                if not running:
+                    raise
+                break  # fewer do as well
+            running += 1
+        while running:
+            result = results.get()
+            if isinstance(result, _Failure):
+                raise result.reason
+            if isinstance(result, _End):
+                running -= 1
+                continue
+            room.release()
+            yield result
+    finally:
+        is_over.set()
+        for _ in range(running):
+            room.release()

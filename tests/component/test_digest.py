@@ -1,0 +1,120 @@
+"""The digest from a real Prometheus that holds sixteen days of two tenants, and the sums of it by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.testbed.processes import GPU_EXPORTER, Processes
+from tests.testbed.servers import Prometheus, require
+
+STEP_S = 300
+DAYS = 16
+PLACE = 'job="gpu-exporter",node="{node}",instance="{node}"'
+ML = 'scheduler="kubernetes",namespace="ml"'
+ADA = 'scheduler="slurm",account="phys",user="ada"'
+POD = 'scheduler="kubernetes",namespace="ml",pod="train-0"'
+
+
+def write_history(path: Path, end: int) -> None:
+    """ml holds two GPUs on two nodes, all of it known, idle in the last seven days for half of the time; ada one GPU."""
+    families: dict[str, list[str]] = {}
+
+    def put(name: str, labels: str, at: int, value: float) -> None:
+        families.setdefault(name, []).append(f"{name}{{{labels}}} {value} {at}")
+
+    begin = end - DAYS * 86400
+    for tenant, nodes, idle_from in ((ML, ("n1", "n2"), end - 7 * 86400), (ADA, ("n1",), end)):
+        for node in nodes:
+            labels = f"{PLACE.format(node=node)},{tenant}"
+            for at in range(begin, end + 1, STEP_S):
+                held = float(at - begin)
+                idle = max(0.0, (at - idle_from) / 2)
+                put("gpu_tenant_held_gpu_seconds_total", labels, at, held)
+                put("gpu_tenant_known_gpu_seconds_total", labels, at, held)
+                put("gpu_tenant_busy_gpu_seconds_total", labels, at, (held - idle) / 2)
+                put("gpu_tenant_idle_gpu_seconds_total", labels, at, idle)
+                put("gpu_tenant_energy_joules_total", labels, at, 360.0 * held)
+    for at in range(end - 3 * 86400, end + 1, 60):
+        put("allocation:gpu_share:part", f'{POD},node="n1",uuid="GPU-0",part="idle_long"', at, 0.5)
+        put("allocation:owner:info", f'{POD},team="vision"', at, 1)
+        put("tenant:gpu_cost:rate", f'{ML},part="idle"', at, 4)
+        put("tenant:gpu_cost:rate", f'{ML},part="used"', at, 6)
+    with path.open("w", encoding="utf-8") as out:
+        for name in sorted(families):
+            out.writelines(f"{row}\n" for row in sorted(families[name]))
+        out.write("# EOF\n")
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    require("prometheus", "promtool")
+    directory = tmp_path_factory.mktemp("digest")
+    write_history(directory / "history.txt", int(time.time()))
+    source = [str(directory / "history.txt"), str(directory / "data")]
+    subprocess.run(["promtool", "tsdb", "create-blocks-from", "openmetrics", *source], check=True, capture_output=True)
+    with Processes(directory) as processes:
+        yield Prometheus(processes, directory, {}, flags=["--storage.tsdb.retention.time=60d"])
+
+
+def digest(prometheus: Prometheus, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [*GPU_EXPORTER, "digest", f"--source.prometheus={prometheus.url}", *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_hours_money_and_holders_are_what_the_history_says(prometheus: Prometheus) -> None:
+    done = digest(prometheus, "--format=json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    ml, ada = data["tenants"]
+    assert (ml["namespace"], ada["account"], ada["user"]) == ("ml", "phys", "ada")
+    week = 7 * 24.0
+    assert ml["held_hours"] == pytest.approx(2 * week, rel=0.01)
+    assert ml["idle_hours"] == pytest.approx(week, rel=0.01)
+    assert ml["busy_hours"] == pytest.approx(week / 2, rel=0.01)
+    assert ml["energy_kwh"] == pytest.approx(2 * week * 0.36, rel=0.01)
+    assert ml["cost_idle"] == pytest.approx(3 * 24 * 4, rel=0.01)
+    assert ml["cost"] == pytest.approx(3 * 24 * 10, rel=0.01)
+    assert (ada["held_hours"], ada["idle_hours"]) == (pytest.approx(week, rel=0.01), pytest.approx(0.0, abs=0.5))
+    assert data["before"]["held_hours"] == pytest.approx(3 * week, rel=0.01)
+    assert data["before"]["idle_hours"] == pytest.approx(0.0, abs=0.5)
+    assert [day["held_hours"] for day in data["days"]] == [pytest.approx(72.0, rel=0.02)] * 7
+    (holder,) = data["holders"]
+    assert (holder["title"], holder["owner"]) == ("ml/train-0", "vision")
+    assert holder["idle_hours"] == pytest.approx(36.0, rel=0.01)
+    assert data["missing"] == []
+
+
+def test_a_shorter_time_is_no_part_of_a_longer_one(prometheus: Prometheus) -> None:
+    data = json.loads(digest(prometheus, "--format=json", "--since=36h").stdout)
+    assert data["total"]["held_hours"] == pytest.approx(3 * 36.0, rel=0.02)
+    assert [round(day["held_hours"]) for day in data["days"]] == [36, 72]
+
+
+def test_people_can_read_it(prometheus: Prometheus) -> None:
+    text = digest(prometheus).stdout
+    # The window begins between two samples, and money is counted by the minute: a number may be one less.
+    sentence = (
+        r"50[34] GPU-hours held, 16[78] of them idle \(33%\), which cost 28[78]; the time before: 50[34] held, 0 idle"
+    )
+    assert re.search(sentence, text), text
+    assert re.search(r"ml/train-0  vision +3[56]\.\d", text), text
+    page = digest(prometheus, "--format=html").stdout
+    HTMLParser().feed(page)
+    assert "<td" in page
+    assert "ml/train-0" in page
+
+
+def test_where_there_is_nothing_it_says_what_is_missing(prometheus: Prometheus) -> None:
+    done = digest(prometheus, '--source.matcher=job="other"')
+    assert (done.returncode, done.stdout) == (3, "")
+    assert 'no gpu_tenant_held_gpu_seconds_total{job="other"} in this time' in done.stderr
+    done = subprocess.run([*GPU_EXPORTER, "digest"], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "--source.prometheus is needed" in done.stderr

@@ -1,0 +1,67 @@
+"""What people read of a digest, with names that others choose."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from gpu_exporter.digest.read import Digest, Hours, IdleHolder, TenantName
+from gpu_exporter.digest.render import render_html, render_json, render_text
+from gpu_exporter.reconciler.evidence import HolderName
+
+EVIL = "<script>alert(1)</script>\x1b[31m\n"
+
+
+def build() -> Digest:
+    return Digest(
+        0.0,
+        7 * 86400.0,
+        {
+            TenantName("", "kubernetes", "ml", "", ""): Hours(100.0, 90.0, 40.0, 30.0, 12.0, 50.0, 15.0),
+            TenantName("b", "slurm", "", EVIL, "ada"): Hours(10.0, 10.0, 1.0, 9.0),
+        },
+        [(0.0, Hours(60.0, 50.0, 20.0, 20.0)), (86400.0, Hours(50.0, 50.0, 21.0, 19.0))],
+        Hours(200.0, 200.0, 100.0, 20.0),
+        [IdleHolder(HolderName("slurm", "", "7"), "job 7", EVIL, 9.0)],
+        ["money: 10 GPU-hours have no price (alerts/prices.example.yaml)"],
+    )
+
+
+def test_the_text_adds_up_and_is_one_line_a_row() -> None:
+    assert re.sub("  +", "  ", render_text(build())).splitlines() == [
+        "1970-01-01 00:00 to 1970-01-08 00:00 UTC: 110 GPU-hours held, 39 of them idle (35%), which cost 15; the time before: "
+        "200 held, 20 idle (10%)",
+        "",
+        "TENANT  HELD  USED  IDLE  UNKNOWN  IDLE %  BUSY %  KWH  COST OF IDLE",
+        "ml  100.0  60.0  30.0  10.0  30%  44%  12.0  15.00",
+        "b: <script>alert(1)</script>\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}/ada  10.0  1.0  9.0  0.0  90%  10%  0.0  -",
+        "all  110.0  61.0  39.0  10.0  35%  41%  12.0  15.00",
+        "",
+        "HOLDER  OWNER  IDLE GPU-HOURS",
+        "job 7  <script>alert(1)</script>\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}  9.0",
+        "",
+        "DAY FROM (UTC)  HELD  USED  IDLE  UNKNOWN",
+        "Thu 1970-01-01 00:00  60.0  30.0  20.0  10.0",
+        "Fri 1970-01-02 00:00  50.0  31.0  19.0  0.0",
+        "",
+        "not shown: money: 10 GPU-hours have no price (alerts/prices.example.yaml)",
+    ]
+
+
+def test_names_are_text_and_no_markup() -> None:
+    page = render_html(build())
+    assert "<script" not in page
+    assert "\x1b" not in page
+    assert "&lt;script&gt;alert(1)" in page
+
+
+def test_json_has_everything() -> None:
+    data = json.loads(render_json(build()))
+    assert data["tenants"][0]["held_hours"] == 100.0
+    assert data["tenants"][1]["account"] == EVIL
+    assert data["total"]["cost_idle"] == 15.0
+    assert [day["idle_hours"] for day in data["days"]] == [20.0, 19.0]
+
+
+def test_an_empty_time_divides_nothing_by_zero() -> None:
+    assert "0 GPU-hours held, 0 of them idle (-)" in render_text(Digest(0.0, 86400.0))

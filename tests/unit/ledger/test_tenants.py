@@ -1,0 +1,202 @@
+"""Hours of tenants: they add up, though holders are shorter than a poll, share a GPU, or outnumber what we keep."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
+from gpu_exporter.ledger.state import StateFile
+from gpu_exporter.ledger.tenants import KEEP_S, TENANTS_MAX, tenant_of
+from gpu_exporter.model import Activity, Allocation, Holder, HolderKey, Span, TenantKey, TenantTotals, UnitId
+
+RULES = LedgerRules(5.0, 3, 0.1, 0.7, 60.0)
+POLL_S = 5.0
+UNIT = UnitId("GPU-0")
+ML = TenantKey("kubernetes", "ml", "", "")
+BOOT = "boot-1"
+
+
+def pod(name: str, namespace: str = "ml") -> Holder:
+    return Holder(HolderKey("kubernetes", f"uid-{name}"), namespace, name, "main")
+
+
+def job(name: str, user: str = "ada", account: str = "phys") -> Holder:
+    return Holder(HolderKey("slurm", name), job_id=name, user=user, account=account)
+
+
+class Bench:
+    """A ledger that is polled each five seconds; every GPU is at `ratio` all the time."""
+
+    def __init__(self, ledger: Ledger | None = None, now: float = 0.0) -> None:
+        self.now = now
+        self.ledger = ledger or Ledger(RULES, now)
+
+    def poll(self, *held: Allocation, start: float | None = None, ratio: float = 0.5) -> None:
+        before, self.now = self.now, self.now + POLL_S
+        for unit in {allocation.unit for allocation in held}:
+            self.ledger.record(Activity(unit, (Span(before, self.now, ratio, False),), witnesses=2))
+            self.ledger.record_energy(unit, self.now, 100.0 * self.now, 700.0)
+        self.ledger.settle(self.now, self.now, [ConfirmedAllocation(each, self.now, start) for each in held])
+
+    def total(self, key: TenantKey = ML) -> TenantTotals:
+        return dict(self.ledger.tenants.totals())[key]
+
+
+def test_a_tenant_has_what_its_holders_have_grown_by() -> None:
+    bench = Bench()
+    for _ in range(20):
+        bench.poll(Allocation(UNIT, pod("a")), Allocation(UnitId("GPU-1"), pod("b")))
+    total = bench.total()
+    assert total.held_s == pytest.approx(2 * 19 * POLL_S)  # from the first poll on: before it, nobody was asked
+    assert total.known_s == pytest.approx(total.held_s)
+    assert total.busy_s == pytest.approx(total.held_s / 2)
+    assert total.idle_s == 0.0
+    assert total.energy_j == pytest.approx(100.0 * total.held_s)
+
+
+def test_idle_seconds_are_the_holders() -> None:
+    bench = Bench()
+    for _ in range(11):
+        bench.poll(Allocation(UNIT, pod("a")), ratio=0.0)
+    assert (bench.total().idle_s, bench.total().busy_s) == (pytest.approx(50.0), 0.0)
+
+
+def test_a_share_counts_by_its_part_and_energy_by_its_own() -> None:
+    bench = Bench()
+    part = Allocation(UnitId("GPU-0", "MIG-1"), pod("a"), "mig", 0.25)
+    for _ in range(11):
+        bench.poll(part)
+    assert bench.total().held_s == pytest.approx(12.5)
+    assert bench.total().energy_j == pytest.approx(5000.0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pods_of_twenty_seconds_add_up_to_the_truth(seed: int) -> None:
+    """2,000 of them, at any moment between two polls: within a hundredth."""
+    random.seed(seed)
+    bench, truth, at = Bench(), 0.0, 3.0
+    spans = []
+    for number in range(2000):
+        at += random.uniform(0.0, 20.0)
+        length = random.uniform(15.0, 25.0)
+        spans.append((at, at + length, pod(str(number))))
+        truth += length
+        at += length
+    waiting = 0
+    while bench.now < at + POLL_S:
+        moment = bench.now + POLL_S
+        while spans[waiting][1] <= moment and waiting + 1 < len(spans):
+            waiting += 1
+        begin, end, who = spans[waiting]
+        bench.poll(*([Allocation(UNIT, who)] if begin <= moment < end else []))
+    assert bench.total().held_s == pytest.approx(truth, rel=0.01)
+    assert bench.total().known_s < bench.total().held_s
+
+
+def test_a_proven_start_is_not_guessed_besides() -> None:
+    bench = Bench()
+    bench.poll()
+    for _ in range(3):
+        bench.poll(Allocation(UNIT, job("7")), start=6.0)
+    key = TenantKey("slurm", "", "phys", "ada")
+    assert bench.total(key).held_s == pytest.approx(20.0 - 6.0)
+    bench.poll()
+    assert bench.total(key).held_s == pytest.approx(20.0 - 6.0 + POLL_S / 2)
+
+
+def test_a_holder_that_a_poll_missed_is_charged_half_a_poll_too_much_at_most() -> None:
+    bench = Bench()
+    bench.poll()
+    for _ in range(10):
+        bench.poll(Allocation(UNIT, pod("a")))
+    bench.poll()
+    bench.poll(Allocation(UNIT, pod("a")))
+    truth = 11 * POLL_S
+    # Half a poll before it was first seen, which is the estimate, and half of one for an end that was none.
+    assert bench.total().held_s == pytest.approx(truth + POLL_S / 2 + POLL_S / 2)
+
+
+def test_an_outage_of_the_source_is_no_time_held() -> None:
+    bench = Bench()
+    bench.poll(Allocation(UNIT, pod("a")))
+    bench.now += 1000.0
+    bench.poll(Allocation(UNIT, pod("b")))
+    assert bench.total().held_s == 0.0
+
+
+def test_tenants_are_kept_for_an_hour_after_their_last_holder() -> None:
+    bench = Bench()
+    bench.poll(Allocation(UNIT, pod("a")))
+    bench.poll(Allocation(UNIT, pod("a")))
+    bench.now += KEEP_S - 3 * POLL_S
+    bench.poll()
+    assert bench.total().held_s > 0
+    bench.now += 3 * POLL_S
+    bench.poll()
+    bench.poll()
+    assert dict(bench.ledger.tenants.totals()) == {}
+
+
+def test_more_tenants_than_are_kept_are_one() -> None:
+    bench = Bench()
+    bench.poll()
+    for number in range(TENANTS_MAX + 3):
+        bench.poll(Allocation(UNIT, pod(str(number), f"ns-{number}")))
+    totals = dict(bench.ledger.tenants.totals())
+    assert len(totals) == TENANTS_MAX + 1
+    # Each was there at one poll only: half of the time before it and half of that after.
+    assert totals[TenantKey("kubernetes", "other", "", "")].held_s == pytest.approx(2.5 * POLL_S)
+    bench.poll(Allocation(UNIT, job("7")))
+    bench.poll(Allocation(UNIT, job("7")))
+    assert TenantKey("slurm", "", "other", "") in dict(bench.ledger.tenants.totals())
+
+
+def test_a_job_belongs_to_its_account_and_user() -> None:
+    assert tenant_of(job("7")) == TenantKey("slurm", "", "phys", "ada")
+    assert tenant_of(pod("a")) == ML
+
+
+def test_hours_go_on_over_a_restart_and_are_never_charged_twice(tmp_path: Path) -> None:
+    state = StateFile(tmp_path, 10.0, BOOT)
+    bench = Bench()
+    for _ in range(20):
+        bench.poll(Allocation(UNIT, pod("a")))
+    prepared = state.prepare(bench.ledger)
+    state.commit(prepared)
+    state.adopt(prepared)
+    published = state.bound_tenant(ML, bench.total())
+    assert published == bench.total()
+    before = bench.total().held_s
+
+    again = Ledger(RULES, bench.now + 60.0)
+    file = StateFile(tmp_path, 10.0, BOOT)
+    assert file.restore(again) == ""
+    ahead = dict(again.tenants.totals())[ML].held_s
+    assert before <= ahead <= before + 5.0  # a margin of half a write interval, for one GPU
+    later = Bench(again, bench.now + 60.0)
+    for _ in range(20):
+        later.poll(Allocation(UNIT, pod("a")))
+        assert file.bound_tenant(ML, later.total()).held_s <= ahead + 1e-9  # until the next write
+    # The minute away was held too; the 95 seconds before were had already.
+    assert later.total().held_s == pytest.approx(ahead + 60.0 + 100.0, abs=1.0)
+
+
+def test_a_state_file_of_an_older_release_has_no_tenants(tmp_path: Path) -> None:
+    import json
+    import zlib
+
+    state = StateFile(tmp_path, 10.0, BOOT)
+    bench = Bench()
+    for _ in range(3):
+        bench.poll(Allocation(UNIT, pod("a")))
+    header, _, body = state.prepare(bench.ledger).text.partition("\n")
+    data = json.loads(body)
+    del data["tenants"]
+    body = json.dumps(data)
+    state.path.write_text(f"{header.rsplit(' ', 1)[0]} {zlib.crc32(body.encode()):08x}\n{body}")
+    again = Ledger(RULES, bench.now)
+    assert StateFile(tmp_path, 10.0, BOOT).restore(again) == ""
+    assert dict(again.tenants.totals()) == {}

@@ -1,0 +1,62 @@
+"""Several threads that read ahead: everything arrives, nothing hangs, and errors come out where they are waited for."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from tests.testbed.processes import wait_for
+
+from gpu_exporter.threads import NoThread, run_ahead
+
+
+def test_every_item_arrives_once() -> None:
+    assert sorted(run_ahead(lambda x: x * x, range(100), 3, "t")) == [x * x for x in range(100)]
+    assert list(run_ahead(lambda x: x, (), 3, "t")) == []
+
+
+def test_no_more_is_read_ahead_than_there_is_room_for() -> None:
+    begun: list[int] = []
+    results = run_ahead(lambda x: begun.append(x) or x, range(100), 2, "t")
+    next(results)
+    wait_for(lambda: len(begun) == 5 or None, "four in advance, and one in the room of that which was taken", 5.0)
+    results.close()
+    assert sum(thread.name == "t" and thread.is_alive() for thread in threading.enumerate()) <= 2
+
+
+def test_what_a_call_raises_is_raised_where_it_is_waited_for_and_ends_the_threads() -> None:
+    def call(x: int) -> int:
+        if x == 3:
+            raise ValueError("three")
+        return x
+
+    with pytest.raises(ValueError, match="three"):
+        list(run_ahead(call, range(1000), 2, "broken"))
+    for thread in threading.enumerate():
+        if thread.name == "broken":
+            thread.join(5.0)
+            assert not thread.is_alive()
+
+
+def test_calls_run_beside_each_other() -> None:
+    meeting = threading.Barrier(3, timeout=5.0)
+    assert len(list(run_ahead(lambda _: meeting.wait(), range(3), 3, "t"))) == 3
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_with_fewer_threads_it_goes_on_and_with_none_it_says_so(monkeypatch: pytest.MonkeyPatch, allowed: int) -> None:
+    left = [allowed]
+    true_start = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        true_start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    if allowed:
+        assert sorted(run_ahead(lambda x: x, range(9), 3, "t")) == list(range(9))
+    else:
+        with pytest.raises(NoThread, match="raise the limit of tasks"):
+            list(run_ahead(lambda x: x, range(9), 3, "t"))
