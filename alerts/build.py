@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,25 @@ from gpu_exporter.config import (  # noqa: E402 - after the path is set
 from gpu_exporter.defaults import DURATIONS, Alerts  # noqa: E402
 
 RUNBOOK = "https://github.com/gpu-exporter/gpu-exporter/blob/main/alerts/runbook.md"
-TARGET = "node, instance"
-KEY = f"{TARGET}, gpu, uuid, mig, mig_uuid, scheduler, namespace, pod, container, job_id"
+TARGET = "cluster, node"  # one node; not instance, which changes with a rollout
+KEY = (
+    f"{TARGET}, uuid, mig_uuid, scheduler, namespace, pod, container, job_id"  # one allocation; indexes are for people
+)
+HOLDER = "cluster, scheduler, namespace, pod, job_id"
+FIXED = {
+    "key": KEY,
+    "target": TARGET,
+    "holder": HOLDER,
+    "gpu": f"{TARGET}, gpu, uuid",
+    "tenant": "scheduler, namespace, account, user",
+    "owner": "user, account, partition, qos, array_job_id, array_task_id, het_job_id, het_job_offset, "
+    "workload, workload_type, team, queue",
+    # A holder as its owner knows it.
+    "name": "{{ if $labels.array_job_id }}Job {{ $labels.array_job_id }}_{{ $labels.array_task_id }}{{ else if "
+    "$labels.het_job_id }}Job {{ $labels.het_job_id }}+{{ $labels.het_job_offset }}{{ else if $labels.job_id }}Job "
+    "{{ $labels.job_id }}{{ else }}Pod {{ $labels.namespace }}/{{ $labels.pod }}{{ end }}",
+}
+WAITS = ("wait", "wait_long", "keep")  # may be 0s in tests with short windows
 PARAMETER = re.compile(r"\$\{(\w+)(\.seconds)?\}")
 HEADER = "# Generated from alerts/src/{name} by alerts/build.py: do not edit.\n"
 
@@ -45,36 +62,52 @@ class BuildError(ValueError):
 
 def read_parameters(alerts: Alerts, overrides: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Each parameter as (text, seconds or number). Raises BuildError for an unknown or wrong override."""
-    values: dict[str, tuple[str, str]] = {"key": (KEY, KEY), "target": (TARGET, TARGET)}
+    values = {name: (text, text) for name, text in FIXED.items()}
     defaults = alerts._asdict()
     unknown = sorted(set(overrides) - set(defaults))
     if unknown:
         raise BuildError(f"{unknown[0]}: no such parameter; known: {', '.join(defaults)}")
     for name, default in defaults.items():
         is_duration = f"alerts.{name}" in DURATIONS
+        parse: Callable[[str], float | str] = parse_duration if is_duration else type(default)
         try:
-            value = (parse_duration if is_duration else float)(overrides[name]) if name in overrides else default
+            value = parse(overrides[name]) if name in overrides else default
         except ValueError as exc:
             raise BuildError(f"{name}: {exc}") from exc
-        may_be_zero = name == "idle_warn_for"
+        may_be_zero = name in WAITS
         if fault := "" if may_be_zero and value == 0 else check_value("alerts", name, value):
             raise BuildError(f"{name}: {fault}")
-        values[name] = (format_duration(value), f"{value:g}") if is_duration else (f"{value:g}",) * 2
+        values[name] = format_parameter(name, value), f"{value:g}" if isinstance(value, float) else value
     return values
+
+
+def format_parameter(name: str, value: float | str) -> str:
+    """A parameter as a configuration file writes it."""
+    if isinstance(value, str):
+        return value
+    return format_duration(value) if f"alerts.{name}" in DURATIONS else f"{value:g}"
 
 
 def build_rules(text: str, parameters: Mapping[str, tuple[str, str]], name: str) -> str:
     """One source file to one rules file. Raises BuildError."""
 
-    def fill(match: re.Match[str]) -> str:
+    def value_of(match: re.Match[str]) -> str:
         if match[1] not in parameters:
             raise BuildError(f"{name}: ${{{match[1]}}} is no parameter; known: {', '.join(parameters)}")
         return parameters[match[1]][1 if match[2] else 0]
 
+    def fill(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: fill(value) for key, value in node.items()}
+        if isinstance(node, list):
+            return [fill(value) for value in node]
+        return PARAMETER.sub(value_of, node) if isinstance(node, str) else node
+
     code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    data: dict[str, Any] = yaml.safe_load(PARAMETER.sub(fill, code))
+    data: dict[str, Any] = fill(yaml.safe_load(code))  # after parsing: no matcher can be taken for YAML
     for group in data["groups"]:
         for rule in group["rules"]:
+            rule["expr"] = rule["expr"].strip() + "\n"  # a block, into which the chart may fill any matcher
             if "alert" in rule:
                 rule["annotations"]["runbook_url"] = f"{RUNBOOK}#{rule['alert'].lower()}"
     return HEADER.format(name=name) + yaml.dump(data, sort_keys=False, width=10_000, Dumper=_Dumper)

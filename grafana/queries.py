@@ -8,7 +8,8 @@ MIG instances and shared GPUs count by their share, so that the parts add up to 
 
 from __future__ import annotations
 
-from alerts.build import KEY, TARGET
+from alerts.build import KEY as ALLOCATION
+from alerts.build import TARGET
 
 from gpu_exporter.config import format_duration
 from gpu_exporter.defaults import Settings
@@ -17,6 +18,7 @@ ON_NODES = 'node=~"$node"'
 HELD = f'{ON_NODES}, namespace=~"$namespace"'  # a Slurm job has no namespace, which `.*` matches
 IDLE_STATES = "held_idle|held_no_process"
 SECONDS_PER_HOUR = 3600
+KEY = f"{ALLOCATION}, gpu, mig"  # indexes are for people
 
 
 class Queries:

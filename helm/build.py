@@ -18,9 +18,9 @@ ROOT = HERE.parent
 CHART = HERE / "gpu-exporter"
 sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]  # so that it runs from a checkout that is not installed
 
-from alerts.build import KEY, TARGET, build_rules, write_or_check  # noqa: E402 - after the path is set
+from alerts.build import FIXED, build_rules, format_parameter, write_or_check  # noqa: E402 - after the path is set
 
-from gpu_exporter.config import CHOICES, format_duration  # noqa: E402
+from gpu_exporter.config import CHOICES, PATTERNS  # noqa: E402
 from gpu_exporter.defaults import DURATIONS, Alerts, Settings  # noqa: E402
 
 DURATION = r"^[0-9]*[1-9][0-9]*(\.[0-9]+)?(ms|s|m|h)$"  # above 0, as the configuration asks
@@ -34,6 +34,8 @@ def settings_schema() -> dict[str, Any]:
         for key, default in values._asdict().items():
             if choices := CHOICES.get(f"{section}.{key}"):
                 keys[key] = {"enum": list(choices)}
+            elif text := PATTERNS.get(f"{section}.{key}"):
+                keys[key] = {"type": "string", "pattern": f"^(?:{text[0]})$"}
             elif f"{section}.{key}" in DURATIONS:
                 keys[key] = {"type": "string", "pattern": DURATION}
             else:
@@ -46,17 +48,14 @@ def settings_schema() -> dict[str, Any]:
 
 def alert_defaults() -> dict[str, str]:
     """The parameters of the rules as a configuration file writes them."""
-    return {
-        name: format_duration(value) if f"alerts.{name}" in DURATIONS else f"{value:g}"
-        for name, value in Alerts()._asdict().items()
-    }
+    return {name: format_parameter(name, value) for name, value in Alerts()._asdict().items()}
 
 
 def build_all() -> dict[Path, str]:
     """Every generated file of the chart."""
     files: dict[Path, str] = {}
     kept = {name: (f"${{{name}}}", f"${{{name}.seconds}}") for name in Alerts._fields}
-    parameters = {**kept, "key": (KEY, KEY), "target": (TARGET, TARGET)}
+    parameters = {**kept, **{name: (text, text) for name, text in FIXED.items()}}
     for source in sorted((ROOT / "alerts" / "src").glob("*.yaml")):
         rules = build_rules(source.read_text("utf-8"), parameters, source.name)
         files[CHART / "files" / "rules" / source.name] = rules

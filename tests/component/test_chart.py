@@ -123,14 +123,23 @@ def test_a_wrong_value_is_refused_by_name(helm: Helm, values: dict[str, Any], co
     assert complaint in done.stderr
 
 
-@pytest.mark.parametrize("alerts", [{}, {"idle_for": "90m", "idle_warn_for": "30s", "coverage_min": 0.8}])
+@pytest.mark.parametrize(
+    "alerts",
+    [
+        {},
+        {"idle_for": "90m", "wait": "30s", "coverage_min": 0.8, "selector": 'job=~"a: b|c #d"', "exclude": 'qos!="x"'},
+    ],
+)
 def test_rules_are_those_of_the_one_source(helm: Helm, tmp_path: Path, alerts: dict[str, Any]) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump({"alerts": alerts} if alerts else {}))
     build = [sys.executable, str(ROOT / "alerts" / "build.py"), "--output", str(tmp_path / "rules")]
     subprocess.run([*build, f"--config.file={config}"], check=True, capture_output=True)
-    rendered = find(helm.objects({**MONITORING, "settings": {"alerts": alerts}}), "PrometheusRule")["spec"]
-    assert rendered == yaml.safe_load((tmp_path / "rules" / "allocation.yaml").read_text("utf-8"))
+    objects = helm.objects({**MONITORING, "settings": {"alerts": alerts}})
+    rendered = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "PrometheusRule"}
+    built = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in (tmp_path / "rules").glob("*.yaml")}
+    assert rendered == {f"gpu-gpu-exporter-{name}": rules for name, rules in built.items()}
+    assert len(built) > 4
 
 
 @pytest.mark.parametrize(

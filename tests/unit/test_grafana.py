@@ -47,7 +47,7 @@ RECORDED = {
     for rule in group["rules"]
     if "record" in rule
 }
-LABELS = {"node", "instance", "holder", "tenant", *MIG_LABELS, *ALLOCATION_LABELS}
+LABELS = {"cluster", "node", "instance", "holder", "tenant", *MIG_LABELS, *ALLOCATION_LABELS}
 LABELS |= {label for family in FAMILIES for label in family.labels}
 GROUPING = re.compile(r"\b(?:by|on|group_left) ?\(([^)]*)\)")
 WORDS = {"and", "or", "unless", "bool"}

@@ -1,0 +1,148 @@
+"""How long a real Prometheus takes to evaluate the rules over a site of a given size.
+
+    python -m tests.bench.rules [--nodes 1000]
+
+Eight GPUs a node, each held, a quarter of them idle; half an hour of samples each 30 s. Prints, for each group, the seconds of
+its last evaluation beside its interval, and the samples and memory of Prometheus.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.testbed.processes import Processes, fetch, wait_for
+from tests.testbed.servers import Prometheus
+
+ROOT = Path(__file__).resolve().parents[2]
+STEP_S = 30
+WINDOW_S = 2100
+HELD_S = 90_000.0
+
+
+def write_history(path: Path, nodes: int, end: int) -> int:
+    """OpenMetrics text, a family in one piece; the number of series."""
+    times = range(end - WINDOW_S, end + 1, STEP_S)
+    series = 0
+
+    def node_labels(node: int) -> str:
+        return f'job="gpu-exporter",node="n{node}",instance="n{node}"'
+
+    def gpu_labels(node: int, gpu: int) -> str:
+        return f'{node_labels(node)},gpu="{gpu}",uuid="GPU-{node:05d}-{gpu}"'
+
+    def held_labels(node: int, gpu: int) -> str:
+        i = node * 8 + gpu
+        if i % 2:
+            return f'{gpu_labels(node, gpu)},scheduler="slurm",job_id="{4_000_000 + i}"'
+        pod = f'namespace="team-{i % 97}",pod="train-{i:06d}",container="main"'
+        return f'{gpu_labels(node, gpu)},scheduler="kubernetes",{pod}'
+
+    def rows(name: str) -> Iterator[tuple[str, float, float]]:
+        """Labels, the last value, how much it grows each second."""
+        for node in range(nodes):
+            mine = node_labels(node)
+            if name.startswith("gpu_exporter_") or name in ("gpu_driver_up", "gpu_devices_expected", "up"):
+                more = ',source="kubelet"' if "attribution" in name else ""
+                value = (
+                    float(end) if name.endswith("timestamp_seconds") else {"gpu_devices_expected": 8.0}.get(name, 1.0)
+                )
+                value = 0.0 if "errors" in name else value
+                yield mine + more, value, 1.0 if name.endswith("timestamp_seconds") else 0.0
+                continue
+            if name.startswith("gpu_tenant_"):
+                yield f'{mine},scheduler="kubernetes",namespace="team-{node % 97}"', 1e6, 8.0
+                continue
+            for gpu in range(8):
+                is_idle = gpu < 2
+                if name.startswith("gpu_allocation_"):
+                    labels = held_labels(node, gpu)
+                    if name.endswith("info"):
+                        labels += f',user="u{node % 500}",account="a{node % 40}",resource="nvidia.com/gpu"'
+                    value, growth = {
+                        "gpu_allocation_held_seconds_total": (HELD_S, 1.0),
+                        "gpu_allocation_observed_seconds_total": (HELD_S, 1.0),
+                        "gpu_allocation_busy_seconds_total": (HELD_S / 2, 0.5),
+                        "gpu_allocation_energy_joules_total": (1e7, 300.0),
+                        "gpu_allocation_idle_run_seconds": (7200.0 if is_idle else 10.0, 0.0),
+                        "gpu_allocation_start_timestamp_seconds": (end - HELD_S, 0.0),
+                    }.get(name, (1.0, 0.0))
+                    yield labels, value, growth
+                elif name == "gpu_throttle_seconds_total":
+                    for reason in ("thermal", "sw_thermal", "hw_thermal", "hw_power_brake", "board_limit", "power_cap"):
+                        yield f'{gpu_labels(node, gpu)},reason="{reason}"', 10.0, 0.0
+                elif name == "gpu_info":
+                    yield f'{gpu_labels(node, gpu)},name="NVIDIA H100 80GB HBM3"', 1.0, 0.0
+                elif name == "gpu_ecc_errors_total":
+                    yield f'{gpu_labels(node, gpu)},severity="uncorrected"', 0.0, 0.0
+                else:
+                    yield gpu_labels(node, gpu), 1.0 if name in ("gpu_up", "gpu_allocated") else 0.0, 0.0
+
+    names = sorted(
+        [
+            *(f"gpu_allocation_{kind}_seconds_total" for kind in ("held", "observed", "busy")),
+            *("gpu_allocation_energy_joules_total", "gpu_allocation_idle_run_seconds", "gpu_allocation_info"),
+            *("gpu_allocation_holder_units", "gpu_allocation_share_ratio", "gpu_allocation_start_timestamp_seconds"),
+            *("gpu_up", "gpu_info", "gpu_allocated", "gpu_throttle_seconds_total", "gpu_recovery_action"),
+            *("gpu_ecc_errors_total", "gpu_remapped_rows_failed", "gpu_remapped_rows_pending"),
+            *("gpu_last_active_timestamp_seconds", "gpu_driver_up", "gpu_devices_expected", "up"),
+            *("gpu_exporter_last_sample_timestamp_seconds", "gpu_exporter_sample_interval_seconds"),
+            *("gpu_exporter_attribution_up", "gpu_exporter_attribution_last_success_timestamp_seconds"),
+            *("gpu_exporter_state_write_errors_total", "gpu_exporter_state_last_write_timestamp_seconds"),
+            *(f"gpu_tenant_{kind}_gpu_seconds_total" for kind in ("held", "known", "busy", "idle")),
+            "gpu_tenant_energy_joules_total",
+        ]
+    )
+    with path.open("w", encoding="utf-8") as out:
+        for name in names:
+            for labels, value, growth in rows(name):
+                series += 1
+                out.writelines(f"{name}{{{labels}}} {value - growth * (end - at)} {at}\n" for at in times)
+        out.write("# EOF\n")
+    return series
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=1000)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, Processes(Path(name)) as processes:
+        directory = Path(name)
+        # Rules look at now, and Prometheus takes no sample that is older than its last block: it starts when that ends.
+        end = int(time.time()) + 20 + options.nodes // 7
+        series = write_history(directory / "history.txt", options.nodes, end)
+        source = [str(directory / "history.txt"), str(directory / "data")]
+        subprocess.run(
+            ["promtool", "tsdb", "create-blocks-from", "openmetrics", *source], check=True, stdout=subprocess.DEVNULL
+        )
+        (directory / "history.txt").unlink()
+        wait_for(lambda: time.time() > end or None, "the end of the history", 600, 0.5)
+        rules = sorted((ROOT / "alerts" / "rules").glob("*.yaml"))
+        prometheus = Prometheus(processes, directory, {}, rules=rules)
+
+        def groups() -> list[dict[str, object]]:
+            found: list[dict[str, object]] = json.loads(fetch(f"{prometheus.url}/api/v1/rules") or "{}")["data"][
+                "groups"
+            ]
+            return found
+
+        began = time.time()
+        wait_for(lambda: time.time() - began > 130 or None, "two evaluations of each group", 240, 1.0)
+        age = time.time() - end
+        print(f"{options.nodes} nodes, {options.nodes * 8} GPUs, {series} series, the last sample {age:.0f} s ago")
+        for group in groups():
+            print(f"{group['name']}: {float(str(group['evaluationTime'])):.2f} s of {group['interval']} s")
+        idle = prometheus.query("count(allocation:gpu_idle_run_seconds:proven)")
+        memory = Path(f"/proc/{prometheus.running.process.pid}/status").read_text("ascii")
+        rss = next(line.split()[1] for line in memory.splitlines() if line.startswith("VmRSS"))
+        print(f"proven idle: {idle[0][1] if idle else 0:.0f}; Prometheus {int(rss) / 1024:.0f} MiB")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,112 @@
+"""Asks promtool which alerts a world raises: the real engine, over hours in a second."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from alerts.build import build_all
+
+from gpu_exporter.defaults import Alerts
+from tests.rules.world import World
+
+
+@dataclass(frozen=True)
+class Firing:
+    """One alert, from minute `start` to `end` without a break; `labels`: what identifies it among the others."""
+
+    alert: str
+    start: int
+    end: int
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Case:
+    """A world, everything that fires in it, and values of expressions at some minutes."""
+
+    name: str
+    world: World
+    firing: Sequence[Firing] = ()
+    values: Sequence[tuple[int, str, Sequence[tuple[str, float]]]] = ()
+    about: Sequence[str] = ()
+    """Alerts and recordings that the case is about, beside those that fire: who changes one of them runs it."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Parameters of the rules that differ from their defaults."""
+
+    def test(self) -> dict[str, Any]:
+        """As promtool's files have it."""
+        checks = list(self._checks())
+        return {
+            "name": self.name,
+            "interval": "1m",
+            "input_series": self.world.input_series(),
+            "promql_expr_test": [
+                {
+                    "expr": expr,
+                    "eval_time": f"{at}m",
+                    "exp_samples": [{"labels": labels, "value": value} for labels, value in samples],
+                }
+                for at, expr, samples in checks
+            ],
+        }
+
+    def _checks(self) -> Iterable[tuple[int, str, Sequence[tuple[str, float]]]]:
+        last = self.world.minutes
+        names = sorted({each.alert for each in self.firing})
+        others = f'alertname!~"{"|".join(names)}"' if names else 'alertname!=""'
+        every = f'ALERTS{{alertstate="firing",{others}}}[{last + 1}m]'
+        yield last, f"count by (alertname) (count_over_time({every}))", []
+        for name in names:
+            mine = [each for each in self.firing if each.alert == name]
+            sets = len({tuple(sorted(each.labels.items())) for each in mine})
+            series = f'ALERTS{{alertstate="firing",alertname="{name}"}}[{last + 1}m]'
+            yield last, f"count(count_over_time({series}))", [("{}", sets)]
+            minutes = sum(each.end - each.start + 1 for each in mine)
+            yield last, f"sum(count_over_time({series}))", [("{}", minutes)]
+        for each in self.firing:
+            matchers = "".join(f',{key}="{value}"' for key, value in each.labels.items())
+            series = f'ALERTS{{alertstate="firing",alertname="{each.alert}"{matchers}}}'
+            length = each.end - each.start + 1
+            yield each.end, f"sum(count_over_time({series}[{length}m]))", [("{}", length)]
+            if each.start:
+                yield each.start - 1, f"count({series})", []
+        yield from self.values
+
+
+def as_file(tests: Sequence[Mapping[str, Any]], rules: Path) -> dict[str, Any]:
+    """A file of promtool's. Groups are evaluated in the order in which they read each other."""
+    paths = sorted(rules.glob("*.yaml"), key=lambda path: (path.stem != "seam", path.stem))
+    groups = [group["name"] for path in paths for group in yaml.safe_load(path.read_text("utf-8"))["groups"]]
+    return {
+        "rule_files": [str(path) for path in paths],
+        "evaluation_interval": "1m",
+        "group_eval_order": groups,
+        "tests": list(tests),
+    }
+
+
+def build(directory: Path, settings: Mapping[str, str]) -> Path:
+    """The rules with these parameters, written to `directory`."""
+    directory.mkdir(exist_ok=True)
+    for name, text in build_all(Alerts(), settings).items():
+        (directory / name).write_text(text, encoding="utf-8")
+    return directory
+
+
+def run(cases: Sequence[Case], directory: Path, rules: Path, program: str = "promtool") -> tuple[bool, str]:
+    """Whether all cases hold with these rules, and what promtool says."""
+    path = directory / "cases.yaml"
+    text = as_file([case.test() for case in cases], rules)
+    path.write_text(yaml.dump(text, sort_keys=False, width=10_000_000, Dumper=_Dumper), encoding="utf-8")
+    done = subprocess.run(
+        [program, "test", "rules", str(path)], capture_output=True, text=True, check=False, timeout=300
+    )
+    return done.returncode == 0, done.stdout + done.stderr
+
+
+_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

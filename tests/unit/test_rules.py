@@ -1,0 +1,213 @@
+"""Rules for rules: what a rule must not do, held on the parsed expression. The traps were measured (docs/decisions/0012)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import promql_parser as promql
+import pytest
+import yaml
+from prometheus_client import generate_latest
+
+from gpu_exporter import collectors
+from gpu_exporter.exposition.catalog import fixed_groups
+from gpu_exporter.reconciler.telemetry import Telemetry
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNBOOK = (ROOT / "alerts" / "runbook.md").read_text("utf-8")
+RULES: list[dict[str, Any]] = [
+    rule
+    for path in sorted((ROOT / "alerts" / "rules").rglob("*.yaml"))
+    for group in yaml.safe_load(path.read_text("utf-8"))["groups"]
+    for rule in group["rules"]
+]
+ALERTS = [rule for rule in RULES if "alert" in rule]
+RECORDED = {rule["record"] for rule in RULES if "record" in rule}
+# Of kube-state-metrics, of kube-prometheus, and of the site.
+FOREIGN = re.compile(r"kube_\w+|namespace_workload_pod:kube_pod_owner:relabel|model:gpu_price:per_hour")
+PARTS = ("Meaning", "Impact", "Diagnosis", "Mitigation", "False positives")
+
+
+def own_types() -> dict[str, str]:
+    """Type by name of every metric that the exporter or the reconciler publishes."""
+    families = [family for _, _, group in fixed_groups() for family in group]
+    families += [f for collector in collectors.ALL for f in (*collector.families, *collector.instance_families)]
+    types = {family.name: family.type for family in families}
+    for line in generate_latest(Telemetry().registry).decode().splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split()
+            types[name] = kind
+    return types | {"up": "gauge", "gpu_demand_pending_gpus": "gauge"}
+
+
+TYPES = own_types()
+
+
+def name_of(rule: dict[str, Any]) -> str:
+    return str(rule.get("alert") or rule["record"])
+
+
+def expressions(node: Any) -> Iterator[Any]:
+    """The expression and every one in it."""
+    yield node
+    match node:
+        case promql.BinaryExpr():
+            children = [node.lhs, node.rhs]
+        case promql.AggregateExpr():
+            children = [node.expr, *([node.param] if node.param else [])]
+        case promql.Call():
+            children = list(node.args)
+        case promql.ParenExpr() | promql.UnaryExpr() | promql.SubqueryExpr():
+            children = [node.expr]
+        case promql.MatrixSelector():
+            children = [node.vector_selector]
+        case _:
+            children = []
+    for child in children:
+        yield from expressions(child)
+
+
+def selectors(rule: dict[str, Any]) -> list[Any]:
+    return [each for each in expressions(promql.parse(rule["expr"])) if isinstance(each, promql.VectorSelector)]
+
+
+each_rule = pytest.mark.parametrize("rule", RULES, ids=name_of)
+each_alert = pytest.mark.parametrize("rule", ALERTS, ids=name_of)
+
+
+def test_names_are_unique() -> None:
+    names = [name_of(rule) for rule in RULES]
+    assert sorted(names) == sorted(set(names))
+
+
+@each_rule
+def test_every_series_of_ours_is_selected_by_job_and_exists(rule: dict[str, Any]) -> None:
+    """A foreign job with our names accuses nobody, and a misspelt name is silent for ever."""
+    for selector in selectors(rule):
+        if FOREIGN.fullmatch(selector.name) or selector.name in RECORDED:
+            continue
+        assert selector.name in TYPES, selector.name
+        jobs = [matcher for matcher in selector.matchers.matchers if matcher.name == "job"]
+        honoured = any(
+            matcher.name.startswith("exported_") and matcher.value == "" for matcher in selector.matchers.matchers
+        )
+        assert jobs or (honoured and name_of(rule) == "GpuScrapeConfigWrong"), f"{selector.name} without a job"
+
+
+@each_rule
+def test_the_cluster_is_in_every_grouping_and_match(rule: dict[str, Any]) -> None:
+    """Two clusters behind one ruler have nodes of the same name. A model's price is one for all of them."""
+    for each in expressions(promql.parse(rule["expr"])):
+        if isinstance(each, promql.AggregateExpr):
+            assert each.modifier is not None, f"{each} over everything"
+            assert "cluster" in each.modifier.labels or "model:gpu_price" in str(each.expr), str(each)
+        if isinstance(each, promql.BinaryExpr) and each.modifier is not None and each.modifier.matching is not None:
+            assert "cluster" in each.modifier.matching.labels or "model:gpu_price" in str(each.rhs), str(each)
+
+
+@each_rule
+def test_increases_are_of_counters(rule: dict[str, Any]) -> None:
+    for each in expressions(promql.parse(rule["expr"])):
+        if isinstance(each, promql.Call) and each.func.name in ("rate", "increase", "irate"):
+            name = each.args[0].vector_selector.name
+            assert TYPES[name] == "counter", name
+
+
+@each_rule
+def test_no_recording_takes_a_name_of_ours(rule: dict[str, Any]) -> None:
+    """A rule that writes what it reads keeps a dead GPU alive for ever."""
+    if "record" in rule:
+        assert ":" in rule["record"]
+        assert rule["record"] not in TYPES
+
+
+@each_rule
+def test_info_series_are_joined_through_one_row(rule: dict[str, Any]) -> None:
+    """`group_left` on two series for one key is an error that ends the whole rule."""
+    for each in expressions(promql.parse(rule["expr"])):
+        if isinstance(each, promql.BinaryExpr) and each.modifier is not None:
+            labels = each.modifier.group_labels
+            right = each.rhs
+            while isinstance(right, promql.ParenExpr):
+                right = right.expr
+            while isinstance(right, promql.BinaryExpr):  # `or` a fallback with the same key
+                right = right.lhs
+            if labels:
+                ok = isinstance(right, promql.AggregateExpr) or (
+                    isinstance(right, promql.VectorSelector) and right.name == "allocation:owner:info"
+                )
+                assert ok, str(each.rhs)
+
+
+@each_alert
+def test_an_alert_outlives_a_restart_and_a_failed_scrape(rule: dict[str, Any]) -> None:
+    """Below 10m the state of `for` is not restored (--rules.alert.for-grace-period)."""
+    if "for" in rule:
+        assert re.fullmatch(r"[1-9][0-9]m|[1-9][0-9]*h", rule["for"]), rule["for"]
+        assert re.fullmatch(r"[1-9][0-9]m|[1-9][0-9]*h", rule["keep_firing_for"]), rule["keep_firing_for"]
+
+
+@each_alert
+def test_an_alert_compares(rule: dict[str, Any]) -> None:
+    found = list(expressions(promql.parse(rule["expr"])))
+    compares = any(
+        isinstance(each, promql.BinaryExpr) and str(each.op) in ("==", ">", "<", ">=", "<=") for each in found
+    )
+    assert compares or any(isinstance(each, promql.Call) and each.func.name == "absent" for each in found)
+
+
+@each_alert
+def test_what_people_read_is_complete(rule: dict[str, Any]) -> None:
+    labels, annotations = rule["labels"], rule["annotations"]
+    assert set(labels) == {"severity", "audience"}
+    assert labels["severity"] in ("info", "warning", "critical")
+    assert labels["audience"] in ("owner", "operations")
+    assert set(annotations) == {"summary", "description", "runbook_url"}
+    assert "{{" not in annotations["summary"], "a summary is the same for every alert of a group"
+    assert " query " not in annotations["description"], "one more query for each active alert and evaluation"
+    named = set(re.findall(r"\$labels\.(\w+)", annotations["description"]))
+    assert named <= set(re.findall(r"\w+", rule["expr"])), "a label that the result does not have"
+
+
+@each_alert
+def test_an_alert_has_its_page_in_the_runbook(rule: dict[str, Any]) -> None:
+    page = re.search(rf"^## {rule['alert']}\n(.*?)(?=^## |\Z)", RUNBOOK, re.M | re.S)
+    assert page is not None
+    assert rule["annotations"]["runbook_url"].endswith(f"/alerts/runbook.md#{rule['alert'].lower()}")
+    assert [part for part in PARTS if f"**{part}.**" not in page[1]] == []
+
+
+def test_the_runbook_has_no_page_of_an_alert_that_is_gone() -> None:
+    assert set(re.findall(r"^## (\w+)$", RUNBOOK, re.M)) == {rule["alert"] for rule in ALERTS}
+
+
+QUERIES = re.findall(r"^```promql\n(.*?)^```", RUNBOOK, re.M | re.S)
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_queries_of_the_runbook_can_be_pasted(query: str) -> None:
+    for each in expressions(promql.parse(query)):
+        if isinstance(each, promql.VectorSelector):
+            assert each.name in TYPES or each.name in RECORDED or FOREIGN.fullmatch(each.name), each.name
+
+
+def test_the_names_of_alerts_are_a_promise() -> None:
+    """Runbook, dashboards and other tools rely on the names."""
+    assert {rule["alert"] for rule in ALERTS} == {
+        *("GpuHolderIdle", "GpuHolderPartlyIdle", "GpuHolderLow"),
+        *(
+            "GpuThrottled",
+            "GpuXid",
+            "GpuRecoveryNeeded",
+            "GpuEccUncorrected",
+            "GpuRowRemapFailed",
+            "GpuRowRemapPending",
+        ),
+        *("GpuLost", "GpuDriverDown", "GpuExporterDown", "GpuExporterBlind", "GpuNodeWithoutExporter"),
+        *("GpuScrapeConfigWrong", "GpuNodeClockWrong", "GpuWasteWhileQueued"),
+        *("GpuFleetDegraded", "GpuThrottledMany", "GpuMonitoringAbsent"),
+        *("GpuReconcilerStuck", "GpuReconcilerFrozen"),
+    }
