@@ -86,7 +86,7 @@ def chart_values(node: Node, agent: int, reconciler: int, prometheus: int, plane
         "settings": {
             "attribution": {"interval": "1s"},
             "policy": {"candidate_after": f"{IDLE_S}s", "underused_after": f"{2 * IDLE_S}s", "startup_grace": "1s"},
-            "alerts": {"idle_for": f"{IDLE_S}s", "idle_warn_for": "1s"},
+            "alerts": {"idle_for": f"{IDLE_S}s", "wait": "1s", "keep": "1s", "interval": "1s"},
         },
         "agent": {
             "image": image("agent"),
@@ -182,8 +182,9 @@ def test_from_helm_install_to_a_label_that_comes_and_goes(
         values = chart_values(node, *ports, plane)
         helm = Helm(tmp_path, plane.admin)
         objects = helm.objects(values)
-        rules = tmp_path / "rules.yaml"
-        rules.write_text(yaml.safe_dump(find(objects, "PrometheusRule")["spec"]), encoding="utf-8")
+        rules = [tmp_path / f"{each['metadata']['name']}.yaml" for each in objects if each["kind"] == "PrometheusRule"]
+        for path in rules:
+            path.write_text(yaml.safe_dump(find(objects, "PrometheusRule", path.stem)["spec"]), encoding="utf-8")
         webhook = Webhook()
         targets = tmp_path / "targets.json"
         targets.write_text("[]")
@@ -191,8 +192,8 @@ def test_from_helm_install_to_a_label_that_comes_and_goes(
             processes,
             tmp_path / "prometheus",
             {},
-            rules=[rules],
-            alertmanager=start_alertmanager(processes, tmp_path / "alertmanager", webhook.url),
+            rules=rules,
+            alertmanager=start_alertmanager(processes, tmp_path / "alertmanager", webhook.url)[1],
             scrape_configs=[
                 scrape_config(find(objects, "PodMonitor", "-agent"), targets),
                 scrape_config(find(objects, "PodMonitor", "-reconciler"), targets),
@@ -240,10 +241,10 @@ def test_from_helm_install_to_a_label_that_comes_and_goes(
         underused = say("label underused")
         assert candidate - quiet >= IDLE_S - 1.5  # what was sampled before the turn may be taken for after it
         assert underused - quiet >= 2 * IDLE_S - 1.5
-        alert = wait_for(lambda: firing(webhook, uuids[0]), "a notification", 90, 0.2)
-        say("notification: GpuAllocationIdle")
-        assert (alert["labels"]["alertname"], alert["labels"]["namespace"]) == ("GpuAllocationIdle", "ml")
-        assert (alert["labels"]["pod"], alert["labels"]["node"]) == ("train-0", NODE)
+        alert = wait_for(lambda: firing(webhook, "train-0"), "a notification", 90, 0.2)
+        say("notification: GpuHolderIdle")
+        assert (alert["labels"]["alertname"], alert["labels"]["namespace"]) == ("GpuHolderIdle", "ml")
+        assert (alert["labels"]["pod"], alert["labels"]["gpus"]) == ("train-0", "2")
 
         loads[1].set(0.7)
         worked = say("first activity, on one of the two GPUs")
@@ -280,10 +281,10 @@ def test_from_helm_install_to_a_label_that_comes_and_goes(
     say("everything ended, nothing is left")
 
 
-def firing(webhook: Webhook, uuid: str) -> dict[str, Any] | None:
-    """The alert about a GPU, once it was notified."""
+def firing(webhook: Webhook, pod: str) -> dict[str, Any] | None:
+    """The alert about a pod, once it was notified."""
     alerts = [alert for notification in webhook.received for alert in notification["alerts"]]
-    return next((a for a in alerts if a["labels"]["uuid"] == uuid and a["status"] == "firing"), None)
+    return next((a for a in alerts if a["labels"].get("pod") == pod and a["status"] == "firing"), None)
 
 
 def _idle_run(prometheus: Prometheus, uuid: str) -> float:

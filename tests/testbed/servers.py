@@ -8,13 +8,18 @@ import shutil
 import threading
 import urllib.parse
 from collections.abc import Mapping, Sequence
+from email import message_from_bytes
+from email.message import Message
+from email.policy import default as default_policy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import Envelope
 
-from tests.testbed.processes import Processes, fetch, free_port, wait_for
+from tests.testbed.processes import Processes, Running, fetch, free_port, wait_for
 
 PACKAGES = "Debian packages prometheus and prometheus-alertmanager"
 
@@ -44,6 +49,7 @@ class Prometheus:
         alertmanager: str = "",
         scrape_configs: Sequence[Mapping[str, Any]] = (),
         port: int | None = None,
+        flags: Sequence[str] = (),
     ) -> None:
         """`scrape_configs`: used in place of `targets` when given."""
         require("prometheus")
@@ -75,6 +81,7 @@ class Prometheus:
                 f"--storage.tsdb.path={directory / 'data'}",
                 f"--web.listen-address=127.0.0.1:{port}",
                 "--log.level=warn",
+                *flags,
             ]
         )
         wait_for(lambda: fetch(f"{self.url}/-/ready"), "Prometheus to be ready")
@@ -123,17 +130,34 @@ class Webhook:
         self._thread.join()
 
 
-def start_alertmanager(processes: Processes, directory: Path, webhook: str) -> str:
-    """Alertmanager with our example's grouping and short waits; its host:port."""
+ALERTMANAGER = Path(__file__).resolve().parents[2] / "alerts" / "alertmanager"
+
+
+def start_alertmanager(
+    processes: Processes, directory: Path, webhook: str = "", *, mail_port: int = 0, port: int | None = None
+) -> tuple[Running, str]:
+    """Alertmanager with our configuration, short waits and no office hours; the program and its host:port.
+
+    `webhook` gets what owners are sent, also that it is over. `mail_port`: of an SMTP server; without one nobody is mailed.
+    """
     require("prometheus-alertmanager")
     directory.mkdir(parents=True, exist_ok=True)
-    example = Path(__file__).resolve().parents[2] / "alerts" / "alertmanager.example.yaml"
-    config = yaml.safe_load(example.read_text("utf-8"))
-    config["route"] |= {"group_wait": "1s", "group_interval": "2s"}
-    config["receivers"][0]["webhook_configs"][0]["url"] = webhook
+    config = yaml.safe_load((ALERTMANAGER / "alertmanager.yaml").read_text("utf-8"))
+    for route in (config["route"], *config["route"]["routes"]):
+        route |= {"group_wait": "1s", "group_interval": "2s"}
+        route.pop("active_time_intervals", None)
+    for receiver in config["receivers"]:
+        if not mail_port:
+            receiver.pop("email_configs", None)
+        if webhook and receiver["name"] == "gpu-owners":
+            receiver["webhook_configs"] = [{"url": webhook, "send_resolved": True}]
+    config["global"] |= {"smtp_smarthost": f"127.0.0.1:{mail_port or 25}"}
     (directory / "alertmanager.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    port = free_port()
-    processes.start(
+    for template in ALERTMANAGER.glob("*.tmpl"):
+        if not (directory / template.name).exists():
+            shutil.copy(template, directory)
+    port = port or free_port()
+    running = processes.start(
         [
             "prometheus-alertmanager",
             f"--config.file={directory / 'alertmanager.yaml'}",
@@ -143,4 +167,25 @@ def start_alertmanager(processes: Processes, directory: Path, webhook: str) -> s
         ]
     )
     wait_for(lambda: fetch(f"http://127.0.0.1:{port}/-/ready"), "Alertmanager to be ready")
-    return f"127.0.0.1:{port}"
+    return running, f"127.0.0.1:{port}"
+
+
+class Mailbox:
+    """An SMTP server that keeps every mail."""
+
+    def __init__(self) -> None:
+        self.mails: list[Message] = []
+        self._controller = Controller(self, hostname="127.0.0.1", port=free_port())
+        self._controller.start()
+        self.port = int(self._controller.port)
+
+    async def handle_DATA(self, server: object, session: object, envelope: Envelope) -> str:
+        self.mails.append(message_from_bytes(envelope.original_content or b"", policy=default_policy))
+        return "250 kept"
+
+    def to(self, address: str, subject: str = "") -> list[Message]:
+        """Mails to this address whose subject has this in it."""
+        return [mail for mail in self.mails if mail["To"] == address and subject in mail["Subject"]]
+
+    def close(self) -> None:
+        self._controller.stop()

@@ -1,0 +1,197 @@
+"""From a simulated node to mails, on a real Prometheus and Alertmanager: one for each incident, whatever restarts meanwhile."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.testbed.processes import Processes, free_port, wait_for
+from tests.testbed.servers import Mailbox, Prometheus, require, start_alertmanager
+
+ROOT = Path(__file__).resolve().parents[2]
+IDLE_FOR_S = 15
+SHORT = (f"idle_for={IDLE_FOR_S}s", "interval=1s", "window=30s", "wait=3s", "keep=15s")
+ADA, OPERATIONS = "a.lovelace@example.org", "gpu-operations@example.org"
+
+pytestmark = pytest.mark.servers
+
+
+def build_rules(directory: Path) -> list[Path]:
+    build = [sys.executable, str(ROOT / "alerts" / "build.py"), "--output", str(directory)]
+    subprocess.run([*build, *(f"--set={each}" for each in SHORT)], check=True, capture_output=True)
+    return sorted(directory.glob("*.yaml"))
+
+
+def write_addresses(directory: Path) -> None:
+    directory.mkdir()
+    mapping = {"users": {"ada": ADA}, "domain": "users.example.org", "default": "gpu-admins@example.org"}
+    (directory / "owners.yaml").write_text(yaml.safe_dump(mapping), encoding="utf-8")
+    subprocess.run([sys.executable, str(ROOT / "alerts" / "owners.py"), str(directory / "owners.yaml")], check=True)
+
+
+def test_one_mail_for_each_incident_whatever_restarts(processes: Processes, tmp_path: Path) -> None:
+    load = {"kind": "constant", "value": 0.9}
+    gpus: list[dict[str, Any]] = [
+        *({"model": "H100"} for _ in range(4)),
+        {"model": "H100", "load": load, "throttle": [{"reason": "hw_thermal", "share": 1.0}]},
+    ]
+    holders = [
+        *({"gpu": gpu, "kind": "job", "name": str(40 + gpu), "user": "ada"} for gpu in range(3)),
+        {"gpu": 3, "kind": "job", "name": "43", "user": "bob;evil", "account": "phys"},
+        {"gpu": 4, "kind": "job", "name": "44", "user": "eve"},
+    ]
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text(yaml.safe_dump({"gpus": gpus, "holders": holders}), encoding="utf-8")
+    flags = (f"--devices.scenario={scenario}", f"--state.directory={tmp_path / 'state'}")
+    rules = build_rules(tmp_path / "rules")
+    write_addresses(tmp_path / "alertmanager")
+    mailbox = Mailbox()
+    (tmp_path / "free.yaml").write_text("gpus: [{model: H100}]\n", encoding="utf-8")
+    _, healthy = processes.start_exporter(f"--devices.scenario={tmp_path / 'free.yaml'}")
+    ports = [free_port() for _ in range(3)]
+
+    def start_prometheus() -> Prometheus:
+        return Prometheus(
+            processes,
+            tmp_path / "prometheus",
+            {"n1": f"127.0.0.1:{ports[0]}", "n2": healthy.removeprefix("http://")},
+            rules=rules,
+            alertmanager=f"127.0.0.1:{ports[2]}",
+            port=ports[1],
+            # As with `for: 10m` and the default of 10m: the state of a pending or firing alert is restored.
+            flags=["--rules.alert.for-grace-period=1s"],
+        )
+
+    alertmanager, _ = start_alertmanager(processes, tmp_path / "alertmanager", mail_port=mailbox.port, port=ports[2])
+    exporter, _ = processes.start_exporter(*flags, port=ports[0])
+    prometheus = start_prometheus()
+    wait_for(lambda: mailbox.to(ADA) or None, "the owner's mail", 60)
+    wait_for(lambda: mailbox.to(OPERATIONS, "GpuThrottled") or None, "the mail about the throttled GPU", 90)
+
+    exporter.stop(9)
+    exporter, _ = processes.start_exporter(*flags, port=ports[0])
+    prometheus.running.stop()
+    prometheus = start_prometheus()
+    alertmanager.stop()
+    start_alertmanager(processes, tmp_path / "alertmanager", mail_port=mailbox.port, port=ports[2])
+    restarted = time.time()
+    query = 'count(ALERTS{alertname="GpuHolderIdle",alertstate="firing"})'
+    wait_for(lambda: prometheus.query(query) == [({}, 4.0)] or None, "the alerts to fire on", 60)
+    wait_for(lambda: time.time() - restarted > 20 or None, "a second mail to have had its time", 40, 0.5)
+
+    (mail,) = mailbox.to(ADA)
+    assert mail["Subject"] == "GPUs of 3 jobs are not used"
+    assert isinstance(mail, EmailMessage)
+    for kind in ("plain", "html"):
+        part = mail.get_body((kind,))
+        assert part is not None
+        text = part.get_content()
+        for job in ("40", "41", "42"):
+            since = rf"Job {job} holds a GPU and has not used it since 20\d\d-\d\d-\d\d \d\d:\d\d UTC\. End it"
+            assert re.search(since, text), text
+            assert f"alertname=GpuHolderIdle job_id={job}" in text.replace("&#34;", '"')
+        assert "Job 43" not in text
+    (other,) = mailbox.to("bobevil@users.example.org")
+    assert other["Subject"] == "GPUs of job 43 are not used"
+    (throttled,) = mailbox.to(OPERATIONS, "GpuThrottled")
+    assert throttled["Subject"] == "1 x GpuThrottled on n1"
+    assert {mail["To"] for mail in mailbox.mails} == {ADA, "bobevil@users.example.org", OPERATIONS}
+    assert mailbox.to(OPERATIONS) == [throttled], [mail["Subject"] for mail in mailbox.mails]
+
+    # The node goes: that is one more, and not one for its throttled GPU; and then it is over.
+    exporter.stop()
+    wait_for(lambda: mailbox.to(OPERATIONS, "GpuExporterDown") or None, "the mail about the exporter", 60)
+    processes.start_exporter(*flags, port=ports[0])
+    wait_for(lambda: mailbox.to(OPERATIONS, "over: GpuExporterDown") or None, "the mail that it answers again", 90)
+    assert len(mailbox.to(OPERATIONS, "1 x GpuExporterDown")) == 1
+    assert len(mailbox.to(OPERATIONS, "1 x GpuThrottled")) == 1
+    assert len(mailbox.to(ADA)) == 1
+    mailbox.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "is_muted"),
+    [
+        ({"alertname": "GpuDriverDown", "node": "n1"}, {"alertname": "GpuXid", "node": "n1", "uuid": "G"}, True),
+        ({"alertname": "GpuExporterDown", "node": "n1"}, {"alertname": "GpuLost", "node": "n1", "uuid": "G"}, True),
+        ({"alertname": "GpuExporterBlind", "node": "n1"}, {"alertname": "GpuXid", "node": "n2", "uuid": "G"}, False),
+        # A label that both lack must not count as equal.
+        ({"alertname": "GpuDriverDown"}, {"alertname": "GpuXid", "uuid": "G"}, False),
+        ({"alertname": "GpuDriverDown", "node": "n1"}, {"alertname": "GpuNodeClockWrong", "node": "n1"}, False),
+        (
+            {"alertname": "GpuLost", "node": "n1", "uuid": "G"},
+            {"alertname": "GpuThrottled", "node": "n1", "uuid": "G"},
+            True,
+        ),
+        (
+            {"alertname": "GpuLost", "node": "n1", "uuid": "G"},
+            {"alertname": "GpuThrottled", "node": "n1", "uuid": "H"},
+            False,
+        ),
+        ({"alertname": "GpuLost", "node": "n1"}, {"alertname": "GpuThrottled", "node": "n1"}, False),
+        (
+            {"alertname": "GpuLost", "node": "n1", "uuid": "G"},
+            {"alertname": "GpuXid", "node": "n1", "uuid": "G"},
+            False,
+        ),
+        ({"alertname": "GpuFleetDegraded"}, {"alertname": "GpuLost", "node": "n1", "uuid": "G"}, True),
+        (
+            {"alertname": "GpuFleetDegraded", "cluster": "a"},
+            {"alertname": "GpuLost", "cluster": "b", "uuid": "G"},
+            False,
+        ),
+        ({"alertname": "GpuThrottledMany"}, {"alertname": "GpuThrottled", "node": "n1", "uuid": "G"}, True),
+        ({"alertname": "GpuMonitoringAbsent"}, {"alertname": "GpuExporterDown", "node": "n1"}, True),
+        ({"alertname": "GpuDriverDown", "node": "n1"}, {"alertname": "GpuHolderIdle", "audience": "owner"}, False),
+    ],
+    ids=lambda value: " ".join(value.values()) if isinstance(value, dict) else str(value),
+)
+def test_what_mutes_what(inhibiting: str, source: dict[str, str], target: dict[str, str], is_muted: bool) -> None:
+    """On a real Alertmanager, each pair in a cluster of its own unless the case is about the label."""
+    number = f"{abs(hash((tuple(source.items()), tuple(target.items()))))}"
+    alerts = [{"labels": {"audience": "operations", **labels, "case": number}} for labels in (source, target)]
+    body = json.dumps(alerts).encode()
+    call(f"http://{inhibiting}/api/v2/alerts", body)
+    query = f"http://{inhibiting}/api/v2/alerts?filter=case%3D%22{number}%22"
+
+    def states() -> dict[str, list[str]] | None:
+        found = json.loads(call(query))
+        by_name = {each["labels"]["alertname"]: each["status"]["inhibitedBy"] for each in found}
+        return by_name if len(by_name) == 2 else None
+
+    def as_expected() -> bool | None:
+        found = states()
+        return (found is not None and bool(found[target["alertname"]]) == is_muted) or None
+
+    wait_for(as_expected, f"inhibited: {is_muted}", 10)
+    found = states()
+    assert found is not None
+    assert found[source["alertname"]] == []
+    ended = [{**alert, "endsAt": "2001-01-01T00:00:00Z", "startsAt": "2000-01-01T00:00:00Z"} for alert in alerts]
+    call(f"http://{inhibiting}/api/v2/alerts", json.dumps(ended).encode())  # so that no case mutes the next one's
+
+
+@pytest.fixture(scope="module")
+def inhibiting(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An Alertmanager with our configuration that mails nobody; its host:port."""
+    require("prometheus-alertmanager")
+    directory = tmp_path_factory.mktemp("inhibiting")
+    with Processes(directory) as processes:
+        yield start_alertmanager(processes, directory / "alertmanager")[1]
+
+
+def call(url: str, body: bytes | None = None) -> str:
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=5.0) as answer:
+        text: str = answer.read().decode()
+        return text
