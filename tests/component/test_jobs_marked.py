@@ -196,7 +196,7 @@ def test_without_evidence_the_mark_of_a_requeued_job_goes_at_once(cluster: Clust
     assert bench.run() == (["written"], [])
     bench.runs.clear()
     assert bench.run() == ([], [])
-    cluster.slurm.run("scontrol", "requeue", job)
+    cluster.slurm.requeue(job)
     cluster.slurm.run_again(job)
     assert cluster.read(job) != ""
     assert bench.run() == (["withdrawn"], [])
@@ -301,7 +301,7 @@ def test_a_job_that_was_started_again_is_not_marked_and_loses_the_old_mark(clust
     job, start = run_job(cluster, "--requeue")
     bench.runs[job] = (start, 2.5)
     assert bench.run() == (["written"], [])
-    cluster.slurm.run("scontrol", "requeue", job)
+    cluster.slurm.requeue(job)
     wait_for(lambda: bench.run()[0] == ["withdrawn"], "the withdrawal", 20, 0.2)
     assert cluster.read(job) == ""
     wait_for(lambda: "PENDING" in cluster.slurm.run("squeue", "-h", "-j", job, "-o", "%T"), "the job to wait")
