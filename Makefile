@@ -33,6 +33,7 @@ check: $(VENV)/dev ## lint, types, generated files, unit tests
 	$(BIN)/mypy
 	$(BIN)/python exporter/generate.py --check
 	$(BIN)/python alerts/build.py --check
+	$(BIN)/python alerts/grafana.py --check
 	$(BIN)/python grafana/build.py --check
 	$(BIN)/python helm/build.py --check
 	$(PYTEST) tests/unit
@@ -85,6 +86,7 @@ gpu-check: $(VENV)/dev ## record what the driver of this machine answers, and ho
 generate: $(VENV)/dev ## defaults.py, docs/metrics.md, alerts/rules, the dashboard, the chart's copies
 	$(BIN)/python exporter/generate.py
 	$(BIN)/python alerts/build.py
+	$(BIN)/python alerts/grafana.py
 	$(BIN)/python grafana/build.py
 	$(BIN)/python helm/build.py
 

@@ -2,8 +2,10 @@
 
     python alerts/build.py                          writes alerts/rules
     python alerts/build.py --check                  says whether alerts/rules is up to date
-    python alerts/build.py --output DIR --set idle_for=10s --set idle_warn_for=0s
+    python alerts/build.py --output DIR --set idle_for=10s --set wait=0s
                                                     writes a variant elsewhere, e.g. with a site's own windows
+    python alerts/build.py --output DIR --recordings
+                                                    leaves the alerts out, for sites where Grafana evaluates them
 
 The parameters are the section `alerts` of exporter/gpu_exporter/defaults.yaml; `--config.file` takes a site's own, the
 file that the exporter reads too.
@@ -88,8 +90,8 @@ def format_parameter(name: str, value: float | str) -> str:
     return format_duration(value) if f"alerts.{name}" in DURATIONS else f"{value:g}"
 
 
-def build_rules(text: str, parameters: Mapping[str, tuple[str, str]], name: str) -> str:
-    """One source file to one rules file. Raises BuildError."""
+def build_rules(text: str, parameters: Mapping[str, tuple[str, str]], name: str, *, alerts: bool = True) -> str:
+    """One source file to one rules file, its recordings alone without `alerts`. Raises BuildError."""
 
     def value_of(match: re.Match[str]) -> str:
         if match[1] not in parameters:
@@ -106,14 +108,16 @@ def build_rules(text: str, parameters: Mapping[str, tuple[str, str]], name: str)
     code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     data: dict[str, Any] = fill(yaml.safe_load(code))  # after parsing: no matcher can be taken for YAML
     for group in data["groups"]:
+        group["rules"] = [rule for rule in group["rules"] if alerts or "record" in rule]
         for rule in group["rules"]:
             rule["expr"] = rule["expr"].strip() + "\n"  # a block, into which the chart may fill any matcher
             if "alert" in rule:
                 rule["annotations"]["runbook_url"] = f"{RUNBOOK}#{rule['alert'].lower()}"
-    return HEADER.format(name=name) + yaml.dump(data, sort_keys=False, width=10_000, Dumper=_Dumper)
+    data["groups"] = [group for group in data["groups"] if group["rules"]]
+    return HEADER.format(name=name) + yaml.dump(data, sort_keys=False, width=10_000, Dumper=Blocks)
 
 
-class _Dumper(yaml.SafeDumper):
+class Blocks(yaml.SafeDumper):
     """Writes texts of several lines as blocks, as people do."""
 
 
@@ -121,15 +125,16 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
 
-_Dumper.add_representer(str, _represent_text)
+Blocks.add_representer(str, _represent_text)
 
 
-def build_all(alerts: Alerts, overrides: Mapping[str, str]) -> dict[str, str]:
-    """Every rules file by its name."""
-    parameters = read_parameters(alerts, overrides)
+def build_all(settings: Alerts, overrides: Mapping[str, str], *, alerts: bool = True) -> dict[str, str]:
+    """Every rules file by its name; those of which a site loads at most one are `optional/NAME`."""
+    parameters = read_parameters(settings, overrides)
     return {
-        path.name: build_rules(path.read_text("utf-8"), parameters, path.name)
-        for path in sorted((HERE / "src").glob("*.yaml"))
+        name: build_rules(path.read_text("utf-8"), parameters, name, alerts=alerts)
+        for path in sorted((HERE / "src").rglob("*.yaml"))
+        for name in [path.relative_to(HERE / "src").as_posix()]
     }
 
 
@@ -152,13 +157,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--output", type=Path, default=HERE / "rules", help="directory (default alerts/rules)")
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="override a parameter")
+    parser.add_argument("--recordings", action="store_true", help="leave the alerts out")
     parser.add_argument("--config.file", dest="config", type=Path, help="take the section `alerts` of this file")
     options = parser.parse_args(arguments)
     try:
         if wrong := [entry for entry in options.set if "=" not in entry]:
             raise BuildError(f"--set {wrong[0]}: expected NAME=VALUE")
         overrides = dict(entry.split("=", 1) for entry in options.set)
-        files = build_all(load_settings(options.config).alerts, overrides)
+        files = build_all(load_settings(options.config).alerts, overrides, alerts=not options.recordings)
     except (BuildError, ConfigError) as exc:
         print(f"build.py: {exc}", file=sys.stderr)
         return 2

@@ -1,6 +1,6 @@
 """Writes what the chart needs from elsewhere in the project, since a chart can read its own folder only.
 
-    python helm/build.py            writes files/rules, files/dashboards, files/alerts.json, `settings` in the schema
+    python helm/build.py            writes the folder files and `settings` in the schema
     python helm/build.py --check    says whether they are up to date
 
 The rules keep their parameters (${idle_for}); the chart fills them in from values, with the defaults of alerts.json.
@@ -19,6 +19,7 @@ CHART = HERE / "gpu-exporter"
 sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]  # so that it runs from a checkout that is not installed
 
 from alerts.build import FIXED, build_rules, format_parameter, write_or_check  # noqa: E402 - after the path is set
+from alerts.grafana import render  # noqa: E402
 
 from gpu_exporter.config import CHOICES, PATTERNS  # noqa: E402
 from gpu_exporter.defaults import DURATIONS, Alerts, Settings  # noqa: E402
@@ -56,9 +57,11 @@ def build_all() -> dict[Path, str]:
     files: dict[Path, str] = {}
     kept = {name: (f"${{{name}}}", f"${{{name}.seconds}}") for name in Alerts._fields}
     parameters = {**kept, **{name: (text, text) for name, text in FIXED.items()}}
-    for source in sorted((ROOT / "alerts" / "src").glob("*.yaml")):
-        rules = build_rules(source.read_text("utf-8"), parameters, source.name)
-        files[CHART / "files" / "rules" / source.name] = rules
+    for source in sorted((ROOT / "alerts" / "src").rglob("*.yaml")):
+        name = source.relative_to(ROOT / "alerts" / "src").as_posix()
+        files[CHART / "files" / "rules" / name] = build_rules(source.read_text("utf-8"), parameters, name)
+    loaded = [text for path, text in files.items() if path.parent.name == "rules"]
+    files[CHART / "files" / "grafana" / "alerts.yaml"] = render(loaded, "${datasource}", "${interval}")
     for dashboard in sorted((ROOT / "grafana" / "dashboards").glob("*.json")):
         files[CHART / "files" / "dashboards" / dashboard.name] = dashboard.read_text("utf-8")
     files[CHART / "files" / "alerts.json"] = json.dumps(alert_defaults(), indent=2) + "\n"

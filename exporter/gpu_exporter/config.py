@@ -17,6 +17,8 @@ LABEL = r"[A-Za-z_]\w*"
 PATTERNS = {  # settings that are texts: what they must look like, and what that is called
     "alerts.selector": (MATCHERS, 'matchers of PromQL such as job="gpu-exporter"'),
     "alerts.reconciler": (MATCHERS, 'matchers of PromQL such as job="gpu-exporter-reconciler"'),
+    "alerts.dcgm": (MATCHERS, 'matchers of PromQL such as job="dcgm-exporter"'),
+    "alerts.nvidia_smi": (MATCHERS, 'matchers of PromQL such as job="nvidia-gpu-exporter"'),
     "alerts.exclude": (MATCHERS, 'matchers of PromQL such as namespace!="ops", account!~"class-.*"'),
     "alerts.team_label": (LABEL, "a label of Prometheus"),
     "alerts.queue_label": (LABEL, "a label of Prometheus"),

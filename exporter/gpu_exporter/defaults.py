@@ -114,6 +114,12 @@ class Alerts(NamedTuple):
     """matchers of the exporter's series; also job=~"gpu-exporter|node" for textfiles"""
     reconciler: str = 'job="gpu-exporter-reconciler"'
     """matchers of the reconciler's series"""
+    dcgm: str = 'job=~".*dcgm.*"'
+    """matchers of dcgm-exporter's series, for alerts/rules/optional/source-dcgm.yaml"""
+    nvidia_smi: str = 'job=~".*nvidia.*"'
+    """matchers of nvidia_gpu_exporter's series, for alerts/rules/optional/source-nvidia-smi.yaml"""
+    source_window: float = 43200.0
+    """seconds; longest idle run that source-dcgm tells; above idle_for"""
     exclude: str = ""
     """e.g. namespace!="ops", account!~"class-.*": matchers of the holders that are reported"""
     interval: float = 60.0
@@ -171,6 +177,7 @@ DURATIONS = frozenset(
         "alerts.interval",
         "alerts.keep",
         "alerts.low_over",
+        "alerts.source_window",
         "alerts.wait",
         "alerts.wait_long",
         "alerts.window",

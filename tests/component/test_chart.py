@@ -115,6 +115,8 @@ def test_lint_and_schemas(helm: Helm, schemas: str, variant: str, tmp_path: Path
         ({"settings": {"policy": {"coverage_min": 90}}}, "maximum: got 90, want 1"),
         ({"reconciler": {"prometheusURL": "prometheus:9090"}}, "does not match pattern"),
         ({"reconciler": {"interval": "0s"}}, "does not match pattern"),
+        ({"prometheusRule": {"otherExporter": ["source-dcgm", "compat-dcgm"]}}, "value must be one of"),
+        ({"prometheusRule": {"alertsIn": "both"}}, "value must be one of"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(helm: Helm, values: dict[str, Any], complaint: str) -> None:
@@ -135,11 +137,45 @@ def test_rules_are_those_of_the_one_source(helm: Helm, tmp_path: Path, alerts: d
     config.write_text(yaml.safe_dump({"alerts": alerts} if alerts else {}))
     build = [sys.executable, str(ROOT / "alerts" / "build.py"), "--output", str(tmp_path / "rules")]
     subprocess.run([*build, f"--config.file={config}"], check=True, capture_output=True)
-    objects = helm.objects({**MONITORING, "settings": {"alerts": alerts}})
-    rendered = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "PrometheusRule"}
-    built = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in (tmp_path / "rules").glob("*.yaml")}
-    assert rendered == {f"gpu-gpu-exporter-{name}": rules for name, rules in built.items()}
-    assert len(built) > 4
+    for other in ("", "source-dcgm", "source-nvidia-smi", "compat-dcgm"):
+        rule = {"enabled": True, "otherExporter": other}
+        objects = helm.objects({**MONITORING, "settings": {"alerts": alerts}, "prometheusRule": rule})
+        rendered = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "PrometheusRule"}
+        paths = [*(tmp_path / "rules").glob("*.yaml"), *(tmp_path / "rules" / "optional").glob(f"{other}.yaml")]
+        built = {path.stem: yaml.safe_load(path.read_text("utf-8")) for path in paths}
+        assert rendered == {f"gpu-gpu-exporter-{name}": rules for name, rules in built.items()}
+        assert len(built) == (8 if other else 7)
+
+
+def test_alerts_are_in_prometheus_or_in_grafana_and_never_in_both(helm: Helm) -> None:
+    def names(values: dict[str, Any]) -> tuple[set[str], set[str], set[str]]:
+        """Recordings and alerts in Prometheus, alerts in Grafana."""
+        objects = helm.objects({**MONITORING, "prometheusRule": {"enabled": True, **values}})
+        rules = [
+            rule
+            for each in objects
+            if each["kind"] == "PrometheusRule"
+            for group in each["spec"]["groups"]
+            for rule in group["rules"]
+        ]
+        texts = [each["data"] for each in objects if each["metadata"]["name"] == "gpu-gpu-exporter-alerts"]
+        copies = [
+            rule
+            for data in texts
+            for group in yaml.safe_load(data["gpu-exporter.yaml"])["groups"]
+            for rule in group["rules"]
+        ]
+        assert all(rule["data"][0]["datasourceUid"] == "mimir-1" for rule in copies)
+        return (
+            {rule["record"] for rule in rules if "record" in rule},
+            {rule["alert"] for rule in rules if "alert" in rule},
+            {rule["title"] for rule in copies},
+        )
+
+    recordings, alerts, none = names({})
+    assert none == set()
+    assert len(alerts) == 22
+    assert names({"alertsIn": "grafana", "grafana": {"datasource": "mimir-1"}}) == (recordings, set(), alerts)
 
 
 @pytest.mark.parametrize(

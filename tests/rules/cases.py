@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tests.rules.others import others
 from tests.rules.promtool import Case, Firing
 from tests.rules.world import BUSY, IDLE, UNKNOWN, Activity, Node, World, always, between, throttled, until
 
@@ -29,6 +30,7 @@ def all_cases() -> list[Case]:
         *exporters(),
         *fleet(),
         *tenants(),
+        *others(),
     ]
     return [*cases, *(beside_another_cluster(case) for case in cases if case.name in BESIDE), *clusters()]
 

@@ -117,11 +117,11 @@ def shorten(text: str) -> str:
 
 
 def dependents(rules: list[dict[str, Any]], name: str) -> set[str]:
-    """The rule and all that read it, directly or not."""
-    found = {name}
+    """The rule and all that read it, directly or not; of recordings their plain names."""
+    found = {name.partition(",")[0]}
     while True:
         more = {
-            name_of(rule)
+            name_of(rule).partition(",")[0]
             for rule in rules
             if any(
                 isinstance(e, promql.VectorSelector) and e.name in found
@@ -133,23 +133,29 @@ def dependents(rules: list[dict[str, Any]], name: str) -> set[str]:
         found |= more
 
 
+def loaded(optional: str, settings: Mapping[str, str]) -> dict[Path, str]:
+    """The rules that a case loads, by file."""
+    files = {Path(name): text for name, text in build_all(Alerts(), settings).items()}
+    return {path: text for path, text in files.items() if path.parent == Path() or path.stem in optional.split()}
+
+
 def survives(mutant: Mutant, cases: list[Case]) -> bool:
     """Whether every case that is about the rule still holds."""
-    by_settings: dict[tuple[tuple[str, str], ...], list[Case]] = {}
+    alike: dict[tuple[str, tuple[tuple[str, str], ...]], list[Case]] = {}
     for case in cases:
-        by_settings.setdefault(tuple(case.settings.items()), []).append(case)
-    for settings, same in by_settings.items():
+        alike.setdefault((case.optional, tuple(case.settings.items())), []).append(case)
+    for (optional, settings), same in alike.items():
         with tempfile.TemporaryDirectory() as name:
             directory = Path(name)
             rules = directory / "rules"
             rules.mkdir()
-            for file, text in build_all(Alerts(), dict(settings)).items():
+            for path, text in loaded(optional, dict(settings)).items():
                 data = yaml.safe_load(text)
                 for group in data["groups"]:
                     for rule in group["rules"]:
                         if name_of(rule) == mutant.rule:
                             rule[mutant.field] = rescale(mutant, rule, settings)
-                (rules / file).write_text(yaml.safe_dump(data), encoding="utf-8")
+                (rules / path.name).write_text(yaml.safe_dump(data), encoding="utf-8")
             for start in range(0, len(same), CHUNK):
                 holds, _ = run(same[start : start + CHUNK], directory, rules)
                 if not holds:
@@ -167,12 +173,12 @@ def rescale(mutant: Mutant, rule: Mapping[str, Any], settings: tuple[tuple[str, 
 
 def main(arguments: list[str]) -> int:
     wanted = arguments[0] if arguments else ""
-    rules = [
-        rule
-        for text in build_all(Alerts(), {}).values()
-        for group in yaml.safe_load(text)["groups"]
-        for rule in group["rules"]
-    ]
+    files = {
+        path: [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
+        for path, text in loaded(" ".join(case.optional for case in all_cases()), {}).items()
+    }
+    rules = [rule for each in files.values() for rule in each]
+    optional = {name_of(rule): path.stem for path, each in files.items() if path.parent != Path() for rule in each}
     known = {
         tuple(part.strip() for part in line.split("|")[:2])
         for line in EQUAL.read_text("utf-8").splitlines()
@@ -184,7 +190,12 @@ def main(arguments: list[str]) -> int:
 
     def judge(mutant: Mutant) -> tuple[Mutant, bool]:
         mine = dependents(rules, mutant.rule)
-        about = [c for c in cases if mine & ({each.alert for each in c.firing} | set(c.about))]
+        about = [
+            case
+            for case in cases
+            if mine & ({each.alert for each in case.firing} | set(case.about))
+            and optional.get(mutant.rule, "") in ("", *case.optional.split())
+        ]
         about.sort(key=lambda case: (mutant.rule not in {each.alert for each in case.firing}, case.world.minutes))
         return mutant, survives(mutant, about)
 

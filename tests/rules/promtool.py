@@ -37,6 +37,8 @@ class Case:
     """Alerts and recordings that the case is about, beside those that fire: who changes one of them runs it."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Parameters of the rules that differ from their defaults."""
+    optional: str = ""
+    """Which files of rules/optional are loaded too."""
 
     def test(self) -> dict[str, Any]:
         """As promtool's files have it."""
@@ -90,11 +92,13 @@ def as_file(tests: Sequence[Mapping[str, Any]], rules: Path) -> dict[str, Any]:
     }
 
 
-def build(directory: Path, settings: Mapping[str, str]) -> Path:
-    """The rules with these parameters, written to `directory`."""
+def build(directory: Path, settings: Mapping[str, str], optional: str = "") -> Path:
+    """The rules with these parameters, written to `directory`, and these optional ones."""
     directory.mkdir(exist_ok=True)
     for name, text in build_all(Alerts(), settings).items():
-        (directory / name).write_text(text, encoding="utf-8")
+        path = Path(name)
+        if path.parent == Path() or path.stem in optional.split():
+            (directory / path.name).write_text(text, encoding="utf-8")
     return directory
 
 

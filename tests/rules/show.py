@@ -22,7 +22,7 @@ def observe(case: Case, expr: str = 'ALERTS{alertstate="firing"}') -> dict[str, 
     ]
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "show.yaml"
-        rules = build(Path(name) / "rules", case.settings)
+        rules = build(Path(name) / "rules", case.settings, case.optional)
         path.write_text(yaml.safe_dump(as_file([test], rules)))
         done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False)
     found: dict[str, list[int]] = {}

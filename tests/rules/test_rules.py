@@ -16,15 +16,20 @@ PARTS = 8  # promtool takes a second for a case, on one core
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[bool, str]]:
     require("promtool")
-    cases: dict[tuple[tuple[str, str], ...], list[Case]] = {}
+    cases: dict[tuple[str, tuple[tuple[str, str], ...]], list[Case]] = {}
     for case in all_cases():
-        cases.setdefault(tuple(case.settings.items()), []).append(case)
+        cases.setdefault((case.optional, tuple(case.settings.items())), []).append(case)
 
-    def run_part(part: tuple[tuple[tuple[str, str], ...], list[Case]]) -> tuple[bool, str]:
+    def run_part(part: tuple[str, dict[str, str], list[Case]]) -> tuple[bool, str]:
+        optional, settings, same = part
         directory = tmp_path_factory.mktemp("cases")
-        return run(part[1], directory, build(directory / "rules", dict(part[0])))
+        return run(same, directory, build(directory / "rules", settings, optional))
 
-    parts = [(settings, same[part::PARTS]) for settings, same in cases.items() for part in range(PARTS)]
+    parts = [
+        (optional, dict(settings), same[part::PARTS])
+        for (optional, settings), same in cases.items()
+        for part in range(min(PARTS, len(same)))
+    ]
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(run_part, parts))
 

@@ -27,7 +27,9 @@ RULES: list[dict[str, Any]] = [
 ALERTS = [rule for rule in RULES if "alert" in rule]
 RECORDED = {rule["record"] for rule in RULES if "record" in rule}
 # Of kube-state-metrics, of kube-prometheus, and of the site.
-FOREIGN = re.compile(r"kube_\w+|namespace_workload_pod:kube_pod_owner:relabel|model:gpu_price:per_hour")
+FOREIGN = re.compile(
+    r"kube_\w+|(?:DCGM_FI|nvidia_smi)_\w+|namespace_workload_pod:kube_pod_owner:relabel|model:gpu_price:per_hour"
+)
 PARTS = ("Meaning", "Impact", "Diagnosis", "Mitigation", "False positives")
 
 
@@ -47,7 +49,9 @@ TYPES = own_types()
 
 
 def name_of(rule: dict[str, Any]) -> str:
-    return str(rule.get("alert") or rule["record"])
+    """Alert or recording; a recording that another exporter feeds with that exporter, e.g. `unit:gpu_known:bool, dcgm`."""
+    name, origin = str(rule.get("alert") or rule["record"]), rule.get("labels", {}).get("origin", "exporter")
+    return name if origin == "exporter" else f"{name}, {origin}"
 
 
 def expressions(node: Any) -> Iterator[Any]:
@@ -87,6 +91,9 @@ def test_names_are_unique() -> None:
 def test_every_series_of_ours_is_selected_by_job_and_exists(rule: dict[str, Any]) -> None:
     """A foreign job with our names accuses nobody, and a misspelt name is silent for ever."""
     for selector in selectors(rule):
+        if re.match("DCGM_FI|nvidia_smi", selector.name):
+            names = {matcher.name for matcher in selector.matchers.matchers}
+            assert names & {"job", "origin"}, f"{selector.name} of whom?"
         if FOREIGN.fullmatch(selector.name) or selector.name in RECORDED:
             continue
         assert selector.name in TYPES, selector.name
@@ -120,8 +127,12 @@ def test_increases_are_of_counters(rule: dict[str, Any]) -> None:
 def test_no_recording_takes_a_name_of_ours(rule: dict[str, Any]) -> None:
     """A rule that writes what it reads keeps a dead GPU alive for ever."""
     if "record" in rule:
-        assert ":" in rule["record"]
+        assert ":" in rule["record"] or rule["record"].startswith("DCGM_FI_")
         assert rule["record"] not in TYPES
+    for selector in selectors(rule):
+        if selector.name == rule.get("record"):
+            wanted = [str(matcher.value) for matcher in selector.matchers.matchers if matcher.name == "origin"]
+            assert wanted and wanted[0] != rule["labels"]["origin"], f"{selector.name} feeds itself"
 
 
 @each_rule
@@ -137,7 +148,8 @@ def test_info_series_are_joined_through_one_row(rule: dict[str, Any]) -> None:
                 right = right.lhs
             if labels:
                 ok = isinstance(right, promql.AggregateExpr) or (
-                    isinstance(right, promql.VectorSelector) and right.name == "allocation:owner:info"
+                    isinstance(right, promql.VectorSelector)
+                    and right.name in ("allocation:owner:info", "pod:owner:info", "unit:dcgm_labels:info")
                 )
                 assert ok, str(each.rhs)
 

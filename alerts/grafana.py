@@ -1,0 +1,81 @@
+"""Copies of the alerts that Grafana evaluates itself, for sites whose Prometheus may not alert.
+
+    python alerts/grafana.py [--datasource UID]       writes alerts/grafana/gpu-exporter.yaml from alerts/rules
+    python alerts/grafana.py --check                  says whether it is up to date
+
+A site loads these or the alerts of alerts/rules, never both: each incident would be reported twice. The recordings stay
+in Prometheus either way; the chart then leaves the alerts out there (prometheusRule.alertsIn: grafana).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))  # so that it runs from a checkout that is not installed
+
+from alerts.build import HEADER, Blocks, write_or_check  # noqa: E402 - after the path is set
+
+PATH = HERE / "grafana" / "gpu-exporter.yaml"
+DATASOURCE = "prometheus"
+
+
+def render(files: Iterable[str], datasource: str, interval: str) -> str:
+    """A file for Grafana's provisioning/alerting out of rules files; `datasource`: UID of the Prometheus."""
+    groups = []
+    for text in files:
+        for group in yaml.safe_load(text)["groups"]:
+            if rules := [_convert(rule, datasource) for rule in group["rules"] if "alert" in rule]:
+                groups.append(
+                    {"orgId": 1, "name": group["name"], "folder": "GPU", "interval": interval, "rules": rules}
+                )
+    body = yaml.dump({"apiVersion": 1, "groups": groups}, sort_keys=False, width=10_000, Dumper=Blocks)
+    return HEADER.format(name="*.yaml").replace("build.py", "grafana.py") + body
+
+
+def _convert(rule: Mapping[str, Any], datasource: str) -> dict[str, Any]:
+    query = {
+        "refId": "A",
+        "relativeTimeRange": {"from": 600, "to": 0},
+        "datasourceUid": datasource,
+        "model": {"refId": "A", "expr": rule["expr"], "instant": True, "range": False},
+    }
+    # Every row of the query is an alert, also one whose value is 0, as in Prometheus.
+    condition = {
+        "refId": "B",
+        "datasourceUid": "__expr__",
+        "model": {"refId": "B", "type": "math", "expression": "1 + 0 * $A"},
+    }
+    return {
+        "uid": "gpu-" + hashlib.sha256(rule["alert"].encode()).hexdigest()[:16],
+        "title": rule["alert"],
+        "condition": "B",
+        "data": [query, condition],
+        "noDataState": "OK",  # no row is no alert
+        "execErrState": "KeepLast",  # a Prometheus that does not answer neither raises nor resolves
+        "for": rule.get("for", "0s"),
+        "keepFiringFor": rule.get("keep_firing_for", "0s"),
+        "labels": dict(rule["labels"]),
+        "annotations": {name: text.replace("$value", "$values.A.Value") for name, text in rule["annotations"].items()},
+    }
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Build Grafana's copies of the alerts.", allow_abbrev=False)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    parser.add_argument("--datasource", default=DATASOURCE, metavar="UID", help=f"default {DATASOURCE}")
+    options = parser.parse_args(arguments)
+    texts = [path.read_text("utf-8") for path in sorted((HERE / "rules").glob("*.yaml"))]
+    interval = yaml.safe_load(texts[0])["groups"][0]["interval"]
+    return write_or_check({PATH: render(texts, options.datasource, interval)}, options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

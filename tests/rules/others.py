@@ -1,0 +1,370 @@
+"""Worlds in which another exporter's series feed the rules, or ours feed what reads another exporter's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from tests.rules.promtool import Case, Firing
+from tests.rules.world import BUSY, IDLE, Activity, Node, Values, World, always, between, until
+
+END = 140
+# GpuHolderIdle of a GPU that dcgm-exporter tells idle from minute 0: three minutes are not four of five, so its run begins at
+# 2 and is longer than 60 min at 63; promtool evaluates the owners' group before it; `for: 10m`.
+FOUND = 74
+ALWAYS = always(1.0)
+EXAMPLES = Path(__file__).resolve().parents[2] / "alerts" / "examples"
+
+
+def others() -> Iterator[Case]:
+    for case in (*dcgm(), *dcgm_beside_ours()):
+        yield Case(**{**vars(case), "optional": "source-dcgm"})
+    for case in nvidia_smi():
+        yield Case(**{**vars(case), "optional": "source-nvidia-smi"})
+    for case in compatible():
+        yield Case(**{**vars(case), "optional": "compat-dcgm"})
+    yield from autoscaled()
+    for case in both():
+        yield Case(**{**vars(case), "optional": "source-dcgm compat-dcgm"})
+
+
+def dcgm_gpu(
+    world: World,
+    activity: Activity,
+    *,
+    uuid: str = "GPU-d",
+    node: str = "d1",
+    instance: tuple[str, str] = ("", ""),
+    pod: str = "train-0",
+    honoured: bool = True,
+    scraped: Values = ALWAYS,
+    utilization: Values | None = None,
+    job: str = "dcgm-exporter",
+) -> None:
+    """One GPU or MIG instance (profile, GPU instance id) of dcgm-exporter, held by ml/`pod` unless that is empty."""
+    holder = {"namespace": "ml", "pod": pod, "container": "main"} if pod else {}
+    own = {"namespace": "monitoring", "pod": "dcgm-exporter-x", "container": "exporter"}
+    names = own | {("" if honoured else "exported_") + key: value for key, value in holder.items()}
+    labels = {
+        "job": job,
+        "gpu": "0",
+        "UUID": uuid,
+        "device": "nvidia0",
+        "modelName": "NVIDIA A100",
+        "Hostname": node,
+        "GPU_I_PROFILE": instance[0],
+        "GPU_I_ID": instance[1],
+        **names,
+    }
+    world.put("DCGM_FI_PROF_GR_ENGINE_ACTIVE", labels, lambda t: activity(t) if scraped(t) else None)
+    if utilization is not None:
+        world.put("DCGM_FI_DEV_GPU_UTIL", labels, utilization)
+
+
+def kube_pod(
+    world: World,
+    pod: str = "train-0",
+    *,
+    gpus: float = 1,
+    start: float = 0,
+    node: str = "d1",
+    resource: str = "nvidia_com_gpu",
+) -> None:
+    """What kube-state-metrics says of a pod of namespace ml."""
+    labels = {"job": "kube-state-metrics", "namespace": "ml", "pod": pod}
+    world.put("kube_pod_start_time", labels, start)
+    world.put("kube_pod_status_phase", {**labels, "phase": "Running"}, 1)
+    request = {**labels, "container": "main", "node": node, "resource": resource}
+    world.put("kube_pod_container_resource_requests", request, gpus)
+
+
+def parts(*expected: tuple[str, float], at: int = END) -> tuple[int, str, list[tuple[str, float]]]:
+    """GPUs by part."""
+    return (
+        at,
+        "round(sum by (part) (namespace:gpu_gpus:sum), 0.001) > 0",
+        [(f'{{part="{name}"}}', round(value, 3)) for name, value in expected],
+    )
+
+
+def found(start: int = FOUND, end: int = END, **labels: str) -> list[Firing]:
+    return [Firing("GpuHolderIdle", start, end, labels)]
+
+
+def dcgm() -> Iterator[Case]:
+    """Nodes on which only dcgm-exporter runs."""
+    about = ["allocation:gpu_idle_run_seconds:known"]
+
+    def world_of(activity: Activity, **more: object) -> World:
+        world = World(END)
+        dcgm_gpu(world, activity, **more)  # type: ignore[arg-type]
+        return world
+
+    world = world_of(IDLE)
+    kube_pod(world)
+    yield Case("dcgm: an idle pod", world, found(pod="train-0", gpus="1"), [parts(("idle_long", 1))], about)
+
+    world = world_of(IDLE, honoured=False)
+    kube_pod(world)
+    yield Case("dcgm: an idle pod, honor_labels not set", world, found(pod="train-0"), [], about)
+
+    world = world_of(BUSY)
+    kube_pod(world)
+    yield Case("dcgm: a busy pod", world, [], [parts(("used", 1))], about)
+
+    world = world_of(IDLE)
+    yield Case("dcgm: an idle pod, without kube-state-metrics", world, [], [parts(("free", 1))], about)
+
+    world = world_of(IDLE, pod="")
+    yield Case("dcgm: a free GPU carries the exporter's own pod", world, [], [parts(("free", 1))], about)
+
+    world = world_of(IDLE, pod="")
+    kube_pod(world)
+    yield Case("dcgm: the exporter does not learn who holds what", world, [], [parts()], about)
+
+    world = world_of(until(60, lambda _: 0.4, IDLE))
+    kube_pod(world)
+    yield Case("dcgm: a pod that stops working", world, found(134), [parts(("idle_short", 1), at=90)], about)
+
+    world = world_of(lambda t: 0.02 if t % 50 == 0 else 0.0)
+    kube_pod(world)
+    yield Case("dcgm: a minute of work each 50 minutes", world, [], [], about)
+
+    world = world_of(IDLE, utilization=always(100.0))
+    kube_pod(world)
+    yield Case("dcgm: profiling stands at 0 while the GPU works", world, [], [parts(("unknown", 1))], about)
+
+    world = world_of(IDLE, utilization=always(0.0))
+    kube_pod(world)
+    yield Case("dcgm: both agree that it is idle", world, found(), [], about)
+
+    world = world_of(IDLE, scraped=between(50, 50, always(0.0), always(1.0)))
+    kube_pod(world)
+    yield Case("dcgm: one failed scrape", world, found(), [], about)
+
+    world = world_of(IDLE, scraped=between(50, 56, always(0.0), always(1.0)))
+    kube_pod(world)
+    yield Case("dcgm: seven minutes without a scrape start the run again", world, found(131), [], about)
+
+    world = world_of(IDLE)
+    kube_pod(world)
+    world.away = set(range(50, 57))
+    yield Case("dcgm: Prometheus away for seven minutes", world, found(131), [], about)
+
+    world = World(END)
+    dcgm_gpu(world, IDLE)
+    labels = {"job": "kube-state-metrics", "namespace": "ml", "pod": "train-0"}
+    kube_pod(world)
+    world.put("kube_pod_start_time", labels, until(40, always(0.0), always(2400.0)))
+    yield Case("dcgm: a pod that took over name and GPU of an idle one", world, found(112), [], about)
+
+    world = world_of(IDLE)
+    dcgm_gpu(world, BUSY, uuid="GPU-e")
+    kube_pod(world, gpus=2)
+    partly = [Firing("GpuHolderPartlyIdle", 94, END, {"pod": "train-0"})]
+    yield Case("dcgm: one of two GPUs is idle", world, partly, [parts(("used", 1), ("idle_long", 1))], about)
+
+    world = world_of(IDLE)
+    kube_pod(world, gpus=2)
+    yield Case("dcgm: one of two GPUs is not reported", world, [Firing("GpuHolderPartlyIdle", 94, END)], [], about)
+
+    world = World(END)
+    dcgm_gpu(world, IDLE, instance=("3g.20gb", "2"))
+    dcgm_gpu(world, BUSY, instance=("2g.10gb", "3"), pod="train-1")
+    kube_pod(world, resource="nvidia_com_mig_3g_20gb")
+    kube_pod(world, "train-1", resource="nvidia_com_mig_2g_10gb")
+    share = [parts(("idle_long", 3 / 7), ("used", 2 / 7), ("free", 2 / 7))]
+    yield Case("dcgm: MIG, one instance idle and one busy", world, found(pod="train-0"), share, about)
+
+    world = world_of(IDLE, job="some-other-job")
+    kube_pod(world)
+    yield Case(
+        "dcgm: series of a job that is not dcgm-exporter's",
+        world,
+        [Firing("GpuMonitoringAbsent", 10, END)],
+        [parts()],
+        about,
+    )
+
+    world = world_of(IDLE)
+    kube_pod(world)
+    Node(world, "d1", uuid="GPU-d").hold(0, BUSY)
+    yield Case("dcgm: gpu-exporter runs on the node as well and knows better", world, [], [parts(("used", 1))], about)
+
+    world = world_of(IDLE)
+    kube_pod(world)
+    offered = {"job": "kube-state-metrics", "node": "d1", "resource": "nvidia_com_gpu"}
+    world.put("kube_node_status_allocatable", offered, 1)
+    yield Case(
+        "dcgm: a node without gpu-exporter has an exporter", world, found(), [], [*about, "GpuNodeWithoutExporter"]
+    )
+
+
+def dcgm_beside_ours() -> Iterator[Case]:
+    """A100 with MIG: who holds an instance is known here, whether it works only there."""
+    for idle in (True, False):
+        world = World(END)
+        node = Node(world, model="NVIDIA A100")
+        node.hold(0, lambda _: None, mig="2/0", share=3 / 7)
+        instance = {"gpu": "0", "uuid": node.uuids[0], "mig": "2/0", "mig_uuid": f"MIG-{node.uuids[0]}-2/0"}
+        node.put("gpu_mig_activity_supported", instance, 0)
+        dcgm_gpu(world, IDLE if idle else BUSY, uuid=node.uuids[0], node="n1", instance=("3g.20gb", "2"))
+        dcgm_gpu(world, BUSY if idle else IDLE, uuid=node.uuids[0], node="n1", instance=("2g.10gb", "3"), pod="")
+        part = parts(("idle_long" if idle else "used", 3 / 7), ("free", 4 / 7))
+        name = f"dcgm: an instance of an A100 that gpu-exporter cannot judge is {'idle' if idle else 'busy'}"
+        yield Case(name, world, found(pod="train-0") if idle else [], [part], ["allocation:gpu_idle_run_seconds:known"])
+
+
+def smi_gpu(world: World, activity: Activity, uuid: str = "d", node: str = "d1") -> None:
+    """One GPU of nvidia_gpu_exporter, whose UUID has no prefix."""
+    labels = {"job": "nvidia-gpu-exporter", "node": node, "uuid": f"00000000-0000-0000-0000-{uuid:>012}"}
+    world.put("nvidia_smi_utilization_gpu_ratio", labels, activity)
+    world.put("nvidia_smi_gpu_info", {**labels, "name": "NVIDIA L4"}, 1)
+
+
+def nvidia_smi() -> Iterator[Case]:
+    about = ["allocation:gpu_idle_run_seconds:known", "allocation:gpu_share:ratio"]
+    offered = {"job": "kube-state-metrics", "node": "d1", "resource": "nvidia_com_gpu"}
+
+    world = World(END)
+    for index in range(2):
+        smi_gpu(world, BUSY, str(index))
+    kube_pod(world, gpus=2)
+    world.put("kube_node_status_allocatable", offered, 2)
+    yield Case("nvidia_smi: a pod that has the whole node works", world, [], [parts(("used", 2))], about)
+
+    world = World(END)
+    for index in range(2):
+        smi_gpu(world, until(60, BUSY, IDLE), str(index))
+    kube_pod(world, gpus=2)
+    after = [parts(("used", 2), at=65), parts(("unknown", 2), at=80)]
+    yield Case("nvidia_smi: a GPU without activity is unknown and never idle", world, [], after, about)
+
+    world = World(END)
+    for index in range(2):
+        smi_gpu(world, IDLE, str(index))
+    kube_pod(world, gpus=1)
+    world.put("kube_node_status_allocatable", offered, 2)
+    yield Case("nvidia_smi: which of two GPUs the pod holds is not known", world, [], [parts()], about)
+
+    world = World(END)
+    smi_gpu(world, IDLE)
+    world.put("kube_node_status_allocatable", offered, 1)
+    yield Case("nvidia_smi: no pod of the node asks for a GPU", world, [], [parts(("free", 1))], about)
+
+    world = World(END)
+    smi_gpu(world, BUSY)
+    kube_pod(world)
+    Node(world, "d1", uuid="GPU-00000000-0000-0000-0000-00000000000d").hold(0, BUSY)
+    yield Case("nvidia_smi: gpu-exporter runs on the node as well", world, [], [parts(("used", 1))], about)
+
+
+def compatible() -> Iterator[Case]:
+    about = ["DCGM_FI_DEV_GPU_UTIL"]
+    world = World(END)
+    node = Node(world, gpus=2)
+    node.hold(0, BUSY)
+    node.free(1)
+    for index in range(2):
+        gpu = {"gpu": str(index), "uuid": node.uuids[index]}
+        node.put("gpu_utilization_ratio", gpu, until(60, always(0.9), lambda _: None))
+        node.put("gpu_memory_used_bytes", gpu, 3 * 1024**3)
+        node.put("gpu_power_watts", gpu, 300)
+        node.put("gpu_temperature_celsius", gpu, 60)
+        node.put("gpu_sm_clock_hertz", gpu, 1.7e9)
+        node.put("gpu_graphics_active_ratio", gpu, 0.9)
+        node.put("gpu_tensor_active_ratio", gpu, 0.4)
+    labels = (
+        '{{origin="gpu-exporter", node="n1", Hostname="n1", instance="n1", gpu="{0}", device="nvidia{0}", uuid="{1}", UUID="{1}", '
+        'modelName="NVIDIA H100 80GB HBM3"{2}}}'
+    )
+    holder = ', namespace="ml", pod="train-0", container="main"'
+
+    def each(name: str, value: float) -> tuple[int, str, list[tuple[str, float]]]:
+        return END, name, [(name + labels.format(i, node.uuids[i], "" if i else holder), value) for i in range(2)]
+
+    values = [
+        (60, *each("DCGM_FI_DEV_GPU_UTIL", 90)[1:]),
+        (70, "DCGM_FI_DEV_GPU_UTIL", []),  # nothing feeds itself: what has ended stays ended
+        each("DCGM_FI_DEV_FB_USED", 3072),
+        each("DCGM_FI_DEV_POWER_USAGE", 300),
+        each("DCGM_FI_DEV_GPU_TEMP", 60),
+        each("DCGM_FI_DEV_SM_CLOCK", 1700),
+        each("DCGM_FI_PROF_GR_ENGINE_ACTIVE", 0.9),
+        each("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", 0.4),
+    ]
+    yield Case("compat: dcgm-exporter's names from ours", world, [], values, about)
+
+    world = World(END)
+    node = Node(world)
+    node.free(0)
+    node.put("gpu_utilization_ratio", {"gpu": "0", "uuid": node.uuids[0]}, 0.9)
+    real = {"job": "whatever", "UUID": node.uuids[0], "gpu": "0"}
+    world.put("DCGM_FI_DEV_GPU_UTIL", real, until(60, always(91.0), lambda _: None))
+    count = "count by (origin) (DCGM_FI_DEV_GPU_UTIL)"
+    once = [
+        (50, count, [("{}", 1)]),
+        (51, count, [("{}", 1)]),
+        (70, count, [('{origin="gpu-exporter"}', 1)]),
+        (71, count, [('{origin="gpu-exporter"}', 1)]),
+    ]
+    yield Case("compat: a GPU that dcgm-exporter reports as well is there once", world, [], once, about)
+
+
+def both() -> Iterator[Case]:
+    """Against the advice, both files: what one writes is not read by the other."""
+    world = World(END)
+    node = Node(world, scraped=lambda t: t <= 60)
+    node.hold(0, IDLE)
+    node.put("gpu_graphics_active_ratio", {"gpu": "0", "uuid": node.uuids[0]}, 0)
+    kube_pod(world, node="n1")
+    values = [
+        (END, "DCGM_FI_PROF_GR_ENGINE_ACTIVE", []),
+        (END, "unit:gpu_activity:avg2m", []),
+        (END, "allocation:gpu_share:ratio", []),
+    ]
+    gone = [Firing("GpuExporterDown", 71, END), Firing("GpuMonitoringAbsent", 71, END)]
+    yield Case("both: what is gone stays gone", world, gone, values, ["unit:gpu_activity:avg2m"])
+
+
+def autoscaled() -> Iterator[Case]:
+    """What the examples for autoscalers read, of two replicas on two nodes."""
+    keda = yaml.safe_load((EXAMPLES / "keda.yaml").read_text("utf-8"))
+    (trigger,) = keda["spec"]["triggers"]
+    adapter, _ = yaml.safe_load_all((EXAMPLES / "prometheus-adapter.yaml").read_text("utf-8"))
+    (rule,) = adapter["rules"]["external"]
+    rendered = rule["metricsQuery"]
+    for mark, text in {
+        "<<.GroupBy>>": "namespace",
+        "<<.Series>>": rule["seriesQuery"].partition("{")[0],
+        "<<.LabelMatchers>>": 'workload="ranker",namespace="serving"',
+    }.items():
+        rendered = rendered.replace(mark, text)
+
+    def case(name: str, second: Activity, known: bool, scraped: Values = ALWAYS, running: int = 2) -> Case:
+        world = World(END)
+        for index in range(2):
+            pod = {"namespace": "serving", "pod": f"ranker-{index}"}
+            node = Node(world, f"n{index}", scraped=(lambda t: bool(scraped(t))) if index else (lambda _: True))
+            node.hold(0, second if index else BUSY, **pod)
+            state = {"job": "kube-state-metrics", **pod}
+            if index < running:
+                world.put("kube_pod_status_phase", {**state, "phase": "Running"}, 1)
+            asked = {**state, "container": "main", "resource": "nvidia_com_gpu"}
+            world.put("kube_pod_container_resource_requests", asked, 1)
+            owner = {**pod, "workload": "ranker", "workload_type": "deployment"}
+            world.put("namespace_workload_pod:kube_pod_owner:relabel", owner, 1)
+        total = 0.9 + (second(END) or 0)
+        values = [
+            (END, f"round({trigger['metadata']['query']}, 0.001)", [("{}", total)] if known else []),
+            (END, f"round({rendered}, 0.001)", [('{namespace="serving"}', total)] if known else []),
+        ]
+        down = [] if scraped(END) else [Firing("GpuExporterDown", 110, END)]
+        return Case(f"autoscaled: {name}", world, down, values, ["workload:gpu_utilization:sum"])
+
+    yield case("both replicas are known", lambda _: 0.3, known=True)
+    yield case("of one replica nothing is known", lambda _: None, known=False)
+    yield case("one replica's exporter is away", BUSY, known=False, scraped=until(99, ALWAYS, always(0.0)))
+    yield case("a replica that waits for a GPU takes no part", BUSY, known=True, running=1)
