@@ -306,6 +306,7 @@ def _reconcile(given: list[str]) -> int:
     from gpu_exporter.app.reconcile import (
         apply_forever,
         apply_once,
+        build_demand,
         build_foresight,
         build_markers,
         build_source,
@@ -339,14 +340,15 @@ def _reconcile(given: list[str]) -> int:
             foresight = build_foresight(*places)
             return reconcile_once(source, policy, options.format, options.explain, foresight)
         dry = None if options.apply else build_foresight(*places)
+        demand = build_demand(options.slurm)
         telemetry.note_mode(applies=options.apply)
         if options.address:
             serve_telemetry(options.address, telemetry, options.interval, options.web_config)
     except (ValueError, OSError, MarkError) as exc:
         parser.fail(str(exc))
     if dry is None:
-        return apply_forever(source, markers, policy, options.interval, telemetry)
-    return reconcile_forever(source, policy, options.interval, telemetry, dry)
+        return apply_forever(source, markers, policy, options.interval, telemetry, demand)
+    return reconcile_forever(source, policy, options.interval, telemetry, dry, demand)
 
 
 def _digest(given: list[str]) -> int:

@@ -12,12 +12,13 @@ from gpu_exporter.app.serve import repeat_aside, stop_on_signal
 from gpu_exporter.defaults import Policy
 from gpu_exporter.model import compile_resources
 from gpu_exporter.reconciler.cycle import Cycle, guard
+from gpu_exporter.reconciler.demand import SlurmDemand
 from gpu_exporter.reconciler.direct import ExporterSource
 from gpu_exporter.reconciler.dry_run import DryRun
 from gpu_exporter.reconciler.evidence import EvidenceError, EvidenceSource, HolderName, named_holder
 from gpu_exporter.reconciler.fetch import Client
 from gpu_exporter.reconciler.foresight import Foresight
-from gpu_exporter.reconciler.jobs import JobMarker
+from gpu_exporter.reconciler.jobs import JobMarker, run_slurm
 from gpu_exporter.reconciler.marks import Marker, MarkError
 from gpu_exporter.reconciler.policy import Decision, decide
 from gpu_exporter.reconciler.promql import PromQLSource
@@ -138,8 +139,29 @@ def serve_telemetry(address: str, telemetry: Telemetry, interval_s: float, web_c
     HttpServer(address, ReconcilerSite(telemetry, interval_s), web_config=web_config).start()
 
 
+def build_demand(slurm: bool | None) -> SlurmDemand | None:
+    """What asks for pending jobs; None where there is no Slurm."""
+    return SlurmDemand(run_slurm) if slurm or (slurm is None and JobMarker.is_present()) else None
+
+
+def _cycle_until_signal(
+    tick: Callable[[], None], interval_s: float, telemetry: Telemetry, demand: SlurmDemand | None
+) -> None:
+    def tick_and_ask() -> None:
+        tick()
+        if demand is not None:
+            telemetry.note_demand(demand.read())
+
+    repeat_aside(tick_and_ask, interval_s, stop_on_signal())
+
+
 def apply_forever(
-    source: EvidenceSource, markers: Sequence[Marker], policy: Policy, interval_s: float, telemetry: Telemetry
+    source: EvidenceSource,
+    markers: Sequence[Marker],
+    policy: Policy,
+    interval_s: float,
+    telemetry: Telemetry,
+    demand: SlurmDemand | None,
 ) -> int:
     """Cycle and write until a signal."""
     cycle = Cycle(source, markers, policy, telemetry, time.time)
@@ -155,7 +177,7 @@ def apply_forever(
                 log.info("cycles are complete again")
         last_problem = problem
 
-    repeat_aside(tick, interval_s, stop_on_signal())
+    _cycle_until_signal(tick, interval_s, telemetry, demand)
     return 0
 
 
@@ -192,9 +214,14 @@ def remove_all(markers: Sequence[Marker], apply: bool) -> int:
 
 
 def reconcile_forever(
-    source: EvidenceSource, policy: Policy, interval_s: float, telemetry: Telemetry, foresight: Foresight
+    source: EvidenceSource,
+    policy: Policy,
+    interval_s: float,
+    telemetry: Telemetry,
+    foresight: Foresight,
+    demand: SlurmDemand | None,
 ) -> int:
     """Cycle until a signal; log each change of what --apply would write or refuse."""
     dry = DryRun(source, policy, telemetry, foresight, time.monotonic, time.time)
-    repeat_aside(dry.run, interval_s, stop_on_signal())
+    _cycle_until_signal(dry.run, interval_s, telemetry, demand)
     return 0

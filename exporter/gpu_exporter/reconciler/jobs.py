@@ -153,12 +153,27 @@ def _word(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
+def run_slurm(*command: str) -> str:
+    """One of Slurm's commands to its output. Raises MarkError."""
+    # SQUEUE_STATES, SLURM_CLUSTERS and their like would hide marks
+    kept = {key: value for key, value in os.environ.items() if not FILTERS.match(key)}
+    try:
+        done = commands.run(command, {**kept, "LC_ALL": "C.UTF-8"}, TIMEOUT_S, MAX_ANSWER)
+    except commands.CommandError as exc:
+        raise MarkError("error", str(exc)) from exc
+    if done.status != 0:
+        result = "replaced" if GONE.search(done.reason) else "error"
+        raise MarkError(result, f"{' '.join(command[:2])} ended with status {done.status}: {done.reason}")
+    return done.out
+
+
 class JobMarker:
     """Jobs of one cluster."""
 
     scheduler = "slurm"
     cluster = ""
     """Slurm's ClusterName, as in the label slurm_cluster."""
+    _run = staticmethod(run_slurm)
 
     def __init__(self, read_monotonic: Callable[[], float] = time.monotonic) -> None:
         """Choose the field. Raises MarkError when Slurm does not answer or the field is not free for us."""
@@ -263,19 +278,6 @@ class JobMarker:
     def update(self, target: str, text: str) -> None:
         """Set the field of one job. Raises MarkError."""
         self._run("scontrol", "update", f"JobId={target}", f"{self.field}={text}")
-
-    @staticmethod
-    def _run(*command: str) -> str:
-        # SQUEUE_STATES, SLURM_CLUSTERS and their like would hide marks
-        kept = {key: value for key, value in os.environ.items() if not FILTERS.match(key)}
-        try:
-            done = commands.run(command, {**kept, "LC_ALL": "C.UTF-8"}, TIMEOUT_S, MAX_ANSWER)
-        except commands.CommandError as exc:
-            raise MarkError("error", str(exc)) from exc
-        if done.status != 0:
-            result = "replaced" if GONE.search(done.reason) else "error"
-            raise MarkError(result, f"{' '.join(command[:2])} ended with status {done.status}: {done.reason}")
-        return done.out
 
 
 def object_to(job: LiveJob, decision: Decision, cluster: str) -> None:

@@ -81,6 +81,24 @@ class _Stages(Collector):
         yield family
 
 
+class _Demand(Collector):
+    """Absent while Slurm does not answer, or where there is none: 0 would say that nobody waits."""
+
+    def __init__(self) -> None:
+        self.gpus: Mapping[str, float] = {}
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
+            "gpu_demand_pending_gpus",
+            "GPUs that pending Slurm jobs wait for (reasons Resources and Priority), by partition; a job that asks for "
+            "several partitions is in each.",
+            labels=("pool",),
+        )
+        for pool, gpus in self.gpus.items():
+            family.add_metric([pool], gpus)
+        yield family
+
+
 class Telemetry:
     """gpu_reconciler_* with every label value present from the start, so that no first event is missed."""
 
@@ -100,6 +118,8 @@ class Telemetry:
         self.registry.register(self._success)
         self._stages = _Stages()
         self.registry.register(self._stages)
+        self._demand = _Demand()
+        self.registry.register(self._demand)
         self._labelled = Gauge("gpu_reconciler_labelled", "Marks that exist.", ["stage"], registry=self.registry)
         self._writes = Counter(
             "gpu_reconciler_writes",
@@ -122,6 +142,10 @@ class Telemetry:
 
     def note_mode(self, *, applies: bool) -> None:
         self._applies.set(applies)
+
+    def note_demand(self, gpus: Mapping[str, float] | None) -> None:
+        """GPUs that pending jobs wait for, by partition; None while that is not known."""
+        self._demand.gpus = gpus or {}
 
     def since_last_cycle_s(self) -> float:
         """Seconds since a cycle ended, with or without evidence; since the start where none has."""

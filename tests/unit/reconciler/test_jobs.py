@@ -194,7 +194,7 @@ def test_a_marked_job_without_evidence_is_held_to_what_it_says_itself(
 def test_the_commands_are_not_filtered_by_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SQUEUE_STATES", "SQUEUE_USERS", "SLURM_CLUSTERS", "SCONTROL_ALL", "SLURM_CONF", "SLURM_JWT"):
         monkeypatch.setenv(name, "x")
-    seen = set(jobs.JobMarker._run("env").split("\n"))
+    seen = set(jobs.run_slurm("env").split("\n"))
     assert {line for line in seen if line.startswith(("SQUEUE", "SLURM", "SCONTROL"))} == {
         "SLURM_CONF=x",
         "SLURM_JWT=x",
@@ -204,7 +204,7 @@ def test_the_commands_are_not_filtered_by_what_the_environment_says(monkeypatch:
 def test_a_list_of_jobs_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "MAX_ANSWER", 100_000)
     with pytest.raises(MarkError, match="yes printed more than 100000 bytes"):
-        jobs.JobMarker._run("yes")
+        jobs.run_slurm("yes")
 
 
 def test_on_22_05_one_list_of_all_jobs_serves_many_renewals_and_a_later_one_is_read_again() -> None:

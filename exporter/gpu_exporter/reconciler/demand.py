@@ -1,0 +1,87 @@
+"""GPUs that pending Slurm jobs wait for, by partition: gpu_demand_pending_gpus.
+
+Kubernetes tells the same by kube-state-metrics; Slurm has no exporter of its own. Jobs that wait for something else, a
+dependency, a start time, a limit or a release, are no demand: freeing a GPU would not start them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from gpu_exporter.reconciler.marks import MarkError
+
+log = logging.getLogger(__name__)
+# Widths only pad, as in attribution: Slurm cuts at the width, so they are far above any real value.
+COLUMNS = (
+    "Reason",
+    "Partition",
+    "NumNodes",
+    "NumTasks",
+    "tres-per-job",
+    "tres-per-node",
+    "tres-per-task",
+    "tres-per-socket",
+)
+FORMAT = ",".join(f"{column}:256|" for column in COLUMNS)
+WAITING = ("Resources", "Priority")  # the scheduler's own reasons; the first in line has Resources
+GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?:[:=][^\s:=,()]*[^\s:=,()\d][^\s:=,()]*)?(?:[:=](\d+))?(?=,|\(|$)")
+
+
+def parse_demand(text: str) -> dict[str, float]:
+    """GPUs by partition out of `squeue -h -a -r -t PENDING -O FORMAT`. Raises ValueError on any other shape.
+
+    A job that asks for several partitions is in each of them.
+    """
+    demand: Counter[str] = Counter()
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")][:-1]
+        if len(cells) != len(COLUMNS):
+            raise ValueError(f"squeue printed a line that is not understood: {line.strip()[:80]!r}")
+        reason, partitions, nodes, tasks, per_job, per_node, per_task, per_socket = cells
+        if reason not in WAITING:
+            continue
+        # Of several ways to ask the one that names the whole comes first; sockets are at least one a node.
+        gpus = (
+            _count(per_job)
+            or _count(per_task) * _number(tasks)
+            or _count(per_node) * _number(nodes)
+            or _count(per_socket) * _number(nodes)
+        )
+        if gpus:
+            for partition in partitions.split(","):
+                demand[partition] += gpus
+    return {partition: float(gpus) for partition, gpus in demand.items()}
+
+
+def _count(tres: str) -> int:
+    return sum(int(match[1] or 1) for match in GPUS.finditer(tres))
+
+
+def _number(text: str) -> int:
+    """A number of nodes or tasks: `2`, or at least `2` of `2-4`; 1 while Slurm does not tell."""
+    match = re.match(r"\d+", text)
+    return max(1, int(match[0])) if match else 1
+
+
+class SlurmDemand:
+    """Asks one Slurm cluster."""
+
+    def __init__(self, run: Callable[..., str]) -> None:
+        """`run`: one of Slurm's commands to its output; raises MarkError."""
+        self._run = run
+        self._problem = ""
+
+    def read(self) -> Mapping[str, float] | None:
+        """GPUs by partition; None while Slurm does not answer, which is logged once."""
+        problem, demand = "", None
+        try:
+            demand = parse_demand(self._run("squeue", "-h", "-a", "-r", "-t", "PENDING", "-O", FORMAT))
+        except (MarkError, ValueError) as exc:
+            problem = str(exc)
+        if problem and problem != self._problem:
+            log.warning("GPUs that pending jobs wait for are not known: %s", problem)
+        self._problem = problem
+        return demand

@@ -1,0 +1,91 @@
+"""GPUs that pending jobs wait for, out of squeue's columns."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import generate_latest
+
+from gpu_exporter.reconciler.demand import COLUMNS, SlurmDemand, parse_demand
+from gpu_exporter.reconciler.marks import MarkError
+from gpu_exporter.reconciler.telemetry import Telemetry
+
+
+def row(reason: str = "Resources", partition: str = "gpu", nodes: str = "1", tasks: str = "1", **tres: str) -> str:
+    cells = [reason, partition, nodes, tasks, *(tres.get(of, "N/A") for of in ("job", "node", "task", "socket"))]
+    return "|".join(f"{cell:<256}" for cell in cells) + "|\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "demand"),
+    [
+        ("", {}),
+        (row(node="gres:gpu:2"), {"gpu": 2}),  # 22.05
+        (row(node="gres/gpu:h100:2", nodes="3"), {"gpu": 6}),  # 24.11
+        (row(node="gres/gpu"), {"gpu": 1}),
+        (row(node="gres/gpu:h100"), {"gpu": 1}),
+        (row(node="gres/gpu:nvidia_h100_80gb:4"), {"gpu": 4}),
+        (row(node="gres/gpu:a100:1,gres/gpu:h100:2"), {"gpu": 3}),
+        (row(job="gres/gpu:8", node="gres/gpu:4", nodes="2"), {"gpu": 8}),
+        (row(task="gres/gpu:2", tasks="4"), {"gpu": 8}),
+        (row(socket="gres/gpu:1", nodes="2-4"), {"gpu": 2}),
+        (row(node="gres/shard:3,gres/gpumem:80"), {}),
+        (row(), {}),
+        (
+            row(reason="Priority", node="gres/gpu:1") + row(node="gres/gpu:1", partition="a,b"),
+            {"gpu": 1, "a": 1, "b": 1},
+        ),
+        *(
+            (row(reason=each, node="gres/gpu:1"), {})
+            for each in ("Dependency", "BeginTime", "JobHeldUser", "QOSMaxGRESPerUser")
+        ),
+    ],
+)
+def test_gpus_by_partition(text: str, demand: dict[str, float]) -> None:
+    assert parse_demand(text) == demand
+
+
+@pytest.mark.parametrize("text", ["slurm_load_jobs error: Unable to contact slurm controller\n", row()[:-300] + "\n"])
+def test_another_shape_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not understood"):
+        parse_demand(text)
+
+
+@given(st.text())
+def test_any_text_is_numbers_or_a_clear_error(text: str) -> None:
+    try:
+        demand = parse_demand(text)
+    except ValueError as exc:
+        assert "not understood" in str(exc)
+    else:
+        assert all(value > 0 for value in demand.values())
+
+
+def test_what_is_not_known_is_absent_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    answers: list[str | MarkError] = [
+        row(node="gres/gpu:2"),
+        MarkError("error", "slurmctld is away"),
+        MarkError("error", "slurmctld is away"),
+        row(node="gres/gpu:3"),
+        "",
+    ]
+
+    def run(*_: str) -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, MarkError):
+            raise answer
+        return answer
+
+    assert len(COLUMNS) == 8
+    demand, telemetry = SlurmDemand(run), Telemetry()
+    seen = []
+    while answers:
+        telemetry.note_demand(demand.read())
+        page = generate_latest(telemetry.registry).decode().splitlines()
+        seen.append([line for line in page if line.startswith("gpu_demand_pending_gpus{")])
+    two, three = 'gpu_demand_pending_gpus{pool="gpu"} 2.0', 'gpu_demand_pending_gpus{pool="gpu"} 3.0'
+    assert seen == [[two], [], [], [three], []]
+    assert [record.getMessage() for record in caplog.records] == [
+        "GPUs that pending jobs wait for are not known: slurmctld is away"
+    ]
