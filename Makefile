@@ -44,9 +44,9 @@ unit: $(VENV)/dev
 component: $(VENV)/dev testbed programs ## real parts: NVML library, kubelet, API server, Slurm, Prometheus, kill -9, recordings
 	$(PYTEST) tests/component
 
-rules: $(VENV)/dev testbed ## promtool and amtool on rules and examples; what every alert does in 120 worlds
+rules: $(VENV)/dev testbed programs ## promtool and amtool on rules and examples; what every alert does in 120 worlds
 	@if command -v promtool >/dev/null && command -v amtool >/dev/null; then \
-	  promtool check rules --lint=all --lint-fatal alerts/rules/*.yaml && \
+	  promtool check rules --lint=all --lint-fatal alerts/rules/*.yaml alerts/rules/optional/*.yaml && \
 	  promtool check config --syntax-only alerts/prometheus.example.yaml && \
 	  amtool check-config alerts/alertmanager/alertmanager.yaml && \
 	  $(BIN)/python alerts/owners.py alerts/alertmanager/owners.yaml --check; \

@@ -61,6 +61,16 @@ BESIDE = (
 )
 
 
+# Cases in which Prometheus 3, whose ranges are open on the left, is a minute earlier or later somewhere.
+SHIFTED = (
+    "a state file that cannot be written, so that counters stop",
+    "a reconciler that was removed",
+    "a reconciler with 3 marks that stands still",
+    "a reconciler with 3 marks that is gone",
+    "dcgm: a pod that stops working",
+)
+
+
 def beside_another_cluster(case: Case) -> Case:
     """The same in cluster a, while in cluster b a node, a pod and a reconciler of the same names are well."""
     world = World(case.world.minutes)

@@ -35,10 +35,11 @@ HELM = "helm.sh/helm/v3/pkg"
 
 
 class Module(NamedTuple):
-    """A folder of `go/`: its linker flags, and its packages by the name of their program."""
+    """A folder of `go/`: its linker flags, its packages by the name of their program, and its build tags."""
 
     ldflags: str
     packages: dict[str, str]
+    tags: str = ""
 
 
 def _kubernetes(*names: str) -> dict[str, str]:
@@ -61,6 +62,10 @@ PROGRAMS = {
             for part in ("Major=1", "Minor=36")
         ),
         {"helm": "helm.sh/helm/v3/cmd/helm"},
+    ),
+    # The newest of which every dependency is to be had; without service discovery, which no rule needs.
+    "prometheus": Module(
+        "-s -w", {"promtool-3": "github.com/prometheus/prometheus/cmd/promtool"}, tags="remove_all_sd"
     ),
     "kubeconform": Module("-s -w", {"kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform"}),
 }
@@ -111,7 +116,7 @@ def all_programs() -> list[str]:
 def directory_of(module: str) -> Path:
     """The cache folder of one module's programs."""
     content = b"".join((MODULES / module / name).read_bytes() for name in ("go.mod", "go.sum"))
-    key = hashlib.sha256(content + PROGRAMS[module].ldflags.encode()).hexdigest()[:16]
+    key = hashlib.sha256(content + (PROGRAMS[module].ldflags + PROGRAMS[module].tags).encode()).hexdigest()[:16]
     return cache_root() / f"{module}-{key}"
 
 
@@ -171,7 +176,7 @@ def build(program: str) -> Path:
         if making is not None:
             began = time.monotonic()
             command = [go, "build", "-mod=readonly", "-ldflags", PROGRAMS[module].ldflags, "-o", str(making / program)]
-            command.append(PROGRAMS[module].packages[program])
+            command += ["-tags", PROGRAMS[module].tags, PROGRAMS[module].packages[program]]
             environment = {**os.environ, "GOFLAGS": "-buildvcs=false", "GOTOOLCHAIN": "local", "GOWORK": "off"}
             done = subprocess.run(
                 [*DIE_WITH_PARENT, "nice", *command],
