@@ -106,11 +106,11 @@ def run(cases: Sequence[Case], directory: Path, rules: Path, program: str = "pro
     """Whether all cases hold with these rules, and what promtool says."""
     path = directory / "cases.yaml"
     text = as_file([case.test() for case in cases], rules)
-    path.write_text(yaml.dump(text, sort_keys=False, width=10_000_000, Dumper=_Dumper), encoding="utf-8")
+    path.write_text(yaml.dump(text, sort_keys=False, width=10_000_000, Dumper=Dumper), encoding="utf-8")
     done = subprocess.run(
         [program, "test", "rules", str(path)], capture_output=True, text=True, check=False, timeout=300
     )
     return done.returncode == 0, done.stdout + done.stderr
 
 
-_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

@@ -6,16 +6,24 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Container
 from pathlib import Path
 
 import yaml
 
 from tests.rules.cases import all_cases
-from tests.rules.promtool import Case, as_file, build
+from tests.rules.promtool import Case, Dumper, as_file, build
+
+MINUTES = {"d": 1440, "h": 60, "m": 1}
 
 
-def observe(case: Case, expr: str = 'ALERTS{alertstate="firing"}') -> dict[str, list[int]]:
-    """Minutes in which each series of `expr` exists; promtool says what it got where nothing was expected."""
+def observe(
+    case: Case, expr: str = 'ALERTS{alertstate="firing"}', files: Container[str] | None = None
+) -> dict[str, list[int]]:
+    """Minutes in which each series of `expr` exists; promtool says what it got where nothing was expected.
+
+    `files`: the rules that are loaded, all of the case by default.
+    """
     test = case.test()
     test["promql_expr_test"] = [
         {"expr": expr, "eval_time": f"{t}m", "exp_samples": []} for t in range(case.world.minutes + 1)
@@ -23,14 +31,15 @@ def observe(case: Case, expr: str = 'ALERTS{alertstate="firing"}') -> dict[str, 
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "show.yaml"
         rules = build(Path(name) / "rules", case.settings, case.optional)
-        path.write_text(yaml.safe_dump(as_file([test], rules)))
+        for unused in [each for each in rules.iterdir() if files is not None and each.stem not in files]:
+            unused.unlink()
+        path.write_text(yaml.dump(as_file([test], rules), width=10_000_000, Dumper=Dumper))
         done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False)
     found: dict[str, list[int]] = {}
     if "parse error" in done.stdout + done.stderr:
         print(done.stdout + done.stderr)
     for span, got in re.findall(r"time: (\w+),\n\s*exp: .*\n\s*got: (.*)", done.stdout + done.stderr):
-        hours, minutes = re.findall(r"(\d+)h", span), re.findall(r"(\d+)m", span)
-        t = 60 * int((hours or ["0"])[0]) + int((minutes or ["0"])[0])
+        t = sum(int(number) * MINUTES[unit] for number, unit in re.findall(r"(\d+)([dhm])", span))
         for series in re.findall(r"(\w*\{.*?\}) [-+0-9.eEIaN]+(?:,|$)", got):
             found.setdefault(series, []).append(t)
     return found

@@ -5,6 +5,7 @@ Time is minutes since 0. A scrape that fails leaves a staleness marker and then 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -48,6 +49,11 @@ class World:
             if value is not None:
                 row[t] = value
 
+    def set(self, name: str, labels: Mapping[str, str], minute: int, value: float | None) -> None:
+        """One sample."""
+        text = ", ".join(f'{key}="{value}"' for key, value in labels.items() if value)
+        self.series.setdefault(f"{name}{{{text}}}", [None] * (self.minutes + 1))[minute] = value
+
     def input_series(self) -> list[dict[str, str]]:
         """As promtool's files have it."""
         return [{"series": name, "values": self._write(row)} for name, row in sorted(self.series.items())]
@@ -64,7 +70,7 @@ class World:
             else:
                 words.append(repr(float(value)))
                 previous = value
-        return " ".join(words)
+        return re.sub(r"\b_(?: _)+(?!\S)", lambda run: f"_x{len(run[0]) // 2}", " ".join(words))
 
 
 class Node:

@@ -1,0 +1,285 @@
+"""A day of a small cluster of which every second is known: the real ledger books it, promtool evaluates the rules on it.
+
+Pods and jobs come and go on four nodes, each with a way to work of its own; exporters are restarted, scrapes fail,
+readings fail. What is true is kept apart from what the exporters can see: the intervals in which a GPU worked. The
+simulator knows no threshold of the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
+from gpu_exporter.ledger.state import StateFile
+from gpu_exporter.model import Activity, Allocation, Holder, HolderKey, Span, UnitId
+from tests.rules.world import Node, World
+
+NODES, GPUS = 4, 4
+POLL_S = 5
+MINUTES = 24 * 60
+RULES = LedgerRules(float(POLL_S), 3, 0.1, 0.7, 60.0)
+
+Interval = tuple[float, float]
+Pattern = Callable[[Random, float, float], list[Interval]]
+
+
+def pieces(
+    random: Random, start: float, end: float, length: Callable[[], float], pause: Callable[[], float]
+) -> list[Interval]:
+    """Work and pauses in turn."""
+    work: list[Interval] = []
+    now = start + pause() * random.random()
+    while now < end:
+        until = min(end, now + length())
+        work.append((now, until))
+        now = until + pause()
+    return work
+
+
+def training(random: Random, start: float, end: float) -> list[Interval]:
+    """Hours of work, with evaluation and checkpoints of some minutes on the CPU."""
+    draw = random.uniform
+    return pieces(random, start, end, lambda: draw(300, 3000), lambda: draw(20, 600))
+
+
+def notebook(random: Random, start: float, end: float) -> list[Interval]:
+    """A person: some minutes of work, some minutes of thought, lunch, and the night."""
+    draw = random.uniform
+    return pieces(random, start, end, lambda: draw(1, 300), lambda: random.choice((draw(30, 900), draw(3600, 20_000))))
+
+
+def serving(random: Random, start: float, end: float) -> list[Interval]:
+    """Requests of 50 ms at random, rarely at night."""
+    rate = random.choice((1 / 5.0, 1 / 300.0, 1 / 1500.0))
+    return pieces(random, start, end, lambda: 0.05, lambda: random.expovariate(rate))
+
+
+def heartbeat(random: Random, start: float, end: float) -> list[Interval]:
+    """200 ms each 50 minutes, which no scrape sees."""
+    return pieces(random, start, end, lambda: 0.2, lambda: 3000.0)
+
+
+def bursts(random: Random, start: float, end: float) -> list[Interval]:
+    draw = random.uniform
+    return pieces(random, start, end, lambda: draw(0.2, 60), lambda: draw(600, 3300))
+
+
+def forgotten(random: Random, start: float, end: float) -> list[Interval]:
+    """It worked once, or never."""
+    return [(start + 30, start + random.uniform(31, 2000))] if random.random() < 0.5 else []
+
+
+PATTERNS: tuple[Pattern, ...] = (training, notebook, serving, heartbeat, bursts, forgotten)
+
+
+@dataclass(eq=False)
+class Unit:
+    """One GPU of a holder. `hidden`: utilization reads 0 all the time, and only power tells that it works."""
+
+    node: int
+    gpu: int
+    work: list[Interval]
+    hidden: bool = False
+    done: int = 0
+
+    def busy_s(self, start: float, end: float) -> float:
+        """Seconds of work between two moments; later ones only, from one call to the next."""
+        while self.done < len(self.work) and self.work[self.done][1] <= start:
+            self.done += 1
+        total = 0.0
+        for index in range(self.done, len(self.work)):
+            begin, until = self.work[index]
+            if begin >= end:
+                break
+            total += min(until, end) - max(begin, start)
+        return total
+
+
+@dataclass(eq=False)
+class TrueHolder:
+    """One incarnation of a pod, or a job."""
+
+    name: str
+    uid: str
+    start: float
+    end: float
+    kind: str
+    units: list[Unit] = field(default_factory=list)
+
+    @property
+    def is_job(self) -> bool:
+        return self.name.isdigit()
+
+    def holder(self) -> Holder:
+        if self.is_job:
+            return Holder(HolderKey("slurm", self.uid), job_id=self.name, user="ada", account="phys")
+        return Holder(HolderKey("kubernetes", self.uid), "ml", self.name, "main")
+
+    def idle_stretches(self) -> list[Interval]:
+        """Times in which none of its GPUs worked."""
+        now, found = self.start, []
+        for begin, end in sorted(piece for unit in self.units for piece in unit.work):
+            if begin > now:
+                found.append((now, begin))
+            now = max(now, end)
+        return [*found, (now, self.end)] if now < self.end else found
+
+
+@dataclass
+class Day:
+    """The truth, and the world in which Prometheus lives. `disturbed`: by node, when nothing could be known."""
+
+    world: World
+    holders: list[TrueHolder]
+    disturbed: list[list[Interval]]
+
+
+def draw_holders(random: Random, end: float) -> list[TrueHolder]:
+    """Every GPU has one holder after another; some hold a whole node, or two."""
+    holders: list[TrueHolder] = []
+    free = {(node, gpu): random.uniform(0, 1800) for node in range(NODES) for gpu in range(GPUS)}
+    while min(free.values()) < end:
+        (node, gpu), start = min(free.items(), key=lambda item: item[1])
+        pattern, kind = (one := random.choice(PATTERNS)), one.__name__
+        number = len(holders)
+        places = [(node, gpu)]
+        if random.random() < 0.15:  # one member of a gang works, the others wait for it
+            kind = "gang"
+            nodes = random.sample(range(NODES), random.choice((1, 2)))
+            places = [(each, index) for each in nodes for index in range(GPUS)]
+            start = max(free[place] for place in places)
+        until = min(end, start + random.choice((1200.0, 7200.0, 20_000.0, 40_000.0)) * random.uniform(0.8, 1.2))
+        if until - start < 60:
+            free |= dict.fromkeys(places, end)
+            continue
+        name = str(1000 + number) if random.random() < 0.4 else f"pod-{number}"
+        same_name = kind == "forgotten" and not name.isdigit() and random.random() < 0.5
+        lives = int((until - start) / 2400) if same_name else 1  # recreated each 40 min under its name
+        for life in range(max(1, lives)):
+            begin = start + life * 2400 if lives > 1 else start
+            stop = begin + 2395 if lives > 1 else until
+            holder = TrueHolder(name, f"uid-{number}-{life}", begin, stop, kind)
+            works = random.randrange(len(places))
+            for index, (on, which) in enumerate(places):
+                busy = kind != "gang" or index == works
+                chosen = training if kind == "gang" else pattern
+                work = chosen(random, begin, stop) if busy else []
+                holder.units.append(Unit(on, which, work, hidden=random.random() < 0.1))
+            holders.append(holder)
+        free |= dict.fromkeys(places, until + random.uniform(10, 1800))
+    return holders
+
+
+class Exporter:
+    """The exporter of one node: the real ledger and state file, read once a minute."""
+
+    def __init__(self, random: Random, node: int, directory: Path, end: float) -> None:
+        self.random, self.node, self.path = random, node, directory
+        directory.mkdir()
+        self.restarts = sorted(random.uniform(0, end) for _ in range(3))
+        # Readings that fail for some minutes, and exporters that are away.
+        self.unread = [(at, at + random.uniform(10, 1500)) for at in (random.uniform(0, end) for _ in range(2))]
+        self.away: list[Interval] = []
+        self.ledger = Ledger(RULES, 0.0)
+        self.state = StateFile(directory, 10.0, "boot")
+        self.state.acquire()
+
+    def poll(self, now: float, holders: list[TrueHolder]) -> None:
+        """Five seconds have passed."""
+        if self.restarts and now >= self.restarts[0]:
+            self.restarts.pop(0)
+            self.away.append((now, now + self.random.uniform(10, 50)))
+        if self.away and now < self.away[-1][1]:
+            return
+        if self.away and now - POLL_S < self.away[-1][1]:
+            self.ledger = Ledger(RULES, now)
+            assert self.state.restore(self.ledger) == ""
+        confirmed = []
+        for holder in holders:
+            if not holder.start <= now < holder.end:
+                continue
+            for unit in holder.units:
+                if unit.node != self.node:
+                    continue
+                key = UnitId(f"GPU-n{self.node}-{unit.gpu}")
+                if not any(begin <= now < end for begin, end in self.unread):
+                    self.ledger.record(Activity(key, (self.span(unit, now),), witnesses=3))
+                confirmed.append(ConfirmedAllocation(Allocation(key, holder.holder()), now, None))
+        self.ledger.settle(now, now, confirmed)
+        if self.restarts and now + 10 >= self.restarts[0] and now % 10 == 0:  # each 10 s; only the last one matters
+            self.state.commit(self.state.prepare(self.ledger))
+
+    def span(self, unit: Unit, now: float) -> Span:
+        """What a reading knows of the last five seconds."""
+        start = now - POLL_S
+        busy = unit.busy_s(start, now)
+        if unit.hidden:
+            return Span(start, now, 0.0, busy > 0, 3)
+        return Span(start, now, busy / POLL_S, False, 3)
+
+    def is_up(self, now: float) -> bool:
+        return not any(begin <= now < end for begin, end in self.away)
+
+
+def simulate(random: Random, directory: Path) -> Day:
+    """The whole day."""
+    end = 60.0 * MINUTES
+    world, holders = World(MINUTES), draw_holders(random, end)
+    exporters = [Exporter(random, node, directory / f"n{node}", end) for node in range(NODES)]
+    scraped: list[set[int]] = [set() for _ in exporters]
+    held: list[list[TrueHolder]] = []
+    for now in range(POLL_S, int(end) + 1, POLL_S):
+        if now % 60 == POLL_S:  # of each node, who holds something in this minute
+            present = [holder for holder in holders if holder.start < now + 60 and holder.end > now - 60]
+            held = [[h for h in present if any(unit.node == node for unit in h.units)] for node in range(NODES)]
+        for exporter, there in zip(exporters, held, strict=True):
+            exporter.poll(now, there)
+            if now % 60 == 0 and exporter.is_up(now) and random.random() > 0.01:
+                scraped[exporter.node].add(now // 60)
+                scrape(world, exporter, there, now)
+    for node in range(NODES):
+        Node(world, f"n{node}", gpus=GPUS, uuid="GPU-{name}-{index}", scraped=lambda t, n=node: t in scraped[n])
+    disturbed = [[*exporter.unread, *((a, b + 60) for a, b in exporter.away)] for exporter in exporters]
+    return Day(world, holders, disturbed)
+
+
+def scrape(world: World, exporter: Exporter, holders: list[TrueHolder], now: int) -> None:
+    """What the page says of every allocation."""
+    for holder in holders:
+        for unit in holder.units if holder.start <= now < holder.end else ():
+            if unit.node != exporter.node:
+                continue
+            key = UnitId(f"GPU-n{unit.node}-{unit.gpu}")
+            totals = exporter.ledger.holder_totals(Allocation(key, holder.holder()), now, now)
+            if totals is None:
+                continue
+            who = (
+                {"scheduler": "slurm", "job_id": holder.name}
+                if holder.is_job
+                else {"scheduler": "kubernetes", "namespace": "ml", "pod": holder.name, "container": "main"}
+            )
+            labels = {"gpu": str(unit.gpu), "uuid": key.uuid, **who}
+            values = {
+                "gpu_allocation_held_seconds_total": totals.held_s,
+                "gpu_allocation_observed_seconds_total": totals.observed_s,
+                "gpu_allocation_busy_seconds_total": totals.busy_s,
+                "gpu_allocation_idle_seconds_total": totals.idle_s,
+                "gpu_allocation_idle_run_seconds": totals.idle_run_s,
+                "gpu_allocation_start_timestamp_seconds": totals.start_wall,
+                "gpu_allocation_holder_units": float(len(holder.units)),
+                "gpu_allocation_share_ratio": 1.0,
+                "gpu_allocation_info": 1.0,
+            }
+            for name, value in values.items():
+                world.set(name, {"job": "gpu-exporter", "node": f"n{unit.node}", **labels}, now // 60, value)
+
+
+def stretches(day: Day) -> Iterator[tuple[TrueHolder, Interval, float]]:
+    """Every time in which no GPU of a holder worked, and from when on it could be known without a break."""
+    for holder in day.holders:
+        for start, end in holder.idle_stretches():
+            ends = [b for unit in holder.units for a, b in day.disturbed[unit.node] if a < end and b > start]
+            yield holder, (start, end), max([start, *(min(end, each) for each in ends)])
