@@ -35,6 +35,11 @@ from gpu_exporter.config import (  # noqa: E402 - after the path is set
 from gpu_exporter.defaults import DURATIONS, Alerts  # noqa: E402
 
 RUNBOOK = "https://github.com/gpu-exporter/gpu-exporter/blob/main/alerts/runbook.md"
+# Empty where the site has not said where its Grafana is (alerts.grafana).
+DASHBOARD = (
+    '{{ with "%s" }}{{ . }}/d/gpu-exporter-allocation?orgId=1{{ with $labels.node }}&var-node={{ . }}{{ end }}'
+    "{{ with $labels.namespace }}&var-namespace={{ . }}{{ end }}{{ end }}"
+)
 TARGET = "cluster, node"  # one node; not instance, which changes with a rollout
 KEY = (
     f"{TARGET}, uuid, mig_uuid, scheduler, namespace, pod, container, job_id"  # one allocation; indexes are for people
@@ -113,6 +118,7 @@ def build_rules(text: str, parameters: Mapping[str, tuple[str, str]], name: str,
             rule["expr"] = rule["expr"].strip() + "\n"  # a block, into which the chart may fill any matcher
             if "alert" in rule:
                 rule["annotations"]["runbook_url"] = f"{RUNBOOK}#{rule['alert'].lower()}"
+                rule["annotations"]["dashboard_url"] = DASHBOARD % parameters["grafana"][0]
     data["groups"] = [group for group in data["groups"] if group["rules"]]
     return HEADER.format(name=name) + yaml.dump(data, sort_keys=False, width=10_000, Dumper=Blocks)
 

@@ -13,12 +13,14 @@ DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 CHOICES = {"identity.user": ("auto", "name", "uid", "hmac", "none")}  # settings that are words, with those they may be
 MATCHER = r'''[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\{}$]*"'''  # of PromQL, without an escape
 MATCHERS = f"(?:{MATCHER}(?:, ?{MATCHER})*)?"
+ADDRESS = r"""(?:https?://[^\s"'`{}$<>\\]*[^\s"'`{}$<>\\/])?"""
 LABEL = r"[A-Za-z_]\w*"
 PATTERNS = {  # settings that are texts: what they must look like, and what that is called
     "alerts.selector": (MATCHERS, 'matchers of PromQL such as job="gpu-exporter"'),
     "alerts.reconciler": (MATCHERS, 'matchers of PromQL such as job="gpu-exporter-reconciler"'),
     "alerts.dcgm": (MATCHERS, 'matchers of PromQL such as job="dcgm-exporter"'),
     "alerts.nvidia_smi": (MATCHERS, 'matchers of PromQL such as job="nvidia-gpu-exporter"'),
+    "alerts.grafana": (ADDRESS, "an address such as https://grafana.example.org, without a slash at its end"),
     "alerts.exclude": (MATCHERS, 'matchers of PromQL such as namespace!="ops", account!~"class-.*"'),
     "alerts.team_label": (LABEL, "a label of Prometheus"),
     "alerts.queue_label": (LABEL, "a label of Prometheus"),

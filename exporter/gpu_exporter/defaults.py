@@ -120,6 +120,8 @@ class Alerts(NamedTuple):
     """matchers of nvidia_gpu_exporter's series, for alerts/rules/optional/source-nvidia-smi.yaml"""
     source_window: float = 43200.0
     """seconds; longest idle run that source-dcgm tells; above idle_for"""
+    grafana: str = ""
+    """e.g. https://grafana.example.org: alerts then link to the dashboard there"""
     exclude: str = ""
     """e.g. namespace!="ops", account!~"class-.*": matchers of the holders that are reported"""
     interval: float = 60.0

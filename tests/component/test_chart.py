@@ -129,7 +129,14 @@ def test_a_wrong_value_is_refused_by_name(helm: Helm, values: dict[str, Any], co
     "alerts",
     [
         {},
-        {"idle_for": "90m", "wait": "30s", "coverage_min": 0.8, "selector": 'job=~"a: b|c #d"', "exclude": 'qos!="x"'},
+        {
+            "idle_for": "90m",
+            "wait": "30s",
+            "coverage_min": 0.8,
+            "selector": 'job=~"a: b|c #d"',
+            "exclude": 'qos!="x"',
+            "grafana": "https://g.example",
+        },
     ],
 )
 def test_rules_are_those_of_the_one_source(helm: Helm, tmp_path: Path, alerts: dict[str, Any]) -> None:

@@ -146,12 +146,15 @@ def draw_holders(random: Random, end: float) -> list[TrueHolder]:
         pattern, kind = (one := random.choice(PATTERNS)), one.__name__
         number = len(holders)
         places = [(node, gpu)]
-        if random.random() < 0.15:  # one member of a gang works, the others wait for it
+        if not holders:  # at least one that is idle for long, in each day
+            pattern, kind = forgotten, "idle"
+        elif random.random() < 0.15:  # one member of a gang works, the others wait for it
             kind = "gang"
             nodes = random.sample(range(NODES), random.choice((1, 2)))
             places = [(each, index) for each in nodes for index in range(GPUS)]
             start = max(free[place] for place in places)
-        until = min(end, start + random.choice((1200.0, 7200.0, 20_000.0, 40_000.0)) * random.uniform(0.8, 1.2))
+        length = random.choice((1200.0, 7200.0, 20_000.0, 40_000.0)) if holders else 40_000.0
+        until = min(end, start + length * random.uniform(0.8, 1.2))
         if until - start < 60:
             free |= dict.fromkeys(places, end)
             continue

@@ -177,7 +177,7 @@ def test_what_people_read_is_complete(rule: dict[str, Any]) -> None:
     assert set(labels) == {"severity", "audience"}
     assert labels["severity"] in ("info", "warning", "critical")
     assert labels["audience"] in ("owner", "operations")
-    assert set(annotations) == {"summary", "description", "runbook_url"}
+    assert set(annotations) == {"summary", "description", "runbook_url", "dashboard_url"}
     assert "{{" not in annotations["summary"], "a summary is the same for every alert of a group"
     assert " query " not in annotations["description"], "one more query for each active alert and evaluation"
     named = set(re.findall(r"\$labels\.(\w+)", annotations["description"]))
