@@ -44,6 +44,13 @@ def write_history(path: Path, end: int) -> None:
     for at in range(end - 3 * 86400, end + 1, 60):
         put("allocation:gpu_share:part", f'{POD},node="n1",uuid="GPU-0",part="idle_long"', at, 0.5)
         put("allocation:owner:info", f'{POD},team="vision"', at, 1)
+        for pod, memory in (("train-0", 4 * 1024**3), ("train-1", 40 * 1024**3)):
+            key = f'scheduler="kubernetes",namespace="ml",pod="{pod}",node="n1",uuid="GPU-0"'
+            put("allocation:gpu_observed_seconds:increase30m", key, at, 1800)
+            put("allocation:gpu_busy_seconds:increase30m", key, at, 180)
+            put("allocation:gpu_memory_used_bytes:max30m", key, at, memory)
+            put("allocation:gpu_share:ratio", key, at, 1)
+        put("unit:gpu_model:info", 'node="n1",uuid="GPU-0",name="NVIDIA H100 80GB HBM3"', at, 1)
         put("tenant:gpu_cost:rate", f'{ML},part="idle"', at, 4)
         put("tenant:gpu_cost:rate", f'{ML},part="used"', at, 6)
     with path.open("w", encoding="utf-8") as out:
@@ -89,6 +96,10 @@ def test_hours_money_and_holders_are_what_the_history_says(prometheus: Prometheu
     assert (holder["title"], holder["owner"]) == ("ml/train-0", "vision")
     assert holder["idle_hours"] == pytest.approx(36.0, rel=0.01)
     assert data["missing"] == []
+    (over,) = data["oversized"]
+    assert (over["title"], over["owner"], over["would_do"]) == ("ml/train-0", "vision", "1g.10gb")
+    assert (over["hours"], over["mean_ratio"]) == (pytest.approx(72.0, rel=0.01), pytest.approx(0.1))
+    assert over["peak_memory_bytes"] == 4 * 1024**3
 
 
 def test_a_shorter_time_is_no_part_of_a_longer_one(prometheus: Prometheus) -> None:
@@ -105,6 +116,7 @@ def test_people_can_read_it(prometheus: Prometheus) -> None:
     )
     assert re.search(sentence, text), text
     assert re.search(r"ml/train-0  vision +3[56]\.\d", text), text
+    assert re.search(r"ml/train-0 +vision +7[12]\.\d +10% +4\.0 GiB +1g\.10gb", text), text
     page = digest(prometheus, "--format=html").stdout
     HTMLParser().feed(page)
     assert "<td" in page

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from gpu_exporter.digest import oversized
+from gpu_exporter.digest.oversized import Oversized
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName, holder_name, title, users_id_of
 from gpu_exporter.reconciler.promql import Row, parse_vector
 from gpu_exporter.threads import NoThread, run_ahead
@@ -95,6 +97,7 @@ class Digest:
     before: Hours = field(default_factory=Hours)
     holders: list[IdleHolder] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    oversized: list[Oversized] = field(default_factory=list)
 
     @property
     def total(self) -> Hours:
@@ -127,6 +130,8 @@ class Reader:
         digest = Digest(end - since_s, end)
         parts = [*_parts(since_s, 0.0), *_parts(since_s, since_s)]
         queries = [(part, query) for part in parts for query in self._queries(part, part.ago < since_s)]
+        whole = _Part(0.0, since_s)
+        queries += [(whole, query) for query in oversized.queries(HOLDER, OWNER, since_s)]
         answers: dict[tuple[_Part, str], list[Row]] = {}
         try:
             for part, name, rows in run_ahead(lambda item: self._ask(*item, end), queries, WORKERS, "digest"):
@@ -146,6 +151,8 @@ class Reader:
             else:
                 digest.days.append((end - part.ago - part.span, day))
                 _add_holders(idle, answers.get((part, "holders"), []))
+        over = {name: rows for (part, name), rows in answers.items() if name.startswith("over_")}
+        digest.oversized = oversized.find(over, _owner_of)
         digest.holders = sorted(idle.values(), key=lambda holder: -holder.idle)
         if not digest.total.held:
             raise EvidenceError(
@@ -211,9 +218,12 @@ def _parts(since_s: float, ago: float) -> Iterator[_Part]:
 
 def _add_holders(idle: dict[HolderName, IdleHolder], rows: list[Row]) -> None:
     for row in rows:
-        labels = row.labels
-        name = holder_name(labels)
-        person = "/".join(part for part in (labels.get("user", ""), labels.get("account", "")) if part)
-        owner = person or labels.get("team", "") or labels.get("workload", "")
+        name = holder_name(row.labels)
         before = idle[name].idle if name in idle else 0.0
-        idle[name] = IdleHolder(name, title(name, users_id_of(labels)), owner, before + row.value)
+        idle[name] = IdleHolder(name, title(name, users_id_of(row.labels)), _owner_of(row.labels), before + row.value)
+
+
+def _owner_of(labels: Mapping[str, str]) -> str:
+    """A person as far as Slurm tells, else a team or a workload."""
+    person = "/".join(part for part in (labels.get("user", ""), labels.get("account", "")) if part)
+    return person or labels.get("team", "") or labels.get("workload", "")

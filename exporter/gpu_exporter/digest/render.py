@@ -7,12 +7,15 @@ import json
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from gpu_exporter.digest.oversized import GIB, Oversized
 from gpu_exporter.digest.read import Digest, Hours, TenantName
 from gpu_exporter.plain import layout, one_line, utc
 
 TENANT_HEADER = ("TENANT", "HELD", "USED", "IDLE", "UNKNOWN", "IDLE %", "BUSY %", "KWH", "COST OF IDLE")
 HOLDER_HEADER = ("HOLDER", "OWNER", "IDLE GPU-HOURS")
+OVERSIZED_HEADER = ("WOULD NEED LESS", "OWNER", "GPU-HOURS", "BUSY %", "MOST MEMORY", "WOULD DO")
 DAY_HEADER = ("DAY FROM (UTC)", "HELD", "USED", "IDLE", "UNKNOWN")
+WORDS = {"OWNER", "WOULD DO"}  # columns that are no numbers
 TOP = 15
 UNKNOWN = "-"
 Table: TypeAlias = tuple[Sequence[str], Sequence[tuple[str, ...]]]
@@ -24,7 +27,7 @@ def render_text(digest: Digest) -> str:
     """Tables of fixed width. Ends in a newline."""
     lines = [headline(digest), ""]
     for header, rows in _tables(digest):
-        lines += [*layout(header, rows, frozenset(header[1:]) - {"OWNER"}), ""]
+        lines += [*layout(header, rows, frozenset(header[1:]) - WORDS), ""]
     lines += [f"not shown: {one_line(text)}" for text in digest.missing]
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -37,7 +40,7 @@ def render_html(digest: Digest) -> str:
         out.append(f'<table style="{STYLE}">')
         for at, row in enumerate((header, *rows)):
             tag = "td" if at else "th"
-            sides = ["left" if not i or name == "OWNER" else "right" for i, name in enumerate(header)]
+            sides = ["left" if not i or name in WORDS else "right" for i, name in enumerate(header)]
             cells = "".join(
                 f'<{tag} style="{CELL}{side}">{html.escape(one_line(cell))}</{tag}>'
                 for side, cell in zip(sides, row, strict=True)
@@ -62,6 +65,18 @@ def render_json(digest: Digest) -> str:
                 "holders": [
                     {**holder.name._asdict(), "title": holder.title, "owner": holder.owner, "idle_hours": holder.idle}
                     for holder in digest.holders
+                ],
+                "oversized": [
+                    {
+                        **each.name._asdict(),
+                        "title": each.title,
+                        "owner": each.owner,
+                        "hours": each.hours,
+                        "mean_ratio": each.mean,
+                        "peak_memory_bytes": each.peak,
+                        "would_do": each.would_do,
+                    }
+                    for each in digest.oversized
                 ],
                 "missing": digest.missing,
             },
@@ -90,10 +105,17 @@ def _tables(digest: Digest) -> list[Table]:
     if digest.holders:
         top = [(holder.title, holder.owner or UNKNOWN, f"{holder.idle:,.1f}") for holder in digest.holders[:TOP]]
         tables.append((HOLDER_HEADER, top))
+    if digest.oversized:
+        tables.append((OVERSIZED_HEADER, [_cells_of(each) for each in digest.oversized[:TOP]]))
     if len(digest.days) > 1:
         days = [(utc(begin).strftime("%a %Y-%m-%d %H:%M"), *_cells(day)[:4]) for begin, day in digest.days]
         tables.append((DAY_HEADER, days))
     return tables
+
+
+def _cells_of(each: Oversized) -> tuple[str, ...]:
+    memory = f"{each.peak / GIB:.1f} GiB"
+    return each.title, each.owner or UNKNOWN, f"{each.hours:,.1f}", f"{each.mean:.0%}", memory, each.would_do
 
 
 def _by_idle(digest: Digest) -> list[tuple[TenantName, Hours]]:

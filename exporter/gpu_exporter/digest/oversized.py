@@ -1,0 +1,87 @@
+"""Holders of whole GPUs to which a MIG instance would do: many hours, little work, little memory.
+
+It is shown and never acted on. Read at a point each half hour, which is the window of the recordings, so that every
+moment counts once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from gpu_exporter.reconciler.evidence import HolderName, holder_name, title, users_id_of
+from gpu_exporter.reconciler.promql import Row
+
+HOURS_MIN = 24.0  # GPU-hours of known utilization
+MEAN_MAX = 0.2
+PEAK_MAX = 10e9  # bytes
+UNIT = "cluster, node, uuid"
+GIB = 1024.0**3
+# The two smallest profiles by product, with gigabytes of memory and the share of slices: NVIDIA's MIG user guide, its
+# table of supported profiles.
+PROFILES = (
+    (re.compile(r"A100.*40GB"), ("1g.5gb", 5, 1 / 7), ("2g.10gb", 10, 2 / 7)),
+    (re.compile(r"(A100|A800|H100|H800).*80GB"), ("1g.10gb", 10, 1 / 7), ("2g.20gb", 20, 2 / 7)),
+    (re.compile(r"H100 (NVL|.*9[46]GB)"), ("1g.12gb", 12, 1 / 7), ("2g.24gb", 24, 2 / 7)),
+    (re.compile(r"H200"), ("1g.18gb", 18, 1 / 7), ("2g.35gb", 35, 2 / 7)),
+    (re.compile(r"A30\b"), ("1g.6gb", 6, 1 / 4), ("2g.12gb", 12, 2 / 4)),
+)
+
+
+class Oversized(NamedTuple):
+    """A pod or job: known GPU-hours, mean utilization (0 to 1), most memory on one GPU (bytes), and what would do."""
+
+    name: HolderName
+    title: str
+    owner: str
+    hours: float
+    mean: float
+    peak: float
+    would_do: str
+
+
+def queries(holder: str, owner: str, since_s: float) -> Iterator[tuple[str, str]]:
+    """Name and expression; `holder`, `owner`: labels."""
+    window = f"[{since_s:.0f}s:30m]"
+    whole = f"(last_over_time(allocation:gpu_share:ratio{window}) == 1)"
+    held = f"sum by ({holder}) (sum_over_time(allocation:gpu_observed_seconds:increase30m{window}))"
+    busy = f"sum by ({holder}) (sum_over_time(allocation:gpu_busy_seconds:increase30m{window}))"
+    peak = f"max by ({holder}) (max_over_time(allocation:gpu_memory_used_bytes:max30m{window}))"
+    long = f"({held} > {HOURS_MIN * 3600:g})"
+    who = f"topk by ({holder}) (1, max by ({holder}, {owner}) (last_over_time(allocation:owner:info{window})))"
+    yield "over_hours", f"{long} / 3600 * on ({holder}) group_left ({owner}) {who}"
+    yield "over_mean", f"({busy} / {held} <= {MEAN_MAX:g}) and on ({holder}) {long}"
+    yield "over_peak", f"({peak} <= {PEAK_MAX:g}) and on ({holder}) {long}"
+    model = f"topk by ({UNIT}) (1, last_over_time(unit:gpu_model:info{window}))"
+    models = f"group by ({holder}, name) ({whole} * on ({UNIT}) group_left (name) {model})"
+    yield "over_model", f"{models} and on ({holder}) {long}"
+
+
+def find(rows: Mapping[str, list[Row]], owner_of: Callable[[Mapping[str, str]], str]) -> list[Oversized]:
+    """Those that are in all answers, the most hours first. `owner_of`: labels to a name."""
+    mean = {holder_name(row.labels): row.value for row in rows["over_mean"]}
+    peak = {holder_name(row.labels): row.value for row in rows["over_peak"]}
+    models: dict[HolderName, set[str]] = {}
+    for row in rows["over_model"]:
+        models.setdefault(holder_name(row.labels), set()).add(row.labels.get("name", ""))
+    found = []
+    for row in rows["over_hours"]:
+        name = holder_name(row.labels)
+        if name not in mean or name not in peak or len(models.get(name, ())) != 1:
+            continue
+        (model,) = models[name]
+        known_as, advice = title(name, users_id_of(row.labels)), would_do(model, mean[name], peak[name])
+        found.append(Oversized(name, known_as, owner_of(row.labels), row.value, mean[name], peak[name], advice))
+    return sorted(found, key=lambda each: -each.hours)
+
+
+def would_do(model: str, mean: float, peak: float) -> str:
+    """The smallest MIG profile of the product with enough memory and slices; a smaller GPU where it has no MIG."""
+    for pattern, *profiles in PROFILES:
+        if pattern.search(model):
+            for profile, gigabytes, share in profiles:
+                # A twentieth of an instance's memory is not the program's.
+                if peak <= 0.95 * gigabytes * GIB and mean <= share:
+                    return profile
+    return "a smaller GPU"
