@@ -71,11 +71,12 @@ def kube_pod(
     start: float = 0,
     node: str = "d1",
     resource: str = "nvidia_com_gpu",
+    running: bool = True,
 ) -> None:
     """What kube-state-metrics says of a pod of namespace ml."""
     labels = {"job": "kube-state-metrics", "namespace": "ml", "pod": pod}
     world.put("kube_pod_start_time", labels, start)
-    world.put("kube_pod_status_phase", {**labels, "phase": "Running"}, 1)
+    world.put("kube_pod_status_phase", {**labels, "phase": "Running"}, float(running))
     request = {**labels, "container": "main", "node": node, "resource": resource}
     world.put("kube_pod_container_resource_requests", request, gpus)
 
@@ -123,6 +124,10 @@ def dcgm() -> Iterator[Case]:
     world = world_of(IDLE, pod="")
     kube_pod(world)
     yield Case("dcgm: the exporter does not learn who holds what", world, [], [parts()], about)
+
+    world = world_of(IDLE, pod="")
+    kube_pod(world, running=False)
+    yield Case("dcgm: a pod that is over asks for nothing", world, [], [parts(("free", 1))], about)
 
     world = world_of(until(60, lambda _: 0.4, IDLE))
     kube_pod(world)
@@ -251,8 +256,9 @@ def nvidia_smi() -> Iterator[Case]:
 
     world = World(END)
     smi_gpu(world, IDLE)
+    kube_pod(world, running=False)
     world.put("kube_node_status_allocatable", offered, 1)
-    yield Case("nvidia_smi: no pod of the node asks for a GPU", world, [], [parts(("free", 1))], about)
+    yield Case("nvidia_smi: no running pod of the node asks for a GPU", world, [], [parts(("free", 1))], about)
 
     world = World(END)
     smi_gpu(world, BUSY)
