@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests.testbed.processes import Processes, free_port, wait_for
-from tests.testbed.servers import Mailbox, Prometheus, require, start_alertmanager
+from tests.testbed.servers import Mailbox, Prometheus, Webhook, require, start_alertmanager
 
 ROOT = Path(__file__).resolve().parents[2]
 IDLE_FOR_S = 15
@@ -123,6 +123,34 @@ def test_one_mail_for_each_incident_whatever_restarts(processes: Processes, tmp_
     assert len(mailbox.to(OPERATIONS, "1 x GpuThrottled")) == 1
     assert len(mailbox.to(ADA)) == 1
     mailbox.close()
+
+
+def test_what_stands_in_comments_for_slack_and_webhooks_works(processes: Processes, tmp_path: Path) -> None:
+    slack, webhook = Webhook(), Webhook()
+    (tmp_path / "slack-url").write_text(slack.url, encoding="utf-8")
+    text = (ROOT / "alerts" / "alertmanager" / "alertmanager.yaml").read_text("utf-8")
+    before, found, after = text.partition("    # slack_configs:")
+    comments, end, rest = after.partition("  - name: gpu-operations")
+    assert found
+    assert end
+    text = before + re.sub("(?m)^    # ", "    ", found + comments) + end + rest
+    text = text.replace("/etc/alertmanager/slack-url", str(tmp_path / "slack-url"))
+    text = text.replace("http://127.0.0.1:9095/gpu-owners", webhook.url)
+    _, address = start_alertmanager(processes, tmp_path / "alertmanager", text=text)
+    labels = {"alertname": "GpuHolderIdle", "audience": "owner", "severity": "warning"}
+    holder = {"scheduler": "kubernetes", "namespace": "ml", "pod": "train-0"}
+    alert = {"labels": {**labels, **holder}, "annotations": {"description": "Pod ml/train-0 holds a GPU."}}
+    call(f"http://{address}/api/v2/alerts", json.dumps([alert]).encode())
+    wait_for(lambda: bool(slack.received and webhook.received), "both notifications", 20)
+    (message,) = slack.received
+    assert message["channel"] == "#gpu-ml"
+    (attachment,) = message["attachments"]
+    assert attachment["title"] == "GPUs of pod ml/train-0 are not used"
+    assert "- Pod ml/train-0 holds a GPU." in attachment["text"]
+    (notification,) = webhook.received
+    assert notification["commonLabels"] == {**labels, **holder}
+    slack.close()
+    webhook.close()
 
 
 def snooze(mail: Message, job: str, alertmanager: str) -> None:

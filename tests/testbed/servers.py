@@ -134,15 +134,22 @@ ALERTMANAGER = Path(__file__).resolve().parents[2] / "alerts" / "alertmanager"
 
 
 def start_alertmanager(
-    processes: Processes, directory: Path, webhook: str = "", *, mail_port: int = 0, port: int | None = None
+    processes: Processes,
+    directory: Path,
+    webhook: str = "",
+    *,
+    mail_port: int = 0,
+    port: int | None = None,
+    text: str = "",
 ) -> tuple[Running, str]:
     """Alertmanager with our configuration, short waits and no office hours; the program and its host:port.
 
     `webhook` gets what owners are sent, also that it is over. `mail_port`: of an SMTP server; without one nobody is mailed.
+    `text`: of a configuration in place of the one in the project.
     """
     require("prometheus-alertmanager")
     directory.mkdir(parents=True, exist_ok=True)
-    config = yaml.safe_load((ALERTMANAGER / "alertmanager.yaml").read_text("utf-8"))
+    config = yaml.safe_load(text or (ALERTMANAGER / "alertmanager.yaml").read_text("utf-8"))
     for route in (config["route"], *config["route"]["routes"]):
         route |= {"group_wait": "1s", "group_interval": "2s"}
         route.pop("active_time_intervals", None)
