@@ -891,6 +891,22 @@ def fleet() -> Iterator[Case]:
         about=["allocation:gpu_share:part", "unit:gpu_not_held:part", "namespace:gpu_gpus:sum"],
     )
 
+    world = World(60)
+    for name, pool in (("n1", "a"), ("n2", "b"), ("n3", "")):
+        node = Node(world, name, gpus=2)
+        node.hold(0, BUSY, pod=f"pod-{name}")
+        node.free(1)
+        if pool:
+            kube = {"job": "kube-state-metrics", "node": name}
+            world.put("kube_node_labels", {**kube, "label_node_pool": pool}, 1)
+            world.put("kube_node_labels", {**kube, "label_node_pool": pool, "instance": "another"}, 1)
+    used, free = [
+        [(f'{{{label}part="{part}"}}', 1.0) for label in ('node_pool="a",', 'node_pool="b",', "")]
+        for part in ("used", "free")
+    ]
+    query = "sum by (node_pool, part) (namespace:gpu_gpus:sum) > 0"
+    yield Case("node pools", world, values=[(60, query, [*used, *free])], about=["node:node_pool:info"])
+
     world = World(30)
     node = Node(world, gpus=2)
     node.hold(0, BUSY, job_id="7", info={"account": "phys", "partition": "gpu"})

@@ -30,6 +30,7 @@ RECORDED = {rule["record"] for rule in RULES if "record" in rule}
 FOREIGN = re.compile(
     r"kube_\w+|(?:DCGM_FI|nvidia_smi)_\w+|namespace_workload_pod:kube_pod_owner:relabel|model:gpu_price:per_hour"
 )
+INFO = ("allocation:owner:info", "pod:owner:info", "unit:dcgm_labels:info", "node:node_pool:info")  # one row a key
 PARTS = ("Meaning", "Impact", "Diagnosis", "Mitigation", "False positives")
 
 
@@ -148,8 +149,7 @@ def test_info_series_are_joined_through_one_row(rule: dict[str, Any]) -> None:
                 right = right.lhs
             if labels:
                 ok = isinstance(right, promql.AggregateExpr) or (
-                    isinstance(right, promql.VectorSelector)
-                    and right.name in ("allocation:owner:info", "pod:owner:info", "unit:dcgm_labels:info")
+                    isinstance(right, promql.VectorSelector) and right.name in INFO
                 )
                 assert ok, str(each.rhs)
 
