@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,31 @@ class Case:
             if each.start:
                 yield each.start - 1, f"count({series})", []
         yield from self.values
+
+
+def merge(cases: Sequence[Case], most: int = 12) -> list[Case]:
+    """Cases as one where they can be: each in a cluster of its own, since no rule looks over a cluster's edge.
+
+    promtool then evaluates every rule once for all of them. What asks for values, has clusters of its own, or is about
+    a monitoring or a Prometheus that is gone as a whole stays alone.
+    """
+    alone: list[Case] = []
+    alike: dict[tuple[int, str, tuple[tuple[str, str], ...]], list[Case]] = {}
+    for case in cases:
+        whole = any(each.alert == "GpuMonitoringAbsent" for each in case.firing)
+        if case.values or whole or case.world.away or any('cluster="' in name for name in case.world.series):
+            alone.append(case)
+        else:
+            alike.setdefault((case.world.minutes, case.optional, tuple(case.settings.items())), []).append(case)
+    for (minutes, _, _), same in alike.items():
+        for start in range(0, len(same), most):
+            part, world, firing = same[start : start + most], World(minutes), []
+            for case in part:
+                for name, row in case.world.series.items():
+                    world.series[name.replace("{", f'{{cluster="{case.name}", ', 1)] = row
+                firing += [replace(each, labels={**each.labels, "cluster": case.name}) for each in case.firing]
+            alone.append(replace(part[0], name=" + ".join(case.name for case in part), world=world, firing=firing))
+    return alone
 
 
 def as_file(tests: Sequence[Mapping[str, Any]], rules: Path) -> dict[str, Any]:

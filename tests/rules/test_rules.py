@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.rules.cases import SHIFTED, all_cases
-from tests.rules.promtool import Case, build, run
+from tests.rules.promtool import Case, build, merge, run
 from tests.testbed.programs import built
 from tests.testbed.servers import require
 
@@ -22,7 +22,7 @@ PARTS = 8  # promtool takes a second for a case, on one core
 def failures(cases: Sequence[Case], program: str, factory: pytest.TempPathFactory) -> str:
     """What promtool says of cases that do not hold."""
     alike: dict[tuple[str, tuple[tuple[str, str], ...]], list[Case]] = {}
-    for case in cases:
+    for case in merge(cases):
         alike.setdefault((case.optional, tuple(case.settings.items())), []).append(case)
 
     def run_part(part: tuple[str, dict[str, str], list[Case]]) -> str:

@@ -70,7 +70,7 @@ class World:
             else:
                 words.append(repr(float(value)))
                 previous = value
-        return re.sub(r"\b_(?: _)+(?!\S)", lambda run: f"_x{len(run[0]) // 2}", " ".join(words))
+        return re.sub(r"\b_(?: _)+(?!\S)", lambda run: f"_x{(len(run[0]) + 1) // 2}", " ".join(words))
 
 
 class Node:
