@@ -119,7 +119,7 @@ class Alerts(NamedTuple):
     nvidia_smi: str = 'job=~".*nvidia.*"'
     """matchers of nvidia_gpu_exporter's series, for alerts/rules/optional/source-nvidia-smi.yaml"""
     source_window: float = 43200.0
-    """seconds; longest idle run that source-dcgm tells; above idle_for"""
+    """seconds; source-dcgm: longer idle runs count as this long; must be above idle_for"""
     grafana: str = ""
     """e.g. https://grafana.example.org: alerts then link to the dashboard there"""
     exclude: str = ""

@@ -14,7 +14,7 @@ END = 140
 # GpuHolderIdle of a GPU that dcgm-exporter tells idle from minute 0: three minutes are not four of five, so its run begins at
 # 2 and is longer than 60 min at 63; promtool evaluates the owners' group before it; `for: 10m`.
 FOUND = 74
-ALWAYS = always(1.0)
+ALWAYS, ALWAYS_0 = always(1.0), always(0.0)
 EXAMPLES = Path(__file__).resolve().parents[2] / "alerts" / "examples"
 
 
@@ -40,7 +40,7 @@ def dcgm_gpu(
     pod: str = "train-0",
     honoured: bool = True,
     scraped: Values = ALWAYS,
-    utilization: Values | None = None,
+    utilization: Values | None = ALWAYS_0,
     job: str = "dcgm-exporter",
 ) -> None:
     """One GPU or MIG instance (profile, GPU instance id) of dcgm-exporter, held by ml/`pod` unless that is empty."""
@@ -59,8 +59,9 @@ def dcgm_gpu(
         **names,
     }
     world.put("DCGM_FI_PROF_GR_ENGINE_ACTIVE", labels, lambda t: activity(t) if scraped(t) else None)
-    if utilization is not None:
-        world.put("DCGM_FI_DEV_GPU_UTIL", labels, utilization)
+    if utilization is not None and not any(instance):
+        read = utilization
+        world.put("DCGM_FI_DEV_GPU_UTIL", labels, lambda t: read(t) if scraped(t) else None)
 
 
 def kube_pod(
@@ -141,9 +142,9 @@ def dcgm() -> Iterator[Case]:
     kube_pod(world)
     yield Case("dcgm: profiling stands at 0 while the GPU works", world, [], [parts(("unknown", 1))], about)
 
-    world = world_of(IDLE, utilization=always(0.0))
+    world = world_of(IDLE, utilization=None)
     kube_pod(world)
-    yield Case("dcgm: both agree that it is idle", world, found(), [], about)
+    yield Case("dcgm: a zero without utilization beside it", world, [], [parts(("unknown", 1))], about)
 
     world = world_of(IDLE, scraped=between(50, 50, always(0.0), always(1.0)))
     kube_pod(world)

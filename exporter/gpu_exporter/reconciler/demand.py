@@ -14,18 +14,19 @@ from collections.abc import Callable, Mapping
 from gpu_exporter.reconciler.marks import MarkError
 
 log = logging.getLogger(__name__)
-# Widths only pad, as in attribution: Slurm cuts at the width, so they are far above any real value.
-COLUMNS = (
-    "Reason",
-    "Partition",
-    "NumNodes",
-    "NumTasks",
-    "tres-per-job",
-    "tres-per-node",
-    "tres-per-task",
-    "tres-per-socket",
-)
-FORMAT = ",".join(f"{column}:256|" for column in COLUMNS)
+# Widths pad every row, and Slurm cuts at them: far above any real value, and 700 bytes a row, so
+# that 190,000 pending tasks fit into what one answer may be.
+COLUMNS = {
+    "Reason": 24,
+    "Partition": 256,
+    "NumNodes": 12,
+    "NumTasks": 12,
+    "tres-per-job": 96,
+    "tres-per-node": 96,
+    "tres-per-task": 96,
+    "tres-per-socket": 96,
+}
+FORMAT = ",".join(f"{column}:{width}|" for column, width in COLUMNS.items())
 WAITING = ("Resources", "Priority")  # the scheduler's own reasons; the first in line has Resources
 GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?:[:=][^\s:=,()]*[^\s:=,()\d][^\s:=,()]*)?(?:[:=](\d+))?(?=,|\(|$)")
 
