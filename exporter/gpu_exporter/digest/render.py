@@ -13,9 +13,9 @@ from gpu_exporter.plain import layout, one_line, utc
 
 TENANT_HEADER = ("TENANT", "HELD", "USED", "IDLE", "UNKNOWN", "IDLE %", "BUSY %", "KWH", "COST OF IDLE")
 HOLDER_HEADER = ("HOLDER", "OWNER", "IDLE GPU-HOURS")
-OVERSIZED_HEADER = ("WOULD NEED LESS", "OWNER", "GPU-HOURS", "BUSY %", "MOST MEMORY", "WOULD DO")
+OVERSIZED_HEADER = ("COULD USE LESS", "OWNER", "GPU-HOURS", "BUSY %", "MOST MEMORY", "ENOUGH")
 DAY_HEADER = ("DAY FROM (UTC)", "HELD", "USED", "IDLE", "UNKNOWN")
-WORDS = {"OWNER", "WOULD DO"}  # columns that are no numbers
+WORDS = {"OWNER", "ENOUGH"}  # columns that are no numbers
 TOP = 15
 UNKNOWN = "-"
 Table: TypeAlias = tuple[Sequence[str], Sequence[tuple[str, ...]]]
