@@ -45,6 +45,36 @@ KEY = (
     f"{TARGET}, uuid, mig_uuid, scheduler, namespace, pod, container, job_id"  # one allocation; indexes are for people
 )
 HOLDER = "cluster, scheduler, namespace, pod, job_id"
+
+
+def gpus_text(recording: str, hours: str) -> str:
+    """Template of an annotation: a holder's GPUs in `recording`, `hours` of them if not empty, the most memory on one.
+
+    Names and figures cannot be labels: they change, and each change would be a new alert. So it is one query for each
+    alert that is pending or firing (docs/scale.md has what that costs). At most ten GPUs are named.
+    """
+    parts = [f"{recording}{{%[1]s}}"]
+    if hours:
+        parts.append(f'label_replace(sum({recording}{{%[1]s}}) / 3600, "what", "hours", "", "")')
+    peak = "max(max_over_time(allocation:gpu_memory_used_bytes:max30m{%[1]s}[${low_over}]))"
+    parts.append(f'label_replace({peak}, "what", "peak", "", "")')
+    labels = ("cluster", "scheduler", "namespace", "pod", "job_id")
+    who = f'printf "{",".join(f"{label}=%q" for label in labels)}" {" ".join(f"$labels.{label}" for label in labels)}'
+    return (
+        '{{ $gpus := "" }}{{ $hours := "" }}{{ $peak := "" }}{{ $named := "" }}'
+        f"{{{{ range sortByLabel `uuid` (query (printf `{' or '.join(parts)}` ({who}))) }}}}"
+        "{{ if eq .Labels.what `hours` }}{{ $hours = .Value | humanize }}"
+        "{{ else if eq .Labels.what `peak` }}{{ $peak = .Value | humanize1024 }}"
+        "{{ else if eq (len $named) 10 }}{{ $gpus = printf `%s and others` $gpus }}{{ $named = printf `%s.` $named }}"
+        "{{ else if lt (len $named) 10 }}{{ if $gpus }}{{ $gpus = printf `%s, ` $gpus }}{{ end }}"
+        "{{ $gpus = printf `%s%s on %s` $gpus (or .Labels.mig_uuid .Labels.uuid) .Labels.node }}"
+        "{{ $named = printf `%s.` $named }}"
+        "{{ end }}{{ end }}{{ with $gpus }}GPUs: {{ . }}."
+        f"{{{{ with $hours }}}} {hours or 'hours'}: {{{{ . }}}}.{{{{ end }}}}"
+        "{{ with $peak }} Most memory in use on one of them in the last ${low_over}: {{ . }}B.{{ end }}{{ end }}"
+    )
+
+
 FIXED = {
     "key": KEY,
     "target": TARGET,
@@ -52,7 +82,9 @@ FIXED = {
     "gpu": f"{TARGET}, gpu, uuid",
     "tenant": "scheduler, namespace, account, user",
     "owner": "user, account, partition, qos, array_job_id, array_task_id, het_job_id, het_job_offset, "
-    "workload, workload_type, team, queue",
+    "workload, workload_type, team, queue, ${pod_labels}",
+    "idle_gpus": gpus_text("allocation:gpu_idle_run_seconds:proven", "GPU-hours not used so far"),
+    "held_gpus": gpus_text("allocation:gpu_idle_run_seconds:known", ""),
     # A holder as its owner knows it.
     "name": "{{ if $labels.array_job_id }}Job {{ $labels.array_job_id }}_{{ $labels.array_task_id }}{{ else if "
     "$labels.het_job_id }}Job {{ $labels.het_job_id }}+{{ $labels.het_job_offset }}{{ else if $labels.job_id }}Job "
@@ -69,7 +101,7 @@ class BuildError(ValueError):
 
 def read_parameters(alerts: Alerts, overrides: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Each parameter as (text, seconds or number). Raises BuildError for an unknown or wrong override."""
-    values = {name: (text, text) for name, text in FIXED.items()}
+    values: dict[str, tuple[str, str]] = {}
     defaults = alerts._asdict()
     unknown = sorted(set(overrides) - set(defaults))
     if unknown:
@@ -85,6 +117,9 @@ def read_parameters(alerts: Alerts, overrides: Mapping[str, str]) -> dict[str, t
         if fault := "" if may_be_zero and value == 0 else check_value("alerts", name, value):
             raise BuildError(f"{name}: {fault}")
         values[name] = format_parameter(name, value), f"{value:g}" if isinstance(value, float) else value
+    for name, text in FIXED.items():
+        filled = PARAMETER.sub(lambda match: values[match[1]][1 if match[2] else 0], text)
+        values[name] = filled, filled
     return values
 
 

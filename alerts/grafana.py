@@ -63,7 +63,11 @@ def _convert(rule: Mapping[str, Any], datasource: str) -> dict[str, Any]:
         "for": rule.get("for", "0s"),
         "keepFiringFor": rule.get("keep_firing_for", "0s"),
         "labels": dict(rule["labels"]),
-        "annotations": {name: text.replace("$value", "$values.A.Value") for name, text in rule["annotations"].items()},
+        "annotations": {
+            name: text.replace("$value", "$values.A.Value")
+            for name, text in rule["annotations"].items()
+            if " (query " not in text  # Grafana's templates cannot ask
+        },
     }
 
 

@@ -154,10 +154,12 @@ class Alerts(NamedTuple):
     """share of the cluster's GPUs held idle while others wait, above which it is reported"""
     team_label: str = "label_team"
     """label of kube_pod_labels that names the team"""
-    pool_label: str = "label_node_pool"
-    """label of kube_node_labels that names the node pool, e.g. label_karpenter_sh_nodepool"""
     queue_label: str = "label_kueue_x_k8s_io_queue_name"
     """... and the queue; Kueue's"""
+    pod_labels: str = ""
+    """up to three more of kube_pod_labels, e.g. label_project, label_cost_center"""
+    pool_label: str = "label_node_pool"
+    """label of kube_node_labels that names the node pool, e.g. label_karpenter_sh_nodepool"""
 
 
 class Settings(NamedTuple):

@@ -471,11 +471,19 @@ def owners_reconciled() -> Iterator[Case]:
     world = World(100)
     Node(world).hold(0, IDLE)
     world.put("namespace_workload_pod:kube_pod_owner:relabel", {**pod, "workload": "train", "workload_type": "job"}, 1)
-    labels = {"label_team": "vision", "label_kueue_x_k8s_io_queue_name": "q1"}
+    labels = {
+        "label_team": "vision",
+        "label_kueue_x_k8s_io_queue_name": "q1",
+        "label_project": "p7",
+        "label_phase": "x",
+    }
     for place in ("10.0.0.1", "10.0.0.2"):  # two kube-state-metrics, as during its own rollout
         world.put("kube_pod_labels", {**pod, **labels, "instance": place}, 1)
     named = {"workload": "train", "workload_type": "job", "team": "vision", "queue": "q1"}
-    yield Case("a pod whose workload, team and queue are known", world, idle((FIRES, 100), **named))
+    yield Case("a pod whose workload, team and queue are known", world, idle((FIRES, 100), label_project="", **named))
+    site = {"pod_labels": "label_project, label_absent"}
+    more = {**named, "label_project": "p7", "label_phase": ""}
+    yield Case("a pod of which the site wants one label more", world, idle((FIRES, 100), **more), settings=site)
 
 
 def low() -> Iterator[Case]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.rules.cases import SHIFTED, all_cases
-from tests.rules.promtool import Case, build, merge, run
+from tests.rules.promtool import Case, as_file, build, merge, run
+from tests.rules.world import IDLE, Node, World
 from tests.testbed.programs import built
 from tests.testbed.servers import require
 
@@ -43,6 +46,31 @@ def failures(cases: Sequence[Case], program: str, factory: pytest.TempPathFactor
 def test_every_case_fires_what_it_names_and_nothing_else(tmp_path_factory: pytest.TempPathFactory) -> None:
     require("promtool")
     assert failures(all_cases(), "promtool", tmp_path_factory) == ""
+
+
+def test_an_owner_reads_which_gpus_how_many_hours_and_how_much_memory(tmp_path: Path) -> None:
+    require("promtool")
+    world = World(100)
+    first, second = Node(world, gpus=12), Node(world, "n2")
+    for index in range(12):
+        first.hold(index, IDLE, units=13, mig="1/0" if index == 3 else "")
+        gpu = {"gpu": str(index), "uuid": first.uuids[index]}
+        holder = {"scheduler": "kubernetes", "namespace": "ml", "pod": "train-0", "container": "main"}
+        first.put("gpu_allocation_memory_used_bytes", {**gpu, **holder}, (index + 1) * 2**30)
+    second.hold(0, IDLE, units=13)
+    second.hold(0, IDLE, mig="2/0", pod="other-0")
+    test = Case("what owners read", world).test()
+    test["alert_rule_test"] = [{"eval_time": "90m", "alertname": "GpuHolderIdle", "exp_alerts": []}]
+    path = tmp_path / "cases.yaml"
+    path.write_text(yaml.safe_dump(as_file([test], build(tmp_path / "rules", {}))), encoding="utf-8")
+    done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False)
+    one, many = sorted(re.findall(r'gpus="(GPUs: [^"]*)"', done.stderr), key=len)
+    assert one == "GPUs: MIG-GPU-n2-0-2/0 on n2. GPU-hours not used so far: 1.5."
+    named = ", ".join(f"{'MIG-GPU-n1-3-1/0' if i == 3 else f'GPU-n1-{i}'} on n1" for i in (0, 1, 10, 11, *range(2, 8)))
+    assert many == (
+        f"GPUs: {named} and others. GPU-hours not used so far: 19.5. "
+        "Most memory in use on one of them in the last 6h: 12GiB."
+    )
 
 
 @pytest.fixture
