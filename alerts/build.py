@@ -63,7 +63,7 @@ def gpus_text(recording: str, hours: str) -> str:
     return (
         '{{ $gpus := "" }}{{ $hours := "" }}{{ $peak := "" }}{{ $named := "" }}'
         f"{{{{ range sortByLabel `uuid` (query (printf `{' or '.join(parts)}` ({who}))) }}}}"
-        "{{ if eq .Labels.what `hours` }}{{ $hours = .Value | humanize }}"
+        "{{ if eq .Labels.what `hours` }}{{ $hours = printf `%.1f` .Value }}"
         "{{ else if eq .Labels.what `peak` }}{{ $peak = .Value | humanize1024 }}"
         "{{ else if eq (len $named) 10 }}{{ $gpus = printf `%s and others` $gpus }}{{ $named = printf `%s.` $named }}"
         "{{ else if lt (len $named) 10 }}{{ if $gpus }}{{ $gpus = printf `%s, ` $gpus }}{{ end }}"
@@ -91,7 +91,7 @@ FIXED = {
     "{{ $labels.job_id }}{{ else }}Pod {{ $labels.namespace }}/{{ $labels.pod }}{{ end }}",
 }
 WAITS = ("wait", "wait_long", "keep")  # may be 0s in tests with short windows
-PARAMETER = re.compile(r"\$\{(\w+)(\.seconds)?\}")
+PARAMETER = re.compile(r"\$\{([a-z]\w*)(\.seconds)?\}")  # ${1} is PromQL's
 HEADER = "# Generated from alerts/src/{name} by alerts/build.py: do not edit.\n"
 
 

@@ -104,6 +104,7 @@ def test_one_mail_for_each_incident_whatever_restarts(processes: Processes, tmp_
         for job in ("40", "41", "42"):
             since = rf"Job {job} holds a GPU and has not used it since 20\d\d-\d\d-\d\d \d\d:\d\d UTC\. End it"
             assert re.search(since, text), text
+            assert re.search(r"GPUs: GPU-\S+ on \S+\. GPU-hours not used so far: \d+\.\d\.", text), text
             assert f"alertname=GpuHolderIdle job_id={job}" in text.replace("&#34;", '"')
         assert "Job 43" not in text
         assert f"{GRAFANA}/d/gpu-exporter-allocation?orgId=1" in text

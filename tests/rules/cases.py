@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tests.rules.crowd import crowds
+from tests.rules.disagree import disagreements
 from tests.rules.others import others
 from tests.rules.promtool import Case, Firing
 from tests.rules.world import BUSY, IDLE, UNKNOWN, Activity, Node, World, always, between, throttled, until
@@ -31,6 +33,8 @@ def all_cases() -> list[Case]:
         *fleet(),
         *tenants(),
         *others(),
+        *disagreements(),
+        *crowds(),
     ]
     return [*cases, *(beside_another_cluster(case) for case in cases if case.name in BESIDE), *clusters()]
 
@@ -957,6 +961,22 @@ def fleet() -> Iterator[Case]:
         # Idle for an hour at 60, asked over a quarter of an hour, half an hour of patience.
         waste = [Firing("GpuWasteWhileQueued", 90, END, {"pool": "nvidia_com_gpu"})] if fires else []
         yield Case(name, world, [*(idle((FIRES, END)) if held_idle else []), *waste], about=["GpuWasteWhileQueued"])
+
+    for resource, known_as in (
+        ("gpu", "nvidia_com_gpu"),
+        ("gpu.shared", "nvidia_com_gpu_shared"),
+        ("mig-1g.10gb", "nvidia_com_mig_1g_10gb"),
+        ("mig-1g.10gb.me", "nvidia_com_mig_1g_10gb_me"),
+    ):
+        world = World(END)
+        for name in ("n1", "n2"):
+            Node(world, name).hold(0, IDLE, pod=f"idle-{name}", info={"resource": f"nvidia.com/{resource}"})
+        pod = {"job": "kube-state-metrics", "namespace": "ml", "pod": "next-0"}
+        world.put("kube_pod_container_resource_requests", {**pod, "container": "main", "resource": known_as}, 1)
+        world.put("kube_pod_status_unschedulable", pod, 1)
+        waste = Firing("GpuWasteWhileQueued", 90, END, {"pool": known_as})
+        both = [firing for name in ("n1", "n2") for firing in idle((FIRES, END), pod=f"idle-{name}")]
+        yield Case(f"others wait for {known_as}", world, [*both, waste])
 
     world = World(END)
     node = Node(world, gpus=2)

@@ -12,8 +12,10 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +25,17 @@ from alerts.build import build_all
 
 from gpu_exporter.defaults import Alerts
 from tests.rules.cases import all_cases
-from tests.rules.promtool import Case, run
+from tests.rules.crowd import ask
+from tests.rules.promtool import Case, Dumper, merge, run
+from tests.rules.world import World
+from tests.unit.test_rules import ALERTS as ALL_ALERTS
 from tests.unit.test_rules import expressions, name_of
 
+Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 EQUAL = Path(__file__).with_name("equal.txt")
 CHUNK = 6
+ALERTS = ask("ALERTS")
+NAMES_OF_ALERTS = {rule["alert"] for rule in ALL_ALERTS}
 NEXT = {">": "<", "<": ">", ">=": "<", "==": "!=", "!=": "=="}
 
 
@@ -36,6 +44,9 @@ class Mutant(NamedTuple):
     change: str
     field: str
     text: str
+    number: int = 0
+    of: int = 0
+    """Which of how many changes of its rule it is: the same one of the same rule with other parameters."""
 
 
 def mutants_of(rule: Mapping[str, Any]) -> Iterator[Mutant]:
@@ -66,9 +77,11 @@ def mutants_of(rule: Mapping[str, Any]) -> Iterator[Mutant]:
                     f"without `{shorten(str(node.lhs))} or`", text.replace(here, f"({write(node.rhs)})", 1)
                 )
     for match in re.finditer(r"(?<![\w\"$.])(\d+(?:\.\d+)?)(?![\w\".])", text):
-        for factor in (0.5, 2.0):
-            value = float(match[1]) * factor or factor
-            yield from changed(f"{match[1]} -> {value:g} at {match.start()}", splice(text, match, f"{value:g}"))
+        number = float(match[1])
+        for value in (
+            (number * 0.5, number * 2.0) if number else (-1.0, 1.0)
+        ):  # most of what is compared with 0 is whole
+            yield from changed(f"{match[1]} -> {value:g} at {match.start()}", splice(text, match, f"{value:.10g}"))
     for match in re.finditer(r"\[(\d+)([smhd])\]", text):
         seconds = int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
         for factor in (0.5, 2.0):
@@ -116,97 +129,193 @@ def shorten(text: str) -> str:
     return text if len(text) <= 70 else f"{text[:67]}..."
 
 
-def dependents(rules: list[dict[str, Any]], name: str) -> set[str]:
-    """The rule and all that read it, directly or not; of recordings their plain names."""
-    found = {name.partition(",")[0]}
-    while True:
-        more = {
-            name_of(rule).partition(",")[0]
-            for rule in rules
-            if any(
-                isinstance(e, promql.VectorSelector) and e.name in found
-                for e in expressions(promql.parse(rule["expr"]))
-            )
-        }
-        if more <= found:
-            return found
+def names_in(expr: str) -> set[str]:
+    """Names of the series that an expression reads."""
+    return {str(e.name) for e in expressions(promql.parse(expr)) if isinstance(e, promql.VectorSelector)}
+
+
+def closure(edges: Mapping[str, set[str]], name: str) -> set[str]:
+    """The name and all that is reached from it."""
+    found, open_ = {name}, [name]
+    while open_:
+        more = edges.get(open_.pop(), set()) - found
         found |= more
+        open_ += more
+    return found
 
 
-def loaded(optional: str, settings: Mapping[str, str]) -> dict[Path, str]:
-    """The rules that a case loads, by file."""
-    files = {Path(name): text for name, text in build_all(Alerts(), settings).items()}
-    return {path: text for path, text in files.items() if path.parent == Path() or path.stem in optional.split()}
+class Rules:
+    """The rules with some parameters and optional files, as promtool's files have them, and who reads whom.
+
+    Recordings go by their plain name here: whoever reads one reads it from every exporter.
+    """
+
+    def __init__(self, optional: str, settings: Mapping[str, str]) -> None:
+        self.settings = settings
+        files = {Path(name): text for name, text in build_all(Alerts(), settings).items()}
+        self.files = {
+            path: yaml.load(text, Loader=Loader)
+            for path, text in files.items()
+            if path.parent == Path() or path.stem in optional.split()
+        }
+        self.read_by: dict[str, set[str]] = {}
+        self.read: dict[str, set[str]] = {}
+        for _, rule in self.each():
+            name = plain(name_of(rule))
+            for other in names_in(rule["expr"]):
+                self.read_by.setdefault(other, set()).add(name)
+                self.read.setdefault(name, set()).add(other)
+
+    def each(self) -> Iterator[tuple[Path, dict[str, Any]]]:
+        for path, data in self.files.items():
+            for group in data["groups"]:
+                for rule in group["rules"]:
+                    yield path, rule
+
+    def changed_by(self, mutant: Mutant) -> set[str]:
+        """What can be different with this change."""
+        return closure(self.read_by, plain(mutant.rule))
+
+    def write(self, mutant: Mutant, wanted: set[str], directory: Path) -> None:
+        """Those of the rules that are wanted, one of them changed."""
+        for path, data in self.files.items():
+            groups = []
+            for group in data["groups"]:
+                rules = [
+                    {**rule, mutant.field: rescale(mutant, rule) if self.settings else mutant.text}
+                    if name_of(rule) == mutant.rule
+                    else rule
+                    for rule in group["rules"]
+                    if plain(name_of(rule)) in wanted
+                ]
+                groups += [{**group, "rules": rules}] if rules else []
+            if groups:
+                (directory / path.name).write_text(yaml.dump({"groups": groups}, Dumper=Dumper), encoding="utf-8")
 
 
-def survives(mutant: Mutant, cases: list[Case]) -> bool:
-    """Whether every case that is about the rule still holds."""
-    alike: dict[tuple[str, tuple[tuple[str, str], ...]], list[Case]] = {}
-    for case in cases:
-        alike.setdefault((case.optional, tuple(case.settings.items())), []).append(case)
-    for (optional, settings), same in alike.items():
-        with tempfile.TemporaryDirectory() as name:
-            directory = Path(name)
-            rules = directory / "rules"
-            rules.mkdir()
-            for path, text in loaded(optional, dict(settings)).items():
-                data = yaml.safe_load(text)
-                for group in data["groups"]:
-                    for rule in group["rules"]:
-                        if name_of(rule) == mutant.rule:
-                            rule[mutant.field] = rescale(mutant, rule, settings)
-                (rules / path.name).write_text(yaml.safe_dump(data), encoding="utf-8")
-            for start in range(0, len(same), CHUNK):
-                holds, _ = run(same[start : start + CHUNK], directory, rules)
-                if not holds:
-                    return False
+def plain(name: str) -> str:
+    return name.partition(",")[0]
+
+
+def rescale(mutant: Mutant, rule: Mapping[str, Any]) -> str:
+    """The change, made to the rule as other settings have it."""
+    if mutant.field != "expr":
+        return mutant.text
+    texts = [each.text for each in mutants_of(rule)]
+    return texts[mutant.number] if len(texts) == mutant.of else str(rule[mutant.field])
+
+
+@cache
+def cases() -> list[Case]:
+    return all_cases()
+
+
+@cache
+def rules_of(optional: str, settings: tuple[tuple[str, str], ...]) -> Rules:
+    return Rules(optional, dict(settings))
+
+
+def survives(mutant: Mutant) -> bool:
+    """Whether every case that is about the rule still holds. Only what the change can reach is evaluated."""
+    for rules, same in alike(mutant):
+        # What is recorded by the rule itself in a crowd: one rule and what it reads.
+        reached = {plain(mutant.rule)}
+        crowds = [case for case in same if case.is_golden]
+        if not mutant.rule[0].isupper() and not holds(mutant, rules, crowds, reached):
+            return False
+    for rules, same in alike(mutant):
+        reached = rules.changed_by(mutant)
+        if not holds(mutant, rules, [case for case in same if reached & subjects(case)], reached):
+            return False
     return True
 
 
-def rescale(mutant: Mutant, rule: Mapping[str, Any], settings: tuple[tuple[str, str], ...]) -> str:
-    """The change, made to the rule as these settings have it."""
-    if not settings or mutant.field != "expr":
-        return mutant.text
-    mine = {each.change: each.text for each in mutants_of(rule)}
-    return mine.get(mutant.change, str(rule[mutant.field]))
+def alike(mutant: Mutant) -> Iterator[tuple[Rules, list[Case]]]:
+    """Cases by the rules that they load, where the changed one is among them."""
+    found: dict[tuple[str, tuple[tuple[str, str], ...]], list[Case]] = {}
+    for case in cases():
+        found.setdefault((case.optional, tuple(case.settings.items())), []).append(case)
+    for (optional, settings), same in sorted(found.items(), key=lambda item: len(item[0][1])):
+        rules = rules_of(optional, settings)
+        if any(name_of(rule) == mutant.rule for _, rule in rules.each()):
+            yield rules, same
+
+
+def holds(mutant: Mutant, rules: Rules, about: list[Case], reached: set[str]) -> bool:
+    """Whether the cases hold with the changed rule, what of `reached` reads it, and what they all read."""
+    wanted = {each for name in reached for each in closure(rules.read, name)}
+    merged = merge([narrow(case, reached, wanted) for case in about])
+    merged.sort(key=lambda case: (plain(mutant.rule) not in subjects(case), len(case.world.series)))
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        (directory / "rules").mkdir()
+        rules.write(mutant, wanted, directory / "rules")
+        for start in range(0, len(merged), CHUNK):
+            if not run(merged[start : start + CHUNK], directory, directory / "rules")[0]:
+                return False
+    return True
+
+
+def subjects(case: Case) -> set[str]:
+    """Alerts and recordings that a case asks for."""
+    asked = {name for _, expr, _ in case.values for name in names_in(expr)}
+    alerts = NAMES_OF_ALERTS if case.is_golden else {each.alert for each in case.firing}
+    return alerts | {plain(each) for each in case.about} | asked
+
+
+def narrow(case: Case, mine: set[str], wanted: set[str]) -> Case:
+    """Of a case what a change of `mine` can reach, with only `wanted` to read."""
+
+    def asked(expr: str) -> bool:
+        if expr == ALERTS:
+            return bool(mine & NAMES_OF_ALERTS)
+        read = {name for name in names_in(expr) if ":" in name or name.startswith("DCGM_")}
+        return bool(read & mine) and read <= wanted
+
+    world = World(case.world.minutes)
+    world.away = case.world.away
+    world.series = {name: row for name, row in case.world.series.items() if name.partition("{")[0] in wanted}
+    return replace(
+        case,
+        world=world,
+        firing=[each for each in case.firing if each.alert in mine],
+        values=[only(mine, *each) if each[1] == ALERTS else each for each in case.values if asked(each[1])],
+    )
+
+
+def only(
+    mine: set[str], at: int, _: str, rows: Sequence[tuple[str, float]]
+) -> tuple[int, str, list[tuple[str, float]]]:
+    """Of all alerts those in `mine`."""
+    kept = [row for row in rows if set(re.findall(r'alertname="(\w+)"', row[0])) & mine]
+    return at, ask(f'ALERTS{{alertname=~"{"|".join(sorted(mine & NAMES_OF_ALERTS))}"}}'), kept
 
 
 def main(arguments: list[str]) -> int:
     wanted = arguments[0] if arguments else ""
-    files = {
-        path: [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
-        for path, text in loaded(" ".join(case.optional for case in all_cases()), {}).items()
-    }
-    rules = [rule for each in files.values() for rule in each]
-    optional = {name_of(rule): path.stem for path, each in files.items() if path.parent != Path() for rule in each}
+    every = list(Rules(" ".join(case.optional for case in cases()), {}).each())
     known = {
         tuple(part.strip() for part in line.split("|")[:2])
         for line in EQUAL.read_text("utf-8").splitlines()
         if "|" in line
     }
-    every = [mutant for rule in rules if wanted in name_of(rule) for mutant in mutants_of(rule)]
-    cases = all_cases()
+    mutants = []
+    for rule in (rule for _, rule in every if wanted in name_of(rule)):
+        mine = list(mutants_of(rule))
+        mutants += [mutant._replace(number=number, of=len(mine)) for number, mutant in enumerate(mine)]
+    stale = known - {(each.rule, each.change) for each in mutants} if not wanted else set()
+    for rule_name, change in sorted(stale):
+        print(f"{EQUAL.name}: {rule_name} | {change}: no such change")
+    mutants = [each for each in mutants if (each.rule, each.change) not in known]
     began = time.monotonic()
-
-    def judge(mutant: Mutant) -> tuple[Mutant, bool]:
-        mine = dependents(rules, mutant.rule)
-        about = [
-            case
-            for case in cases
-            if mine & ({each.alert for each in case.firing} | set(case.about))
-            and optional.get(mutant.rule, "") in ("", *case.optional.split())
-        ]
-        about.sort(key=lambda case: (mutant.rule not in {each.alert for each in case.firing}, case.world.minutes))
-        return mutant, survives(mutant, about)
-
     survivors = 0
-    with ThreadPoolExecutor(2) as pool:
-        for mutant, lives in pool.map(judge, every):
-            if lives and (mutant.rule, mutant.change) not in known:
+    with ProcessPoolExecutor(2) as pool:
+        for mutant, lives in zip(mutants, pool.map(survives, mutants, chunksize=4), strict=True):
+            if lives:
                 survivors += 1
                 print(f"{mutant.rule} | {mutant.change}", flush=True)
-    print(f"{len(every)} changes, {survivors} not noticed, {time.monotonic() - began:.0f} s")
-    return 1 if survivors else 0
+    print(f"{len(mutants)} changes, {survivors} not noticed, {time.monotonic() - began:.0f} s")
+    return 1 if survivors or stale else 0
 
 
 if __name__ == "__main__":

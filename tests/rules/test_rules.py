@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.rules.cases import SHIFTED, all_cases
+from tests.rules.crowd import GOLDEN, bare, record
 from tests.rules.promtool import Case, as_file, build, merge, run
 from tests.rules.world import IDLE, Node, World
 from tests.testbed.programs import built
@@ -46,6 +47,16 @@ def failures(cases: Sequence[Case], program: str, factory: pytest.TempPathFactor
 def test_every_case_fires_what_it_names_and_nothing_else(tmp_path_factory: pytest.TempPathFactory) -> None:
     require("promtool")
     assert failures(all_cases(), "promtool", tmp_path_factory) == ""
+
+
+def test_crowds_are_as_the_golden_files_have_them(request: pytest.FixtureRequest) -> None:
+    """Compared with the other cases; here they are written."""
+    require("promtool")
+    for case in bare():
+        path = GOLDEN / f"{case.name}.txt"
+        if request.config.getoption("--update-golden"):
+            path.write_text(record(case), encoding="utf-8")
+        assert path.read_text("utf-8").count("\n") > 50
 
 
 def test_an_owner_reads_which_gpus_how_many_hours_and_how_much_memory(tmp_path: Path) -> None:

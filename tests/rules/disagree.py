@@ -1,0 +1,246 @@
+"""Two targets for one node, two sources of holders, two replicas of kube-state-metrics: what fires where they do not agree.
+
+And what else one change of a guard, a window or a label would hide: a day later, several kinds of fault at once, the moment
+at which an alert ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.rules.promtool import Case, Firing
+from tests.rules.world import BUSY, Node, Values, World, always, between, until
+
+END = 120
+KEPT = 14  # as in cases.py
+DAY = 1440
+KUBE = {"job": "kube-state-metrics", "node": "n1"}
+READY = {**KUBE, "condition": "Ready", "status": "true"}
+WRONG = Firing("GpuScrapeConfigWrong", 30, END, {"what": "two targets report the same GPU", "job": "gpu-exporter"})
+
+
+def disagreements() -> Iterator[Case]:
+    yield from targets()
+    yield from sources()
+    yield from states()
+    yield from offers()
+    yield from ends()
+
+
+def second_of(world: World, **more: object) -> Node:
+    """Another target for node n1."""
+    return Node(world, target={"instance": "second"}, **more)  # type: ignore[arg-type]
+
+
+def targets() -> Iterator[Case]:
+    world = World(END)
+    Node(world, driver_up=0)
+    second_of(world)
+    yield Case("a driver that one of two targets reaches", world, [WRONG], about=["GpuDriverDown"])
+
+    world = World(END)
+    Node(world, driver_up=0, gpu_up={0: always(0.0)})
+    second_of(world, driver_up=0, gpu_up={0: always(0.0)}, expected=0)
+    Node(world, "n2")
+    down = Firing("GpuDriverDown", 10, END, {"node": "n1"})
+    yield Case("a driver that neither reaches, one of them expects no GPU", world, [WRONG, down])
+
+    world = World(END)
+    Node(world, driver_up=0, sampled=always(0.0))
+    second_of(world, sampled=always(0.0))
+    blind = Firing("GpuExporterBlind", 15, END, {"what": "samples", "node": "n1"})
+    yield Case("neither has new samples, one says that the driver is down", world, [WRONG, blind])
+
+    world = World(END)
+    Node(world)
+    second_of(world, scraped=lambda _: False)
+    yield Case("one of two targets is down", world, about=["GpuExporterDown"])
+
+    world = World(END)
+    Node(world, scraped=lambda t: t < 30)
+    second_of(world, gpus=0, scraped=lambda t: t < 30)
+    Node(world, "n2")
+    down = Firing("GpuExporterDown", 40, END, {"node": "n1"})
+    yield Case("two targets are down, one of them had GPUs", world, [down])
+
+    world = World(END)
+    Node(world, sampled=lambda t: 60.0 * t + 45)
+    second_of(world)
+    Node(world, "n2")
+    ahead = Firing("GpuNodeClockWrong", 10, END, {"node": "n1"})
+    yield Case("the clock of one of two targets is ahead", world, [WRONG, ahead])
+
+    world = World(60)
+    Node(world, gpus=100, gpu_up=dict.fromkeys(range(9), always(0.0)))
+    second_of(world, gpus=100, gpu_up={8: always(0.0)})
+    lost = Firing("GpuLost", 10, 60, {"gpu": "8", "node": "n1"})
+    wrong = Firing("GpuScrapeConfigWrong", 30, 60)
+    yield Case(
+        "eight of nine GPUs are lost to one of two targets only", world, [wrong, lost], about=["GpuFleetDegraded"]
+    )
+
+    world = World(60)
+    Node(world, gpus=8)
+    yield Case("eight GPUs of a node", world, about=["GpuScrapeConfigWrong", "GpuLost", "GpuFleetDegraded"])
+
+    world = World(DAY + 60)
+    Node(world, scraped=lambda t: t < 20)
+    Node(world, "n2")
+    # Nothing of the last day says any more that the node had GPUs: promtool's day includes its first minute.
+    down = Firing("GpuExporterDown", 30, 19 + DAY + 1 + KEPT, {"node": "n1"})
+    yield Case("an exporter that is down for more than a day", world, [down])
+
+    world = World(DAY + 60)
+    Node(world)
+    reconciler = {"job": "gpu-exporter-reconciler"}
+    for name, labels in (("gpu_reconciler_labelled", {"stage": "underused"}), ("gpu_reconciler_cycles_total", {})):
+        ended: Values = until(30, lambda t: float(t) + 1, always(None))
+        world.put(name, {**reconciler, **labels}, ended)
+    stuck = Firing("GpuReconcilerStuck", 50, 30 + DAY + 1 + KEPT)
+    yield Case("a reconciler with marks that is gone for more than a day", world, [stuck])
+
+
+def sources() -> Iterator[Case]:
+    success = "gpu_exporter_attribution_last_success_timestamp_seconds"
+    world = World(END)
+    node = Node(world)
+    node.put(success, {"source": "slurm"}, 0)
+    node.put("gpu_exporter_attribution_up", {"source": "slurm"}, 0)
+    Node(world, "n2")
+    blind = Firing("GpuExporterBlind", 16, END, {"what": "holders", "node": "n1"})
+    yield Case("one of two sources of holders stops answering", world, [blind])
+
+    world = World(END)
+    node = Node(world)
+    node.put("gpu_exporter_attribution_up", {"source": "slurm"}, 0)
+    yield Case(
+        "one of two sources of holders never answers",
+        world,
+        [Firing("GpuExporterBlind", 10, END, {"what": "holders", "node": "n1"})],
+    )
+
+    world = World(END)
+    Node(world, source_answers=lambda t: t < 2)
+    second_of(world)
+    yield Case("a source answers one of two targets", world, [WRONG], about=["GpuExporterBlind"])
+
+    world = World(END)
+    Node(world, source_answers=lambda _: False)
+    second_of(world, source_answers=lambda _: False)
+    # It answers the second, which does not say since when.
+    world.series = {
+        name: [1.0] * len(row) if "attribution_up" in name and "second" in name else row
+        for name, row in world.series.items()
+    }
+    yield Case("a source that never answered one of two targets", world, [WRONG], about=["GpuExporterBlind"])
+
+    world = World(END)
+    Node(world, sampled=always(0.0), source_answers=lambda _: False)
+    both = [
+        Firing("GpuExporterBlind", start, END, {"what": what}) for what, start in (("samples", 15), ("holders", 10))
+    ]
+    yield Case("an exporter that is blind in two ways", world, both)
+
+
+def states() -> Iterator[Case]:
+    written = "gpu_exporter_state_last_write_timestamp_seconds"
+
+    def without(world: World, name: str, part: str) -> World:
+        world.series = {key: row for key, row in world.series.items() if name not in key or part not in key}
+        return world
+
+    world = World(END)
+    Node(world)
+    yield Case("an exporter that keeps no state", without(world, written, ""), about=["GpuExporterBlind"])
+
+    world = World(END)
+    Node(world, state_fails=lambda _: True)
+    second_of(world)
+    Node(world, "n2")
+    blind = Firing("GpuExporterBlind", 11, END, {"what": "counters", "node": "n1"})
+    yield Case(
+        "one of two targets cannot write its state, the other keeps none",
+        without(world, written, "second"),
+        [WRONG, blind],
+    )
+
+    world = World(END)
+    Node(world, state_fails=lambda _: True)
+    second_of(world)
+    yield Case("one of two targets cannot write its state", world, [WRONG], about=["GpuExporterBlind"])
+
+    world = World(END)
+    node = Node(world, state_fails=lambda t: t >= 30)
+    errors = "gpu_exporter_state_write_errors_total"
+    for name, row in world.series.items():
+        if name.startswith(errors):
+            world.series[name] = [None if value is None else min(value, row[40] or 0.0) for value in row]
+    # The last error is of minute 40; of fifteen minutes with both ends, 55 is the last that has its growth.
+    blind = Firing("GpuExporterBlind", 41, 55 + KEPT, {"what": "counters", "node": node.name})
+    yield Case("a state file that nobody tries to write any more", world, [blind])
+
+
+def offers() -> Iterator[Case]:
+    """What kube-state-metrics says of a node that has no exporter, or one that never answered."""
+
+    def offer(world: World, resource: str, amount: float, **more: str) -> None:
+        world.put("kube_node_status_allocatable", {**KUBE, "resource": resource, **more}, amount)
+
+    for exporter, alert, start in ((True, "GpuExporterDown", 10), (False, "GpuNodeWithoutExporter", 30)):
+        prefix = "never answered" if exporter else "without an exporter"
+        firing = [Firing(alert, start, END, {"node": "n1"})]
+
+        def world_of(exporter: bool = exporter) -> World:
+            world = World(END)
+            if exporter:
+                Node(world, gpus=0, scraped=lambda _: False)
+            Node(world, "n2")
+            return world
+
+        world = world_of()
+        offer(world, "nvidia_com_gpu", 0)
+        yield Case(f"{prefix}: a node that offers none of its GPUs", world, about=[alert])
+
+        world = world_of()
+        offer(world, "nvidia_com_gpu", 1)
+        yield Case(f"{prefix}: a node that offers one GPU", world, firing)
+
+        world = world_of()
+        offer(world, "nvidia_com_gpu", 0)
+        offer(world, "nvidia_com_mig_1g_10gb", 7)
+        yield Case(f"{prefix}: a node that offers MIG instances", world, firing)
+
+        world = world_of()
+        offer(world, "nvidia_com_gpu", 8)
+        world.put("kube_node_status_condition", {**READY, "instance": "old"}, 0)
+        world.put("kube_node_status_condition", {**READY, "instance": "new"}, 1)
+        yield Case(f"{prefix}: a node that one kube-state-metrics calls ready", world, firing)
+
+
+def ends() -> Iterator[Case]:
+    """When an alert ends that no other case sees ending."""
+    world = World(END)
+    Node(world, "n2")
+    Node(world, scraped=lambda t: t >= 60)
+    # Without any `up` before: the exporter is installed at 60.
+    world.series = {
+        name: [None if 'node="n1"' in name and t < 60 else value for t, value in enumerate(row)]
+        for name, row in world.series.items()
+    }
+    world.put("kube_node_status_allocatable", {**KUBE, "resource": "nvidia_com_gpu"}, 1)
+    yield Case("an exporter is installed", world, [Firing("GpuNodeWithoutExporter", 30, 60 + KEPT)])
+
+    world = World(END)
+    Node(world)
+    second_of(world, scraped=lambda t: t < 60)
+    wrong = Firing("GpuScrapeConfigWrong", 30, 60 + KEPT, {"job": "gpu-exporter"})
+    yield Case("the second target is removed", world, [wrong])
+
+    world = World(END)
+    Node(world, gpus=8, gpu_up=dict.fromkeys(range(8), between(0, 59, always(0.0), always(1.0))))
+    lost = [Firing("GpuLost", 10, 60 + KEPT, {"gpu": str(gpu), "node": "n1"}) for gpu in range(8)]
+    yield Case("eight GPUs are back", world, [*lost, Firing("GpuFleetDegraded", 10, 60 + KEPT)])
+
+    world = World(END)
+    Node(world).hold(0, BUSY)
+    yield Case("nothing at all", world, about=["GpuExporterDown", "GpuExporterBlind", "GpuNodeClockWrong"])
