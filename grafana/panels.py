@@ -12,6 +12,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from gpu_exporter.config import format_duration
 from gpu_exporter.defaults import Settings
+from gpu_exporter.digest import oversized
 
 UID = "gpu-exporter-allocation"
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -61,6 +62,15 @@ TENANT_COLUMNS = {
     "Value #unknown": "Unknown",
     "Value #share": "Idle share",
 }
+OVERSIZED_COLUMNS = {
+    "holder": "Holder",
+    "user": "User",
+    "account": "Account",
+    "name": "Model",
+    "Value #hours": "GPU-hours",
+    "Value #mean": "Utilization",
+    "Value #peak": "Most memory",
+}
 
 
 def build_dashboard(settings: Settings) -> models.Dashboard:
@@ -97,6 +107,7 @@ class _Builder:
         self._add_history()
         self._add_holders()
         self._add_hours()
+        self._add_oversized()
         self._add_nodes()
         self._add_health()
         return self._dashboard.build()
@@ -375,13 +386,36 @@ class _Builder:
             panel.override_by_name(name, [*properties, *([*_colored(), *_or_unknown()] if name == "Idle" else [])])
         self._dashboard.with_panel(panel)
 
+    def _add_oversized(self) -> None:
+        panel = self._table(
+            "Smaller would do",
+            f"Pods and jobs that held whole GPUs for more than {oversized.HOURS_MIN:g} GPU-hours of the dashboard's "
+            f"range, used them {oversized.MEAN_MAX:.0%} of the time or less, and never had more than "
+            f"{oversized.PEAK_MAX / 1e9:g} GB in use on one: a MIG instance or a smaller GPU would do. Wants a range "
+            "of days. Nobody is mailed or marked for it.",
+            models.GridPos(h=8, w=24, x=0, y=37),
+            OVERSIZED_COLUMNS,
+            ("Time", "cluster", "scheduler", "namespace", "pod", "job_id", "Value #model"),
+            sort_by="GPU-hours",
+        )
+        for ref_id, expression in self._queries.oversized.items():
+            panel.with_target(_instant(ref_id, expression, in_table=True))
+        for name, unit, decimals in (
+            ("GPU-hours", GPU_HOURS, 0),
+            ("Utilization", "percentunit", 0),
+            ("Most memory", "bytes", 1),
+        ):
+            properties = {"unit": unit, "decimals": decimals}
+            panel.override_by_name(name, [models.DynamicConfigValue(key, value) for key, value in properties.items()])
+        self._dashboard.with_panel(panel)
+
     def _add_nodes(self) -> None:
         queries = self._queries
         power = self._graph(
             "Power by node",
             "Power of all GPUs of the node that tell their power, held or not, with a fresh sample.",
             "watt",
-            models.GridPos(h=8, w=12, x=0, y=37),
+            models.GridPos(h=8, w=12, x=0, y=45),
         )
         self._dashboard.with_panel(power.min(0).with_target(_range("A", queries.power, "{{node}}")))
         utilization = self._graph(
@@ -389,7 +423,7 @@ class _Builder:
             "Share of time in which a kernel ran, mean over the node's GPUs, held or not, for the time in which it is "
             "known. MIG instances have a line of their own, since a GPU in MIG mode tells nothing as a whole.",
             "percentunit",
-            models.GridPos(h=8, w=12, x=12, y=37),
+            models.GridPos(h=8, w=12, x=12, y=45),
         )
         self._dashboard.with_panel(
             utilization.min(0)
@@ -399,7 +433,7 @@ class _Builder:
         )
 
     def _add_health(self) -> None:
-        queries, y = self._queries, 46
+        queries, y = self._queries, 54
         self._dashboard.with_row(
             builders.Row("Exporter health").id(self._id()).grid_pos(models.GridPos(h=1, w=24, x=0, y=y - 1))
         )

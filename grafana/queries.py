@@ -8,11 +8,12 @@ MIG instances and shared GPUs count by their share, so that the parts add up to 
 
 from __future__ import annotations
 
+from alerts.build import HOLDER, TARGET
 from alerts.build import KEY as ALLOCATION
-from alerts.build import TARGET
 
 from gpu_exporter.config import format_duration
 from gpu_exporter.defaults import Settings
+from gpu_exporter.digest import oversized
 
 ON_NODES = 'node=~"$node"'
 HELD = f'{ON_NODES}, namespace=~"$namespace"'  # a Slurm job has no namespace, which `.*` matches
@@ -91,6 +92,17 @@ class Queries:
         self.unknown_hours = f"clamp_min({self.held_hours} - ({observed_hours} or 0 * {self.held_hours}), 0)"
         self.idle_share = f"{self.idle_hours} / ({observed_hours} > 0)"
 
+        # By the names of the panel's columns; the same question as the digest's. Each answer has those alone of which
+        # all is true, since a table shows what is in any of them.
+        asked = dict(oversized.queries(HOLDER, "user, account", "$__range", HELD))
+        small = (
+            f"({asked['over_mean']} and on ({HOLDER}) {asked['over_peak']} and on ({HOLDER}) ({asked['over_model']}))"
+        )
+        self.oversized = {
+            name.removeprefix("over_"): _name_pod(f"{expression} and on ({HOLDER}) {small}")
+            for name, expression in asked.items()
+        }
+
         self.power = f"sum by (node) (max by ({TARGET}, uuid) (gpu_power_watts{{{ON_NODES}}}) and {self._fresh})"
         self.node_utilization = _node_mean("gpu")
         self.instance_utilization = _node_mean("gpu_mig")
@@ -126,6 +138,12 @@ def _state(operator: str, states: str) -> str:
 def _name_holder(expression: str) -> str:
     """A label `holder` as people write it: namespace/pod/container or `job 42`."""
     joined = f'label_join({expression}, "holder", "/", "namespace", "pod", "container")'
+    return f'label_replace({joined}, "holder", "job $1", "job_id", "(.+)")'
+
+
+def _name_pod(expression: str) -> str:
+    """A label `holder` without the container: namespace/pod or `job 42`."""
+    joined = f'label_join({expression}, "holder", "/", "namespace", "pod")'
     return f'label_replace({joined}, "holder", "job $1", "job_id", "(.+)")'
 
 

@@ -24,7 +24,10 @@ PATTERNS = {  # settings that are texts: what they must look like, and what that
     "alerts.exclude": (MATCHERS, 'matchers of PromQL such as namespace!="ops", account!~"class-.*"'),
     "alerts.team_label": (LABEL, "a label of Prometheus"),
     "alerts.queue_label": (LABEL, "a label of Prometheus"),
-    "alerts.pod_labels": (r"(?:label_\w+(?:, ?label_\w+){0,2})?", "at most three labels such as label_project, label_phase"),
+    "alerts.pod_labels": (
+        r"(?:label_\w+(?:, ?label_\w+){0,2})?",
+        "at most three labels such as label_project",
+    ),
     "alerts.pool_label": (LABEL, "a label of Prometheus"),
 }
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

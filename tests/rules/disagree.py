@@ -165,7 +165,7 @@ def states() -> Iterator[Case]:
     )
 
     world = World(END)
-    Node(world, state_fails=lambda _: True)
+    Node(world, state_fails=lambda t: t >= 5)
     second_of(world)
     yield Case("one of two targets cannot write its state", world, [WRONG], about=["GpuExporterBlind"])
 

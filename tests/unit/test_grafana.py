@@ -149,7 +149,9 @@ def test_windows_are_grafanas_but_for_the_deliberate_ones(name: str, expression:
             "rate": {"$__rate_interval"},
             "increase": {"$__range", state_window},
             "avg_over_time": {"$__range"},
-            "last_over_time": {"$__range", lately},
+            "last_over_time": {"$__range", "$__range:30m", lately},
+            "sum_over_time": {"$__range:30m"},  # of recordings that each look back over 30 minutes
+            "max_over_time": {"$__range:30m"},
         }
         assert window in allowed[function], f"{function}[{window}]"
     assert expression.count("[") == len(re.findall(r"\w+\([^()\[]*\[", expression))

@@ -41,19 +41,23 @@ class Oversized(NamedTuple):
     would_do: str
 
 
-def queries(holder: str, owner: str, since_s: float) -> Iterator[tuple[str, str]]:
-    """Name and expression; `holder`, `owner`: labels."""
-    window = f"[{since_s:.0f}s:30m]"
-    whole = f"(last_over_time(allocation:gpu_share:ratio{window}) == 1)"
-    held = f"sum by ({holder}) (sum_over_time(allocation:gpu_observed_seconds:increase30m{window}))"
-    busy = f"sum by ({holder}) (sum_over_time(allocation:gpu_busy_seconds:increase30m{window}))"
-    peak = f"max by ({holder}) (max_over_time(allocation:gpu_memory_used_bytes:max30m{window}))"
+def queries(holder: str, owner: str, window: str, matchers: str = "") -> Iterator[tuple[str, str]]:
+    """Name and expression; `holder`, `owner`: labels; `window`: as PromQL has it; `matchers`: of what is summed up."""
+
+    def over(recording: str) -> str:
+        return f"{recording}{f'{{{matchers}}}' if matchers else ''}[{window}:30m]"
+
+    whole = f"(last_over_time({over('allocation:gpu_share:ratio')}) == 1)"
+    held = f"sum by ({holder}) (sum_over_time({over('allocation:gpu_observed_seconds:increase30m')}))"
+    busy = f"sum by ({holder}) (sum_over_time({over('allocation:gpu_busy_seconds:increase30m')}))"
+    peak = f"max by ({holder}) (max_over_time({over('allocation:gpu_memory_used_bytes:max30m')}))"
     long = f"({held} > {HOURS_MIN * 3600:g})"
-    who = f"topk by ({holder}) (1, max by ({holder}, {owner}) (last_over_time(allocation:owner:info{window})))"
+    owners = f"last_over_time(allocation:owner:info[{window}:30m])"
+    who = f"topk by ({holder}) (1, max by ({holder}, {owner}) ({owners}))"
     yield "over_hours", f"{long} / 3600 * on ({holder}) group_left ({owner}) {who}"
-    yield "over_mean", f"({busy} / {held} <= {MEAN_MAX:g}) and on ({holder}) {long}"
-    yield "over_peak", f"({peak} <= {PEAK_MAX:g}) and on ({holder}) {long}"
-    model = f"topk by ({UNIT}) (1, last_over_time(unit:gpu_model:info{window}))"
+    yield "over_mean", f"({busy} / ({held} > 0) <= {MEAN_MAX:g}) and on ({holder}) {long}"
+    yield "over_peak", f"({peak} <= {PEAK_MAX:.0f}) and on ({holder}) {long}"
+    model = f"topk by ({UNIT}) (1, last_over_time(unit:gpu_model:info[{window}:30m]))"
     models = f"group by ({holder}, name) ({whole} * on ({UNIT}) group_left (name) {model})"
     yield "over_model", f"{models} and on ({holder}) {long}"
 

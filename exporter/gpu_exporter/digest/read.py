@@ -131,7 +131,7 @@ class Reader:
         parts = [*_parts(since_s, 0.0), *_parts(since_s, since_s)]
         queries = [(part, query) for part in parts for query in self._queries(part, part.ago < since_s)]
         whole = _Part(0.0, since_s)
-        queries += [(whole, query) for query in oversized.queries(HOLDER, OWNER, since_s)]
+        queries += [(whole, query) for query in oversized.queries(HOLDER, OWNER, f"{since_s:.0f}s")]
         answers: dict[tuple[_Part, str], list[Row]] = {}
         try:
             for part, name, rows in run_ahead(lambda item: self._ask(*item, end), queries, WORKERS, "digest"):
