@@ -1,9 +1,10 @@
 """How long a real Prometheus takes to evaluate the rules over a site of a given size.
 
-    python -m tests.bench.rules [--nodes 1000]
+    python -m tests.bench.rules [--nodes 1000] [--idle 2]
 
-Eight GPUs a node, each held, a quarter of them idle; half an hour of samples each 30 s. Prints, for each group, the seconds of
-its last evaluation beside its interval, and the samples and memory of Prometheus.
+Eight GPUs a node, each held by a pod or job of its own, two of them idle, so that an alert is active for each of these; what
+kube-state-metrics and kube-prometheus say of the pods; half an hour of samples each 30 s. Prints, for each group, the seconds
+of its last evaluation beside its interval, and the samples and memory of Prometheus.
 """
 
 from __future__ import annotations
@@ -23,9 +24,15 @@ ROOT = Path(__file__).resolve().parents[2]
 STEP_S = 30
 WINDOW_S = 2100
 HELD_S = 90_000.0
+KUBE = {  # further labels of each pod
+    "kube_pod_labels": ',label_team="t{number}",label_kueue_x_k8s_io_queue_name="q{number}"',
+    "kube_pod_status_phase": ',phase="Running"',
+    "kube_pod_container_resource_requests": ',container="main",resource="nvidia_com_gpu"',
+    "namespace_workload_pod:kube_pod_owner:relabel": ',workload="train-{number}",workload_type="job"',
+}
 
 
-def write_history(path: Path, nodes: int, end: int) -> int:
+def write_history(path: Path, nodes: int, idle: int, end: int) -> int:
     """OpenMetrics text, a family in one piece; the number of series."""
     times = range(end - WINDOW_S, end + 1, STEP_S)
     series = 0
@@ -47,6 +54,14 @@ def write_history(path: Path, nodes: int, end: int) -> int:
         """Labels, the last value, how much it grows each second."""
         for node in range(nodes):
             mine = node_labels(node)
+            if name == "kube_node_labels":
+                yield f'job="kube-state-metrics",node="n{node}",label_node_pool="p{node % 7}"', 1.0, 0.0
+                continue
+            if name in KUBE:
+                for i in range(node * 8, node * 8 + 8, 2):
+                    pod = f'namespace="team-{i % 97}",pod="train-{i:06d}"'
+                    yield f'job="kube-state-metrics",{pod}{KUBE[name].format(number=i % 13)}', 1.0, 0.0
+                continue
             if name.startswith("gpu_exporter_") or name in ("gpu_driver_up", "gpu_devices_expected", "up"):
                 more = ',source="kubelet"' if "attribution" in name else ""
                 value = (
@@ -59,7 +74,7 @@ def write_history(path: Path, nodes: int, end: int) -> int:
                 yield f'{mine},scheduler="kubernetes",namespace="team-{node % 97}"', 1e6, 8.0
                 continue
             for gpu in range(8):
-                is_idle = gpu < 2
+                is_idle = gpu < idle
                 if name.startswith("gpu_allocation_"):
                     labels = held_labels(node, gpu)
                     if name.endswith("info"):
@@ -71,6 +86,7 @@ def write_history(path: Path, nodes: int, end: int) -> int:
                         "gpu_allocation_energy_joules_total": (1e7, 300.0),
                         "gpu_allocation_idle_run_seconds": (7200.0 if is_idle else 10.0, 0.0),
                         "gpu_allocation_start_timestamp_seconds": (end - HELD_S, 0.0),
+                        "gpu_allocation_memory_used_bytes": (4e9, 0.0),
                     }.get(name, (1.0, 0.0))
                     yield labels, value, growth
                 elif name == "gpu_throttle_seconds_total":
@@ -87,6 +103,7 @@ def write_history(path: Path, nodes: int, end: int) -> int:
         [
             *(f"gpu_allocation_{kind}_seconds_total" for kind in ("held", "observed", "busy")),
             *("gpu_allocation_energy_joules_total", "gpu_allocation_idle_run_seconds", "gpu_allocation_info"),
+            *(*KUBE, "kube_node_labels", "gpu_allocation_memory_used_bytes"),
             *("gpu_allocation_holder_units", "gpu_allocation_share_ratio", "gpu_allocation_start_timestamp_seconds"),
             *("gpu_up", "gpu_info", "gpu_allocated", "gpu_throttle_seconds_total", "gpu_recovery_action"),
             *("gpu_ecc_errors_total", "gpu_remapped_rows_failed", "gpu_remapped_rows_pending"),
@@ -102,7 +119,11 @@ def write_history(path: Path, nodes: int, end: int) -> int:
         for name in names:
             for labels, value, growth in rows(name):
                 series += 1
-                out.writelines(f"{name}{{{labels}}} {value - growth * (end - at)} {at}\n" for at in times)
+                head = f"{name}{{{labels}}} "
+                if growth:
+                    out.write("".join([f"{head}{value - growth * (end - at)} {at}\n" for at in times]))
+                else:
+                    out.write("".join([f"{head}{value} {at}\n" for at in times]))
         out.write("# EOF\n")
     return series
 
@@ -110,18 +131,20 @@ def write_history(path: Path, nodes: int, end: int) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--idle", type=int, default=2, help="GPUs of each node that are held idle")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, Processes(Path(name)) as processes:
         directory = Path(name)
         # Rules look at now, and Prometheus takes no sample that is older than its last block: it starts when that ends.
-        end = int(time.time()) + 20 + options.nodes // 7
-        series = write_history(directory / "history.txt", options.nodes, end)
+        end = int(time.time()) + 30 + options.nodes // 4
+        series = write_history(directory / "history.txt", options.nodes, options.idle, end)
         source = [str(directory / "history.txt"), str(directory / "data")]
         subprocess.run(
             ["promtool", "tsdb", "create-blocks-from", "openmetrics", *source], check=True, stdout=subprocess.DEVNULL
         )
         (directory / "history.txt").unlink()
-        wait_for(lambda: time.time() > end or None, "the end of the history", 600, 0.5)
+        assert time.time() < end, "writing the history took too long"
+        wait_for(lambda: time.time() > end or None, "the end of the history", 1200, 0.5)
         rules = sorted((ROOT / "alerts" / "rules").glob("*.yaml"))
         prometheus = Prometheus(processes, directory, {}, rules=rules)
 
@@ -140,6 +163,8 @@ def main() -> int:
         idle = prometheus.query("count(allocation:gpu_idle_run_seconds:proven)")
         memory = Path(f"/proc/{prometheus.running.process.pid}/status").read_text("ascii")
         rss = next(line.split()[1] for line in memory.splitlines() if line.startswith("VmRSS"))
+        active = prometheus.query("count(ALERTS)")
+        print(f"active alerts: {active[0][1] if active else 0:.0f}")
         print(f"proven idle: {idle[0][1] if idle else 0:.0f}; Prometheus {int(rss) / 1024:.0f} MiB")
     return 0
 

@@ -95,12 +95,17 @@ def ours(world: World) -> None:
                 node = Node(
                     world,
                     name,
-                    gpus=8,
+                    gpus=10,
                     target={"cluster": cluster, "instance": f"{name}-{'second' if second else 'first'}"},
                     model=("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB")[c],
                     sampled=lambda t, late=second: 60.0 * t - (50 if late else 0),
                     interval=20 if second else 1,
-                    gpu_up={7: between(90, MINUTES, always(0.0 if n and (c or not second) else 1.0), always(1.0))},
+                    gpu_up={
+                        5: between(90, MINUTES, always(0.0 if c and not n else 1.0), always(1.0)),  # lost, and held
+                        7: between(90, MINUTES, always(0.0 if n and (c or not second) else 1.0), always(1.0)),
+                        8: until(60 if n else 30, always(1.0), always(None)),  # gone without a word
+                        9: until(70, always(1.0), always(None)),
+                    },
                     driver_up=until_second(second, 1.0, 0.0),
                     expected=8 if not second else 0,
                 )
@@ -168,10 +173,13 @@ def holders(node: Node, c: int, n: int, second: bool) -> None:
     hold(4, always(0.0), units=2, pod=f"pair-{n}", start=5 * n, resource="nvidia.com/gpu.shared")
     hold(5, always(0.0) if c else mean(5), units=2, pod=f"pair-{n}", start=5 * n, resource="nvidia.com/gpu.shared")
     hold(6, lambda _: None, share=0.5, pod="half-0", namespace="ml")
-    hold(6, lambda t: 0.0 if t < 95 + 3 * n else 0.3, share=0.25, pod="quarter-0", namespace="ml")
-    if not second:
-        node.free(3, active=lambda t: 60.0 * (t if t < 95 and c else t - 300 * n))
-        node.free(7, active=lambda t: 60.0 * (20 + 10 * c))
+    hold(6, lambda t: 0.0 if t < 95 + 3 * n else 0.3, share=0.25 + n / 2, pod="quarter-0", namespace="ml")
+    # Active 400 and 900 s ago, and the second target saw nothing of it.
+    node.free(3, active=lambda t: 60.0 * t - (400 if n else 900) - 3000 * second, allocated=0)
+    node.free(7, active=lambda t: 60.0 * t - (60 if c else 2000))
+    for gpu in (1, 5):
+        active = {"gpu": str(gpu), "uuid": node.uuids[gpu]}
+        node.put("gpu_last_active_timestamp_seconds", active, lambda t: 60.0 * t)
 
 
 def tenants(node: Node, c: int, n: int, second: bool) -> None:
@@ -359,6 +367,8 @@ def dcgm(world: World) -> None:
                     (("3", "1g.6gb"), ("4", "2g.12gb"))[n],
                 )  # type: ignore[misc]
                 gpu(5, always(0.0), ("ml", "next-0"), (("3", "4g.24gb"), ("0", "7g.80gb"))[n])
+                gone = 30 if n else 60
+                gpu(6, until(gone, always(0.1), always(None)), ("monitoring", "dcgm-exporter-x"))
 
 
 def instances(world: World) -> None:
