@@ -199,6 +199,19 @@ def dcgm() -> Iterator[Case]:
     Node(world, "d1", uuid="GPU-d").hold(0, BUSY)
     yield Case("dcgm: gpu-exporter runs on the node as well and knows better", world, [], [parts(("used", 1))], about)
 
+    # Both name the holder: a join on the two of them would be an error that ends the alert for everybody.
+    world = world_of(IDLE, uuid="GPU-e")
+    kube_pod(world, gpus=2)
+    Node(world, "d1", uuid="GPU-d").hold(0, IDLE, units=2)
+    Node(world, "n2").hold(0, IDLE, pod="other-0")
+    yield Case(
+        "dcgm: of a pod's GPUs gpu-exporter knows one and dcgm-exporter the other",
+        world,
+        [*found(pod="train-0", gpus="2"), *found(71, pod="other-0")],
+        [parts(("idle_long", 3))],
+        about,
+    )
+
     world = world_of(IDLE)
     kube_pod(world)
     offered = {"job": "kube-state-metrics", "node": "d1", "resource": "nvidia_com_gpu"}
@@ -333,7 +346,10 @@ def both() -> Iterator[Case]:
         (END, "allocation:gpu_share:ratio", []),
     ]
     gone = [Firing("GpuExporterDown", 71, END), Firing("GpuMonitoringAbsent", 71, END)]
-    yield Case("both: what is gone stays gone", world, gone, values, ["unit:gpu_activity:avg2m"])
+    about = ["unit:gpu_activity:avg2m"]
+    yield Case("both: what is gone stays gone", world, gone, values, about)
+    name = "both: what is gone stays gone, whatever job dcgm-exporter has"
+    yield Case(name, world, gone, values, about, settings={"dcgm": 'UUID!=""'})
 
 
 def autoscaled() -> Iterator[Case]:

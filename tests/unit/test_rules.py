@@ -30,7 +30,7 @@ RECORDED = {rule["record"] for rule in RULES if "record" in rule}
 FOREIGN = re.compile(
     r"kube_\w+|(?:DCGM_FI|nvidia_smi)_\w+|namespace_workload_pod:kube_pod_owner:relabel|model:gpu_price:per_hour"
 )
-INFO = ("allocation:owner:info", "pod:owner:info", "unit:dcgm_labels:info", "node:node_pool:info")  # one row a key
+INFO = ("pod:owner:info", "unit:dcgm_labels:info", "node:node_pool:info")  # one row a key
 PARTS = ("Meaning", "Impact", "Diagnosis", "Mitigation", "False positives")
 
 
