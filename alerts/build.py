@@ -51,18 +51,22 @@ def gpus_text(recording: str, hours: str) -> str:
     """Template of an annotation: a holder's GPUs in `recording`, `hours` of them if not empty, the most memory on one.
 
     Names and figures cannot be labels: they change, and each change would be a new alert. So it is one query for each
-    alert that is pending or firing (docs/scale.md has what that costs). At most ten GPUs are named.
+    alert that is pending or firing (docs/scale.md has what that costs). Labels that the holder does not have are not
+    asked for: a matcher of nothing reads every value of its label. At most ten GPUs are named.
     """
     parts = [f"{recording}{{%[1]s}}"]
     if hours:
         parts.append(f'label_replace(sum({recording}{{%[1]s}}) / 3600, "what", "hours", "", "")')
     peak = "max(max_over_time(allocation:gpu_memory_used_bytes:max30m{%[1]s}[${low_over}]))"
     parts.append(f'label_replace({peak}, "what", "peak", "", "")')
-    labels = ("cluster", "scheduler", "namespace", "pod", "job_id")
-    who = f'printf "{",".join(f"{label}=%q" for label in labels)}" {" ".join(f"$labels.{label}" for label in labels)}'
     return (
-        '{{ $gpus := "" }}{{ $hours := "" }}{{ $peak := "" }}{{ $named := "" }}'
-        f"{{{{ range sortByLabel `uuid` (query (printf `{' or '.join(parts)}` ({who}))) }}}}"
+        "{{ $who := printf `scheduler=%q` $labels.scheduler }}"
+        "{{ with $labels.cluster }}{{ $who = printf `%s,cluster=%q` $who . }}{{ end }}"
+        "{{ with $labels.namespace }}{{ $who = printf `%s,namespace=%q` $who . }}{{ end }}"
+        "{{ with $labels.pod }}{{ $who = printf `%s,pod=%q` $who . }}{{ end }}"
+        "{{ with $labels.job_id }}{{ $who = printf `%s,job_id=%q` $who . }}{{ end }}"
+        "{{ $gpus := `` }}{{ $hours := `` }}{{ $peak := `` }}{{ $named := `` }}"
+        f"{{{{ range sortByLabel `uuid` (query (printf `{' or '.join(parts)}` $who)) }}}}"
         "{{ if eq .Labels.what `hours` }}{{ $hours = printf `%.1f` .Value }}"
         "{{ else if eq .Labels.what `peak` }}{{ $peak = .Value | humanize1024 }}"
         "{{ else if eq (len $named) 10 }}{{ $gpus = printf `%s and others` $gpus }}{{ $named = printf `%s.` $named }}"

@@ -38,7 +38,7 @@ def bare() -> Iterator[Case]:
         ("crowd", "", (ours, kubernetes, elsewhere)),
         ("crowd-compat-dcgm", "compat-dcgm", (compatible, elsewhere)),
         ("crowd-source-dcgm", "source-dcgm", (dcgm, instances, kubernetes)),
-        ("crowd-source-nvidia-smi", "source-nvidia-smi", (nvidia_smi, pods_of_nvidia_smi)),
+        ("crowd-source-nvidia-smi", "source-nvidia-smi", (nvidia_smi, pods_of_nvidia_smi, both_of_nvidia_smi)),
     ):
         world = World(MINUTES)
         for each in fill:
@@ -48,7 +48,8 @@ def bare() -> Iterator[Case]:
                 "-too" in series
             ):  # of two that say otherwise topk takes the larger; which of two ones it takes is chance
                 world.series[series] = [None if value is None else value / 2 for value in row]
-        yield Case(name, world, settings=SETTINGS, optional=optional, is_golden=True)
+        settings = SETTINGS | ({"source_window": "80m"} if optional == "source-dcgm" else {})
+        yield Case(name, world, settings=settings, optional=optional, is_golden=True)
 
 
 def recorded(case: Case) -> list[str]:
@@ -259,8 +260,13 @@ def kubernetes(world: World) -> None:
                     world.put("kube_pod_start_time", named, 60 * (3 * c + n + (0 if again else 2)))
                     resource = "nvidia_com_mig_1g_10gb" if pod.startswith("slice") else "nvidia_com_gpu"
                     asked = {**named, "container": "main", "node": node, "resource": resource}
-                    wanted = (1 if pod.startswith("train") else 2) - again
+                    wanted = (2 if pod.startswith("pair") else 1) - again
                     world.put("kube_pod_container_resource_requests", asked, wanted)
+                    if pod.startswith("slice"):
+                        asked["resource"] = "nvidia_com_mig_2g_20gb"
+                        world.put("kube_pod_container_resource_requests", asked, 2)
+            none = {**state, "instance": instance, "namespace": "ml", "pod": "zero-0", "container": "main"}
+            world.put("kube_pod_container_resource_requests", {**none, "resource": "nvidia_com_gpu"}, 0)
             for namespace, pod, since in (
                 ("ml", "next-0", 20),
                 ("dev", "next-0", 92),
@@ -331,57 +337,61 @@ def compatible(world: World) -> None:
 
 
 def dcgm(world: World) -> None:
-    """dcgm-exporter alone, on nodes of the same names; a second target has half of everything."""
+    """dcgm-exporter alone, on nodes of the same names."""
     for c, cluster in enumerate(CLUSTERS):
         for n, name in enumerate(NODES):
             for second in (False, True):
                 target = {"job": "dcgm-exporter", "cluster": cluster, "instance": f"{name}-{second}"}
+                for index, activity, pod, instance in dcgm_units(c, n):
+                    labels = {"UUID": f"GPU-{name}-{index}", "gpu": str(index), "modelName": "NVIDIA A100-SXM4-80GB"}
+                    labels |= {"Hostname" if n else "hostname": name}
+                    holder = dict(zip(("namespace", "pod", "container"), (*pod.split("/"), "main"), strict=True))
+                    if index % 2:  # as without honor_labels
+                        holder = {f"exported_{key}": value for key, value in holder.items()}
+                        holder |= {"namespace": "monitoring", "pod": "dcgm-exporter-x", "container": "exporter"}
+                    number, _, profile = instance.partition(" ")
+                    if second and profile == "1g.6gb":
+                        profile = "2g.20gb"  # an older layout
+                    labels |= {**target, **holder, "GPU_I_ID": number, "GPU_I_PROFILE": profile}
+                    seen = dimmed(activity, second)
+                    world.put("DCGM_FI_PROF_GR_ENGINE_ACTIVE", labels, seen)
+                    # Of GPU 7 the counter says nothing; GPU 3 has instances, so no utilization is told.
+                    work = always(0.5 if not second else 0.0) if index == 7 else seen
+                    if index == 7 and c:
+                        work = until(97 if n else 95, always(0.5), always(0.0))
+                    if not number and index != 3:
+                        world.put("DCGM_FI_DEV_GPU_UTIL", labels, lambda t, work=work: _percent(work(t)))
 
-                def gpu(
-                    index: int,
-                    activity: Activity,
-                    pod: tuple[str, str],
-                    gi: tuple[str, str] = ("", ""),
-                    target: dict[str, str] = target,
-                    place: tuple[int, str] = (n, name),
-                    second: bool = second,
-                ) -> None:
-                    host, uuid = "Hostname" if place[0] else "hostname", f"GPU-{place[1]}-{index}"
-                    exported = "exported_" if index % 2 else ""
-                    labels = {
-                        **target,
-                        host: place[1],
-                        "UUID": uuid,
-                        "gpu": str(index),
-                        "modelName": "NVIDIA A100-SXM4-80GB",
-                        "GPU_I_ID": gi[0],
-                        "GPU_I_PROFILE": gi[1],
-                        **{exported + key: value for key, value in zip(("namespace", "pod"), pod, strict=True)},
-                        exported + "container": "main",
-                    }
-                    if exported:
-                        labels |= {"namespace": "monitoring", "pod": "dcgm-exporter-x", "container": "exporter"}
-                    dim = dimmed(activity, second)
-                    world.put("DCGM_FI_PROF_GR_ENGINE_ACTIVE", labels, dim)
-                    if not gi[0]:
-                        world.put("DCGM_FI_DEV_GPU_UTIL", labels, lambda t: None if (v := dim(t)) is None else 100 * v)
 
-                idle_at: Activity = lambda t, c=c: 0.0 if t > 20 + 5 * c else 0.3  # type: ignore[misc] # noqa: E731
-                namespace = ("ml", "dev")[n]
-                gpu(0, always(level(c, n, 0)), (namespace, "train-0"))
-                gpu(1, always(0.0) if c else idle_at, ("ml", f"pair-{n}"))
-                gpu(2, idle_at, ("ml", f"pair-{n}") if c else ("monitoring", "dcgm-exporter-x"))
-                gpu(3, always(0.0), ("ml", f"slice-{n}"), (("1", "1g.10gb"), ("2", "2g.20gb"))[n])
-                gpu(3, always(level(c, n, 3)), ("ml", f"slice-{n}"), (("5", "3g.40gb"), ("6", "4g.40gb"))[n])
-                gpu(
-                    4,
-                    lambda t, n=n: 0.0 if t % (30 - n) else 0.5,
-                    ("ml", "next-0"),
-                    (("3", "1g.6gb"), ("4", "2g.12gb"))[n],
-                )  # type: ignore[misc]
-                gpu(5, always(0.0), ("ml", "next-0"), (("3", "4g.24gb"), ("0", "7g.80gb"))[n])
-                gone = 30 if n else 60
-                gpu(6, until(gone, always(0.1), always(None)), ("monitoring", "dcgm-exporter-x"))
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def dcgm_units(c: int, n: int) -> Iterator[tuple[int, Activity, str, str]]:
+    """GPU, its activity, whose it is, and the instance with its profile."""
+
+    def works(gpu: int) -> Activity:
+        return lambda t: level(c, n, gpu) + 0.01 * (t % 7)
+
+    def idle_since(minute: int) -> Activity:
+        return until(minute, always(0.3), always(0.0))
+
+    def away(begin: int, end: int, activity: Activity) -> Activity:
+        return between(begin, end, always(None), activity)
+
+    nobody = "monitoring/dcgm-exporter-x"
+    yield 0, works(0), f"{('ml', 'dev')[n]}/train-0", ""
+    yield 1, always(0.0) if c else idle_since(20), f"ml/pair-{n}", ""
+    yield 2, idle_since(25 + 5 * c), f"ml/pair-{n}" if c else nobody, ""
+    yield 3, always(0.0), nobody, ""
+    yield 3, away(94 - 2 * n, 97, always(0.0)), f"ml/slice-{n}", ("1 1g.10gb", "2 2g.20gb")[n]
+    yield 3, works(3), f"ml/slice-{n}", ("5 3g.40gb", "6 4g.40gb")[n]
+    yield 4, works(4) if c else away(93, 97, always(0.0)), "ml/next-0", ("3 1g.6gb", "4 2g.12gb")[n]
+    yield 5, away(60, 80, always(0.0)), "ml/next-0", ("3 4g.24gb", "0 7g.80gb")[n]
+    yield 5, works(5), "ml/next-0", "9 1x.9gb"
+    yield 6, until(30 if n else 60, always(0.1), always(None)), nobody, ""
+    yield 7, always(0.0), "ml/zero-0" if c else f"ml/pair-{n}", ""
+    yield 8, always(1.5), "ml/zero-0", ""
 
 
 def instances(world: World) -> None:
@@ -389,13 +399,16 @@ def instances(world: World) -> None:
     for c, cluster in enumerate(CLUSTERS):
         for n, name in enumerate(("m1", "m2")):
             node = Node(world, name, target={"cluster": cluster}, model="NVIDIA A100-SXM4-80GB")
-            for number, supported in (("1", 0), ("2", 0), ("3", 1)):
+            more = {"cluster": cluster, "instance": f"{name}-second"}
+            again = Node(world, name, target=more, model="NVIDIA A100-SXM4-80GB")
+            for number, supported in (("1", 0), ("2", 0), ("3", 1), ("4", 0)):
                 mig = f"{number}/0"
                 place = {"gpu": "0", "uuid": node.uuids[0], "mig": mig, "mig_uuid": f"MIG-{node.uuids[0]}-{mig}"}
                 node.put("gpu_mig_activity_supported", place, supported)
+                again.put("gpu_mig_activity_supported", place, 1 if number == "4" else supported)
                 held = always(level(c, n, 3)) if supported else always(None)
                 node.hold(0, held, mig=mig, share=1 / 7, start=3 * n, pod=f"a100-{number}")
-                activity = always(0.0) if number == "1" else always(level(c, n, int(number)))
+                activity = always(0.0) if number in "14" else always(level(c, n, int(number)))
                 labels = {
                     "job": "dcgm-exporter",
                     "cluster": cluster,
@@ -404,13 +417,17 @@ def instances(world: World) -> None:
                     "gpu": "0",
                 }
                 labels |= {"GPU_I_ID": number, "GPU_I_PROFILE": "1g.10gb", "modelName": "NVIDIA A100-SXM4-80GB"}
+                labels |= {"namespace": "ml", "pod": f"a100-{number}", "container": "main"}
                 world.put("DCGM_FI_PROF_GR_ENGINE_ACTIVE", labels, activity)
+                asked = {"job": "kube-state-metrics", "cluster": cluster, "namespace": "ml", "pod": f"a100-{number}"}
+                asked |= {"container": "main", "node": name, "resource": "nvidia_com_mig_1g_10gb"}
+                world.put("kube_pod_container_resource_requests", asked, 1)
 
 
 def nvidia_smi(world: World) -> None:
     """nvidia_gpu_exporter alone: a node that one pod has as a whole, one that two have, one that nobody has."""
     for c, cluster in enumerate(CLUSTERS):
-        for n, name in enumerate((*NODES, "n3")):
+        for n, name in enumerate((*NODES, "n3", "n4", "n5")):
             for second in (False, True):
                 target = {
                     "job": "nvidia-gpu-exporter",
@@ -420,10 +437,22 @@ def nvidia_smi(world: World) -> None:
                 }
                 for index in range(2):
                     gpu = {**target, "uuid": f"00000000-0000-0000-0000-0000000000{n}{index}"}
-                    works = always(level(c, n, index))
-                    activity = works if (n + index) % 2 else until(79 + 5 * index, works, always(0.0))
+                    works: Activity = _swinging(level(c, n, index))
+                    if (c, n, index) == (1, 0, 1):
+                        works = between(70, 85, always(None), works)
+                    activity = works if (n + index) % 2 else until((84, 92)[c], works, always(0.0))
                     world.put("nvidia_smi_utilization_gpu_ratio", gpu, dimmed(activity, second))
                     world.put("nvidia_smi_gpu_info", {**gpu, "name": f"NVIDIA L{4 + index}" + "-too" * second}, 1)
+
+
+def both_of_nvidia_smi(world: World) -> None:
+    """gpu-exporter runs on one of these nodes as well."""
+    node = Node(world, "n3", target={"cluster": "b"}, uuid="GPU-00000000-0000-0000-0000-00000000002{index}")
+    node.hold(0, always(0.0), pod="known-0")
+
+
+def _swinging(mean: float) -> Activity:
+    return lambda t: mean * (2 if t % 9 == 0 else 1)
 
 
 def pods_of_nvidia_smi(world: World) -> None:
@@ -431,7 +460,7 @@ def pods_of_nvidia_smi(world: World) -> None:
         for instance in ("k1", "k2"):
             state = {"job": "kube-state-metrics", "cluster": cluster, "instance": instance}
             again = instance == "k2"
-            for name in (*NODES, "n3"):
+            for name in (*NODES, "n3", "n5"):
                 offered = {**state, "node": name, "resource": "nvidia_com_gpu"}
                 world.put("kube_node_status_allocatable", offered, 0 if again else 2)
                 world.put("kube_node_labels", {**state, "node": name, "label_node_pool": f"pool-{name}"}, 1)
@@ -440,14 +469,19 @@ def pods_of_nvidia_smi(world: World) -> None:
                 ("n2", "ml", "one-0", {"main": 1}, "Running"),
                 ("n2", "ml", "two-0", {"main": 1 + c, "second": 0}, "Running"),
                 ("n3", "ml", "done-0", {"main": 2}, "Succeeded"),
+                ("n3", "dev", "plain-0", {"main": 0}, "Running"),
+                ("n5", "ml", "half-0", {"main": 1}, "Running"),
             ):
                 named = {**state, "namespace": namespace, "pod": pod}
                 world.put("kube_pod_start_time", named, 600 * c + (0 if again else 60))
                 world.put("kube_pod_status_phase", {**named, "phase": phase}, 0 if again else 1)
+                if phase != "Running":
+                    world.put("kube_pod_status_phase", {**named, "phase": "Running"}, 0)
                 world.put("kube_pod_labels", {**named, "label_team": f"team-{c}"}, 1)
                 for container, gpus in containers.items():
                     asked = {**named, "container": container, "node": name, "resource": "nvidia_com_gpu"}
                     world.put("kube_pod_container_resource_requests", asked, 0 if again else gpus)
+                    world.put("kube_pod_container_resource_requests", {**asked, "resource": "cpu"}, 2)
 
 
 def elsewhere(world: World) -> None:

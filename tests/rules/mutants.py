@@ -204,8 +204,11 @@ def rescale(mutant: Mutant, rule: Mapping[str, Any]) -> str:
     """The change, made to the rule as other settings have it."""
     if mutant.field != "expr":
         return mutant.text
-    texts = [each.text for each in mutants_of(rule)]
-    return texts[mutant.number] if len(texts) == mutant.of else str(rule[mutant.field])
+    mine = list(mutants_of(rule))
+    same = [each.text for each in mine if each.change == mutant.change]
+    if not same and len(mine) == mutant.of:
+        same = [mine[mutant.number].text]
+    return same[0] if same else str(rule[mutant.field])
 
 
 @cache
