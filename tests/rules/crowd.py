@@ -35,7 +35,7 @@ def crowds() -> Iterator[Case]:
 def bare() -> Iterator[Case]:
     """The cases without what is expected of them."""
     for name, optional, fill in (
-        ("crowd", "", (ours, kubernetes, elsewhere)),
+        ("crowd", "", (ours, dead, kubernetes, elsewhere)),
         ("crowd-compat-dcgm", "compat-dcgm", (compatible, elsewhere)),
         ("crowd-source-dcgm", "source-dcgm", (dcgm, instances, kubernetes)),
         ("crowd-source-nvidia-smi", "source-nvidia-smi", (nvidia_smi, pods_of_nvidia_smi, both_of_nvidia_smi)),
@@ -103,9 +103,10 @@ def ours(world: World) -> None:
                     interval=20 if second else 1,
                     gpu_up={
                         5: between(90, MINUTES, always(0.0 if c and not n else 1.0), always(1.0)),  # lost, and held
+                        6: between(90, MINUTES, always(0.0 if n and not c else 1.0), always(1.0)),
                         7: between(90, MINUTES, always(0.0 if n and (c or not second) else 1.0), always(1.0)),
                         8: until(60 if n else 30, always(1.0), always(None)),  # gone without a word
-                        9: until(70, always(1.0), always(None)),
+                        9: until(60 if n else 70, always(1.0), always(None)),
                     },
                     driver_up=until_second(second, 1.0, 0.0),
                     expected=8 if not second else 0,
@@ -113,6 +114,13 @@ def ours(world: World) -> None:
                 hardware(node, c, n, second)
                 holders(node, c, n, second)
                 tenants(node, c, n, second)
+
+
+def dead(world: World) -> None:
+    """A node none of whose GPUs answers, and which is held."""
+    node = Node(world, "n3", target={"cluster": "b"}, gpu_up={0: always(0.0)})
+    node.hold(0, always(None), pod="waits-0")
+    world.put("kube_node_labels", {"cluster": "b", "node": "n3", "label_node_pool": "third"}, 1)
 
 
 def until_second(second: bool, first: float, other: float) -> Callable[[int], float | None]:
@@ -147,11 +155,8 @@ def holders(node: Node, c: int, n: int, second: bool) -> None:
         place = {"gpu": str(gpu), "uuid": node.uuids[gpu]}
         if mig := more.pop("mig", ""):
             place |= {"mig": mig, "mig_uuid": f"MIG-{node.uuids[gpu]}-{mig}"}
-        who = (
-            {"scheduler": "slurm", **more}
-            if "job_id" in more
-            else {"scheduler": "kubernetes", "container": "main", **more}
-        )
+        pod = {"scheduler": "kubernetes", "namespace": "ml", "container": "main"}
+        who = {"scheduler": "slurm", **more} if "job_id" in more else {**pod, **more}
         amount = level(c, n, gpu) * (0.5 if second else 1)
         node.put("gpu_allocation_memory_used_bytes", {**place, **who}, lambda t: 1e9 * amount * (2 if t == 80 else 1))
         node.put(
@@ -164,7 +169,7 @@ def holders(node: Node, c: int, n: int, second: bool) -> None:
         return lambda _: level(c, n, gpu)
 
     third = {"user": "u2", "account": "third", "partition": "long", "qos": "low"}
-    hold(9 if n else 8, mean(3), job_id="43", **third)
+    hold(8 if n else 9, mean(3), job_id="43", **third)
     slurm = {"user": f"u{c}", "account": ("phys", "bio")[c], "partition": "gpu", "qos": ("low", "high")[c]}
     hold(0, always(0.0) if c == 0 else lambda _: 0.05 + 0.04 * n, units=2, job_id="42", **slurm)
     hold(1, mean(1), namespace=("ml", "dev")[n], pod="train-0", resource="nvidia.com/gpu")
@@ -239,7 +244,7 @@ def kubernetes(world: World) -> None:
             again = instance == "k2"
             for n, node in enumerate(NODES):
                 place = {**state, "instance": instance, "node": node}
-                world.put("kube_node_labels", {**place, "label_node_pool": ("small", "large")[n]}, 1)
+                world.put("kube_node_labels", {**place, "label_node_pool": ("small", "large")[n] + "-too" * again}, 1)
                 world.put("kube_node_status_allocatable", {**place, "resource": "nvidia_com_gpu"}, 0 if again else 8)
                 world.put("kube_node_status_condition", {**place, "condition": "Ready", "status": "true"}, 1)
                 for namespace, pod in ((("ml", "dev")[n], "train-0"), ("ml", f"slice-{n}"), ("ml", f"pair-{n}")):
