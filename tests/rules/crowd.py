@@ -442,7 +442,7 @@ def nvidia_smi(world: World) -> None:
                 }
                 for index in range(2):
                     gpu = {**target, "uuid": f"00000000-0000-0000-0000-0000000000{n}{index}"}
-                    works: Activity = _swinging(level(c, n, index))
+                    works = always(1.0) if (c, n, index) == (1, 0, 0) else _swinging(level(c, n, index))
                     if (c, n, index) == (1, 0, 1):
                         works = between(70, 85, always(None), works)
                     activity = works if (n + index) % 2 else until((84, 92)[c], works, always(0.0))
@@ -465,6 +465,7 @@ def pods_of_nvidia_smi(world: World) -> None:
         for instance in ("k1", "k2"):
             state = {"job": "kube-state-metrics", "cluster": cluster, "instance": instance}
             again = instance == "k2"
+            world.put("kube_node_status_allocatable", {**state, "node": "n4", "resource": "cpu"}, 8)
             for name in (*NODES, "n3", "n5"):
                 offered = {**state, "node": name, "resource": "nvidia_com_gpu"}
                 world.put("kube_node_status_allocatable", offered, 0 if again else 2)
@@ -476,13 +477,17 @@ def pods_of_nvidia_smi(world: World) -> None:
                 ("n3", "ml", "done-0", {"main": 2}, "Succeeded"),
                 ("n3", "dev", "plain-0", {"main": 0}, "Running"),
                 ("n5", "ml", "half-0", {"main": 1}, "Running"),
+                ("n5", "dev", "done-0", {"main": 1}, "Running"),
             ):
                 named = {**state, "namespace": namespace, "pod": pod}
                 world.put("kube_pod_start_time", named, 600 * c + (0 if again else 60))
                 world.put("kube_pod_status_phase", {**named, "phase": phase}, 0 if again else 1)
                 if phase != "Running":
                     world.put("kube_pod_status_phase", {**named, "phase": "Running"}, 0)
-                world.put("kube_pod_labels", {**named, "label_team": f"team-{c}"}, 1)
+                queue = {"label_kueue_x_k8s_io_queue_name": f"q-{name}"}
+                world.put("kube_pod_labels", {**named, "label_team": f"team-{c}", **queue}, 1)
+                owner = {**named, "workload": f"of-{pod}", "workload_type": "job"}
+                world.put("namespace_workload_pod:kube_pod_owner:relabel", owner, 1)
                 for container, gpus in containers.items():
                     asked = {**named, "container": container, "node": name, "resource": "nvidia_com_gpu"}
                     world.put("kube_pod_container_resource_requests", asked, 0 if again else gpus)
