@@ -61,7 +61,7 @@ bench: $(VENV)/dev ## memory, CPU and latency beside nvitop-exporter, in one run
 	$(BIN)/python -m tests.bench.peers
 
 golden: $(VENV)/dev ## rewrite the golden files; review the diff
-	$(PYTEST) tests/unit -k "golden or reports" --update-golden
+	$(PYTEST) tests/unit tests/rules -k "golden or reports" --update-golden
 
 faults: $(VENV)/dev ## every fault and attack on a running exporter; rewrites docs/faults.md, review the diff
 	$(PYTEST) tests/component/test_faults.py tests/component/test_attacks.py --update-golden

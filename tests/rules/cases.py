@@ -72,6 +72,9 @@ SHIFTED = (
     "a reconciler with 3 marks that stands still",
     "a reconciler with 3 marks that is gone",
     "dcgm: a pod that stops working",
+    "an exporter that is down for more than a day",
+    "a reconciler with marks that is gone for more than a day",
+    "a state file that nobody tries to write any more",
 )
 
 
