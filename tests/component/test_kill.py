@@ -49,10 +49,7 @@ def test_counters_survive_kills_at_random_moments(
     flags = (
         f"--config.file={tmp_path / 'config.yaml'}",
         f"--state.directory={tmp_path / 'state'}",
-        f"--attribution.kubelet.socket={kubelet.socket}",
-        f"--attribution.kubelet.logs={tmp_path / 'pods'}",
-        "--attribution.kubelet",
-        "--no-attribution.slurm",
+        *kubelet.flags(tmp_path / "pods"),
     )
     seed = random.randrange(10**6)
     print(f"seed {seed}")

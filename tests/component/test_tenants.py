@@ -38,10 +38,7 @@ def test_hours_of_namespaces_are_the_truth_across_a_restart(
     flags = (
         f"--config.file={tmp_path / 'config.yaml'}",
         f"--state.directory={tmp_path / 'state'}",
-        f"--attribution.kubelet.socket={kubelet.socket}",
-        f"--attribution.kubelet.logs={tmp_path / 'pods'}",
-        "--attribution.kubelet",
-        "--no-attribution.slurm",
+        *kubelet.flags(tmp_path / "pods"),
     )
     seed = random.randrange(10**6)
     print(f"seed {seed}")
@@ -66,13 +63,14 @@ def test_hours_of_namespaces_are_the_truth_across_a_restart(
     moments.sort()
     truth = {"busy": 0.0, "idle": 0.0}
     began: dict[int, float] = {}
-    start, restarted = time.monotonic(), False
+    start, restarted, away = time.monotonic(), False, 0.0
     for number, (at, gpu, begins) in enumerate(moments):
         if not restarted and at > RESTART_S:
-            before = hours()
+            before, stopped = hours(), time.monotonic()
             running.stop()
             running, _ = processes.start_exporter(*flags, environment=nvml_environment, port=port)
-            restarted = True
+            restarted, away = True, time.monotonic() - stopped
+            wait_for(lambda before=before: before.keys() <= hours().keys() or None, "the counters of before")  # type: ignore[misc]
             after = hours()
             assert all(after[key] >= value for key, value in before.items()), "a counter fell"
         time.sleep(max(0.0, start + at - time.monotonic()))  # the moment is the point of the test
@@ -94,12 +92,13 @@ def test_hours_of_namespaces_are_the_truth_across_a_restart(
     found = hours()
     kubelet.stop()
     feeder.stop()
-    print(f"true GPU-seconds {truth}, found {found}")
+    print(f"true GPU-seconds {truth}, found {found}, away for {away:.1f} s")
     for namespace, true in truth.items():
-        assert true == pytest.approx(GPUS // 2 * PODS * POD_S, rel=0.01)
+        assert true > 0.999 * GPUS // 2 * PODS * POD_S  # longer where the machine was late
         assert found["held", namespace] == pytest.approx(true, rel=0.01)
     assert found["idle", "busy"] == 0.0
-    # Of a pod that is younger than a sample nothing is known; so of each pod a second or two, and of the restart one more.
-    assert found["busy", "busy"] == pytest.approx(truth["busy"], rel=0.1)
-    assert found["idle", "idle"] == pytest.approx(truth["idle"], rel=0.1)
+    # Nothing is known of the first moments of a pod, nor of the time in which no exporter ran.
+    unknown = GPUS // 2 * (1.5 * PODS + away + 2.0)
+    assert found["busy", "busy"] >= truth["busy"] - unknown
+    assert found["idle", "idle"] >= truth["idle"] - unknown
     assert found["busy", "busy"] <= found["held", "busy"] and found["idle", "idle"] <= found["held", "idle"]

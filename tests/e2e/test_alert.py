@@ -48,10 +48,7 @@ def test_an_idle_allocation_reaches_its_owner_once_and_nobody_else_is_accused(
     )
     _, url = processes.start_exporter(
         f"--config.file={config}",
-        "--attribution.kubelet",
-        f"--attribution.kubelet.socket={kubelet.socket}",
-        f"--attribution.kubelet.logs={tmp_path / 'pods'}",
-        "--no-attribution.slurm",
+        *kubelet.flags(tmp_path / "pods"),
         environment=nvml_environment,
     )
     build = [sys.executable, str(ROOT / "alerts" / "build.py"), "--output", str(tmp_path / "rules")]

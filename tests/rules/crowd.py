@@ -1,7 +1,7 @@
-"""Crowds: the same names in two clusters, on two nodes, on several GPUs, by two targets that do not agree, with other values each.
+"""Crowds: worlds in which names repeat. Two clusters have nodes, pods and GPUs of the same names, with different values.
 
-What the rules record of them, and what fires, is in tests/golden/rules, one file a crowd. A rule that takes two of them for
-one, or the wrong one of two, changes a line there. `make golden` writes the files anew; review the diff.
+Each node also has two targets that disagree. What the rules record of a crowd, and which alerts fire, is in its file in
+tests/golden/rules: a rule that confuses two series changes a line there. `make golden` rewrites the files; review the diff.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ def record(case: Case) -> str:
     with tempfile.TemporaryDirectory() as directory:
         rules = build(Path(directory) / "rules", case.settings, case.optional)
         _, said = run([replace(case, values=asked)], Path(directory), rules)
+    assert ", err: " not in said, said[:2000]  # a rule that fails leaves nothing to record
     lines = [
         f"{name}{row.rpartition(' ')[0]} {float(row.rpartition(' ')[2])!r}"
         for name, got in re.findall(r'expr: "round\(([\w:]+), .*\n.*\n\s+got: (.*)', said)

@@ -73,7 +73,7 @@ def dcgm(world: World) -> None:
                     labels |= {**target, **holder, "GPU_I_ID": number, "GPU_I_PROFILE": profile}
                     seen = dimmed(activity, second)
                     world.put("DCGM_FI_PROF_GR_ENGINE_ACTIVE", labels, seen)
-                    # Of GPU 7 the counter says nothing; GPU 3 has instances, so no utilization is told.
+                    # The counter of GPU 7 stands at 0 while it works; GPU 3 has MIG instances, so its utilization is absent.
                     work = always(0.5 if not second else 0.0) if index == 7 else seen
                     if index == 7 and c:
                         work = until(97 if n else 95, always(0.5), always(0.0))

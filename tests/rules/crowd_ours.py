@@ -219,7 +219,7 @@ def kubernetes(world: World) -> None:
 
 
 def elsewhere(world: World) -> None:
-    """Rules of the site's own feed the seam as well, and say otherwise of some; a model that nobody tells."""
+    """The site's own rules also feed the seam, with other values for one GPU. The model of two GPUs is not known."""
     mine = {"cluster": "a", "origin": "other"}
     unit = {**mine, "node": "n1", "uuid": "GPU-n1-0"}
     world.put("allocation:owner:info", {**mine, "scheduler": "slurm", "job_id": "42", "account": "other"}, 0.5)

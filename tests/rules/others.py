@@ -97,7 +97,7 @@ def found(start: int = FOUND, end: int = END, **labels: str) -> list[Firing]:
 
 def dcgm() -> Iterator[Case]:
     """Nodes on which only dcgm-exporter runs."""
-    about = ["allocation:gpu_idle_run_seconds:known"]
+    about = ["allocation:gpu_idle_run_seconds:known", "GpuMonitoringAbsent"]
 
     def world_of(activity: Activity, **more: object) -> World:
         world = World(END)

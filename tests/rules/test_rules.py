@@ -50,7 +50,7 @@ def test_every_case_fires_what_it_names_and_nothing_else(tmp_path_factory: pytes
 
 
 def test_crowds_are_as_the_golden_files_have_them(request: pytest.FixtureRequest) -> None:
-    """Compared with the other cases; here they are written."""
+    """With --update-golden they are written; test_every_case compares them."""
     require("promtool")
     for case in bare():
         path = GOLDEN / f"{case.name}.txt"

@@ -40,6 +40,15 @@ class Kubelet:
         self.status: grpc.StatusCode | None = None
         self._server: grpc.Server | None = None
 
+    def flags(self, logs: Path) -> tuple[str, ...]:
+        """What makes gpu-exporter ask this kubelet and nobody else; `logs`: where begin_container writes."""
+        return (
+            "--attribution.kubelet",
+            f"--attribution.kubelet.socket={self.socket}",
+            f"--attribution.kubelet.logs={logs}",
+            "--no-attribution.slurm",
+        )
+
     def start(self) -> None:
         pb, pb_grpc = compile_stubs("podresources")
         kubelet = self
