@@ -77,7 +77,7 @@ mutants: $(VENV)/dev ## which changes of an operator no unit test notices; up to
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'mutmut==3.8.*'
 	$(BIN)/python -m tests.mutants.run $(ONLY)
 
-rule-mutants: $(VENV)/dev testbed ## which changes of a rule no case notices; an hour or two, not in CI (ONLY=GpuLost)
+rule-mutants: $(VENV)/dev testbed ## which changes of a rule no case notices; an hour or two, not in CI (ONLY=hardware/,GpuLost)
 	$(BIN)/python -m tests.rules.mutants $(ONLY)
 
 gpu-check: $(VENV)/dev ## record what the driver of this machine answers, and how fast (needs a GPU; not a test)

@@ -6,7 +6,7 @@ keeps it for 14 minutes after the first in which it is no longer true.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from tests.rules.crowd import crowds
@@ -22,7 +22,7 @@ KEPT = 14  # minutes for which an alert stays after the first in which its expre
 
 def all_cases() -> list[Case]:
     """Every case, in promtool's hands for a second or two each."""
-    short = [replace(case, settings={"low_over": "2h"}) for case in low()]
+    short = [replace(case, settings={"low_over": "2h"}) for case in (*low(), *named())]
     cases = [
         *owners(),
         *owners_disturbed(),
@@ -446,6 +446,7 @@ def owners_reconciled() -> Iterator[Case]:
     for name, stage, intervals in (
         ("a reconciler that lists the pod", "candidate", [(FIRES, END)]),
         ("a reconciler that does not list the pod, e.g. since it is exempt", "", []),
+        ("a reconciler that says of the pod what is no reason to report it", "exempt", []),
     ):
         world = World(END)
         Node(world).hold(0, IDLE)
@@ -491,6 +492,34 @@ def owners_reconciled() -> Iterator[Case]:
     site = {"pod_labels": "label_project, label_absent"}
     more = {**named, "label_project": "p7", "label_phase": ""}
     yield Case("a pod of which the site wants one label more", world, idle((FIRES, 100), **more), settings=site)
+
+
+def named() -> Iterator[Case]:
+    """Every label that says whose it is, on each owners' alert: pods, tasks of arrays, components of het jobs."""
+    pod = {"namespace": "ml", "pod": "train-0"}
+    workload = {"workload": "train", "workload_type": "job"}
+    team = {"label_team": "vision", "label_kueue_x_k8s_io_queue_name": "q1"}
+    job = {"user": "mira", "account": "phys", "partition": "long", "qos": "low"}
+    array, het = {"array_job_id": "6", "array_task_id": "1"}, {"het_job_id": "8", "het_job_offset": "1"}
+    expected: tuple[Mapping[str, str], ...] = (
+        {**pod, **workload, "team": "vision", "queue": "q1"},
+        {"job_id": "7", **job, **array},
+        {"job_id": "9", **job, **het},
+    )
+    for alert, start, first, other in (
+        ("GpuHolderIdle", FIRES, IDLE, IDLE),
+        ("GpuHolderPartlyIdle", 91, IDLE, BUSY),
+        ("GpuHolderLow", 161, lambda _: 0.1, lambda _: 0.1),
+    ):
+        world = World(210)
+        node = Node(world, gpus=6)
+        world.put("namespace_workload_pod:kube_pod_owner:relabel", {**pod, **workload}, 1)
+        world.put("kube_pod_labels", {**pod, **team}, 1)
+        for index, activity in enumerate((first, other)):
+            node.hold(index, activity, units=2)
+            node.hold(2 + index, activity, units=2, job_id="7", info={**job, **array})
+            node.hold(4 + index, activity, units=2, job_id="9", info={**job, **het})
+        yield Case(f"whose it is: {alert}", world, [Firing(alert, start, 210, labels) for labels in expected])
 
 
 def low() -> Iterator[Case]:
@@ -601,6 +630,23 @@ def hardware() -> Iterator[Case]:
     throttled(node, 0, "sw_thermal", always(0.5))
     yield Case("two reasons of one root", world, [Firing("GpuThrottled", 17, 120, {"reason": "thermal"})])
 
+    for name, share in (
+        ("slowed down a little for a quarter of an hour", between(40, 56, always(0.15), always(0.0))),
+        ("slowed down for eight minutes", between(40, 47, always(0.5), always(0.0))),
+    ):
+        world = World(120)
+        node = Node(world)
+        throttled(node, 0, "sw_thermal", share)
+        throttled(node, 0, "power_cap", always(1.0))
+        yield Case(f"at its power cap all the time, {name}", world, about=["GpuThrottled"])
+
+    world = World(60)
+    for target, share in (("a", 0.5), ("b", 0.0)):
+        node = Node(world, target={"instance": target}, gpu_up={0: always(1.0 if share else 0.0)})
+        throttled(node, 0, "board_limit", always(share))
+    wrong = Firing("GpuScrapeConfigWrong", 30, 60, {"what": "two targets report the same GPU"})
+    yield Case("one of two targets sees the GPU, and its board's limit", world, [Firing("GpuThrottled", 17, 60), wrong])
+
     world = World(120)
     node = Node(world, gpu_up={0: until(59, always(1.0), always(0.0))}, gpus=2)
     throttled(node, 0, "thermal", always(0.5))
@@ -707,6 +753,21 @@ def hardware() -> Iterator[Case]:
         yield Case(
             f"{gpus} GPUs of {nodes} nodes, {reason} {share}", world, [*single, *many], about=["GpuThrottledMany"]
         )
+
+    world = World(120)
+    each = [Node(world, f"n{i}", gpus=2) for i in range(3)]
+    for node in each:
+        for index in range(2):
+            throttled(node, index, "hw_thermal", between(20, 59, always(0.6), always(0.0)))
+            throttled(node, index, "hw_power_brake", always(0.0))
+    single = [
+        # The tenth of half an hour: from 25 until 84; that of the last 5 min until 63.
+        Firing("GpuThrottled", 35, 64 + KEPT, {"uuid": uuid, "reason": "thermal"})
+        for node in each
+        for uuid in node.uuids
+    ]
+    many = [Firing("GpuThrottledMany", 42, 62 + KEPT)]
+    yield Case("six hot GPUs whose power is well, until they cool down", world, [*single, *many])
 
 
 def exporters() -> Iterator[Case]:

@@ -21,6 +21,7 @@ WRONG = Firing("GpuScrapeConfigWrong", 30, END, {"what": "two targets report the
 
 def disagreements() -> Iterator[Case]:
     yield from targets()
+    yield from neighbours()
     yield from sources()
     yield from states()
     yield from offers()
@@ -98,6 +99,30 @@ def targets() -> Iterator[Case]:
         world.put(name, {**reconciler, **labels}, ended)
     stuck = Firing("GpuReconcilerStuck", 50, 30 + DAY + 1 + KEPT)
     yield Case("a reconciler with marks that is gone for more than a day", world, [stuck])
+
+
+def neighbours() -> Iterator[Case]:
+    """Allocations that differ in one label only: an old one, which alone is proven idle, and young ones."""
+    world = World(9)
+    pod, job = {"namespace": "a", "pod": "a", "container": "a"}, {"job_id": "1"}
+    first = Node(world, gpus=2, uuid="GPU-{index}")
+    second = Node(world, "n2", gpus=2, uuid="GPU-{index}")
+
+    def idle(node: Node, holder: dict[str, str], index: int = 0, mig: str = "", begun: float = 0.0) -> None:
+        node.hold(index, lambda _: 0.0, idle_run=always(7200), begun=begun, mig=mig, **holder)
+
+    for holder in (pod, job):
+        idle(first, holder, begun=-7200)
+        for index, mig in ((1, ""), (0, "1/0")):
+            idle(first, holder, index, mig)
+        idle(second, holder)
+    for changed in ({**pod, "namespace": "b"}, {**pod, "pod": "b"}, {**pod, "container": "b"}):
+        idle(first, changed)
+    for changed in ({"job_id": "2"}, {"job_id": "1", "scheduler": "other"}):
+        idle(first, changed)
+    proven = "count by (scheduler) (allocation:gpu_idle_run_seconds:proven)"
+    both = [('{scheduler="kubernetes"}', 1.0), ('{scheduler="slurm"}', 1.0)]
+    yield Case("one label apart", world, values=[(9, proven, both)])
 
 
 def sources() -> Iterator[Case]:

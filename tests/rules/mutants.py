@@ -1,6 +1,6 @@
 """Changes every threshold, guard, window, matcher and label list of the rules, one at a time: which one does no case notice?
 
-    python -m tests.rules.mutants [PARTS OF NAMES OF RULES, BETWEEN COMMAS]
+    python -m tests.rules.mutants [PARTS OF FILE/RULE, BETWEEN COMMAS]
 
 A change that nobody can notice is listed in equal.txt with its reason: `rule | change | reason`, both regular expressions. Exit
 status 1 when a change survives that is not listed there. An hour or two on two cores, so not in CI.
@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -44,9 +45,8 @@ class Mutant(NamedTuple):
     change: str
     field: str
     text: str
-    number: int = 0
-    of: int = 0
-    """Which of how many changes of its rule it is: the same one of the same rule with other parameters."""
+    place: tuple[str, int] = ("", 0)
+    """The kind of the change and where among those of its kind: the same in the rule with other parameters."""
 
 
 def mutants_of(rule: Mapping[str, Any]) -> Iterator[Mutant]:
@@ -56,62 +56,59 @@ def mutants_of(rule: Mapping[str, Any]) -> Iterator[Mutant]:
     text = write(tree)
     seen = {text}
 
-    def changed(change: str, mutant: str) -> Iterator[Mutant]:
+    counted: Counter[str] = Counter()
+
+    def changed(kind: str, change: str, mutant: str) -> Iterator[Mutant]:
         promql.parse(mutant)  # raises ValueError: what is not PromQL would count as noticed
+        counted[kind] += 1
         if mutant not in seen:
             seen.add(mutant)
-            yield Mutant(name, change, "expr", mutant)
+            yield Mutant(name, change, "expr", mutant, (kind, counted[kind]))
 
     for node in expressions(tree):
         if isinstance(node, promql.BinaryExpr):
             here, op = write(node), str(node.op)
             if op in ("and", "unless"):
-                yield from changed(
-                    f"without `{op} {shorten(str(node.rhs))}`", text.replace(here, f"({write(node.lhs)})", 1)
-                )
+                left = text.replace(here, f"({write(node.lhs)})", 1)
+                yield from changed(op, f"without `{op} {shorten(str(node.rhs))}`", left)
             if op == "or":
-                yield from changed(
-                    f"without `or {shorten(str(node.rhs))}`", text.replace(here, f"({write(node.lhs)})", 1)
-                )
-                yield from changed(
-                    f"without `{shorten(str(node.lhs))} or`", text.replace(here, f"({write(node.rhs)})", 1)
-                )
+                left, right = (text.replace(here, f"({write(side)})", 1) for side in (node.lhs, node.rhs))
+                yield from changed("only left", f"without `or {shorten(str(node.rhs))}`", left)
+                yield from changed("only right", f"without `{shorten(str(node.lhs))} or`", right)
     quoted = [range(*match.span()) for match in re.finditer(r'"[^"]*"', text)]
     for match in re.finditer(r"(?<![\w$.])(\d+(?:\.\d+)?)(?![\w.])", text):
         if any(match.start() in each for each in quoted):
             continue
         number = float(match[1])
-        for value in (
-            (number * 0.5, number * 2.0) if number else (-1.0, 1.0)
-        ):  # most of what is compared with 0 is whole
-            yield from changed(f"{match[1]} -> {value:g} at {match.start()}", splice(text, match, f"{value:.10g}"))
-    for match in re.finditer(r"\[(\d+)([smhd])\]", text):
-        seconds = int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+        # Most of what is compared with 0 is whole.
+        for kind, value in zip(("less", "more"), (number * 0.5, number * 2.0) if number else (-1.0, 1.0), strict=True):
+            change = f"{match[1]} -> {value:g} at {match.start()}"
+            yield from changed(kind, change, splice(text, match, f"{value:.10g}"))
+    for match in re.finditer(r"\[((?:\d+[smhd])+)\]", text):
+        parts = re.findall(r"(\d+)([smhd])", match[1])
+        seconds = sum(int(count) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[unit] for count, unit in parts)
         for factor in (0.5, 2.0):
-            yield from changed(
-                f"{match[0]} -> {seconds * factor:g}s at {match.start()}",
-                splice(text, match, f"[{seconds * factor:.0f}s]"),
-            )
+            change = f"{match[0]} -> {seconds * factor:g}s at {match.start()}"
+            yield from changed(f"window {factor}", change, splice(text, match, f"[{seconds * factor:.0f}s]"))
     for match in re.finditer(r"(?<=[\s)])(>=|==|!=|>|<)(?=\s)", text):
-        yield from changed(f"{match[1]} -> {NEXT[match[1]]} at {match.start()}", splice(text, match, NEXT[match[1]]))
+        new = NEXT[match[1]]
+        yield from changed("comparison", f"{match[1]} -> {new} at {match.start()}", splice(text, match, new))
     for match in re.finditer(r"\b(min|max)(?= by)", text):
         other = "max" if match[1] == "min" else "min"
-        yield from changed(f"{match[1]} -> {other} at {match.start()}", splice(text, match, other))
+        yield from changed("max", f"{match[1]} -> {other} at {match.start()}", splice(text, match, other))
     for match in re.finditer(r"[{,]\s*(\w+)(=~|!~|!=|=)\"[^\"]*\"", text):
         if match[1] == "job":
             continue  # a lint holds these
         kept = "{" if match[0].startswith("{") else ""
-        yield from changed(
-            f"without {match[0].lstrip('{, ')} at {match.start()}",
-            splice(text, match, kept).replace("{,", "{").replace("{ ,", "{"),
-        )
+        without = splice(text, match, kept).replace("{,", "{").replace("{ ,", "{")
+        yield from changed(match[1], f"without {match[0].lstrip('{, ')} at {match.start()}", without)
     lists = re.compile(r"\b(by|on|group_left) ?\(([^()]*)\)")
     for label in sorted({label.strip() for match in lists.finditer(text) for label in match[2].split(",")} - {""}):
 
         def drop(match: re.Match[str], label: str = label) -> str:
             return f"{match[1]} ({', '.join(each for each in map(str.strip, match[2].split(',')) if each != label)})"
 
-        yield from changed(f"no label {label} in any list", lists.sub(drop, text))
+        yield from changed(f"label {label}", f"no label {label} in any list", lists.sub(drop, text))
     for field in ("for", "keep_firing_for"):
         if field in rule:
             minutes = int(rule[field][:-1]) * (60 if rule[field].endswith("h") else 1)
@@ -204,11 +201,8 @@ def rescale(mutant: Mutant, rule: Mapping[str, Any]) -> str:
     """The change, made to the rule as other settings have it."""
     if mutant.field != "expr":
         return mutant.text
-    mine = list(mutants_of(rule))
-    same = [each.text for each in mine if each.change == mutant.change]
-    if not same and len(mine) == mutant.of:
-        same = [mine[mutant.number].text]
-    return same[0] if same else str(rule[mutant.field])
+    same = (each.text for each in mutants_of(rule) if each.place == mutant.place)
+    return next(same, str(rule[mutant.field]))
 
 
 @cache
@@ -308,10 +302,9 @@ def main(arguments: list[str]) -> int:
     def is_known(mutant: Mutant, pair: tuple[re.Pattern[str], ...]) -> bool:
         return bool(pair[0].fullmatch(mutant.rule) and pair[1].fullmatch(mutant.change))
 
-    mutants = []
-    for rule in (rule for _, rule in every if any(part in name_of(rule) for part in wanted)):
-        mine = list(mutants_of(rule))
-        mutants += [mutant._replace(number=number, of=len(mine)) for number, mutant in enumerate(mine)]
+    mutants: list[Mutant] = []
+    for rule in (rule for path, rule in every if any(part in f"{path.stem}/{name_of(rule)}" for part in wanted)):
+        mutants += mutants_of(rule)
     stale = [pair for pair in known if wanted == [""] and not any(is_known(each, pair) for each in mutants)]
     for rule_name, change in stale:
         print(f"{EQUAL.name}: {rule_name.pattern} | {change.pattern}: no such change")

@@ -212,6 +212,13 @@ def dcgm() -> Iterator[Case]:
         about,
     )
 
+    # gpu-exporter counts three GPUs of the pod, its request says two, and two are seen.
+    world = world_of(IDLE, uuid="GPU-e")
+    kube_pod(world, gpus=2)
+    Node(world, "d1", uuid="GPU-d").hold(0, IDLE, units=3)
+    partly = [Firing("GpuHolderPartlyIdle", 91, END, {"pod": "train-0"})]
+    yield Case("dcgm: two sources count the pod's GPUs differently", world, partly, [parts(("idle_long", 2))], about)
+
     world = world_of(IDLE)
     kube_pod(world)
     offered = {"job": "kube-state-metrics", "node": "d1", "resource": "nvidia_com_gpu"}

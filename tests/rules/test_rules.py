@@ -15,7 +15,7 @@ import yaml
 from tests.rules.cases import SHIFTED, all_cases
 from tests.rules.crowd import GOLDEN, bare, record
 from tests.rules.promtool import Case, as_file, build, merge, run
-from tests.rules.world import IDLE, Node, World
+from tests.rules.world import BUSY, IDLE, Node, World, always, throttled, until
 from tests.testbed.programs import built
 from tests.testbed.servers import require
 
@@ -82,6 +82,33 @@ def test_an_owner_reads_which_gpus_how_many_hours_and_how_much_memory(tmp_path: 
         f"GPUs: {named} and others. GPU-hours not used so far: 19.5. "
         "Most memory in use on one of them in the last 6h: 12GiB."
     )
+
+
+def test_an_owner_reads_since_when_all_gpus_are_idle(tmp_path: Path) -> None:
+    require("promtool")
+    world = World(100)
+    node = Node(world, gpus=2)
+    node.hold(0, IDLE, units=2)
+    node.hold(1, until(20, BUSY, IDLE), units=2)
+    test = Case("since when", world).test()
+    test["alert_rule_test"] = [{"eval_time": "95m", "alertname": "GpuHolderIdle", "exp_alerts": []}]
+    path = tmp_path / "cases.yaml"
+    path.write_text(yaml.safe_dump(as_file([test], build(tmp_path / "rules", {}))), encoding="utf-8")
+    done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False)
+    assert re.findall(r"used none of them since ([^.]*)\. End it", done.stderr) == ["1970-01-01 00:20 UTC"]
+
+
+def test_a_counter_that_catches_up_is_at_most_all_of_the_time(tmp_path: Path) -> None:
+    """An hour of heat that the driver tells at once is not 200 % of half an hour."""
+    require("promtool")
+    world = World(60)
+    throttled(Node(world), 0, "thermal", until(29, always(0.0), until(30, always(60.0), always(1.0))))
+    test = Case("a counter that catches up", world).test()
+    test["alert_rule_test"] = [{"eval_time": "50m", "alertname": "GpuThrottled", "exp_alerts": []}]
+    path = tmp_path / "cases.yaml"
+    path.write_text(yaml.safe_dump(as_file([test], build(tmp_path / "rules", {}))), encoding="utf-8")
+    done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False)
+    assert re.findall(r"\(thermal\) for (\S+) of the last 30m", done.stderr) == ["100%"]
 
 
 @pytest.fixture
