@@ -27,6 +27,7 @@ def all_cases() -> list[Case]:
         *owners(),
         *owners_disturbed(),
         *owners_reconciled(),
+        *partly_until(),
         *short,
         *hardware(),
         *exporters(),
@@ -494,6 +495,14 @@ def owners_reconciled() -> Iterator[Case]:
     yield Case("a pod of which the site wants one label more", world, idle((FIRES, 100), **more), settings=site)
 
 
+def partly_until() -> Iterator[Case]:
+    world = World(200)
+    node = Node(world, gpus=2)
+    node.hold(0, until(120, IDLE, BUSY), units=2)
+    node.hold(1, BUSY, units=2)
+    yield Case("the idle one of two GPUs begins to work", world, [Firing("GpuHolderPartlyIdle", 91, 120 + 30)])
+
+
 def named() -> Iterator[Case]:
     """Every label that says whose it is, on each owners' alert: pods, tasks of arrays, components of het jobs."""
     pod = {"namespace": "ml", "pod": "train-0"}
@@ -577,6 +586,30 @@ def low() -> Iterator[Case]:
     world = World(minutes)
     Node(world).hold(0, lambda t: None if t % 5 == 0 else 0.1)
     yield Case("a fifth of the time is not known", world, about=["GpuHolderLow"])
+
+    world = World(200)
+    first, second = (Node(world, name, gpus=5, uuid="GPU-{name}-{index}") for name in ("n1", "n2"))
+    second.uuids[2] = first.uuids[2]
+    for pod, node, index, more in (
+        ("gpus", first, 1, {}),
+        ("nodes", second, 2, {}),
+        ("instances", first, 3, {"mig": "2/0"}),
+        ("containers", first, 4, {"container": "second"}),
+    ):
+        same = {"mig": "1/0"} if "mig" in more else {}
+        first.hold(0 if pod == "gpus" else index, lazy, units=2, pod=pod, **same)
+        node.hold(index, lazy, units=2, pod=pod, start=100, begun=0.0, **more)  # 96 recordings of it are there at 197
+    yield Case("of two allocations of a pod one is not known long enough", world, about=["GpuHolderLow"])
+
+    world = World(300)
+    Node(world).hold(0, lambda t: None if t % 2 and t < 150 else 0.1)
+    yield Case("half of the time was not known, and now it is", world, firing(271, 300))
+
+    world = World(400)
+    world.away = set(range(200, 260))
+    Node(world).hold(0, until(199, BUSY, lazy))
+    # 96 of two hours' 120 recordings are there at 356.
+    yield Case("Prometheus was away for half of the window", world, [*firing(366, 400), absent(215, 274)])
 
     world = World(minutes)
     Node(world, sampled=lambda t: 60.0 * min(t, 120)).hold(0, lazy)
@@ -917,6 +950,42 @@ def exporters() -> Iterator[Case]:
             about=["GpuReconcilerStuck", "GpuReconcilerFrozen"],
         )
 
+    for name, marks, cycles, fires in (
+        ("the other replica, which has no marks, goes on", (3.0, 0.0), (30, 120), False),
+        ("both replicas have ended", (0.0, 3.0), (20, 30), True),
+        ("one mark, and the reconciler has ended", (1.0, 0.0), (30, 30), True),
+    ):
+        world = World(120)
+        Node(world)
+        for replica, count, last in zip("ab", marks, cycles, strict=True):
+            labels = {**RECONCILER, "instance": replica}
+            world.put("gpu_reconciler_labelled", {**labels, "stage": "underused"}, count)
+            world.put("gpu_reconciler_labelled", {**labels, "stage": "candidate"}, 5)
+            world.put("gpu_reconciler_cycles_total", labels, lambda t, end=last: float(min(t, end)))
+            world.put("gpu_reconciler_last_success_timestamp_seconds", labels, lambda t, end=last: 60.0 * min(t, end))
+        stuck = [Firing("GpuReconcilerStuck", 50, 120)] if fires else []
+        yield Case(f"two replicas: {name}", world, stuck, about=["GpuReconcilerStuck", "GpuReconcilerFrozen"])
+
+    world = World(120)
+    Node(world)
+    world.put("gpu_reconciler_labelled", {**RECONCILER, "stage": "candidate"}, 5)
+    world.put("gpu_reconciler_cycles_total", RECONCILER, 30)
+    yield Case("a reconciler that has ended, with candidates only", world, about=["GpuReconcilerStuck"])
+
+    for name, cycles, seen in (
+        ("and then no cycles either", lambda t: float(min(t, 50)), Firing("GpuReconcilerFrozen", 56, 60 + KEPT)),
+        ("one cycle each nine minutes", lambda t: float(t // 9), Firing("GpuReconcilerFrozen", 56, 120)),
+    ):
+        world = World(120)
+        Node(world)
+        for replica in "ab":  # one of which has never had any evidence, nor done anything
+            labels = {**RECONCILER, "instance": replica}
+            works = float(replica == "a")
+            world.put("gpu_reconciler_cycles_total", labels, lambda t, c=cycles, w=works: c(t) * w)
+            success = until(30, lambda t, w=works: 60.0 * t * w, lambda _, w=works: 1800.0 * w)
+            world.put("gpu_reconciler_last_success_timestamp_seconds", labels, success)
+        yield Case(f"a reconciler without evidence, {name}", world, [seen])
+
     world = World(120)
     Node(world)
     world.put("gpu_reconciler_cycles_total", RECONCILER, lambda t: float(t))
@@ -1059,6 +1128,52 @@ def fleet() -> Iterator[Case]:
         [*idle((FIRES, END)), Firing("GpuWasteWhileQueued", 90, END, {"pool": "gpu"})],
     )
 
+    pool = {"partition": "gpu"}
+    wanted = {**RECONCILER, "pool": "gpu"}
+    waste = Firing("GpuWasteWhileQueued", 90, END, {"pool": "gpu"})
+    for gpus, expected in ((15, [waste]), (21, [])):
+        world = World(END)
+        Node(world, "n1").hold(0, IDLE, job_id="7", info=pool)
+        second = Node(world, "n2", gpus=gpus - 1, sampled=always(0.0) if gpus > 20 else None)
+        for gpu in range(gpus - 1):
+            second.hold(gpu, BUSY, job_id=f"8{gpu}", info=pool)
+        world.put("gpu_demand_pending_gpus", wanted, 8)
+        blind = [Firing("GpuExporterBlind", 15, END)] if gpus > 20 else []
+        yield Case(f"one idle GPU of {gpus}", world, [*idle((FIRES, END)), *blind, *expected])
+
+    for name, share, demand in (("less than a GPU is idle", 4 / 7, 8.0), ("they wait for less than a GPU", 1.0, 0.6)):
+        world = World(END)
+        Node(world).hold(0, IDLE, job_id="7", info=pool, share=share)
+        world.put("gpu_demand_pending_gpus", wanted, demand)
+        yield Case(f"jobs wait, {name}", world, idle((FIRES, END)), about=["GpuWasteWhileQueued"])
+
+    # Of what matters a quarter of an hour must have passed at 115, and it is over at 181.
+    world = World(220)
+    Node(world).hold(0, IDLE, job_id="7", info=pool)
+    world.put("gpu_demand_pending_gpus", wanted, between(100, 180, always(8.0), always(0.0)))
+    waste = Firing("GpuWasteWhileQueued", 145, 181 + KEPT, {"pool": "gpu"})
+    yield Case("jobs begin to wait, and get their GPUs", world, [*idle((FIRES, 220)), waste])
+
+    world = World(220)
+    node = Node(world, gpus=2)
+    node.hold(0, IDLE, job_id="7", info=pool, share=0.6)
+    node.hold(1, until(40, BUSY, IDLE), job_id="8", info=pool)
+    world.put("gpu_demand_pending_gpus", wanted, 8)
+    both = [*idle((FIRES, 220), job_id="7"), *idle((111, 220), job_id="8")]
+    waste = Firing("GpuWasteWhileQueued", 145, 220, {"pool": "gpu"})
+    yield Case("jobs wait, and a second GPU becomes idle", world, [*both, waste])
+
+    world = World(30)
+    node = Node(world, gpus=2)
+    for index, mig, container in ((0, "", "a"), (0, "", "b"), (1, "1/0", "a"), (1, "2/0", "a")):
+        node.hold(index, BUSY, mig=mig, container=container, share=0.5)
+        place = {"gpu": str(index), "uuid": node.uuids[index]}
+        place |= {"mig": mig, "mig_uuid": f"MIG-{node.uuids[index]}-{mig}"} if mig else {}
+        holder = {"scheduler": "kubernetes", "namespace": "ml", "pod": "train-0", "container": container}
+        node.put("gpu_allocation_energy_joules_total", {**place, **holder}, lambda t: 6000.0 * t)
+    power = [(20, "round(namespace:gpu_power_watts:rate5m)", [('{namespace="ml",scheduler="kubernetes"}', 400.0)])]
+    yield Case("power of a pod's containers and instances", world, values=power)
+
     world = World(END)
     for name in range(5):
         node = Node(world, f"n{name}", gpus=8)
@@ -1104,6 +1219,37 @@ def tenants() -> Iterator[Case]:
             "tenant:gpu_power_watts:rate5m",
         ],
     )
+
+    # Without a price, by cluster, account and user; the counters of one are out of step.
+    world = World(30)
+    tenants = [(c, a, u) for c in ("a", "b") for a in ("bio", "phys") for u in ("u1", "u2")]
+    for number, (cluster, account, user) in enumerate(tenants, 1):
+        node = Node(world, target={"cluster": cluster})
+        who = {"scheduler": "slurm", "account": account, "user": user}
+        for kind, share in (("held", 1), ("known", 2 if number == 8 else 1), ("idle", 3 if number == 8 else 0)):
+            counter = f"gpu_tenant_{kind}_gpu_seconds_total"
+            node.put(counter, who, lambda t, size=number * share: 60.0 * t * size)
+    rows = [
+        (f'{{account="{account}",cluster="{cluster}",part="{part}",scheduler="slurm",user="{user}"}}', gpus)
+        for number, (cluster, account, user) in enumerate(tenants, 1)
+        for part, gpus in (
+            ("idle", 24 if number == 8 else 0),
+            ("unknown", 0),
+            ("used", 0 if number == 8 else number),
+        )
+    ]
+    yield Case("tenants without a price", world, values=[(20, "round(tenant:gpu_unpriced:rate5m, 0.001)", rows)])
+
+    # The dearest model of a node; a model without a name; several prices for one.
+    world = World(9)
+    for name, models in (("n1", ("cheap", "dear")), ("n2", ("dear", "")), ("n3", ("unlisted", "other"))):
+        for index, model in enumerate(models):
+            gpu = {"job": "gpu-exporter", "node": name, "gpu": str(index), "uuid": f"GPU-{name}-{index}"}
+            world.put("gpu_info", {**gpu, "name": model}, 1)
+    for model, price in (("cheap", 1), ("dear", 4), ("dear", 3), ("", 9), ("", 8)):
+        world.put("model:gpu_price:per_hour", {"name": model, "since": str(price)}, price)
+    prices = [('{node="n1"}', 4.0), ('{node="n2"}', 4.0), ('{node="n3"}', 9.0)]
+    yield Case("prices of nodes", world, values=[(9, "node:gpu_price_per_hour:max + 0", prices)])
 
     world = World(30)
     node = Node(world)

@@ -126,9 +126,15 @@ def tenants(node: Node, c: int, n: int, second: bool) -> None:
             node.put(
                 f"gpu_tenant_{kind}_gpu_seconds_total",
                 labels,
-                lambda t, share=share, size=size: 60.0 * t * share * size * part + (120 * t if t >= 43 else 0),
+                lambda t, share=share, size=size: (
+                    (60.0 * t * share + 20 * max(0, t - 96)) * size * part + (120 * t if t >= 43 else 0)
+                ),
             )
-        node.put("gpu_tenant_energy_joules_total", labels, lambda t, size=size: 6e3 * t * size * part)
+        node.put(
+            "gpu_tenant_energy_joules_total",
+            labels,
+            lambda t, size=size: (6e3 * t + 3e3 * max(0, t - 96)) * size * part,
+        )
 
 
 def hardware(node: Node, c: int, n: int, second: bool) -> None:

@@ -217,7 +217,23 @@ def dcgm() -> Iterator[Case]:
     kube_pod(world, gpus=2)
     Node(world, "d1", uuid="GPU-d").hold(0, IDLE, units=3)
     partly = [Firing("GpuHolderPartlyIdle", 91, END, {"pod": "train-0"})]
-    yield Case("dcgm: two sources count the pod's GPUs differently", world, partly, [parts(("idle_long", 2))], about)
+    yield Case("dcgm: two sources count the pod's GPUs differently", world, partly, about=["GpuHolderIdle"])
+
+    world = World(END)
+    for index in range(20):
+        dcgm_gpu(world, BUSY, uuid=f"GPU-{index}", pod="")
+    Node(world, "n1").hold(0, IDLE, job_id="7", info={"partition": "gpu"})
+    world.put("gpu_demand_pending_gpus", {"job": "gpu-exporter-reconciler", "pool": "gpu"}, 8)
+    yield Case("dcgm: one idle GPU among twenty of dcgm-exporter", world, found(71), about=["GpuWasteWhileQueued"])
+
+    for units, name in ((2, "name"), (3, "count differently")):
+        world = World(210)
+        dcgm_gpu(world, lambda _: 0.1, uuid="GPU-e")
+        kube_pod(world, gpus=2)
+        Node(world, "d1", uuid="GPU-d").hold(0, lambda _: 0.1, units=units)
+        hardly = [Firing("GpuHolderLow", 161, 210, {"pod": "train-0"})] if units == 2 else []
+        title = f"dcgm: two sources {name} a holder that hardly works"
+        yield Case(title, world, hardly, about=["GpuHolderLow"], settings={"low_over": "2h"})
 
     world = world_of(IDLE)
     kube_pod(world)

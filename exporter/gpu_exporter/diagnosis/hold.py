@@ -1,0 +1,46 @@
+"""What is published of a state: one that lasts, and never an idle one of a GPU that works again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
+
+from gpu_exporter.diagnosis.state import format_duration
+from gpu_exporter.model import HolderKey, UnitId, Verdict
+
+AllocationId: TypeAlias = tuple[UnitId, HolderKey]
+WEIGHT = {"held_idle": 1, "held_no_process": 2}  # how much a state says against its holder
+NOT_JUDGED = Verdict("unknown", "not judged yet")
+
+
+class _Held(NamedTuple):
+    published: Verdict
+    coming: str  # the state that will be published when it lasts
+    since: float
+
+
+class StateHold:
+    """Remembers the published state of each allocation. Monotonic seconds; one thread at a time."""
+
+    def __init__(self, hold_s: float) -> None:
+        self._hold_s = hold_s
+        self._held: dict[AllocationId, _Held] = {}
+
+    def publish(self, now: float, judged: Mapping[AllocationId, Verdict]) -> dict[AllocationId, Verdict]:
+        """What to publish, given what each allocation's window shows now. Who is not among them is forgotten."""
+        self._held = {key: self._next(now, self._held.get(key), verdict) for key, verdict in judged.items()}
+        return {key: held.published for key, held in self._held.items()}
+
+    def _next(self, now: float, before: _Held | None, verdict: Verdict) -> _Held:
+        state = verdict.state
+        if before is None:
+            before = _Held(NOT_JUDGED, "unknown", now)
+        published = before.published
+        since = before.since if state == before.coming else now
+        is_milder = WEIGHT.get(state, 0) < WEIGHT.get(published.state, 0)
+        if state in ("unknown", published.state) or is_milder or now - since >= self._hold_s:
+            return _Held(verdict, state, since)
+        if published.state == "unknown":
+            lasted, needed = format_duration(now - since), format_duration(self._hold_s)
+            published = Verdict("unknown", f"{state} ({verdict.evidence}) for {lasted}, published after {needed}")
+        return _Held(published, state, since)

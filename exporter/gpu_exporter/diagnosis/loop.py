@@ -1,0 +1,73 @@
+"""Judges every allocation now and then, in a thread of its own, so that no scrape has to."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from gpu_exporter.clock import Clock
+from gpu_exporter.diagnosis.hold import AllocationId, StateHold
+from gpu_exporter.diagnosis.state import StateRules, Window, judge_state
+from gpu_exporter.diagnosis.throttling import ThrottleHistory
+from gpu_exporter.model import DeviceSnapshot, Verdict
+
+log = logging.getLogger(__name__)
+
+
+class Subject(NamedTuple):
+    """One allocation to be judged. `unknown`: why nothing can be said of it, "" when `window` can be judged."""
+
+    id: AllocationId
+    unknown: str
+    window: Window
+
+
+class Evidence(NamedTuple):
+    """What is known of a node at one moment: GPUs that answer, and every allocation."""
+
+    snapshots: Sequence[DeviceSnapshot]
+    subjects: Sequence[Subject]
+
+
+class Diagnosis:
+    """`verdicts` is replaced as a whole, and may be read by any thread."""
+
+    def __init__(self, rules: StateRules, hold_s: float, gather: Callable[[], Evidence], clock: Clock) -> None:
+        self.verdicts: Mapping[AllocationId, Verdict] = {}
+        self._rules = rules
+        self._gather = gather
+        self._clock = clock
+        self._hold = StateHold(hold_s)
+        self._throttling: dict[str, ThrottleHistory] = {}
+
+    def run(self, stop: threading.Event, interval_s: float) -> None:
+        """Judge each `interval_s` until `stop`."""
+        while not stop.is_set():
+            try:
+                self.judge()
+            except Exception:  # a fault of ours must not leave the last verdicts standing for ever
+                log.exception("diagnosis failed")
+                self.verdicts = {}
+            self._clock.wait(stop, interval_s)
+
+    def judge(self) -> None:
+        """One look at everything."""
+        evidence = self._gather()
+        for snapshot in evidence.snapshots:
+            uuid = snapshot.identity.uuid
+            self._throttling.setdefault(uuid, ThrottleHistory(self._rules.window_s)).add(snapshot)
+        judged = {subject.id: self._judge(subject) for subject in evidence.subjects}
+        self.verdicts = self._hold.publish(self._clock.monotonic(), judged)
+
+    def _judge(self, subject: Subject) -> Verdict:
+        if subject.unknown:
+            return Verdict("unknown", subject.unknown)
+        unit, _ = subject.id
+        history = self._throttling.get(unit.uuid)
+        worst = history.worst() if history is not None else None
+        window = subject.window
+        if worst is not None:
+            window = window._replace(throttled_reason=worst[0], throttled_share=worst[1])
+        return judge_state(window, self._rules)
