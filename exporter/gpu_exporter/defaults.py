@@ -78,6 +78,10 @@ class State(NamedTuple):
 class Diagnosis(NamedTuple):
     """Keys of the section `diagnosis`."""
 
+    interval: float = 15.0
+    """seconds; how often each allocation is judged"""
+    hold: float = 300.0
+    """seconds; a new state is published when it has lasted this long; unknown, and work, at once"""
     window: float = 600.0
     """seconds; state of an allocation is judged over this window"""
     coverage_min: float = 0.8
@@ -191,6 +195,8 @@ DURATIONS = frozenset(
         "attribution.interval",
         "attribution.keep_last",
         "attribution.timeout",
+        "diagnosis.hold",
+        "diagnosis.interval",
         "diagnosis.window",
         "ledger.idle_run_unknown_reset",
         "policy.candidate_after",

@@ -7,7 +7,7 @@ Unix seconds and times called `monotonic` are seconds of CLOCK_MONOTONIC.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -372,9 +372,7 @@ class GpuView(NamedTuple):
     withheld: bool
     hung: bool
     totals: UnitTotals | None
-    history: tuple[float | None, ...] = ()  # mean utilization per bucket, oldest first, None unknown
     instance_totals: Mapping[str, UnitTotals] = {}  # by mig_uuid
-    instance_history: Mapping[str, tuple[float | None, ...]] = {}  # by mig_uuid
     xids: XidCounts | None = None
     in_use: Mapping[str, str] = {}  # by mig_uuid ("" the GPU): who uses a unit without a holder, so that it is not free
 
@@ -391,7 +389,16 @@ class AllocationView(NamedTuple):
     memory_used_bytes: float | None = None
     power_w: float | None = None
     temperature_celsius: float | None = None
-    processes: float | None = None
+
+
+class Buckets(NamedTuple):
+    """Mean utilization of a unit per bucket of `bucket_s` seconds, oldest first; None is unknown."""
+
+    values: tuple[float | None, ...]
+    bucket_s: float
+
+
+History: TypeAlias = Callable[[UnitId], Buckets]  # the last minutes of a unit, looked up when a page is drawn
 
 
 class StateStatus(NamedTuple):
@@ -467,5 +474,4 @@ class View(NamedTuple):
     status: AgentStatus
     gpus: tuple[GpuView, ...]
     allocations: tuple[AllocationView, ...]
-    history_bucket_s: float = 1.0
     tenants: tuple[tuple[TenantKey, TenantTotals], ...] = ()

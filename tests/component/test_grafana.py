@@ -113,7 +113,7 @@ def test_every_panel_shows_the_truth(processes: Processes, tmp_path: Path) -> No
     (tmp_path / "scenario.yaml").write_text(yaml.safe_dump(SCENARIO), encoding="utf-8")
     config = tmp_path / "config.yaml"
     config.write_text(
-        f"attribution: {{interval: 1s}}\ndiagnosis: {{window: {WINDOW_S}s, coverage_min: 0.5}}\n"
+        f"attribution: {{interval: 1s}}\ndiagnosis: {{interval: 1s, hold: 1s, window: {WINDOW_S}s, coverage_min: 0.5}}\n"
         f"policy: {{candidate_after: {IDLE_FOR_S}s, underused_after: {2 * IDLE_FOR_S}s}}\n",
         encoding="utf-8",
     )

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpu_exporter import collectors
-from gpu_exporter.app.books import Books
 from gpu_exporter.app.fleet import Fleet
 from gpu_exporter.app.presence import Presence
 from gpu_exporter.app.wiring import flatten_counts
@@ -21,9 +20,11 @@ from gpu_exporter.collectors import Collector
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.kmsg import slot_of
 from gpu_exporter.devices.protocol import Backend
+from gpu_exporter.diagnosis.loop import DiagnosisLoop
 from gpu_exporter.ledger.expected import ExpectedDevices
 from gpu_exporter.ledger.state import StateFile, read_boot_id
 from gpu_exporter.model import AgentStatus, CollectorOutcome, View
+from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.kernel_log import KernelLogLoop
 from gpu_exporter.threads import start
 from gpu_exporter.version import VERSION
@@ -77,19 +78,20 @@ class Agent:
         self._state = state
         self._note = note
         self._sample_interval_s = max(settings.sampling.interval, publish_interval_s)
-        self.books = Books(settings, clock, state)
+        self.node = NodeState(settings, clock, state)
         directory = state.path.parent if state is not None else None
         self.fleet = Fleet(
             settings,
             backend,
             clock,
-            self.books,
+            self.node,
             enabled,
             Presence(ExpectedDevices(directory, read_boot_id()), sysfs),
             driver_period_max_s,
         )
+        self.diagnosis = DiagnosisLoop(settings, lambda: self.node.evidence(self.fleet.is_hung), clock)
         self._kernel_log = (
-            KernelLogLoop(kmsg, self.books.xids, self._list_gpus, clock, self.books.touch) if kmsg is not None else None
+            KernelLogLoop(kmsg, self.node.xids, self._list_gpus, clock, self.node.touch) if kmsg is not None else None
         )
         self.poller = Poller(
             sources, clock, settings.attribution.keep_last, Identity(settings.identity.user, directory), PATIENCE_S
@@ -101,13 +103,14 @@ class Agent:
 
     def start(self) -> None:
         """Restore what the state file proves and start the threads."""
-        reason = self.books.restore()
+        reason = self.node.restore()
         if reason:
             log.info("counters start at 0: %s", reason)
         self.fleet.start()
         if self._kernel_log is not None:
             self._kernel_log.start()
         self._spawn("attribution", self._attribute)
+        self._spawn("diagnosis", lambda: self.diagnosis.run(self._stop))
         if self._state is not None:
             self._spawn("state", self._keep_state)
 
@@ -126,7 +129,7 @@ class Agent:
             thread.join(STOP_S / 2)  # none must add to the final state
         if self._state is not None:
             try:
-                self.books.write_state(final=True)
+                self.node.write_state(final=True)
             except OSError as exc:
                 log.warning("state could not be saved: %s", exc)
             self._state.release()
@@ -134,7 +137,7 @@ class Agent:
 
     def _list_gpus(self) -> dict[str, str]:
         """UUID by PCI slot of every GPU that is known by name, lost ones too."""
-        identities = [snapshot.identity for snapshot in self.books.latest()]
+        identities = [snapshot.identity for snapshot in self.node.latest()]
         return {slot_of(identity.pci_bus_id): identity.uuid for identity in identities if identity.uuid}
 
     def _kernel_log_outcome(self) -> tuple[CollectorOutcome, ...]:
@@ -150,8 +153,8 @@ class Agent:
         while not self._stop.is_set():
             try:
                 claims = self.poller.poll()  # first: a process that is younger than the answer is judged by the next
-                owners = self._processes.read(self.books.latest()) if self._processes is not None else None
-                resolution = self.books.on_poll(claims, owners, self.fleet.expected())
+                owners = self._processes.read(self.node.latest()) if self._processes is not None else None
+                resolution = self.node.on_poll(claims, owners, self.fleet.expected())
                 self.poller.note_resolution(resolution.conflicts, resolution.unresolved)
             except Exception:  # a fault of ours must not end attribution; mappings then age, which is visible
                 log.exception("a poll of the attribution sources failed")
@@ -165,10 +168,10 @@ class Agent:
         due = 0.0
         while not self._stop.is_set():
             now = self._clock.monotonic()
-            if now >= due or self.books.wants_write():
+            if now >= due or self.node.wants_write():
                 due = now + self._state.margin_s
                 try:
-                    self.books.write_state()
+                    self.node.write_state()
                     warned = False
                 except OSError as exc:
                     if not warned:
@@ -199,15 +202,15 @@ class Agent:
 
     def version(self) -> tuple[int, int]:
         """Changes with every snapshot and poll, and each second, since ages grow."""
-        return self.books.version(), int(self._clock.monotonic())
+        return self.node.version(), int(self._clock.monotonic())
 
-    def build_view(self) -> View:
+    def view(self) -> View:
         self.fleet.note_hang()
-        return self.books.build_view(self._status(), self.fleet.is_hung)
+        return self.node.view(self._status(), self.diagnosis.verdicts, self.fleet.is_hung)
 
     def _status(self) -> AgentStatus:
         driver_error = self.fleet.driver_error()
-        state = self.books.state_status()
+        state = self.node.state_status()
         return AgentStatus(
             version=VERSION,
             backend=self._backend.name,
@@ -216,9 +219,9 @@ class Agent:
             devices_visible=self.fleet.visible(),
             devices_expected=self.fleet.expected(),
             sample_interval_s=self._sample_interval_s,
-            last_sample_wall=self.books.last_sample_wall(),
+            last_sample_wall=self.node.last_sample_wall(),
             sources=self.poller.statuses(),
-            attribution_known=self.poller.is_known() and self.books.is_resolved(),
+            attribution_known=self.poller.is_known() and self.node.is_resolved(),
             errors=flatten_counts(self.fleet.error_counts()),
             note=self._note,
             unmanaged=self.fleet.unmanaged(),

@@ -27,6 +27,7 @@ from gpu_exporter.web.server import HttpServer
 SCENARIO = Path(__file__).resolve().parent.parent / "demo.yaml"
 INTERVAL_S = 15.0  # of the compressed clock: 8 GPUs at 12 samples a second keep a core 95 % free
 SAMPLE_PERIOD_S = 5.0
+FIRST_LOOK_S = 1020.0  # states are judged over ten minutes, and published when they have lasted five
 PERIOD_MAX_S = 2 * INTERVAL_S  # a reading stands for so long: on a busy machine a cycle of the fast clock comes late
 
 
@@ -51,7 +52,7 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
     note = f"Simulated GPUs; one second here is {speed / 60:g} minutes there."
     agent = Agent(settings, backend, [source], clock, note=note, driver_period_max_s=PERIOD_MAX_S)
     process = ProcessSeries()
-    publisher = Publisher(agent.build_view, agent.version, lambda: process.series)
+    publisher = Publisher(agent.view, agent.version, lambda: process.series, agent.node.history)
     server = HttpServer(address, ExporterSite(publisher, agent.readiness))
     agent.start()
     server.start()
@@ -69,7 +70,7 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
             return
         process.refresh()
         elapsed = time.monotonic() - began
-        if not shown and elapsed > 3:
+        if not shown and elapsed * speed > FIRST_LOOK_S:
             shown = True
             _say(publisher.body("table").decode())
             _say("\nWhat the reconciler would write, as it happens (dry run):")

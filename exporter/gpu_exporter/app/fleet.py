@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from gpu_exporter.app.books import Books, position_key
 from gpu_exporter.app.presence import Presence
 from gpu_exporter.app.wiring import HANGS, activity_rules, persistence_warning, unnamed, unread
 from gpu_exporter.clock import Clock
@@ -24,6 +23,7 @@ from gpu_exporter.devices.errors import DeviceError, DriverUnavailable
 from gpu_exporter.devices.pci import UNBOUND
 from gpu_exporter.devices.protocol import Backend, Device, EventWatch
 from gpu_exporter.model import CollectorOutcome, DeviceSnapshot
+from gpu_exporter.node.state import NodeState, position_key
 from gpu_exporter.sampling.events import EventLoop
 from gpu_exporter.sampling.loop import DeviceLoop
 from gpu_exporter.sampling.sampler import DeviceSampler
@@ -47,7 +47,7 @@ class Fleet:
         settings: Settings,
         backend: Backend,
         clock: Clock,
-        books: Books,
+        node: NodeState,
         enabled: Sequence[Collector],
         presence: Presence,
         driver_period_max_s: float = 1.0,
@@ -57,7 +57,7 @@ class Fleet:
         self._settings = settings
         self._backend = backend
         self._clock = clock
-        self._books = books
+        self._node = node
         self._enabled = enabled
         self._presence = presence
         self._rules = activity_rules(settings, driver_period_max_s)
@@ -134,8 +134,8 @@ class Fleet:
                 self._stuck_at[position] = loop
         if self._released:
             self._error = RELEASED
-            for snapshot in self._books.latest():
-                self._books.on_snapshot(unread(snapshot.identity, RELEASED, self._clock, away=True))
+            for snapshot in self._node.latest():
+                self._node.on_snapshot(unread(snapshot.identity, RELEASED, self._clock, away=True))
         self._drop_ended()
         if self._stuck:
             return False
@@ -237,7 +237,7 @@ class Fleet:
     def _make_sampler(self, device: Device) -> DeviceSampler:
         """Runs in the device's own thread."""
         identity = device.identity
-        self._books.drop_position(identity.index)
+        self._node.drop_position(identity.index)
         try:
             self._persistence[identity.uuid] = device.read_persistence_mode()
         except DeviceError:
@@ -260,7 +260,7 @@ class Fleet:
                 snapshot = unread(identity, away, self._clock, away=True)
             elif identity.uuid in self._forgotten:
                 return
-        self._books.on_snapshot(snapshot)
+        self._node.on_snapshot(snapshot)
 
     def _devices(self) -> list[tuple[Device, int]]:
         """The devices that answer, and how often each was found again."""
@@ -288,7 +288,7 @@ class Fleet:
         self._drop_ended()
         if any(isinstance(worker, EventLoop) for worker in self._stuck):
             return  # it hangs in the driver, and so would another
-        events = EventLoop(self._open_watch, self._books.xids, self._clock, self._books.touch)
+        events = EventLoop(self._open_watch, self._node.xids, self._clock, self._node.touch)
         events.start()
         self._events_for = wanted
         self._events = events
@@ -314,17 +314,17 @@ class Fleet:
         errors = {loop.position: loop.find_error or HANGS for loop in loops if loop.sampler is None}
         errors |= dict.fromkeys(self._stuck_at, STILL_HANGS)
         for missing in self._presence.missing(found, errors, self._error):
-            self._books.on_snapshot(unread(missing.identity, missing.reason, self._clock, away=missing.away))
+            self._node.on_snapshot(unread(missing.identity, missing.reason, self._clock, away=missing.away))
         for position, reason in errors.items():  # the driver counts it, and nobody knows which one it is
-            self._books.on_snapshot(unread(unnamed(position), reason, self._clock))
+            self._node.on_snapshot(unread(unnamed(position), reason, self._clock))
         known = {uuid for uuid in found if uuid not in self._forgotten} | self._presence.uuids()
-        self._books.keep_only(known | {position_key(position) for position in errors})
+        self._node.keep_only(known | {position_key(position) for position in errors})
 
     def note_hang(self) -> None:
         """While the driver's start hangs: show the GPUs that were seen before as not answering."""
         if self.is_asking_too_long() and not self._loops:
             for missing in self._presence.missing((), {}, self.driver_error()):
-                self._books.on_snapshot(unread(missing.identity, missing.reason, self._clock, away=missing.away))
+                self._node.on_snapshot(unread(missing.identity, missing.reason, self._clock, away=missing.away))
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:

@@ -113,12 +113,13 @@ def take_one_view(
             raise
         return View(clock.wall(), status, (), ())
     # Loaded while the GPUs are read.
-    from gpu_exporter.app.books import Books
     from gpu_exporter.app.presence import Presence
     from gpu_exporter.attribution.identity import Identity
     from gpu_exporter.attribution.poller import Poller
+    from gpu_exporter.diagnosis.loop import DiagnosisLoop
     from gpu_exporter.ledger.expected import ExpectedDevices
     from gpu_exporter.ledger.state import read_boot_id
+    from gpu_exporter.node.state import NodeState
 
     identity = Identity(settings.identity.user, state_directory)
     poller = Poller(sources, clock, settings.attribution.keep_last, identity)
@@ -129,22 +130,22 @@ def take_one_view(
     unread_yet = [reader for reader in readers if not reader.join(deadline)]
     if unread_yet and not any(reader.snapshot.up for reader in readers):
         raise DriverUnavailable(f"the driver did not answer within {timeout_s:g} s")
-    books = Books(settings, clock)
+    node = NodeState(settings, clock)
     errors: Counter[tuple[str, str]] = Counter()
     for reader in readers:
         snapshot = reader.snapshot
         away = "" if snapshot.up else presence.given_away(snapshot.identity.pci_bus_id)
-        books.on_snapshot(unread(snapshot.identity, away, clock, away=True) if away else snapshot)
+        node.on_snapshot(unread(snapshot.identity, away, clock, away=True) if away else snapshot)
         errors.update(reader.errors)
     identities = [reader.snapshot.identity for reader in readers]
     places = {i.index: reader.snapshot.error for i, reader in zip(identities, readers, strict=True) if not i.uuid}
     for missing in presence.missing({identity.uuid for identity in identities}, places, ""):
-        books.on_snapshot(unread(missing.identity, missing.reason, clock, away=missing.away))
-        books.drop_position(missing.identity.index)
+        node.on_snapshot(unread(missing.identity, missing.reason, clock, away=missing.away))
+        node.drop_position(missing.identity.index)
     asking.join(max(0.0, deadline - time.monotonic()))
     expected = presence.count(identity.pci_bus_id or None for identity in identities)
-    owners = processes.read(books.latest()) if processes is not None else None
-    resolution = books.on_poll(
+    owners = processes.read(node.latest()) if processes is not None else None
+    resolution = node.on_poll(
         poller.claims(), owners, expected
     )  # a source that has not answered yet is reported as one
     poller.note_resolution(resolution.conflicts, resolution.unresolved)
@@ -157,15 +158,17 @@ def take_one_view(
         devices_visible=sum(reader.snapshot.up for reader in readers),
         devices_expected=expected,
         sample_interval_s=settings.sampling.interval,
-        last_sample_wall=books.last_sample_wall(),
+        last_sample_wall=node.last_sample_wall(),
         sources=poller.statuses(),
-        attribution_known=poller.is_known() and books.is_resolved(),
+        attribution_known=poller.is_known() and node.is_resolved(),
         errors=flatten_counts(errors),
         warnings=(*((persistence_warning(off),) if off else ()), *poller.warnings()),
         unmanaged=presence.unmanaged(),
     )
     hung = {reader.snapshot.identity.uuid for reader in unread_yet if reader.snapshot.identity.uuid}
-    view = books.build_view(status, hung.__contains__)
+    diagnosis = DiagnosisLoop(settings, lambda: node.evidence(hung.__contains__), clock)
+    diagnosis.judge()
+    view = node.view(status, diagnosis.verdicts, hung.__contains__)
     if not unread_yet:
         backend.close()
     return view

@@ -152,7 +152,7 @@ def serve(
     Raises ValueError, OSError when the address cannot be listened on.
     """
     process = ProcessSeries()
-    publisher = Publisher(agent.build_view, agent.version, lambda: process.series)
+    publisher = Publisher(agent.view, agent.version, lambda: process.series, agent.node.history)
     socket_path = state_directory / SOCKET_NAME if state_directory is not None else None
     site = ExporterSite(publisher, agent.readiness, telemetry_path)
     server = HttpServer(address, site, socket_path, socket_mode, web_config)
@@ -172,7 +172,7 @@ def write_textfiles(agent: Agent, path: Path, interval_s: float) -> Ended:
     Without process_* series: node_exporter publishes its own under these names, and refuses a second one.
     The file of a run before stays until the first cycle is complete, so that no restart leaves some GPUs out of it.
     """
-    publisher = Publisher(agent.build_view, agent.version)
+    publisher = Publisher(agent.view, agent.version)
     agent.start()
     log.info("writing %s each %g s", path, interval_s)
     failing = False

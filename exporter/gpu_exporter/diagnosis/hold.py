@@ -10,6 +10,7 @@ from gpu_exporter.model import HolderKey, UnitId, Verdict
 
 AllocationId: TypeAlias = tuple[UnitId, HolderKey]
 WEIGHT = {"held_idle": 1, "held_no_process": 2}  # how much a state says against its holder
+IDLE_STATES = frozenset(WEIGHT)
 NOT_JUDGED = Verdict("unknown", "not judged yet")
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from gpu_exporter.clock import Clock
+from gpu_exporter.defaults import Settings
 from gpu_exporter.diagnosis.hold import AllocationId, StateHold
-from gpu_exporter.diagnosis.state import StateRules, Window, judge_state
+from gpu_exporter.diagnosis.state import Window, judge_state, state_rules
 from gpu_exporter.diagnosis.throttling import ThrottleHistory
 from gpu_exporter.model import DeviceSnapshot, Verdict
 
@@ -31,26 +32,27 @@ class Evidence(NamedTuple):
     subjects: Sequence[Subject]
 
 
-class Diagnosis:
+class DiagnosisLoop:
     """`verdicts` is replaced as a whole, and may be read by any thread."""
 
-    def __init__(self, rules: StateRules, hold_s: float, gather: Callable[[], Evidence], clock: Clock) -> None:
+    def __init__(self, settings: Settings, gather: Callable[[], Evidence], clock: Clock) -> None:
         self.verdicts: Mapping[AllocationId, Verdict] = {}
-        self._rules = rules
+        self._rules = state_rules(settings)
+        self._interval_s = settings.diagnosis.interval
         self._gather = gather
         self._clock = clock
-        self._hold = StateHold(hold_s)
+        self._hold = StateHold(settings.diagnosis.hold)
         self._throttling: dict[str, ThrottleHistory] = {}
 
-    def run(self, stop: threading.Event, interval_s: float) -> None:
-        """Judge each `interval_s` until `stop`."""
+    def run(self, stop: threading.Event) -> None:
+        """Judge now and then until `stop`."""
         while not stop.is_set():
             try:
                 self.judge()
             except Exception:  # a fault of ours must not leave the last verdicts standing for ever
                 log.exception("diagnosis failed")
                 self.verdicts = {}
-            self._clock.wait(stop, interval_s)
+            self._clock.wait(stop, self._interval_s)
 
     def judge(self) -> None:
         """One look at everything."""

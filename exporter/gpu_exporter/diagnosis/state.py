@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gpu_exporter.defaults import Settings
 from gpu_exporter.model import Verdict
 
 
@@ -26,6 +27,19 @@ class StateRules(NamedTuple):
     lag_s: float = 15.0
 
 
+def state_rules(settings: Settings) -> StateRules:
+    """The part of the settings that states are judged by."""
+    return StateRules(
+        window_s=settings.diagnosis.window,
+        coverage_min=settings.diagnosis.coverage_min,
+        low_mean=settings.diagnosis.low_mean,
+        low_ratio=settings.ledger.low_ratio,
+        high_ratio=settings.ledger.high_ratio,
+        throttled_share=settings.diagnosis.throttled_share,
+        lag_s=settings.attribution.stale_after_polls * settings.attribution.interval,
+    )
+
+
 class Window(NamedTuple):
     """What the last window showed of one allocation.
 
@@ -41,7 +55,6 @@ class Window(NamedTuple):
     processes: float | None = None
     throttled_share: float | None = None
     throttled_reason: str = ""
-    shared: bool = False
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -53,8 +66,6 @@ def percentile(values: Sequence[float], share: float) -> float:
 def judge_state(window: Window, rules: StateRules) -> Verdict:
     """The state of one allocation with its evidence in words."""
     known = [value for value in window.values if value is not None]
-    if window.shared:
-        return Verdict("unknown", "the GPU is shared and its holders cannot be told apart")
     if window.held_s < rules.coverage_min * rules.window_s:
         seen, whole = format_duration(window.held_s), format_duration(rules.window_s)
         return Verdict("unknown", f"seen for {seen}, judged over {whole}")

@@ -9,7 +9,7 @@ import html
 from collections.abc import Sequence
 
 from gpu_exporter.exposition.rows import UNKNOWN, Row, format_age, list_rows
-from gpu_exporter.model import View
+from gpu_exporter.model import History, UnitId, View
 from gpu_exporter.plain import one_line
 
 HTML_TYPE = "text/html; charset=utf-8"
@@ -93,7 +93,7 @@ def escape(text: str) -> str:
     return html.escape(one_line(text))
 
 
-def render_page(view: View, refresh_s: int = 5) -> str:
+def render_page(view: View, history: History, refresh_s: int = 5) -> str:
     """The whole document."""
     rows = list_rows(view)
     status = view.status
@@ -124,7 +124,7 @@ def render_page(view: View, refresh_s: int = 5) -> str:
     parts += [f'<p class="banner warn">{escape(warning)}</p>' for warning in status.warnings]
     parts.append(_tiles(view, rows))
     if rows:
-        parts.append(_table(view, rows))
+        parts.append(_table(view, rows, history))
     parts.append(
         "<footer class=soft>"
         '<a href="/api/v1/metrics">metrics</a> · <a href="/api/v1/status">JSON</a> · '
@@ -148,14 +148,14 @@ def _tiles(view: View, rows: Sequence[Row]) -> str:
     return f"<div class=tiles>{cells}</div>"
 
 
-def _table(view: View, rows: Sequence[Row]) -> str:
+def _table(view: View, rows: Sequence[Row], history: History) -> str:
     sparks: dict[str, str] = {}
     for gpu in view.gpus:
-        index = str(gpu.snapshot.identity.index)
-        sparks[index] = _spark(gpu.history, view.history_bucket_s)
+        identity = gpu.snapshot.identity
+        index = str(identity.index)
+        sparks[index] = _spark(*history(UnitId(identity.uuid)))
         for instance in gpu.snapshot.instances:
-            history = gpu.instance_history.get(instance.uuid, ())
-            sparks[f"{index}:{instance.mig}"] = _spark(history, view.history_bucket_s)
+            sparks[f"{index}:{instance.mig}"] = _spark(*history(UnitId(identity.uuid, instance.uuid)))
     head = "".join(f"<th{' class=num' if name in NUMERIC else ''}>{name}</th>" for name in COLUMNS)
     body = "".join(_row(row, sparks.get(row.gpu, "")) for row in rows)
     return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
@@ -173,11 +173,11 @@ def _row(row: Row, spark: str) -> str:
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def _spark(history: Sequence[float | None], bucket_s: float) -> str:
-    """Utilization as an area, unknown time as grey blocks; nothing where no activity is ever told."""
-    if not any(value is not None for value in history):
+def _spark(buckets: Sequence[float | None], bucket_s: float) -> str:
+    """Utilization as an area, unknown time as grey blocks; nothing where no activity is known."""
+    if not any(value is not None for value in buckets):
         return "<span class=soft>activity not known</span>"
-    values = _shrink(history)
+    values = _shrink(buckets)
     step = SPARK_WIDTH / len(values)
     height = SPARK_HEIGHT - 2
     shapes: list[str] = []
@@ -199,7 +199,7 @@ def _spark(history: Sequence[float | None], bucket_s: float) -> str:
                 f'<rect class=gap x="{start * step:.1f}" y="1" width="{(end - start) * step:.1f}" height="{height}"/>'
             )
         start = end
-    known_values = [value for value in history if value is not None]
+    known_values = [value for value in buckets if value is not None]
     mean = sum(known_values) / len(known_values)
     title = f"mean {mean:.0%} over {format_age(len(known_values) * bucket_s)} known"
     return (

@@ -12,7 +12,7 @@ from gpu_exporter.exposition.page import HTML_TYPE, render_page
 from gpu_exporter.exposition.series import Series, list_series
 from gpu_exporter.exposition.table import render_table
 from gpu_exporter.exposition.text import OPENMETRICS_TYPE, TEXT_TYPE, TextRenderer
-from gpu_exporter.model import View
+from gpu_exporter.model import Buckets, History, UnitId, View
 
 TABLE_TYPE = "text/plain; charset=utf-8"
 CONTENT_TYPES = {
@@ -34,6 +34,11 @@ class _Edition:
     bodies: dict[tuple[str, bool], bytes] = field(default_factory=dict)
 
 
+def no_history(_: UnitId) -> Buckets:
+    """Where no page is served."""
+    return Buckets((), 1.0)
+
+
 class Publisher:
     """Gives out bodies of the newest view. Safe to call from several threads."""
 
@@ -42,11 +47,13 @@ class Publisher:
         build_view: Callable[[], View],
         version: Callable[[], object],
         more_series: Callable[[], list[Series]] = list,
+        history: History = no_history,
     ) -> None:
         """`version()` changes when `build_view()` would give something new; `more_series` are appended."""
         self._build_view = build_view
         self._version = version
         self._more_series = more_series
+        self._history = history
         self._renderer = TextRenderer()
         self._edition: _Edition | None = None
         self._lock = threading.Lock()
@@ -84,4 +91,6 @@ class Publisher:
     def _render(self, edition: _Edition, form: str, names: frozenset[str]) -> str:
         if form in ("prometheus", "openmetrics"):
             return self._renderer.render(edition.series, openmetrics=form == "openmetrics", names=names)
-        return {"json": render_json, "table": render_table, "page": render_page}[form](edition.view)
+        if form == "page":
+            return render_page(edition.view, self._history)
+        return {"json": render_json, "table": render_table}[form](edition.view)

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from gpu_exporter import collectors
-from gpu_exporter.app.books import Books
 from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.attribution.poller import Poller
@@ -20,6 +19,7 @@ from gpu_exporter.exposition.series import list_series
 from gpu_exporter.exposition.text import TextRenderer
 from gpu_exporter.ledger.state import StateFile
 from gpu_exporter.model import AgentStatus, Claim, Holder, HolderKey
+from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.sampler import DeviceSampler
 
 GPUS, ROUNDS, POLL_S = 8, 1_250, 5.0
@@ -35,7 +35,7 @@ def test_ten_thousand_holders_that_come_and_go_leave_nothing_behind(tmp_path: Pa
     ]
     uuids = [sampler.device.identity.uuid for sampler in samplers]
     state = StateFile(tmp_path, 10.0, "boot")
-    books = Books(settings, clock, state)
+    node = NodeState(settings, clock, state)
     renderer = TextRenderer()
     turn = 0
 
@@ -53,12 +53,12 @@ def test_ten_thousand_holders_that_come_and_go_leave_nothing_behind(tmp_path: Pa
     for turn in range(ROUNDS):
         clock.advance(POLL_S)
         for sampler in samplers if turn % 5 == 0 else ():
-            books.on_snapshot(sampler.sample())
-        books.on_poll(poller.poll())
-        body = renderer.render(list_series(books.build_view(STATUS, lambda _: False)))
+            node.on_snapshot(sampler.sample())
+        node.on_poll(poller.poll())
+        body = renderer.render(list_series(node.view(STATUS, {}, lambda _: False)))
         assert body.count("gpu_allocation_info{") == GPUS
         if turn % 50 == 49:
-            books.write_state()
+            node.write_state()
             gc.collect()
             blocks.append(sys.getallocatedblocks())
             sizes.append(state.path.stat().st_size)

@@ -16,7 +16,6 @@ RULES = StateRules(600.0, 0.8, 0.5, 0.1, 0.7, 0.1)
         (Window((0.0,) * 10, 479.0, 479.0), "unknown"),
         (Window((None,) * 10, 600.0, 5000.0), "unknown"),
         (Window((0.0,) * 7 + (None,) * 3, 600.0, 5000.0), "unknown"),
-        (Window((0.0,) * 10, 600.0, 600.0, shared=True), "unknown"),
         (Window((0.0,) * 10, 600.0, 0.0), "unknown"),
         (Window((0.0,) * 10, 600.0, None), "unknown"),
         (Window((0.0,) * 10, 600.0, 120.0), "unknown"),  # the encoder worked until two minutes ago
@@ -44,7 +43,6 @@ def test_states(window: Window, state: str) -> None:
 @pytest.mark.parametrize(
     ("window", "evidence"),
     [
-        (Window((0.0,) * 10, 600.0, 600.0, shared=True), "the GPU is shared and its holders cannot be told apart"),
         (Window((None,) * 10, 600.0, 600.0), "no source of activity"),
         (Window((0.0,) * 5 + (None,) * 5, 600.0, 600.0), "only 50% of the window is known"),
         (

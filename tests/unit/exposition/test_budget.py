@@ -6,39 +6,21 @@ from collections import Counter
 
 import pytest
 from tests.testbed.nvml.scenarios import GENERATIONS
+from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter import collectors
-from gpu_exporter.app.books import Books
-from gpu_exporter.app.simulation import build_simulation
-from gpu_exporter.app.wiring import activity_rules
-from gpu_exporter.attribution.poller import Poller
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.exposition.series import Series, list_series
-from gpu_exporter.model import AgentStatus
-from gpu_exporter.sampling.sampler import DeviceSampler
 
 GPU_BUDGET, INSTANCE_BUDGET, ALLOCATION_BUDGET = 60, 24, 20
 
 
 def publish(name: str) -> list[Series]:
     """Everything that one GPU of a generation publishes, with a holder. XIDs that were seen come on top, two each."""
-    clock, settings = ManualClock(), Settings()
     gpu = GENERATIONS[name]
     holder = {"gpu": 0, "kind": "pod", "name": "ml/a/main", "memory_gib": 2, **({"mig": 0} if "mig" in gpu else {})}
-    backend, source = build_simulation(parse_scenario({"gpus": [gpu], "holders": [holder]}), clock)
-    books = Books(settings, clock)
-    device = backend.find(0)
-    books.xids.watch(device.identity.uuid)
-    sampler = DeviceSampler(device, collectors.DEFAULT, clock, activity_rules(settings))
-    poller = Poller([source], clock, 300.0)
-    for _ in range(60):
-        clock.advance(1.0)
-        books.on_snapshot(sampler.sample())
-        books.on_poll(poller.poll())
-    status = AgentStatus("TEST", "simulated", True, "", 1, 1, 1.0, None, attribution_known=True)
-    return list_series(books.build_view(status, lambda _uuid: False))
+    node = SimulatedNode(parse_scenario({"gpus": [gpu], "holders": [holder]}))
+    node.state.xids.watch(node.unit(0).uuid)
+    return list_series(node.run(60))
 
 
 def count(series: list[Series]) -> Counter[str]:

@@ -11,63 +11,37 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from tests.testbed.servers import require
+from tests.testbed.simulated_node import SimulatedNode
 
 import gpu_exporter
-from gpu_exporter import collectors
-from gpu_exporter.app.books import Books
 from gpu_exporter.app.demo import PERIOD_MAX_S, SAMPLE_PERIOD_S, demo_settings
-from gpu_exporter.app.simulation import build_simulation
-from gpu_exporter.app.wiring import activity_rules
-from gpu_exporter.attribution.poller import Poller
-from gpu_exporter.clock import ManualClock
-from gpu_exporter.devices.scenario import load_scenario, parse_scenario
+from gpu_exporter.devices.scenario import Scenario, load_scenario, parse_scenario
 from gpu_exporter.exposition.json_format import render_json
 from gpu_exporter.exposition.page import render_page
+from gpu_exporter.exposition.publisher import no_history
 from gpu_exporter.exposition.series import list_series
 from gpu_exporter.exposition.table import render_table
 from gpu_exporter.exposition.text import TextRenderer
-from gpu_exporter.model import AgentStatus, View
-from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.model import View
 
 DEMO = Path(gpu_exporter.__file__).parent / "demo.yaml"
 
 
-def play(scenario, seconds: int) -> View:
-    """The node as a view, after some time on a manual clock."""
-    clock, settings = ManualClock(), demo_settings()
-    backend, source = build_simulation(scenario, clock, SAMPLE_PERIOD_S)
-    books = Books(settings, clock)
-    poller = Poller([source], clock, 300.0)
-    samplers = [
-        DeviceSampler(backend.find(i), collectors.DEFAULT, clock, activity_rules(settings, PERIOD_MAX_S))
-        for i in range(backend.count())
-    ]
-    for step in range(seconds // 15):
-        clock.advance(15.0)
-        for sampler in samplers:
-            books.on_snapshot(sampler.sample())
-        if step % 2:
-            books.on_poll(poller.poll())
-    lost = sum(not sampler.sample().up for sampler in samplers)
-    status = AgentStatus(
-        version="TEST",
-        backend="simulated",
-        driver_up=True,
-        driver_error="",
-        devices_visible=len(samplers) - lost,
-        devices_expected=len(samplers),
-        sample_interval_s=15.0,
-        last_sample_wall=books.last_sample_wall(),
-        sources=poller.statuses(),
-        attribution_known=poller.is_known(),
-        note="Simulated GPUs.",
-    )
-    return books.build_view(status, lambda _uuid: False)
+def play(scenario: Scenario, seconds: int) -> SimulatedNode:
+    """The demo's node after some time."""
+    node = SimulatedNode(scenario, demo_settings(), None, SAMPLE_PERIOD_S, PERIOD_MAX_S)
+    node.run(seconds)
+    return node
 
 
 @pytest.fixture(scope="module")
-def view() -> View:
+def node() -> SimulatedNode:
     return play(load_scenario(DEMO), 1800)
+
+
+@pytest.fixture(scope="module")
+def view(node: SimulatedNode) -> View:
+    return node.view()
 
 
 def test_prometheus_text(view: View, golden: Callable[[str, str], None]) -> None:
@@ -86,8 +60,8 @@ def test_table(view: View, golden: Callable[[str, str], None]) -> None:
     golden("demo.table", render_table(view))
 
 
-def test_page(view: View, golden: Callable[[str, str], None]) -> None:
-    golden("demo.html", render_page(view))
+def test_page(node: SimulatedNode, golden: Callable[[str, str], None]) -> None:
+    golden("demo.html", render_page(node.view(), node.state.history))
 
 
 def test_both_formats_parse_and_say_the_same(view: View) -> None:
@@ -126,8 +100,8 @@ def test_series_stay_within_their_budget(view: View) -> None:
         assert max(numbers) <= budget
 
 
-def test_nothing_is_loaded_from_elsewhere(view: View) -> None:
-    page = render_page(view)
+def test_nothing_is_loaded_from_elsewhere(node: SimulatedNode) -> None:
+    page = render_page(node.view(), node.state.history)
     assert not re.findall(r"(?:src|href)=[\"']?(?:https?:)?//", page)
     assert "<script" not in page
 
@@ -139,7 +113,7 @@ def test_names_from_users_cannot_break_the_page() -> None:
             "holders": [{"gpu": 0, "kind": "pod", "name": "<script>alert(1)</script".replace("/", "") + '/a&b/"c'}],
         }
     )
-    page = render_page(play(scenario, 60))
+    page = render_page(play(scenario, 60).view(), no_history)
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
 
@@ -147,7 +121,7 @@ def test_names_from_users_cannot_break_the_page() -> None:
 def test_a_lost_gpu_is_named_lost_and_withdraws_only_its_own_series() -> None:
     faults = [{"at": 0, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}]
     scenario = parse_scenario({"gpus": [{"model": "H100"}, {"model": "H100", "faults": faults}]})
-    view = play(scenario, 60)
+    view = play(scenario, 60).view()
     text = TextRenderer().render(list_series(view))
     up = re.findall(r'gpu_up\{gpu="(\d)".*\} (\d)', text)
     assert up == [("0", "1"), ("1", "0")]

@@ -9,6 +9,7 @@ import pytest
 from gpu_exporter.exposition.health import judge_health
 from gpu_exporter.exposition.json_format import render_json
 from gpu_exporter.exposition.page import render_page
+from gpu_exporter.exposition.publisher import no_history
 from gpu_exporter.exposition.series import list_series
 from gpu_exporter.exposition.table import render_table
 from gpu_exporter.model import (
@@ -36,7 +37,7 @@ def view(status: AgentStatus) -> View:
 @pytest.mark.parametrize("status", [CPU_ONLY, GIVEN_AWAY], ids=["no GPU", "all GPUs given to virtual machines"])
 def test_a_driver_that_is_not_needed_is_no_fault(status: AgentStatus) -> None:
     assert judge_health(view(status)) == "none_expected"
-    page = render_page(view(status))
+    page = render_page(view(status), no_history)
     assert '<p class="banner note">No GPU is expected to answer here: libnvidia-ml.so.1 cannot be loaded</p>' in page
     assert "No GPU data" not in page
     assert "no GPU is expected to answer here: libnvidia-ml.so.1" in render_table(view(status))
@@ -50,7 +51,9 @@ def test_a_driver_that_is_not_needed_is_no_fault(status: AgentStatus) -> None:
 )
 def test_a_driver_that_is_missed_is_a_fault(status: AgentStatus) -> None:
     assert judge_health(view(status)) == "no_data"
-    assert "<p class=banner>No GPU data: libnvidia-ml.so.1 cannot be loaded</p>" in render_page(view(status))
+    assert "<p class=banner>No GPU data: libnvidia-ml.so.1 cannot be loaded</p>" in render_page(
+        view(status), no_history
+    )
     assert "no GPU data: libnvidia-ml.so.1" in render_table(view(status))
 
 
@@ -73,7 +76,7 @@ def test_a_source_that_may_miss_holders_makes_the_picture_partial(source: Source
 
 def test_warnings_are_on_the_page_and_in_json() -> None:
     status = CPU_ONLY._replace(warnings=("/state: cannot be written <x>",))
-    assert '<p class="banner warn">/state: cannot be written &lt;x&gt;</p>' in render_page(view(status))
+    assert '<p class="banner warn">/state: cannot be written &lt;x&gt;</p>' in render_page(view(status), no_history)
     assert json.loads(render_json(view(status)))["warnings"] == ["/state: cannot be written <x>"]
 
 

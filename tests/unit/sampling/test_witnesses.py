@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from gpu_exporter import collectors
-from gpu_exporter.app.books import Books
 from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.collectors import Collector, Cycle, Totals
@@ -16,6 +15,7 @@ from gpu_exporter.devices.protocol import Gpm, UtilizationSample
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import SimulatedDevice, Stage
 from gpu_exporter.model import Activity, Span, UnitId, UnitTotals
+from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.activity import ActivityReader, instance_activity
 from gpu_exporter.sampling.sampler import DeviceSampler
 
@@ -41,11 +41,11 @@ def run(**gpu: Any) -> UnitTotals:
     scenario = parse_scenario({"gpus": [{"model": "H100", **gpu}]})
     device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
     sampler = DeviceSampler(device, collectors.DEFAULT, clock, activity_rules(settings))
-    books = Books(settings, clock)
+    node = NodeState(settings, clock)
     for _ in range(60):
         clock.advance(1.0)
-        books.on_snapshot(sampler.sample())
-    totals = books.ledger.unit_totals(UnitId(device.identity.uuid), clock.monotonic(), clock.wall())
+        node.on_snapshot(sampler.sample())
+    totals = node.ledger.unit_totals(UnitId(device.identity.uuid), clock.monotonic(), clock.wall())
     assert totals is not None
     return totals
 
@@ -238,11 +238,11 @@ def test_what_is_read_after_the_last_witness_may_take_long() -> None:
     device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
     last = Collector("last", (), lambda cycle: clock.advance(0.8))
     sampler = DeviceSampler(device, (*collectors.DEFAULT, last), clock, RULES)
-    books = Books(Settings(), clock)
+    node = NodeState(Settings(), clock)
     for _ in range(20):
         clock.advance(0.2)
-        books.on_snapshot(sampler.sample())
-    totals = books.ledger.unit_totals(UnitId(device.identity.uuid), clock.monotonic(), clock.wall())
+        node.on_snapshot(sampler.sample())
+    totals = node.ledger.unit_totals(UnitId(device.identity.uuid), clock.monotonic(), clock.wall())
     assert totals is not None
     assert totals.idle_s > 16.0
 
@@ -254,13 +254,13 @@ def test_after_a_step_of_the_clock_activity_is_known_again_within_two_minutes(
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": "T4"}]})
     device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
-    sampler, books = DeviceSampler(device, collectors.DEFAULT, clock, RULES), Books(Settings(), clock)
+    sampler, node = DeviceSampler(device, collectors.DEFAULT, clock, RULES), NodeState(Settings(), clock)
 
     def idle_after(seconds: int) -> float:
         for _ in range(seconds):
             clock.advance(1.0)
-            books.on_snapshot(sampler.sample())
-        totals = books.ledger.unit_totals(UnitId(device.identity.uuid), clock.monotonic(), clock.wall())
+            node.on_snapshot(sampler.sample())
+        totals = node.ledger.unit_totals(UnitId(device.identity.uuid), clock.monotonic(), clock.wall())
         assert totals is not None
         return totals.idle_s
 

@@ -7,55 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter import collectors
-from gpu_exporter.app.books import Books
-from gpu_exporter.app.simulation import build_simulation
-from gpu_exporter.app.wiring import activity_rules, unread
+from gpu_exporter.app.wiring import unread
 from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.numbers import KEEP_S
-from gpu_exporter.attribution.poller import ConfirmedClaim, Poller
-from gpu_exporter.attribution.processes import Owners
+from gpu_exporter.attribution.poller import ConfirmedClaim
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.exposition.rows import list_rows
 from gpu_exporter.exposition.series import list_series
 from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model import AgentStatus, AllocationView, Claim, Holder, HolderKey, UnitId, Verdict, View
-from gpu_exporter.sampling.sampler import DeviceSampler
-
-STATUS = AgentStatus("TEST", "simulated", True, "", 1, 1, 1.0, None, attribution_known=True)
+from gpu_exporter.model import AllocationView, Claim, Holder, HolderKey, Verdict, View
+from gpu_exporter.node.state import NodeState
 
 
-class Node:
-    """A simulated node that is driven second by second."""
-
-    def __init__(self, *gpus: dict[str, Any], holders: list[dict[str, Any]], state: StateFile | None = None) -> None:
-        self.clock = ManualClock()
-        settings = Settings()
-        backend, source = build_simulation(parse_scenario({"gpus": list(gpus), "holders": holders}), self.clock)
-        self.books = Books(settings, self.clock, state)
-        self.poller = Poller([source], self.clock, 300.0)
-        self.hung: set[str] = set()
-        self.owners: Owners = {}
-        self.samplers = [
-            DeviceSampler(backend.find(i), collectors.DEFAULT, self.clock, activity_rules(settings))
-            for i in range(backend.count())
-        ]
-
-    def run(self, seconds: int, *, sample: bool = True) -> View:
-        for second in range(seconds):
-            self.clock.advance(1.0)
-            for sampler in self.samplers if sample else ():
-                self.books.on_snapshot(sampler.sample())
-            if second % 5 == 4:
-                resolution = self.books.on_poll(self.poller.poll(), self.owners)
-                self.poller.note_resolution(resolution.conflicts, resolution.unresolved)
-        return self.books.build_view(STATUS, self.hung.__contains__)
-
-    def unit(self, index: int, mig_uuid: str = "") -> UnitId:
-        return UnitId(self.samplers[index].device.identity.uuid, mig_uuid)
+def node_of(*gpus: dict[str, Any], holders: list[dict[str, Any]], state: StateFile | None = None) -> SimulatedNode:
+    return SimulatedNode(parse_scenario({"gpus": list(gpus), "holders": holders}), state=state)
 
 
 def values(view: View, family: str) -> list[float]:
@@ -72,7 +41,7 @@ GPU = {"model": "H100", "load": {"kind": "constant", "value": 0.5}}
 
 
 def test_a_gpu_that_stopped_answering_gives_its_holder_no_values_and_no_verdict() -> None:
-    node = Node(GPU, holders=[POD])
+    node = node_of(GPU, holders=[POD])
     before = only(node.run(60))
     assert (before.utilization, before.memory_used_bytes) == (0.5, 2 * 1024**3)
     assert before.power_w is not None
@@ -85,7 +54,7 @@ def test_a_gpu_that_stopped_answering_gives_its_holder_no_values_and_no_verdict(
 
 
 def test_a_hung_gpu_gives_no_values_from_the_moment_it_is_known_to_hang() -> None:
-    node = Node(GPU, holders=[POD])
+    node = node_of(GPU, holders=[POD])
     node.run(60)
     node.hung.add(node.samplers[0].device.identity.uuid)
     view = node.run(1)
@@ -95,12 +64,12 @@ def test_a_hung_gpu_gives_no_values_from_the_moment_it_is_known_to_hang() -> Non
 
 def test_no_process_is_a_fact_only_where_processes_can_be_seen() -> None:
     empty = {**POD, "processes": 0}
-    blind = Node({"model": "H100"}, holders=[empty])
-    view = blind.run(600)
+    blind = node_of({"model": "H100"}, holders=[empty])
+    view = blind.run(900)
     assert only(view).verdict.state == "held_idle"
     assert view.gpus[0].snapshot.value("gpu_compute_processes") is None
-    seeing = Node({"model": "H100"}, GPU, holders=[empty, {**POD, "gpu": 1, "name": "ml/b/main"}])
-    states = [allocation.verdict.state for allocation in seeing.run(600).allocations]
+    seeing = node_of({"model": "H100"}, GPU, holders=[empty, {**POD, "gpu": 1, "name": "ml/b/main"}])
+    states = [allocation.verdict.state for allocation in seeing.run(900).allocations]
     assert states[0] == "held_no_process"
 
 
@@ -110,7 +79,7 @@ def test_a_failed_look_at_mig_keeps_holders_and_shows_no_board_values() -> None:
         "mig": [{"profile": "1g.10gb", "load": {"kind": "constant", "value": 0.5}}],
         "faults": [{"at": 60, "for": 30, "call": "nvmlDeviceGetMigMode", "error": "NVML_ERROR_UNKNOWN"}],
     }
-    node = Node(gpu, holders=[{**POD, "mig": 0}])
+    node = node_of(gpu, holders=[{**POD, "mig": 0}])
     before = only(node.run(55))
     assert before.utilization == 0.5
     during = only(node.run(20))
@@ -121,54 +90,54 @@ def test_a_failed_look_at_mig_keeps_holders_and_shows_no_board_values() -> None:
 
 
 def test_while_polls_hang_the_holder_is_first_not_vouched_for_and_then_withheld() -> None:
-    node = Node(GPU, holders=[POD])
+    node = node_of(GPU, holders=[POD])
     node.run(60)
     for _ in range(20):
         node.clock.advance(1.0)
-        node.books.on_snapshot(node.samplers[0].sample())
-    allocation = only(node.books.build_view(STATUS, node.hung.__contains__))
+        node.state.on_snapshot(node.samplers[0].sample())
+    allocation = only(node.view())
     assert allocation.utilization is None
     assert allocation.verdict.evidence.startswith("no source has confirmed the holder for")
     for _ in range(300):
         node.clock.advance(1.0)
-        node.books.on_snapshot(node.samplers[0].sample())
-    assert node.books.build_view(STATUS, node.hung.__contains__).allocations == ()
+        node.state.on_snapshot(node.samplers[0].sample())
+    assert node.view().allocations == ()
 
 
 def test_a_poll_that_fails_half_way_vouches_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = Node(GPU, holders=[POD])
+    node = node_of(GPU, holders=[POD])
     node.run(60)
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(node.books.ledger, "settle", broken)
+    monkeypatch.setattr(node.state.ledger, "settle", broken)
     node.clock.advance(400.0)
     claims = node.poller.claims()
     assert claims == []
     node.poller.poll()
     with pytest.raises(ZeroDivisionError):
-        node.books.on_poll(node.poller.poll())
-    allocation = only(node.books.build_view(STATUS, node.hung.__contains__))
+        node.state.on_poll(node.poller.poll())
+    allocation = only(node.view())
     assert allocation.totals.idle_run_s is None
 
 
 def test_a_lasting_fault_of_mig_leaves_whole_gpus_their_holders() -> None:
     fault = {"at": 0, "call": "nvmlDeviceGetMigMode", "error": "NVML_ERROR_UNKNOWN"}
-    node = Node({**GPU, "faults": [fault]}, holders=[POD])
+    node = node_of({**GPU, "faults": [fault]}, holders=[POD])
     assert only(node.run(30)).utilization == 0.5
-    assert node.books.is_resolved()
+    assert node.state.is_resolved()
 
 
 def test_a_claim_that_names_no_device_here_leaves_no_gpu_free() -> None:
-    node = Node(GPU, holders=[POD])
+    node = node_of(GPU, holders=[POD])
     node.run(10)
-    assert node.books.is_resolved()
+    assert node.state.is_resolved()
     node.samplers = []
-    blind = Node(GPU, holders=[POD])
+    blind = node_of(GPU, holders=[POD])
     blind.samplers = []
     blind.run(10)
-    assert not blind.books.is_resolved()
+    assert not blind.state.is_resolved()
 
 
 LOST = [{"at": 30, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}]
@@ -176,55 +145,55 @@ LOST = [{"at": 30, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}]
 
 def test_the_last_sample_keeps_its_time_when_the_last_gpu_is_lost() -> None:
     """Evidence ages then: without the time stamp a rule could not see how old it is."""
-    node = Node({**GPU, "faults": LOST}, holders=[POD])
-    assert node.books.last_sample_wall() is None
+    node = node_of({**GPU, "faults": LOST}, holders=[POD])
+    assert node.state.last_sample_wall() is None
     start = node.clock.wall()
     node.run(29)
-    assert node.books.last_sample_wall() == start + 29
+    assert node.state.last_sample_wall() == start + 29
     node.run(60)
-    assert not node.books.latest()[0].up
-    assert node.books.last_sample_wall() == start + 29
-    node.books.keep_only(set())  # the GPU leaves the list of what is shown
-    assert node.books.last_sample_wall() == start + 29
+    assert not node.state.latest()[0].up
+    assert node.state.last_sample_wall() == start + 29
+    node.state.keep_only(set())  # the GPU leaves the list of what is shown
+    assert node.state.last_sample_wall() == start + 29
 
 
 def test_the_last_sample_is_the_newest_also_after_the_wall_clock_was_set_back() -> None:
-    node = Node(GPU, holders=[POD])
+    node = node_of(GPU, holders=[POD])
     node.run(5)
     node.clock.step_wall(-3600.0)
     node.run(1)
-    assert node.books.last_sample_wall() == node.clock.wall()
+    assert node.state.last_sample_wall() == node.clock.wall()
 
 
 def test_writes_of_the_state_are_dated_and_failures_counted(tmp_path: Path) -> None:
     clock = ManualClock()
-    books = Books(Settings(), clock, StateFile(tmp_path, 10.0, "boot"))
-    assert books.state_status() == (None, 0, "")
-    books.write_state()
+    state = NodeState(Settings(), clock, StateFile(tmp_path, 10.0, "boot"))
+    assert state.state_status() == (None, 0, "")
+    state.write_state()
     written = clock.wall()
-    assert books.state_status() == (written, 0, "")
+    assert state.state_status() == (written, 0, "")
     clock.advance(5.0)
     (tmp_path / "state").unlink()
     (tmp_path / "state").mkdir()  # so that no file can be renamed over it
-    version = books.version()
+    version = state.version()
     for failures in (1, 2):
         with pytest.raises(OSError):
-            books.write_state()
-        assert books.state_status() == (written, failures, "Is a directory")
-    assert books.version() > version  # a view that was rendered before does not show it
+            state.write_state()
+        assert state.state_status() == (written, failures, "Is a directory")
+    assert state.version() > version  # a view that was rendered before does not show it
     (tmp_path / "state").rmdir()
-    books.write_state()
-    assert books.state_status() == (written + 5.0, 2, "")
+    state.write_state()
+    assert state.state_status() == (written + 5.0, 2, "")
 
 
 def test_without_a_state_directory_nothing_is_said_of_its_writes() -> None:
-    assert Books(Settings(), ManualClock()).state_status() is None
+    assert NodeState(Settings(), ManualClock()).state_status() is None
 
 
-def numbered(node: Node, claims: list[Claim], expected: int = 0) -> dict[str, str]:
+def numbered(node: SimulatedNode, claims: list[Claim], expected: int = 0) -> dict[str, str]:
     """UUID of each holder's GPU after a poll with these claims."""
     confirmed = [ConfirmedClaim(claim, node.clock.monotonic()) for claim in claims]
-    allocations = node.books.on_poll(confirmed, expected=expected).allocations
+    allocations = node.state.on_poll(confirmed, expected=expected).allocations
     return {allocation.holder.job_id: allocation.unit.uuid for allocation, _ in allocations}
 
 
@@ -236,30 +205,30 @@ def job(number: str, index: int) -> Claim:
 def test_a_gpu_that_leaves_the_list_over_a_restart_gives_no_job_another_gpu(tmp_path: Path) -> None:
     """Job 42 has IDX 1 since before; job 43 begins after GPU-0 was lost and NVML counts from GPU-1 on."""
     state = StateFile(tmp_path, 10.0, "boot")
-    before = Node(GPU, GPU, GPU, holders=[], state=state)
+    before = node_of(GPU, GPU, GPU, holders=[], state=state)
     before.run(5)
     uuids = [sampler.device.identity.uuid for sampler in before.samplers]
     assert numbered(before, [job("42", 1)], expected=3) == {"42": uuids[1]}
-    before.books.write_state(final=True)
+    before.state.write_state(final=True)
 
-    after = Node(GPU, GPU, GPU, holders=[], state=StateFile(tmp_path, 10.0, "boot"))
-    after.books.restore()
+    after = node_of(GPU, GPU, GPU, holders=[], state=StateFile(tmp_path, 10.0, "boot"))
+    after.state.restore()
     for index, sampler in enumerate(after.samplers[1:]):
         identity = dataclasses.replace(sampler.device.identity, index=index)
         sampler.device.identity = identity
-        after.books.on_snapshot(sampler.sample())
+        after.state.on_snapshot(sampler.sample())
     assert numbered(after, [job("42", 1), job("43", 0)], expected=3) == {"42": uuids[1]}
-    unresolved = after.books.on_poll([ConfirmedClaim(job("43", 0), after.clock.monotonic())], expected=3).unresolved
+    unresolved = after.state.on_poll([ConfirmedClaim(job("43", 0), after.clock.monotonic())], expected=3).unresolved
     assert [reason for _, reason in unresolved] == ["positions may have changed: 2 of 3 GPUs are in the driver's list"]
-    assert not after.books.is_resolved()
-    after.books.on_snapshot(unread(before.samplers[0].device.identity, "seen here before", after.clock))
+    assert not after.state.is_resolved()
+    after.state.on_snapshot(unread(before.samplers[0].device.identity, "seen here before", after.clock))
     assert numbered(after, [job("43", 0)]) == {}
-    after.books.on_snapshot(after.samplers[0].sample())
+    after.state.on_snapshot(after.samplers[0].sample())
     assert numbered(after, [job("44", 2)], expected=3) == {}  # two GPUs at one place: whose order is it?
 
 
 def test_numbers_of_holders_that_are_gone_are_forgotten(tmp_path: Path) -> None:
-    node = Node(GPU, GPU, holders=[])
+    node = node_of(GPU, GPU, holders=[])
     node.run(5)
     numbered(node, [job("42", 1)])
     node.clock.advance(KEEP_S + 1)
@@ -268,40 +237,40 @@ def test_numbers_of_holders_that_are_gone_are_forgotten(tmp_path: Path) -> None:
 
 
 def test_a_lost_or_hung_gpu_has_no_idle_run_that_would_read_as_active() -> None:
-    node = Node({"model": "H100"}, holders=[POD])
+    node = node_of({"model": "H100"}, holders=[POD])
     assert only(node.run(600)).totals.idle_run_s == pytest.approx(595.0, abs=3.0)
     node.hung.add(node.samplers[0].device.identity.uuid)
     assert only(node.run(1)).totals.idle_run_s is None
     node.hung.clear()
     assert only(node.run(10)).totals.idle_run_s is not None
     assert only(node.run(30, sample=False)).totals.idle_run_s is None
-    names = {series.family.name for series in list_series(node.books.build_view(STATUS, node.hung.__contains__))}
+    names = {series.family.name for series in list_series(node.view())}
     assert "gpu_allocation_held_seconds_total" in names
     assert not names & {"gpu_allocation_idle_run_seconds", "gpu_allocation_idle_run_witnesses"}
 
 
 def test_a_suspended_job_is_unknown_and_says_why() -> None:
-    node = Node({"model": "H100"}, holders=[])
+    node = node_of({"model": "H100"}, holders=[])
     node.run(60)
     claim = job("7", 0)._replace(running=False, why="the job is SUSPENDED")
     for _ in range(3):
         node.run(5)
         numbered(node, [claim])
-    view = only(node.books.build_view(STATUS, node.hung.__contains__))
+    view = only(node.view())
     assert (view.verdict, view.totals.idle_run_s) == (Verdict("unknown", "the job is SUSPENDED"), None)
 
 
 def test_a_holder_keeps_a_gpu_that_was_lost_before_our_start_and_nothing_is_known_of_it(tmp_path: Path) -> None:
     state = StateFile(tmp_path, 10.0, "boot")
-    before = Node(GPU, GPU, holders=[], state=state)
+    before = node_of(GPU, GPU, holders=[], state=state)
     before.run(5)
     numbered(before, [job("42", 0)])
-    before.books.write_state(final=True)
-    after = Node(GPU, GPU, holders=[], state=StateFile(tmp_path, 10.0, "boot"))
-    after.books.restore()
-    after.books.on_snapshot(unread(before.samplers[0].device.identity, "seen here before", after.clock))
+    before.state.write_state(final=True)
+    after = node_of(GPU, GPU, holders=[], state=StateFile(tmp_path, 10.0, "boot"))
+    after.state.restore()
+    after.state.on_snapshot(unread(before.samplers[0].device.identity, "seen here before", after.clock))
     numbered(after, [job("42", 0)])
-    view = only(after.books.build_view(STATUS, after.hung.__contains__))
+    view = only(after.view())
     assert (view.verdict.state, view.totals.idle_run_s, view.utilization) == ("unknown", None, None)
 
 
@@ -314,7 +283,7 @@ def of_job(number: str) -> Owner:
 
 
 def test_a_contradicted_holder_is_unknown_and_never_idle() -> None:
-    node = Node(IDLE, holders=[JOB])
+    node = node_of(IDLE, holders=[JOB])
     before = node.run(900)
     assert only(before).verdict.state == "held_idle"
     assert only(before).totals.idle_run_s > 800
@@ -342,7 +311,7 @@ def test_a_contradicted_holder_is_unknown_and_never_idle() -> None:
 
 
 def test_work_seen_while_the_mapping_was_contradicted_is_charged_to_no_holder() -> None:
-    node = Node(GPU, holders=[JOB])
+    node = node_of(GPU, holders=[JOB])
     node.owners = {node.unit(0): (of_job("43"),)}
     assert only(node.run(300)).totals.observed_s == 0.0
     node.owners = {node.unit(0): (of_job("42"),)}
@@ -351,13 +320,13 @@ def test_work_seen_while_the_mapping_was_contradicted_is_charged_to_no_holder() 
 
 
 def test_a_swapped_pair_is_unknown_on_both_sides() -> None:
-    node = Node(IDLE, GPU, holders=[JOB, {**JOB, "gpu": 1, "name": "43"}])
+    node = node_of(IDLE, GPU, holders=[JOB, {**JOB, "gpu": 1, "name": "43"}])
     node.owners = {node.unit(0): (of_job("43"),), node.unit(1): (of_job("42"),)}
     assert [a.verdict.state for a in node.run(900).allocations] == ["unknown", "unknown"]
 
 
 def test_a_gpu_in_use_without_a_holder_is_not_free() -> None:
-    node = Node(IDLE, GPU, holders=[JOB])
+    node = node_of(IDLE, GPU, holders=[JOB])
     assert values(node.run(30), "gpu_allocated") == [1.0, 0.0]
     node.owners = {node.unit(1): (of_job("43"),)}
     view = node.run(30)
@@ -371,7 +340,7 @@ def test_a_gpu_in_use_without_a_holder_is_not_free() -> None:
 
 
 def test_an_instance_in_use_without_a_holder_is_not_free() -> None:
-    node = Node({"model": "H100", "mig": [{"profile": "1g.10gb"}, {"profile": "1g.10gb"}]}, holders=[])
+    node = node_of({"model": "H100", "mig": [{"profile": "1g.10gb"}, {"profile": "1g.10gb"}]}, holders=[])
     instances = node.run(30).gpus[0].snapshot.instances
     node.owners = {node.unit(0, instances[1].uuid): (of_job("43"),)}
     view = node.run(30)
@@ -384,9 +353,9 @@ def test_an_instance_in_use_without_a_holder_is_not_free() -> None:
 
 
 def test_a_run_that_a_contradiction_ends_is_soon_known_to_the_state_file() -> None:
-    node = Node(IDLE, holders=[JOB])
+    node = node_of(IDLE, holders=[JOB])
     node.run(300)
-    node.books.ledger.long_run_ended = False
+    node.state.ledger.long_run_ended = False
     node.owners = {node.unit(0): (of_job("43"),)}
     node.run(10)
-    assert node.books.wants_write()
+    assert node.state.wants_write()

@@ -1,11 +1,11 @@
-"""Where readings, claims and clocks meet: feeds the ledger, keeps the state file, makes views."""
+"""What this process knows of its node: readings, holders, counters. Feeds the ledger and keeps the state file."""
 
 from __future__ import annotations
 
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from gpu_exporter.attribution.contradict import ProcessNet
 from gpu_exporter.attribution.numbers import NumberMemory
@@ -14,18 +14,17 @@ from gpu_exporter.attribution.processes import Owners
 from gpu_exporter.attribution.resolve import Resolution, resolve
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Settings
-from gpu_exporter.diagnosis.state import StateRules, Window, judge_state
-from gpu_exporter.diagnosis.throttling import ThrottleHistory
+from gpu_exporter.diagnosis.hold import AllocationId
+from gpu_exporter.diagnosis.loop import Evidence, Subject
+from gpu_exporter.diagnosis.state import Window
 from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
 from gpu_exporter.ledger.state import StateFile
 from gpu_exporter.model import (
     AgentStatus,
     Allocation,
-    AllocationView,
+    Buckets,
     DeviceSnapshot,
-    GpuView,
     HolderKey,
-    InstanceReading,
     StateStatus,
     TenantKey,
     TenantTotals,
@@ -33,6 +32,14 @@ from gpu_exporter.model import (
     UnitTotals,
     Verdict,
     View,
+)
+from gpu_exporter.node.view import (
+    GpuRecord,
+    HolderRecord,
+    NodeRecords,
+    ViewRules,
+    build_view,
+    list_standings,
 )
 from gpu_exporter.sampling.events import XidBook
 
@@ -44,7 +51,7 @@ def position_key(index: int) -> str:
     return f"#{index}"
 
 
-class Books:
+class NodeState:
     """Safe to call from every thread; one lock, never held while anything else is waited for."""
 
     def __init__(self, settings: Settings, clock: Clock, state: StateFile | None = None) -> None:
@@ -66,19 +73,13 @@ class Books:
             ),
             clock.monotonic(),
         )
-        self._state_rules = StateRules(
-            window_s=settings.diagnosis.window,
-            coverage_min=settings.diagnosis.coverage_min,
-            low_mean=settings.diagnosis.low_mean,
-            low_ratio=settings.ledger.low_ratio,
-            high_ratio=settings.ledger.high_ratio,
-            throttled_share=settings.diagnosis.throttled_share,
-            lag_s=settings.attribution.stale_after_polls * settings.attribution.interval,
+        self._view_rules = ViewRules(
+            withhold_s=max(settings.sampling.withhold_min, settings.sampling.withhold_after_intervals * interval),
+            unconfirmed_s=self.ledger.rules.longest_unconfirmed_s,
+            keep_last_s=settings.attribution.keep_last,
         )
-        self._withhold_s = max(settings.sampling.withhold_min, settings.sampling.withhold_after_intervals * interval)
         self._latest: dict[str, DeviceSnapshot] = {}
         self._inventory: dict[str, DeviceSnapshot] = {}  # last snapshot in which the GPU answered
-        self._throttling: dict[str, ThrottleHistory] = {}
         self._resolution = Resolution([], [], [])
         self._confirmed: dict[tuple[UnitId, HolderKey], float] = {}
         self._numbers = NumberMemory()
@@ -128,8 +129,6 @@ class Books:
                     if instance.energy_j is not None:
                         unit = UnitId(uuid, instance.uuid)
                         self.ledger.record_energy(unit, snapshot.monotonic, instance.energy_j, limit)
-            history = self._throttling.setdefault(uuid, ThrottleHistory(self._settings.diagnosis.window))
-            history.add(snapshot)
 
     def touch(self) -> None:
         """Something that a view shows has changed elsewhere."""
@@ -256,58 +255,49 @@ class Books:
         with self._lock:
             return StateStatus(self._last_write_wall, self._write_errors, self._write_error)
 
-    def build_view(self, status: AgentStatus, is_hung: Callable[[str], bool]) -> View:
-        """The picture of this moment."""
+    def records(self, is_hung: Callable[[str], bool]) -> NodeRecords:
+        """Everything that a view shows, as it is at this moment. `is_hung` is asked by UUID."""
         with self._lock:
             now, wall = self._clock.monotonic(), self._clock.wall()
-            snapshots = sorted(self._latest.values(), key=lambda s: s.identity.index)
             gpus = {
-                s.identity.uuid or position_key(s.identity.index): self._gpu_view(
-                    s, now, wall, is_hung(s.identity.uuid)
+                snapshot.identity.uuid or position_key(snapshot.identity.index): self._gpu_record(
+                    snapshot, now, wall, is_hung(snapshot.identity.uuid)
                 )
-                for s in snapshots
+                for snapshot in sorted(self._latest.values(), key=lambda s: s.identity.index)
             }
-            allocations = [
-                view
+            holders = tuple(
+                record
                 for allocation, _ in self._resolution.allocations
-                if (view := self._allocation_view(allocation, gpus, now, wall)) is not None
-            ]
-            allocations.sort(key=lambda view: (view.gpu, view.mig, view.allocation.holder.key))
-            bucket_s, tenants = self._settings.sampling.interval, tuple(self._tenant_totals())
-            return View(wall, status, tuple(gpus.values()), tuple(allocations), bucket_s, tenants)
+                if (record := self._holder_record(allocation, now, wall)) is not None
+            )
+            return NodeRecords(now, wall, gpus, holders, tuple(self._tenant_totals()))
+
+    def _gpu_record(self, snapshot: DeviceSnapshot, now: float, wall: float, hung: bool) -> GpuRecord:
+        uuid = snapshot.identity.uuid
+        totals = {
+            mig_uuid: unit_totals
+            for mig_uuid in ("", *(instance.uuid for instance in snapshot.instances))
+            if (unit_totals := self._unit_totals(UnitId(uuid, mig_uuid), now, wall)) is not None
+        }
+        in_use = {used.mig_uuid: text for used, text in self._in_use.items() if used.uuid == uuid}
+        shown = snapshot if self._processes_proven else _without_processes(snapshot)
+        return GpuRecord(shown, hung, totals, self.xids.counts(uuid), in_use)
+
+    def _holder_record(self, allocation: Allocation, now: float, wall: float) -> HolderRecord | None:
+        unit, key = allocation.unit, allocation.holder.key
+        totals = self.ledger.holder_totals(allocation, now, wall)
+        if totals is None:
+            return None
+        if self._state is not None:
+            totals = self._state.bound_holder(unit, key, totals)
+        answered = self._inventory.get(unit.uuid)  # a holder keeps a GPU that was lost before our start
+        instances = answered.instances if answered is not None else ()
+        mig = next((instance.mig for instance in instances if instance.uuid == unit.mig_uuid), "")
+        return HolderRecord(allocation, totals, now - self._confirmed.get((unit, key), -math.inf), mig)
 
     def _tenant_totals(self) -> Iterator[tuple[TenantKey, TenantTotals]]:
         for key, totals in self.ledger.tenants.totals():
             yield key, totals if self._state is None else self._state.bound_tenant(key, totals)
-
-    def _gpu_view(self, snapshot: DeviceSnapshot, now: float, wall: float, hung: bool) -> GpuView:
-        age = now - snapshot.monotonic
-        unit = UnitId(snapshot.identity.uuid)
-        if not self._processes_proven:
-            snapshot = _without_processes(snapshot)
-        return GpuView(
-            snapshot=snapshot,
-            age_s=age,
-            withheld=not snapshot.up or hung or age > self._withhold_s,
-            hung=hung,
-            totals=self._unit_totals(unit, now, wall),
-            history=self._history(unit, now),
-            instance_totals={
-                instance.uuid: totals
-                for instance in snapshot.instances
-                if (totals := self._unit_totals(UnitId(snapshot.identity.uuid, instance.uuid), now, wall))
-            },
-            instance_history={
-                instance.uuid: self._history(UnitId(snapshot.identity.uuid, instance.uuid), now)
-                for instance in snapshot.instances
-            },
-            xids=self.xids.counts(snapshot.identity.uuid),
-            in_use={used.mig_uuid: text for used, text in self._in_use.items() if used.uuid == unit.uuid},
-        )
-
-    def _history(self, unit: UnitId, now: float, length_s: float | None = None) -> tuple[float | None, ...]:
-        ring = self.ledger.rings.get(unit)
-        return ring.values(now, length_s) if ring is not None else ()
 
     def _unit_totals(self, unit: UnitId, now: float, wall: float) -> UnitTotals | None:
         totals = self.ledger.unit_totals(unit, now, wall)
@@ -315,62 +305,36 @@ class Books:
             return totals
         return self._state.bound_unit(unit, totals)
 
-    def _allocation_view(
-        self, allocation: Allocation, gpus: dict[str, GpuView], now: float, wall: float
-    ) -> AllocationView | None:
-        unit, holder = allocation.unit, allocation.holder
-        totals = self.ledger.holder_totals(allocation, now, wall)
-        gpu = gpus.get(unit.uuid)
-        unconfirmed_s = now - self._confirmed.get((unit, holder.key), -math.inf)
-        if totals is None or gpu is None or unconfirmed_s > self._settings.attribution.keep_last:
-            return None  # the last: polls themselves hang, so nobody aged the mapping
-        is_confirmed = unconfirmed_s <= self.ledger.rules.longest_unconfirmed_s
-        if self._state is not None:
-            totals = self._state.bound_holder(unit, holder.key, totals)
-        known = self._inventory.get(unit.uuid, gpu.snapshot)  # a holder keeps a GPU that was lost before our start
-        listed = next((i for i in known.instances if i.uuid == unit.mig_uuid), None)
-        instance = next((i for i in gpu.snapshot.instances if i.uuid == unit.mig_uuid), None)
-        shared = allocation.share == "time_slice"
-        known_here = is_confirmed and not (shared or allocation.contradiction)
-        fresh = known_here and not (gpu.withheld or gpu.hung) and (not unit.mig_uuid or instance is not None)
-        snapshot = gpu.snapshot
-        held_s = min(self._state_rules.window_s, totals.held_s)
-        values = self._history(unit, now, held_s)
-        worst = self._throttling[unit.uuid].worst() if unit.uuid in self._throttling else None
-        processes = snapshot.value("gpu_compute_processes") if fresh and not unit.mig_uuid else None
-        verdict = judge_state(
-            Window(
-                values=values,
-                held_s=totals.held_s,
-                idle_run_s=totals.idle_run_s or 0.0,
-                processes=processes,
-                throttled_reason=worst[0] if worst else "",
-                throttled_share=worst[1] if worst else None,
-                shared=shared,
-            ),
-            self._state_rules,
-        )
-        if gpu.snapshot.away:
-            verdict = Verdict("unknown", gpu.snapshot.error)
-        elif gpu.withheld or gpu.hung:
-            verdict = Verdict("unknown", "the GPU does not answer")
-        elif not is_confirmed:
-            verdict = Verdict("unknown", f"no source has confirmed the holder for {unconfirmed_s:.0f} s")
-        elif allocation.contradiction or allocation.why:
-            verdict = Verdict("unknown", allocation.contradiction or allocation.why)
-        if gpu.withheld or gpu.hung or not is_confirmed:
-            totals = totals._replace(idle_run_s=None)  # 0 would say that it works
-        return AllocationView(
-            allocation=allocation,
-            gpu=snapshot.identity.index,
-            mig=listed.mig if listed is not None else "",
-            totals=totals,
-            verdict=verdict,
-            utilization=_utilization(snapshot, instance) if fresh else None,
-            memory_used_bytes=_memory(snapshot, instance) if fresh else None,
-            power_w=_power(snapshot, instance) if fresh else None,
-            temperature_celsius=snapshot.value("gpu_temperature_celsius") if fresh else None,
-            processes=processes,
+    def view(
+        self, status: AgentStatus, verdicts: Mapping[AllocationId, Verdict], is_hung: Callable[[str], bool]
+    ) -> View:
+        """The picture of this moment."""
+        return build_view(self.records(is_hung), status, verdicts, self._view_rules)
+
+    def history(self, unit: UnitId, length_s: float | None = None) -> Buckets:
+        """Utilization over the last `length_s` seconds, all that is kept by default."""
+        with self._lock:
+            ring = self.ledger.rings.get(unit)
+            values = ring.values(self._clock.monotonic(), length_s) if ring is not None else ()
+        return Buckets(values, self.ledger.rules.bucket_s)
+
+    def evidence(self, is_hung: Callable[[str], bool]) -> Evidence:
+        """What diagnosis judges by."""
+        records = self.records(is_hung)
+        subjects = [
+            Subject(record.id, unknown, self._window(record, snapshot))
+            for record, snapshot, unknown in list_standings(records, self._view_rules)
+        ]
+        return Evidence([gpu.snapshot for gpu in records.gpus.values() if gpu.snapshot.up], subjects)
+
+    def _window(self, record: HolderRecord, snapshot: DeviceSnapshot) -> Window:
+        unit, totals = record.allocation.unit, record.totals
+        length_s = min(self._settings.diagnosis.window, totals.held_s)
+        return Window(
+            values=self.history(unit, length_s).values,
+            held_s=totals.held_s,
+            idle_run_s=totals.idle_run_s,
+            processes=snapshot.value("gpu_compute_processes") if not unit.mig_uuid else None,
         )
 
 
@@ -382,28 +346,6 @@ def _places(inventory: Sequence[DeviceSnapshot]) -> dict[UnitId, str]:
         places[UnitId(identity.uuid)] = f"gpu {identity.index}"
         places |= {UnitId(identity.uuid, i.uuid): f"gpu {identity.index}:{i.mig}" for i in snapshot.instances}
     return places
-
-
-def _instance_value(instance: InstanceReading, family: str) -> float | None:
-    return next((sample.value for sample in instance.samples if sample.family.name == family), None)
-
-
-def _utilization(snapshot: DeviceSnapshot, instance: InstanceReading | None) -> float | None:
-    if instance is not None:
-        return _instance_value(instance, "gpu_mig_graphics_active_ratio")
-    return snapshot.value("gpu_utilization_ratio")
-
-
-def _power(snapshot: DeviceSnapshot, instance: InstanceReading | None) -> float | None:
-    if instance is not None:
-        return _instance_value(instance, "gpu_mig_power_watts")
-    return snapshot.value("gpu_power_watts")
-
-
-def _memory(snapshot: DeviceSnapshot, instance: InstanceReading | None) -> float | None:
-    if instance is not None:
-        return _instance_value(instance, "gpu_mig_memory_used_bytes")
-    return snapshot.value("gpu_memory_used_bytes")
 
 
 def _without_processes(snapshot: DeviceSnapshot) -> DeviceSnapshot:

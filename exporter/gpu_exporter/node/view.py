@@ -1,0 +1,170 @@
+"""The node at one moment, from what is known of it. Pure: records in, view out; serving and `--once` share it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from gpu_exporter.diagnosis.hold import IDLE_STATES, NOT_JUDGED, AllocationId
+from gpu_exporter.model import (
+    AgentStatus,
+    Allocation,
+    AllocationView,
+    DeviceSnapshot,
+    GpuView,
+    HolderTotals,
+    InstanceReading,
+    TenantKey,
+    TenantTotals,
+    UnitTotals,
+    Verdict,
+    View,
+    XidCounts,
+)
+
+
+class ViewRules(NamedTuple):
+    """Seconds. A reading older than `withhold_s` is not shown; a holder that no source has confirmed for
+    `unconfirmed_s` is unknown, and gone after `keep_last_s`.
+    """
+
+    withhold_s: float
+    unconfirmed_s: float
+    keep_last_s: float
+
+
+class GpuRecord(NamedTuple):
+    """What is known of one GPU. `hung`: a call to it is past its deadline."""
+
+    snapshot: DeviceSnapshot
+    hung: bool
+    totals: Mapping[str, UnitTotals]  # by mig_uuid, "" the GPU itself
+    xids: XidCounts | None
+    in_use: Mapping[str, str]  # by mig_uuid
+
+
+class HolderRecord(NamedTuple):
+    """What is known of one allocation. `mig`: the instance's place, also while the GPU does not answer."""
+
+    allocation: Allocation
+    totals: HolderTotals
+    unconfirmed_s: float
+    mig: str
+
+    @property
+    def id(self) -> AllocationId:
+        return self.allocation.unit, self.allocation.holder.key
+
+
+class NodeRecords(NamedTuple):
+    """Everything that a view shows of GPUs and holders, as it was at one moment."""
+
+    monotonic: float
+    wall: float
+    gpus: Mapping[str, GpuRecord]  # by UUID, or by position where there is none
+    holders: tuple[HolderRecord, ...]
+    tenants: tuple[tuple[TenantKey, TenantTotals], ...]
+
+
+def build_view(
+    records: NodeRecords, status: AgentStatus, verdicts: Mapping[AllocationId, Verdict], rules: ViewRules
+) -> View:
+    """The picture of this moment."""
+    gpus = {key: _view_gpu(record, records.monotonic, rules) for key, record in records.gpus.items()}
+    allocations = [
+        _view_allocation(record, gpus[record.allocation.unit.uuid], verdicts, rules)
+        for record in _shown(records, rules)
+    ]
+    allocations.sort(key=lambda view: (view.gpu, view.mig, view.allocation.holder.key))
+    return View(records.wall, status, tuple(gpus.values()), tuple(allocations), records.tenants)
+
+
+def list_standings(records: NodeRecords, rules: ViewRules) -> Iterator[tuple[HolderRecord, DeviceSnapshot, str]]:
+    """Each allocation that is shown, its GPU's last reading, and why nothing can be said of it now, "" when it can."""
+    for record in _shown(records, rules):
+        gpu = records.gpus[record.allocation.unit.uuid]
+        yield record, gpu.snapshot, _why_unknown(record, _view_gpu(gpu, records.monotonic, rules), rules)
+
+
+def _shown(records: NodeRecords, rules: ViewRules) -> Iterator[HolderRecord]:
+    for record in records.holders:
+        # Beyond keep_last the polls themselves hang, since else attribution had dropped the mapping.
+        if record.allocation.unit.uuid in records.gpus and record.unconfirmed_s <= rules.keep_last_s:
+            yield record
+
+
+def _view_gpu(record: GpuRecord, now: float, rules: ViewRules) -> GpuView:
+    age = now - record.snapshot.monotonic
+    return GpuView(
+        snapshot=record.snapshot,
+        age_s=age,
+        withheld=not record.snapshot.up or record.hung or age > rules.withhold_s,
+        hung=record.hung,
+        totals=record.totals.get(""),
+        instance_totals={uuid: totals for uuid, totals in record.totals.items() if uuid},
+        xids=record.xids,
+        in_use=record.in_use,
+    )
+
+
+def _why_unknown(record: HolderRecord, gpu: GpuView, rules: ViewRules) -> str:
+    """Why nothing can be said of an allocation at this moment, whatever its window shows."""
+    allocation = record.allocation
+    if gpu.snapshot.away:
+        return gpu.snapshot.error
+    if gpu.withheld:
+        return "the GPU does not answer"
+    if record.unconfirmed_s > rules.unconfirmed_s:
+        return f"no source has confirmed the holder for {record.unconfirmed_s:.0f} s"
+    shared = "the GPU is shared and its holders cannot be told apart" if allocation.share == "time_slice" else ""
+    return allocation.contradiction or allocation.why or shared
+
+
+def _view_allocation(
+    record: HolderRecord, gpu: GpuView, verdicts: Mapping[AllocationId, Verdict], rules: ViewRules
+) -> AllocationView:
+    allocation, totals, snapshot = record.allocation, record.totals, gpu.snapshot
+    unit = allocation.unit
+    is_confirmed = record.unconfirmed_s <= rules.unconfirmed_s
+    if gpu.withheld or not is_confirmed:
+        totals = totals._replace(idle_run_s=None)  # 0 would say that it works
+    why = _why_unknown(record, gpu, rules)
+    verdict = Verdict("unknown", why) if why else verdicts.get(record.id, NOT_JUDGED)
+    if verdict.state in IDLE_STATES and not totals.idle_run_s:
+        verdict = Verdict("unknown", "it was active after it was last judged")
+    instance = next((i for i in snapshot.instances if i.uuid == unit.mig_uuid), None)
+    is_alone = not (allocation.share == "time_slice" or allocation.contradiction)
+    fresh = is_confirmed and is_alone and not gpu.withheld and (not unit.mig_uuid or instance is not None)
+    return AllocationView(
+        allocation=allocation,
+        gpu=snapshot.identity.index,
+        mig=record.mig,
+        totals=totals,
+        verdict=verdict,
+        utilization=_utilization(snapshot, instance) if fresh else None,
+        memory_used_bytes=_memory(snapshot, instance) if fresh else None,
+        power_w=_power(snapshot, instance) if fresh else None,
+        temperature_celsius=snapshot.value("gpu_temperature_celsius") if fresh else None,
+    )
+
+
+def _instance_value(instance: InstanceReading, family: str) -> float | None:
+    return next((sample.value for sample in instance.samples if sample.family.name == family), None)
+
+
+def _utilization(snapshot: DeviceSnapshot, instance: InstanceReading | None) -> float | None:
+    if instance is not None:
+        return _instance_value(instance, "gpu_mig_graphics_active_ratio")
+    return snapshot.value("gpu_utilization_ratio")
+
+
+def _power(snapshot: DeviceSnapshot, instance: InstanceReading | None) -> float | None:
+    if instance is not None:
+        return _instance_value(instance, "gpu_mig_power_watts")
+    return snapshot.value("gpu_power_watts")
+
+
+def _memory(snapshot: DeviceSnapshot, instance: InstanceReading | None) -> float | None:
+    if instance is not None:
+        return _instance_value(instance, "gpu_mig_memory_used_bytes")
+    return snapshot.value("gpu_memory_used_bytes")

@@ -1,0 +1,81 @@
+"""A simulated node without threads: sampled, polled and judged in turn on a manual clock."""
+
+from __future__ import annotations
+
+from gpu_exporter import collectors
+from gpu_exporter.app.simulation import build_simulation
+from gpu_exporter.app.wiring import activity_rules
+from gpu_exporter.attribution.poller import Poller
+from gpu_exporter.attribution.processes import Owners
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.defaults import Settings
+from gpu_exporter.devices.scenario import Scenario
+from gpu_exporter.diagnosis.loop import DiagnosisLoop
+from gpu_exporter.ledger.state import StateFile
+from gpu_exporter.model import AgentStatus, UnitId, View
+from gpu_exporter.node.state import NodeState
+from gpu_exporter.sampling.sampler import DeviceSampler
+
+
+class SimulatedNode:
+    """`hung`: UUIDs of GPUs whose calls hang. `owners`: of the processes that are seen on each unit."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        settings: Settings | None = None,
+        state: StateFile | None = None,
+        sample_period_s: float = 0.2,
+        driver_period_max_s: float = 1.0,
+    ) -> None:
+        self.clock = ManualClock()
+        self.settings = settings or Settings()
+        backend, source = build_simulation(scenario, self.clock, sample_period_s)
+        self.state = NodeState(self.settings, self.clock, state)
+        self.poller = Poller([source], self.clock, self.settings.attribution.keep_last)
+        self.hung: set[str] = set()
+        self.owners: Owners = {}
+        self.diagnosis = DiagnosisLoop(self.settings, lambda: self.state.evidence(self.hung.__contains__), self.clock)
+        rules = activity_rules(self.settings, driver_period_max_s)
+        self.samplers = [
+            DeviceSampler(backend.find(i), collectors.DEFAULT, self.clock, rules) for i in range(backend.count())
+        ]
+        self._elapsed = 0.0
+
+    def run(self, seconds: float, *, sample: bool = True) -> View:
+        """Let time pass, one sampling interval after the other."""
+        interval = self.settings.sampling.interval
+        for _ in range(round(seconds / interval)):
+            self.clock.advance(interval)
+            self._elapsed += interval
+            for sampler in self.samplers if sample else ():
+                self.state.on_snapshot(sampler.sample())
+            if self._is_due(self.settings.attribution.interval):
+                resolution = self.state.on_poll(self.poller.poll(), self.owners)
+                self.poller.note_resolution(resolution.conflicts, resolution.unresolved)
+            if self._is_due(self.settings.diagnosis.interval):
+                self.diagnosis.judge()
+        return self.view()
+
+    def _is_due(self, every_s: float) -> bool:
+        return self._elapsed % max(every_s, self.settings.sampling.interval) == 0
+
+    def view(self) -> View:
+        up = sum(sampler.device.identity.uuid not in self.hung for sampler in self.samplers)
+        status = AgentStatus(
+            version="TEST",
+            backend="simulated",
+            driver_up=True,
+            driver_error="",
+            devices_visible=sum(snapshot.up for snapshot in self.state.latest()),
+            devices_expected=up,
+            sample_interval_s=self.settings.sampling.interval,
+            last_sample_wall=self.state.last_sample_wall(),
+            sources=self.poller.statuses(),
+            attribution_known=self.poller.is_known(),
+            note="Simulated GPUs.",
+        )
+        return self.state.view(status, self.diagnosis.verdicts, self.hung.__contains__)
+
+    def unit(self, index: int, mig_uuid: str = "") -> UnitId:
+        return UnitId(self.samplers[index].device.identity.uuid, mig_uuid)

@@ -1,0 +1,104 @@
+"""What is published of a state: it lasts first, and idleness ends at once."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.defaults import Settings
+from gpu_exporter.diagnosis.hold import IDLE_STATES, WEIGHT, StateHold
+from gpu_exporter.diagnosis.loop import DiagnosisLoop, Evidence, Subject
+from gpu_exporter.diagnosis.state import Window
+from gpu_exporter.model import HolderKey, UnitId, Verdict
+
+ID = (UnitId("GPU-0"), HolderKey("kubernetes", "uid/main"))
+HOLD_S, STEP_S = 300.0, 15.0
+
+
+def published(*judged: tuple[str, int]) -> list[str]:
+    """The published state after each of (state, number of looks), one look each 15 s."""
+    hold, now, states = StateHold(HOLD_S), 1000.0, []
+    for state, looks in judged:
+        for _ in range(looks):
+            now += STEP_S
+            answer = hold.publish(now, {ID: Verdict(state, "")})[ID]
+        states.append(answer.state)
+    return states
+
+
+@pytest.mark.parametrize(
+    ("judged", "states"),
+    [
+        ([("healthy", 20), ("healthy", 1)], ["unknown", "healthy"]),
+        ([("held_idle", 20), ("held_idle", 1)], ["unknown", "held_idle"]),
+        ([("healthy", 21), ("low", 20), ("low", 1)], ["healthy", "healthy", "low"]),
+        ([("healthy", 21), ("low", 20), ("healthy", 1), ("low", 20)], ["healthy"] * 4),  # it begins again
+        ([("healthy", 21), ("unknown", 1), ("healthy", 20)], ["healthy", "unknown", "unknown"]),
+        ([("held_idle", 21), ("low", 1)], ["held_idle", "low"]),  # it works: nobody must read that it is idle
+        ([("held_no_process", 21), ("held_idle", 1)], ["held_no_process", "held_idle"]),
+        ([("held_idle", 21), ("held_no_process", 20), ("held_no_process", 1)], ["held_idle", "held_idle", "held_no_process"]),
+        ([("low", 21), ("held_idle", 20), ("held_idle", 1)], ["low", "low", "held_idle"]),
+    ],
+)  # fmt: skip
+def test_a_state_is_published_when_it_has_lasted(judged: list[tuple[str, int]], states: list[str]) -> None:
+    assert published(*judged) == states
+
+
+@given(st.lists(st.sampled_from(["unknown", "healthy", "low", "bursty", "held_idle", "held_no_process"]), max_size=60))
+def test_no_state_is_published_that_says_more_against_the_holder_than_what_was_seen(judged: list[str]) -> None:
+    hold, now = StateHold(HOLD_S), 0.0
+    for position, state in enumerate(judged):
+        now += STEP_S
+        shown = hold.publish(now, {ID: Verdict(state, "")})[ID].state
+        assert WEIGHT.get(shown, 0) <= WEIGHT.get(state, 0)
+        assert shown == "unknown" if state == "unknown" else True
+        if shown in IDLE_STATES:  # it lasted, at least as long as it must
+            assert {WEIGHT.get(each, 0) >= WEIGHT[shown] for each in judged[position - 20 : position + 1]} == {True}
+
+
+def test_a_state_that_is_coming_is_announced_and_its_evidence_kept_fresh() -> None:
+    hold = StateHold(HOLD_S)
+    assert hold.publish(0.0, {ID: Verdict("low", "mean 20%")})[ID].state == "unknown"
+    announced = hold.publish(75.0, {ID: Verdict("low", "mean 21%")})[ID]
+    assert announced == ("unknown", "low (mean 21%) for 1m15s, published after 5m")
+    assert hold.publish(300.0, {ID: Verdict("low", "mean 22%")})[ID] == ("low", "mean 22%")
+    assert hold.publish(315.0, {ID: Verdict("low", "mean 23%")})[ID] == ("low", "mean 23%")
+    assert hold.publish(330.0, {ID: Verdict("healthy", "mean 60%")})[ID] == ("low", "mean 23%")
+
+
+def test_who_is_gone_is_forgotten() -> None:
+    hold = StateHold(HOLD_S)
+    for now in range(0, 400, 15):
+        hold.publish(float(now), {ID: Verdict("low", "")})
+    assert hold.publish(400.0, {}) == {}
+    assert hold.publish(415.0, {ID: Verdict("low", "")})[ID].state == "unknown"
+
+
+def test_a_look_that_fails_leaves_no_verdict_standing(caplog: pytest.LogCaptureFixture) -> None:
+    stop = threading.Event()
+    subject = Subject(ID, "", Window((0.5,) * 600, 600.0, 0.0))
+    shown: list[str] = []
+
+    def gather() -> Evidence:
+        shown.append(loop.verdicts[ID].state if ID in loop.verdicts else "none")
+        if len(shown) == 23:
+            stop.set()
+            raise ZeroDivisionError("a bug")
+        return Evidence([], [subject])
+
+    loop = DiagnosisLoop(Settings(), gather, ManualClock())
+    loop.run(stop)
+    assert (shown[0], shown[1], shown[-1], loop.verdicts) == ("none", "unknown", "low", {})
+    assert "diagnosis failed" in caplog.text
+
+
+def test_why_nothing_can_be_said_is_said() -> None:
+    clock = ManualClock()
+    subject = Subject(ID, "the GPU does not answer", Window((0.0,) * 600, 600.0, 600.0))
+    loop = DiagnosisLoop(Settings(), lambda: Evidence([], [subject]), clock)
+    loop.judge()
+    assert loop.verdicts == {ID: Verdict("unknown", "the GPU does not answer")}

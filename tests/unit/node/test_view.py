@@ -1,0 +1,91 @@
+"""The pure view: what it says never goes beyond what the records show at that moment."""
+
+from __future__ import annotations
+
+import pytest
+from tests.testbed.simulated_node import SimulatedNode
+
+from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.model import AllocationView, HolderKey, UnitId, Verdict
+from gpu_exporter.node.view import HolderRecord, NodeRecords, ViewRules, build_view
+
+POD = {"gpu": 0, "kind": "pod", "name": "ml/a/main", "processes": 1, "memory_gib": 2}
+RULES = ViewRules(withhold_s=5.0, unconfirmed_s=15.0, keep_last_s=300.0)
+
+
+@pytest.fixture(scope="module")
+def node() -> SimulatedNode:
+    """An idle GPU whose holder is judged so."""
+    node = SimulatedNode(parse_scenario({"gpus": [{"model": "H100"}], "holders": [POD]}))
+    node.run(900)
+    return node
+
+
+def shown(node: SimulatedNode, records: NodeRecords, rules: ViewRules = RULES) -> AllocationView | None:
+    allocations = build_view(records, node.view().status, node.diagnosis.verdicts, rules).allocations
+    return allocations[0] if allocations else None
+
+
+def changed(node: SimulatedNode, **fields: object) -> NodeRecords:
+    """The records, with other fields of the one holder."""
+    records = node.state.records(lambda _: False)
+    (holder,) = records.holders
+    return records._replace(holders=(holder._replace(**fields),))
+
+
+def test_an_idle_verdict_ends_with_the_idle_run_also_before_the_next_judgement(node: SimulatedNode) -> None:
+    totals = node.state.records(lambda _: False).holders[0].totals
+    assert shown(node, changed(node)).verdict.state == "held_idle"
+    for run in (0.0, None):
+        verdict = shown(node, changed(node, totals=totals._replace(idle_run_s=run))).verdict
+        assert verdict == ("unknown", "it was active after it was last judged")
+
+
+def test_a_holder_that_is_not_confirmed_is_first_unknown_and_then_gone(node: SimulatedNode) -> None:
+    seen = shown(node, changed(node, unconfirmed_s=16.0))
+    assert (seen.verdict.evidence, seen.totals.idle_run_s, seen.utilization) == (
+        "no source has confirmed the holder for 16 s",
+        None,
+        None,
+    )
+    assert shown(node, changed(node, unconfirmed_s=300.0)) is not None
+    assert shown(node, changed(node, unconfirmed_s=301.0)) is None
+
+
+def test_a_holder_of_a_gpu_that_is_not_here_is_not_shown(node: SimulatedNode) -> None:
+    allocation = node.state.records(lambda _: False).holders[0].allocation
+    assert shown(node, changed(node, allocation=allocation._replace(unit=UnitId("GPU-elsewhere")))) is None
+
+
+def test_sharers_are_never_judged(node: SimulatedNode) -> None:
+    allocation = node.state.records(lambda _: False).holders[0].allocation
+    seen = shown(node, changed(node, allocation=allocation._replace(share="time_slice")))
+    assert seen.verdict == ("unknown", "the GPU is shared and its holders cannot be told apart")
+    assert (seen.utilization, seen.memory_used_bytes) == (None, None)
+
+
+def test_a_holder_without_a_verdict_is_unknown(node: SimulatedNode) -> None:
+    records = node.state.records(lambda _: False)
+    (holder,) = records.holders
+    key = HolderKey("kubernetes", "another/main")
+    other: HolderRecord = holder._replace(
+        allocation=holder.allocation._replace(holder=holder.allocation.holder._replace(key=key))
+    )
+    assert shown(node, records._replace(holders=(other,))).verdict == Verdict("unknown", "not judged yet")
+
+
+def test_a_gpu_is_withheld_when_its_reading_is_old_or_its_call_hangs(node: SimulatedNode) -> None:
+    records = node.state.records(lambda _: False)
+    ((key, gpu),) = records.gpus.items()
+    for old, hung, withheld in ((5.0, False, False), (5.1, False, True), (0.0, True, True)):
+        later = records._replace(monotonic=gpu.snapshot.monotonic + old, gpus={key: gpu._replace(hung=hung)})
+        view = build_view(later, node.view().status, node.diagnosis.verdicts, RULES)
+        assert view.gpus[0].withheld == withheld
+        assert (view.allocations[0].verdict.state == "held_idle") == (not withheld)
+
+
+def test_a_view_changes_nothing(node: SimulatedNode) -> None:
+    """Scrapes of one moment are one view: nothing is written by looking."""
+    version, verdicts = node.state.version(), node.diagnosis.verdicts
+    assert node.view() == node.view()
+    assert (node.state.version(), node.diagnosis.verdicts) == (version, verdicts)
