@@ -212,6 +212,36 @@ def dcgm() -> Iterator[Case]:
         about,
     )
 
+    # Nobody who runs on the node asks for a GPU: one pod is over, one asks for none, others want CPUs.
+    world = world_of(IDLE, pod="")
+    kube_pod(world, gpus=2, running=False)
+    state = {"job": "kube-state-metrics", "namespace": "ml", "pod": "train-0"}
+    world.put("kube_pod_status_phase", {**state, "phase": "Succeeded"}, 1)
+    kube_pod(world, "none-0", gpus=0)
+    kube_pod(world, "cpu-0", resource="cpu", gpus=4)
+    world.put("kube_pod_status_phase", {**state, "namespace": "dev", "phase": "Running"}, 1)
+    yield Case(
+        "dcgm: nobody who runs on the node asks for a GPU", world, [], [parts(("free", 1))], ["unit:gpu_known:bool"]
+    )
+
+    # A second dcgm-exporter under another host name sees nothing, and calls the model by another name.
+    world = world_of(lambda _: 1.0)
+    dcgm_gpu(world, lambda t: 0.0 if t >= 120 else None, node="x")
+    renamed = {"job": "dcgm-exporter", "UUID": "GPU-d", "Hostname": "d1", "modelName": "NVIDIA A100-SXM4-40GB"}
+    world.put("DCGM_FI_PROF_GR_ENGINE_ACTIVE", renamed, 1)
+    kube_pod(world)
+    most = [
+        (END, f"min({name})", [("{}", value)])
+        for name, value in (
+            ("allocation:gpu_observed_seconds:increase30m", 1800.0),
+            ("allocation:gpu_busy_seconds:increase30m", 1800.0),
+            ("allocation:gpu_utilization:ratio5m", 1.0),
+        )
+    ]
+    longest = (END, "max(allocation:gpu_unit_idle_run_seconds:known)", [("{}", 0.0)])
+    models = (END, "count by (node) (unit:gpu_model:info)", [('{node="d1"}', 1.0), ('{node="x"}', 1.0)])
+    yield Case("dcgm: two of them for one GPU", world, [], [*most, longest, models])
+
     # gpu-exporter counts three GPUs of the pod, its request says two, and two are seen.
     world = world_of(IDLE, uuid="GPU-e")
     kube_pod(world, gpus=2)
@@ -257,6 +287,16 @@ def dcgm_beside_ours() -> Iterator[Case]:
         part = parts(("idle_long" if idle else "used", 3 / 7), ("free", 4 / 7))
         name = f"dcgm: an instance of an A100 that gpu-exporter cannot judge is {'idle' if idle else 'busy'}"
         yield Case(name, world, found(pod="train-0") if idle else [], [part], ["allocation:gpu_idle_run_seconds:known"])
+
+    world = World(END)
+    node = Node(world, model="NVIDIA A100")
+    node.hold(0, lambda _: None, mig="2/0", share=3 / 7)
+    instance = {"gpu": "0", "uuid": node.uuids[0], "mig": "2/0", "mig_uuid": f"MIG-{node.uuids[0]}-2/0"}
+    node.put("gpu_mig_activity_supported", instance, 0)
+    seen: Values = until(100, ALWAYS, always(0.0))
+    dcgm_gpu(world, BUSY, uuid=node.uuids[0], node="n1", instance=("3g.20gb", "2"), scraped=seen)
+    used = [(at, "count(allocation:gpu_utilization:ratio5m)", [("{}", 1.0)] if at < 101 else []) for at in (100, 103)]
+    yield Case("dcgm: what it said of an instance is over with it", world, values=used)
 
 
 def smi_gpu(world: World, activity: Activity, uuid: str = "d", node: str = "d1") -> None:
@@ -373,6 +413,17 @@ def both() -> Iterator[Case]:
     yield Case("both: what is gone stays gone", world, gone, values, about)
     name = "both: what is gone stays gone, whatever job dcgm-exporter has"
     yield Case(name, world, gone, values, about, settings={"dcgm": 'UUID!=""'})
+
+    # Of a zero beside which dcgm-exporter reports no utilization, ours must not be taken for its.
+    world = World(END)
+    node = Node(world)
+    node.free(0)
+    node.put("gpu_utilization_ratio", {"gpu": "0", "uuid": node.uuids[0]}, 0)
+    dcgm_gpu(world, IDLE, uuid=node.uuids[0], node="n1", pod="", utilization=None)
+    nothing = [(END, "unit:gpu_activity:known", [])]
+    yield Case(
+        "both: a zero of one and the utilization of the other", world, [], nothing, settings={"dcgm": 'UUID!=""'}
+    )
 
 
 def autoscaled() -> Iterator[Case]:
