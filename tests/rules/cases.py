@@ -1139,7 +1139,8 @@ def fleet() -> Iterator[Case]:
             second.hold(gpu, BUSY, job_id=f"8{gpu}", info=pool)
         world.put("gpu_demand_pending_gpus", wanted, 8)
         blind = [Firing("GpuExporterBlind", 15, END)] if gpus > 20 else []
-        yield Case(f"one idle GPU of {gpus}", world, [*idle((FIRES, END)), *blind, *expected])
+        firing = [*idle((FIRES, END)), *blind, *expected]
+        yield Case(f"one idle GPU of {gpus}", world, firing, about=["GpuWasteWhileQueued"])
 
     for name, share, demand in (("less than a GPU is idle", 4 / 7, 8.0), ("they wait for less than a GPU", 1.0, 0.6)):
         world = World(END)
