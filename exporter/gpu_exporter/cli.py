@@ -400,7 +400,7 @@ def _record(given: list[str]) -> int:
 def _forget(given: list[str]) -> int:
     parser = build_forget_parser()
     options = parser.parse_args(given)
-    from gpu_exporter.ledger.expected import forget
+    from gpu_exporter.inventory.expected import forget
 
     try:
         known = forget(options.state_directory, options.uuid)

@@ -40,6 +40,12 @@ class UnitId(NamedTuple):
     mig_uuid: str = ""
 
 
+def normalize_pci(address: str) -> str:
+    """One spelling for 00000000:3B:00.0 (NVML) and 0000:3b:00.0 (kernel)."""
+    domain, _, rest = address.lower().partition(":")
+    return f"{domain[-4:].rjust(4, '0')}:{rest}"
+
+
 class Range(NamedTuple):
     """The values that a quantity can have, both ends included, in its base unit."""
 

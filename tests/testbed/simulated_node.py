@@ -11,8 +11,10 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import Scenario
 from gpu_exporter.diagnosis.loop import DiagnosisLoop
+from gpu_exporter.inventory.inventory import Inventory
 from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model import AgentStatus, UnitId, View
+from gpu_exporter.model import AgentStatus, DeviceSnapshot, UnitId, View
+from gpu_exporter.node.place import DriverView, Placed, Position, count_answering, count_expected, place
 from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.sampler import DeviceSampler
 
@@ -35,7 +37,9 @@ class SimulatedNode:
         self.poller = Poller([source], self.clock, self.settings.attribution.keep_last)
         self.hung: set[str] = set()
         self.owners: Owners = {}
-        self.diagnosis = DiagnosisLoop(self.settings, lambda: self.state.evidence(self.hung.__contains__), self.clock)
+        self.inventory = Inventory()
+        self.readings: dict[int, DeviceSnapshot] = {}
+        self.diagnosis = DiagnosisLoop(self.settings, lambda: self.state.evidence(self.placed()), self.clock)
         rules = activity_rules(self.settings, driver_period_max_s)
         self.samplers = [
             DeviceSampler(backend.find(i), collectors.DEFAULT, self.clock, rules) for i in range(backend.count())
@@ -48,34 +52,52 @@ class SimulatedNode:
         for _ in range(round(seconds / interval)):
             self.clock.advance(interval)
             self._elapsed += interval
-            for sampler in self.samplers if sample else ():
-                self.state.on_snapshot(sampler.sample())
+            if sample:
+                self.sample()
             if self._is_due(self.settings.attribution.interval):
-                resolution = self.state.on_poll(self.poller.poll(), self.owners)
+                resolution = self.state.on_poll(self.poller.poll(), self.placed(), self.owners)
                 self.poller.note_resolution(resolution.conflicts, resolution.unresolved)
             if self._is_due(self.settings.diagnosis.interval):
                 self.diagnosis.judge()
         return self.view()
 
+    def sample(self) -> None:
+        """Read each GPU once."""
+        for position, sampler in enumerate(self.samplers):
+            self.readings[position] = sampler.sample()
+            self.state.on_snapshot(self.readings[position])
+
+    def placed(self) -> dict[str, Placed]:
+        """The GPUs as they are shown."""
+        known = self.state.known()
+        return place(self._driver(), self.inventory, known, self.clock.monotonic(), self.clock.wall())
+
+    def _driver(self) -> DriverView:
+        return DriverView(
+            {
+                position: Position(reading.identity, reading, reading.identity.uuid in self.hung)
+                for position, reading in self.readings.items()
+            }
+        )
+
     def _is_due(self, every_s: float) -> bool:
         return self._elapsed % max(every_s, self.settings.sampling.interval) == 0
 
     def view(self) -> View:
-        up = sum(sampler.device.identity.uuid not in self.hung for sampler in self.samplers)
         status = AgentStatus(
             version="TEST",
             backend="simulated",
             driver_up=True,
             driver_error="",
-            devices_visible=sum(snapshot.up for snapshot in self.state.latest()),
-            devices_expected=up,
+            devices_visible=count_answering(self._driver()),
+            devices_expected=count_expected(self._driver(), self.inventory),
             sample_interval_s=self.settings.sampling.interval,
             last_sample_wall=self.state.last_sample_wall(),
             sources=self.poller.statuses(),
             attribution_known=self.poller.is_known(),
             note="Simulated GPUs.",
         )
-        return self.state.view(status, self.diagnosis.verdicts, self.hung.__contains__)
+        return self.state.view(self.placed(), status, self.diagnosis.verdicts)
 
     def unit(self, index: int, mig_uuid: str = "") -> UnitId:
         return UnitId(self.samplers[index].device.identity.uuid, mig_uuid)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.files import PRIVATE, make_directory, write_atomically
-from gpu_exporter.ledger.expected import ExpectedDevice, ExpectedDevices
+from gpu_exporter.inventory.expected import ExpectedDevice, ExpectedDevices
 from gpu_exporter.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.ledger.state import StateFile
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from gpu_exporter import collectors
 from gpu_exporter.app.fleet import Fleet
-from gpu_exporter.app.presence import Presence
 from gpu_exporter.app.wiring import flatten_counts
 from gpu_exporter.attribution.identity import Identity
 from gpu_exporter.attribution.poller import Poller
@@ -21,9 +20,11 @@ from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.kmsg import slot_of
 from gpu_exporter.devices.protocol import Backend
 from gpu_exporter.diagnosis.loop import DiagnosisLoop
-from gpu_exporter.ledger.expected import ExpectedDevices
+from gpu_exporter.inventory.expected import ExpectedDevices
+from gpu_exporter.inventory.inventory import InventoryKeeper
 from gpu_exporter.ledger.state import StateFile, read_boot_id
 from gpu_exporter.model import AgentStatus, CollectorOutcome, View
+from gpu_exporter.node.place import DriverView, Placed, count_answering, count_expected, place
 from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.kernel_log import KernelLogLoop
 from gpu_exporter.threads import start
@@ -80,16 +81,17 @@ class Agent:
         self._sample_interval_s = max(settings.sampling.interval, publish_interval_s)
         self.node = NodeState(settings, clock, state)
         directory = state.path.parent if state is not None else None
+        self._inventory = InventoryKeeper(ExpectedDevices(directory, read_boot_id()), sysfs)
         self.fleet = Fleet(
             settings,
             backend,
             clock,
             self.node,
             enabled,
-            Presence(ExpectedDevices(directory, read_boot_id()), sysfs),
+            self._inventory,
             driver_period_max_s,
         )
-        self.diagnosis = DiagnosisLoop(settings, lambda: self.node.evidence(self.fleet.is_hung), clock)
+        self.diagnosis = DiagnosisLoop(settings, lambda: self.node.evidence(self._place(self.fleet.observe())), clock)
         self._kernel_log = (
             KernelLogLoop(kmsg, self.node.xids, self._list_gpus, clock, self.node.touch) if kmsg is not None else None
         )
@@ -137,8 +139,13 @@ class Agent:
 
     def _list_gpus(self) -> dict[str, str]:
         """UUID by PCI slot of every GPU that is known by name, lost ones too."""
-        identities = [snapshot.identity for snapshot in self.node.latest()]
+        identities = [placed.snapshot.identity for placed in self._place(self.fleet.observe()).values()]
         return {slot_of(identity.pci_bus_id): identity.uuid for identity in identities if identity.uuid}
+
+    def _place(self, driver: DriverView) -> dict[str, Placed]:
+        """The GPUs as they are shown at this moment."""
+        known = self.node.known()
+        return place(driver, self._inventory.value, known, self._clock.monotonic(), self._clock.wall())
 
     def _kernel_log_outcome(self) -> tuple[CollectorOutcome, ...]:
         outcome = self._kernel_log.outcome if self._kernel_log is not None else None
@@ -153,8 +160,11 @@ class Agent:
         while not self._stop.is_set():
             try:
                 claims = self.poller.poll()  # first: a process that is younger than the answer is judged by the next
-                owners = self._processes.read(self.node.latest()) if self._processes is not None else None
-                resolution = self.node.on_poll(claims, owners, self.fleet.expected())
+                driver = self.fleet.observe()
+                placed, expected = self._place(driver), count_expected(driver, self._inventory.value)
+                snapshots = [each.snapshot for each in placed.values()]
+                owners = self._processes.read(snapshots) if self._processes is not None else None
+                resolution = self.node.on_poll(claims, placed, owners, expected)
                 self.poller.note_resolution(resolution.conflicts, resolution.unresolved)
             except Exception:  # a fault of ours must not end attribution; mappings then age, which is visible
                 log.exception("a poll of the attribution sources failed")
@@ -205,26 +215,27 @@ class Agent:
         return self.node.version(), int(self._clock.monotonic())
 
     def view(self) -> View:
-        self.fleet.note_hang()
-        return self.node.view(self._status(), self.diagnosis.verdicts, self.fleet.is_hung)
+        """What is known at this moment. Changes nothing."""
+        driver = self.fleet.observe()
+        return self.node.view(self._place(driver), self._status(driver), self.diagnosis.verdicts)
 
-    def _status(self) -> AgentStatus:
-        driver_error = self.fleet.driver_error()
+    def _status(self, driver: DriverView) -> AgentStatus:
+        inventory = self._inventory.value
         state = self.node.state_status()
         return AgentStatus(
             version=VERSION,
             backend=self._backend.name,
-            driver_up=not driver_error,
-            driver_error=driver_error,
-            devices_visible=self.fleet.visible(),
-            devices_expected=self.fleet.expected(),
+            driver_up=not driver.error,
+            driver_error=driver.error,
+            devices_visible=count_answering(driver),
+            devices_expected=count_expected(driver, inventory),
             sample_interval_s=self._sample_interval_s,
             last_sample_wall=self.node.last_sample_wall(),
             sources=self.poller.statuses(),
             attribution_known=self.poller.is_known() and self.node.is_resolved(),
             errors=flatten_counts(self.fleet.error_counts()),
             note=self._note,
-            unmanaged=self.fleet.unmanaged(),
+            unmanaged=inventory.unmanaged(),
             outcomes=(*self.fleet.outcomes(), *self._kernel_log_outcome()),
             warnings=(
                 *self.fleet.warnings(),

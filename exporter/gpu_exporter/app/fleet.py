@@ -13,17 +13,18 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from gpu_exporter.app.presence import Presence
-from gpu_exporter.app.wiring import HANGS, activity_rules, persistence_warning, unnamed, unread
+from gpu_exporter.app.wiring import activity_rules, persistence_warning
 from gpu_exporter.clock import Clock
 from gpu_exporter.collectors import Collector, Totals
 from gpu_exporter.collectors.xid import XID
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.errors import DeviceError, DriverUnavailable
-from gpu_exporter.devices.pci import UNBOUND
 from gpu_exporter.devices.protocol import Backend, Device, EventWatch
+from gpu_exporter.inventory.inventory import InventoryKeeper
+from gpu_exporter.inventory.pci import UNBOUND
 from gpu_exporter.model import CollectorOutcome, DeviceSnapshot
-from gpu_exporter.node.state import NodeState, position_key
+from gpu_exporter.node.place import RELEASED, DriverView, Position, count_expected
+from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.events import EventLoop
 from gpu_exporter.sampling.loop import DeviceLoop
 from gpu_exporter.sampling.sampler import DeviceSampler
@@ -36,7 +37,6 @@ CHECK_S = 5.0  # how often an absent driver, new GPUs and the bus are looked for
 RELEASE_S = 1.5  # how long all loops together may take to end, so that the driver is free within two seconds
 STILL_HANGS = "a call from before the driver was let go still hangs in it"
 EVENTS_END_S = 0.4  # a little longer than it stays inside one driver call
-RELEASED = "the driver was let go on request (SIGUSR1); SIGHUP takes it again"
 
 
 class Fleet:
@@ -49,7 +49,7 @@ class Fleet:
         clock: Clock,
         node: NodeState,
         enabled: Sequence[Collector],
-        presence: Presence,
+        inventory: InventoryKeeper,
         driver_period_max_s: float = 1.0,
     ) -> None:
         self.changed = threading.Event()  # the driver was replaced: only a new process can go on
@@ -59,7 +59,7 @@ class Fleet:
         self._clock = clock
         self._node = node
         self._enabled = enabled
-        self._presence = presence
+        self._inventory = inventory
         self._rules = activity_rules(settings, driver_period_max_s)
         self._error = "the driver has not been asked yet"
         self._absent = False  # that is because there is none
@@ -68,7 +68,6 @@ class Fleet:
         self._stuck: list[Worker] = []  # told to stop, but inside a driver call: while one is, the driver stays open
         self._stuck_at: dict[int, DeviceLoop] = {}
         self._totals: dict[str, Totals] = {}  # of each GPU, over all its loops
-        self._forgotten: set[str] = set()  # by an administrator, while they did not answer
         self._counts: Counter[tuple[str, str]] = Counter()  # of loops that ended
         self._events: EventLoop | None = None
         self._events_for: frozenset[tuple[str, int]] = frozenset()
@@ -134,8 +133,7 @@ class Fleet:
                 self._stuck_at[position] = loop
         if self._released:
             self._error = RELEASED
-            for snapshot in self._node.latest():
-                self._node.on_snapshot(unread(snapshot.identity, RELEASED, self._clock, away=True))
+            self._node.touch()
         self._drop_ended()
         if self._stuck:
             return False
@@ -168,7 +166,7 @@ class Fleet:
 
     def _look(self) -> None:
         """Open the driver when it is not, start loops for GPUs that are new, compare with what should be there."""
-        self._forgotten |= self._presence.look()
+        self._inventory.look()
         self._bus_seen = self._clock.monotonic()
         with self._lock:
             if self._released:
@@ -176,8 +174,9 @@ class Fleet:
             elif not self._stop.is_set():
                 self._ask_driver()
             if not self._released and not self._stop.is_set():
-                self._place_missing()
+                self._note_answering()
                 self._listen()
+        self._node.touch()
 
     def _ask_driver(self) -> None:
         self._asking_since = self._clock.monotonic()
@@ -237,7 +236,6 @@ class Fleet:
     def _make_sampler(self, device: Device) -> DeviceSampler:
         """Runs in the device's own thread."""
         identity = device.identity
-        self._node.drop_position(identity.index)
         try:
             self._persistence[identity.uuid] = device.read_persistence_mode()
         except DeviceError:
@@ -247,19 +245,12 @@ class Fleet:
         return DeviceSampler(device, self._enabled, self._clock, self._rules, totals)
 
     def _deliver(self, snapshot: DeviceSnapshot) -> None:
-        """A GPU that stopped answering because it was given away is not lost, and a forgotten one is not shown."""
-        identity = snapshot.identity
+        """One that stopped answering because it was given away is not lost: the bus tells, before anybody is told."""
         if snapshot.up:
-            self._forgotten.discard(identity.uuid)
-        else:
-            if self._clock.monotonic() - self._bus_seen > 1.0:
-                self._bus_seen = self._clock.monotonic()
-                self._presence.look_at_bus()
-            away = self._presence.given_away(identity.pci_bus_id)
-            if away:
-                snapshot = unread(identity, away, self._clock, away=True)
-            elif identity.uuid in self._forgotten:
-                return
+            self._inventory.remember(snapshot.identity.uuid)
+        elif self._clock.monotonic() - self._bus_seen > 1.0:
+            self._bus_seen = self._clock.monotonic()
+            self._inventory.look_at_bus()
         self._node.on_snapshot(snapshot)
 
     def _devices(self) -> list[tuple[Device, int]]:
@@ -301,30 +292,24 @@ class Fleet:
         self._events_for = frozenset((device.identity.uuid, renewals) for device, renewals in found)
         return self._backend.watch_events([device for device, _ in found])
 
-    def _place_missing(self) -> None:
-        """Show the GPUs that should be there and do not answer: lost ones as lost, given-away ones as away."""
+    def _note_answering(self) -> None:
+        """Those that answer are expected from now on."""
         if not self.first_cycles_done():
             return
-        loops = list(self._loops.values())
-        found = {loop.sampler.device.identity.uuid for loop in loops if loop.sampler is not None}
+        latest = [loop.latest for loop in self._loops.values()]
         try:
-            self._presence.note(loop.latest.identity for loop in loops if loop.latest is not None and loop.latest.up)
+            self._inventory.note(snapshot.identity for snapshot in latest if snapshot is not None and snapshot.up)
         except OSError as exc:
             self._warn_once(f"the list of expected GPUs is not kept: {exc}")
-        errors = {loop.position: loop.find_error or HANGS for loop in loops if loop.sampler is None}
-        errors |= dict.fromkeys(self._stuck_at, STILL_HANGS)
-        for missing in self._presence.missing(found, errors, self._error):
-            self._node.on_snapshot(unread(missing.identity, missing.reason, self._clock, away=missing.away))
-        for position, reason in errors.items():  # the driver counts it, and nobody knows which one it is
-            self._node.on_snapshot(unread(unnamed(position), reason, self._clock))
-        known = {uuid for uuid in found if uuid not in self._forgotten} | self._presence.uuids()
-        self._node.keep_only(known | {position_key(position) for position in errors})
 
-    def note_hang(self) -> None:
-        """While the driver's start hangs: show the GPUs that were seen before as not answering."""
-        if self.is_asking_too_long() and not self._loops:
-            for missing in self._presence.missing((), {}, self.driver_error()):
-                self._node.on_snapshot(unread(missing.identity, missing.reason, self._clock, away=missing.away))
+    def observe(self) -> DriverView:
+        """What the driver has shown so far. Changes nothing."""
+        loops = list(self._loops.items())
+        positions = {position: _observe(loop) for position, loop in loops}
+        positions |= {position: Position(error=STILL_HANGS) for position in list(self._stuck_at)}
+        hangs_at_start = self.is_asking_too_long() and not loops
+        complete = hangs_at_start or (self.asked.is_set() and self.first_cycles_done())
+        return DriverView(positions, self.driver_error(), complete, self._released)
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -340,13 +325,6 @@ class Fleet:
         since = self._asking_since
         return since is not None and self._clock.monotonic() - since > self._settings.sampling.deadline
 
-    def is_hung(self, uuid: str) -> bool:
-        return any(
-            loop.is_hung()
-            for loop in list(self._loops.values())
-            if loop.sampler is not None and loop.sampler.device.identity.uuid == uuid
-        )
-
     def driver_error(self) -> str:
         """Why there is no GPU data, "" while there is."""
         if self.is_asking_too_long():
@@ -356,32 +334,14 @@ class Fleet:
             return "every GPU's driver call hangs"
         return self._error
 
-    def visible(self) -> int:
-        """GPUs that answer."""
-        return sum(
-            loop.latest is not None and loop.latest.up and not loop.is_hung() for loop in list(self._loops.values())
-        )
-
-    def expected(self) -> int:
-        """GPUs that should answer; none while the driver is let go on request."""
-        if self._released:
-            return 0
-        addresses: list[str | None] = []
-        for loop in list(self._loops.values()):
-            identity = loop.sampler.device.identity if loop.sampler is not None else None
-            if identity is None or identity.uuid not in self._forgotten:
-                addresses.append(identity.pci_bus_id if identity is not None else None)
-        return self._presence.count(addresses)
-
     def _expects_gpus(self) -> bool:
-        return self.expected() > 0 or any(driver == UNBOUND for driver, _ in self.unmanaged())
+        inventory = self._inventory.value
+        expected = count_expected(self.observe(), inventory)
+        return expected > 0 or any(driver == UNBOUND for driver, _ in inventory.unmanaged())
 
     def is_missed(self) -> bool:
         """As AgentStatus.driver_missed."""
         return not self.asked.is_set() or bool(self._error and not self._absent and not self._released)
-
-    def unmanaged(self) -> tuple[tuple[str, int], ...]:
-        return self._presence.unmanaged()
 
     def outcomes(self) -> tuple[CollectorOutcome, ...]:
         """Of collectors that work outside the device cycles."""
@@ -399,3 +359,11 @@ class Fleet:
             if loop.sampler is not None:
                 counts.update(dict(loop.sampler.error_counts))  # a copy: the loop goes on counting
         return counts
+
+
+def _observe(loop: DeviceLoop) -> Position:
+    if loop.sampler is None:
+        return Position(hung=loop.is_hung(), error=loop.find_error)
+    snapshot = loop.latest
+    identity = snapshot.identity if snapshot is not None else loop.sampler.device.identity
+    return Position(identity, snapshot, loop.is_hung())

@@ -7,8 +7,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gpu_exporter.app.wiring import HANGS, activity_rules, flatten_counts, persistence_warning, unnamed, unread
+from gpu_exporter.app.wiring import activity_rules, flatten_counts, persistence_warning
 from gpu_exporter.attribution.processes import ProcessOwners
 from gpu_exporter.attribution.source import Source
 from gpu_exporter.clock import Clock
@@ -16,10 +17,13 @@ from gpu_exporter.collectors import Collector
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.errors import DeviceError, DriverUnavailable
 from gpu_exporter.devices.protocol import Backend
-from gpu_exporter.model import AgentStatus, View
+from gpu_exporter.model import AgentStatus, DeviceIdentity, DeviceSnapshot, View
 from gpu_exporter.sampling.sampler import DeviceSampler
 from gpu_exporter.threads import start
 from gpu_exporter.version import VERSION
+
+if TYPE_CHECKING:
+    from gpu_exporter.inventory.inventory import Inventory
 
 GPM_WINDOW_S = 0.11  # NVML wants more than 100 ms between two samples
 PATIENCE = 0.8  # share of the time limit that GPUs have; the rest is for telling of those that answered
@@ -33,7 +37,10 @@ class _Reader:
     ) -> None:
         self.errors: Counter[tuple[str, str]] = Counter()
         self.persistence_off = False
-        self.snapshot = unread(unnamed(position), HANGS, clock)
+        self.identity: DeviceIdentity | None = None
+        self.snapshot: DeviceSnapshot | None = None
+        self.error = ""
+        self.is_hung = False
         self._position, self._backend, self._enabled = position, backend, enabled
         self._clock, self._settings = clock, settings
         self._thread = threading.Thread(target=self._read, name=f"gpu-{position}", daemon=True)
@@ -42,14 +49,13 @@ class _Reader:
     def join(self, deadline: float) -> bool:
         """Wait for the end, or until `deadline` (time.monotonic); false when it is not over."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        return not self._thread.is_alive()
+        self.is_hung = self._thread.is_alive()
+        return not self.is_hung
 
     def _read(self) -> None:
-        identity = self.snapshot.identity
         try:
             device = self._backend.find(self._position)
-            identity = device.identity
-            self.snapshot = unread(identity, HANGS, self._clock)
+            self.identity = device.identity
             sampler = DeviceSampler(device, self._enabled, self._clock, activity_rules(self._settings))
             if sampler.prime():
                 time.sleep(GPM_WINDOW_S)
@@ -57,33 +63,39 @@ class _Reader:
             self.errors = sampler.error_counts
             self.persistence_off = not device.read_persistence_mode()
         except DeviceError as exc:
-            if not self.snapshot.up:
+            if self.snapshot is None:
                 self.errors[exc.call, exc.error] += 1
-                self.snapshot = unread(identity, str(exc), self._clock)
+                self.error = str(exc)
 
 
 def _status_without_driver(
     reason: DriverUnavailable, settings: Settings, backend: Backend, state_directory: Path | None, sysfs: Path | None
 ) -> AgentStatus:
     """What is known of this node while the driver does not answer: which GPUs should be here."""
-    from gpu_exporter.app.presence import Presence
-    from gpu_exporter.ledger.expected import ExpectedDevices
-    from gpu_exporter.ledger.state import read_boot_id
-
-    presence = Presence(ExpectedDevices(state_directory, read_boot_id()), sysfs)
-    presence.look()
+    inventory = _read_inventory(state_directory, sysfs)
     return AgentStatus(
         version=VERSION,
         backend=backend.name,
         driver_up=False,
         driver_error=str(reason),
         devices_visible=0,
-        devices_expected=presence.count(()),
+        devices_expected=inventory.count(()),
         sample_interval_s=settings.sampling.interval,
         last_sample_wall=None,
-        unmanaged=presence.unmanaged(),
+        unmanaged=inventory.unmanaged(),
         driver_missed=not reason.absent,
     )
+
+
+def _read_inventory(state_directory: Path | None, sysfs: Path | None) -> Inventory:
+    """Which GPUs should be here."""
+    from gpu_exporter.inventory.expected import ExpectedDevices
+    from gpu_exporter.inventory.inventory import InventoryKeeper
+    from gpu_exporter.ledger.state import read_boot_id
+
+    keeper = InventoryKeeper(ExpectedDevices(state_directory, read_boot_id()), sysfs)
+    keeper.look()
+    return keeper.value
 
 
 def take_one_view(
@@ -113,41 +125,38 @@ def take_one_view(
             raise
         return View(clock.wall(), status, (), ())
     # Loaded while the GPUs are read.
-    from gpu_exporter.app.presence import Presence
     from gpu_exporter.attribution.identity import Identity
     from gpu_exporter.attribution.poller import Poller
     from gpu_exporter.diagnosis.loop import DiagnosisLoop
-    from gpu_exporter.ledger.expected import ExpectedDevices
-    from gpu_exporter.ledger.state import read_boot_id
+    from gpu_exporter.node.place import DriverView, Position, count_answering, count_expected, place
     from gpu_exporter.node.state import NodeState
 
     identity = Identity(settings.identity.user, state_directory)
     poller = Poller(sources, clock, settings.attribution.keep_last, identity)
     asking = threading.Thread(target=poller.poll, name="attribution", daemon=True)
     start(asking)
-    presence = Presence(ExpectedDevices(state_directory, read_boot_id()), sysfs)
-    presence.look()
-    unread_yet = [reader for reader in readers if not reader.join(deadline)]
-    if unread_yet and not any(reader.snapshot.up for reader in readers):
+    inventory = _read_inventory(state_directory, sysfs)
+    ended = [reader.join(deadline) for reader in readers]
+    driver = DriverView(
+        {
+            position: Position(reader.identity, reader.snapshot, reader.is_hung, reader.error)
+            for position, reader in enumerate(readers)
+        }
+    )
+    if not all(ended) and not count_answering(driver):
         raise DriverUnavailable(f"the driver did not answer within {timeout_s:g} s")
     node = NodeState(settings, clock)
     errors: Counter[tuple[str, str]] = Counter()
     for reader in readers:
-        snapshot = reader.snapshot
-        away = "" if snapshot.up else presence.given_away(snapshot.identity.pci_bus_id)
-        node.on_snapshot(unread(snapshot.identity, away, clock, away=True) if away else snapshot)
         errors.update(reader.errors)
-    identities = [reader.snapshot.identity for reader in readers]
-    places = {i.index: reader.snapshot.error for i, reader in zip(identities, readers, strict=True) if not i.uuid}
-    for missing in presence.missing({identity.uuid for identity in identities}, places, ""):
-        node.on_snapshot(unread(missing.identity, missing.reason, clock, away=missing.away))
-        node.drop_position(missing.identity.index)
+        if reader.snapshot is not None:
+            node.on_snapshot(reader.snapshot)
     asking.join(max(0.0, deadline - time.monotonic()))
-    expected = presence.count(identity.pci_bus_id or None for identity in identities)
-    owners = processes.read(node.latest()) if processes is not None else None
-    resolution = node.on_poll(
-        poller.claims(), owners, expected
-    )  # a source that has not answered yet is reported as one
+    placed = place(driver, inventory, node.known(), clock.monotonic(), clock.wall())
+    expected = count_expected(driver, inventory)
+    snapshots = [each.snapshot for each in placed.values()]
+    owners = processes.read(snapshots) if processes is not None else None
+    resolution = node.on_poll(poller.claims(), placed, owners, expected)  # a source without an answer yet is named
     poller.note_resolution(resolution.conflicts, resolution.unresolved)
     off = sum(reader.persistence_off for reader in readers)
     status = AgentStatus(
@@ -155,7 +164,7 @@ def take_one_view(
         backend=backend.name,
         driver_up=True,
         driver_error="",
-        devices_visible=sum(reader.snapshot.up for reader in readers),
+        devices_visible=count_answering(driver),
         devices_expected=expected,
         sample_interval_s=settings.sampling.interval,
         last_sample_wall=node.last_sample_wall(),
@@ -163,12 +172,11 @@ def take_one_view(
         attribution_known=poller.is_known() and node.is_resolved(),
         errors=flatten_counts(errors),
         warnings=(*((persistence_warning(off),) if off else ()), *poller.warnings()),
-        unmanaged=presence.unmanaged(),
+        unmanaged=inventory.unmanaged(),
     )
-    hung = {reader.snapshot.identity.uuid for reader in unread_yet if reader.snapshot.identity.uuid}
-    diagnosis = DiagnosisLoop(settings, lambda: node.evidence(hung.__contains__), clock)
+    diagnosis = DiagnosisLoop(settings, lambda: node.evidence(placed), clock)
     diagnosis.judge()
-    view = node.view(status, diagnosis.verdicts, hung.__contains__)
-    if not unread_yet:
+    view = node.view(placed, status, diagnosis.verdicts)
+    if all(ended):
         backend.close()
     return view

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Settings
-from gpu_exporter.model import DeviceIdentity, DeviceSnapshot
 from gpu_exporter.sampling.witnesses import ActivityRules
-
-HANGS = "its first call hangs in the driver"
 
 
 def activity_rules(settings: Settings, driver_period_max_s: float = 1.0) -> ActivityRules:
@@ -30,16 +26,6 @@ def activity_rules(settings: Settings, driver_period_max_s: float = 1.0) -> Acti
 def flatten_counts(errors: Counter[tuple[str, str]]) -> tuple[tuple[str, str, int], ...]:
     """(call, error, count), sorted."""
     return tuple((call, error, count) for (call, error), count in sorted(errors.items()))
-
-
-def unread(identity: DeviceIdentity, reason: str, clock: Clock, *, away: bool = False) -> DeviceSnapshot:
-    """A GPU that does not answer, and why; `away`: on purpose."""
-    return DeviceSnapshot(identity, clock.monotonic(), clock.wall(), up=False, error=reason, away=away)
-
-
-def unnamed(position: int) -> DeviceIdentity:
-    """A place in the driver's list whose GPU nobody knows."""
-    return DeviceIdentity(position, "", "", "", "", -1, "")
 
 
 def persistence_warning(number: int) -> str:

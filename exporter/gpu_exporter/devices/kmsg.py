@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_exporter.devices.pci import normalize
+from gpu_exporter.model import normalize_pci
 
 RECORD_MAX = 8192  # the kernel's own bound of a record (CONSOLE_EXT_LOG_MAX, later PRINTK_MESSAGE_MAX)
 BATCH = 1000  # records of one look, so that a noisy log does not keep the reader from everything else
@@ -51,7 +51,7 @@ class Batch(NamedTuple):
 
 def slot_of(pci_bus_id: str) -> str:
     """Domain, bus and device without the function: `0000:86:00` for 00000000:86:00.0 and 0000:86:00."""
-    return normalize(pci_bus_id).partition(".")[0]
+    return normalize_pci(pci_bus_id).partition(".")[0]
 
 
 def parse_record(record: bytes) -> XidLine | None:

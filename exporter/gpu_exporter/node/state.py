@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_exporter.attribution.contradict import ProcessNet
 from gpu_exporter.attribution.numbers import NumberMemory
@@ -23,6 +23,7 @@ from gpu_exporter.model import (
     AgentStatus,
     Allocation,
     Buckets,
+    DeviceIdentity,
     DeviceSnapshot,
     HolderKey,
     StateStatus,
@@ -33,6 +34,7 @@ from gpu_exporter.model import (
     Verdict,
     View,
 )
+from gpu_exporter.node.place import Placed
 from gpu_exporter.node.view import (
     GpuRecord,
     HolderRecord,
@@ -44,11 +46,6 @@ from gpu_exporter.node.view import (
 from gpu_exporter.sampling.events import XidBook
 
 log = logging.getLogger(__name__)
-
-
-def position_key(index: int) -> str:
-    """What a GPU is filed under whose UUID is not known."""
-    return f"#{index}"
 
 
 class NodeState:
@@ -78,8 +75,7 @@ class NodeState:
             unconfirmed_s=self.ledger.rules.longest_unconfirmed_s,
             keep_last_s=settings.attribution.keep_last,
         )
-        self._latest: dict[str, DeviceSnapshot] = {}
-        self._inventory: dict[str, DeviceSnapshot] = {}  # last snapshot in which the GPU answered
+        self._answered: dict[str, DeviceSnapshot] = {}  # last snapshot in which the GPU answered
         self._resolution = Resolution([], [], [])
         self._confirmed: dict[tuple[UnitId, HolderKey], float] = {}
         self._numbers = NumberMemory()
@@ -106,16 +102,15 @@ class NodeState:
         uuid = snapshot.identity.uuid
         with self._lock:
             self._version += 1
-            self._latest[uuid or position_key(snapshot.identity.index)] = snapshot
             if not snapshot.up:
                 return
             if self._last_sample is None or snapshot.monotonic >= self._last_sample[0]:
                 self._last_sample = (snapshot.monotonic, snapshot.wall)
-            before = self._inventory.get(uuid)
+            before = self._answered.get(uuid)
             if before is not None and not snapshot.instances_known:
-                self._inventory[uuid] = snapshot._replace(instances=before.instances)
+                self._answered[uuid] = snapshot._replace(instances=before.instances)
             else:
-                self._inventory[uuid] = snapshot
+                self._answered[uuid] = snapshot
             if snapshot.value("gpu_compute_processes"):
                 self._processes_proven = True
             for activity in (snapshot.activity, *(i.activity for i in snapshot.instances)):
@@ -135,36 +130,31 @@ class NodeState:
         with self._lock:
             self._version += 1
 
-    def latest(self) -> list[DeviceSnapshot]:
-        """The last snapshot of each GPU."""
+    def known(self) -> dict[str, DeviceIdentity]:
+        """Every GPU that has answered, by UUID, as it was then."""
         with self._lock:
-            return list(self._latest.values())
+            return {uuid: snapshot.identity for uuid, snapshot in self._answered.items()}
 
-    def drop_position(self, index: int) -> None:
-        """The GPU at this place of the driver's list has told its name."""
-        with self._lock:
-            self._latest.pop(position_key(index), None)
-
-    def keep_only(self, keys: set[str]) -> None:
-        """Show no other GPUs than these UUIDs and position keys."""
-        with self._lock:
-            for key in self._latest.keys() - keys:
-                self._version += 1
-                del self._latest[key]
-
-    def on_poll(self, claims: Sequence[ConfirmedClaim], owners: Owners | None = None, expected: int = 0) -> Resolution:
+    def on_poll(
+        self,
+        claims: Sequence[ConfirmedClaim],
+        placed: Mapping[str, Placed],
+        owners: Owners | None = None,
+        expected: int = 0,
+    ) -> Resolution:
         """Settle one poll of the attribution sources.
 
-        `owners` of the processes on each unit, as far as known; `expected`: how many GPUs should answer here.
+        `placed`: the GPUs as they are shown; `owners` of the processes on each unit, as far as known; `expected`: how
+        many GPUs should answer here.
         """
         with self._lock:
             now = self._clock.monotonic()
             # The newest last: after the driver's list was renumbered an index means the GPU that has it now.
-            inventory = sorted(self._inventory.values(), key=lambda snapshot: snapshot.monotonic)
+            inventory = sorted(self._answered.values(), key=lambda snapshot: snapshot.monotonic)
             resolution = resolve(
                 [entry.claim for entry in claims],
                 inventory,
-                incomplete=self._incomplete(expected),
+                incomplete=_incomplete(placed, expected),
                 numbers=self._numbers.units(),
             )
             self._numbers.note(resolution.numbers, now)
@@ -189,16 +179,6 @@ class NodeState:
             ]
             self.ledger.settle(now, wall, held)
             return self._resolution
-
-    def _incomplete(self, expected: int) -> str:
-        """Why NVML may count otherwise than the schedulers do; "" when every GPU that should be here is."""
-        down = [snapshot for snapshot in self._latest.values() if not snapshot.up]
-        if down:
-            identity = down[0].identity
-            return f"gpu {identity.index} ({identity.uuid or 'without a name'}) does not answer"
-        if len(self._latest) < expected:
-            return f"{len(self._latest)} of {expected} GPUs are in the driver's list"
-        return ""
 
     @staticmethod
     def _start_of(allocation: Allocation, now: float, wall: float) -> float | None:
@@ -255,16 +235,11 @@ class NodeState:
         with self._lock:
             return StateStatus(self._last_write_wall, self._write_errors, self._write_error)
 
-    def records(self, is_hung: Callable[[str], bool]) -> NodeRecords:
-        """Everything that a view shows, as it is at this moment. `is_hung` is asked by UUID."""
+    def records(self, placed: Mapping[str, Placed]) -> NodeRecords:
+        """Everything that a view of these GPUs shows, as it is at this moment."""
         with self._lock:
             now, wall = self._clock.monotonic(), self._clock.wall()
-            gpus = {
-                snapshot.identity.uuid or position_key(snapshot.identity.index): self._gpu_record(
-                    snapshot, now, wall, is_hung(snapshot.identity.uuid)
-                )
-                for snapshot in sorted(self._latest.values(), key=lambda s: s.identity.index)
-            }
+            gpus = {key: self._gpu_record(each, now, wall) for key, each in placed.items()}
             holders = tuple(
                 record
                 for allocation, _ in self._resolution.allocations
@@ -272,7 +247,8 @@ class NodeState:
             )
             return NodeRecords(now, wall, gpus, holders, tuple(self._tenant_totals()))
 
-    def _gpu_record(self, snapshot: DeviceSnapshot, now: float, wall: float, hung: bool) -> GpuRecord:
+    def _gpu_record(self, placed: Placed, now: float, wall: float) -> GpuRecord:
+        snapshot = placed.snapshot
         uuid = snapshot.identity.uuid
         totals = {
             mig_uuid: unit_totals
@@ -281,7 +257,7 @@ class NodeState:
         }
         in_use = {used.mig_uuid: text for used, text in self._in_use.items() if used.uuid == uuid}
         shown = snapshot if self._processes_proven else _without_processes(snapshot)
-        return GpuRecord(shown, hung, totals, self.xids.counts(uuid), in_use)
+        return GpuRecord(shown, placed.hung, totals, self.xids.counts(uuid), in_use)
 
     def _holder_record(self, allocation: Allocation, now: float, wall: float) -> HolderRecord | None:
         unit, key = allocation.unit, allocation.holder.key
@@ -290,7 +266,7 @@ class NodeState:
             return None
         if self._state is not None:
             totals = self._state.bound_holder(unit, key, totals)
-        answered = self._inventory.get(unit.uuid)  # a holder keeps a GPU that was lost before our start
+        answered = self._answered.get(unit.uuid)  # a holder keeps a GPU that was lost before our start
         instances = answered.instances if answered is not None else ()
         mig = next((instance.mig for instance in instances if instance.uuid == unit.mig_uuid), "")
         return HolderRecord(allocation, totals, now - self._confirmed.get((unit, key), -math.inf), mig)
@@ -305,11 +281,9 @@ class NodeState:
             return totals
         return self._state.bound_unit(unit, totals)
 
-    def view(
-        self, status: AgentStatus, verdicts: Mapping[AllocationId, Verdict], is_hung: Callable[[str], bool]
-    ) -> View:
+    def view(self, placed: Mapping[str, Placed], status: AgentStatus, verdicts: Mapping[AllocationId, Verdict]) -> View:
         """The picture of this moment."""
-        return build_view(self.records(is_hung), status, verdicts, self._view_rules)
+        return build_view(self.records(placed), status, verdicts, self._view_rules)
 
     def history(self, unit: UnitId, length_s: float | None = None) -> Buckets:
         """Utilization over the last `length_s` seconds, all that is kept by default."""
@@ -318,9 +292,9 @@ class NodeState:
             values = ring.values(self._clock.monotonic(), length_s) if ring is not None else ()
         return Buckets(values, self.ledger.rules.bucket_s)
 
-    def evidence(self, is_hung: Callable[[str], bool]) -> Evidence:
+    def evidence(self, placed: Mapping[str, Placed]) -> Evidence:
         """What diagnosis judges by."""
-        records = self.records(is_hung)
+        records = self.records(placed)
         subjects = [
             Subject(record.id, unknown, self._window(record, snapshot))
             for record, snapshot, unknown in list_standings(records, self._view_rules)
@@ -336,6 +310,16 @@ class NodeState:
             idle_run_s=totals.idle_run_s,
             processes=snapshot.value("gpu_compute_processes") if not unit.mig_uuid else None,
         )
+
+
+def _incomplete(placed: Mapping[str, Placed], expected: int) -> str:
+    """Why NVML may count otherwise than the schedulers do; "" when every GPU that should be here is."""
+    down = next((each.snapshot.identity for each in placed.values() if not each.snapshot.up), None)
+    if down is not None:
+        return f"gpu {down.index} ({down.uuid or 'without a name'}) does not answer"
+    if len(placed) < expected:
+        return f"{len(placed)} of {expected} GPUs are in the driver's list"
+    return ""
 
 
 def _places(inventory: Sequence[DeviceSnapshot]) -> dict[UnitId, str]:

@@ -19,6 +19,7 @@ from gpu_exporter.exposition.series import list_series
 from gpu_exporter.exposition.text import TextRenderer
 from gpu_exporter.ledger.state import StateFile
 from gpu_exporter.model import AgentStatus, Claim, Holder, HolderKey
+from gpu_exporter.node.place import Placed
 from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.sampler import DeviceSampler
 
@@ -36,6 +37,7 @@ def test_ten_thousand_holders_that_come_and_go_leave_nothing_behind(tmp_path: Pa
     uuids = [sampler.device.identity.uuid for sampler in samplers]
     state = StateFile(tmp_path, 10.0, "boot")
     node = NodeState(settings, clock, state)
+    placed: dict[str, Placed] = {}
     renderer = TextRenderer()
     turn = 0
 
@@ -53,9 +55,11 @@ def test_ten_thousand_holders_that_come_and_go_leave_nothing_behind(tmp_path: Pa
     for turn in range(ROUNDS):
         clock.advance(POLL_S)
         for sampler in samplers if turn % 5 == 0 else ():
-            node.on_snapshot(sampler.sample())
-        node.on_poll(poller.poll())
-        body = renderer.render(list_series(node.view(STATUS, {}, lambda _: False)))
+            snapshot = sampler.sample()
+            node.on_snapshot(snapshot)
+            placed[snapshot.identity.uuid] = Placed(snapshot)
+        node.on_poll(poller.poll(), placed)
+        body = renderer.render(list_series(node.view(placed, STATUS, {})))
         assert body.count("gpu_allocation_info{") == GPUS
         if turn % 50 == 49:
             node.write_state()

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.app.wiring import unread
 from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.numbers import KEEP_S
 from gpu_exporter.attribution.poller import ConfirmedClaim
@@ -18,6 +17,8 @@ from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.exposition.rows import list_rows
 from gpu_exporter.exposition.series import list_series
+from gpu_exporter.inventory.expected import ExpectedDevice
+from gpu_exporter.inventory.inventory import Inventory
 from gpu_exporter.ledger.state import StateFile
 from gpu_exporter.model import AllocationView, Claim, Holder, HolderKey, Verdict, View
 from gpu_exporter.node.state import NodeState
@@ -94,13 +95,13 @@ def test_while_polls_hang_the_holder_is_first_not_vouched_for_and_then_withheld(
     node.run(60)
     for _ in range(20):
         node.clock.advance(1.0)
-        node.state.on_snapshot(node.samplers[0].sample())
+        node.sample()
     allocation = only(node.view())
     assert allocation.utilization is None
     assert allocation.verdict.evidence.startswith("no source has confirmed the holder for")
     for _ in range(300):
         node.clock.advance(1.0)
-        node.state.on_snapshot(node.samplers[0].sample())
+        node.sample()
     assert node.view().allocations == ()
 
 
@@ -117,7 +118,7 @@ def test_a_poll_that_fails_half_way_vouches_for_nobody(monkeypatch: pytest.Monke
     assert claims == []
     node.poller.poll()
     with pytest.raises(ZeroDivisionError):
-        node.state.on_poll(node.poller.poll())
+        node.state.on_poll(node.poller.poll(), node.placed())
     allocation = only(node.view())
     assert allocation.totals.idle_run_s is None
 
@@ -151,9 +152,10 @@ def test_the_last_sample_keeps_its_time_when_the_last_gpu_is_lost() -> None:
     node.run(29)
     assert node.state.last_sample_wall() == start + 29
     node.run(60)
-    assert not node.state.latest()[0].up
+    assert not next(iter(node.placed().values())).snapshot.up
     assert node.state.last_sample_wall() == start + 29
-    node.state.keep_only(set())  # the GPU leaves the list of what is shown
+    node.readings.clear()  # the GPU leaves the list of what is shown
+    assert node.placed() == {}
     assert node.state.last_sample_wall() == start + 29
 
 
@@ -193,8 +195,14 @@ def test_without_a_state_directory_nothing_is_said_of_its_writes() -> None:
 def numbered(node: SimulatedNode, claims: list[Claim], expected: int = 0) -> dict[str, str]:
     """UUID of each holder's GPU after a poll with these claims."""
     confirmed = [ConfirmedClaim(claim, node.clock.monotonic()) for claim in claims]
-    allocations = node.state.on_poll(confirmed, expected=expected).allocations
+    allocations = node.state.on_poll(confirmed, node.placed(), expected=expected).allocations
     return {allocation.holder.job_id: allocation.unit.uuid for allocation, _ in allocations}
+
+
+def seen_before(node: SimulatedNode) -> Inventory:
+    """The first GPU of a node is expected."""
+    identity = node.samplers[0].device.identity
+    return Inventory((ExpectedDevice(identity.uuid, identity.pci_bus_id, identity.index, identity.name),))
 
 
 def job(number: str, index: int) -> Claim:
@@ -213,17 +221,20 @@ def test_a_gpu_that_leaves_the_list_over_a_restart_gives_no_job_another_gpu(tmp_
 
     after = node_of(GPU, GPU, GPU, holders=[], state=StateFile(tmp_path, 10.0, "boot"))
     after.state.restore()
-    for index, sampler in enumerate(after.samplers[1:]):
-        identity = dataclasses.replace(sampler.device.identity, index=index)
-        sampler.device.identity = identity
-        after.state.on_snapshot(sampler.sample())
+    first, *others = after.samplers
+    for index, sampler in enumerate(others):
+        sampler.device.identity = dataclasses.replace(sampler.device.identity, index=index)
+    after.samplers = others
+    after.sample()
     assert numbered(after, [job("42", 1), job("43", 0)], expected=3) == {"42": uuids[1]}
-    unresolved = after.state.on_poll([ConfirmedClaim(job("43", 0), after.clock.monotonic())], expected=3).unresolved
+    claims = [ConfirmedClaim(job("43", 0), after.clock.monotonic())]
+    unresolved = after.state.on_poll(claims, after.placed(), expected=3).unresolved
     assert [reason for _, reason in unresolved] == ["positions may have changed: 2 of 3 GPUs are in the driver's list"]
     assert not after.state.is_resolved()
-    after.state.on_snapshot(unread(before.samplers[0].device.identity, "seen here before", after.clock))
+    after.inventory = seen_before(before)
     assert numbered(after, [job("43", 0)]) == {}
-    after.state.on_snapshot(after.samplers[0].sample())
+    after.samplers = [*others, first]
+    after.sample()
     assert numbered(after, [job("44", 2)], expected=3) == {}  # two GPUs at one place: whose order is it?
 
 
@@ -268,7 +279,7 @@ def test_a_holder_keeps_a_gpu_that_was_lost_before_our_start_and_nothing_is_know
     before.state.write_state(final=True)
     after = node_of(GPU, GPU, holders=[], state=StateFile(tmp_path, 10.0, "boot"))
     after.state.restore()
-    after.state.on_snapshot(unread(before.samplers[0].device.identity, "seen here before", after.clock))
+    after.inventory = seen_before(before)
     numbered(after, [job("42", 0)])
     view = only(after.view())
     assert (view.verdict.state, view.totals.idle_run_s, view.utilization) == ("unknown", None, None)

@@ -28,13 +28,13 @@ def shown(node: SimulatedNode, records: NodeRecords, rules: ViewRules = RULES) -
 
 def changed(node: SimulatedNode, **fields: object) -> NodeRecords:
     """The records, with other fields of the one holder."""
-    records = node.state.records(lambda _: False)
+    records = node.state.records(node.placed())
     (holder,) = records.holders
     return records._replace(holders=(holder._replace(**fields),))
 
 
 def test_an_idle_verdict_ends_with_the_idle_run_also_before_the_next_judgement(node: SimulatedNode) -> None:
-    totals = node.state.records(lambda _: False).holders[0].totals
+    totals = node.state.records(node.placed()).holders[0].totals
     assert shown(node, changed(node)).verdict.state == "held_idle"
     for run in (0.0, None):
         verdict = shown(node, changed(node, totals=totals._replace(idle_run_s=run))).verdict
@@ -53,19 +53,19 @@ def test_a_holder_that_is_not_confirmed_is_first_unknown_and_then_gone(node: Sim
 
 
 def test_a_holder_of_a_gpu_that_is_not_here_is_not_shown(node: SimulatedNode) -> None:
-    allocation = node.state.records(lambda _: False).holders[0].allocation
+    allocation = node.state.records(node.placed()).holders[0].allocation
     assert shown(node, changed(node, allocation=allocation._replace(unit=UnitId("GPU-elsewhere")))) is None
 
 
 def test_sharers_are_never_judged(node: SimulatedNode) -> None:
-    allocation = node.state.records(lambda _: False).holders[0].allocation
+    allocation = node.state.records(node.placed()).holders[0].allocation
     seen = shown(node, changed(node, allocation=allocation._replace(share="time_slice")))
     assert seen.verdict == ("unknown", "the GPU is shared and its holders cannot be told apart")
     assert (seen.utilization, seen.memory_used_bytes) == (None, None)
 
 
 def test_a_holder_without_a_verdict_is_unknown(node: SimulatedNode) -> None:
-    records = node.state.records(lambda _: False)
+    records = node.state.records(node.placed())
     (holder,) = records.holders
     key = HolderKey("kubernetes", "another/main")
     other: HolderRecord = holder._replace(
@@ -75,7 +75,7 @@ def test_a_holder_without_a_verdict_is_unknown(node: SimulatedNode) -> None:
 
 
 def test_a_gpu_is_withheld_when_its_reading_is_old_or_its_call_hangs(node: SimulatedNode) -> None:
-    records = node.state.records(lambda _: False)
+    records = node.state.records(node.placed())
     ((key, gpu),) = records.gpus.items()
     for old, hung, withheld in ((5.0, False, False), (5.1, False, True), (0.0, True, True)):
         later = records._replace(monotonic=gpu.snapshot.monotonic + old, gpus={key: gpu._replace(hung=hung)})

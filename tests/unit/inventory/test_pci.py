@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tests.testbed.sysfs import add_function
 
-from gpu_exporter.devices.pci import PciFunction, list_functions, normalize
+from gpu_exporter.inventory.pci import PciFunction, list_functions
+from gpu_exporter.model import normalize_pci
 
 
 def test_gpus_and_who_has_them(tmp_path: Path) -> None:
@@ -27,5 +28,5 @@ def test_a_bus_that_cannot_be_read_is_unknown_and_not_empty(tmp_path: Path) -> N
 
 
 def test_one_spelling_of_addresses() -> None:
-    assert normalize("00000000:3B:00.0") == normalize("0000:3b:00.0") == "0000:3b:00.0"
-    assert normalize("00010000:3B:00.0") == "0000:3b:00.0"
+    assert normalize_pci("00000000:3B:00.0") == normalize_pci("0000:3b:00.0") == "0000:3b:00.0"
+    assert normalize_pci("00010000:3B:00.0") == "0000:3b:00.0"

@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from gpu_exporter.model import normalize_pci
+
 VENDOR_NVIDIA = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controller; audio and bridges of the same board have others
 MANAGED = "nvidia"  # the kernel driver that NVML talks to
@@ -21,12 +23,6 @@ class PciFunction(NamedTuple):
 
     address: str
     driver: str
-
-
-def normalize(address: str) -> str:
-    """One spelling for 00000000:3B:00.0 (NVML) and 0000:3b:00.0 (kernel)."""
-    domain, _, rest = address.lower().partition(":")
-    return f"{domain[-4:].rjust(4, '0')}:{rest}"
 
 
 def list_functions(sysfs: Path = Path("/sys")) -> list[PciFunction] | None:
@@ -45,7 +41,7 @@ def list_functions(sysfs: Path = Path("/sys")) -> list[PciFunction] | None:
             if (entry / "physfn").exists():  # a virtual function of a shared board: no GPU of its own
                 continue
             driver = entry / "driver"
-            found.append(PciFunction(normalize(entry.name), driver.resolve().name if driver.exists() else UNBOUND))
+            found.append(PciFunction(normalize_pci(entry.name), driver.resolve().name if driver.exists() else UNBOUND))
         except OSError:  # gone between listing and reading
             continue
     return found

@@ -1,0 +1,113 @@
+"""Which GPUs are shown, and as what: answering, lost, away, hung, missing. Pure; decided here for everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gpu_exporter.inventory.inventory import Inventory
+from gpu_exporter.model import DeviceIdentity, DeviceSnapshot
+
+RELEASED = "the driver was released on request (SIGUSR1); SIGHUP takes it again"
+HANGS = "its first call hangs in the driver"
+NOT_READ = "it was found, but not read yet"
+
+
+class Position(NamedTuple):
+    """One place in the driver's list. `identity` is None while its GPU has no name, for the reason `error`.
+
+    `hung`: a call is past its deadline. `snapshot` is None before the first reading has ended.
+    """
+
+    identity: DeviceIdentity | None = None
+    snapshot: DeviceSnapshot | None = None
+    hung: bool = False
+    error: str = ""
+
+    @property
+    def answers(self) -> bool:
+        return self.snapshot is not None and self.snapshot.up and not self.hung
+
+
+class DriverView(NamedTuple):
+    """What the driver has shown so far. `error`: why there is no GPU data, "" while there is.
+
+    `complete`: it was asked, and each of its GPUs was read, or hangs; before, no GPU is called missing.
+    """
+
+    positions: Mapping[int, Position]
+    error: str = ""
+    complete: bool = True
+    released: bool = False
+
+
+class Placed(NamedTuple):
+    """A GPU as it is shown. `hung`: its call is past the deadline, so its values are withheld."""
+
+    snapshot: DeviceSnapshot
+    hung: bool = False
+
+
+def position_key(index: int) -> str:
+    """The key of a GPU whose UUID is not known."""
+    return f"#{index}"
+
+
+def place(
+    driver: DriverView, inventory: Inventory, known: Mapping[str, DeviceIdentity], monotonic: float, wall: float
+) -> dict[str, Placed]:
+    """Every GPU to show, by UUID or position_key, ordered by NVML index.
+
+    `known`: identities of the GPUs that have answered since the start.
+    """
+
+    def silent(identity: DeviceIdentity, reason: str, away: bool = False) -> DeviceSnapshot:
+        return DeviceSnapshot(identity, monotonic, wall, up=False, error=reason, away=away)
+
+    placed: dict[str, Placed] = {}
+    errors: dict[int, str] = {}
+    for index, position in driver.positions.items() if not driver.released else ():
+        identity, snapshot = position.identity, position.snapshot
+        if identity is None:
+            errors[index] = position.error or HANGS
+        elif snapshot is None:
+            if position.hung or driver.complete:
+                reason = position.error or (HANGS if position.hung else NOT_READ)
+                placed[identity.uuid] = Placed(silent(identity, reason), position.hung)
+        elif snapshot.up:
+            placed[identity.uuid] = Placed(snapshot, position.hung)
+        elif away := inventory.given_away(identity.pci_bus_id):
+            placed[identity.uuid] = Placed(silent(identity, away, away=True))
+        elif identity.uuid not in inventory.forgotten:
+            placed[identity.uuid] = Placed(snapshot, position.hung)
+    if driver.complete:
+        found = {p.identity.uuid for p in driver.positions.values() if p.identity is not None and not driver.released}
+        for missing in inventory.missing(found, errors, driver.error):
+            identity = known.get(missing.identity.uuid, missing.identity)
+            reason = RELEASED if driver.released else missing.reason
+            placed[identity.uuid] = Placed(silent(identity, reason, missing.away or driver.released))
+        for index, reason in errors.items():  # the driver counts it, and nobody knows which one it is
+            placed[position_key(index)] = Placed(silent(unnamed(index), reason))
+    return dict(sorted(placed.items(), key=lambda item: item[1].snapshot.identity.index))
+
+
+def unnamed(index: int) -> DeviceIdentity:
+    """A place in the driver's list whose GPU nobody knows."""
+    return DeviceIdentity(index, "", "", "", "", -1, "")
+
+
+def count_answering(driver: DriverView) -> int:
+    """GPUs that answer."""
+    return sum(position.answers for position in driver.positions.values())
+
+
+def count_expected(driver: DriverView, inventory: Inventory) -> int:
+    """GPUs that should answer; none while the driver is released on request."""
+    if driver.released:
+        return 0
+    identities = [position.identity for position in driver.positions.values()]
+    return inventory.count(
+        None if identity is None else identity.pci_bus_id
+        for identity in identities
+        if identity is None or identity.uuid not in inventory.forgotten
+    )
