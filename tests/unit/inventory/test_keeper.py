@@ -1,0 +1,78 @@
+"""Who keeps the inventory: what it publishes, from any thread, and what an administrator's `forget` does to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.inventory.expected import ExpectedDevices, forget
+from gpu_exporter.inventory.inventory import InventoryKeeper
+from gpu_exporter.model import DeviceIdentity
+
+A = DeviceIdentity(0, "GPU-a", "NVIDIA H100", "570.1", "00000000:10:00.0", 0)
+B = DeviceIdentity(1, "GPU-b", "NVIDIA H100", "570.1", "00000000:11:00.0", 1)
+
+
+def uuids(keeper: InventoryKeeper) -> list[str]:
+    return [device.uuid for device in keeper.value.devices]
+
+
+def put_on_bus(sysfs: Path, address: str, driver: str) -> None:
+    """A GPU as the kernel shows it."""
+    function = sysfs / "bus/pci/devices" / address
+    function.mkdir(parents=True, exist_ok=True)
+    (function / "vendor").write_text("0x10de\n")
+    (function / "class").write_text("0x030200\n")
+    (sysfs / "drivers" / driver).mkdir(parents=True, exist_ok=True)
+    (function / "driver").unlink(missing_ok=True)
+    (function / "driver").symlink_to(sysfs / "drivers" / driver)
+
+
+def test_what_answers_is_expected_also_by_the_next_process(tmp_path: Path) -> None:
+    keeper = InventoryKeeper(ExpectedDevices(tmp_path, "boot"), None)
+    keeper.look()
+    before = keeper.value
+    keeper.note([A, B])
+    assert (uuids(keeper), before.devices) == (["GPU-a", "GPU-b"], ())  # what was read stays as it was
+    again = InventoryKeeper(ExpectedDevices(tmp_path, "boot"), None)
+    assert uuids(again) == []
+    again.look()
+    assert uuids(again) == ["GPU-a", "GPU-b"]
+
+
+def test_forget_takes_a_gpu_out_until_it_answers_again(tmp_path: Path) -> None:
+    keeper = InventoryKeeper(ExpectedDevices(tmp_path, "boot"), None)
+    keeper.note([A, B])
+    keeper.look()
+    assert forget(tmp_path, "GPU-a")
+    keeper.look()
+    assert (uuids(keeper), keeper.value.forgotten) == (["GPU-b"], {"GPU-a"})
+    keeper.look()
+    assert keeper.value.forgotten == {"GPU-a"}
+    keeper.remember("GPU-a")
+    assert keeper.value.forgotten == frozenset()
+    keeper.note([A, B])
+    assert sorted(uuids(keeper)) == ["GPU-a", "GPU-b"]
+
+
+def test_the_bus_is_read_again_when_asked(tmp_path: Path) -> None:
+    put_on_bus(tmp_path, "0000:10:00.0", "nvidia")
+    put_on_bus(tmp_path, "0000:11:00.0", "nvidia")
+    keeper = InventoryKeeper(ExpectedDevices(None, "boot"), tmp_path)
+    keeper.look()
+    assert keeper.value.given_away(A.pci_bus_id) == ""
+    put_on_bus(tmp_path, "0000:10:00.0", "vfio-pci")
+    assert keeper.value.given_away(A.pci_bus_id) == ""
+    keeper.look_at_bus()
+    assert keeper.value.given_away(A.pci_bus_id) == "bound to kernel driver vfio-pci"
+    assert keeper.value.unmanaged() == (("vfio-pci", 1),)
+    assert keeper.value.count(()) == 1
+
+
+def test_a_list_that_cannot_be_written_is_published_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "devices.json").mkdir()
+    keeper = InventoryKeeper(ExpectedDevices(tmp_path, "boot"), None)
+    with pytest.raises(OSError):
+        keeper.note([A])
+    assert uuids(keeper) == ["GPU-a"]

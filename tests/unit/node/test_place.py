@@ -1,0 +1,126 @@
+"""Which GPUs are shown, and as what: each transition of a GPU and of the driver, from the same pure function."""
+
+from __future__ import annotations
+
+from gpu_exporter.inventory.expected import ExpectedDevice
+from gpu_exporter.inventory.inventory import FELL_OFF, Inventory
+from gpu_exporter.inventory.pci import PciFunction
+from gpu_exporter.model import DeviceIdentity, DeviceSnapshot
+from gpu_exporter.node.place import (
+    HANGS,
+    NOT_READ,
+    RELEASED,
+    DriverView,
+    Placed,
+    Position,
+    count_answering,
+    count_expected,
+    place,
+)
+
+A = DeviceIdentity(0, "GPU-a", "NVIDIA H100", "570.1", "00000000:10:00.0", 0)
+B = DeviceIdentity(1, "GPU-b", "NVIDIA H100", "570.1", "00000000:11:00.0", 1)
+ADDRESS = {"GPU-a": "0000:10:00.0", "GPU-b": "0000:11:00.0"}
+UP = Position(A, DeviceSnapshot(A, 90.0, 1000.0, up=True))
+LOST = Position(A, DeviceSnapshot(A, 90.0, 1000.0, up=False, error="GPU is lost"))
+
+
+def expected(*identities: DeviceIdentity, **fields: object) -> Inventory:
+    """GPUs that were seen here before."""
+    devices = (ExpectedDevice(i.uuid, ADDRESS[i.uuid], i.index, i.name) for i in identities)
+    return Inventory(tuple(devices))._replace(**fields)
+
+
+def bound(**drivers: str) -> tuple[PciFunction, ...]:
+    """The bus: kernel drivers by GPU."""
+    return tuple(PciFunction(ADDRESS[f"GPU-{name}"], driver) for name, driver in drivers.items())
+
+
+def shown(driver: DriverView, inventory: Inventory, known: dict[str, DeviceIdentity] | None = None) -> dict[str, str]:
+    """What is said of each GPU: up, or hung, away and why it does not answer."""
+
+    def say(placed: Placed) -> str:
+        words = ["hung"] * placed.hung + ["away"] * placed.snapshot.away
+        return " ".join([*words, "up" if placed.snapshot.up else placed.snapshot.error])
+
+    return {key: say(placed) for key, placed in place(driver, inventory, known or {}, 100.0, 1010.0).items()}
+
+
+def test_a_gpu_answers_hangs_and_is_lost() -> None:
+    for position, said in ((UP, "up"), (UP._replace(hung=True), "hung up"), (LOST, "GPU is lost")):
+        driver = DriverView({0: position})
+        assert shown(driver, expected(A)) == {"GPU-a": said}
+        assert count_answering(driver) == (said == "up")
+        assert count_expected(driver, expected(A)) == 1
+
+
+def test_a_gpu_whose_first_reading_hangs_is_shown_and_one_that_is_being_read_is_not_yet() -> None:
+    for hung, complete, said in (
+        (True, True, {"GPU-a": f"hung {HANGS}"}),
+        (True, False, {"GPU-a": f"hung {HANGS}"}),
+        (False, False, {}),
+        (False, True, {"GPU-a": NOT_READ}),
+    ):
+        assert shown(DriverView({0: Position(A, None, hung)}, complete=complete), Inventory()) == said
+
+
+def test_a_gpu_that_was_given_to_a_virtual_machine_is_away_and_not_expected() -> None:
+    inventory = expected(A, functions=bound(a="vfio-pci", b="nvidia"))
+    driver = DriverView({0: LOST})
+    assert shown(driver, inventory) == {"GPU-a": "away bound to kernel driver vfio-pci"}
+    assert count_expected(driver, inventory) == 1  # the other one
+    assert shown(DriverView({0: UP}), inventory) == {"GPU-a": "up"}  # whoever answers is here
+
+
+def test_a_gpu_without_any_kernel_driver_is_away_only_beside_one_that_has_nvidias() -> None:
+    beside = expected(A, functions=bound(a="none", b="nvidia"))
+    assert shown(DriverView({0: LOST}), beside) == {"GPU-a": "away bound to no kernel driver"}
+    alone = expected(A, functions=bound(a="none", b="none"))
+    assert shown(DriverView({0: LOST}), alone) == {"GPU-a": "GPU is lost"}
+
+
+def test_a_gpu_that_left_the_drivers_list_is_lost_under_its_own_name() -> None:
+    driver = DriverView({0: Position(B, DeviceSnapshot(B, 90.0, 1000.0, up=True))})
+    assert shown(driver, expected(A, B)) == {"GPU-a": FELL_OFF, "GPU-b": "up"}
+    assert count_expected(driver, expected(A, B)) == 2
+    placed = place(driver, expected(A, B), {"GPU-a": A}, 100.0, 1010.0)
+    assert placed["GPU-a"].snapshot.identity == A  # with all that was once known of it
+    assert placed["GPU-a"].snapshot.monotonic == 100.0
+
+
+def test_a_place_without_a_name_explains_a_missing_gpu_or_stands_for_itself() -> None:
+    driver = DriverView({0: Position(error="handle: GPU is lost")})
+    assert shown(driver, expected(A)) == {"GPU-a": "handle: GPU is lost"}
+    assert shown(driver, Inventory()) == {"#0": "handle: GPU is lost"}
+    assert shown(DriverView({0: Position(hung=True)}), Inventory()) == {"#0": HANGS}
+    assert count_expected(driver, Inventory()) == 1
+
+
+def test_nobody_is_missing_before_the_drivers_list_is_known() -> None:
+    driver = DriverView({}, "the driver has not been asked yet", complete=False)
+    assert shown(driver, expected(A)) == {}
+    assert shown(driver._replace(complete=True, error="no driver"), expected(A)) == {"GPU-a": "no driver"}
+
+
+def test_a_released_driver_leaves_every_gpu_away_and_none_expected() -> None:
+    driver = DriverView({}, RELEASED, released=True)
+    assert shown(driver, expected(A, B)) == {"GPU-a": f"away {RELEASED}", "GPU-b": f"away {RELEASED}"}
+    stuck = DriverView({0: Position(error="a call still hangs")}, RELEASED, released=True)
+    assert shown(stuck, expected(A)) == {"GPU-a": f"away {RELEASED}"}
+    assert (count_expected(stuck, expected(A)), count_answering(stuck)) == (0, 0)
+
+
+def test_a_forgotten_gpu_is_shown_again_when_it_answers() -> None:
+    inventory = Inventory(forgotten=frozenset((A.uuid,)))
+    assert shown(DriverView({0: LOST}), inventory) == {}
+    assert count_expected(DriverView({0: LOST}), inventory) == 0
+    assert shown(DriverView({0: UP}), inventory) == {"GPU-a": "up"}
+
+
+def test_gpus_are_in_the_drivers_order_also_after_it_was_renumbered() -> None:
+    positions = {1: LOST, 0: Position(B, DeviceSnapshot(DeviceIdentity(0, *_rest(B)), 90.0, 1000.0, up=True))}
+    assert list(shown(DriverView(positions), Inventory())) == ["GPU-a", "GPU-b"]
+
+
+def _rest(identity: DeviceIdentity) -> tuple[str, str, str, str, int]:
+    return identity.uuid, identity.name, identity.driver_version, identity.pci_bus_id, identity.minor
