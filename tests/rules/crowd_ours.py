@@ -81,7 +81,9 @@ def holders(node: Node, c: int, n: int, second: bool) -> None:
         pod = {"scheduler": "kubernetes", "namespace": "ml", "container": "main"}
         who = {"scheduler": "slurm", **more} if "job_id" in more else {**pod, **more}
         amount = level(c, n, gpu) * (0.5 if second else 1)
-        node.put("gpu_allocation_memory_used_bytes", {**place, **who}, lambda t: 1e9 * amount * (2 if t == 80 else 1))
+        node.put(
+            "gpu_allocation_memory_used_bytes", {**place, **who}, lambda t: 1e9 * amount * {50: 3, 80: 2}.get(t, 1)
+        )
         node.put(
             "gpu_allocation_energy_joules_total",
             {**place, **who},

@@ -22,6 +22,7 @@ WRONG = Firing("GpuScrapeConfigWrong", 30, END, {"what": "two targets report the
 def disagreements() -> Iterator[Case]:
     yield from targets()
     yield from neighbours()
+    yield from believed()
     yield from sources()
     yield from states()
     yield from offers()
@@ -123,6 +124,35 @@ def neighbours() -> Iterator[Case]:
     proven = "count by (scheduler) (allocation:gpu_idle_run_seconds:proven)"
     both = [('{scheduler="kubernetes"}', 1.0), ('{scheduler="slurm"}', 1.0)]
     yield Case("one label apart", world, values=[(9, proven, both)])
+
+
+def believed() -> Iterator[Case]:
+    """How old a sample may be, and what share of the time held was observed."""
+    world = World(60)
+    for name, interval, age in (("n1", 300, 900), ("n2", 300, 1500), ("n3", 300, 900)):
+        Node(world, name, interval=interval, sampled=lambda t, age=age: 60.0 * t - age).free(0)
+    Node(world, "n3", target={"instance": "second"}, interval=1, sampled=lambda t: 60.0 * t - 900)
+    rows = [(f'{{node="{name}"}}', float(name != "n2")) for name in ("n1", "n2", "n3")]
+    fresh = (60, "sum by (node) (target:gpu_exporter_fresh:bool)", rows)
+    known = (60, "sum by (node) (unit:gpu_known:bool)", [rows[0], rows[2]])
+    alerts = [Firing("GpuExporterBlind", 10, 60, {"node": "n2"}), Firing("GpuScrapeConfigWrong", 30, 60)]
+    yield Case("textfiles that are written each five minutes", world, alerts, values=[fresh, known])
+
+    world = World(9)
+    for instance, resource in (("first", "nvidia.com/gpu"), ("second", "nvidia.com/gpu.shared")):
+        Node(world, target={"instance": instance}).hold(0, BUSY, info={"resource": resource})
+    pools = [(9, "count by (pod) (allocation:gpu_pool:info)", [('{pod="train-0"}', 1.0)])]
+    yield Case("two targets name another resource", world, values=pools)
+
+    world = World(40)
+    node = Node(world)
+    for pod, held, observed in (("stands", 0.0, 0.0), ("begins", 0.02, 0.01), ("overtakes", 30.0, 60.0)):
+        labels = {"gpu": "0", "uuid": node.uuids[0], "scheduler": "kubernetes", "namespace": "ml", "pod": pod}
+        for kind, step in (("held", held), ("observed", observed)):
+            node.put(f"gpu_allocation_{kind}_seconds_total", labels, lambda t, step=step: 60.0 + step * t)
+    shares = [('{pod="begins"}', 0.5), ('{pod="overtakes"}', 1.0)]
+    asked = "round(sum by (pod) (allocation:gpu_coverage:ratio30m), 0.001)"
+    yield Case("shares of the time held", world, values=[(40, asked, shares)])
 
 
 def sources() -> Iterator[Case]:
