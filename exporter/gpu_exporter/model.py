@@ -130,6 +130,24 @@ class DeviceIdentity:
         return 4 if FOUR_SLICES.search(self.name) else 8
 
 
+class Facts(NamedTuple):
+    """What one reading says beside its samples, for those who compute with it; None is no data.
+
+    Ratios 0 to 1, bytes, watts, joules since the driver was loaded. `throttle_s`: seconds by reason, counters of the
+    driver. `compute_processes`: contexts that were listed, which is none where they cannot be seen.
+    """
+
+    utilization: float | None = None
+    memory_used_bytes: float | None = None
+    memory_total_bytes: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    energy_j: float | None = None
+    temperature_celsius: float | None = None
+    compute_processes: float | None = None
+    throttle_s: Mapping[str, float] = {}
+
+
 class InstanceReading(NamedTuple):
     """One MIG instance at one moment. `mig` is "gpu instance id/compute instance id".
 
@@ -144,6 +162,7 @@ class InstanceReading(NamedTuple):
     samples: tuple[Sample, ...]
     activity: Activity | None
     energy_j: float | None = None
+    facts: Facts = Facts()
 
 
 class GpuProcess(NamedTuple):
@@ -190,14 +209,8 @@ class DeviceSnapshot(NamedTuple):
     error: str = ""
     instances_known: bool = True  # false when they could not be listed: then the empty list says nothing
     processes: ProcessList | None = None  # None while they cannot be listed
-    away: bool = False  # taken away on purpose (driver let go, given to a virtual machine): not lost, just unknown
-
-    def value(self, family: str, *labels: str) -> float | None:
-        """The value of a family by name (and label values), None when this cycle has none."""
-        for sample in self.samples:
-            if sample.family.name == family and sample.labels == labels:
-                return sample.value
-        return None
+    away: bool = False  # taken away on purpose (driver released, given to a virtual machine): not lost, just unknown
+    facts: Facts = Facts()
 
 
 class XidCounts(NamedTuple):

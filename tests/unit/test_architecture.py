@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.collectors import ALL
+from gpu_exporter.exposition.catalog import fixed_groups
+
 PACKAGE = Path(__file__).resolve().parents[2] / "exporter" / "gpu_exporter"
 
 # A room may import itself, what is listed here, and of the standard library anything. A new arrow is added here, in
@@ -30,7 +33,7 @@ ALLOWED = {
     "attribution": {"model", "clock", "shares", "commands", "threads"},
     "inventory": {"model", "files"},
     "diagnosis": {"model", "clock", "defaults"},
-    "node": {"model", "clock", "defaults", "inventory", "sampling", "ledger", "attribution", "diagnosis"},
+    "node": {"model", "clock", "defaults", "collectors", "inventory", "sampling", "ledger", "attribution", "diagnosis"},
     "web": {"threads"},
     "exposition": {"model", "version", "web", "plain"},
     "reconciler": {"model", "defaults", "config", "web", "plain", "commands", "threads"},
@@ -126,3 +129,16 @@ def test_every_room_is_on_the_map() -> None:
 def test_only_the_nvml_backend_knows_pynvml() -> None:
     users = {path.name for path in MODULES if "pynvml" in imports_of(path)}
     assert users == {"gpm.py", "library.py"}
+
+
+def test_the_agent_names_a_metric_where_it_is_defined_and_nowhere_else() -> None:
+    """What other rooms need of a reading they get as typed facts. Those who read over HTTP have only names."""
+    families = {family.name for _, _, group in fixed_groups() for family in group}
+    families |= {family.name for each in ALL for family in (*each.families, *each.instance_families)}
+    assert len(families) > 80
+    for path in MODULES:
+        place = str(path.relative_to(PACKAGE))
+        if place.startswith(("collectors/", "reconciler/", "digest/")) or place == "exposition/catalog.py":
+            continue
+        words = {node.value for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Constant)}
+        assert not words & families, f"{place} names {words & families}"

@@ -22,11 +22,7 @@ class ThrottleHistory:
         """Remember the counters of a snapshot."""
         if self._entries and snapshot.monotonic - self._entries[-1][0] < self._step_s:
             return
-        counters = {
-            sample.labels[0]: sample.value
-            for sample in snapshot.samples
-            if sample.family.name == "gpu_throttle_seconds_total" and sample.labels[0] in HARMFUL
-        }
+        counters = {reason: s for reason, s in snapshot.facts.throttle_s.items() if reason in HARMFUL}
         if not counters:
             return
         self._entries.append((snapshot.monotonic, counters))

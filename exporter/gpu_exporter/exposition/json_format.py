@@ -53,7 +53,7 @@ def render_json(view: View) -> str:
 
 
 def _gpu(gpu: GpuView) -> dict[str, Any]:
-    identity, snapshot = gpu.snapshot.identity, gpu.snapshot
+    identity, snapshot, facts = gpu.snapshot.identity, gpu.snapshot, gpu.snapshot.facts
     shown = snapshot.up and not gpu.withheld
     return {
         "gpu": identity.index,
@@ -64,11 +64,11 @@ def _gpu(gpu: GpuView) -> dict[str, Any]:
         "error": snapshot.error,
         "age_seconds": gpu.age_s,
         "mig_mode": identity.mig_mode,
-        "utilization_ratio": snapshot.value("gpu_utilization_ratio") if shown else None,
-        "memory_used_bytes": snapshot.value("gpu_memory_used_bytes") if shown else None,
-        "memory_total_bytes": snapshot.value("gpu_memory_total_bytes") if shown else None,
-        "power_watts": snapshot.value("gpu_power_watts") if shown else None,
-        "temperature_celsius": snapshot.value("gpu_temperature_celsius") if shown else None,
+        "utilization_ratio": facts.utilization if shown else None,
+        "memory_used_bytes": facts.memory_used_bytes if shown else None,
+        "memory_total_bytes": facts.memory_total_bytes if shown else None,
+        "power_watts": facts.power_w if shown else None,
+        "temperature_celsius": facts.temperature_celsius if shown else None,
         "instances": [{"mig": i.mig, "mig_uuid": i.uuid, "profile": i.profile} for i in snapshot.instances if shown],
     }
 

@@ -91,7 +91,7 @@ def _row(
         state, why = allocation.verdict.state, allocation.verdict.evidence
     elif in_use:
         why = in_use
-    elif gpu.snapshot.value("gpu_utilization_ratio"):
+    elif gpu.snapshot.facts.utilization:
         why = "in use, but nobody is known to hold it"
     failed = [outcome.error for outcome in gpu.snapshot.outcomes if not outcome.success]
     if failed and not mig:
@@ -101,11 +101,11 @@ def _row(
         utilization = format_ratio(allocation.utilization)
         memory = format_gib(allocation.memory_used_bytes)
     elif fresh and not mig:
-        utilization = format_ratio(gpu.snapshot.value("gpu_utilization_ratio"))
-        memory = format_gib(gpu.snapshot.value("gpu_memory_used_bytes"))
+        utilization = format_ratio(gpu.snapshot.facts.utilization)
+        memory = format_gib(gpu.snapshot.facts.memory_used_bytes)
     if fresh and not mig:
-        power = format_unit(gpu.snapshot.value("gpu_power_watts"), " W")
-        temperature = format_unit(gpu.snapshot.value("gpu_temperature_celsius"), " °C")
+        power = format_unit(gpu.snapshot.facts.power_w, " W")
+        temperature = format_unit(gpu.snapshot.facts.temperature_celsius, " °C")
     elif fresh and allocation is not None:
         power = format_unit(allocation.power_w, " W")  # the estimate of the instance's part
     holder = owner = ""

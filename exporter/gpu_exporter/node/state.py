@@ -13,6 +13,7 @@ from gpu_exporter.attribution.poller import ConfirmedClaim
 from gpu_exporter.attribution.processes import Owners
 from gpu_exporter.attribution.resolve import Resolution, resolve
 from gpu_exporter.clock import Clock
+from gpu_exporter.collectors.processes import PROCESSES
 from gpu_exporter.defaults import Settings
 from gpu_exporter.diagnosis.hold import AllocationId
 from gpu_exporter.diagnosis.loop import Evidence, Subject
@@ -111,14 +112,14 @@ class NodeState:
                 self._answered[uuid] = snapshot._replace(instances=before.instances)
             else:
                 self._answered[uuid] = snapshot
-            if snapshot.value("gpu_compute_processes"):
+            if snapshot.facts.compute_processes:
                 self._processes_proven = True
             for activity in (snapshot.activity, *(i.activity for i in snapshot.instances)):
                 if activity is not None:
                     self.ledger.record(activity)
-            energy = snapshot.value("gpu_energy_joules_total")
+            energy = snapshot.facts.energy_j
             if energy is not None:
-                limit = snapshot.value("gpu_power_limit_watts")
+                limit = snapshot.facts.power_limit_w
                 self.ledger.record_energy(UnitId(uuid), snapshot.monotonic, energy, limit)
                 for instance in snapshot.instances:
                     if instance.energy_j is not None:
@@ -308,7 +309,7 @@ class NodeState:
             values=self.history(unit, length_s).values,
             held_s=totals.held_s,
             idle_run_s=totals.idle_run_s,
-            processes=snapshot.value("gpu_compute_processes") if not unit.mig_uuid else None,
+            processes=snapshot.facts.compute_processes if not unit.mig_uuid else None,
         )
 
 
@@ -335,5 +336,6 @@ def _places(inventory: Sequence[DeviceSnapshot]) -> dict[UnitId, str]:
 def _without_processes(snapshot: DeviceSnapshot) -> DeviceSnapshot:
     """Inside a container NVML answers an empty list: until a process was listed once, 0 is not known to be 0."""
     return snapshot._replace(
-        samples=tuple(s for s in snapshot.samples if not s.family.name.endswith("_processes")),
+        samples=tuple(sample for sample in snapshot.samples if sample.family not in PROCESSES.families),
+        facts=snapshot.facts._replace(compute_processes=None),
     )

@@ -11,9 +11,9 @@ from gpu_exporter.model import (
     Allocation,
     AllocationView,
     DeviceSnapshot,
+    Facts,
     GpuView,
     HolderTotals,
-    InstanceReading,
     TenantKey,
     TenantTotals,
     UnitTotals,
@@ -135,36 +135,15 @@ def _view_allocation(
     instance = next((i for i in snapshot.instances if i.uuid == unit.mig_uuid), None)
     is_alone = not (allocation.share == "time_slice" or allocation.contradiction)
     fresh = is_confirmed and is_alone and not gpu.withheld and (not unit.mig_uuid or instance is not None)
+    facts = (snapshot.facts if instance is None else instance.facts) if fresh else Facts()
     return AllocationView(
         allocation=allocation,
         gpu=snapshot.identity.index,
         mig=record.mig,
         totals=totals,
         verdict=verdict,
-        utilization=_utilization(snapshot, instance) if fresh else None,
-        memory_used_bytes=_memory(snapshot, instance) if fresh else None,
-        power_w=_power(snapshot, instance) if fresh else None,
-        temperature_celsius=snapshot.value("gpu_temperature_celsius") if fresh else None,
+        utilization=facts.utilization,
+        memory_used_bytes=facts.memory_used_bytes,
+        power_w=facts.power_w,
+        temperature_celsius=snapshot.facts.temperature_celsius if fresh else None,
     )
-
-
-def _instance_value(instance: InstanceReading, family: str) -> float | None:
-    return next((sample.value for sample in instance.samples if sample.family.name == family), None)
-
-
-def _utilization(snapshot: DeviceSnapshot, instance: InstanceReading | None) -> float | None:
-    if instance is not None:
-        return _instance_value(instance, "gpu_mig_graphics_active_ratio")
-    return snapshot.value("gpu_utilization_ratio")
-
-
-def _power(snapshot: DeviceSnapshot, instance: InstanceReading | None) -> float | None:
-    if instance is not None:
-        return _instance_value(instance, "gpu_mig_power_watts")
-    return snapshot.value("gpu_power_watts")
-
-
-def _memory(snapshot: DeviceSnapshot, instance: InstanceReading | None) -> float | None:
-    if instance is not None:
-        return _instance_value(instance, "gpu_mig_memory_used_bytes")
-    return snapshot.value("gpu_memory_used_bytes")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from gpu_exporter.clock import Clock
 from gpu_exporter.collectors import Collector, Cycle, Totals
 from gpu_exporter.collectors.contract import InstanceCycle
+from gpu_exporter.collectors.facts import take_facts
 from gpu_exporter.devices.errors import DeviceError, DeviceLost, NotSupported
 from gpu_exporter.devices.protocol import Device
 from gpu_exporter.model import Activity, CollectorOutcome, DeviceSnapshot, InstanceReading, ProcessList, Sample, UnitId
@@ -81,6 +82,7 @@ class DeviceSampler:
             outcomes=tuple(outcomes),
             instances_known=cycle.instances_known,
             processes=cycle.processes,
+            facts=take_facts(cycle.samples),
         )
 
     def prime(self) -> bool:
@@ -148,4 +150,5 @@ class DeviceSampler:
             instance.samples,
             activity,
             instance.energy_j,
+            take_facts(instance.samples),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.testbed.samples import value
 
 from gpu_exporter import collectors
 from gpu_exporter.app.wiring import activity_rules
@@ -98,7 +99,7 @@ def test_energy_that_is_used_while_mig_is_off_belongs_to_no_instance() -> None:
         clock.advance(1.0)
         snapshot = sampler.sample()
         now = {i.uuid: i.energy_j for i in snapshot.instances if i.energy_j is not None}
-        now["rest"] = snapshot.value("gpu_mig_unassigned_energy_joules_total") or before.get("rest", 0.0)
+        now["rest"] = value(snapshot, "gpu_mig_unassigned_energy_joules_total") or before.get("rest", 0.0)
         assert all(joules - before.get(name, 0.0) <= most for name, joules in now.items()), second
         seen += bool(snapshot.instances)
         before = {**before, **now}
@@ -116,13 +117,13 @@ def test_energy_of_a_time_in_which_the_instances_cannot_be_listed_is_unassigned(
     for second in range(1, 101):
         clock.advance(1.0)
         snapshot = sampler.sample()
-        begin = begin or snapshot.value("gpu_energy_joules_total") or 0.0
-        rest = snapshot.value("gpu_mig_unassigned_energy_joules_total") or rest
+        begin = begin or value(snapshot, "gpu_energy_joules_total") or 0.0
+        rest = value(snapshot, "gpu_mig_unassigned_energy_joules_total") or rest
         for instance in snapshot.instances:
             if second > 2 and instance.energy_j is not None:
                 assert instance.energy_j - charged <= 700.0
             charged = instance.energy_j or charged
-    board = (snapshot.value("gpu_energy_joules_total") or 0.0) - begin
+    board = (value(snapshot, "gpu_energy_joules_total") or 0.0) - begin
     assert charged + rest == pytest.approx(board, rel=1e-6)
 
 

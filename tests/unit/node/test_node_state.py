@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.testbed.samples import value
 from tests.testbed.simulated_node import SimulatedNode
 
 from gpu_exporter.attribution.cgroup import Owner
@@ -68,7 +69,7 @@ def test_no_process_is_a_fact_only_where_processes_can_be_seen() -> None:
     blind = node_of({"model": "H100"}, holders=[empty])
     view = blind.run(900)
     assert only(view).verdict.state == "held_idle"
-    assert view.gpus[0].snapshot.value("gpu_compute_processes") is None
+    assert value(view.gpus[0].snapshot, "gpu_compute_processes") is None
     seeing = node_of({"model": "H100"}, GPU, holders=[empty, {**POD, "gpu": 1, "name": "ml/b/main"}])
     states = [allocation.verdict.state for allocation in seeing.run(900).allocations]
     assert states[0] == "held_no_process"

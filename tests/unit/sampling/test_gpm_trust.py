@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.testbed.samples import value
 
 from gpu_exporter import collectors
 from gpu_exporter.app.wiring import activity_rules
@@ -118,14 +119,14 @@ def test_a_zero_in_which_something_lives_is_not_contradicted_by_an_engine() -> N
     bench = Bench(encoder=constant(0.4))
     bench.board = lambda gpm: gpm._replace(dram=0.02)
     snapshot = bench.step(10)
-    assert snapshot.value("gpu_graphics_active_ratio") == 0.0
+    assert value(snapshot, "gpu_graphics_active_ratio") == 0.0
     assert not bench.sampler.error_counts
 
 
 def test_traffic_that_gpm_does_not_report_contradicts_nothing() -> None:
     bench = Bench(pcie=constant(0.2))
     bench.board = lambda gpm: dead(gpm)._replace(pcie=None)
-    assert bench.step(10).value("gpu_graphics_active_ratio") == 0.0
+    assert value(bench.step(10), "gpu_graphics_active_ratio") == 0.0
     assert not bench.sampler.error_counts
 
 
@@ -153,14 +154,14 @@ def test_a_board_with_utilization_keeps_its_zeros_while_power_is_missing() -> No
     bench = Bench()
     bench.step(5)
     bench.device.read_power = bench.device.read_energy = lambda: 0.0  # type: ignore[method-assign]
-    assert bench.step(3).value("gpu_graphics_active_ratio") == 0.0
+    assert value(bench.step(3), "gpu_graphics_active_ratio") == 0.0
 
 
 def test_a_resting_board_is_not_in_doubt() -> None:
     bench = Bench()
     bench.board = dead
     snapshot = bench.step(10)
-    assert snapshot.value("gpu_graphics_active_ratio") == 0.0
+    assert value(snapshot, "gpu_graphics_active_ratio") == 0.0
     assert snapshot.activity is not None
     assert idle(snapshot.activity.spans) > 0.9
 
@@ -182,7 +183,7 @@ def test_what_is_withheld_is_reopened_after_a_minute_and_believed_again() -> Non
     bench.step()
     assert bench.reopened == [""]
     snapshot = bench.step(3)
-    assert snapshot.value("gpu_graphics_active_ratio") == 0.0
+    assert value(snapshot, "gpu_graphics_active_ratio") == 0.0
     assert snapshot.activity is not None
     assert idle(snapshot.activity.spans) > 0.9
 
@@ -193,7 +194,7 @@ def test_gpm_that_reads_work_again_is_believed_at_once() -> None:
     bench.board = zero
     bench.step(20)
     bench.board = lambda gpm: gpm
-    assert bench.step().value("gpu_graphics_active_ratio") == pytest.approx(0.9)
+    assert value(bench.step(), "gpu_graphics_active_ratio") == pytest.approx(0.9)
     bench.board = zero
     bench.step(2)
     assert bench.sampler.error_counts[COUNT] == 18  # and a new contradiction has to be confirmed again

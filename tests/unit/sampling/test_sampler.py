@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from tests.testbed.samples import value
+
 from gpu_exporter import collectors
 from gpu_exporter.clock import ManualClock, SystemClock
 from gpu_exporter.devices.errors import DeviceError
@@ -32,9 +34,9 @@ def test_a_failed_call_costs_its_field_and_is_counted() -> None:
     clock.advance(5)
     snapshot = sampler.sample()
     assert snapshot.up
-    assert snapshot.value("gpu_temperature_celsius") is None
-    assert snapshot.value("gpu_power_watts") is not None
-    assert snapshot.value("gpu_sm_clock_hertz") == 1980e6
+    assert value(snapshot, "gpu_temperature_celsius") is None
+    assert value(snapshot, "gpu_power_watts") is not None
+    assert value(snapshot, "gpu_sm_clock_hertz") == 1980e6
     assert sampler.error_counts == {("nvmlDeviceGetTemperature", "NVML_ERROR_UNKNOWN"): 1}
     assert {o.name for o in snapshot.outcomes if not o.success} == {"thermal"}
 
@@ -46,7 +48,7 @@ def test_what_the_hardware_does_not_tell_is_absent_and_no_error() -> None:
     )
     clock.advance(5)
     snapshot = sampler.sample()
-    assert snapshot.value("gpu_energy_joules_total") is None
+    assert value(snapshot, "gpu_energy_joules_total") is None
     assert not sampler.error_counts
     assert all(outcome.success for outcome in snapshot.outcomes)
 
@@ -62,7 +64,7 @@ def test_failed_utilization_is_no_activity_and_never_zero() -> None:
     assert sampler.sample().activity is not None
     clock.advance(6)
     snapshot = sampler.sample()
-    assert snapshot.value("gpu_utilization_ratio") is None
+    assert value(snapshot, "gpu_utilization_ratio") is None
     assert snapshot.activity is not None  # the power draw still shows that it lives, which books no time
     assert snapshot.activity.witnesses == 0
     assert all(span.start == span.end and span.other for span in snapshot.activity.spans)
@@ -76,7 +78,7 @@ def test_a_rate_that_is_no_share_is_no_measurement_and_contradicts_zeros() -> No
     for _ in range(5):
         clock.advance(1.0)
         snapshot = sampler.sample()
-        assert snapshot.value("gpu_utilization_ratio") is None
+        assert value(snapshot, "gpu_utilization_ratio") is None
         assert snapshot.activity is not None
         assert snapshot.activity.spans == ()
     assert sampler.error_counts["nvmlDeviceGetUtilizationRates", "OUT_OF_RANGE"] == 5
@@ -102,7 +104,7 @@ def test_mig_instances_never_carry_board_values_and_no_board_utilization_exists(
     sampler.sample()
     clock.advance(1)
     snapshot = sampler.sample()
-    assert snapshot.value("gpu_utilization_ratio") is None
+    assert value(snapshot, "gpu_utilization_ratio") is None
     assert snapshot.activity is not None  # GPM tells of the board that it lives; that books no time for the board
     assert snapshot.activity.witnesses == 0
     assert all(span.start == span.end for span in snapshot.activity.spans)

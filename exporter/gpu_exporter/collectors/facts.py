@@ -1,0 +1,42 @@
+"""What the ledger, diagnosis and people need of one reading, taken out of its samples: here, and nowhere by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpu_exporter.collectors.memory import GPU_MEMORY_TOTAL, GPU_MEMORY_USED
+from gpu_exporter.collectors.mig import GPU_MIG_MEMORY_TOTAL, GPU_MIG_MEMORY_USED, GPU_MIG_POWER, RATIOS
+from gpu_exporter.collectors.power import GPU_ENERGY, GPU_POWER, GPU_POWER_LIMIT
+from gpu_exporter.collectors.processes import GPU_COMPUTE_PROCESSES
+from gpu_exporter.collectors.thermal import GPU_TEMPERATURE
+from gpu_exporter.collectors.throttle import GPU_THROTTLE_SECONDS
+from gpu_exporter.collectors.utilization import GPU_UTILIZATION
+from gpu_exporter.model import Facts, Sample
+
+_FIELDS = {
+    GPU_UTILIZATION.name: "utilization",
+    RATIOS["graphics"].name: "utilization",  # of an instance, which has no other
+    GPU_MEMORY_USED.name: "memory_used_bytes",
+    GPU_MIG_MEMORY_USED.name: "memory_used_bytes",
+    GPU_MEMORY_TOTAL.name: "memory_total_bytes",
+    GPU_MIG_MEMORY_TOTAL.name: "memory_total_bytes",
+    GPU_POWER.name: "power_w",
+    GPU_MIG_POWER.name: "power_w",
+    GPU_POWER_LIMIT.name: "power_limit_w",
+    GPU_ENERGY.name: "energy_j",
+    GPU_TEMPERATURE.name: "temperature_celsius",
+    GPU_COMPUTE_PROCESSES.name: "compute_processes",
+}
+
+
+def take_facts(samples: Iterable[Sample]) -> Facts:
+    """The facts that these samples of one GPU, or of one MIG instance, hold."""
+    found: dict[str, float] = {}
+    throttle_s: dict[str, float] = {}
+    for family, labels, value in samples:
+        field = _FIELDS.get(family.name)
+        if field is not None:
+            found[field] = value
+        elif family.name == GPU_THROTTLE_SECONDS.name:
+            throttle_s[labels[0]] = value
+    return Facts(**found, throttle_s=throttle_s)

@@ -1,0 +1,60 @@
+"""What rooms compute with is what users see: each fact is the value of a published sample."""
+
+from __future__ import annotations
+
+import pytest
+from tests.testbed.samples import value
+from tests.testbed.simulated_node import SimulatedNode
+
+from gpu_exporter.collectors.facts import take_facts
+from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.model import Facts
+
+GPU = {"model": "H100", "load": {"kind": "constant", "value": 0.5}, "throttle": [{"reason": "power_cap", "share": 0.5}]}
+MIG = {"model": "H100", "mig": [{"profile": "1g.10gb", "load": {"kind": "constant", "value": 0.5}}]}
+HOLDERS = [
+    {"gpu": 0, "kind": "pod", "name": "ml/a/main", "processes": 2, "memory_gib": 2},
+    {"gpu": 1, "mig": 0, "kind": "pod", "name": "ml/b/main", "processes": 1, "memory_gib": 3},
+]
+
+
+@pytest.fixture(scope="module")
+def node() -> SimulatedNode:
+    node = SimulatedNode(parse_scenario({"gpus": [GPU, MIG], "holders": HOLDERS}))
+    node.run(30)
+    return node
+
+
+def test_every_fact_of_a_gpu(node: SimulatedNode) -> None:
+    snapshot = node.readings[0]
+    named = {
+        "utilization": "gpu_utilization_ratio",
+        "memory_used_bytes": "gpu_memory_used_bytes",
+        "memory_total_bytes": "gpu_memory_total_bytes",
+        "power_w": "gpu_power_watts",
+        "power_limit_w": "gpu_power_limit_watts",
+        "energy_j": "gpu_energy_joules_total",
+        "temperature_celsius": "gpu_temperature_celsius",
+        "compute_processes": "gpu_compute_processes",
+    }
+    assert {*named, "throttle_s"} == set(Facts._fields)
+    for field, family in named.items():
+        fact = getattr(snapshot.facts, field)
+        assert fact is not None
+        assert fact == value(snapshot, family)
+    assert snapshot.facts.compute_processes == 2.0
+    assert snapshot.facts.throttle_s["power_cap"] == value(snapshot, "gpu_throttle_seconds_total", "power_cap") > 0
+
+
+def test_facts_of_an_instance_are_its_own(node: SimulatedNode) -> None:
+    board = node.readings[1]
+    (instance,) = board.instances
+    assert (board.facts.utilization, instance.facts.utilization) == (None, 0.5)
+    assert instance.facts.memory_used_bytes == 3 * 2**30
+    assert instance.facts.memory_total_bytes < board.facts.memory_total_bytes
+    assert 0 < instance.facts.power_w < board.facts.power_w
+    assert instance.facts.compute_processes is None
+
+
+def test_no_samples_are_no_facts() -> None:
+    assert take_facts(()) == Facts()
