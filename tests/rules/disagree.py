@@ -138,6 +138,13 @@ def believed() -> Iterator[Case]:
     alerts = [Firing("GpuExporterBlind", 10, 60, {"node": "n2"}), Firing("GpuScrapeConfigWrong", 30, 60)]
     yield Case("textfiles that are written each five minutes", world, alerts, values=[fresh, known])
 
+    world = World(30)
+    node = Node(world, gpus=2)
+    node.hold(0, lambda t: None if t == 24 else 0.9 if t >= 26 else 0.1, pod="known")
+    node.hold(1, lambda t: None if t % 3 == 0 else 0.9, pod="hardly-known")
+    means = (28, "round(sum by (pod) (allocation:gpu_utilization:ratio5m), 0.001)", [('{pod="known"}', 0.7)])
+    yield Case("the mean of five minutes", world, values=[means])
+
     world = World(9)
     for instance, resource in (("first", "nvidia.com/gpu"), ("second", "nvidia.com/gpu.shared")):
         Node(world, target={"instance": instance}).hold(0, BUSY, info={"resource": resource})

@@ -321,8 +321,21 @@ def nvidia_smi() -> Iterator[Case]:
     for index in range(2):
         smi_gpu(world, until(60, BUSY, IDLE), str(index))
     kube_pod(world, gpus=2)
-    after = [parts(("used", 2), at=65), parts(("unknown", 2), at=80)]
+    runs = "count by (pod) (allocation:gpu_idle_run_seconds:known)"
+    after = [
+        parts(("used", 2), at=65),
+        parts(("unknown", 2), at=80),
+        (68, runs, [('{pod="train-0"}', 2.0)]),  # two minutes' mean is above 0 until 62
+        (72, runs, []),
+    ]
     yield Case("nvidia_smi: a GPU without activity is unknown and never idle", world, [], after, about)
+
+    world = World(END)
+    smi_gpu(world, lambda _: 1.0)
+    kube_pod(world)
+    world.put("kube_node_status_allocatable", offered, 1)
+    whole = [(END, "sum(allocation:gpu_busy_seconds:increase30m)", [("{}", 1800.0)])]
+    yield Case("nvidia_smi: half an hour is at most half an hour", world, [], whole)
 
     world = World(END)
     for index in range(2):
@@ -451,6 +464,14 @@ def autoscaled() -> Iterator[Case]:
                 world.put("kube_pod_status_phase", {**state, "phase": "Running"}, 1)
             asked = {**state, "container": "main", "resource": "nvidia_com_gpu"}
             world.put("kube_pod_container_resource_requests", asked, 1)
+            owner = {**pod, "workload": "ranker", "workload_type": "deployment"}
+            world.put("namespace_workload_pod:kube_pod_owner:relabel", owner, 1)
+        # Of the same workload: one that waits for its GPU, and one that asks for none.
+        for index, phase, resource in ((2, "Pending", "nvidia_com_gpu"), (3, "Running", "cpu")):
+            pod = {"namespace": "serving", "pod": f"ranker-{index}"}
+            state = {"job": "kube-state-metrics", **pod}
+            world.put("kube_pod_status_phase", {**state, "phase": phase}, 1)
+            world.put("kube_pod_container_resource_requests", {**state, "container": "main", "resource": resource}, 1)
             owner = {**pod, "workload": "ranker", "workload_type": "deployment"}
             world.put("namespace_workload_pod:kube_pod_owner:relabel", owner, 1)
         total = 0.9 + (second(END) or 0)
