@@ -47,7 +47,12 @@ def shown(driver: DriverView, inventory: Inventory, known: dict[str, DeviceIdent
 
 
 def test_a_gpu_answers_hangs_and_is_lost() -> None:
-    for position, said in ((UP, "up"), (UP._replace(hung=True), "hung up"), (LOST, "GPU is lost")):
+    for position, said in (
+        (UP, "up"),
+        (UP._replace(hung=True), "hung up"),
+        (LOST, "GPU is lost"),
+        (LOST._replace(hung=True), "hung GPU is lost"),
+    ):
         driver = DriverView({0: position})
         assert shown(driver, expected(A)) == {"GPU-a": said}
         assert count_answering(driver) == (said == "up")
@@ -85,7 +90,7 @@ def test_a_gpu_that_left_the_drivers_list_is_lost_under_its_own_name() -> None:
     assert count_expected(driver, expected(A, B)) == 2
     placed = place(driver, expected(A, B), {"GPU-a": A}, 100.0, 1010.0)
     assert placed["GPU-a"].snapshot.identity == A  # with all that was once known of it
-    assert placed["GPU-a"].snapshot.monotonic == 100.0
+    assert (placed["GPU-a"].snapshot.monotonic, placed["GPU-a"].snapshot.wall) == (100.0, 1010.0)
 
 
 def test_a_place_without_a_name_explains_a_missing_gpu_or_stands_for_itself() -> None:
@@ -103,11 +108,13 @@ def test_nobody_is_missing_before_the_drivers_list_is_known() -> None:
 
 
 def test_a_released_driver_leaves_every_gpu_away_and_none_expected() -> None:
-    driver = DriverView({}, RELEASED, released=True)
+    driver = DriverView({}, "", released=True)
     assert shown(driver, expected(A, B)) == {"GPU-a": f"away {RELEASED}", "GPU-b": f"away {RELEASED}"}
     stuck = DriverView({0: Position(error="a call still hangs")}, RELEASED, released=True)
     assert shown(stuck, expected(A)) == {"GPU-a": f"away {RELEASED}"}
     assert (count_expected(stuck, expected(A)), count_answering(stuck)) == (0, 0)
+    ending = DriverView({0: UP}, "", released=True)  # its loop has not ended yet
+    assert shown(ending, expected(A)) == {"GPU-a": f"away {RELEASED}"}
 
 
 def test_a_forgotten_gpu_is_shown_again_when_it_answers() -> None:
