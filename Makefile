@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check unit component rules e2e bench golden faults fuzz mutants rule-mutants preview gpu-check verify generate testbed programs programs-start clean
+.PHONY: help demo test check format unit component rules e2e bench golden faults fuzz mutants rule-mutants preview gpu-check verify generate testbed programs programs-start clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,10 @@ check: $(VENV)/dev ## lint, types, generated files, unit tests
 	$(BIN)/python grafana/build.py --check
 	$(BIN)/python helm/build.py --check
 	$(PYTEST) tests/unit
+
+format: $(VENV)/dev ## let ruff write what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 unit: $(VENV)/dev
 	$(PYTEST) tests/unit

@@ -246,9 +246,9 @@ def _run_daemon(
     import os
 
     from gpu_exporter.app.agent import Agent, open_state
-    from gpu_exporter.app.anew import start_anew_or_exit
     from gpu_exporter.app.logs import set_up_logging
     from gpu_exporter.app.once import exit_now
+    from gpu_exporter.app.restart import restart_or_exit
     from gpu_exporter.app.serve import Ended, hold_signals, serve, write_textfiles
     from gpu_exporter.clock import SystemClock
     from gpu_exporter.ledger.state import StateInUse, read_boot_id
@@ -291,7 +291,7 @@ def _run_daemon(
     except (StateInUse, ValueError, OSError) as exc:
         parser.fail(str(exc))
     if ended is Ended.CHANGED:
-        start_anew_or_exit(options.driver_changed)
+        restart_or_exit(options.driver_changed)
     log.info("ended")
     if ended is Ended.HUNG:
         exit_now(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gpu_exporter.exits import list_exits
 from gpu_exporter.parser import Parser, duration, file_mode, positive_duration
 from gpu_exporter.version import VERSION
 
@@ -42,18 +43,12 @@ commands:
   record        write down what the driver answers, to be replayed elsewhere
   forget        a GPU was taken out: no longer expect it
 """
-EPILOG = """signals:
-  SIGUSR1       let the driver go (for an upgrade, or to switch MIG)
+EPILOG = f"""signals:
+  SIGUSR1       release the driver (for an upgrade, or to switch MIG)
   SIGHUP        take it again
 
 exit codes:
-  0  done
-  1  unforeseen
-  2  wrong usage or configuration
-  3  no GPU data (--once), no evidence (reconcile)
-  4  partial data (--once), partial evidence (reconcile)
-  5  the driver was replaced under a running exporter
-"""
+{list_exits()}"""
 
 
 def _add_common(parser: Parser) -> None:
@@ -173,7 +168,7 @@ def build_serve_parser() -> Parser:
         dest="driver_changed",
         choices=("auto", "exit", "restart"),
         default="auto",
-        help="when the driver was replaced: end with status 5, or start anew (default auto: end in a container)",
+        help="when the driver was replaced: end with status 5, or restart (default auto: end in a container)",
     )
     parser.flag(
         "--path.sysfs",

@@ -11,6 +11,8 @@ import re
 import sys
 from typing import NoReturn
 
+from gpu_exporter.exits import Exit
+
 
 class Parser(argparse.ArgumentParser):
     """Takes defaults from the environment and shows them."""
@@ -47,13 +49,13 @@ class Parser(argparse.ArgumentParser):
             action.default = text  # argparse converts text defaults by `type`
 
     def fail(self, message: str) -> NoReturn:
-        """End with status 2: something other than the usage itself is wrong."""
+        """End: something other than the usage itself is wrong."""
         sys.stderr.write(f"{self.prog}: {message}\n")
-        sys.exit(2)
+        sys.exit(Exit.USAGE)
 
     def error(self, message: str) -> NoReturn:
         sys.stderr.write(f"{self.prog}: {message}; see {self.prog} --help\n")
-        sys.exit(2)
+        sys.exit(Exit.USAGE)
 
 
 def environment_name(flag: str) -> str:

@@ -342,7 +342,7 @@ def test_files_that_were_tampered_with(
     assert "counters start at 0: state file damaged" in running.log()
     assert get(port, "/metrics", HONEST)[0] == 200
     wait_for(lambda: (state / "state").read_text().startswith("gpu-exporter-state") or None, "a new state file")
-    seen[ORDER[9]] = "counters start at 0, the log says why; both files are written anew"
+    seen[ORDER[9]] = "counters start at 0, the log says why; both files are written again"
     wait_for(lambda: "[[[" not in (state / "devices.json").read_text() or None, "a new list of devices", 30)
     wait_for(lambda: "[[[" not in (state / "state").read_text() or None, "a new state file", 30)
     assert running.stop() == 0
@@ -377,7 +377,7 @@ def test_a_host_without_a_thread_to_spare(
     wait_for(lambda: "attribution scenario: no thread can be started" in running.log() or None, "the complaint")
     assert get(port, "/metrics", HONEST)[0] == 200
     slowest = probe_ms(port)
-    for number, said in ((signal.SIGUSR1, "the driver was let go"), (signal.SIGHUP, "the driver is taken again")):
+    for number, said in ((signal.SIGUSR1, "the driver was released"), (signal.SIGHUP, "the driver is taken again")):
         running.process.send_signal(number)
         wait_for(lambda said=said: said in running.log() or None, said)
     host.has_threads(True)

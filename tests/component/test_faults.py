@@ -37,7 +37,7 @@ ORDER = [
     "no permission for a call",
     "GPU gone from the driver's list after a restart",
     "GPU given to a virtual machine",
-    "driver let go on request (SIGUSR1)",
+    "driver released on request (SIGUSR1)",
     "driver replaced, in a container",
     "driver replaced, on a host",
     "XID, then the GPU is lost",
@@ -465,7 +465,7 @@ def test_the_driver_is_let_go_on_request(rig: Rig, matrix: FaultTable) -> None:
     assert line(seen) == line(before)
     assert running.stop() == 0
     matrix.add(
-        "driver let go on request (SIGUSR1)",
+        "driver released on request (SIGUSR1)",
         "no `gpu_up`, no gauges: away, not lost; holders stay, unknown",
         "the same",
         "free within 2 s; `gpu_driver_up` 0, log and page say why",
@@ -501,7 +501,7 @@ def test_the_driver_is_replaced_on_a_host(rig: Rig, matrix: FaultTable) -> None:
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
     for index in range(COUNT):
         lose(rig, index, "NVML_ERROR_LIB_RM_VERSION_MISMATCH")
-    wait_for(lambda: "this process starts anew" in running.log(), "the new start")
+    wait_for(lambda: "this process restarts" in running.log(), "the new start")
     for index in range(COUNT):
         heal(rig, index)
     rig.set_state("B")
@@ -520,7 +520,7 @@ def test_the_driver_is_replaced_on_a_host(rig: Rig, matrix: FaultTable) -> None:
         "fresh after a moment",
         "the same",
         "the log says why",
-        "the process starts itself anew, once, counters go on from the state file; a second time it ends with status 5",
+        "the process restarts itself, once, counters go on from the state file; a second time it ends with status 5",
     )
 
 
@@ -586,7 +586,7 @@ def test_a_release_beside_a_hung_call_closes_nothing_under_it(rig: Rig) -> None:
     assert threads_of(running) <= threads + 2
     running.process.send_signal(signal.SIGUSR1)
     rig.wait_until(url, "the release", lambda seen: seen.one("gpu_driver_up") == 0)
-    rig.table.set_call(3, "nvmlDeviceGetPowerUsage")  # the hang ends while released: then the driver is let go
+    rig.table.set_call(3, "nvmlDeviceGetPowerUsage")  # the hang ends while released: then the driver is released
     wait_for(
         lambda: str(rig.table.path) not in Path(f"/proc/{running.process.pid}/maps").read_text("utf-8"),
         "the driver to be free",
@@ -604,7 +604,7 @@ def test_a_release_while_the_driver_is_being_opened_holds(rig: Rig) -> None:
     rig.table.table.init_delay_us = 4_000_000
     running, url = rig.start()
     running.process.send_signal(signal.SIGUSR1)
-    wait_for(lambda: "not let go yet" in running.log(), "the release to give up for now")
+    wait_for(lambda: "not released yet" in running.log(), "the release to give up for now")
     rig.table.table.init_delay_us = 0
     rig.wait_until(url, "the release to hold", lambda seen: "SIGHUP takes it again" in (fetch(f"{url}/") or ""))
     assert str(rig.table.path) not in Path(f"/proc/{running.process.pid}/maps").read_text("utf-8")
@@ -618,7 +618,7 @@ def test_a_release_while_the_driver_is_being_asked_ends_every_loop_first(rig: Ri
     rig.table.table.count_delay_us = 600_000_000
     rig.wait_until(url, "the driver to be asked", lambda seen: "does not answer" in (fetch(f"{url}/") or ""))
     running.process.send_signal(signal.SIGUSR1)
-    wait_for(lambda: "not let go yet" in running.log(), "the release to give up for now")
+    wait_for(lambda: "not released yet" in running.log(), "the release to give up for now")
     rig.table.table.count_delay_us = 0
     wait_for(
         lambda: str(rig.table.path) not in Path(f"/proc/{running.process.pid}/maps").read_text("utf-8"),

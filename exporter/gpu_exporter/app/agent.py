@@ -122,7 +122,7 @@ class Agent:
         self._threads.append(thread)
 
     def stop(self) -> bool:
-        """End everything and save the state; false when a driver call hangs, so the driver was not let go."""
+        """End everything and save the state; false when a driver call hangs, so the driver was not closed."""
         self._stop.set()
         if self._kernel_log is not None:
             self._kernel_log.ask_to_stop()

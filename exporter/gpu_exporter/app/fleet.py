@@ -1,7 +1,7 @@
 """The GPUs of this node: opens the driver, runs one loop for each, and knows which should be there.
 
 Everything here outlives faults: no driver yet, a GPU that is lost or hangs, one that left the list, one that was given
-to a virtual machine, the driver let go on request, the driver replaced under us.
+to a virtual machine, the driver released on request, the driver replaced under us.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 SOON_S = 0.1
 CHECK_S = 5.0  # how often an absent driver, new GPUs and the bus are looked for
 RELEASE_S = 1.5  # how long all loops together may take to end, so that the driver is free within two seconds
-STILL_HANGS = "a call from before the driver was let go still hangs in it"
+STILL_HANGS = "a call from before the driver was released still hangs in it"
 EVENTS_END_S = 0.4  # a little longer than it stays inside one driver call
 
 
@@ -86,20 +86,20 @@ class Fleet:
         start(threading.Thread(target=self._watch_over, name="driver", daemon=True))
 
     def stop(self, timeout_s: float) -> bool:
-        """End every loop and let the driver go; false when a call hangs, so that it could not be let go."""
+        """End every loop and close the driver; false when a call hangs, so that it could not be closed."""
         self._stop.set()
         self._wake.set()
-        return self._let_go(timeout_s)
+        return self._close(timeout_s)
 
     def release(self) -> bool:
-        """Let the driver go, so that it can be unloaded or MIG be switched, until `take`; false when a call hangs."""
+        """Close the driver until `take`, so that it can be unloaded or MIG be switched; false when a call hangs."""
         begin = time.monotonic()
         self._released = True
-        clean = self._let_go(RELEASE_S)
+        clean = self._close(RELEASE_S)
         if clean:
-            log.info("the driver was let go within %.1f s", time.monotonic() - begin)
+            log.info("the driver was released within %.1f s", time.monotonic() - begin)
         else:
-            log.error("the driver is not let go yet, since a call hangs in it; it will be when that ends")
+            log.error("the driver is not released yet, since a call hangs in it; it will be when that ends")
         return clean
 
     def take(self) -> None:
@@ -109,7 +109,7 @@ class Fleet:
         self._released = False
         self._wake.set()
 
-    def _let_go(self, timeout_s: float) -> bool:
+    def _close(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=timeout_s):
             return False  # the driver hangs while it is asked; who asks it ends everything afterwards
@@ -262,7 +262,7 @@ class Fleet:
         ]
 
     def _listen(self) -> None:
-        """Register for events once the GPUs are found, and anew when one came or was found again.
+        """Register for events once the GPUs are found, and again when one came or was found again.
 
         Not when one was lost: its last XIDs may still be on their way.
         """
@@ -285,7 +285,7 @@ class Fleet:
         self._events = events
 
     def _open_watch(self) -> EventWatch:
-        """Runs in the events' own thread, also when it registers anew by itself."""
+        """Runs in the events' own thread, also when it registers again by itself."""
         found = self._devices()
         if not found:
             raise DeviceError("nvmlDeviceRegisterEvents", "without a GPU that answers")

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from gpu_exporter.devices.errors import DriverUnavailable
+from gpu_exporter.exits import Exit
 from gpu_exporter.exposition.health import judge_health
 from gpu_exporter.files import write_atomically
 from gpu_exporter.model import AgentStatus, View
 from gpu_exporter.threads import start
 from gpu_exporter.version import VERSION
 
-EXIT_OK, EXIT_NO_DATA, EXIT_PARTIAL = 0, 3, 4  # those of `flags.EPILOG`
-EXIT_CODES = {"ok": EXIT_OK, "none_expected": EXIT_OK, "partial": EXIT_PARTIAL, "no_data": EXIT_NO_DATA}
+EXITS = {"ok": Exit.DONE, "none_expected": Exit.DONE, "partial": Exit.PARTIAL, "no_data": Exit.NO_DATA}
 PATHS = {  # which no flag of the daemon changes
     "prometheus": "/api/v1/metrics",
     "openmetrics": "/api/v1/metrics",
@@ -147,7 +147,7 @@ def _conclude(health: str, reason: str, warnings: Iterable[str]) -> int:
         _say(f"no GPU data: {reason}")
     elif health == "none_expected":
         _say(f"no GPU is expected here: {reason}")
-    return EXIT_CODES.get(health, EXIT_OK)
+    return EXITS.get(health, Exit.DONE)
 
 
 def _say(line: str) -> None:

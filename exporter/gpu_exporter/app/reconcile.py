@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpu_exporter.app.serve import repeat_aside, stop_on_signal
 from gpu_exporter.defaults import Policy
+from gpu_exporter.exits import Exit
 from gpu_exporter.model import compile_resources
 from gpu_exporter.reconciler.cycle import Cycle, guard
 from gpu_exporter.reconciler.demand import SlurmDemand
@@ -48,18 +49,18 @@ def reconcile_once(source: EvidenceSource, policy: Policy, form: str, explained:
         evidence = source.read_evidence([asked] if asked is not None else ())
     except EvidenceError as exc:
         _complain(f"nothing decided: {exc}")
-        return 3
+        return Exit.NO_DATA
     decisions = decide(evidence, policy)
     for problem in evidence.problems:
         _complain(f"not seen: {problem}")
-    code = 4 if evidence.problems else 0
+    code = Exit.PARTIAL if evidence.problems else Exit.DONE
     if explained:
         chosen = [decision for decision in decisions if _is_named(decision, explained, asked)]
         if not chosen:
             _complain(
                 f"{explained}: no such holder in the evidence, which has {evidence.allocations} allocations; {FORMS}"
             )
-            return 2
+            return Exit.USAGE
         decisions = chosen
     outlooks = foresight.look(decisions, time.time())
     for notice in foresight.notices:

@@ -24,6 +24,7 @@ from gpu_exporter.devices.nvml.backend import NvmlBackend
 from gpu_exporter.devices.nvml.library import LiveLibrary
 from gpu_exporter.devices.nvml.recording import Answers, Question, Recorder
 from gpu_exporter.devices.protocol import Device
+from gpu_exporter.exits import Exit
 from gpu_exporter.files import write_atomically
 from gpu_exporter.plain import layout
 from gpu_exporter.sampling.sampler import DeviceSampler
@@ -33,7 +34,6 @@ from gpu_exporter.version import VERSION
 log = logging.getLogger(__name__)
 EVENT_WAIT_S = 0.25
 FIND_S = 1.0  # for events one GPU that is slow to be found is not waited for longer
-EXIT_NO_DATA = 3
 
 
 def record(path: Path, duration_s: float, interval_s: float, settings: Settings, *, hashed: bool) -> int:
@@ -48,7 +48,7 @@ def record(path: Path, duration_s: float, interval_s: float, settings: Settings,
         count = backend.count()
     except DriverUnavailable as exc:
         print(f"gpu-exporter: no GPU data: {exc}", file=sys.stderr)  # noqa: T201 - the user's one line
-        return EXIT_NO_DATA
+        return Exit.NO_DATA
     if not path.parent.is_dir():  # known before the wait, and not after it
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path.parent))
     log.info("recording %d GPUs for %g s into %s; Ctrl-C ends early", count, duration_s, path)

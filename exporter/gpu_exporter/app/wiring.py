@@ -32,5 +32,5 @@ def persistence_warning(number: int) -> str:
     """Without persistence mode each first open of a GPU initialises it, which takes seconds."""
     return (
         f"persistence mode is off on {number} GPU{'s' if number > 1 else ''}: each command that opens them waits "
-        "seconds for their start, and counters begin anew; run nvidia-persistenced"
+        "seconds for their start, and counters start at 0 again; run nvidia-persistenced"
     )

@@ -54,7 +54,7 @@ class Totals:
         return self._last[key]
 
     def forget_last(self) -> None:
-        """Drop the last values, but no sum: the next step of each counter begins anew."""
+        """Drop the last values, but no sum: the next step of each counter is a first one."""
         self._last.clear()
 
     def forget(self, gone: Callable[[Hashable], bool]) -> None:

@@ -218,7 +218,7 @@ class Device(Protocol):
         """Values that failed inside calls that otherwise succeeded, since this was last asked."""
 
     def renew(self) -> None:
-        """After a loss: ask the driver for this device anew. Raises DeviceError while it is not back."""
+        """After a loss: ask the driver for this device again. Raises DeviceError while it is not back."""
 
 
 class SilentDevice:

@@ -64,31 +64,35 @@ def place(
     def silent(identity: DeviceIdentity, reason: str, away: bool = False) -> DeviceSnapshot:
         return DeviceSnapshot(identity, monotonic, wall, up=False, error=reason, away=away)
 
+    def in_order(placed: Mapping[str, Placed]) -> dict[str, Placed]:
+        return dict(sorted(placed.items(), key=lambda item: item[1].snapshot.identity.index))
+
+    if driver.released:  # also what has answered only just now, and is not in the inventory yet
+        here = {missing.identity.uuid: missing.identity for missing in inventory.missing((), {}, "")}
+        here |= {uuid: identity for uuid, identity in known.items() if uuid not in inventory.forgotten}
+        return in_order({uuid: Placed(silent(identity, RELEASED, away=True)) for uuid, identity in here.items()})
     placed: dict[str, Placed] = {}
     errors: dict[int, str] = {}
-    for index, position in driver.positions.items() if not driver.released else ():
-        identity, snapshot = position.identity, position.snapshot
+    for index, (identity, snapshot, hung, error) in driver.positions.items():
         if identity is None:
-            errors[index] = position.error or HANGS
+            errors[index] = error or HANGS
         elif snapshot is None:
-            if position.hung or driver.complete:
-                reason = position.error or (HANGS if position.hung else NOT_READ)
-                placed[identity.uuid] = Placed(silent(identity, reason), position.hung)
+            if hung or driver.complete:
+                placed[identity.uuid] = Placed(silent(identity, error or (HANGS if hung else NOT_READ)), hung)
         elif snapshot.up:
-            placed[identity.uuid] = Placed(snapshot, position.hung)
+            placed[identity.uuid] = Placed(snapshot, hung)
         elif away := inventory.given_away(identity.pci_bus_id):
             placed[identity.uuid] = Placed(silent(identity, away, away=True))
         elif identity.uuid not in inventory.forgotten:
-            placed[identity.uuid] = Placed(snapshot, position.hung)
+            placed[identity.uuid] = Placed(snapshot, hung)
     if driver.complete:
-        found = {p.identity.uuid for p in driver.positions.values() if p.identity is not None and not driver.released}
+        found = {position.identity.uuid for position in driver.positions.values() if position.identity is not None}
         for missing in inventory.missing(found, errors, driver.error):
             identity = known.get(missing.identity.uuid, missing.identity)
-            reason = RELEASED if driver.released else missing.reason
-            placed[identity.uuid] = Placed(silent(identity, reason, missing.away or driver.released))
+            placed[identity.uuid] = Placed(silent(identity, missing.reason, missing.away))
         for index, reason in errors.items():  # the driver counts it, and nobody knows which one it is
             placed[position_key(index)] = Placed(silent(unnamed(index), reason))
-    return dict(sorted(placed.items(), key=lambda item: item[1].snapshot.identity.index))
+    return in_order(placed)
 
 
 def unnamed(index: int) -> DeviceIdentity:

@@ -16,7 +16,7 @@ from gpu_exporter.sampling.repeats import Repeats
 from gpu_exporter.sampling.worker import Worker
 
 log = logging.getLogger(__name__)
-WAIT_S = 0.25  # longest stay inside one driver call, so that the driver can be let go within two seconds
+WAIT_S = 0.25  # longest stay inside one driver call, so that the driver can be closed within two seconds
 RETRY_S = 30.0  # after a registration that failed
 MAX_CODES = 100  # distinct codes of one GPU that are told apart; NVIDIA documents some 170, no board shows many
 
@@ -62,7 +62,7 @@ class XidBook:
 
 
 class EventLoop(Worker):
-    """Registers, waits, counts; registers anew after an error. Ends within WAIT_S of being told to."""
+    """Registers, waits, counts; registers again after an error. Ends within WAIT_S of a request to stop."""
 
     def __init__(self, open_watch: Callable[[], EventWatch], book: XidBook, clock: Clock, changed: Callable[[], None]):
         super().__init__("events")

@@ -103,7 +103,7 @@ class DeviceLoop(Worker):
         return self._interval_s
 
     def _renew(self, device: Device) -> None:
-        """Now and then ask the driver for the lost device anew."""
+        """Now and then ask the driver for the lost device again."""
         now = self._clock.monotonic()
         if now >= self._renew_at:
             self._renew_at = now + FIND_RETRY_S

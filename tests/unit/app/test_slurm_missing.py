@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter import collectors, commands
-from gpu_exporter.app.once import EXIT_CODES, EXIT_PARTIAL
+from gpu_exporter.app.once import EXITS
 from gpu_exporter.app.one_view import take_one_view
 from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.attribution import slurm_commands
@@ -18,6 +18,7 @@ from gpu_exporter.attribution.slurm import SlurmSource
 from gpu_exporter.clock import ManualClock, SystemClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.exits import Exit
 from gpu_exporter.exposition.health import judge_health
 from gpu_exporter.exposition.rows import list_rows
 
@@ -33,7 +34,7 @@ def without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_reading_is_partial_and_calls_no_gpu_free(without_slurm: None) -> None:
     backend, _ = build_simulation(parse_scenario({"gpus": [{"model": "T4"}]}), SystemClock())
     view = take_one_view(Settings(), backend, [SlurmSource("n0")], SystemClock(), collectors.DEFAULT, 10.0)
-    assert EXIT_CODES[judge_health(view)] == EXIT_PARTIAL
+    assert EXITS[judge_health(view)] == Exit.PARTIAL
     assert view.status.sources[0].error.startswith("scontrol is neither on PATH nor in ")
     assert [row.state for row in list_rows(view)] == ["unknown"]
 

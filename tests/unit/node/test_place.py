@@ -113,6 +113,10 @@ def test_a_released_driver_leaves_every_gpu_away_and_none_expected() -> None:
     stuck = DriverView({0: Position(error="a call still hangs")}, RELEASED, released=True)
     assert shown(stuck, expected(A)) == {"GPU-a": f"away {RELEASED}"}
     assert (count_expected(stuck, expected(A)), count_answering(stuck)) == (0, 0)
+    just_found = shown(DriverView({}, "", released=True), Inventory(), {"GPU-a": A})  # and not expected yet
+    assert just_found == {"GPU-a": f"away {RELEASED}"}
+    forgotten = Inventory(forgotten=frozenset((A.uuid,)))
+    assert shown(DriverView({}, "", released=True), forgotten, {"GPU-a": A}) == {}
     ending = DriverView({0: UP}, "", released=True)  # its loop has not ended yet
     assert shown(ending, expected(A)) == {"GPU-a": f"away {RELEASED}"}
 

@@ -88,19 +88,19 @@ class NvmlDevice:
         return NvlinkCounters(self._fields, self._label, self._monotonic)
 
     def renew(self) -> None:
-        """Ask the driver for the device anew: after a reset the old handle may be dead. Raises DeviceError."""
+        """Ask the driver for the device again: after a reset the old handle may be dead. Raises DeviceError."""
         handle = self._library.ask("nvmlDeviceGetHandleByIndex", SYSTEM, self.identity.index)
         found = self._library.ask("nvmlDeviceGetUUID", handle)
         if found != self.identity.uuid:
             raise DeviceLost("nvmlDeviceGetHandleByIndex", f"another GPU ({found}) at this index")
         self.ask.handle = handle
-        self._begin_anew()
+        self._start_over()
 
     @property
     def answers(self) -> int:
         return self.ask.answers
 
-    def _begin_anew(self) -> None:
+    def _start_over(self) -> None:
         """The device is another one now, or in another mode: nothing known of it holds."""
         self.ask.support.clear()
         self._instance_support.clear()
@@ -292,7 +292,7 @@ class NvmlDevice:
         if mode != self.identity.mig_mode:  # switched at run time: what was refused in the old mode may be told now
             log.info("gpu %d: MIG mode is now %s", self.identity.index, mode)
             self.identity = dataclasses.replace(self.identity, mig_mode=mode)
-            self._begin_anew()
+            self._start_over()
         found = self._enumerate() if mode == "enabled" else []
         if not (found or self._windows):
             return []
@@ -326,7 +326,7 @@ class NvmlDevice:
         return round(self.identity.mig_memory_slices * memory_mib * MIB / float(board))
 
     def _enumerate(self) -> list[tuple[Handle, InstanceIdentity]]:
-        """Each instance with its handle, found anew each time: a handle may be reused for another instance."""
+        """Each instance with its handle, found again each time: a handle may be reused for another instance."""
         found: list[tuple[Handle, InstanceIdentity]] = []
         compute: dict[int, list[int]] = {}  # slices of the compute instances, by GPU instance, in the order of `found`
         for position in range(self._static("nvmlDeviceGetMaxMigDeviceCount")):

@@ -59,7 +59,7 @@ class GpmWindows:
             window = self._windows[name] = _Window()
         if window.at is not None and self._monotonic() - window.at <= SHORTEST_S:
             return None
-        before, window.at = window.at, None  # a failure from here on starts anew
+        before, window.at = window.at, None  # a failure from here on starts a new window
         if gpu_instance >= 0:
             pynvml.nvmlGpmMigSampleGet(raw, gpu_instance, window.spare)
         else:

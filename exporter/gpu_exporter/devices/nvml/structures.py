@@ -1,6 +1,6 @@
 """NVML's structures that are read each second, as plain ctypes.
 
-The binding's own structures go through Python code at each access of a member, and are made anew for each call: half of
+The binding's own structures go through Python code at each access of a member, and are made for each call: half of
 a cycle's time. Layouts are NVML's ABI; a test compares sizes and offsets with the binding's.
 """
 

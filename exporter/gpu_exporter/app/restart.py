@@ -1,6 +1,6 @@
 """After the driver was replaced: a new process, since the loaded library no longer fits the kernel module.
 
-In a container the library is mounted at its start, so the container must start anew: exit 5, and the kubelet does it.
+In a container the library is mounted at its start, so the container must be restarted: we exit, the kubelet does it.
 On a host the process replaces itself, once; a second mismatch soon after is left to whoever supervises us.
 """
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from gpu_exporter.app.once import exit_now
+from gpu_exporter.exits import Exit
 
 log = logging.getLogger(__name__)
-EXIT_CHANGED = 5
-LATELY_S = 600.0
-MARK = "GPU_EXPORTER_STARTED_ANEW"  # in the environment of the process that took over: when
+AGAIN_S = 600.0
+MARK = "GPU_EXPORTER_RESTARTED"  # in the environment of the process that took over: when
 CONTAINER_FILES = (Path("/.dockerenv"), Path("/run/.containerenv"))
 
 
@@ -31,23 +31,23 @@ def is_container() -> bool:
     )
 
 
-def started_anew_lately() -> bool:
+def restarted_lately() -> bool:
     """Whether this process took over from one that met a replaced driver, not long ago."""
     try:
-        return 0 <= time.time() - float(os.environ.get(MARK, "")) < LATELY_S
+        return 0 <= time.time() - float(os.environ.get(MARK, "")) < AGAIN_S
     except ValueError:
         return False
 
 
-def start_anew_or_exit(action: str) -> NoReturn:
-    """Replace this process by a new one of itself, or exit with EXIT_CHANGED.
+def restart_or_exit(action: str) -> NoReturn:
+    """Replace this process by a new one of itself, or exit.
 
     `action`: "restart", "exit", or "auto" for what fits the place.
     """
-    if action == "exit" or (action == "auto" and is_container()) or started_anew_lately():
-        log.error("the driver was replaced: ended with status %d, to be started anew", EXIT_CHANGED)
-        exit_now(EXIT_CHANGED)
-    log.warning("the driver was replaced: this process starts anew")
+    if action == "exit" or (action == "auto" and is_container()) or restarted_lately():
+        log.error("the driver was replaced: ended with status %d, to be restarted", Exit.DRIVER_REPLACED)
+        exit_now(Exit.DRIVER_REPLACED)
+    log.warning("the driver was replaced: this process restarts")
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -55,5 +55,5 @@ def start_anew_or_exit(action: str) -> NoReturn:
             sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, MARK: str(time.time())}
         )
     except OSError as exc:
-        log.error("cannot start anew: %s: %s", sys.executable, exc)
-        exit_now(EXIT_CHANGED)
+        log.error("cannot restart: %s: %s", sys.executable, exc)
+        exit_now(Exit.DRIVER_REPLACED)

@@ -1,0 +1,31 @@
+"""The exit codes of every command, in the words that the help prints."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """How a command ended."""
+
+    DONE = 0
+    UNFORESEEN = 1
+    USAGE = 2
+    NO_DATA = 3
+    PARTIAL = 4
+    DRIVER_REPLACED = 5
+
+
+WORDS = {
+    Exit.DONE: "done",
+    Exit.UNFORESEEN: "an unforeseen error",
+    Exit.USAGE: "wrong usage or configuration",
+    Exit.NO_DATA: "no GPU data (--once), no evidence (reconcile)",
+    Exit.PARTIAL: "partial data (--once), partial evidence (reconcile)",
+    Exit.DRIVER_REPLACED: "the driver was replaced under a running exporter",
+}
+
+
+def list_exits() -> str:
+    """One line for each code."""
+    return "".join(f"  {code:d}  {words}\n" for code, words in WORDS.items())
