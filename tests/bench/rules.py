@@ -4,7 +4,7 @@
 
 Eight GPUs a node, each held by a pod or job of its own, two of them idle, so that an alert is active for each of these; what
 kube-state-metrics and kube-prometheus say of the pods; half an hour of samples each 30 s. Prints, for each group, the seconds
-of its last evaluation beside its interval, and the memory of Prometheus.
+of its last evaluation beside its interval, its three dearest rules, and the memory of Prometheus.
 """
 
 from __future__ import annotations
@@ -166,6 +166,8 @@ def main() -> int:
         print(f"{options.nodes} nodes, {options.nodes * 8} GPUs, {series} series, the last sample {age:.0f} s ago")
         for group in groups():
             print(f"{group['name']}: {group['evaluationTime']:.2f} s of {group['interval']} s")
+            for rule in sorted(group["rules"], key=lambda rule: -rule["evaluationTime"])[:3]:
+                print(f"    {rule['name']}: {rule['evaluationTime']:.2f} s")
         idle = prometheus.query("count(allocation:gpu_idle_run_seconds:proven)")
         memory = Path(f"/proc/{prometheus.running.process.pid}/status").read_text("ascii")
         rss = next(line.split()[1] for line in memory.splitlines() if line.startswith("VmRSS"))
