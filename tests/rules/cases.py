@@ -76,6 +76,14 @@ SHIFTED = (
     "an exporter that is down for more than a day",
     "a reconciler with marks that is gone for more than a day",
     "a state file that nobody tries to write any more",
+    "six hot GPUs whose power is well, until they cool down",
+    "two replicas: both replicas have ended",
+    "two replicas: one mark, and the reconciler has ended",
+    "a reconciler without evidence, and then no cycles either",
+    "jobs begin to wait, and get their GPUs",
+    "jobs wait, and a second GPU becomes idle",
+    "Prometheus was away for half of the window",
+    "half of the time was not known, and now it is",
 )
 
 
