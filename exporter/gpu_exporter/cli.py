@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given and given[0] in commands:
         return commands[given[0]](given[1:])
     if given and not given[0].startswith("-"):
-        build_serve_parser().error(f"{given[0]!r} is no command; the commands are {', '.join(commands)}")
+        build_serve_parser().error(f"{given[0]!r} is not a command; the commands are {', '.join(commands)}")
     return _serve(given)
 
 

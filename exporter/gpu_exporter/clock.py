@@ -1,4 +1,4 @@
-"""The three clocks of the project, and nothing else that tells time.
+"""The three clocks of the project, and nothing else that reads the time.
 
 Every room takes a clock as an argument: the system's, a compressed one for the demo, a manual one for tests.
 Monotonic seconds are for arithmetic, wall seconds (Unix epoch) are for people and for driver time stamps.
@@ -61,7 +61,7 @@ class CompressedClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to; wall and monotonic can be moved apart. For tests."""
+    """A clock that moves only when a test moves it; wall and monotonic can be moved apart. For tests."""
 
     def __init__(self, monotonic: float = 1_000.0, wall: float = 1_700_000_000.0) -> None:
         self._monotonic = monotonic

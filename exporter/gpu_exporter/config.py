@@ -44,7 +44,7 @@ def parse_duration(text: str) -> float:
     """`500ms`, `15s`, `1h30m` to seconds. Raises ValueError, also for more than a year."""
     parts = DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError(f"{text!r} is no duration such as 90s, 10m or 2h")
+        raise ValueError(f"{text!r} is not a duration such as 90s, 10m or 2h")
     seconds = sum(float(number) * SECONDS[unit] for number, unit in parts)
     if seconds > LONGEST_S:  # which the waits of operating systems do not take
         raise ValueError(f"{text[:40]!r} is longer than a year")
@@ -112,7 +112,7 @@ def _check_order(settings: Settings) -> list[str]:
 
 
 def check_value(section: str, key: str, value: float | str) -> str:
-    """Why a value is out of range, "" when it is not. Numbers that are no durations and no counts are shares."""
+    """Why a value is out of range, "" when it is not. Numbers that are neither durations nor counts are shares."""
     if isinstance(value, str):
         if pattern := PATTERNS.get(f"{section}.{key}"):
             return "" if re.fullmatch(pattern[0], value) else f"{value!r} is not {pattern[1]}"

@@ -61,7 +61,7 @@ class Ledger(NamedTuple):
     power_active_step: float = 0.25
     """power this share of the way from floor to limit contradicts idleness"""
     gpm_idle_max_ratio: float = 0.001
-    """SM or graphics activity up to this is no work: a thousandth of the time"""
+    """SM or graphics activity up to this is not work: a thousandth of the time"""
     pcie_idle_max_bytes_per_second: int = 10000000
     """traffic of a GPU at rest, monitoring included; 0.03 % of a PCIe 4 link"""
     nvlink_idle_max_bytes_per_second: int = 1000000
@@ -130,6 +130,8 @@ class Alerts(NamedTuple):
     """e.g. namespace!="ops", account!~"class-.*": matchers of the holders that are reported"""
     interval: float = 60.0
     """seconds; between two evaluations of the rules"""
+    owners_interval: float = 120.0
+    """seconds; ... of the owners' alerts, which cost the most and can wait the longest"""
     idle_for: float = 3600.0
     """seconds; idle run that is reported to the owner; as policy.candidate_after"""
     idle_short: float = 600.0
@@ -187,6 +189,7 @@ DURATIONS = frozenset(
         "alerts.interval",
         "alerts.keep",
         "alerts.low_over",
+        "alerts.owners_interval",
         "alerts.source_window",
         "alerts.wait",
         "alerts.wait_long",

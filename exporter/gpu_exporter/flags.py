@@ -208,7 +208,7 @@ def _add_sources(parser: Parser) -> None:
         dest="kubelet_logs",
         type=Path,
         default=Path(DEFAULT_LOGS),
-        help=f"where the pods' log directories tell their UIDs (default {DEFAULT_LOGS})",
+        help=f"where the pods' log directories are, whose names hold the UIDs (default {DEFAULT_LOGS})",
     )
     parser.flag(
         "--attribution.slurm",
@@ -414,7 +414,7 @@ def build_record_parser() -> Parser:
 def build_forget_parser() -> Parser:
     """Flags of `forget`."""
     parser = Parser("gpu-exporter forget", "No longer expect a GPU that was taken out of this node.")
-    parser.add_argument("uuid", help="GPU-..., as gpu_up tells it")
+    parser.add_argument("uuid", help="GPU-..., as in gpu_up")
     parser.flag(
         "--state.directory",
         dest="state_directory",

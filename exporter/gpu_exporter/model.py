@@ -99,7 +99,7 @@ class Span(NamedTuple):
 class Activity(NamedTuple):
     """What one reading adds to the knowledge of one unit. Time not covered by a span is unknown.
 
-    `witnesses` is 0 when utilization was not told this time, and only another sign of life is reported.
+    `witnesses` is 0 when utilization was not reported this time, but another sign of life was.
     """
 
     unit: UnitId
@@ -287,7 +287,7 @@ class Claim(NamedTuple):
     `kind` says how to read `device`: "uuid" (GPU-... or MIG-..., with or without a replica suffix), "minor" (the N of
     /dev/nvidiaN), "index" (a position in NVML's order, among the GPUs with the minor numbers `among`, or all of them)
     or "unproven" (a number whose order is not known, for `reason`). An index counts only where NVML lists `total` GPUs,
-    0 any number. `number` is what the scheduler calls the device where that is no UUID: a running holder keeps the
+    0 any number. `number` is what the scheduler calls the device where that is not a UUID: a running holder keeps the
     device that it once led to.
 
     `running`: false while the holder is not charged, since its job is stopped. `working_wall`: Unix seconds before

@@ -151,7 +151,7 @@ def test_clients_that_take_all_they_can(start: Callable[..., tuple[Running, int]
     assert grown < 64
     seen[ORDER[0]] = (
         f"20 probes answered, the slowest in {slowest:.0f} ms; of 50 honest scrapes at once {answers.count(200)} answered, "
-        f"{answers.count(503)} told to come back; {grown:.0f} MiB more"
+        f"{answers.count(503)} asked to come back; {grown:.0f} MiB more"
     )
 
 

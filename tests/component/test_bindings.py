@@ -80,25 +80,25 @@ def publish(table: NvmlTable, driver: str, scenario: Scenario) -> dict[tuple[str
 @pytest.mark.parametrize("driver", ["470", "535", "580"])
 def test_an_older_driver_tells_what_it_knows(nvml_table: NvmlTable, driver: str) -> None:
     scenario = build("a100")
-    told = publish(nvml_table, driver, scenario)
+    published = publish(nvml_table, driver, scenario)
     uuid = scenario.gpus[0].uuid
-    assert told["gpu_power_limit_watts", uuid] == 400.0
-    assert told["gpu_temperature_celsius", uuid] > 20.0
-    assert told["gpu_throttle_active", "power_cap"] == 1.0
-    assert told["gpu_throttle_active", "sw_thermal"] == 0.0
-    assert told["gpu_compute_processes", uuid] == 2.0
+    assert published["gpu_power_limit_watts", uuid] == 400.0
+    assert published["gpu_temperature_celsius", uuid] > 20.0
+    assert published["gpu_throttle_active", "power_cap"] == 1.0
+    assert published["gpu_throttle_active", "sw_thermal"] == 0.0
+    assert published["gpu_compute_processes", uuid] == 2.0
     reserved = 512 * 1024**2
     used = 12 * 1024**3
     # The older call cannot tell what the driver keeps for itself: it counts as used (facts of both calls).
-    assert told["gpu_memory_used_bytes", uuid] == (used + reserved if driver == "470" else used)
-    assert (("gpu_memory_reserved_bytes", uuid) in told) is (driver != "470")
-    assert told["gpu_memory_total_bytes", uuid] == scenario.gpus[0].product.memory
+    assert published["gpu_memory_used_bytes", uuid] == (used + reserved if driver == "470" else used)
+    assert (("gpu_memory_reserved_bytes", uuid) in published) is (driver != "470")
+    assert published["gpu_memory_total_bytes", uuid] == scenario.gpus[0].product.memory
 
 
 @pytest.mark.parametrize(("driver", "gpm"), [("470", False), ("535", True), ("580", True)])
 def test_gpm_is_told_by_the_drivers_that_have_it(nvml_table: NvmlTable, driver: str, gpm: bool) -> None:
     scenario = build("h100")
-    told = publish(nvml_table, driver, scenario)
+    published = publish(nvml_table, driver, scenario)
     uuid = scenario.gpus[0].uuid
-    assert (("gpu_sm_active_ratio", uuid) in told) is gpm
-    assert (("gpu_temperature_margin_celsius", uuid) in told) is (driver == "580")
+    assert (("gpu_sm_active_ratio", uuid) in published) is gpm
+    assert (("gpu_temperature_margin_celsius", uuid) in published) is (driver == "580")

@@ -91,21 +91,21 @@ def read(nvml_directory: Path, nvml_table: NvmlTable, monkeypatch: pytest.Monkey
         yield run
 
 
-def differences(told: Values, truth: Values) -> list[str]:
+def differences(values: Values, truth: Values) -> list[str]:
     """Where the two are not the same, in words."""
-    found = [f"{key} is missing" for key in truth.keys() - told.keys()]
-    found += [f"{key} is invented" for key in told.keys() - truth.keys()]
-    for key in told.keys() & truth.keys():
+    found = [f"{key} is missing" for key in truth.keys() - values.keys()]
+    found += [f"{key} is invented" for key in values.keys() - truth.keys()]
+    for key in values.keys() & truth.keys():
         step = STEPS.get(key[0], COARSE if "mig_power" in key[0] or "energy" in key[0] else 1e-6)
-        if abs(told[key] - truth[key]) > step + 1e-9 * abs(truth[key]):
-            found.append(f"{key}: {told[key]} is not {truth[key]}")
+        if abs(values[key] - truth[key]) > step + 1e-9 * abs(truth[key]):
+            found.append(f"{key}: {values[key]} is not {truth[key]}")
     return found
 
 
 @pytest.mark.parametrize("name", GENERATIONS)
 def test_what_is_published_is_the_truth(read: Read, name: str) -> None:
-    told, truth = read(name)
-    assert differences(told, truth) == []
+    values, truth = read(name)
+    assert differences(values, truth) == []
 
 
 # What a generation tells that others do not, and does not tell that others do.
@@ -131,8 +131,8 @@ def test_a_generation_tells_what_it_can_and_nothing_else(read: Read, name: str) 
 
 
 def test_the_activity_of_mig_instances_is_told_one_by_one(read: Read) -> None:
-    told, _ = read("h100-mig")
-    active = {key[1]: value for key, value in told.items() if key[0] == "gpu_mig_graphics_active_ratio"}
+    values, _ = read("h100-mig")
+    active = {key[1]: value for key, value in values.items() if key[0] == "gpu_mig_graphics_active_ratio"}
     assert active == pytest.approx({"1/0": 0.5, "9/0": 0.75, "5/0": 1.0, "5/1": 0.0})
     supported = {key[1]: v for key, v in read("a100-mig")[0].items() if key[0] == "gpu_mig_activity_supported"}
     assert supported == {"1/0": 0.0, "2/0": 0.0}
@@ -176,6 +176,6 @@ def test_no_conversion_can_be_wrong_unseen(
             monkeypatch.setattr(device_module, name, getattr(mutant, name))
     seen: list[str] = []
     for name in ("h100-mig", "h100", "b200", "a100"):
-        told, truth = read(name)
-        seen += differences(told, truth)
+        values, truth = read(name)
+        seen += differences(values, truth)
     assert seen

@@ -287,7 +287,7 @@ def test_gpm_metrics_with_an_error_or_no_number_are_left_out(nvml_table: NvmlTab
     feeder.feed()
     with nvml_table.writing(0) as out:
         out.gpm[0].integral = float("nan")
-        out.gpm[1].id = 77  # SM activity is not told by this driver
+        out.gpm[1].id = 77  # SM activity is not available with this driver
     gpm = device.read_gpm()
     assert gpm is not None
     assert (gpm.graphics, gpm.sm) == (None, None)
@@ -310,7 +310,7 @@ def test_a_metric_is_missing_only_where_it_was_told_before(make_backend: MakeBac
         return gpm
 
     device.read_gpm()
-    assert not read(1).missing  # no number from the first time on: not told here
+    assert not read(1).missing  # no number from the first time on: not available here
     assert not read(1).missing
     read(None)
     assert not read(None).missing
@@ -345,7 +345,7 @@ def test_a_failure_says_whether_the_question_was_answered_before(backend: NvmlBa
     nvml_table.set_call(0, "nvmlDeviceGetOfaUtilization", "NVML_ERROR_UNKNOWN")
     with pytest.raises(DeviceError) as lately:
         device.read_engine("ofa")
-    assert (never.value.once_told, lately.value.once_told) == (False, True)
+    assert (never.value.once_answered, lately.value.once_answered) == (False, True)
 
 
 @pytest.mark.parametrize("call", ["nvmlGpmSampleGet", "nvmlGpmQueryDeviceSupport"])
@@ -392,7 +392,7 @@ class Nvlink:
         except NotSupported:
             raise
         except DeviceError as exc:
-            assert exc.once_told  # so that the moment is unknown
+            assert exc.once_answered  # so that the moment is unknown
             return None
 
     def errors(self) -> int:
@@ -604,14 +604,14 @@ def test_mig_mode_and_instances_change_at_run_time(make_backend: MakeBackend, nv
     assert device.identity.mig_mode == "enabled"
     with pytest.raises(NotSupported):
         device.read_utilization()
-    # Two compute instances of one GPU instance are told apart.
+    # Two compute instances of one GPU instance are distinguished.
     assert step(1.0) == [("7/0", "1g.10gb", 0.5), ("1/0", "1c.3g.40gb", 0.5), ("1/1", "2c.3g.40gb", 1.0)]
     # Another instance under the same id is not compared with the one before.
     assert step(9.0) == [("7/0", "2g.20gb", None), ("1/0", "1c.3g.40gb", 0.5), ("1/1", "2c.3g.40gb", 1.0)]
     assert step(1.0)[0] == ("7/0", "2g.20gb", 1.0)
     assert step(9.0) == []
     assert device.identity.mig_mode == "disabled"
-    assert device.read_utilization().gpu == 0.0  # refused while MIG was on, and told again at once
+    assert device.read_utilization().gpu == 0.0  # refused while MIG was on, and answered again at once
 
 
 def test_mig_on_ampere_has_no_activity(backend: NvmlBackend, nvml_table: NvmlTable) -> None:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 IDLE_FOR_S = 12
 IDLE, FREE, MISSING, BUSY = range(4)
 
-SHORT = (f"idle_for={IDLE_FOR_S}s", "interval=1s", "wait=1s", "keep=1s")
+SHORT = (f"idle_for={IDLE_FOR_S}s", "interval=1s", "owners_interval=1s", "wait=1s", "keep=1s")
 
 pytestmark = pytest.mark.servers
 

@@ -86,7 +86,7 @@ def chart_values(node: Node, agent: int, reconciler: int, prometheus: int, plane
         "settings": {
             "attribution": {"interval": "1s"},
             "policy": {"candidate_after": f"{IDLE_S}s", "underused_after": f"{2 * IDLE_S}s", "startup_grace": "1s"},
-            "alerts": {"idle_for": f"{IDLE_S}s", "wait": "1s", "keep": "1s", "interval": "1s"},
+            "alerts": {"idle_for": f"{IDLE_S}s", "wait": "1s", "keep": "1s", "interval": "1s", "owners_interval": "1s"},
         },
         "agent": {
             "image": image("agent"),

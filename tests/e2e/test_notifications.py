@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 IDLE_FOR_S = 15
 GRAFANA = "https://grafana.example.org"
 # A restart of some seconds is a sixth of so short a window, which the usual coverage would not forgive.
-WINDOW = ("interval=1s", "window=30s", "coverage_min=0.5", "wait=3s", "keep=25s")
+WINDOW = ("interval=1s", "owners_interval=1s", "window=30s", "coverage_min=0.5", "wait=3s", "keep=25s")
 SHORT = (f"idle_for={IDLE_FOR_S}s", *WINDOW, f"grafana={GRAFANA}")
 ADA, OPERATIONS = "a.lovelace@example.org", "gpu-operations@example.org"
 

@@ -17,7 +17,7 @@ from tests.rules.show import observe
 from tests.testbed.servers import require
 
 SEED = int(os.environ.get("GPU_EXPORTER_DAY_SEED", "0")) or secrets.randbits(32)
-IDLE_S = 3600.0  # after which an owner may be told (alerts.idle_for)
+IDLE_S = 3600.0  # after which an owner may be notified (alerts.idle_for)
 SURE_S = 5400.0  # after which an owner must have been told: 60 min, `for: 10m`, and the coverage of 30 min
 
 

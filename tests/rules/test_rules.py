@@ -44,6 +44,16 @@ def failures(cases: Sequence[Case], program: str, factory: pytest.TempPathFactor
         return "\n".join(pool.map(run_part, parts)).strip()[:20_000]
 
 
+def alerts_at(minute: int, alert: str, world: World, directory: Path) -> str:
+    """All labels and annotations of an alert in a world: promtool prints them where it was made to expect none."""
+    require("promtool")
+    test = Case("what people read", world).test()
+    test["alert_rule_test"] = [{"eval_time": f"{minute}m", "alertname": alert, "exp_alerts": []}]
+    path = directory / "cases.yaml"
+    path.write_text(yaml.safe_dump(as_file([test], build(directory / "rules", {}))), encoding="utf-8")
+    return subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False).stderr
+
+
 def test_every_case_fires_what_it_names_and_nothing_else(tmp_path_factory: pytest.TempPathFactory) -> None:
     require("promtool")
     assert failures(all_cases(), "promtool", tmp_path_factory) == ""
@@ -60,7 +70,6 @@ def test_crowds_are_as_the_golden_files_have_them(request: pytest.FixtureRequest
 
 
 def test_an_owner_reads_which_gpus_how_many_hours_and_how_much_memory(tmp_path: Path) -> None:
-    require("promtool")
     world = World(100)
     first, second = Node(world, gpus=12), Node(world, "n2")
     for index in range(12):
@@ -70,12 +79,8 @@ def test_an_owner_reads_which_gpus_how_many_hours_and_how_much_memory(tmp_path: 
         first.put("gpu_allocation_memory_used_bytes", {**gpu, **holder}, (index + 1) * 2**30)
     second.hold(0, IDLE, units=13)
     second.hold(0, IDLE, mig="2/0", pod="other-0")
-    test = Case("what owners read", world).test()
-    test["alert_rule_test"] = [{"eval_time": "90m", "alertname": "GpuHolderIdle", "exp_alerts": []}]
-    path = tmp_path / "cases.yaml"
-    path.write_text(yaml.safe_dump(as_file([test], build(tmp_path / "rules", {}))), encoding="utf-8")
-    done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False)
-    one, many = sorted(re.findall(r'gpus="(GPUs: [^"]*)"', done.stderr), key=len)
+    text = alerts_at(90, "GpuHolderIdle", world, tmp_path)
+    one, many = sorted(re.findall(r'gpus="(GPUs: [^"]*)"', text), key=len)
     assert one == "GPUs: MIG-GPU-n2-0-2/0 on n2. GPU-hours not used so far: 1.5."
     named = ", ".join(f"{'MIG-GPU-n1-3-1/0' if i == 3 else f'GPU-n1-{i}'} on n1" for i in (0, 1, 10, 11, *range(2, 8)))
     assert many == (
@@ -85,30 +90,20 @@ def test_an_owner_reads_which_gpus_how_many_hours_and_how_much_memory(tmp_path: 
 
 
 def test_an_owner_reads_since_when_all_gpus_are_idle(tmp_path: Path) -> None:
-    require("promtool")
     world = World(100)
     node = Node(world, gpus=2)
     node.hold(0, IDLE, units=2)
     node.hold(1, until(20, BUSY, IDLE), units=2)
-    test = Case("since when", world).test()
-    test["alert_rule_test"] = [{"eval_time": "95m", "alertname": "GpuHolderIdle", "exp_alerts": []}]
-    path = tmp_path / "cases.yaml"
-    path.write_text(yaml.safe_dump(as_file([test], build(tmp_path / "rules", {}))), encoding="utf-8")
-    done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False)
-    assert re.findall(r"used none of them since ([^.]*)\. End it", done.stderr) == ["1970-01-01 00:20 UTC"]
+    text = alerts_at(95, "GpuHolderIdle", world, tmp_path)
+    assert re.findall(r"used none of them since ([^.]*)\. End it", text) == ["1970-01-01 00:20 UTC"]
 
 
 def test_a_counter_that_catches_up_is_at_most_all_of_the_time(tmp_path: Path) -> None:
-    """An hour of heat that the driver tells at once is not 200 % of half an hour."""
-    require("promtool")
+    """An hour of heat that the driver reports at once is not 200 % of half an hour."""
     world = World(60)
     throttled(Node(world), 0, "thermal", until(29, always(0.0), until(30, always(60.0), always(1.0))))
-    test = Case("a counter that catches up", world).test()
-    test["alert_rule_test"] = [{"eval_time": "50m", "alertname": "GpuThrottled", "exp_alerts": []}]
-    path = tmp_path / "cases.yaml"
-    path.write_text(yaml.safe_dump(as_file([test], build(tmp_path / "rules", {}))), encoding="utf-8")
-    done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False)
-    assert re.findall(r"\(thermal\) for (\S+) of the last 30m", done.stderr) == ["100%"]
+    text = alerts_at(50, "GpuThrottled", world, tmp_path)
+    assert re.findall(r"\(thermal\) for (\S+) of the last 30m", text) == ["100%"]
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ class TrueDevice(SilentDevice):
     def _answer(self, call: str, value: float) -> float:
         """The value, unless the call fails or the value is no value."""
         if self.chance(self.driver.fails):
-            raise DeviceError(call, "NVML_ERROR_UNKNOWN", once_told=call in self._told)
+            raise DeviceError(call, "NVML_ERROR_UNKNOWN", once_answered=call in self._told)
         self.answers += 1
         self._told.add(call)
         return float(self.random.choice(SENTINELS)) if self.chance(self.driver.nonsense) else value

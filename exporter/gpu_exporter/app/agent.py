@@ -52,7 +52,7 @@ def open_state(directory: Path | None, settings: Settings, boot_id: str) -> Stat
 
 
 class Agent:
-    """Everything that runs until it is told to stop."""
+    """Everything that runs until it is asked to stop."""
 
     def __init__(
         self,

@@ -65,7 +65,7 @@ class Fleet:
         self._absent = False  # that is because there is none
         self._asking_since: float | None = None
         self._loops: dict[int, DeviceLoop] = {}
-        self._stuck: list[Worker] = []  # told to stop, but inside a driver call: while one is, the driver stays open
+        self._stuck: list[Worker] = []  # asked to stop, but inside a driver call: while one is, the driver stays open
         self._stuck_at: dict[int, DeviceLoop] = {}
         self._totals: dict[str, Totals] = {}  # of each GPU, over all its loops
         self._counts: Counter[tuple[str, str]] = Counter()  # of loops that ended
@@ -245,7 +245,7 @@ class Fleet:
         return DeviceSampler(device, self._enabled, self._clock, self._rules, totals)
 
     def _deliver(self, snapshot: DeviceSnapshot) -> None:
-        """One that stopped answering because it was given away is not lost: the bus tells, before anybody is told."""
+        """One that stopped answering because it was given away is not lost: the bus is asked before it is shown."""
         if snapshot.up:
             self._inventory.remember(snapshot.identity.uuid)
         elif self._clock.monotonic() - self._bus_seen > 1.0:

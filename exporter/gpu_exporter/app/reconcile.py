@@ -94,7 +94,7 @@ def find_makers(
     """By scheduler, what makes its marker: None means wherever there is a way.
 
     `resources`: regular expressions of further resources of pods whose devices are GPUs. Raises ValueError when a
-    marker that was asked for cannot be had, or for what is no regular expression.
+    marker that was asked for cannot be had, or for a wrong regular expression.
     """
     known = compile_resources(resources)
     makers: dict[str, Callable[[], Marker]] = {}

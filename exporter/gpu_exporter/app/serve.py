@@ -31,7 +31,7 @@ SOCKET_NAME = "gpu-exporter.sock"
 
 
 class ProcessSeries:
-    """process_* as prometheus_client tells them, read now and then, so that no scrape touches /proc."""
+    """process_* as prometheus_client reports them, read now and then, so that no scrape touches /proc."""
 
     def __init__(self) -> None:
         self._collector = ProcessCollector(registry=CollectorRegistry())

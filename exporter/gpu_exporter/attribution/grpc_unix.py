@@ -55,7 +55,7 @@ def call(path: str, method: str, request: bytes, timeout_s: float) -> bytes:
             connection.send_data(1, b"\0" + len(request).to_bytes(4, "big") + request, end_stream=True)
             stream.sendall(connection.data_to_send())
             return _receive(stream, connection, deadline)
-    except (OSError, h2.exceptions.H2Error, ValueError) as exc:  # ValueError: headers that are no UTF-8
+    except (OSError, h2.exceptions.H2Error, ValueError) as exc:  # ValueError: headers that are not UTF-8
         raise CallError(f"{path}: {exc}") from exc
 
 
@@ -93,5 +93,5 @@ def _unwrap(body: bytes, headers: dict[str, str]) -> bytes:
         message = urllib.parse.unquote(headers.get("grpc-message", ""))
         raise CallError(f"gRPC status {status or 'missing'}: {message}", int(status) if status.isdigit() else -1)
     if len(body) < 5 or body[0] != 0 or int.from_bytes(body[1:5], "big") != len(body) - 5:
-        raise CallError("answer is no single uncompressed gRPC message")
+        raise CallError("answer is not a single uncompressed gRPC message")
     return body[5:]

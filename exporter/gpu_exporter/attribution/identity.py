@@ -34,7 +34,7 @@ class KeyUnusable(Exception):
 def apply_identity(holder: Holder, mode: Mode, key: bytes | None) -> Holder:
     """The holder with its user and account as `mode` wants them, and never its `uid` beside them.
 
-    An account is no person: in `uid` it keeps its name. `hmac` without a key shows neither.
+    An account is not a person: in `uid` it keeps its name. `hmac` without a key shows neither.
     """
     if mode == "name":
         return holder._replace(uid="")

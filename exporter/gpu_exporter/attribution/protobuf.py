@@ -11,7 +11,7 @@ VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 
 
 class ProtobufError(ValueError):
-    """The bytes are no protobuf message."""
+    """The bytes are not a protobuf message."""
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:

@@ -86,7 +86,7 @@ def parse_squeue(text: str) -> list[Job]:
                 state=known[5],
                 start=float(known[6]) if _is_number(known[6]) else None,
                 restarts=known[7] or "0",
-                # 22.05 and 24.11 print the job's own id as ArrayJobID of what is no array; only tasks have a number.
+                # 22.05 and 24.11 print the job's own id as ArrayJobID outside of arrays; only tasks have a number.
                 array_job_id=array_job if _is_number(array_task) else "",
                 array_task_id=array_task if _is_number(array_task) else "",
                 het_job_id=het_job if _is_number(het_job) and het_job != "0" else "",

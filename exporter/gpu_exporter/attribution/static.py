@@ -1,4 +1,4 @@
-"""Holders that are told to us: by the scenario of a simulation, or by a file that a site's prolog writes.
+"""Holders that are given to us: by the scenario of a simulation, or by a file that a site's prolog writes.
 
 The file is YAML or JSON, a list of entries: `uuid` and either `pod` (namespace/pod/container) or `job`, with optional
 user, account, partition, and `gpus`: how many GPUs the holder has in all, on every node. Without it that is known for
@@ -19,7 +19,7 @@ TEXT_KEYS = ("uuid", "pod", "job", "user", "account", "partition")
 
 
 class CallbackSource:
-    """Asks a function: how a simulation tells who holds what."""
+    """Asks a function: how a simulation reports who holds what."""
 
     def __init__(self, name: str, read_claims: Callable[[], Sequence[Claim]]) -> None:
         self.name = name
@@ -80,7 +80,7 @@ def parse_static(data: object) -> list[Claim]:
             raise ValueError(f"[{position}]: needs uuid and exactly one of pod and job")
         gpus = entry.get("gpus")
         if gpus is not None and not (isinstance(gpus, int) and gpus > 0):
-            raise ValueError(f"[{position}]: gpus: {gpus!r} is no number of GPUs")
+            raise ValueError(f"[{position}]: gpus: {gpus!r} is not a number of GPUs")
         claims.append(Claim("uuid", texts["uuid"], static_holder(texts)._replace(units=gpus)))
     pods = count_units([claim for claim in claims if claim.holder.pod])  # a pod is on one node; a job may be on more
     return [*pods, *(claim for claim in claims if not claim.holder.pod)]

@@ -102,7 +102,7 @@ class Cycle:
     engines: dict[str, float] = field(default_factory=dict)
     gpm: Gpm | None = None
     gpm_stuck: set[str] = field(default_factory=set)  # the board ("") and instances whose cycle counters do not move
-    witness_missing: bool = False  # one that is told otherwise was not told this time: quiet others prove nothing
+    witness_missing: bool = False  # one that is available otherwise failed this time: quiet others prove nothing
     pcie: Traffic | None = None
     pcie_at: float = 0.0
     nvlink: Traffic | None = None
@@ -116,7 +116,7 @@ class Cycle:
     processes: ProcessList | None = None
 
     def read(self, ask: Callable[[], T]) -> T | None:
-        """The answer, or None: quietly when the hardware does not tell, counted when the call failed."""
+        """The answer, or None: quietly when the hardware does not have it, counted when the call failed."""
         try:
             answer = ask()
         except (DeviceLost, DriverChanged):
@@ -132,7 +132,7 @@ class Cycle:
     def note_failure(self, exc: DeviceError) -> None:
         """Count a call, or one value of a call, that failed."""
         self.errors.append((exc.call, exc.error))
-        self.withdrawn += exc.once_told
+        self.withdrawn += exc.once_answered
 
     def value(self, family: Family) -> float | None:
         """What this cycle publishes of a family without labels, or what still stands of an earlier one."""

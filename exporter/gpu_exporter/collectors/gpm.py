@@ -70,7 +70,7 @@ INTEGRALS = {
 OUT_OF_RANGE = ("nvmlGpmMetricsGet", errors.OUT_OF_RANGE)
 STUCK = ("nvmlGpmMetricsGet", "STUCK")
 TOLERANCE = 0.001  # rounding of the driver's, no fault
-CLAMPED = Range(-TOLERANCE, 2.0)  # what is beyond is no share that came out too high, but a sentinel
+CLAMPED = Range(-TOLERANCE, 2.0)  # what is beyond is not a share that came out too high, but a sentinel
 
 
 def refine(cycle: Cycle, subject: str, gpm: Gpm) -> Gpm:
@@ -116,7 +116,7 @@ def refine(cycle: Cycle, subject: str, gpm: Gpm) -> Gpm:
 def collect_gpm(cycle: Cycle) -> None:
     answers, gpm = cycle.answers, cycle.read(cycle.device.read_gpm)
     if gpm is None:
-        cycle.witness_missing |= cycle.answers > answers  # told, but its window still grows
+        cycle.witness_missing |= cycle.answers > answers  # available, but its window still grows
         return
     cycle.gpm = gpm = refine(cycle, "", gpm)
     cycle.witness_missing |= gpm.missing

@@ -1,4 +1,4 @@
-"""Device memory. Memory in use is no proof of activity: frameworks keep it while they idle."""
+"""Device memory. Memory in use does not prove activity: frameworks keep it while they idle."""
 
 from __future__ import annotations
 

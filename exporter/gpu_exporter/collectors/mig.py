@@ -72,7 +72,7 @@ RATIOS = {
 # Boards from T4 to B200 draw 0.10 to 0.15 of their limit at rest (see devices/products.py for the sources).
 REST_MAX_SHARE = 0.15
 SLOW_READ_S = 0.1  # the shortest GPM window
-METHODS = ("slices", "activity")  # without and with activity that can be told
+METHODS = ("slices", "activity")  # without and with activity
 _ESTIMATE = "nvmlDeviceGetTotalEnergyConsumption, divided"
 _DIVIDED = "a part of energy that was checked"
 GPU_MIG_POWER = Family(
@@ -121,7 +121,7 @@ def divide_energy(
 
 
 class _Read(NamedTuple):
-    """What was asked of one instance. `supported`: its activity can be told, be it now or in a moment."""
+    """What was asked of one instance. `supported`: its activity is available, now or in a moment."""
 
     identity: InstanceIdentity
     gpm: Gpm | None
@@ -164,7 +164,7 @@ def _read_instance(cycle: Cycle, instance: Instance, temperature: float | None) 
     begin = cycle.now()
     before, gpm = (cycle.answers, len(cycle.errors)), cycle.read(instance.read_gpm)
     at = cycle.now()
-    supported = (cycle.answers, len(cycle.errors)) != before  # a call that failed is no missing source
+    supported = (cycle.answers, len(cycle.errors)) != before  # a failed call is not a missing source
     if gpm is not None:
         gpm = refine(cycle, identity.uuid, gpm)
         if at - begin > SLOW_READ_S:  # nobody knows when in it the sample was taken, so a quiet one proves nothing
@@ -180,8 +180,8 @@ def _read_instance(cycle: Cycle, instance: Instance, temperature: float | None) 
     if temperature is not None:
         samples.append(Sample(GPU_MIG_TEMPERATURE, (), temperature))
     if gpm is not None:
-        told = ((family, getattr(gpm, name)) for name, family in RATIOS.items())
-        samples += [Sample(family, (), value) for family, value in told if value is not None]
+        values = ((family, getattr(gpm, name)) for name, family in RATIOS.items())
+        samples += [Sample(family, (), value) for family, value in values if value is not None]
     return _Read(identity, gpm, at, supported, samples)
 
 

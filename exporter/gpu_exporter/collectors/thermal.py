@@ -32,7 +32,7 @@ GPU_TEMPERATURE_MARGIN = Family(
 GPU_TEMPERATURE_LIMIT = Family(
     "gpu_temperature_limit_celsius",
     "gauge",
-    "Temperature at which the GPU slows down or shuts down; newer boards tell a margin instead",
+    "Temperature at which the GPU slows down or shuts down; newer boards report a margin instead",
     ("limit",),
     source="nvmlDeviceGetTemperatureThreshold",
     generations="before Ada",

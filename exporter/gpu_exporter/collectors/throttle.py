@@ -35,7 +35,7 @@ def collect_throttle_active(cycle: Cycle) -> None:
 
 
 THROTTLE = Collector("throttle", (GPU_THROTTLE_SECONDS,), collect_throttle, every_s=UNHURRIED_S)
-# Eight series a GPU of which the counters tell more: only for those who ask.
+# Eight series a GPU that say less than the counters: only for those who ask.
 THROTTLE_ACTIVE = Collector(
     "throttle-active", (GPU_THROTTLE_ACTIVE,), collect_throttle_active, every_s=UNHURRIED_S, default=False
 )

@@ -26,7 +26,7 @@ GPU_MEMORY_BUSY = Family(
 def collect_utilization(cycle: Cycle) -> None:
     device = cycle.device
     cycle.driver_samples = cycle.read(lambda: device.read_utilization_samples(cycle.samples_since_wall)) or ()
-    # The time of a ring entry that is no share is unknown; its stamp is needed, so that no other entry covers it.
+    # The time of a ring entry that is not a share is unknown; its stamp is needed, so that no other entry covers it.
     nonsense = [sample for sample in cycle.driver_samples if not RATIO.holds(sample.ratio)]
     cycle.remarks += [("nvmlDeviceGetSamples", OUT_OF_RANGE)] * len(nonsense)
     rates = cycle.read(device.read_utilization)

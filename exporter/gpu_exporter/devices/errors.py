@@ -18,22 +18,22 @@ OUT_OF_RANGE = "OUT_OF_RANGE"  # in place of NVML's name: the call succeeded, wi
 class DeviceError(Exception):
     """A call failed. `call` is NVML's function name, `error` NVML's constant name.
 
-    `once_told`: this device has answered the same question before, so an answer is missing now that there should be.
+    `once_answered`: this device has answered the same question before, so that an answer is missing now.
     """
 
-    def __init__(self, call: str, error: str, *, once_told: bool = False) -> None:
+    def __init__(self, call: str, error: str, *, once_answered: bool = False) -> None:
         super().__init__(f"{call} answered {error}")
         self.call = call
         self.error = error
-        self.once_told = once_told
+        self.once_answered = once_answered
 
 
 class NotSupported(DeviceError):
-    """Expected: this hardware or driver does not tell."""
+    """Expected: this hardware or driver does not report it."""
 
 
 class NoPermission(DeviceError):
-    """The driver refuses to tell this user or container."""
+    """The driver refuses the answer to this user or container."""
 
 
 class DeviceLost(DeviceError):

@@ -2,7 +2,7 @@
 
 Sources: NVIDIA's public data sheets (memory, board power, maximum SM clock, PCIe generation); idle power of V100 to
 H100 from measurements in the SC'24 power study (arXiv 2312.02741) rounded to 5 W, of the others an assumption; what
-each generation tells through NVML from the API reference (see docs/metrics.md).
+each generation reports through NVML from the API reference (see docs/metrics.md).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ GIB = 1024**3
 class Product(NamedTuple):
     """`memory` in bytes, power in watts, clocks in hertz, `pcie` and `nvlink` in bytes per second and direction.
 
-    `gpm`: GPU performance monitoring (Hopper and newer). `margin`: the temperature is told as a margin (Ada and newer)
+    `gpm`: GPU performance monitoring (Hopper and newer). `margin`: temperatures come as a margin (Ada and newer)
     and not by absolute limits. `remap`: memory rows are remapped (Ampere and newer), pages retired before.
     `link_bytes`: NVLink counts bytes of each link (Blackwell) and no longer KiB over all. `memory_slices`: of a board
     with MIG.

@@ -70,17 +70,17 @@ class Traffic(NamedTuple):
 
 
 class Pcie(NamedTuple):
-    """Traffic over the bus since the driver was loaded, and packets that had to be sent again (None where not told)."""
+    """Traffic over the bus since the driver was loaded, and packets that had to be sent again (None where unknown)."""
 
     traffic: Traffic | None
     replays: int | None
 
 
 class Gpm(NamedTuple):
-    """GPU performance monitoring over the last `span_s` seconds; ratios as told, None where not told.
+    """GPU performance monitoring over the last `span_s` seconds; ratios as reported, None where not available.
 
-    `engines` is the busiest video, JPEG or optical-flow engine. `missing`: something that is told otherwise was not
-    told this time (an error, NaN, a value that is no share), so that quiet values prove nothing. `pcie` and `nvlink`
+    `engines` is the busiest video, JPEG or optical-flow engine. `missing`: something that is available otherwise is
+    missing this time (an error, NaN, a value that is not a share): quiet values then prove nothing. `pcie` and `nvlink`
     are bytes per second in both directions together. `elapsed_cycles` and `active_cycles` are monotonic SM counters,
     on drivers that have them.
     """
@@ -133,7 +133,7 @@ class Instance(Protocol):
 
 
 class Device(Protocol):
-    """One physical GPU. `answers` counts the questions that the driver has answered, to tell a mute GPU."""
+    """One physical GPU. `answers` counts the questions that the driver has answered, so that a mute GPU is noticed."""
 
     identity: DeviceIdentity
 

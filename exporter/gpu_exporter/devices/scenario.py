@@ -361,7 +361,7 @@ def _parse_holder(reader: _Reader, gpus: tuple[ScenarioGpu, ...]) -> ScenarioHol
     mig_uuid = ""
     if instance is not None:
         if not isinstance(instance, int) or not 0 <= instance < len(gpu.instances):
-            raise ScenarioError(f"{reader.place}.mig: {instance!r} is no instance of gpus[{index}]")
+            raise ScenarioError(f"{reader.place}.mig: {instance!r} is not an instance of gpus[{index}]")
         mig_uuid = gpu.instances[instance].uuid
     kind = reader.text("kind")
     name = reader.text("name")

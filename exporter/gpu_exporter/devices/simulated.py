@@ -91,11 +91,11 @@ class Stage:
         self.gpm_seen[uuid] = now
         if since is None or since >= now:
             return None
-        told = {name: loads.mean(parts[name], since, now) for name in GPM_RATIOS}
-        told |= {name: rate * loads.mean(parts[name], since, now) for name, rate in rates.items()}
+        parts_now = {name: loads.mean(parts[name], since, now) for name in GPM_RATIOS}
+        parts_now |= {name: rate * loads.mean(parts[name], since, now) for name, rate in rates.items()}
         if with_engines:
-            told["engines"] = max(loads.mean(parts[engine], since, now) for engine in ENGINES)
-        return Gpm(now - since)._replace(**told)  # type: ignore[arg-type]
+            parts_now["engines"] = max(loads.mean(parts[engine], since, now) for engine in ENGINES)
+        return Gpm(now - since)._replace(**parts_now)  # type: ignore[arg-type]
 
 
 def resolve_parts(load: loads.Load, given: Mapping[str, loads.Load]) -> dict[str, loads.Load]:
@@ -133,7 +133,7 @@ class SimulatedDevice(SilentDevice):
     def __init__(self, stage: Stage, gpu: ScenarioGpu) -> None:
         self._stage, self._gpu = stage, gpu
         self.parts = resolve_parts(gpu.load, gpu.parts)
-        self._told: set[str] = set()
+        self._answered: set[str] = set()
         self.identity = DeviceIdentity(
             index=gpu.index,
             uuid=gpu.uuid,
@@ -155,13 +155,13 @@ class SimulatedDevice(SilentDevice):
         fault = self._gpu.fault(call, now)
         if fault is None:
             self.answers += 1
-            self._told.add(call)
+            self._answered.add(call)
             return now
         if fault.hang_s:
             threading.Event().wait(fault.hang_s)
             return self._stage.now()
         error = device_error(call, fault.error)
-        error.once_told = call in self._told
+        error.once_answered = call in self._answered
         raise error
 
     def _load(self, now: float) -> loads.Load:
@@ -292,7 +292,7 @@ class SimulatedDevice(SilentDevice):
 
     def read_row_remaps(self) -> RowRemaps:
         now = self._meet_faults("nvmlDeviceGetRemappedRows")
-        # Not told while MIG instances exist (API reference).
+        # Not reported while MIG instances exist (API reference).
         self._require(self._gpu.product.remap and not self._gpu.instances_at(now), "nvmlDeviceGetRemappedRows")
         health = self._gpu.health
         return RowRemaps(

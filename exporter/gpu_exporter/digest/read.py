@@ -224,6 +224,6 @@ def _add_holders(idle: dict[HolderName, IdleHolder], rows: list[Row]) -> None:
 
 
 def _owner_of(labels: Mapping[str, str]) -> str:
-    """A person as far as Slurm tells, else a team or a workload."""
+    """A person where Slurm names one, else a team or a workload."""
     person = "/".join(part for part in (labels.get("user", ""), labels.get("account", "")) if part)
     return person or labels.get("team", "") or labels.get("workload", "")

@@ -119,7 +119,7 @@ ALLOCATION_HOLDER_UNITS = Family(
     "GPUs and MIG instances that the holder (pod or job) holds in all, on every node, as its scheduler counts them",
 )
 ALLOCATION_START = Family(
-    "gpu_allocation_start_timestamp_seconds", "gauge", "Start told by the scheduler, else when first seen"
+    "gpu_allocation_start_timestamp_seconds", "gauge", "Start as the scheduler reports it, else when first seen"
 )
 ALLOCATION_LAST_ACTIVE = Family(
     "gpu_allocation_last_active_timestamp_seconds",
@@ -313,7 +313,7 @@ SELF_FAMILIES = (
 
 
 def fixed_groups() -> Iterator[tuple[str, tuple[str, ...], tuple[Family, ...]]]:
-    """Title, implied labels and families of everything that is no collector's."""
+    """Title, implied labels and families of everything that is not a collector's."""
     yield "GPU: identity and ledger", DEVICE_LABELS, (GPU_INFO, GPU_UP, GPU_ALLOCATED, *UNIT_FAMILIES)
     yield "GPU: collector `xid`, published for a lost GPU too", DEVICE_LABELS, XID_FAMILIES
     yield "MIG instance: ledger", MIG_LABELS, MIG_UNIT_FAMILIES

@@ -12,7 +12,7 @@ Health: TypeAlias = Literal["ok", "partial", "no_data", "none_expected"]
 def judge_health(view: View) -> Health:
     """`no_data` when no GPU answers, `partial` when a GPU, a call or a source of holders does not, else `ok`.
 
-    `none_expected`: none answers and none should, which is no fault: a node without a GPU, or a driver that was
+    `none_expected`: none answers and none should, which is not a fault: a node without a GPU, or a driver that was
     released on request.
     """
     answering = [gpu for gpu in view.gpus if gpu.snapshot.up and not gpu.withheld and not gpu.hung]

@@ -38,7 +38,7 @@ class ExpectedDevices:
         self._is_saved = True
 
     def load(self) -> None:
-        """Take over what the file says; called again it adopts what `forget` changed. A bad file is no file."""
+        """Take over what the file says; called again it adopts what `forget` changed. A bad file counts as none."""
         stamp = self._read_stamp()
         if self._path is None or stamp is None or stamp == self._stamp:
             return
@@ -110,7 +110,7 @@ def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice]] | None:
             if [type(value) for value in device] != [str, str, int, str]:
                 return None
         text = json.dumps(data, ensure_ascii=False)
-        text.encode()  # half of a surrogate pair is no text, and no answer could be written with it
+        text.encode()  # half of a surrogate pair is not text, and no answer could be written with it
         return str(data["boot_id"]), devices
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

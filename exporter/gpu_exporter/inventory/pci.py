@@ -1,7 +1,7 @@
 """NVIDIA's PCI functions as the kernel lists them: what should be there, and who has it.
 
 A GPU that fell off the bus is missing from NVML or answers GPU_IS_LOST; one that an administrator gave to a virtual
-machine (vfio-pci) or unbound is neither lost nor ours. Only the kernel tells the two apart. Reads
+machine (vfio-pci) or unbound is neither lost nor ours. Only the kernel knows which of the two it is. Reads
 /sys/bus/pci/devices/*/{vendor,class,driver}; needs no privilege and no driver.
 """
 

@@ -183,7 +183,7 @@ class NodeState:
 
     @staticmethod
     def _start_of(allocation: Allocation, now: float, wall: float) -> float | None:
-        """A Slurm job's start on the monotonic clock; a pod's start is not told by the kubelet."""
+        """A Slurm job's start on the monotonic clock; the kubelet does not report a pod's."""
         holder = allocation.holder
         if holder.key.scheduler != "slurm" or holder.start_wall is None:
             return None

@@ -116,7 +116,7 @@ def _why_unknown(record: HolderRecord, gpu: GpuView, rules: ViewRules) -> str:
         return "the GPU does not answer"
     if record.unconfirmed_s > rules.unconfirmed_s:
         return f"no source has confirmed the holder for {record.unconfirmed_s:.0f} s"
-    shared = "the GPU is shared and its holders cannot be told apart" if allocation.share == "time_slice" else ""
+    shared = "the GPU is shared and each holder's activity is not known" if allocation.share == "time_slice" else ""
     return allocation.contradiction or allocation.why or shared
 
 

@@ -1,7 +1,7 @@
 """GPUs that pending Slurm jobs wait for, by partition: gpu_demand_pending_gpus.
 
-Kubernetes tells the same by kube-state-metrics; Slurm has no exporter of its own. Jobs that wait for something else, a
-dependency, a start time, a limit or a release, are no demand: freeing a GPU would not start them.
+On Kubernetes kube-state-metrics reports the same; Slurm has no exporter of its own. Jobs that wait for something else,
+a dependency, a start time, a limit or a release, are not demand: freeing a GPU would not start them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _count(tres: str) -> int:
 
 
 def _number(text: str) -> int:
-    """A number of nodes or tasks: `2`, or at least `2` of `2-4`; 1 while Slurm does not tell."""
+    """A number of nodes or tasks: `2`, or at least `2` of `2-4`; 1 while Slurm does not say."""
     match = re.match(r"\d+", text)
     return max(1, int(match[0])) if match else 1
 

@@ -52,7 +52,7 @@ class HolderEvidence(NamedTuple):
     """Everything seen of one holder.
 
     `held`: how many units it holds in all, as its scheduler counts them, seen or not; None when that is not known.
-    `incarnations`: the pod UIDs that its series name, which must be one; empty for jobs, whose start tells them apart.
+    `incarnations`: the pod UIDs that its series name, which must be one; empty for jobs, known by their start.
     `users_id`: the id that users of an array or of a heterogeneous job know it by, e.g. 3010_1; "" for all others.
     `clusters`: the Slurm clusters that its series name, which must be one, "" for a series that names none; empty for
     pods. Two clusters count their jobs from 1, so one id may be two jobs.
@@ -71,7 +71,7 @@ class Evidence(NamedTuple):
     """One reading of the source at `wall` (Unix seconds).
 
     `exporters` and `allocations` say how much was seen; `problems` names what was not. `hidden`: GPUs and MIG instances
-    held by jobs that Slurm hides from the exporter (PrivateData), which are no holders here: several jobs share the
+    held by jobs that Slurm hides from the exporter (PrivateData), which are not holders here: several jobs share the
     absence of a name.
     """
 

@@ -107,7 +107,7 @@ class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
 
 
 class _SamePlace(urllib.request.HTTPRedirectHandler):
-    """Follows redirects within one server only: what another one says is no evidence."""
+    """Follows redirects within one server only: what another one says is not evidence."""
 
     def redirect_request(self, req: urllib.request.Request, *answer: Any) -> urllib.request.Request | None:
         target = urlsplit(answer[-1])

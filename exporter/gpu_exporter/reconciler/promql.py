@@ -78,7 +78,7 @@ def parse_vector(text: str, query: str) -> list[Row]:
         if data["resultType"] != "vector":
             raise EvidenceError(f"expected a vector, not a {clean(str(data['resultType']))}: {query}")
         rows = [Row(_labels(row["metric"]), float(row["value"][1])) for row in data["result"]]
-        rows = [row for row in rows if math.isfinite(row.value)]  # no number is no evidence
+        rows = [row for row in rows if math.isfinite(row.value)]  # what is not a number is not evidence
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
         raise EvidenceError(f"not an answer of a PromQL API ({type(exc).__name__}): {query}") from exc
     if answer.get("warnings") or answer.get("isPartial"):

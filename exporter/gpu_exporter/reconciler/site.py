@@ -14,7 +14,7 @@ CYCLES_MISSED_MAX = 3  # intervals without the end of a cycle, beside the time t
 
 
 class ReconcilerSite:
-    """Alive is a reconciler whose cycles come to their end; whether they had evidence, its metrics tell."""
+    """Alive is a reconciler whose cycles come to their end; whether they had evidence, its metrics say."""
 
     def __init__(self, telemetry: Telemetry, interval_s: float) -> None:
         self._telemetry = telemetry

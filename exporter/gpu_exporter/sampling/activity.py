@@ -122,14 +122,14 @@ class ActivityReader:
             spans = (Span(start, end, cycle.utilization, other=False),)
         self._last_utilization_at = cycle.utilization_at
         spans = tuple(judged for span in spans if (judged := self._judge(span)) is not None)
-        told = cycle.utilization is not None or bool(cycle.driver_samples)
+        reported = cycle.utilization is not None or bool(cycle.driver_samples)
         is_alive = active or cycle.utilization or self._ring.contradicted
         if is_alive and not any(_is_active(span) for span in spans):
             # Nothing that covers time, but a sign of life: a span without length books nothing and ends idle runs.
             spans = (*spans, Span(monotonic, monotonic, cycle.utilization or 0.0, True))
-        if not told and not spans:
+        if not reported and not spans:
             return None
-        return Activity(self._unit, spans, 1 + len(others) - others.count(None) if told else 0)
+        return Activity(self._unit, spans, 1 + len(others) - others.count(None) if reported else 0)
 
     def _longest(self) -> float:
         """The longest time that one utilization of the driver may stand for."""

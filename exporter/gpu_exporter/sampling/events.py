@@ -18,7 +18,7 @@ from gpu_exporter.sampling.worker import Worker
 log = logging.getLogger(__name__)
 WAIT_S = 0.25  # longest stay inside one driver call, so that the driver can be closed within two seconds
 RETRY_S = 30.0  # after a registration that failed
-MAX_CODES = 100  # distinct codes of one GPU that are told apart; NVIDIA documents some 170, no board shows many
+MAX_CODES = 100  # distinct codes of one GPU that are counted one by one; NVIDIA documents some 170, no board shows many
 
 
 class XidBook:
@@ -58,7 +58,7 @@ class XidBook:
             codes = self._codes.get(uuid)
             if codes is None:
                 return None
-            return XidCounts(tuple((xid, classify(xid), *told) for xid, told in sorted(codes.items())))
+            return XidCounts(tuple((xid, classify(xid), *counted) for xid, counted in sorted(codes.items())))
 
 
 class EventLoop(Worker):
@@ -96,7 +96,7 @@ class EventLoop(Worker):
             self._clock.wait(self._stop, RETRY_S)
 
     def _listen(self, watch: EventWatch, begin: float) -> None:
-        """Count until told to stop, the driver refuses, or GPUs that were left out are to be asked again."""
+        """Count until asked to stop, the driver refuses, or GPUs that were left out are to be asked again."""
         while not self._stop.is_set():
             if not watch.complete and self._clock.monotonic() - begin > RETRY_S:
                 return

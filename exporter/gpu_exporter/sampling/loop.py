@@ -68,7 +68,7 @@ class DeviceLoop(Worker):
             except DriverChanged as exc:
                 self._on_driver_changed(str(exc))
                 return
-            except Exception as exc:  # a fault of ours must not end the loop: the GPU's age tells, the count says why
+            except Exception as exc:  # a fault of ours must not end the loop: the GPU's age shows it, the count why
                 if self.sampler is not None:
                     self.sampler.error_counts["cycle", type(exc).__name__] += 1
                 log.exception("gpu %d: a sampling cycle failed", self.position)

@@ -64,7 +64,7 @@ class DeviceSampler:
             return self._down(str(exc))
         self.error_counts.update(cycle.errors)
         if self.device.answers == answers and cycle.errors:
-            # Nothing at all was answered: that is no GPU with a few failing calls.
+            # Nothing at all was answered: more than a few failing calls.
             return self._down(f"no call is answered, the first was {' '.join(cycle.errors[0])}")
         monotonic, wall = self._clock.monotonic(), self._clock.wall()
         # In a cycle that dragged on, one witness spoke of another time than the next.

@@ -47,14 +47,14 @@ def parse_head(head: bytes) -> Request:
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
     if len(words) != 3 or words[2] not in ("HTTP/1.0", "HTTP/1.1") or not words[0].isalpha():
-        raise BadRequest(400, "this is no request of HTTP/1.1")
+        raise BadRequest(400, "this is not a request of HTTP/1.1")
     headers: dict[str, str] = {}
     for line in lines[1:]:
         name, colon, value = line.partition(":")
         if not line:
             break
         if not colon or not name or name != name.strip():
-            raise BadRequest(400, "a header is no NAME: VALUE")
+            raise BadRequest(400, "a header is not NAME: VALUE")
         headers[name.lower()] = (
             f"{headers[name.lower()]}, {value.strip()}" if name.lower() in headers else value.strip()
         )

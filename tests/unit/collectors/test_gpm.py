@@ -14,11 +14,14 @@ def make_cycle(totals: Totals | None = None) -> Cycle:
 
 
 @pytest.mark.parametrize(
-    ("told", "used", "counted"), [(1.29, 1.0, 1), (-0.2, None, 1), (1.0004, 1.0, 0), (-0.0004, 0.0, 0), (0.5, 0.5, 0)]
+    ("reported", "used", "counted"),
+    [(1.29, 1.0, 1), (-0.2, None, 1), (1.0004, 1.0, 0), (-0.0004, 0.0, 0), (0.5, 0.5, 0)],
 )
-def test_values_out_of_range_are_clamped_or_unknown_and_counted(told: float, used: float | None, counted: int) -> None:
+def test_values_out_of_range_are_clamped_or_unknown_and_counted(
+    reported: float, used: float | None, counted: int
+) -> None:
     cycle = make_cycle()
-    refined = refine(cycle, "", Gpm(1.0, graphics=told))
+    refined = refine(cycle, "", Gpm(1.0, graphics=reported))
     assert refined.graphics == used
     assert refined.missing is (used is None)
     assert cycle.remarks == [OUT_OF_RANGE] * counted

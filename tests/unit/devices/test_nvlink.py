@@ -41,7 +41,7 @@ class Board:
         try:
             return self.counters.read()
         except DeviceError as exc:
-            assert exc.once_told is not isinstance(exc, NotSupported)  # a failure makes the moment unknown
+            assert exc.once_answered is not isinstance(exc, NotSupported)  # a failure makes the moment unknown
             return exc.error
 
 

@@ -18,7 +18,7 @@ from gpu_exporter.devices.nvml.recording import RecordedLibrary, Recorder, Recor
 
 
 class Script:
-    """A driver that answers what it is told to."""
+    """A driver that answers what it is made to."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {}
@@ -111,12 +111,12 @@ def test_a_sample_ring_is_moved_to_the_present(tmp_path: Path, clock: ManualCloc
     start = clock.wall()
     assert library.ask("nvmlDeviceGetSamples", GPU, 1, 0) == ()
     clock.advance(1.1)
-    told = library.ask("nvmlDeviceGetSamples", GPU, 1, 0)
-    assert [value for _, value in told] == [0, 1, 2, 3, 4]
+    answers = library.ask("nvmlDeviceGetSamples", GPU, 1, 0)
+    assert [value for _, value in answers] == [0, 1, 2, 3, 4]
     # A recording has its start to the millisecond.
-    assert [stamp / 1e6 - start for stamp, _ in told] == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8], abs=0.002)
+    assert [stamp / 1e6 - start for stamp, _ in answers] == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8], abs=0.002)
     clock.advance(1.0)
-    assert [value for _, value in library.ask("nvmlDeviceGetSamples", GPU, 1, told[-1][0])] == [5, 6, 7, 8, 9]
+    assert [value for _, value in library.ask("nvmlDeviceGetSamples", GPU, 1, answers[-1][0])] == [5, 6, 7, 8, 9]
 
 
 def test_a_gpm_window_is_handed_out_once(tmp_path: Path, clock: ManualClock) -> None:
@@ -146,11 +146,11 @@ def test_uuids_are_hashed_on_request_and_stay_tellable_apart(tmp_path: Path, clo
     library = play(recorder, path, clock)
     text = gzip.decompress(path.read_bytes()).decode()
     assert "0a0b0c0d" not in text
-    told = [library.ask("nvmlDeviceGetUUID", Handle(place)) for place in "01"]
-    assert told[0].startswith("GPU-")
-    assert told[1].startswith("MIG-")
-    assert told[0][4:] != told[1][4:]
-    assert [len(uuid) for uuid in told] == [len(uuid) for uuid in uuids]
+    answers = [library.ask("nvmlDeviceGetUUID", Handle(place)) for place in "01"]
+    assert answers[0].startswith("GPU-")
+    assert answers[1].startswith("MIG-")
+    assert answers[0][4:] != answers[1][4:]
+    assert [len(uuid) for uuid in answers] == [len(uuid) for uuid in uuids]
 
 
 @pytest.mark.parametrize(

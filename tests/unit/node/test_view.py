@@ -60,7 +60,7 @@ def test_a_holder_of_a_gpu_that_is_not_here_is_not_shown(node: SimulatedNode) ->
 def test_sharers_are_never_judged(node: SimulatedNode) -> None:
     allocation = node.state.records(node.placed()).holders[0].allocation
     seen = shown(node, changed(node, allocation=allocation._replace(share="time_slice")))
-    assert seen.verdict == ("unknown", "the GPU is shared and its holders cannot be told apart")
+    assert seen.verdict == ("unknown", "the GPU is shared and each holder's activity is not known")
     assert (seen.utilization, seen.memory_used_bytes) == (None, None)
 
 

@@ -113,7 +113,7 @@ def test_all_gpus_of_a_holder_must_be_idle() -> None:
 def test_every_gpu_that_the_scheduler_counts_must_be_seen() -> None:
     decision = judge(unit(), held=2)
     assert (decision.stage, decision.reason) == ("unknown", "1 GPUs are seen, the holder has 2")
-    assert judge(unit(), unit(), held=2).stage == "unknown"  # one GPU told twice is one GPU
+    assert judge(unit(), unit(), held=2).stage == "unknown"  # one GPU reported twice is one GPU
 
 
 @pytest.mark.parametrize(

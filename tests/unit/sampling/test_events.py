@@ -17,7 +17,7 @@ from gpu_exporter.sampling.events import MAX_CODES, EventLoop, XidBook
 
 
 class Watch:
-    """A registration that reports what it is told to, then nothing."""
+    """A registration that reports what it is made to, then nothing."""
 
     def __init__(self, covered: set[str], *, complete: bool = True, script: list[XidEvent | Exception] | None = None):
         self.covered = frozenset(covered)
@@ -38,7 +38,7 @@ class Watch:
 
 
 def run(opens: list[Watch | Exception], book: XidBook, until: threading.Event) -> EventLoop:
-    """A loop over these registrations in turn, until told."""
+    """A loop over these registrations in turn, until asked to stop."""
 
     def open_watch() -> Watch:
         step = opens.pop(0) if len(opens) > 1 else opens[0]

@@ -284,7 +284,7 @@ def test_while_power_is_missing_the_zeros_of_instances_prove_nothing(power: floa
 
     def missing() -> float:
         if power is None:
-            raise DeviceError("nvmlDeviceGetPowerUsage", "NVML_ERROR_UNKNOWN", once_told=True)
+            raise DeviceError("nvmlDeviceGetPowerUsage", "NVML_ERROR_UNKNOWN", once_answered=True)
         return power
 
     def no_energy() -> float:

@@ -78,7 +78,7 @@ def test_a_witness_that_cannot_be_read_is_not_counted(witness: str) -> None:
 
 
 # Noise below the floors: a thousandth of the time, a trickle over the links, a few watts. Engines have none: they are
-# told in whole percent, and any is work.
+# reported in whole percent, and any is work.
 NOISE = {"graphics": 0.0008, "sm": 0.0008, "pcie": 5e6 / (2 * 64e9), "nvlink": 5e5 / (2 * 450e9), "power": 0.1}
 
 
@@ -110,7 +110,7 @@ def test_an_instance_with_one_witness_active_is_not_idle(part: str) -> None:
         (QUIET._replace(span_s=40.0), ()),
         (QUIET._replace(graphics=None, sm=0.9), (Span(100.0, 100.0, 0.0, True),)),
         (QUIET._replace(graphics=None), ()),
-        (QUIET._replace(missing=True), ()),  # quiet, but one of them was not told
+        (QUIET._replace(missing=True), ()),  # quiet, but one of them was not reported
         (QUIET._replace(graphics=0.5, missing=True), (Span(99.0, 100.0, 0.5, False),)),
         (QUIET._replace(dram=0.5, missing=True), (Span(99.0, 100.0, 0.0, True),)),  # one that works is enough
         (QUIET._replace(span_s=3.0), (Span(97.0, 100.0, 0.0, False),)),
@@ -165,7 +165,7 @@ def test_a_window_whose_reading_took_long_proves_no_idleness() -> None:
     assert quiet == [False, True, True, True, False, False, True]  # the fifth reaches back into the slow call
 
 
-# A witness that failed for a while, although it is told otherwise: the time is unknown, and never idle.
+# A witness that failed for a while, although it is available otherwise: the time is unknown, and never idle.
 @pytest.mark.parametrize(
     "call",
     [

@@ -27,7 +27,7 @@ class Asker:
     def __init__(
         self, library: Library, handle: Handle, support: SupportMatrix, label: str, warned: set[str] | None = None
     ) -> None:
-        """`warned`: calls whose missing permission was told, where several askers are for one device."""
+        """`warned`: calls whose missing permission was reported, where several askers are for one device."""
         self.library = library
         self.handle = handle
         self.support = support
@@ -46,15 +46,15 @@ class Asker:
             raise
         except NoPermission as exc:
             self.support.note(question, exc)
-            if exc.call in self._warned:  # counted and told before: asked again after a while, and refused again
+            if exc.call in self._warned:  # counted and reported before: asked again after a while, and refused again
                 raise NotSupported(exc.call, exc.error) from exc
             self._warn(exc)
             raise
         except DeviceError as exc:
-            exc.once_told = question in self.support.told
+            exc.once_answered = question in self.support.answered
             raise
         self.answers += 1
-        self.support.told.add(question)
+        self.support.answered.add(question)
         return answer
 
     def first(self, *calls: tuple[Any, ...]) -> Any:
@@ -92,7 +92,7 @@ class Fields:
         self.errors: list[DeviceError] = []
 
     def read(self, *wanted: int | tuple[int, int]) -> dict[int | tuple[int, int], float]:
-        """Values by field id, or by (id, scope) where asked so; what the device does not tell is left out.
+        """Values by field id, or by (id, scope) where asked so; what the device does not have is left out.
 
         A single field that fails is put on `errors`. Raises DeviceLost, and DeviceError when the call itself fails.
         """
@@ -101,27 +101,27 @@ class Fields:
         if not asked:
             return {}
         ids = tuple(field if isinstance(field, tuple) else (field, 0) for field in asked)
-        told: dict[int | tuple[int, int], float] = {}
+        found: dict[int | tuple[int, int], float] = {}
         for field, (code, value) in zip(asked, self._ask(self.CALL, ids), strict=True):
             question = (self.CALL, field)
             if code == nvml.NVML_SUCCESS:
-                told[field] = value
-                support.told.add(question)
+                found[field] = value
+                support.answered.add(question)
                 continue
             error = refusal_of(self.CALL, code)
-            error.once_told = question in support.told
+            error.once_answered = question in support.answered
             if isinstance(error, DeviceLost | DriverChanged):
                 raise error
             if isinstance(error, NotSupported | NoPermission):
                 support.note(question, error)
             if not isinstance(error, NotSupported):
                 self.errors.append(error)
-        return told
+        return found
 
     def refuse(self, field: int | tuple[int, int]) -> None:
         """A field that has stopped answering: from now on asked each RETRY_S only, and a failure is expected."""
         question, support = (self.CALL, field), self._ask.support
-        support.told.discard(question)
+        support.answered.discard(question)
         if not support.is_refused(question):
             support.note(question, NotSupported(self.CALL, "NVML_ERROR_NO_DATA"))
 
@@ -130,8 +130,8 @@ class Fields:
         self._ask.support.forget((self.CALL, field))
 
     def one(self, field: int) -> float:
-        """A single field. Raises NotSupported where it is not told."""
-        told = self.read(field)
-        if field not in told:
+        """A single field. Raises NotSupported where it is not available."""
+        found = self.read(field)
+        if field not in found:
             raise NotSupported(self.CALL, "NVML_ERROR_NOT_SUPPORTED")
-        return told[field]
+        return found[field]

@@ -106,7 +106,7 @@ GPM_RATES = {
     "pcie": (NVML_GPM_METRIC_PCIE_TX_PER_SEC, NVML_GPM_METRIC_PCIE_RX_PER_SEC),
     "nvlink": (NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC, NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC),
 }
-# Engines by GPM, for MIG instances, whose engines no other call tells: NVDEC, NVJPG, OFA, NVENC.
+# Engines by GPM, for MIG instances, whose engines no other call reports: NVDEC, NVJPG, OFA, NVENC.
 GPM_ENGINES = (*range(30, 38), *range(40, 48), 50, 51, *range(166, 170))
 GPM_METRICS = (
     *GPM_RATIOS.values(),
@@ -115,7 +115,7 @@ GPM_METRICS = (
     NVML_GPM_METRIC_SM_CYCLES_ACTIVE,
 )
 
-# nvmlTemperatureThresholds_t: limits as absolute temperatures, before Ada (newer boards tell the margin).
+# nvmlTemperatureThresholds_t: limits as absolute temperatures, before Ada (newer boards report the margin).
 NVML_TEMPERATURE_THRESHOLD_SHUTDOWN = 0
 NVML_TEMPERATURE_THRESHOLD_SLOWDOWN = 1
 NVML_TEMPERATURE_THRESHOLD_MEM_MAX = 2
@@ -147,7 +147,7 @@ THROTTLE_FIELDS = {
     "hw_power_brake": NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN,
 }
 
-# Bits of nvmlDeviceGetCurrentClocksEventReasons. GpuIdle and the two clock settings are no throttling.
+# Bits of nvmlDeviceGetCurrentClocksEventReasons. GpuIdle and the two clock settings are not throttling.
 THROTTLE_BITS = {
     "power_cap": 0x4,
     "hw_slowdown": 0x8,

@@ -1,4 +1,4 @@
-"""One GPU as NVML tells it.
+"""One GPU as NVML reports it.
 
 Conversions happen here and nowhere else: percent to ratio, milliwatts to watts, millijoules to joules, MHz to hertz,
 KiB to bytes, nanoseconds and microseconds to seconds. Calls that only newer drivers have fall back to the older ones
@@ -215,8 +215,8 @@ class NvmlDevice:
         return state
 
     def read_throttle_seconds(self) -> Mapping[str, float]:
-        told = self._fields.read(*nvml.THROTTLE_FIELDS.values())
-        return {name: told[field] / 1e9 for name, field in nvml.THROTTLE_FIELDS.items() if field in told}  # nanoseconds
+        found = self._fields.read(*nvml.THROTTLE_FIELDS.values())
+        return {name: found[field] / 1e9 for name, field in nvml.THROTTLE_FIELDS.items() if field in found}  # ns
 
     def read_throttle_active(self) -> Mapping[str, bool]:
         # The name with "Event" came with driver 535; the older one is what older drivers have.
@@ -230,11 +230,11 @@ class NvmlDevice:
 
     def read_pcie(self) -> Pcie:
         tx, rx = nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES
-        told = self._fields.read(tx, rx, nvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER)
-        if not told:
+        found = self._fields.read(tx, rx, nvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER)
+        if not found:
             raise NotSupported(Fields.CALL, "NVML_ERROR_NOT_SUPPORTED")
-        traffic = Traffic(rx=float(told[rx]), tx=float(told[tx])) if tx in told and rx in told else None
-        replays = told.get(nvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER)
+        traffic = Traffic(rx=float(found[rx]), tx=float(found[tx])) if tx in found and rx in found else None
+        replays = found.get(nvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER)
         return Pcie(traffic, None if replays is None else int(replays))
 
     def read_nvlink(self) -> Traffic:
@@ -252,8 +252,8 @@ class NvmlDevice:
 
     def read_retired_pages(self) -> Mapping[str, int]:
         causes = {"single_bit": nvml.NVML_FI_DEV_RETIRED_SBE, "double_bit": nvml.NVML_FI_DEV_RETIRED_DBE}
-        told = self._fields.read(*causes.values())
-        return {cause: int(told[field]) for cause, field in causes.items() if field in told}
+        found = self._fields.read(*causes.values())
+        return {cause: int(found[field]) for cause, field in causes.items() if field in found}
 
     def read_recovery_action(self) -> int:
         return int(self._fields.one(nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION))
@@ -289,7 +289,7 @@ class NvmlDevice:
 
     def list_instances(self) -> Sequence[Instance]:
         mode = self._read_mig_mode()
-        if mode != self.identity.mig_mode:  # switched at run time: what was refused in the old mode may be told now
+        if mode != self.identity.mig_mode:  # switched at run time: what was refused in the old mode may be answered now
             log.info("gpu %d: MIG mode is now %s", self.identity.index, mode)
             self.identity = dataclasses.replace(self.identity, mig_mode=mode)
             self._start_over()
@@ -304,7 +304,7 @@ class NvmlDevice:
             support = self._instance_support[identity.uuid] = known.get(identity.uuid) or SupportMatrix(self._monotonic)
             label = f"gpu {self.identity.index}, mig {identity.mig}"
             ask = Asker(self._library, handle, support, label, self._instances_warned)
-            # The board's call tells a whole GPU instance. Where several compute instances share it, its sum would make
+            # The board's call is for a whole GPU instance. Where several compute instances share it, its sum would make
             # one's work everybody's. A sample of one way is never compared with one of the other.
             alone = parts.count(part) == 1
             gpm = Asker(self._library, self.ask.handle, support, label, self._instances_warned) if alone else ask
@@ -344,7 +344,7 @@ class NvmlDevice:
                 if exc.error == "NVML_ERROR_NOT_FOUND":  # a hole, or destroyed just now; others may follow
                     continue
                 if isinstance(exc, NotSupported) and exc.call != "nvmlDeviceGetMigDeviceHandleByIndex":
-                    raise DeviceError(exc.call, exc.error) from exc  # an instance is there: its absence is not told
+                    raise DeviceError(exc.call, exc.error) from exc  # an instance is there: its absence is not reported
                 raise
             identity = InstanceIdentity(
                 uuid, f"{gpu_instance}/{compute_instance}", profile, slices, self._memory_slices(memory_mib)

@@ -103,6 +103,6 @@ def _compare(first: Any, second: Any, metrics: tuple[int, ...]) -> tuple[tuple[i
     if entries is None:
         entries = _queries.entries[metrics] = [query.metrics[position] for position in range(len(metrics))]
     for entry, metric in zip(entries, metrics, strict=True):
-        entry.metric, entry.code = metric, UNTOUCHED  # what the driver leaves out must not look told
+        entry.metric, entry.code = metric, UNTOUCHED  # what the driver leaves out must not look answered
     pynvml.nvmlGpmMetricsGet(query)
     return tuple((entry.metric, entry.code, entry.value) for entry in entries)

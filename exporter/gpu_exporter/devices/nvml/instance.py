@@ -74,7 +74,7 @@ def _worst(codes: set[int]) -> DeviceError:
 
 
 def read_gpm(ask: Asker, window: str, gpu_instance: int = -1, engines: tuple[int, ...] = ()) -> Gpm | None:
-    """Both return codes are checked: the call's by `ask`, each metric's here. What is no number is no value."""
+    """Both return codes are checked: the call's by `ask`, each metric's here. What is not a number is not a value."""
     wanted = nvml.GPM_METRICS + engines
     answer = ask("nvmlGpmMetricsGet", window, gpu_instance, wanted, about=window)
     if answer is None:
@@ -86,31 +86,31 @@ def read_gpm(ask: Asker, window: str, gpu_instance: int = -1, engines: tuple[int
         if isinstance(refusal, NotSupported):
             ask.support.note(("nvmlGpmMetricsGet", window), refusal)
         raise refusal
-    told = {metric: value for metric, code, value in metrics if code == nvml.NVML_SUCCESS and math.isfinite(value)}
-    # What this device told before and does not tell now is missing, unless it has come to refuse it.
-    known = ask.support.told
+    found = {metric: value for metric, code, value in metrics if code == nvml.NVML_SUCCESS and math.isfinite(value)}
+    # What this device reported before and does not report now is missing, unless it has come to refuse it.
+    known = ask.support.answered
     missing = any(
-        metric not in told and (window, metric) in known and not isinstance(refusal_of("", code), NotSupported)
+        metric not in found and (window, metric) in known and not isinstance(refusal_of("", code), NotSupported)
         for metric, code, _ in metrics
     )
-    known.update((window, metric) for metric in told)
-    ratios = {name: told[metric] / 100.0 for name, metric in nvml.GPM_RATIOS.items() if metric in told}  # percent
+    known.update((window, metric) for metric in found)
+    ratios = {name: found[metric] / 100.0 for name, metric in nvml.GPM_RATIOS.items() if metric in found}  # percent
     rates = {
-        name: sum(told[metric] for metric in pair) * MIB  # MiB/s
+        name: sum(found[metric] for metric in pair) * MIB  # MiB/s
         for name, pair in nvml.GPM_RATES.items()
-        if all(metric in told for metric in pair)
+        if all(metric in found for metric in pair)
     }
     if not ratios and not rates:
         return None  # nothing but NaN: the driver's samples stood still
-    busiest = [told[metric] / 100.0 for metric in engines if metric in told]  # percent
+    busiest = [found[metric] / 100.0 for metric in engines if metric in found]  # percent
     return Gpm(
         span_s,
         **ratios,
         **rates,
         engines=max(busiest, default=None),
         missing=missing,
-        elapsed_cycles=told.get(nvml.NVML_GPM_METRIC_SM_CYCLES_ELAPSED),
-        active_cycles=told.get(nvml.NVML_GPM_METRIC_SM_CYCLES_ACTIVE),
+        elapsed_cycles=found.get(nvml.NVML_GPM_METRIC_SM_CYCLES_ELAPSED),
+        active_cycles=found.get(nvml.NVML_GPM_METRIC_SM_CYCLES_ACTIVE),
     )
 
 

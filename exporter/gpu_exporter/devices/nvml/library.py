@@ -71,16 +71,16 @@ def _version_1(structure: type[ctypes.Structure]) -> int:
 
 def _temperature(handle: Handle) -> int:
     call = "nvmlDeviceGetTemperatureV"
-    told = structures.Temperature(_version_1(structures.Temperature), nvml.NVML_TEMPERATURE_GPU)
-    _check(call, _raw(call)(handle.raw, ctypes.byref(told)))
-    return int(told.celsius)
+    found = structures.Temperature(_version_1(structures.Temperature), nvml.NVML_TEMPERATURE_GPU)
+    _check(call, _raw(call)(handle.raw, ctypes.byref(found)))
+    return int(found.celsius)
 
 
 def _margin(handle: Handle) -> int:
     call = "nvmlDeviceGetMarginTemperature"
-    told = structures.Margin(_version_1(structures.Margin))
-    _check(call, _raw(call)(handle.raw, ctypes.byref(told)))
-    return int(told.celsius)
+    found = structures.Margin(_version_1(structures.Margin))
+    _check(call, _raw(call)(handle.raw, ctypes.byref(found)))
+    return int(found.celsius)
 
 
 RING_MAX = 65536  # entries; no driver is known to keep more than some hundred
@@ -112,7 +112,7 @@ _buffers = _Buffers()
 
 
 def _samples(handle: Handle, kind: int, since_us: int) -> tuple[tuple[int, float], ...]:
-    """(stamp in microseconds, value) of each sample newer than `since_us`; NOT_FOUND is no sample.
+    """(stamp in microseconds, value) of each sample newer than `since_us`; NOT_FOUND means that there is none.
 
     The binding asks for the size of the ring each time; a buffer that was full is made larger and filled again.
     """
@@ -141,17 +141,17 @@ def _fields(handle: Handle, ids: tuple[tuple[int, int], ...]) -> tuple[tuple[int
         for entry, (field, scope) in zip(query, ids, strict=True):
             entry.field, entry.scope = field, scope
     for entry in query:
-        entry.code = nvml.NVML_ERROR_UNKNOWN  # what the driver leaves out must not look told
+        entry.code = nvml.NVML_ERROR_UNKNOWN  # what the driver leaves out must not look answered
     call = "nvmlDeviceGetFieldValues"
     _check(call, _raw(call)(handle.raw, len(ids), query))
-    told: list[tuple[int, float]] = []
+    found: list[tuple[int, float]] = []
     for entry in query:
         member = nvml.VALUE_MEMBERS.get(entry.type)
         if entry.code == nvml.NVML_SUCCESS and member is not None:
-            told.append((nvml.NVML_SUCCESS, getattr(entry.value, member)))
+            found.append((nvml.NVML_SUCCESS, getattr(entry.value, member)))
         else:  # a type that nobody knows is a value that nobody can read
-            told.append((entry.code or nvml.NVML_ERROR_FUNCTION_NOT_FOUND, 0))
-    return tuple(told)
+            found.append((entry.code or nvml.NVML_ERROR_FUNCTION_NOT_FOUND, 0))
+    return tuple(found)
 
 
 def _rates(handle: Handle) -> tuple[int, int]:

@@ -113,7 +113,7 @@ class NvlinkCounters:
         if not (sent and received):
             raise NotSupported(Fields.CALL, "NVML_ERROR_NOT_SUPPORTED")
         if any(link.silent_since is not None and not link.is_left for link in self._links.values()):
-            raise DeviceError(Fields.CALL, OUT_OF_RANGE if is_nonsense else "NVML_ERROR_NO_DATA", once_told=True)
+            raise DeviceError(Fields.CALL, OUT_OF_RANGE if is_nonsense else "NVML_ERROR_NO_DATA", once_answered=True)
         if any(all(link.is_left for link in links) for links in (sent, received)):
             raise NotSupported(Fields.CALL, "NVML_ERROR_NO_DATA")
         self._is_read = True

@@ -29,7 +29,7 @@ from gpu_exporter.files import read_gzip
 FORMAT, VERSION = "gpu-exporter-recording", 1
 FIELDS, SAMPLES, GPM = "nvmlDeviceGetFieldValues", "nvmlDeviceGetSamples", "nvmlGpmMetricsGet"
 WAIT, FREE = "nvmlEventSetWait_v2", "nvmlGpmSampleFree"
-Question = tuple[str, str, tuple[Any, ...]]  # call, place of the device, arguments that tell questions apart
+Question = tuple[str, str, tuple[Any, ...]]  # call, place of the device, arguments that distinguish questions
 RECORDING_MAX = 256 * 2**20  # bytes of text: a node of 8 GPUs for a day
 
 

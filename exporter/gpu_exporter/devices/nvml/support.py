@@ -1,4 +1,4 @@
-"""What one device has been found to tell, and not to tell, so that it is not asked each second.
+"""What one device has been found to report, and not to report, so that it is not asked each second.
 
 A refusal is believed for RETRY_S and then tried again: MIG mode, ECC, privileges and drivers change at run time.
 """
@@ -13,12 +13,12 @@ RETRY_S = 600.0
 
 
 class SupportMatrix:
-    """Refusals by call (and arguments), and what was told at least once. Belongs to one device's one thread."""
+    """Refusals by call (and arguments), and what was answered at least once. Belongs to one device's one thread."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._refused: dict[Hashable, tuple[float, str, str]] = {}
-        self.told: set[Hashable] = set()
+        self.answered: set[Hashable] = set()
 
     def check(self, question: Hashable) -> None:
         """Raises the refusal that still stands, as NotSupported."""
@@ -44,4 +44,4 @@ class SupportMatrix:
     def clear(self) -> None:
         """Forget everything: the device is another one now, or in another mode."""
         self._refused.clear()
-        self.told.clear()
+        self.answered.clear()
