@@ -27,14 +27,14 @@ PATH = HERE / "grafana" / "gpu-exporter.yaml"
 DATASOURCE = "prometheus"
 
 
-def render(files: Iterable[str], datasource: str, interval: str) -> str:
+def render(files: Iterable[str], datasource: str) -> str:
     """A file for Grafana's provisioning/alerting out of rules files; `datasource`: UID of the Prometheus."""
     groups = []
     for text in files:
         for group in yaml.safe_load(text)["groups"]:
             if rules := [_convert(rule, datasource) for rule in group["rules"] if "alert" in rule]:
                 groups.append(
-                    {"orgId": 1, "name": group["name"], "folder": "GPU", "interval": interval, "rules": rules}
+                    {"orgId": 1, "name": group["name"], "folder": "GPU", "interval": group["interval"], "rules": rules}
                 )
     body = yaml.dump({"apiVersion": 1, "groups": groups}, sort_keys=False, width=10_000, Dumper=Blocks)
     return HEADER.format(name="*.yaml").replace("build.py", "grafana.py") + body
@@ -77,8 +77,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--datasource", default=DATASOURCE, metavar="UID", help=f"default {DATASOURCE}")
     options = parser.parse_args(arguments)
     texts = [path.read_text("utf-8") for path in sorted((HERE / "rules").glob("*.yaml"))]
-    interval = yaml.safe_load(texts[0])["groups"][0]["interval"]
-    return write_or_check({PATH: render(texts, options.datasource, interval)}, options.check)
+    return write_or_check({PATH: render(texts, options.datasource)}, options.check)
 
 
 if __name__ == "__main__":

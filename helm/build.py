@@ -61,7 +61,7 @@ def build_all() -> dict[Path, str]:
         name = source.relative_to(ROOT / "alerts" / "src").as_posix()
         files[CHART / "files" / "rules" / name] = build_rules(source.read_text("utf-8"), parameters, name)
     loaded = [text for path, text in files.items() if path.parent.name == "rules"]
-    files[CHART / "files" / "grafana" / "alerts.yaml"] = render(loaded, "${datasource}", "${interval}")
+    files[CHART / "files" / "grafana" / "alerts.yaml"] = render(loaded, "${datasource}")
     for dashboard in sorted((ROOT / "grafana" / "dashboards").glob("*.json")):
         files[CHART / "files" / "dashboards" / dashboard.name] = dashboard.read_text("utf-8")
     files[CHART / "files" / "alerts.json"] = json.dumps(alert_defaults(), indent=2) + "\n"
