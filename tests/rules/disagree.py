@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tests.rules.expected import KEPT
 from tests.rules.promtool import Case, Firing
 from tests.rules.world import BUSY, Node, Values, World, always, between, until
 
 END = 120
-KEPT = 14  # as in cases.py
 DAY = 1440
 KUBE = {"job": "kube-state-metrics", "node": "n1"}
 READY = {**KUBE, "condition": "Ready", "status": "true"}

@@ -15,6 +15,7 @@ Activity: TypeAlias = Callable[[int], float | None]  # utilization in the minute
 IDLE: Activity = lambda _: 0.0  # noqa: E731 - named values read better in the cases than functions of two lines
 BUSY: Activity = lambda _: 0.9  # noqa: E731
 UNKNOWN: Activity = lambda _: None  # noqa: E731
+RECONCILER = {"job": "gpu-exporter-reconciler"}  # labels of its target
 
 
 def always(value: float | None) -> Values:

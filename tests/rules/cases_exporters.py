@@ -1,0 +1,201 @@
+"""Exporters, sources, state files, clocks and reconcilers that do not work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.rules.expected import KEPT
+from tests.rules.promtool import Case, Firing
+from tests.rules.world import RECONCILER, Node, World, always, between, until
+
+
+def exporters() -> Iterator[Case]:
+    world = World(120)
+    Node(world, gpus=0, driver_up=0)
+    yield Case("a node without a GPU", world, about=["GpuDriverDown", "GpuExporterBlind"])
+
+    world = World(120)
+    closed = between(30, 80, always(0.0), always(1.0))
+    Node(
+        world,
+        driver_up=closed,
+        expected=closed,
+        sampled=lambda t: 60.0 * (29 if 30 <= t <= 80 else t),
+        gpu_up={0: between(30, 80, always(None), always(1.0))},
+    )
+    yield Case("the driver is closed for an upgrade", world, about=["GpuDriverDown", "GpuLost", "GpuExporterBlind"])
+
+    world = World(120)
+    Node(
+        world,
+        driver_up=between(30, 80, always(0.0), always(1.0)),
+        gpu_up={0: between(30, 80, always(0.0), always(1.0))},
+    )
+    yield Case("the driver is down for a while", world, [Firing("GpuDriverDown", 40, 81 + KEPT, {"node": "n1"})])
+
+    ready = {"job": "kube-state-metrics", "node": "n1", "condition": "Ready", "status": "true"}
+    offers = {"job": "kube-state-metrics", "node": "n1", "resource": "nvidia_com_gpu"}
+    world = World(120)
+    Node(world, scraped=lambda t: not 30 <= t <= 80)
+    Node(world, "n2")
+    world.put("kube_node_status_condition", ready, 1)
+    yield Case("scrapes of one node fail", world, [Firing("GpuExporterDown", 40, 81 + KEPT, {"node": "n1"})])
+
+    world = World(120)
+    Node(world, scraped=lambda t: t < 30)
+    Node(world, "n2")
+    world.put("kube_node_status_condition", ready, lambda t: float(t < 30))
+    world.put("kube_node_status_condition", {**ready, "status": "false"}, lambda t: float(t >= 30))
+    world.put("kube_node_status_condition", {**ready, "condition": "MemoryPressure"}, 1)
+    yield Case("a node that is not ready", world, about=["GpuExporterDown"])
+
+    world = World(120)
+    Node(world, gpus=0, scraped=lambda t: t < 30)
+    Node(world, "n2")
+    world.put("kube_node_status_allocatable", {**offers, "resource": "cpu"}, 64)
+    yield Case("the exporter of a node without GPUs is down", world, about=["GpuExporterDown"])
+
+    world = World(120)
+    Node(world, gpus=0, scraped=lambda _: False)
+    Node(world, "n2")
+    world.put("kube_node_status_allocatable", offers, 8)
+    yield Case(
+        "an exporter that never answered, on a node that offers GPUs", world, [Firing("GpuExporterDown", 10, 120)]
+    )
+
+    world = World(120)
+    Node(world, "n2")
+    world.put("kube_node_status_allocatable", offers, 8)
+    yield Case(
+        "a node that offers GPUs and has no exporter",
+        world,
+        [Firing("GpuNodeWithoutExporter", 30, 120, {"node": "n1"})],
+    )
+
+    world = World(120)
+    Node(world, "n2")
+    world.put("kube_node_status_allocatable", offers, 8)
+    world.put("kube_node_status_condition", ready, 0)
+    world.put("kube_node_status_condition", {**ready, "status": "false"}, 1)
+    world.put("kube_node_status_condition", {**ready, "condition": "MemoryPressure"}, 1)
+    yield Case("such a node that is not ready", world, about=["GpuNodeWithoutExporter"])
+
+    world = World(120)
+    Node(world, "n2")
+    world.put("kube_node_status_allocatable", {**offers, "resource": "cpu"}, 8)
+    yield Case("a node that offers no GPU", world, about=["GpuNodeWithoutExporter"])
+
+    world = World(120)
+    Node(world, source_answers=lambda t: not 30 <= t <= 80)
+    # Its last answer is older than 300 s from 35 on.
+    yield Case("no source says who holds what", world, [Firing("GpuExporterBlind", 45, 81 + KEPT, {"what": "holders"})])
+
+    world = World(120)
+    Node(world, source_answers=lambda _: False)
+    yield Case("a source that never answered", world, [Firing("GpuExporterBlind", 10, 120, {"what": "holders"})])
+
+    world = World(120)
+    Node(world, source_answers=lambda t: t % 4 == 0)
+    yield Case("a source that answers now and then", world, about=["GpuExporterBlind"])
+
+    world = World(120)
+    Node(world, state_fails=lambda t: t in (30, 31))
+    yield Case("a state file that could not be written twice", world, about=["GpuExporterBlind"])
+
+    world = World(120)
+    Node(world, sampled=lambda t: 60.0 * t + (45 if 30 <= t <= 80 else 0))
+    yield Case("a clock that is ahead", world, [Firing("GpuNodeClockWrong", 40, 81 + KEPT, {"node": "n1"})])
+
+    world = World(120)
+    Node(world, sampled=lambda t: 60.0 * t + 20)
+    yield Case("a clock that is a little ahead", world, about=["GpuNodeClockWrong"])
+
+    world = World(120)
+    Node(world, scraped=lambda t: not 30 <= t <= 80)
+    yield Case(
+        "no exporter answers",
+        world,
+        [Firing("GpuMonitoringAbsent", 40, 81 + KEPT), Firing("GpuExporterDown", 40, 81 + KEPT)],
+    )
+
+    world = World(120)
+    Node(world, target={"node": ""})
+    yield Case("no label node", world, [Firing("GpuScrapeConfigWrong", 30, 120, {"what": "the label node is missing"})])
+
+    world = World(120)
+    node = Node(world)
+    node.put("gpu_up", {"gpu": "0", "uuid": node.uuids[0], "pod": "gpu-exporter-x"}, 1)
+    world.series = {name: row for name, row in world.series.items() if not name.startswith("gpu_up{") or "pod=" in name}
+    yield Case(
+        "the agent's own pod on its series",
+        world,
+        [Firing("GpuScrapeConfigWrong", 30, 120, {"what": "GPU series carry the pod of the agent"})],
+    )
+
+    for marked, cycles, fires in (
+        (3.0, lambda t: float(min(t, 30)), True),
+        (3.0, lambda t: float(t) if t <= 30 else None, True),
+        (0.0, lambda t: float(min(t, 30)), False),
+        (3.0, lambda t: float(t), False),
+    ):
+        world = World(120)
+        Node(world)
+        labels = {**RECONCILER, "stage": "underused"}
+        world.put("gpu_reconciler_labelled", labels, lambda t, m=marked, c=cycles: None if c(t) is None else m)
+        world.put("gpu_reconciler_cycles_total", RECONCILER, cycles)
+        world.put(
+            "gpu_reconciler_last_success_timestamp_seconds",
+            RECONCILER,
+            lambda t, c=cycles: None if c(t) is None else 60.0 * t,
+        )
+        # The last cycle is ten minutes ago at 40; ten more.
+        yield Case(
+            f"a reconciler with {marked:g} marks that {'stands still' if cycles(100) == 30 else 'goes on' if cycles(100) else 'is gone'}",
+            world,
+            [Firing("GpuReconcilerStuck", 50, 120)] if fires else [],
+            about=["GpuReconcilerStuck", "GpuReconcilerFrozen"],
+        )
+
+    for name, marks, cycles, fires in (
+        ("the other replica, which has no marks, goes on", (3.0, 0.0), (30, 120), False),
+        ("both replicas have ended", (0.0, 3.0), (20, 30), True),
+        ("one mark, and the reconciler has ended", (1.0, 0.0), (30, 30), True),
+    ):
+        world = World(120)
+        Node(world)
+        for replica, count, last in zip("ab", marks, cycles, strict=True):
+            labels = {**RECONCILER, "instance": replica}
+            world.put("gpu_reconciler_labelled", {**labels, "stage": "underused"}, count)
+            world.put("gpu_reconciler_labelled", {**labels, "stage": "candidate"}, 5)
+            world.put("gpu_reconciler_cycles_total", labels, lambda t, end=last: float(min(t, end)))
+            world.put("gpu_reconciler_last_success_timestamp_seconds", labels, lambda t, end=last: 60.0 * min(t, end))
+        stuck = [Firing("GpuReconcilerStuck", 50, 120)] if fires else []
+        yield Case(f"two replicas: {name}", world, stuck, about=["GpuReconcilerStuck", "GpuReconcilerFrozen"])
+
+    world = World(120)
+    Node(world)
+    world.put("gpu_reconciler_labelled", {**RECONCILER, "stage": "candidate"}, 5)
+    world.put("gpu_reconciler_cycles_total", RECONCILER, 30)
+    yield Case("a reconciler that has ended, with candidates only", world, about=["GpuReconcilerStuck"])
+
+    for name, cycles, seen in (
+        ("and then no cycles either", lambda t: float(min(t, 50)), Firing("GpuReconcilerFrozen", 56, 60 + KEPT)),
+        ("one cycle each nine minutes", lambda t: float(t // 9), Firing("GpuReconcilerFrozen", 56, 120)),
+    ):
+        world = World(120)
+        Node(world)
+        for replica in "ab":  # one of which has never had any evidence, nor done anything
+            labels = {**RECONCILER, "instance": replica}
+            works = float(replica == "a")
+            world.put("gpu_reconciler_cycles_total", labels, lambda t, c=cycles, w=works: c(t) * w)
+            success = until(30, lambda t, w=works: 60.0 * t * w, lambda _, w=works: 1800.0 * w)
+            world.put("gpu_reconciler_last_success_timestamp_seconds", labels, success)
+        yield Case(f"a reconciler without evidence, {name}", world, [seen])
+
+    world = World(120)
+    Node(world)
+    world.put("gpu_reconciler_cycles_total", RECONCILER, lambda t: float(t))
+    world.put(
+        "gpu_reconciler_last_success_timestamp_seconds", RECONCILER, lambda t: 60.0 * (30 if 30 <= t <= 80 else t)
+    )
+    yield Case("a reconciler without evidence", world, [Firing("GpuReconcilerFrozen", 56, 81 + KEPT)])

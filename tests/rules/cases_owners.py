@@ -1,0 +1,311 @@
+"""What owners are notified of: one holder, whole and undisturbed; what is not idle; whose it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tests.rules.expected import END, FIRES, KEPT, absent, idle
+from tests.rules.promtool import Case, Firing
+from tests.rules.world import BUSY, IDLE, RECONCILER, UNKNOWN, Activity, Node, World, always, until
+
+
+def owners() -> Iterator[Case]:
+    """One holder, whole and undisturbed; and what is not idle."""
+    world = World(END)
+    Node(world).hold(0, IDLE)
+    yield Case("an idle pod", world, idle((FIRES, END), pod="train-0", gpus="1"))
+
+    world = World(END)
+    Node(world).hold(0, IDLE, job_id="42", info={"user": "ada", "account": "phys", "partition": "gpu", "qos": "low"})
+    yield Case(
+        "an idle job",
+        world,
+        idle((FIRES, END), job_id="42", user="ada", account="phys", partition="gpu", qos="low"),
+        values=[(100, "sum(ALERTS{alertname='GpuHolderIdle'} * 0 + 1)", [("{}", 1)])],
+    )
+
+    world = World(END)
+    Node(world).hold(0, until(119, IDLE, BUSY))
+    yield Case("an idle pod that works again", world, idle((FIRES, 120 + KEPT)))
+
+    world = World(END)
+    Node(world).hold(0, IDLE, end=119)
+    yield Case("an idle pod that ends", world, idle((FIRES, 120 + KEPT)))
+
+    world = World(END)
+    Node(world).hold(0, BUSY)
+    yield Case("a busy pod", world, about=["GpuHolderIdle"])
+
+    world = World(END)
+    Node(world).hold(0, lambda t: 0.0 if t % 50 else 0.2)
+    yield Case("a pod that works each 50 minutes", world, about=["GpuHolderIdle"])
+
+    world = World(END)
+    Node(world).hold(0, UNKNOWN)
+    yield Case("a pod whose activity is not known", world, about=["GpuHolderIdle"])
+
+    world = World(END)
+    Node(world).free(0)
+    yield Case("a free GPU", world, about=["GpuHolderIdle"])
+
+    world = World(190)
+    # As a source without its own idle run would say it: the GPU is idle, its holder is young.
+    Node(world).hold(0, IDLE, start=100, idle_run=lambda t: 60.0 * t if t >= 100 else None)
+    yield Case("a young holder of a GPU that was idle before", world, idle((171, 190)))
+
+    world = World(END)
+    node = Node(world, gpus=16)
+    for gpu in range(16):
+        node.hold(gpu, IDLE if gpu else BUSY, units=16)
+    yield Case(
+        "one busy GPU of sixteen",
+        world,
+        [Firing("GpuHolderPartlyIdle", 91, END, {"pod": "train-0"})],
+        values=[(130, "max(holder:gpu_units:max)", [("{}", 16)])],
+        about=["GpuHolderIdle"],
+    )
+
+    world = World(END)
+    for name in ("n1", "n2"):
+        node = Node(world, name, gpus=8)
+        for gpu in range(8):
+            node.hold(gpu, IDLE, units=16, job_id="42")
+    yield Case("an idle job on two nodes", world, idle((FIRES, END), job_id="42", gpus="16"))
+
+    world = World(END)
+    Node(world).hold(0, IDLE, units=2)
+    yield Case(
+        "half of a holder is on a node that nobody scrapes",
+        world,
+        [Firing("GpuHolderPartlyIdle", 91, END)],
+        about=["GpuHolderIdle"],
+    )
+
+    world = World(END)
+    node = Node(world, gpus=2)
+    node.hold(0, until(79, IDLE, UNKNOWN), units=2)
+    node.hold(1, IDLE, units=2)
+    # The unknown half is no longer proven: partly idle from 80 on, pending since.
+    yield Case(
+        "one GPU of an idle pod is no longer known",
+        world,
+        [*idle((FIRES, 80 + KEPT)), Firing("GpuHolderPartlyIdle", 110, END)],
+    )
+
+    world = World(END)
+    node = Node(world, gpus=1)
+    node.hold(0, IDLE, mig="1/0", share=1 / 7)
+    node.hold(0, BUSY, mig="2/0", share=2 / 7, pod="other-0")
+    yield Case("an idle MIG instance beside a busy one", world, idle((FIRES, END), pod="train-0"))
+
+    world = World(END)
+    node = Node(world, gpus=1)
+    for pod in ("a", "b"):
+        node.hold(0, UNKNOWN, share=0.5, pod=pod, idle_run=always(None))
+    yield Case("a shared GPU, on which nobody is judged", world, about=["GpuHolderIdle"])
+
+    world = World(END)
+    node = Node(world, gpus=2)
+    node.hold(0, IDLE, units=2)
+    node.hold(1, IDLE, units=2, container="second")
+    yield Case("two idle containers of one pod", world, idle((FIRES, END), gpus="2"))
+
+    world = World(END)
+    Node(world).hold(0, IDLE, end=99)
+    second = Node(world, uuid="GPU-{name}-{index}")
+    second.hold(0, BUSY, start=101)
+    yield Case("a pod replaced by a busy one of the same name", world, idle((FIRES, 100 + KEPT)))
+
+    world = World(260)
+    node = Node(world)
+    node.hold(0, IDLE, end=99)
+    node.hold(0, IDLE, start=101)
+    yield Case(
+        "a pod replaced by an idle one of the same name: a new hour",
+        world,
+        idle((FIRES, 100 + KEPT), (101 + 60 + 11, 260)),
+    )
+
+
+def owners_reconciled() -> Iterator[Case]:
+    """Where a reconciler runs, its stages decide who is told; and what owners are named by."""
+    for name, stage, intervals in (
+        ("a reconciler that lists the pod", "candidate", [(FIRES, END)]),
+        ("a reconciler that does not list the pod, e.g. since it is exempt", "", []),
+        ("a reconciler that says of the pod what is no reason to report it", "exempt", []),
+    ):
+        world = World(END)
+        Node(world).hold(0, IDLE)
+        world.put("gpu_reconciler_cycles_total", RECONCILER, lambda t: float(t))
+        if stage:
+            holder = {"scheduler": "kubernetes", "namespace": "ml", "pod": "train-0", "stage": stage}
+            world.put("gpu_reconciler_allocation_stage", {**RECONCILER, **holder}, 1)
+        yield Case(name, world, idle(*intervals), about=["GpuHolderIdle", "GpuHolderPartlyIdle"])
+
+    world = World(END)
+    node = Node(world, gpus=2)
+    node.hold(0, IDLE, units=2)
+    node.hold(1, BUSY, units=2)
+    world.put("gpu_reconciler_cycles_total", RECONCILER, lambda t: float(t))
+    yield Case("a partly idle pod that the reconciler does not list", world, about=["GpuHolderPartlyIdle"])
+
+    world = World(240)
+    Node(world).hold(0, IDLE)
+    world.put("gpu_reconciler_cycles_total", RECONCILER, lambda t: float(t) if t < 100 else None)
+    # An hour after its last sample (99) the rules decide alone.
+    yield Case("a reconciler that was removed", world, idle((170, 240)))
+
+    world = World(END)
+    Node(world, target={"cluster": "a"}).hold(0, IDLE)
+    Node(world, target={"cluster": "b"}).hold(0, IDLE)
+    world.put("gpu_reconciler_cycles_total", {**RECONCILER, "cluster": "b"}, lambda t: float(t))
+    yield Case("a reconciler in one of two clusters", world, idle((FIRES, END), cluster="a"))
+
+    pod = {"namespace": "ml", "pod": "train-0"}
+    world = World(100)
+    Node(world).hold(0, IDLE)
+    world.put("namespace_workload_pod:kube_pod_owner:relabel", {**pod, "workload": "train", "workload_type": "job"}, 1)
+    labels = {
+        "label_team": "vision",
+        "label_kueue_x_k8s_io_queue_name": "q1",
+        "label_project": "p7",
+        "label_phase": "x",
+    }
+    for place in ("10.0.0.1", "10.0.0.2"):  # two kube-state-metrics, as during its own rollout
+        world.put("kube_pod_labels", {**pod, **labels, "instance": place}, 1)
+    named = {"workload": "train", "workload_type": "job", "team": "vision", "queue": "q1"}
+    yield Case("a pod whose workload, team and queue are known", world, idle((FIRES, 100), label_project="", **named))
+    site = {"pod_labels": "label_project, label_absent"}
+    more = {**named, "label_project": "p7", "label_phase": ""}
+    yield Case("a pod of which the site wants one label more", world, idle((FIRES, 100), **more), settings=site)
+
+
+def partly_until() -> Iterator[Case]:
+    world = World(200)
+    node = Node(world, gpus=2)
+    node.hold(0, until(120, IDLE, BUSY), units=2)
+    node.hold(1, BUSY, units=2)
+    yield Case("the idle one of two GPUs begins to work", world, [Firing("GpuHolderPartlyIdle", 91, 120 + 30)])
+
+
+def named() -> Iterator[Case]:
+    """Every label that says whose it is, on each owners' alert: pods, tasks of arrays, components of het jobs."""
+    pod = {"namespace": "ml", "pod": "train-0"}
+    workload = {"workload": "train", "workload_type": "job"}
+    team = {"label_team": "vision", "label_kueue_x_k8s_io_queue_name": "q1"}
+    job = {"user": "mira", "account": "phys", "partition": "long", "qos": "low"}
+    array, het = {"array_job_id": "6", "array_task_id": "1"}, {"het_job_id": "8", "het_job_offset": "1"}
+    expected: tuple[Mapping[str, str], ...] = (
+        {**pod, **workload, "team": "vision", "queue": "q1"},
+        {"job_id": "7", **job, **array},
+        {"job_id": "9", **job, **het},
+    )
+    for alert, start, first, other in (
+        ("GpuHolderIdle", FIRES, IDLE, IDLE),
+        ("GpuHolderPartlyIdle", 91, IDLE, BUSY),
+        ("GpuHolderLow", 161, lambda _: 0.1, lambda _: 0.1),
+    ):
+        world = World(210)
+        node = Node(world, gpus=6)
+        world.put("namespace_workload_pod:kube_pod_owner:relabel", {**pod, **workload}, 1)
+        world.put("kube_pod_labels", {**pod, **team}, 1)
+        for index, activity in enumerate((first, other)):
+            node.hold(index, activity, units=2)
+            node.hold(2 + index, activity, units=2, job_id="7", info={**job, **array})
+            node.hold(4 + index, activity, units=2, job_id="9", info={**job, **het})
+        yield Case(f"whose it is: {alert}", world, [Firing(alert, start, 210, labels) for labels in expected])
+
+
+def low() -> Iterator[Case]:
+    """GpuHolderLow looks back over six hours, here two, of a holder that is half an hour older."""
+    minutes = 210
+    lazy: Activity = lambda t: 0.1  # noqa: E731
+
+    def firing(start: int, end: int, **labels: str) -> list[Firing]:
+        return [Firing("GpuHolderLow", start, end, labels)]
+
+    old = -3600.0 * 24
+    world = World(minutes)
+    Node(world).hold(0, lazy)
+    # Older than 150 min at 151; ten minutes later it fires.
+    yield Case("a pod at a tenth", world, firing(161, minutes, pod="train-0"))
+
+    world = World(minutes)
+    Node(world).hold(0, lazy, begun=old)
+    # The window has 96 of its 120 recordings at 96: the first is made at 1, when there are two samples.
+    yield Case("monitoring that is younger than the holder", world, firing(106, minutes))
+
+    world = World(minutes)
+    Node(world).hold(0, lambda t: 0.2)
+    yield Case("a pod at a fifth", world, about=["GpuHolderLow"])
+
+    world = World(minutes)
+    Node(world).hold(0, lambda t: 0.0 if t % 20 else 1.0)
+    yield Case("a pod that works one minute of twenty", world, firing(161, minutes))
+
+    world = World(minutes)
+    Node(world).hold(0, IDLE)
+    yield Case("an idle pod is not low besides", world, idle((FIRES, minutes)), about=["GpuHolderLow"])
+
+    world = World(minutes)
+    node = Node(world, gpus=2)
+    node.hold(0, lazy, units=2)
+    node.hold(1, lambda t: 0.9, units=2)
+    yield Case("of two GPUs one is busy", world, about=["GpuHolderLow"])
+
+    world = World(minutes)
+    node = Node(world, gpus=2)
+    node.hold(0, lazy, units=2)
+    node.hold(1, lambda t: 0.0, units=2)
+    yield Case(
+        "of two GPUs one is idle, which is said already",
+        world,
+        [Firing("GpuHolderPartlyIdle", 91, minutes)],
+        about=["GpuHolderLow"],
+    )
+
+    world = World(minutes)
+    Node(world).hold(0, lazy, units=2)
+    yield Case("half of the holder is not seen", world, about=["GpuHolderLow"])
+
+    world = World(minutes)
+    Node(world).hold(0, lambda t: None if t % 5 == 0 else 0.1)
+    yield Case("a fifth of the time is not known", world, about=["GpuHolderLow"])
+
+    world = World(200)
+    first, second = (Node(world, name, gpus=5, uuid="GPU-{name}-{index}") for name in ("n1", "n2"))
+    second.uuids[2] = first.uuids[2]
+    for pod, node, index, more in (
+        ("gpus", first, 1, {}),
+        ("nodes", second, 2, {}),
+        ("instances", first, 3, {"mig": "2/0"}),
+        ("containers", first, 4, {"container": "second"}),
+    ):
+        same = {"mig": "1/0"} if "mig" in more else {}
+        first.hold(0 if pod == "gpus" else index, lazy, units=2, pod=pod, **same)
+        node.hold(index, lazy, units=2, pod=pod, start=100, begun=0.0, **more)  # 96 recordings of it are there at 197
+    yield Case("of two allocations of a pod one is not known long enough", world, about=["GpuHolderLow"])
+
+    world = World(300)
+    Node(world).hold(0, lambda t: None if t % 2 and t < 150 else 0.1)
+    yield Case("half of the time was not known, and now it is", world, firing(271, 300))
+
+    world = World(400)
+    world.away = set(range(200, 260))
+    Node(world).hold(0, until(199, BUSY, lazy))
+    # 96 of two hours' 120 recordings are there at 356.
+    yield Case("Prometheus was away for half of the window", world, [*firing(366, 400), absent(215, 274)])
+
+    world = World(minutes)
+    Node(world, sampled=lambda t: 60.0 * min(t, 120)).hold(0, lazy)
+    yield Case(
+        "a frozen textfile is not low",
+        world,
+        [Firing("GpuExporterBlind", 135, minutes)],
+        about=["GpuHolderLow"],
+    )
+
+    world = World(270)
+    Node(world).hold(0, until(180, lazy, BUSY))
+    # Above 15 % with the eighth minute of 0.9 in the window; the recordings of half an hour lag by a quarter.
+    yield Case("a pod that begins to work", world, firing(161, 180 + 21 + 29))
