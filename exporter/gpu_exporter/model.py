@@ -82,17 +82,20 @@ class Sample(NamedTuple):
     value: float
 
 
+UTILIZATION = "utilization"  # as the name of a witness: the driver's rate, where its sample ring says nothing
+
+
 class Span(NamedTuple):
     """Known activity over (start, end] of the monotonic clock.
 
-    `ratio`: mean utilization, 0 to 1. `other`: another witness saw activity, so a ratio of 0 is not idleness.
+    `ratio`: mean utilization, 0 to 1. `other`: the witnesses that saw activity, so that a ratio of 0 is not idleness.
     `witnesses`: how many the reading that it came with rests on; the ledger fills it in.
     """
 
     start: float
     end: float
     ratio: float
-    other: bool
+    other: tuple[str, ...] = ()
     witnesses: int = 0
 
 
@@ -341,6 +344,9 @@ class SourceStatus(NamedTuple):
 class UnitTotals(NamedTuple):
     """Integrals of one unit, all in seconds, None where the hardware never answered.
 
+    `active_by`: who showed the last activity, UTILIZATION or other witnesses. `other_s`: time at utilization 0 that is
+    not idle, by the witness that was active (of several the first in the order of sampling/witnesses.py), since
+    this process started.
     Invariant: busy_s + idle_s <= observed_s.
     """
 
@@ -349,6 +355,8 @@ class UnitTotals(NamedTuple):
     idle_s: float
     witnesses: int
     last_active_wall: float | None
+    active_by: tuple[str, ...] = ()
+    other_s: Mapping[str, float] = {}
 
 
 class HolderTotals(NamedTuple):

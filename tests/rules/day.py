@@ -220,8 +220,8 @@ class Exporter:
         start = now - POLL_S
         busy = unit.busy_s(start, now)
         if unit.hidden:
-            return Span(start, now, 0.0, busy > 0, 3)
-        return Span(start, now, busy / POLL_S, False, 3)
+            return Span(start, now, 0.0, ("pcie",) if busy else (), 3)
+        return Span(start, now, busy / POLL_S, (), 3)
 
     def is_up(self, now: float) -> bool:
         return not any(begin <= now < end for begin, end in self.away)

@@ -45,13 +45,14 @@ class Window(NamedTuple):
 
     `values`: mean utilization per bucket, None unknown. `held_s`: how long we have seen this holder. `idle_run_s`: the
     present unbroken run of known zero, with every witness quiet; None while it is not known.
-    `processes`: contexts on the unit now, None while unproven.
+    `active_by`: who showed the unit's last activity (UnitTotals). `processes`: contexts there now, None while unproven.
     `throttled_share`: worst share of the window in one harmful throttle reason, None unknown.
     """
 
     values: Sequence[float | None]
     held_s: float
     idle_run_s: float | None
+    active_by: Sequence[str] = ()
     processes: float | None = None
     throttled_share: float | None = None
     throttled_reason: str = ""
@@ -91,10 +92,11 @@ def _judge_zero(window: Window, needed_s: float) -> Verdict:
     """The state at a utilization of 0 throughout: idle where the run of quiet witnesses covers the known time too."""
     run_s = window.idle_run_s or 0.0
     idle = format_duration(run_s)
+    witnesses = " and ".join(window.active_by) or "another witness"
     if run_s <= 0.0:
-        return Verdict("unknown", "utilization 0, but another witness is active")
+        return Verdict("unknown", f"utilization 0, but {witnesses} showed activity")
     if run_s < needed_s:
-        return Verdict("unknown", f"utilization 0, but idle only for {idle}: another witness was active before")
+        return Verdict("unknown", f"utilization 0, but idle only for {idle}: {witnesses} showed activity before")
     if window.processes == 0.0:
         return Verdict("held_no_process", f"idle for {idle}, no process on the GPU")
     return Verdict("held_idle", f"idle for {idle}")

@@ -59,6 +59,14 @@ GPU_LAST_ACTIVE = Family(
     "gauge",
     "Last time any activity was seen; absent while none was",
 )
+_OTHER_ACTIVITY = (
+    "Time at utilization 0 that is not idle, by the witness that was active, since the exporter started: of "
+    "several the first in the order of docs/concepts.md; no series before its first second"
+)
+GPU_OTHER_ACTIVITY = Family("gpu_other_activity_seconds_total", "counter", _OTHER_ACTIVITY, ("witness",))
+MIG_OTHER_ACTIVITY = Family(
+    "gpu_mig_other_activity_seconds_total", "counter", _OTHER_ACTIVITY, ("witness",), source="GPM"
+)
 UNIT_FAMILIES = (GPU_BUSY, GPU_OBSERVED, GPU_IDLE, GPU_IDLE_WITNESSES, GPU_LAST_ACTIVE)
 MIG_UNIT_FAMILIES = tuple(
     Family(family.name.replace("gpu_", "gpu_mig_", 1), family.type, family.help, source="GPM")
@@ -314,9 +322,13 @@ SELF_FAMILIES = (
 
 def fixed_groups() -> Iterator[tuple[str, tuple[str, ...], tuple[Family, ...]]]:
     """Title, implied labels and families of everything that is not a collector's."""
-    yield "GPU: identity and ledger", DEVICE_LABELS, (GPU_INFO, GPU_UP, GPU_ALLOCATED, *UNIT_FAMILIES)
+    yield (
+        "GPU: identity and ledger",
+        DEVICE_LABELS,
+        (GPU_INFO, GPU_UP, GPU_ALLOCATED, *UNIT_FAMILIES, GPU_OTHER_ACTIVITY),
+    )
     yield "GPU: collector `xid`, published for a lost GPU too", DEVICE_LABELS, XID_FAMILIES
-    yield "MIG instance: ledger", MIG_LABELS, MIG_UNIT_FAMILIES
+    yield "MIG instance: ledger", MIG_LABELS, (*MIG_UNIT_FAMILIES, MIG_OTHER_ACTIVITY)
     yield "Allocation: one holder on one GPU or MIG instance", ALLOCATION_LABELS, ALLOCATION_FAMILIES
     yield "Tenant: a namespace, or an account and user of Slurm", TENANT_LABELS, TENANT_FAMILIES
     yield "The exporter itself", (), SELF_FAMILIES

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from gpu_exporter.exposition.health import judge_health
-from gpu_exporter.model import AllocationView, GpuView, View
+from gpu_exporter.model import AllocationView, GpuView, UnitTotals, View
 
 JSON_TYPE = "application/json; charset=utf-8"
 
@@ -69,7 +69,26 @@ def _gpu(gpu: GpuView) -> dict[str, Any]:
         "memory_total_bytes": facts.memory_total_bytes if shown else None,
         "power_watts": facts.power_w if shown else None,
         "temperature_celsius": facts.temperature_celsius if shown else None,
-        "instances": [{"mig": i.mig, "mig_uuid": i.uuid, "profile": i.profile} for i in snapshot.instances if shown],
+        **_last_activity(gpu.totals),
+        "instances": [
+            {
+                "mig": i.mig,
+                "mig_uuid": i.uuid,
+                "profile": i.profile,
+                **_last_activity(gpu.instance_totals.get(i.uuid)),
+            }
+            for i in snapshot.instances
+            if shown
+        ],
+    }
+
+
+def _last_activity(totals: UnitTotals | None) -> dict[str, Any]:
+    """Why a unit is not idle: when it was last active, by what, and how long at utilization 0 by each witness."""
+    return {
+        "last_active_timestamp_seconds": totals.last_active_wall if totals else None,
+        "last_active_by": list(totals.active_by) if totals else [],
+        "other_activity_seconds": dict(totals.other_s) if totals else {},
     }
 
 

@@ -75,7 +75,7 @@ def _add_gpu(table: _Table, gpu: GpuView, held: bool, attribution: bool) -> None
     if attribution and (held or not gpu.in_use):  # without a holder, and yet in use: neither held nor free
         table.add(catalog.GPU_ALLOCATED, names, place, float(held))
     if gpu.totals is not None:
-        _add_totals(table, catalog.UNIT_FAMILIES, names, place, gpu.totals)
+        _add_totals(table, catalog.UNIT_FAMILIES, catalog.GPU_OTHER_ACTIVITY, names, place, gpu.totals)
     if gpu.xids is not None:
         _add_xids(table, names, place, gpu.xids)
     if gpu.withheld:
@@ -88,7 +88,8 @@ def _add_gpu(table: _Table, gpu: GpuView, held: bool, attribution: bool) -> None
             table.add_sample(catalog.MIG_LABELS, mig_place, sample)
         totals = gpu.instance_totals.get(instance.uuid)
         if totals is not None:
-            _add_totals(table, catalog.MIG_UNIT_FAMILIES, catalog.MIG_LABELS, mig_place, totals)
+            other = catalog.MIG_OTHER_ACTIVITY
+            _add_totals(table, catalog.MIG_UNIT_FAMILIES, other, catalog.MIG_LABELS, mig_place, totals)
 
 
 def _add_xids(table: _Table, names: tuple[str, ...], place: tuple[str, ...], counts: XidCounts) -> None:
@@ -104,6 +105,7 @@ def _add_xids(table: _Table, names: tuple[str, ...], place: tuple[str, ...], cou
 def _add_totals(
     table: _Table,
     families: tuple[Family, ...],
+    other: Family,
     names: tuple[str, ...],
     place: tuple[str, ...],
     totals: UnitTotals,
@@ -117,6 +119,8 @@ def _add_totals(
     )
     for family, value in zip(families, values, strict=True):
         table.add(family, names, place, value)
+    for witness, seconds in totals.other_s.items():
+        table.add(other, names, place, seconds, (witness,))
 
 
 def allocation_place(view: AllocationView) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from gpu_exporter.ledger.accounts import HolderAccount, UnitAccount, read_date
 from gpu_exporter.ledger.ring import Ring
 from gpu_exporter.ledger.tenants import HolderId, Tenants
 from gpu_exporter.model import (
+    UTILIZATION,
     Activity,
     Allocation,
     HolderTotals,
@@ -85,6 +86,14 @@ class _Pending:
     energy_at: float | None = None
 
 
+@dataclass(slots=True)
+class _Signs:
+    """Who showed that a unit is not idle, as in UnitTotals; not kept over a restart."""
+
+    active_by: tuple[str, ...] = ()
+    other_s: dict[str, float] = field(default_factory=dict)
+
+
 class Ledger:
     """All accounts of one node."""
 
@@ -99,6 +108,7 @@ class Ledger:
         self.tenants = Tenants()
         self.long_run_ended = False  # an idle run worth remembering ended: the state file should learn it soon
         self._pending: dict[UnitId, _Pending] = {}
+        self._signs: dict[UnitId, _Signs] = {}
 
     def record(self, activity: Activity) -> None:
         """Book what one reading knows about its unit."""
@@ -106,7 +116,7 @@ class Ledger:
         account.witnesses = activity.witnesses or account.witnesses
         for raw in activity.spans:
             if not _is_idle(raw):
-                self._end_runs(activity.unit, account, raw.end)
+                self._end_runs(activity.unit, account, raw)
             start = max(raw.start, account.covered_until)
             if raw.end <= start:
                 continue
@@ -117,6 +127,9 @@ class Ledger:
             account.busy_s += length * span.ratio
             if _is_idle(span):
                 account.idle_s += length
+            elif span.ratio == 0.0:
+                other_s = self._signs[activity.unit].other_s
+                other_s[span.other[0]] = other_s.get(span.other[0], 0.0) + length
             self._ring(activity.unit).add(span.start, span.end, span.ratio)
             waiting = self._pending.setdefault(activity.unit, _Pending()).spans
             waiting.append(span)
@@ -149,9 +162,12 @@ class Ledger:
             ring = self.rings[unit] = Ring(self.rules.history_s, self.rules.bucket_s)
         return ring
 
-    def _end_runs(self, unit: UnitId, account: UnitAccount, active_until: float) -> None:
+    def _end_runs(self, unit: UnitId, account: UnitAccount, active: Span) -> None:
         """Activity is known, be it late, before our start, or in a time that nobody is charged for."""
-        account.last_active = max(account.last_active or active_until, active_until)
+        active_until = active.end
+        if account.last_active is None or active_until >= account.last_active:
+            account.last_active = active_until
+            self._signs.setdefault(unit, _Signs()).active_by = (UTILIZATION,) if active.ratio else active.other
         for (held, _), holder in (*self.holders.items(), *self.restored_holders.items()):
             if held != unit:
                 continue
@@ -319,18 +335,22 @@ class Ledger:
                     del accounts[unit]
                     self.rings.pop(unit, None)
                     self._pending.pop(unit, None)
+                    self._signs.pop(unit, None)
 
     def unit_totals(self, unit: UnitId, now: float, wall: float) -> UnitTotals | None:
         """Totals of a unit, None while it never had a source of activity."""
         account = self.units.get(unit)
         if account is None or account.witnesses == 0:
             return None
+        signs = self._signs.get(unit) or _Signs()
         return UnitTotals(
             account.busy_s,
             account.observed_s,
             account.idle_s,
             account.witnesses,
             read_date(account, now, wall),
+            signs.active_by,
+            dict(signs.other_s),
         )
 
     def holder_totals(self, allocation: Allocation, now: float, wall: float) -> HolderTotals | None:

@@ -297,19 +297,21 @@ class NodeState:
         """What diagnosis judges by."""
         records = self.records(placed)
         subjects = [
-            Subject(record.id, unknown, self._window(record, snapshot))
-            for record, snapshot, unknown in list_standings(records, self._view_rules)
+            Subject(record.id, unknown, self._window(record, gpu))
+            for record, gpu, unknown in list_standings(records, self._view_rules)
         ]
         return Evidence([gpu.snapshot for gpu in records.gpus.values() if gpu.snapshot.up], subjects)
 
-    def _window(self, record: HolderRecord, snapshot: DeviceSnapshot) -> Window:
+    def _window(self, record: HolderRecord, gpu: GpuRecord) -> Window:
         unit, totals = record.allocation.unit, record.totals
+        of_unit = gpu.totals.get(unit.mig_uuid)
         length_s = min(self._settings.diagnosis.window, totals.held_s)
         return Window(
             values=self.history(unit, length_s).values,
             held_s=totals.held_s,
             idle_run_s=totals.idle_run_s,
-            processes=snapshot.facts.compute_processes if not unit.mig_uuid else None,
+            active_by=of_unit.active_by if of_unit is not None else (),
+            processes=gpu.snapshot.facts.compute_processes if not unit.mig_uuid else None,
         )
 
 

@@ -79,11 +79,11 @@ def build_view(
     return View(records.wall, status, tuple(gpus.values()), tuple(allocations), records.tenants)
 
 
-def list_standings(records: NodeRecords, rules: ViewRules) -> Iterator[tuple[HolderRecord, DeviceSnapshot, str]]:
-    """Each allocation that is shown, its GPU's last reading, and why nothing can be said of it now, "" when it can."""
+def list_standings(records: NodeRecords, rules: ViewRules) -> Iterator[tuple[HolderRecord, GpuRecord, str]]:
+    """Each allocation that is shown, its GPU, and why nothing can be said of it now, "" when it can."""
     for record in _shown(records, rules):
         gpu = records.gpus[record.allocation.unit.uuid]
-        yield record, gpu.snapshot, _why_unknown(record, _view_gpu(gpu, records.monotonic, rules), rules)
+        yield record, gpu, _why_unknown(record, _view_gpu(gpu, records.monotonic, rules), rules)
 
 
 def _shown(records: NodeRecords, rules: ViewRules) -> Iterator[HolderRecord]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gpu_exporter.collectors.contract import Cycle
 from gpu_exporter.devices.protocol import Gpm
-from gpu_exporter.model import Activity, Span, UnitId
+from gpu_exporter.model import UTILIZATION, Activity, Span, UnitId
 from gpu_exporter.sampling.driver_ring import (
     LATENESS,
     RING_AGE_MAX_S,
@@ -21,37 +21,36 @@ from gpu_exporter.sampling.driver_ring import (
     agreeing,
 )
 from gpu_exporter.sampling.gpm_trust import GpmTrust
-from gpu_exporter.sampling.witnesses import ActivityRules, Witnesses
+from gpu_exporter.sampling.witnesses import UNKNOWN, ActivityRules, Moment, Witnesses, active_names, moment_of
 
 log = logging.getLogger(__name__)
 RING_PATIENCE_S = 30.0  # after its last answer the driver's ring is waited for: it keeps some 20 s and may deliver late
 
 
-def instance_activity(unit: UnitId, gpm: Gpm, at: float, rules: ActivityRules) -> Activity:
-    """Activity of a MIG instance, which only GPM reports: over the window that ended at `at`."""
-    ratios = (gpm.graphics, gpm.sm, gpm.tensor, gpm.dram, gpm.engines)
-    witnesses = [ratio > rules.gpm_idle_max_ratio for ratio in ratios if ratio is not None]
-    if gpm.pcie is not None:
-        witnesses.append(gpm.pcie > rules.pcie_idle_max_bytes_per_second)
-    if gpm.nvlink is not None:
-        witnesses.append(gpm.nvlink > rules.nvlink_idle_max_bytes_per_second)
-    active = any(witnesses)
+def instance_activity(unit: UnitId, gpm: Gpm, at: float, rules: ActivityRules, witnesses: Witnesses) -> Activity:
+    """Activity of a MIG instance, which only GPM reports: over the window that ended at `at`.
+
+    `witnesses` may be one for all instances: GPM compares two moments by itself, so that they remember nothing.
+    """
+    seen = witnesses.observe(Moment(gpm))
+    active = active_names(seen)
     known = gpm.graphics is not None and gpm.span_s <= rules.gap_intervals * rules.interval_s
     ratio = gpm.graphics if gpm.graphics is not None and gpm.graphics > rules.gpm_idle_max_ratio else 0.0
     spans: tuple[Span, ...] = ()
     if known and (ratio or active or not gpm.missing):
-        spans = (Span(at - gpm.span_s, at, ratio, other=active and not ratio),)
+        spans = (Span(at - gpm.span_s, at, ratio, () if ratio else active),)
     elif active:  # nothing that covers time, but a sign of life, which ends idle runs
-        spans = (Span(at, at, ratio, True),)
-    return Activity(unit, spans, len(witnesses) if gpm.graphics is not None else 0)
+        spans = (Span(at, at, ratio, active),)
+    return Activity(unit, spans, len(seen) if gpm.graphics is not None else 0)
 
 
 class Watch(NamedTuple):
-    """What the other witnesses said of the time (start, end]: active, quiet, or (None) not known."""
+    """What the other witnesses said of the time (start, end]: those that were active, and whether all are known."""
 
     start: float
     end: float
-    active: bool | None
+    active: tuple[str, ...]
+    known: bool
 
 
 class ActivityReader:
@@ -98,14 +97,12 @@ class ActivityReader:
                 stepped,
                 RING_AGE_MAX_S,
             )
-        seen = self._witnesses.observe(cycle)
+        seen = self._witnesses.observe(moment_of(cycle))
         self._trust.review(cycle, seen, monotonic)
-        others = list(seen.values())
-        active: bool | None = any(others)
-        if not active and (cycle.witness_missing or None in others):
-            active = None
+        active = active_names(seen)
+        unknown = sum(observation is UNKNOWN for observation in seen.values())
         read_at = monotonic if cycle.witnessed_at is None else cycle.witnessed_at
-        self._note_watch(previous, watched_until, read_at, active)
+        self._note_watch(previous, watched_until, read_at, active, known=not unknown and not cycle.witness_missing)
         if stepped:
             self._ring.restart(wall)
             spans: tuple[Span, ...] = ()
@@ -119,33 +116,35 @@ class ActivityReader:
         elif cycle.utilization is not None and self._covers_gap(previous, monotonic):
             end = cycle.utilization_at
             start = max(self._last_utilization_at, end - self._longest())
-            spans = (Span(start, end, cycle.utilization, other=False),)
+            spans = (Span(start, end, cycle.utilization),)
         self._last_utilization_at = cycle.utilization_at
         spans = tuple(judged for span in spans if (judged := self._judge(span)) is not None)
         reported = cycle.utilization is not None or bool(cycle.driver_samples)
-        is_alive = active or cycle.utilization or self._ring.contradicted
-        if is_alive and not any(_is_active(span) for span in spans):
+        alive = active or ((UTILIZATION,) if cycle.utilization or self._ring.contradicted else ())
+        if alive and not any(_is_active(span) for span in spans):
             # Nothing that covers time, but a sign of life: a span without length books nothing and ends idle runs.
-            spans = (*spans, Span(monotonic, monotonic, cycle.utilization or 0.0, True))
+            spans = (*spans, Span(monotonic, monotonic, cycle.utilization or 0.0, alive))
         if not reported and not spans:
             return None
-        return Activity(self._unit, spans, 1 + len(others) - others.count(None) if reported else 0)
+        return Activity(self._unit, spans, 1 + len(seen) - unknown if reported else 0)
 
     def _longest(self) -> float:
         """The longest time that one utilization of the driver may stand for."""
         return LATENESS * self._rules.driver_period_max_s
 
-    def _note_watch(self, previous: float | None, until: float, read_at: float, active: bool | None) -> None:
+    def _note_watch(
+        self, previous: float | None, until: float, read_at: float, active: tuple[str, ...], *, known: bool
+    ) -> None:
         """Remember what the witnesses, read from `until` to `read_at`, say of the time since the last cycle.
 
         Quiet ones cover the time that each of them saw: up to the first read, and from one period of the driver before
         the last one, since an engine's utilization stands for no more. What an active one saw lies anywhere up to the
         last read.
         """
-        if previous is not None and active is False:
-            self._watches.append(Watch(max(previous, read_at - self._longest()), until, active))
+        if previous is not None and known and not active:
+            self._watches.append(Watch(max(previous, read_at - self._longest()), until, active, known))
         elif previous is not None:
-            self._watches.append(Watch(previous, read_at, active))
+            self._watches.append(Watch(previous, read_at, active, known))
         while self._watches and self._watches[0].end < until - RING_AGE_MAX_S:
             self._watches.popleft()
 
@@ -164,8 +163,8 @@ class ActivityReader:
             if overlap <= 0.0:
                 continue
             if watch.active:
-                return span._replace(other=True)
-            unknown |= watch.active is None
+                return span._replace(other=watch.active)
+            unknown |= not watch.known
             watched += overlap
         missing = span.end - span.start - watched
         return None if unknown or missing > UNWATCHED_MAX_S else span
@@ -188,4 +187,4 @@ class ActivityReader:
 
 
 def _is_active(span: Span) -> bool:
-    return span.ratio > 0.0 or span.other
+    return span.ratio > 0.0 or bool(span.other)

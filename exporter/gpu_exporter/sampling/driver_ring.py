@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from gpu_exporter.devices.protocol import UtilizationSample
-from gpu_exporter.model import Span
+from gpu_exporter.model import UTILIZATION, Span
 
 WALL_STEP_S = 1.0  # a wall clock that moved more than this against the monotonic one has been stepped
 RING_AGE_MAX_S = 120.0  # a stamp that is older than any ring keeps is not wall time of this host: no source then
@@ -83,7 +83,7 @@ class DriverRing:
                 self.answered = True
                 start = max(self.newest_wall, entry.wall - self._length_of(entry))
                 if self.newest_wall > 0.0:
-                    spans.append(Span(start + shift, entry.wall + shift, entry.ratio, other=False))
+                    spans.append(Span(start + shift, entry.wall + shift, entry.ratio))
             self.newest_wall, self._newest_ratio = entry.wall, entry.ratio
         return tuple(spans)
 
@@ -131,4 +131,4 @@ def agreeing(spans: Sequence[Span], rate_at: float, longest_s: float) -> tuple[S
     """
     recent = [span for span in spans if span.end > rate_at - longest_s]
     doubtful = recent[-1:] if any(span.ratio > 0.0 for span in recent) else recent
-    return tuple(span._replace(other=True) if span in doubtful else span for span in spans)
+    return tuple(span._replace(other=(UTILIZATION,)) if span in doubtful else span for span in spans)

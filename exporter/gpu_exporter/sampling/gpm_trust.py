@@ -17,8 +17,17 @@ from gpu_exporter.collectors.contract import Cycle, InstanceCycle
 from gpu_exporter.collectors.gpm import GPM
 from gpu_exporter.collectors.mig import RATIOS as INSTANCE_RATIOS
 from gpu_exporter.devices.protocol import Gpm
+from gpu_exporter.model import UTILIZATION
 from gpu_exporter.sampling.driver_ring import UNWATCHED_MAX_S
-from gpu_exporter.sampling.witnesses import ActivityRules
+from gpu_exporter.sampling.witnesses import (
+    ENGINES,
+    GPM_NAMES,
+    QUIET,
+    UNKNOWN,
+    ActivityRules,
+    Observation,
+    active_names,
+)
 
 log = logging.getLogger(__name__)
 CONTRADICTED = ("nvmlGpmMetricsGet", "CONTRADICTED")
@@ -26,7 +35,6 @@ CONFIRM = 3  # windows in a row: utilization and power may stand for up to a per
 REOPEN_S = 60.0
 APART_MAX_S = 0.3  # power that was read so long before the end of a cycle says nothing of the GPM windows at its end
 BOARD = ""
-GRAPHICS, SM = "GPM graphics", "GPM SM"
 BOARD_FAMILIES = frozenset(family.name for family in GPM.families)
 INSTANCE_FAMILIES = frozenset(family.name for family in INSTANCE_RATIOS.values())
 
@@ -49,15 +57,16 @@ class GpmTrust:
         self._power_at: float | None = None  # when power was last read
         self._unexplained_at: float | None = None  # when the board worked, or may have, and no instance said so
 
-    def review(self, cycle: Cycle, seen: dict[str, bool | None], now: float) -> None:
+    def review(self, cycle: Cycle, seen: dict[str, Observation], now: float) -> None:
         """Take out of `cycle` and `seen` what is not to be believed. `seen`: the board's witnesses by name."""
         self._review_stuck(cycle, now)
-        if seen.get("power") is not None:
+        power = seen.get("power", UNKNOWN)
+        if power is not UNKNOWN:
             self._power_at = now
         # Power that was read lately and is missing now might have contradicted. On MIG it is the only one that could.
         is_late = cycle.begin is not None and now - cycle.begin > APART_MAX_S
         expected = self._power_at is not None and now - self._power_at < REOPEN_S
-        power_missing = expected and not seen.get("power") and (is_late or seen.get("power") is None)
+        power_missing = expected and (power is UNKNOWN or (power is QUIET and is_late))
         if cycle.instances or not cycle.instances_known:
             self._review_instances(cycle, seen, now, power_missing)
         gpm = cycle.gpm
@@ -68,7 +77,7 @@ class GpmTrust:
                 cycle.samples = [sample for sample in cycle.samples if sample.family.name not in BOARD_FAMILIES]
                 cycle.gpm = None
                 cycle.witness_missing = True
-                for name in (GRAPHICS, SM):
+                for name in GPM_NAMES:
                     seen.pop(name, None)
         if (self._doubts or self._stuck_since) and cycle.instances_known:
             present = {BOARD, *(instance.uuid for instance in cycle.instances)}
@@ -97,12 +106,13 @@ class GpmTrust:
             for subject in [s for s in self._stuck_since if s in read and s not in cycle.gpm_stuck]:
                 del self._stuck_since[subject]
 
-    def _review_instances(self, cycle: Cycle, seen: Mapping[str, bool | None], now: float, power_missing: bool) -> None:
+    def _review_instances(self, cycle: Cycle, seen: Mapping[str, Observation], now: float, power_missing: bool) -> None:
         readings = [instance.gpm for instance in cycle.instances]
         works = any(gpm is not None and _shows_work(gpm, self._rules) for gpm in readings)
-        names = [] if works else [name for name in ("power", GRAPHICS, SM) if seen.get(name)]
-        if not works and all(gpm is not None and _is_dead(gpm) for gpm in readings):
-            names += [name for name, active in seen.items() if active and name not in names]
+        active = () if works else active_names(seen)
+        names = [name for name in active if name == "power" or name in GPM_NAMES]
+        if all(gpm is not None and _is_dead(gpm) for gpm in readings):
+            names = list(active)
         # A board at work whose work none of its instances admits. One that could not be read may be the one.
         all_read = all(gpm is not None and gpm.graphics is not None for gpm in readings)
         # A window that reaches back to a time when nothing explained the board's work is not quiet either.
@@ -175,17 +185,17 @@ def _shows_work(gpm: Gpm, rules: ActivityRules) -> bool:
     return any(ratio is not None and ratio > rules.gpm_idle_max_ratio for ratio in ratios)
 
 
-def _work(cycle: Cycle, seen: Mapping[str, bool | None], gpm: Gpm) -> list[str]:
+def _work(cycle: Cycle, seen: Mapping[str, Observation], gpm: Gpm) -> list[str]:
     """The witnesses of a board that contradict a GPM reading of no work.
 
     Utilization and power mean kernels, which GPM must see. Engines and traffic work without kernels: they contradict
     a window only when it reads nothing at all, and traffic only where GPM reports that same traffic.
     """
-    names = [name for name in ("power",) if seen.get(name)]
+    active = active_names(seen)
+    names = [name for name in ("power",) if name in active]
     if cycle.utilization or any(0.0 < sample.ratio <= 1.0 for sample in cycle.driver_samples):
-        names.append("utilization")
+        names.append(UTILIZATION)
     if _is_dead(gpm):
-        names += [engine for engine in cycle.engines if seen.get(engine)]
-        names += ["PCIe"] if seen.get("PCIe") and gpm.pcie is not None else []
-        names += ["NVLink"] if seen.get("NVLink") and gpm.nvlink is not None else []
+        names += [name for name in active if name in ENGINES]
+        names += [name for name in active if name in ("pcie", "nvlink") and getattr(gpm, name) is not None]
     return names

@@ -14,7 +14,7 @@ from gpu_exporter.devices.errors import DeviceError, DeviceLost, NotSupported
 from gpu_exporter.devices.protocol import Device
 from gpu_exporter.model import Activity, CollectorOutcome, DeviceSnapshot, InstanceReading, ProcessList, Sample, UnitId
 from gpu_exporter.sampling.activity import ActivityReader, instance_activity
-from gpu_exporter.sampling.witnesses import ActivityRules
+from gpu_exporter.sampling.witnesses import ActivityRules, Witnesses
 
 
 class _Kept(NamedTuple):
@@ -44,6 +44,7 @@ class DeviceSampler:
         self._clock = clock
         self._rules = rules
         self._activity = ActivityReader(UnitId(device.identity.uuid), rules)
+        self._witnesses = Witnesses(rules)  # of every instance
         self._totals = totals or Totals()
         self._kept: dict[str, _Kept] = {}
 
@@ -141,7 +142,7 @@ class DeviceSampler:
         activity: Activity | None = None
         if instance.gpm is not None:
             unit = UnitId(self.device.identity.uuid, instance.uuid)
-            activity = instance_activity(unit, instance.gpm, instance.gpm_at, self._rules)
+            activity = instance_activity(unit, instance.gpm, instance.gpm_at, self._rules, self._witnesses)
         return InstanceReading(
             instance.uuid,
             instance.mig,

@@ -1,15 +1,61 @@
-"""The witnesses of idleness beside utilization: engines, GPM, traffic and power, each read as active, quiet or unknown.
+"""The witnesses of idleness beside utilization: engines, GPM, traffic and power. A new one is one class here.
 
-Pure, but for what has to be remembered of a device: last counters, and the learned power at rest.
+Each is an object of one unit, which remembers what it must of earlier cycles. Whole GPUs and MIG instances have the
+same; what a unit does not have is absent. Utilization itself is judged in activity.py, since it covers time.
 """
 
 from __future__ import annotations
 
+import enum
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 from gpu_exporter.collectors.contract import Cycle
-from gpu_exporter.devices.protocol import Traffic
+from gpu_exporter.devices.protocol import Gpm, Traffic
+
+
+class Observation(enum.Enum):
+    """What a witness says of the time since the last cycle."""
+
+    ACTIVE = "active"
+    QUIET = "quiet"
+    UNKNOWN = "unknown"  # known to exist, and not known before the next cycle: quiet others prove nothing
+    ABSENT = "absent"  # this unit has no such witness, or it has never answered
+
+
+ACTIVE, QUIET, UNKNOWN, ABSENT = Observation
+
+
+class Moment(NamedTuple):
+    """What one cycle read of a unit that a witness may look at. Traffic and energy are counters of the driver."""
+
+    gpm: Gpm | None = None
+    engines: Mapping[str, float] = {}
+    pcie: Traffic | None = None
+    pcie_at: float = 0.0
+    nvlink: Traffic | None = None
+    nvlink_at: float = 0.0
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    energy_j: float | None = None
+    energy_at: float = 0.0
+
+
+def moment_of(cycle: Cycle) -> Moment:
+    """What a cycle read of the whole GPU."""
+    return Moment(
+        cycle.gpm,
+        cycle.engines,
+        cycle.pcie,
+        cycle.pcie_at,
+        cycle.nvlink,
+        cycle.nvlink_at,
+        cycle.power_w,
+        cycle.power_limit_w,
+        cycle.energy_j,
+        cycle.energy_at,
+    )
 
 
 class ActivityRules(NamedTuple):
@@ -77,48 +123,111 @@ class TrafficRate:
         return sum(moved) / (at - last[0]) if min(moved) >= 0 else None
 
 
-class Witnesses:
-    """The witnesses of one board, from cycle to cycle."""
+class Witness(Protocol):
+    """One witness of one unit. `name` is its label value in gpu_other_activity_seconds_total."""
+
+    name: str
+
+    def observe(self, moment: Moment) -> Observation:
+        """What it says of this cycle; called once each cycle, in order."""
+
+
+def _judge(value: float | None, floor: float) -> Observation:
+    return ABSENT if value is None else ACTIVE if value > floor else QUIET
+
+
+class Engine:
+    """A fixed-function engine by NVML's own call: encoder, decoder, JPEG, optical flow."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def observe(self, moment: Moment) -> Observation:
+        return _judge(moment.engines.get(self.name), 0.0)
+
+
+class GpmRatio:
+    """A ratio of GPM, over the whole time since the last cycle."""
+
+    def __init__(self, ratio: str, rules: ActivityRules) -> None:
+        self.name = f"gpm_{ratio}"
+        self._ratio = ratio
+        self._floor = rules.gpm_idle_max_ratio
+
+    def observe(self, moment: Moment) -> Observation:
+        return ABSENT if moment.gpm is None else _judge(getattr(moment.gpm, self._ratio), self._floor)
+
+
+class Bus:
+    """Bytes over PCIe or NVLink: of the driver's counters and of GPM the higher, since a counter may have wrapped."""
+
+    def __init__(self, name: str, floor: float) -> None:
+        self.name = name
+        self._floor = floor
+        self._rate = TrafficRate()
+
+    def observe(self, moment: Moment) -> Observation:
+        traffic: Traffic | None = getattr(moment, self.name)
+        counted = self._rate.step(traffic, getattr(moment, f"{self.name}_at"))
+        reported: float | None = getattr(moment.gpm, self.name) if moment.gpm is not None else None
+        rates = [rate for rate in (counted, reported) if rate is not None]
+        if rates and max(rates) > self._floor:
+            return ACTIVE
+        if traffic is not None and counted is None:
+            return UNKNOWN  # a counter that needs a second reading leaves open whether a quiet GPM is right
+        return QUIET if rates else ABSENT
+
+
+class Power:
+    """Power clearly above the learned power at rest, now or as the mean since the last cycle."""
+
+    name = "power"
 
     def __init__(self, rules: ActivityRules) -> None:
-        self._rules = rules
         self._floor = PowerFloor(rules)
-        self._pcie, self._nvlink = TrafficRate(), TrafficRate()
         self._last_energy: tuple[float, float] | None = None
 
-    def observe(self, cycle: Cycle) -> dict[str, bool | None]:
-        """By name, whether each readable witness is active. None: not known before the next cycle."""
-        rules, gpm = self._rules, cycle.gpm
-        seen: dict[str, bool | None] = {engine: ratio > 0.0 for engine, ratio in cycle.engines.items()}
-        if gpm is not None:
-            ratios = (("GPM graphics", gpm.graphics), ("GPM SM", gpm.sm))
-            seen |= {name: ratio > rules.gpm_idle_max_ratio for name, ratio in ratios if ratio is not None}
-        pcie = self._pcie.step(cycle.pcie, cycle.pcie_at)
-        nvlink = self._nvlink.step(cycle.nvlink, cycle.nvlink_at)
-        for name, traffic, counted, reported, floor in (
-            ("PCIe", cycle.pcie, pcie, gpm.pcie if gpm else None, rules.pcie_idle_max_bytes_per_second),
-            ("NVLink", cycle.nvlink, nvlink, gpm.nvlink if gpm else None, rules.nvlink_idle_max_bytes_per_second),
-        ):
-            # Of the driver's byte counters and the rate of GPM the higher: a counter may have wrapped. A counter that
-            # needs a second reading leaves open whether a quiet GPM is right.
-            rates = [rate for rate in (counted, reported) if rate is not None]
-            if rates and max(rates) > floor:
-                seen[name] = True
-            elif traffic is not None and counted is None:
-                seen[name] = None
-            elif rates:
-                seen[name] = False
-        power = self._highest_power(cycle)
-        if power is not None and cycle.power_limit_w:
-            seen["power"] = self._floor.is_active(power, cycle.power_limit_w)
-        return seen
+    def observe(self, moment: Moment) -> Observation:
+        power = self._highest(moment)
+        if power is None or not moment.power_limit_w:
+            return ABSENT
+        return {True: ACTIVE, False: QUIET, None: UNKNOWN}[self._floor.is_active(power, moment.power_limit_w)]
 
-    def _highest_power(self, cycle: Cycle) -> float | None:
+    def _highest(self, moment: Moment) -> float | None:
         """The power now, or the mean since the last cycle where that is higher: work between two reads costs energy,
         though the moment of the read (power is a moment's value before Ampere and on GA100) may be a quiet one.
         """
         before = self._last_energy
-        self._last_energy = None if cycle.energy_j is None else (cycle.energy_at, cycle.energy_j)
-        if before is None or cycle.energy_j is None or cycle.energy_at <= before[0] or cycle.energy_j < before[1]:
-            return cycle.power_w
-        return max(cycle.power_w or 0.0, (cycle.energy_j - before[1]) / (cycle.energy_at - before[0]))
+        self._last_energy = None if moment.energy_j is None else (moment.energy_at, moment.energy_j)
+        if before is None or moment.energy_j is None or moment.energy_at <= before[0] or moment.energy_j < before[1]:
+            return moment.power_w
+        return max(moment.power_w or 0.0, (moment.energy_j - before[1]) / (moment.energy_at - before[0]))
+
+
+ENGINES = ("encoder", "decoder", "jpeg", "ofa")
+GPM_RATIOS = ("graphics", "sm", "tensor", "dram", "engines")
+GPM_NAMES = frozenset(f"gpm_{ratio}" for ratio in GPM_RATIOS)
+REGISTRY: tuple[Callable[[ActivityRules], Witness], ...] = (
+    *(lambda _, name=name: Engine(name) for name in ENGINES),
+    *(lambda rules, ratio=ratio: GpmRatio(ratio, rules) for ratio in GPM_RATIOS),
+    lambda rules: Bus("pcie", rules.pcie_idle_max_bytes_per_second),
+    lambda rules: Bus("nvlink", rules.nvlink_idle_max_bytes_per_second),
+    Power,
+)
+
+
+class Witnesses:
+    """The witnesses of one unit, from cycle to cycle."""
+
+    def __init__(self, rules: ActivityRules) -> None:
+        self._all = tuple(make(rules) for make in REGISTRY)
+
+    def observe(self, moment: Moment) -> dict[str, Observation]:
+        """By name, what each witness says that this unit has."""
+        seen = ((witness.name, witness.observe(moment)) for witness in self._all)
+        return {name: observation for name, observation in seen if observation is not ABSENT}
+
+
+def active_names(seen: Mapping[str, Observation]) -> tuple[str, ...]:
+    """Those that saw activity."""
+    return tuple(name for name, observation in seen.items() if observation is ACTIVE)

@@ -37,7 +37,7 @@ class Bench:
     def run(self, seconds: int, ratio: float) -> None:
         for _ in range(seconds):
             self.now += 1.0
-            self.ledger.record(Activity(self.unit, (Span(self.now - 1.0, self.now, ratio, False),), 2))
+            self.ledger.record(Activity(self.unit, (Span(self.now - 1.0, self.now, ratio),), 2))
             self.settle()
 
     def settle(self) -> None:

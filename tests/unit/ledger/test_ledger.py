@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
@@ -24,7 +26,7 @@ class Bench:
         self.ledger = Ledger(RULES, START)
         self.now = START
 
-    def observe(self, seconds: int, ratio: float, *, other: bool = False, witnesses: int = 3) -> None:
+    def observe(self, seconds: int, ratio: float, *, other: tuple[str, ...] = (), witnesses: int = 3) -> None:
         for _ in range(seconds):
             self.now += 1.0
             span = Span(self.now - 1.0, self.now, ratio, other)
@@ -39,10 +41,13 @@ class Bench:
             self.now, self.wall, [ConfirmedAllocation(Allocation(UNIT, h), when, start) for h in holders]
         )
 
-    def run(self, seconds: int, ratio: float, *holders: Holder, other: bool = False) -> None:
+    def run(self, seconds: int, ratio: float, *holders: Holder, other: tuple[str, ...] = ()) -> None:
         for _ in range(0, seconds, 5):
             self.observe(5, ratio, other=other)
             self.poll(*holders)
+
+    def unit(self) -> Any:
+        return self.ledger.unit_totals(UNIT, self.now, self.wall)
 
     @property
     def wall(self) -> float:
@@ -69,17 +74,15 @@ def test_busy_is_the_integral_of_utilization(bench: Bench) -> None:
 
 def test_time_is_never_counted_twice(bench: Bench) -> None:
     for _ in range(2):
-        bench.ledger.record(Activity(UNIT, (Span(START, START + 10, 1.0, False),), 1))
-    bench.ledger.record(Activity(UNIT, (Span(START + 5, START + 15, 1.0, False),), 1))
+        bench.ledger.record(Activity(UNIT, (Span(START, START + 10, 1.0),), 1))
+    bench.ledger.record(Activity(UNIT, (Span(START + 5, START + 15, 1.0),), 1))
     totals = bench.ledger.unit_totals(UNIT, START + 15, WALL)
     assert totals is not None
     assert totals.observed_s == pytest.approx(15.0)
 
 
 def test_time_before_our_start_is_not_counted(bench: Bench) -> None:
-    bench.ledger.record(
-        Activity(UNIT, (Span(START - 20, START - 10, 0.0, False), Span(START - 2, START + 1, 0.0, False)), 1)
-    )
+    bench.ledger.record(Activity(UNIT, (Span(START - 20, START - 10, 0.0), Span(START - 2, START + 1, 0.0)), 1))
     totals = bench.ledger.unit_totals(UNIT, START + 1, WALL)
     assert totals is not None
     assert totals.idle_s == pytest.approx(1.0)
@@ -87,10 +90,28 @@ def test_time_before_our_start_is_not_counted(bench: Bench) -> None:
 
 def test_zero_with_another_witness_active_is_neither_busy_nor_idle(bench: Bench) -> None:
     bench.poll(POD)
-    bench.run(20, 0.0, POD, other=True)
+    bench.run(15, 0.0, POD, other=("pcie",))
+    bench.run(5, 0.0, POD, other=("pcie", "power"))
     totals = bench.totals(POD)
     assert (totals.busy_s, totals.idle_s, totals.idle_run_s) == (0.0, 0.0, 0.0)
     assert totals.observed_s == pytest.approx(20.0)
+
+
+def test_a_unit_says_who_kept_it_from_being_idle(bench: Bench) -> None:
+    assert bench.unit() is None
+    bench.run(10, 0.0, POD)
+    assert (bench.unit().other_s, bench.unit().active_by) == ({}, ())
+    bench.run(15, 0.0, POD, other=("pcie",))
+    bench.run(5, 0.0, POD, other=("power", "pcie"))
+    seen = bench.unit()
+    assert seen.other_s == pytest.approx({"pcie": 15.0, "power": 5.0})
+    assert seen.active_by == ("power", "pcie")
+    bench.run(5, 0.5, POD, other=("pcie",))  # busy, which is not other activity
+    bench.run(5, 0.0, POD)
+    assert (bench.unit().other_s, bench.unit().active_by) == (seen.other_s, ("utilization",))
+    late = Span(START + 12.0, START + 13.0, 0.0, ("encoder",))  # of a time before
+    bench.ledger.record(Activity(UNIT, (late,), 3))
+    assert (bench.unit().other_s, bench.unit().active_by) == (seen.other_s, ("utilization",))
 
 
 def test_a_holder_is_charged_from_the_first_poll_that_shows_it(bench: Bench) -> None:
@@ -177,7 +198,7 @@ def test_samples_that_arrive_after_their_poll_are_charged_at_the_next(bench: Ben
     for _ in range(10):
         bench.now += 5.0
         late = bench.now - 0.5  # the driver's last sample ended half a second before the poll
-        bench.ledger.record(Activity(UNIT, (Span(bench.now - 5.5, late, 0.0, False),), 3))
+        bench.ledger.record(Activity(UNIT, (Span(bench.now - 5.5, late, 0.0),), 3))
         bench.poll(POD)
     assert bench.totals(POD).observed_s == pytest.approx(49.5)
 
@@ -247,7 +268,7 @@ def test_activity_that_is_charged_to_nobody_ends_the_run_for_good(bench: Bench) 
 def test_activity_that_is_told_late_ends_the_run(bench: Bench) -> None:
     bench.poll(POD)
     bench.run(100, 0.0, POD)
-    late = Span(bench.now - 8.0, bench.now - 5.0, 1.0, False)  # this time is already booked as idle
+    late = Span(bench.now - 8.0, bench.now - 5.0, 1.0)  # this time is already booked as idle
     bench.ledger.record(Activity(UNIT, (late,), 2))
     bench.run(5, 0.0, POD)
     assert bench.totals(POD).idle_run_s <= 10.0
@@ -257,7 +278,7 @@ def test_a_sign_of_life_without_any_length_ends_the_run(bench: Bench) -> None:
     """Power or a rate above 0 while nothing covers the time: nothing is booked, and nothing is idle."""
     bench.poll(POD)
     bench.run(100, 0.0, POD)
-    bench.ledger.record(Activity(UNIT, (Span(bench.now, bench.now, 0.0, True),), 0))
+    bench.ledger.record(Activity(UNIT, (Span(bench.now, bench.now, 0.0, ("power",)),), 0))
     totals = bench.totals(POD)
     assert (totals.idle_run_s, totals.observed_s) == (0.0, 100.0)
     unit = bench.ledger.unit_totals(UNIT, bench.now, bench.wall)
@@ -355,7 +376,7 @@ def test_activity_ends_the_runs_of_its_own_unit_and_of_no_other(bench: Bench) ->
     allocations = [Allocation(OTHER_UNIT, MORE), Allocation(UNIT, POD)]
     for _ in range(20):
         bench.observe(5, 0.0)
-        idle = Activity(OTHER_UNIT, (Span(bench.now - 5.0, bench.now, 0.0, False),), 3)
+        idle = Activity(OTHER_UNIT, (Span(bench.now - 5.0, bench.now, 0.0),), 3)
         bench.ledger.record(idle)
         confirmed = [ConfirmedAllocation(allocation, bench.now, None) for allocation in allocations]
         bench.ledger.settle(bench.now, bench.wall, confirmed)
@@ -412,7 +433,7 @@ def test_a_start_that_is_no_longer_told_stays(bench: Bench) -> None:
 
 def test_nothing_is_kept_of_an_instance_that_is_gone(bench: Bench) -> None:
     gone, silent = UnitId("GPU-0", "MIG-1"), UnitId("GPU-0", "MIG-2")
-    bench.ledger.record(Activity(gone, (Span(bench.now, bench.now + 1.0, 0.0, False),), 2))
+    bench.ledger.record(Activity(gone, (Span(bench.now, bench.now + 1.0, 0.0),), 2))
     bench.ledger.record(Activity(silent, (), 2))  # no reading ever covered any time
     bench.silence(2000.0)
     bench.poll()

@@ -37,7 +37,7 @@ def test_totals_never_fall_and_parts_never_exceed_the_whole(events: list[tuple])
             begin = now + min(0.0, offset)
             if ratio == 0.0 and not other:
                 truly_idle += length
-            ledger.record(Activity(UNIT, (Span(begin, begin + length, ratio, other),), 2))
+            ledger.record(Activity(UNIT, (Span(begin, begin + length, ratio, ("power",) if other else ()),), 2))
             now = max(now, begin + length)
         elif event[0] == "poll":
             _, lag, indexes = event
@@ -54,6 +54,7 @@ def test_totals_never_fall_and_parts_never_exceed_the_whole(events: list[tuple])
             assert unit.busy_s + unit.idle_s <= unit.observed_s + 1e-6
             assert unit.observed_s <= now - start + 1e-6
             assert unit.idle_s <= truly_idle + 1e-6
+            assert unit.busy_s + unit.idle_s + sum(unit.other_s.values()) <= unit.observed_s + 1e-6
             last_unit = present
         for holder in HOLDERS:
             totals = ledger.holder_totals(Allocation(UNIT, holder), now, 1e9 + now)

@@ -147,7 +147,7 @@ def test_instances_that_were_destroyed_are_forgotten_and_gpus_are_not(bench: Ben
     for number in range(50):
         unit = UnitId("GPU-0", f"MIG-{number}")
         bench.observe(1, 0.0)
-        bench.ledger.record(Activity(unit, (Span(bench.now - 1.0, bench.now, 0.0, False),), 3))
+        bench.ledger.record(Activity(unit, (Span(bench.now - 1.0, bench.now, 0.0),), 3))
     bench.silence(KEEP_ABSENT_S)
     bench.poll()
     assert set(bench.ledger.units) == set(bench.ledger.rings) == {UNIT, UnitId("GPU-0", "MIG-49")}
@@ -182,7 +182,7 @@ def test_a_sample_is_charged_for_the_part_of_it_that_the_holder_held(bench: Benc
     bench.now += 10.0
     bench.poll(POD)
     bench.now += 4.0
-    bench.ledger.record(Activity(UNIT, (Span(START + 6.0, START + 16.0, 0.5, False),), 3))
+    bench.ledger.record(Activity(UNIT, (Span(START + 6.0, START + 16.0, 0.5),), 3))
     bench.poll(POD)  # held from 10 to 14
     assert (bench.totals(POD).observed_s, bench.totals(POD).busy_s) == pytest.approx((4.0, 2.0))
     bench.now += 6.0
@@ -193,7 +193,7 @@ def test_a_sample_is_charged_for_the_part_of_it_that_the_holder_held(bench: Benc
 def test_idle_time_before_a_sign_of_life_that_came_later_is_in_no_run(bench: Bench) -> None:
     bench.poll(POD)
     bench.observe(4, 0.0)
-    bench.ledger.record(Activity(UNIT, (Span(bench.now, bench.now, 0.0, True),), 3))
+    bench.ledger.record(Activity(UNIT, (Span(bench.now, bench.now, 0.0, ("power",)),), 3))
     bench.observe(1, 0.0)
     bench.poll(POD)
     totals = bench.totals(POD)
@@ -240,7 +240,7 @@ def test_readings_wait_for_the_slowest_of_the_units_holders(bench: Bench) -> Non
     second = UnitId("GPU-1")
     for _ in range(3):
         bench.observe(5, 1.0)
-        bench.ledger.record(Activity(second, (Span(bench.now - 5.0, bench.now, 0.5, False),), 3))
+        bench.ledger.record(Activity(second, (Span(bench.now - 5.0, bench.now, 0.5),), 3))
         bench.ledger.settle(
             bench.now,
             bench.wall,

@@ -26,7 +26,7 @@ def run(ledger: Ledger, now: float, seconds: int, ratio: float) -> float:
     """Observe and poll for a while; the time afterwards."""
     for i in range(seconds):
         now += 1.0
-        ledger.record(Activity(UNIT, (Span(now - 1.0, now, ratio, False),), 2))
+        ledger.record(Activity(UNIT, (Span(now - 1.0, now, ratio),), 2))
         if i % 5 == 4:
             ledger.settle(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
     return now
@@ -106,7 +106,7 @@ def test_after_a_kill_no_counter_resumes_below_what_was_published(
     again = Ledger(RULES, now)
     assert StateFile(state.path.parent, 10.0, BOOT).restore(again) == ""
     again.settle(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
-    again.record(Activity(UNIT, (Span(now, now + 1, 1.0, False),), 2))
+    again.record(Activity(UNIT, (Span(now, now + 1, 1.0),), 2))
     unit, holder = again.unit_totals(UNIT, now, 1e9), again.holder_totals(ALLOCATION, now, 1e9)
     assert holder is not None
     for name, value in published.items():
@@ -186,7 +186,7 @@ def test_activity_that_the_driver_remembers_ends_a_restored_run(tmp_path: Path) 
     write(state, ledger)
     again = Ledger(RULES, now + 30)
     state.restore(again)
-    again.record(Activity(UNIT, (Span(now + 10, now + 11, 0.3, False),), 2))  # while we were away
+    again.record(Activity(UNIT, (Span(now + 10, now + 11, 0.3),), 2))  # while we were away
     again.settle(now + 30, 1e9, [ConfirmedAllocation(ALLOCATION, now + 30, None)])
     totals = again.holder_totals(ALLOCATION, now + 30, 1e9)
     assert totals is not None

@@ -37,7 +37,7 @@ class Bench:
     def poll(self, *held: Allocation, start: float | None = None, ratio: float = 0.5) -> None:
         before, self.now = self.now, self.now + POLL_S
         for unit in {allocation.unit for allocation in held}:
-            self.ledger.record(Activity(unit, (Span(before, self.now, ratio, False),), witnesses=2))
+            self.ledger.record(Activity(unit, (Span(before, self.now, ratio),), witnesses=2))
             self.ledger.record_energy(unit, self.now, 100.0 * self.now, 700.0)
         self.ledger.settle(self.now, self.now, [ConfirmedAllocation(each, self.now, start) for each in held])
 

@@ -40,7 +40,7 @@ def bench() -> Bench:
 
 def rounded(spans: tuple[Span, ...] | None) -> list[tuple[float, float, float, bool]]:
     assert spans is not None
-    return [(round(s.start, 3), round(s.end, 3), s.ratio, s.other) for s in spans]
+    return [(round(s.start, 3), round(s.end, 3), s.ratio, bool(s.other)) for s in spans]
 
 
 def test_each_driver_sample_covers_the_time_since_the_one_before(bench: Bench) -> None:
@@ -124,7 +124,7 @@ def test_a_sign_of_life_is_told_even_when_no_time_is_covered(bench: Bench, silen
         del busy["utilization"]
     now = 60.0 if silence == "after a gap" else 11.0
     (span,) = bench.read(now, [], **busy) or ()
-    assert (span.start, span.end, span.other) == (now, now, True)
+    assert (span.start, span.end, span.other) == (now, now, ("power",))
 
 
 def test_no_source_is_no_activity(bench: Bench) -> None:
@@ -132,17 +132,21 @@ def test_no_source_is_no_activity(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "facts",
+    ("witness", "facts"),
     [
-        {"engines": {"encoder": 0.1}},
-        {"engines": {"decoder": 0.1}},
-        {"power_w": 300.0, "power_limit_w": 400.0},
+        ("encoder", {"engines": {"encoder": 0.1}}),
+        ("decoder", {"engines": {"decoder": 0.1}}),
+        ("power", {"power_w": 300.0, "power_limit_w": 400.0}),
     ],
     ids=["encoder", "decoder", "power"],
 )
-def test_utilization_zero_with_another_witness_active_is_other_activity(bench: Bench, facts: dict[str, float]) -> None:
+def test_utilization_zero_with_another_witness_active_is_other_activity(
+    bench: Bench, witness: str, facts: dict[str, float]
+) -> None:
     bench.read(10.0, utilization=0.0, **facts)
-    assert rounded(bench.read(11.0, utilization=0.0, **facts)) == [(10.0, 11.0, 0.0, True)]
+    spans = bench.read(11.0, utilization=0.0, **facts)
+    assert rounded(spans) == [(10.0, 11.0, 0.0, True)]
+    assert [span.other for span in spans or ()] == [(witness,)]
     bench = Bench()
     bench.read(10.0, [(10.0, 0.0)], utilization=0.0, **facts)
     assert rounded(bench.read(11.0, [(10.5, 0.0), (11.0, 0.0)], utilization=0.0, **facts)) == [
@@ -197,7 +201,7 @@ def test_traffic_after_a_missing_reading_is_unknown_although_gpm_is_quiet(bench:
     assert rounded(spans) == [(10.0, 11.0, 0.0, False)]
     bench.read(12.0, witness_missing=True, **quiet)
     assert bench.read(13.0, pcie=Traffic(9e9, 5.0), **quiet) == ()
-    assert bench.read(14.0, pcie=Traffic(99e9, 5.0), **quiet) == (Span(13.0, 14.0, 0.0, True),)
+    assert bench.read(14.0, pcie=Traffic(99e9, 5.0), **quiet) == (Span(13.0, 14.0, 0.0, ("pcie",)),)
 
 
 @pytest.mark.parametrize("missing", [11.0, 12.0])
@@ -230,7 +234,7 @@ def test_work_at_a_stamp_that_was_read_as_rest_is_a_sign_of_life(bench: Bench) -
     bench.read(10.0, [(9.8, 0.0), (10.0, 0.0)], utilization=0.0)
     bench.read(10.2, [(10.2, 0.0)], utilization=0.0)
     spans = bench.read(10.4, [(10.2, 1.0), (10.4, 0.0)], utilization=0.0) or ()
-    assert Span(10.4, 10.4, 0.0, True) in spans
+    assert Span(10.4, 10.4, 0.0, ("utilization",)) in spans
 
 
 RING = [(8.0 + i / 5, 0.0) for i in range(40)]

@@ -140,22 +140,23 @@ def test_a_clock_that_went_back_is_believed_again_when_no_ring_keeps_the_old_sta
     assert step(12.0 + RING_AGE_MAX_S) == 5
 
 
-QUIET, WORK = Span(9.6, 9.8, 0.0, False), Span(9.4, 9.6, 0.7, False)
-NEWEST = Span(9.8, 10.0, 0.0, False)
+RATE = ("utilization",)
+QUIET, WORK = Span(9.6, 9.8, 0.0), Span(9.4, 9.6, 0.7)
+NEWEST = Span(9.8, 10.0, 0.0)
 
 
 @pytest.mark.parametrize(
     ("spans", "doubted"),
     [
-        ((QUIET, NEWEST), [True, True]),  # nothing explains the reported work
-        ((WORK, QUIET, NEWEST), [False, False, True]),  # the work before does, but for the newest
-        ((Span(8.0, 8.2, 0.0, False), QUIET, NEWEST), [False, True, True]),  # the rate stands for 1.1 s
-        ((Span(8.0, 8.2, 0.7, False), QUIET, NEWEST), [False, True, True]),
+        ((QUIET, NEWEST), [RATE, RATE]),  # nothing explains the reported work
+        ((WORK, QUIET, NEWEST), [(), (), RATE]),  # the work before does, but for the newest
+        ((Span(8.0, 8.2, 0.0), QUIET, NEWEST), [(), RATE, RATE]),  # the rate stands for 1.1 s
+        ((Span(8.0, 8.2, 0.7), QUIET, NEWEST), [(), RATE, RATE]),
         ((), []),
     ],
 )
 def test_a_reported_rate_of_work_contradicts_the_zeros_of_its_time(
-    spans: tuple[Span, ...], doubted: list[bool]
+    spans: tuple[Span, ...], doubted: list[tuple[str, ...]]
 ) -> None:
     assert [span.other for span in agreeing(spans, 10.0, 1.1)] == doubted
 

@@ -91,8 +91,8 @@ def dead(gpm: Gpm) -> Gpm:
         ({"load": constant(0.02)}, zero, "utilization"),
         ({"power": constant(0.9)}, zero, "power"),
         ({"encoder": constant(0.4)}, dead, "encoder"),
-        ({"pcie": constant(0.2)}, dead, "PCIe"),
-        ({"nvlink": constant(0.2)}, dead, "NVLink"),
+        ({"pcie": constant(0.2)}, dead, "pcie"),
+        ({"nvlink": constant(0.2)}, dead, "nvlink"),
     ],
     ids=["work", "a little work", "power alone", "encoder", "PCIe", "NVLink"],
 )

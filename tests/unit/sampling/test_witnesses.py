@@ -18,20 +18,22 @@ from gpu_exporter.model import Activity, Span, UnitId, UnitTotals
 from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.activity import ActivityReader, instance_activity
 from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.sampling.witnesses import Witnesses
 
-ALL_WITNESSES = 10  # utilization, four engines, GPM graphics and SM, PCIe, NVLink, power
-WITNESSES = ("encoder", "decoder", "jpeg", "ofa", "graphics", "sm", "pcie", "nvlink", "power")
+ALL_WITNESSES = 12  # utilization, four engines, four ratios of GPM, PCIe, NVLink, power
+ENGINES = ("encoder", "decoder", "jpeg", "ofa")
+WITNESSES = (*ENGINES, "gpm_graphics", "gpm_sm", "pcie", "nvlink", "power")
 # Calls without which a witness is mute, and how many are left.
 MUTE = {
-    "encoder": (["nvmlDeviceGetEncoderUtilization"], 9),
-    "decoder": (["nvmlDeviceGetDecoderUtilization"], 9),
-    "jpeg": (["nvmlDeviceGetJpgUtilization"], 9),
-    "ofa": (["nvmlDeviceGetOfaUtilization"], 9),
-    "GPM (graphics and SM)": (["nvmlGpmMetricsGet"], 8),
+    "encoder": (["nvmlDeviceGetEncoderUtilization"], 11),
+    "decoder": (["nvmlDeviceGetDecoderUtilization"], 11),
+    "jpeg": (["nvmlDeviceGetJpgUtilization"], 11),
+    "ofa": (["nvmlDeviceGetOfaUtilization"], 11),
+    "GPM": (["nvmlGpmMetricsGet"], 8),
     "traffic (PCIe and NVLink), by counters and GPM": (["nvmlDeviceGetFieldValues", "nvmlGpmMetricsGet"], 6),
-    "power": (["nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption"], 9),
-    "power, by its limit": (["nvmlDeviceGetEnforcedPowerLimit"], 9),
-    "traffic by counters, which GPM tells too": (["nvmlDeviceGetFieldValues"], ALL_WITNESSES),
+    "power": (["nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption"], 11),
+    "power, by its limit": (["nvmlDeviceGetEnforcedPowerLimit"], 11),
+    "traffic by counters, which GPM reports too": (["nvmlDeviceGetFieldValues"], ALL_WITNESSES),
 }
 
 
@@ -64,7 +66,9 @@ def test_memory_that_stays_used_is_no_witness() -> None:
 
 @pytest.mark.parametrize("witness", WITNESSES)
 def test_utilization_zero_with_one_witness_active_is_never_idle(witness: str) -> None:
-    totals = run(**{witness: {"kind": "constant", "value": 0.6 if witness == "power" else 0.3}})
+    totals = run(**{witness.removeprefix("gpm_"): {"kind": "constant", "value": 0.6 if witness == "power" else 0.3}})
+    assert totals.other_s == {witness: pytest.approx(totals.observed_s)}
+    assert totals.active_by == (witness,)
     assert (totals.busy_s, totals.idle_s) == (0.0, 0.0)
     assert totals.observed_s > 55.0  # known, and neither busy nor idle
     assert totals.last_active_wall is not None
@@ -79,12 +83,19 @@ def test_a_witness_that_cannot_be_read_is_not_counted(witness: str) -> None:
 
 # Noise below the floors: a thousandth of the time, a trickle over the links, a few watts. Engines have none: they are
 # reported in whole percent, and any is work.
-NOISE = {"graphics": 0.0008, "sm": 0.0008, "pcie": 5e6 / (2 * 64e9), "nvlink": 5e5 / (2 * 450e9), "power": 0.1}
+NOISE = {
+    "graphics": 0.0008,
+    "sm": 0.0008,
+    "pcie": 5e6 / (2 * 64e9),
+    "nvlink": 5e5 / (2 * 450e9),
+    "power": 0.1,
+}
 
 
 @pytest.mark.parametrize("witness", NOISE)
 def test_what_a_board_at_rest_does_is_no_activity(witness: str) -> None:
     totals = run(**{witness: {"kind": "constant", "value": NOISE[witness]}})
+    assert totals.other_s == {}
     assert totals.idle_s == totals.observed_s > 55.0
 
 
@@ -94,36 +105,43 @@ RULES = activity_rules(Settings())
 
 
 def test_an_instance_with_every_witness_quiet_is_idle() -> None:
-    assert instance_activity(UNIT, QUIET, 100.0, RULES) == Activity(UNIT, (Span(99.0, 100.0, 0.0, False),), 7)
+    assert instance_activity(UNIT, QUIET, 100.0, RULES, Witnesses(RULES)) == Activity(
+        UNIT, (Span(99.0, 100.0, 0.0),), 7
+    )
 
 
 @pytest.mark.parametrize("part", ["sm", "tensor", "dram", "engines", "pcie", "nvlink"])
 def test_an_instance_with_one_witness_active_is_not_idle(part: str) -> None:
     active = QUIET._replace(**{part: 5e9 if part in ("pcie", "nvlink") else 0.2})
-    assert instance_activity(UNIT, active, 100.0, RULES).spans == (Span(99.0, 100.0, 0.0, True),)
+    assert instance_activity(UNIT, active, 100.0, RULES, Witnesses(RULES)).spans == (
+        Span(99.0, 100.0, 0.0, (part if "link" in part or part == "pcie" else f"gpm_{part}",)),
+    )
 
 
 @pytest.mark.parametrize(
     ("gpm", "spans"),
     [
-        (QUIET._replace(graphics=0.9, span_s=40.0), (Span(100.0, 100.0, 0.9, True),)),  # too long, yet a sign of life
+        (
+            QUIET._replace(graphics=0.9, span_s=40.0),
+            (Span(100.0, 100.0, 0.9, ("gpm_graphics",)),),
+        ),  # too long, yet a sign of life
         (QUIET._replace(span_s=40.0), ()),
-        (QUIET._replace(graphics=None, sm=0.9), (Span(100.0, 100.0, 0.0, True),)),
+        (QUIET._replace(graphics=None, sm=0.9), (Span(100.0, 100.0, 0.0, ("gpm_sm",)),)),
         (QUIET._replace(graphics=None), ()),
         (QUIET._replace(missing=True), ()),  # quiet, but one of them was not reported
-        (QUIET._replace(graphics=0.5, missing=True), (Span(99.0, 100.0, 0.5, False),)),
-        (QUIET._replace(dram=0.5, missing=True), (Span(99.0, 100.0, 0.0, True),)),  # one that works is enough
-        (QUIET._replace(span_s=3.0), (Span(97.0, 100.0, 0.0, False),)),
-        (QUIET._replace(graphics=0.0008), (Span(99.0, 100.0, 0.0, False),)),  # noise
-        (QUIET._replace(graphics=0.001, pcie=10e6, nvlink=1e6), (Span(99.0, 100.0, 0.0, False),)),  # the last of it
+        (QUIET._replace(graphics=0.5, missing=True), (Span(99.0, 100.0, 0.5),)),
+        (QUIET._replace(dram=0.5, missing=True), (Span(99.0, 100.0, 0.0, ("gpm_dram",)),)),  # one that works is enough
+        (QUIET._replace(span_s=3.0), (Span(97.0, 100.0, 0.0),)),
+        (QUIET._replace(graphics=0.0008), (Span(99.0, 100.0, 0.0),)),  # noise
+        (QUIET._replace(graphics=0.001, pcie=10e6, nvlink=1e6), (Span(99.0, 100.0, 0.0),)),  # the last of it
     ],
 )
 def test_what_a_window_of_an_instance_proves(gpm: Gpm, spans: tuple[Span, ...]) -> None:
-    assert instance_activity(UNIT, gpm, 100.0, RULES).spans == spans
+    assert instance_activity(UNIT, gpm, 100.0, RULES, Witnesses(RULES)).spans == spans
 
 
 def test_without_the_share_of_the_engine_nothing_counts_as_witness() -> None:
-    assert instance_activity(UNIT, QUIET._replace(graphics=None, sm=0.9), 100.0, RULES).witnesses == 0
+    assert instance_activity(UNIT, QUIET._replace(graphics=None, sm=0.9), 100.0, RULES, Witnesses(RULES)).witnesses == 0
 
 
 @pytest.mark.parametrize("part", ["encoder", "decoder", "jpeg", "ofa"])
@@ -138,7 +156,7 @@ def test_an_instance_that_only_decodes_is_not_idle(part: str) -> None:
         clock.advance(1.0)
         (reading,) = sampler.sample().instances
     assert reading.activity is not None
-    assert [(span.ratio, span.other) for span in reading.activity.spans] == [(0.0, True)]
+    assert [(span.ratio, span.other) for span in reading.activity.spans] == [(0.0, ("gpm_engines",))]
 
 
 def test_a_window_whose_reading_took_long_proves_no_idleness() -> None:
