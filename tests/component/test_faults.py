@@ -105,7 +105,7 @@ def test_no_library(rig: Rig, matrix: FaultTable) -> None:
     running, url = rig.start(environment=environment)
     assert "No GPU data: libnvidia-ml.so.1 cannot be loaded" in (fetch(f"{url}/") or "")
     assert json.loads(fetch(f"{url}/api/v1/status") or "")["health"] == "no_data"
-    assert running.log().count('level=warning logger=app.fleet msg="no GPU data: libnvidia-ml.so.1') == 1
+    assert running.log().count('level=warning logger=sampling.driver msg="no GPU data: libnvidia-ml.so.1') == 1
     assert running.stop() == 0
     signs = "`gpu_driver_up` 0; log and page say why; no fault where `gpu_devices_expected` is 0"
     matrix.add("no libnvidia-ml", "nothing", "nothing", signs, "when it comes")

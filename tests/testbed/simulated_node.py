@@ -14,8 +14,9 @@ from gpu_exporter.diagnosis.loop import DiagnosisLoop
 from gpu_exporter.inventory.inventory import Inventory
 from gpu_exporter.ledger.state import StateFile
 from gpu_exporter.model import AgentStatus, DeviceSnapshot, UnitId, View
-from gpu_exporter.node.place import DriverView, Placed, Position, count_answering, count_expected, place
+from gpu_exporter.node.place import Placed, count_answering, count_expected, place
 from gpu_exporter.node.state import NodeState
+from gpu_exporter.sampling.driver import DriverView, Position
 from gpu_exporter.sampling.sampler import DeviceSampler
 
 

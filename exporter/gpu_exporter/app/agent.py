@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpu_exporter import collectors
-from gpu_exporter.app.fleet import Fleet
-from gpu_exporter.app.wiring import flatten_counts
+from gpu_exporter.app.wiring import activity_rules, flatten_counts, persistence_warning
 from gpu_exporter.attribution.identity import Identity
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.attribution.processes import ProcessOwners
@@ -22,10 +21,13 @@ from gpu_exporter.devices.protocol import Backend
 from gpu_exporter.diagnosis.loop import DiagnosisLoop
 from gpu_exporter.inventory.expected import ExpectedDevices
 from gpu_exporter.inventory.inventory import InventoryKeeper
+from gpu_exporter.inventory.pci import UNBOUND
 from gpu_exporter.ledger.state import StateFile, read_boot_id
 from gpu_exporter.model import AgentStatus, CollectorOutcome, View
-from gpu_exporter.node.place import DriverView, Placed, count_answering, count_expected, place
+from gpu_exporter.node.place import Placed, count_answering, count_expected, place
 from gpu_exporter.node.state import NodeState
+from gpu_exporter.sampling.driver import Driver, DriverView
+from gpu_exporter.sampling.fleet import SOON_S, Fleet
 from gpu_exporter.sampling.kernel_log import KernelLogLoop
 from gpu_exporter.threads import start
 from gpu_exporter.version import VERSION
@@ -82,14 +84,16 @@ class Agent:
         self.node = NodeState(settings, clock, state)
         directory = state.path.parent if state is not None else None
         self._inventory = InventoryKeeper(ExpectedDevices(directory, read_boot_id()), sysfs)
+        self.driver = Driver(backend, clock, settings.sampling.deadline, self._expects_gpus)
         self.fleet = Fleet(
-            settings,
+            self.driver,
             backend,
             clock,
             self.node,
-            enabled,
             self._inventory,
-            driver_period_max_s,
+            enabled,
+            activity_rules(settings, driver_period_max_s),
+            settings.sampling.deadline,
         )
         self.diagnosis = DiagnosisLoop(settings, lambda: self.node.evidence(self._place(self.fleet.observe())), clock)
         self._kernel_log = (
@@ -147,16 +151,21 @@ class Agent:
         known = self.node.known()
         return place(driver, self._inventory.value, known, self._clock.monotonic(), self._clock.wall())
 
+    def _expects_gpus(self) -> bool:
+        """Whether a driver that does not answer is missed."""
+        inventory = self._inventory.value
+        expected = count_expected(self.fleet.observe(), inventory)
+        return expected > 0 or any(driver == UNBOUND for driver, _ in inventory.unmanaged())
+
     def _kernel_log_outcome(self) -> tuple[CollectorOutcome, ...]:
         outcome = self._kernel_log.outcome if self._kernel_log is not None else None
         return (outcome,) if outcome is not None else ()
 
     def _attribute(self) -> None:
         # Claims resolve against the first snapshots; a driver that hangs keeps nobody from knowing who holds what.
-        while not self._stop.is_set() and not (
-            self.fleet.is_asking_too_long() or (self.fleet.asked.is_set() and self.fleet.first_cycles_done())
-        ):
-            self._stop.wait(0.01)
+        while not self._stop.is_set() and not (self.driver.is_silent or self.fleet.is_ready()):
+            self._clock.wait(self.fleet.progress, SOON_S)  # which also ends it at a stop
+            self.fleet.progress.clear()
         while not self._stop.is_set():
             try:
                 claims = self.poller.poll()  # first: a process that is younger than the answer is judged by the next
@@ -238,10 +247,10 @@ class Agent:
             unmanaged=inventory.unmanaged(),
             outcomes=(*self.fleet.outcomes(), *self._kernel_log_outcome()),
             warnings=(
-                *self.fleet.warnings(),
+                *([persistence_warning(off)] if (off := self.fleet.without_persistence()) else []),
                 *self.poller.warnings(),
                 *([self._state_warning(state.error)] if state and state.error else []),
             ),
             state=state,
-            driver_missed=self.fleet.is_missed(),
+            driver_missed=self.driver.is_missed,
         )

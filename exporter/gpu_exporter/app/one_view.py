@@ -128,8 +128,9 @@ def take_one_view(
     from gpu_exporter.attribution.identity import Identity
     from gpu_exporter.attribution.poller import Poller
     from gpu_exporter.diagnosis.loop import DiagnosisLoop
-    from gpu_exporter.node.place import DriverView, Position, count_answering, count_expected, place
+    from gpu_exporter.node.place import count_answering, count_expected, place
     from gpu_exporter.node.state import NodeState
+    from gpu_exporter.sampling.driver import DriverView, Position
 
     identity = Identity(settings.identity.user, state_directory)
     poller = Poller(sources, clock, settings.attribution.keep_last, identity)

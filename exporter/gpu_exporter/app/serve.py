@@ -97,7 +97,7 @@ def stop_on_change(agent: Agent, stop: threading.Event) -> threading.Event:
         event.wait()
         either.set()
 
-    for event in (stop, agent.fleet.changed):
+    for event in (stop, agent.driver.replaced):
         start(threading.Thread(target=wait, args=(event,), name="stop", daemon=True))
     return either
 
@@ -105,7 +105,7 @@ def stop_on_change(agent: Agent, stop: threading.Event) -> threading.Event:
 def _end(agent: Agent, stop: threading.Event) -> Ended:
     """`stop` was somebody's wish, which a replaced driver does not overrule."""
     clean = agent.stop()
-    if agent.fleet.changed.is_set() and not stop.is_set():
+    if agent.driver.replaced.is_set() and not stop.is_set():
         return Ended.CHANGED
     return Ended.CLEAN if clean else Ended.HUNG
 

@@ -7,38 +7,10 @@ from typing import NamedTuple
 
 from gpu_exporter.inventory.inventory import Inventory
 from gpu_exporter.model import DeviceIdentity, DeviceSnapshot
+from gpu_exporter.sampling.driver import RELEASED_TEXT, DriverView
 
-RELEASED = "the driver was released on request (SIGUSR1); SIGHUP takes it again"
 HANGS = "its first call hangs in the driver"
 NOT_READ = "it was found, but not read yet"
-
-
-class Position(NamedTuple):
-    """One place in the driver's list. `identity` is None while its GPU has no name, for the reason `error`.
-
-    `hung`: a call is past its deadline. `snapshot` is None before the first reading has ended.
-    """
-
-    identity: DeviceIdentity | None = None
-    snapshot: DeviceSnapshot | None = None
-    hung: bool = False
-    error: str = ""
-
-    @property
-    def answers(self) -> bool:
-        return self.snapshot is not None and self.snapshot.up and not self.hung
-
-
-class DriverView(NamedTuple):
-    """What the driver has shown so far. `error`: why there is no GPU data, "" while there is.
-
-    `complete`: it was asked, and each of its GPUs was read, or hangs; before, no GPU is called missing.
-    """
-
-    positions: Mapping[int, Position]
-    error: str = ""
-    complete: bool = True
-    released: bool = False
 
 
 class Placed(NamedTuple):
@@ -70,7 +42,7 @@ def place(
     if driver.released:  # also what has answered only just now, and is not in the inventory yet
         here = {missing.identity.uuid: missing.identity for missing in inventory.missing((), {}, "")}
         here |= {uuid: identity for uuid, identity in known.items() if uuid not in inventory.forgotten}
-        return in_order({uuid: Placed(silent(identity, RELEASED, away=True)) for uuid, identity in here.items()})
+        return in_order({uuid: Placed(silent(identity, RELEASED_TEXT, away=True)) for uuid, identity in here.items()})
     placed: dict[str, Placed] = {}
     errors: dict[int, str] = {}
     for index, (identity, snapshot, hung, error) in driver.positions.items():

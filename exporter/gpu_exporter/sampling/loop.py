@@ -34,7 +34,9 @@ class DeviceLoop(Worker):
         deadline_s: float,
         deliver: Callable[[DeviceSnapshot], None],
         on_driver_changed: Callable[[str], None],
+        on_first_cycle: Callable[[], None],
     ) -> None:
+        """`on_first_cycle` is called once, when a first cycle has ended, well or not."""
         super().__init__(f"gpu-{position}")
         self.position = position
         self.sampler: DeviceSampler | None = None
@@ -48,6 +50,7 @@ class DeviceLoop(Worker):
         self._deadline_s = deadline_s
         self._deliver = deliver
         self._on_driver_changed = on_driver_changed
+        self._on_first_cycle = on_first_cycle
         self._cycle_start: float | None = None
         self._due = 0.0
         self._renew_at = 0.0
@@ -76,7 +79,9 @@ class DeviceLoop(Worker):
             finally:
                 self._was_slow = self._clock.monotonic() - self._cycle_start > self._deadline_s
                 self._cycle_start = None
-                self.attempted = True
+                if not self.attempted:
+                    self.attempted = True
+                    self._on_first_cycle()
             self._rest(wait_s)
 
     def _cycle(self) -> float:

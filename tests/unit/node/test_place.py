@@ -9,14 +9,12 @@ from gpu_exporter.model import DeviceIdentity, DeviceSnapshot
 from gpu_exporter.node.place import (
     HANGS,
     NOT_READ,
-    RELEASED,
-    DriverView,
     Placed,
-    Position,
     count_answering,
     count_expected,
     place,
 )
+from gpu_exporter.sampling.driver import RELEASED_TEXT, DriverView, Position
 
 A = DeviceIdentity(0, "GPU-a", "NVIDIA H100", "570.1", "00000000:10:00.0", 0)
 B = DeviceIdentity(1, "GPU-b", "NVIDIA H100", "570.1", "00000000:11:00.0", 1)
@@ -109,16 +107,16 @@ def test_nobody_is_missing_before_the_drivers_list_is_known() -> None:
 
 def test_a_released_driver_leaves_every_gpu_away_and_none_expected() -> None:
     driver = DriverView({}, "", released=True)
-    assert shown(driver, expected(A, B)) == {"GPU-a": f"away {RELEASED}", "GPU-b": f"away {RELEASED}"}
-    stuck = DriverView({0: Position(error="a call still hangs")}, RELEASED, released=True)
-    assert shown(stuck, expected(A)) == {"GPU-a": f"away {RELEASED}"}
+    assert shown(driver, expected(A, B)) == {"GPU-a": f"away {RELEASED_TEXT}", "GPU-b": f"away {RELEASED_TEXT}"}
+    stuck = DriverView({0: Position(error="a call still hangs")}, RELEASED_TEXT, released=True)
+    assert shown(stuck, expected(A)) == {"GPU-a": f"away {RELEASED_TEXT}"}
     assert (count_expected(stuck, expected(A)), count_answering(stuck)) == (0, 0)
     just_found = shown(DriverView({}, "", released=True), Inventory(), {"GPU-a": A})  # and not expected yet
-    assert just_found == {"GPU-a": f"away {RELEASED}"}
+    assert just_found == {"GPU-a": f"away {RELEASED_TEXT}"}
     forgotten = Inventory(forgotten=frozenset((A.uuid,)))
     assert shown(DriverView({}, "", released=True), forgotten, {"GPU-a": A}) == {}
     ending = DriverView({0: UP}, "", released=True)  # its loop has not ended yet
-    assert shown(ending, expected(A)) == {"GPU-a": f"away {RELEASED}"}
+    assert shown(ending, expected(A)) == {"GPU-a": f"away {RELEASED_TEXT}"}
 
 
 def test_a_forgotten_gpu_is_shown_again_when_it_answers() -> None:

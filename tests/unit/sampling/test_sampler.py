@@ -142,11 +142,15 @@ def make_loop(
     interval_s: float,
     deadline_s: float,
     deliver: Callable[[DeviceSnapshot], None],
-) -> DeviceLoop:
+) -> tuple[DeviceLoop, threading.Event]:
+    """A loop, and what it sets when its first cycle has ended."""
+
     def changed(reason: str) -> None:
         raise AssertionError(reason)
 
-    return DeviceLoop(0, lambda _: sampler.device, lambda _: sampler, clock, interval_s, deadline_s, deliver, changed)
+    first = threading.Event()
+    rest = (clock, interval_s, deadline_s, deliver, changed, first.set)
+    return DeviceLoop(0, lambda _: sampler.device, lambda _: sampler, *rest), first
 
 
 def test_a_hung_call_is_told_while_it_hangs_and_after_it_the_loop_goes_on() -> None:
@@ -160,14 +164,16 @@ def test_a_hung_call_is_told_while_it_hangs_and_after_it_the_loop_goes_on() -> N
         if len(seen) == 3:
             done.set()
 
-    loop = make_loop(sampler, clock, 0.05, 0.1, deliver)
+    loop, first = make_loop(sampler, clock, 0.05, 0.1, deliver)
     loop.start()
     hung = threading.Event()
     while not hung.wait(0.02):
         if loop.is_hung():
             break
     assert loop.latest is None
+    assert not first.is_set()
     assert done.wait(10)
+    assert first.is_set()
     assert not loop.is_hung()
     loop.ask_to_stop()
     assert loop.join(2.0)
@@ -186,8 +192,9 @@ def test_a_fault_of_ours_does_not_end_the_loop() -> None:
 
     sampler.sample = sample  # type: ignore[method-assign]
     done = threading.Event()
-    loop = make_loop(sampler, clock, 0.01, 5.0, lambda _snapshot: done.set())
+    loop, first = make_loop(sampler, clock, 0.01, 5.0, lambda _snapshot: done.set())
     loop.start()
+    assert first.wait(10)
     assert done.wait(10)
     loop.ask_to_stop()
     assert loop.join(2.0)

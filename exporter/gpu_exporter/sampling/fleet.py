@@ -1,4 +1,4 @@
-"""The GPUs of this node: opens the driver, runs one loop for each, and knows which should be there.
+"""The GPUs of this node: keeps the driver open, and runs one loop for each GPU and one for their events.
 
 Everything here outlives faults: no driver yet, a GPU that is lost or hangs, one that left the list, one that was given
 to a virtual machine, the driver released on request, the driver replaced under us.
@@ -11,23 +11,20 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-from gpu_exporter.app.wiring import activity_rules, persistence_warning
 from gpu_exporter.clock import Clock
 from gpu_exporter.collectors import Collector, Totals
 from gpu_exporter.collectors.xid import XID
-from gpu_exporter.defaults import Settings
-from gpu_exporter.devices.errors import DeviceError, DriverUnavailable
+from gpu_exporter.devices.errors import DeviceError
 from gpu_exporter.devices.protocol import Backend, Device, EventWatch
-from gpu_exporter.inventory.inventory import InventoryKeeper
-from gpu_exporter.inventory.pci import UNBOUND
-from gpu_exporter.model import CollectorOutcome, DeviceSnapshot
-from gpu_exporter.node.place import RELEASED, DriverView, Position, count_expected
-from gpu_exporter.node.state import NodeState
-from gpu_exporter.sampling.events import EventLoop
+from gpu_exporter.model import CollectorOutcome, DeviceIdentity, DeviceSnapshot
+from gpu_exporter.sampling.driver import Driver, DriverState, DriverView, Position
+from gpu_exporter.sampling.events import EventLoop, XidBook
 from gpu_exporter.sampling.loop import DeviceLoop
 from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.sampling.witnesses import ActivityRules
 from gpu_exporter.sampling.worker import Worker
 from gpu_exporter.threads import NoThread, start
 
@@ -39,31 +36,58 @@ STILL_HANGS = "a call from before the driver was released still hangs in it"
 EVENTS_END_S = 0.4  # a little longer than it stays inside one driver call
 
 
+class Book(Protocol):
+    """Where readings go."""
+
+    xids: XidBook
+
+    def on_snapshot(self, snapshot: DeviceSnapshot) -> None:
+        """Book one cycle of one GPU."""
+
+    def touch(self) -> None:
+        """Something that is shown of the GPUs has changed."""
+
+
+class Bus(Protocol):
+    """Which GPUs should be here: the list of those that have answered, and the bus."""
+
+    def look(self) -> None:
+        """Read both again."""
+
+    def look_at_bus(self) -> None:
+        """Read the bus again."""
+
+    def note(self, up: Iterable[DeviceIdentity]) -> None:
+        """These GPUs answer. Raises OSError when the list cannot be kept in its file."""
+
+    def remember(self, uuid: str) -> None:
+        """This GPU answers, also if it was forgotten."""
+
+
 class Fleet:
     """All GPUs. `stop`, `release` and `take` may be called from any thread."""
 
     def __init__(
         self,
-        settings: Settings,
+        driver: Driver,
         backend: Backend,
         clock: Clock,
-        node: NodeState,
+        book: Book,
+        bus: Bus,
         enabled: Sequence[Collector],
-        inventory: InventoryKeeper,
-        driver_period_max_s: float = 1.0,
+        rules: ActivityRules,
+        deadline_s: float,
     ) -> None:
-        self.changed = threading.Event()  # the driver was replaced: only a new process can go on
-        self.asked = threading.Event()  # the driver was asked for the first time, well or not
-        self._settings = settings
+        """`deadline_s`: how long one cycle over a GPU may take before its values are withheld."""
+        self.progress = threading.Event()  # the driver was asked, or a GPU was read, for the first time
+        self._driver = driver
         self._backend = backend
         self._clock = clock
-        self._node = node
+        self._book = book
+        self._bus = bus
         self._enabled = enabled
-        self._inventory = inventory
-        self._rules = activity_rules(settings, driver_period_max_s)
-        self._error = "the driver has not been asked yet"
-        self._absent = False  # that is because there is none
-        self._asking_since: float | None = None
+        self._rules = rules
+        self._deadline_s = deadline_s
         self._loops: dict[int, DeviceLoop] = {}
         self._stuck: list[Worker] = []  # asked to stop, but inside a driver call: while one is, the driver stays open
         self._stuck_at: dict[int, DeviceLoop] = {}
@@ -77,9 +101,6 @@ class Fleet:
         self._lock = threading.RLock()  # over opening, closing, starting and stopping; never while sampling
         self._stop = threading.Event()
         self._wake = threading.Event()
-        self._released = False
-        self._open = False
-        self._worked = False
         self._settled = False
 
     def start(self) -> None:
@@ -89,12 +110,13 @@ class Fleet:
         """End every loop and close the driver; false when a call hangs, so that it could not be closed."""
         self._stop.set()
         self._wake.set()
+        self.progress.set()
         return self._close(timeout_s)
 
     def release(self) -> bool:
         """Close the driver until `take`, so that it can be unloaded or MIG be switched; false when a call hangs."""
         begin = time.monotonic()
-        self._released = True
+        self._driver.release()
         clean = self._close(RELEASE_S)
         if clean:
             log.info("the driver was released within %.1f s", time.monotonic() - begin)
@@ -104,13 +126,11 @@ class Fleet:
 
     def take(self) -> None:
         """Open the driver again after `release`."""
-        if self._released:
-            log.info("the driver is taken again")
-        self._released = False
+        self._driver.take()
         self._wake.set()
 
     def _close(self, timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s  # of the machine's clock, as threads end in its time
         if not self._lock.acquire(timeout=timeout_s):
             return False  # the driver hangs while it is asked; who asks it ends everything afterwards
         try:
@@ -131,15 +151,11 @@ class Fleet:
                 self._counts.update(dict(loop.sampler.error_counts))
             if loop in self._stuck:
                 self._stuck_at[position] = loop
-        if self._released:
-            self._error = RELEASED
-            self._node.touch()
+        self._book.touch()
         self._drop_ended()
         if self._stuck:
             return False
-        if self._open:
-            self._open = False
-            self._backend.close()
+        self._driver.close()
         return True
 
     def _drop_ended(self) -> None:
@@ -148,87 +164,54 @@ class Fleet:
         self._stuck_at = {position: loop for position, loop in self._stuck_at.items() if loop in self._stuck}
 
     def _watch_over(self) -> None:
-        while not self._stop.is_set() and not self.changed.is_set():
+        while not self._stop.is_set() and not self._driver.replaced.is_set():
             try:
                 self._look()
             except NoThread as exc:
-                if str(exc) not in self._warned:
-                    log.warning("a GPU or its events are not watched: %s", exc)
-                self._warned.add(str(exc))
+                self._warn_once(f"a GPU or its events are not watched: {exc}")
             except Exception:  # a fault of ours must not end the watch over the others
                 log.exception("looking after the driver failed")
-            self.asked.set()
+            self._driver.asked.set()
+            self.progress.set()
             # The first GPUs are found within milliseconds: look at them soon, then now and then.
-            settled = self._released or bool(self._error) or (self._settled and self.first_cycles_done())
+            is_open = self._driver.state is DriverState.OPEN
+            settled = not is_open or (self._settled and self.first_cycles_done())
             self._clock.wait(self._wake, CHECK_S if settled else SOON_S)
             self._wake.clear()
             self._settled = self.first_cycles_done()
 
     def _look(self) -> None:
         """Open the driver when it is not, start loops for GPUs that are new, compare with what should be there."""
-        self._inventory.look()
+        self._bus.look()
         self._bus_seen = self._clock.monotonic()
         with self._lock:
-            if self._released:
+            count = None if self._stop.is_set() else self._driver.ask()
+            if self._driver.is_released or self._stop.is_set():  # it may have been asked for in the meantime
                 self._end_all(time.monotonic() + RELEASE_S)
-            elif not self._stop.is_set():
-                self._ask_driver()
-            if not self._released and not self._stop.is_set():
+            else:
+                if count is not None:
+                    self._start_loops(count)
                 self._note_answering()
                 self._listen()
-        self._node.touch()
+        self._book.touch()
 
-    def _ask_driver(self) -> None:
-        self._asking_since = self._clock.monotonic()
-        try:
-            self._open = True
-            self._backend.open()
-            count = self._backend.count()
-        except Exception as exc:  # whatever it is: the process stays up, says so, and asks again
-            self._note_error(exc)
-            return
-        finally:
-            self._asking_since = None
-        if self._released or self._stop.is_set():  # asked for while the driver was being asked
-            self._end_all(time.monotonic() + RELEASE_S)
-            return
-        self._error = ""
+    def _start_loops(self, count: int) -> None:
         self._drop_ended()
         for position in range(count):
             if position not in self._loops and position not in self._stuck_at:
                 self._start_loop(position)
-        self._worked = self._worked or count > 0
-
-    def _note_error(self, exc: Exception) -> None:
-        known = isinstance(exc, (DriverUnavailable, DeviceError))
-        reason = str(exc) if known else f"unforeseen {type(exc).__name__}: {exc}"
-        if isinstance(exc, DriverUnavailable) and exc.changed and self._worked:
-            self._on_driver_changed(reason)
-        elif reason != self._error:
-            self._absent = isinstance(exc, DriverUnavailable) and exc.absent
-            if self._absent and not self._expects_gpus():
-                log.info("no GPU is expected to answer here: %s", reason)
-            else:
-                log.warning("no GPU data: %s", reason, exc_info=not known)
-        self._error = reason
-
-    def _on_driver_changed(self, reason: str) -> None:
-        if not self.changed.is_set():
-            self._error = f"the driver was replaced while this process used it: {reason}"
-            log.error("%s", self._error)
-            self.changed.set()
 
     def _start_loop(self, position: int) -> None:
-        sampling = self._settings.sampling
         loop = DeviceLoop(
             position,
             self._backend.find,
             self._make_sampler,
             self._clock,
-            sampling.interval,
-            sampling.deadline,
+            self._rules.interval_s,
+            self._deadline_s,
             self._deliver,
-            self._on_driver_changed,
+            self._driver.note_replaced,
+            self.progress.set,
         )
         loop.start()
         self._loops[position] = loop
@@ -247,11 +230,11 @@ class Fleet:
     def _deliver(self, snapshot: DeviceSnapshot) -> None:
         """One that stopped answering because it was given away is not lost: the bus is asked before it is shown."""
         if snapshot.up:
-            self._inventory.remember(snapshot.identity.uuid)
+            self._bus.remember(snapshot.identity.uuid)
         elif self._clock.monotonic() - self._bus_seen > 1.0:
             self._bus_seen = self._clock.monotonic()
-            self._inventory.look_at_bus()
-        self._node.on_snapshot(snapshot)
+            self._bus.look_at_bus()
+        self._book.on_snapshot(snapshot)
 
     def _devices(self) -> list[tuple[Device, int]]:
         """The devices that answer, and how often each was found again."""
@@ -279,7 +262,7 @@ class Fleet:
         self._drop_ended()
         if any(isinstance(worker, EventLoop) for worker in self._stuck):
             return  # it hangs in the driver, and so would another
-        events = EventLoop(self._open_watch, self._node.xids, self._clock, self._node.touch)
+        events = EventLoop(self._open_watch, self._book.xids, self._clock, self._book.touch)
         events.start()
         self._events_for = wanted
         self._events = events
@@ -298,7 +281,7 @@ class Fleet:
             return
         latest = [loop.latest for loop in self._loops.values()]
         try:
-            self._inventory.note(snapshot.identity for snapshot in latest if snapshot is not None and snapshot.up)
+            self._bus.note(snapshot.identity for snapshot in latest if snapshot is not None and snapshot.up)
         except OSError as exc:
             self._warn_once(f"the list of expected GPUs is not kept: {exc}")
 
@@ -307,9 +290,8 @@ class Fleet:
         loops = list(self._loops.items())
         positions = {position: _observe(loop) for position, loop in loops}
         positions |= {position: Position(error=STILL_HANGS) for position in list(self._stuck_at)}
-        hangs_at_start = self.is_asking_too_long() and not loops
-        complete = hangs_at_start or (self.asked.is_set() and self.first_cycles_done())
-        return DriverView(positions, self.driver_error(), complete, self._released)
+        complete = self.is_ready() or (self._driver.is_silent and not loops)
+        return DriverView(positions, self.error(), complete, self._driver.is_released)
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -320,38 +302,25 @@ class Fleet:
         """True once each GPU was read, or hangs."""
         return all(loop.attempted or loop.is_hung() for loop in list(self._loops.values()))
 
-    def is_asking_too_long(self) -> bool:
-        """Whether the driver's start, or its list, hangs."""
-        since = self._asking_since
-        return since is not None and self._clock.monotonic() - since > self._settings.sampling.deadline
+    def is_ready(self) -> bool:
+        """True once the driver was asked and each GPU was read, or they hang."""
+        return self._driver.asked.is_set() and self.first_cycles_done()
 
-    def driver_error(self) -> str:
+    def error(self) -> str:
         """Why there is no GPU data, "" while there is."""
-        if self.is_asking_too_long():
-            return "the driver does not answer"
         hung = [loop.is_hung() for loop in list(self._loops.values())]
-        if hung and all(hung):
+        if hung and all(hung) and not self._driver.is_silent:
             return "every GPU's driver call hangs"
-        return self._error
-
-    def _expects_gpus(self) -> bool:
-        inventory = self._inventory.value
-        expected = count_expected(self.observe(), inventory)
-        return expected > 0 or any(driver == UNBOUND for driver, _ in inventory.unmanaged())
-
-    def is_missed(self) -> bool:
-        """As AgentStatus.driver_missed."""
-        return not self.asked.is_set() or bool(self._error and not self._absent and not self._released)
+        return self._driver.error
 
     def outcomes(self) -> tuple[CollectorOutcome, ...]:
         """Of collectors that work outside the device cycles."""
         events = self._events
         return (events.outcome,) if events is not None and events.outcome is not None else ()
 
-    def warnings(self) -> tuple[str, ...]:
-        """What is not wrong, but should be known."""
-        off = sorted(uuid for uuid, on in list(self._persistence.items()) if not on)
-        return (persistence_warning(len(off)),) if off else ()
+    def without_persistence(self) -> int:
+        """How many GPUs have persistence mode off."""
+        return sum(not on for on in list(self._persistence.values()))
 
     def error_counts(self) -> Counter[tuple[str, str]]:
         counts = Counter(self._counts)

@@ -1,0 +1,203 @@
+"""The driver's life, from absent to replaced: one state, one table of transitions, and who opens and closes it.
+
+Whoever asks may hang in a call, so every state can be seen from other threads, and a release that is asked for
+meanwhile is carried out when the call ends.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from gpu_exporter.clock import Clock
+from gpu_exporter.devices.errors import DeviceError, DriverUnavailable
+from gpu_exporter.devices.protocol import Backend
+from gpu_exporter.model import DeviceIdentity, DeviceSnapshot
+
+log = logging.getLogger(__name__)
+RELEASED_TEXT = "the driver was released on request (SIGUSR1); SIGHUP takes it again"
+NOT_ASKED = "the driver has not been asked yet"
+SILENT = "the driver does not answer"
+
+
+class DriverState(enum.Enum):
+    """Where the driver is in its life."""
+
+    ABSENT = "absent"  # not opened yet, or the last try failed: it is tried again
+    OPENING = "opening"  # being opened, or asked for its list again
+    OPEN = "open"
+    RELEASING = "releasing"  # to be closed on request, while somebody may still be inside
+    RELEASED = "released"  # closed on request, until it is taken again
+    REPLACED = "replaced"  # another version was loaded under us: only a new process can go on
+
+
+class DriverEvent(enum.Enum):
+    """What can happen to it."""
+
+    ASK = "it is opened, or asked again"
+    ANSWERED = "it answered"
+    FAILED = "it did not"
+    RELEASE = "it is to be released"
+    CLOSED = "it is closed"
+    TAKE = "it may be opened again"
+    REPLACED = "it was replaced"
+
+
+TRANSITIONS: Mapping[tuple[DriverState, DriverEvent], DriverState] = {
+    (DriverState.ABSENT, DriverEvent.ASK): DriverState.OPENING,
+    (DriverState.OPEN, DriverEvent.ASK): DriverState.OPENING,
+    (DriverState.OPENING, DriverEvent.ANSWERED): DriverState.OPEN,
+    (DriverState.OPENING, DriverEvent.FAILED): DriverState.ABSENT,
+    (DriverState.ABSENT, DriverEvent.RELEASE): DriverState.RELEASING,
+    (DriverState.OPENING, DriverEvent.RELEASE): DriverState.RELEASING,
+    (DriverState.OPEN, DriverEvent.RELEASE): DriverState.RELEASING,
+    (DriverState.RELEASING, DriverEvent.CLOSED): DriverState.RELEASED,
+    (DriverState.RELEASING, DriverEvent.TAKE): DriverState.ABSENT,
+    (DriverState.RELEASED, DriverEvent.TAKE): DriverState.ABSENT,
+    **{(state, DriverEvent.REPLACED): DriverState.REPLACED for state in DriverState},
+}
+
+
+def transition(state: DriverState, event: DriverEvent) -> DriverState:
+    """The state after `event`; what is not in the table changes nothing."""
+    return TRANSITIONS.get((state, event), state)
+
+
+class Position(NamedTuple):
+    """One place in the driver's list. `identity` is None while its GPU has no name, for the reason `error`.
+
+    `hung`: a call is past its deadline. `snapshot` is None before the first reading has ended.
+    """
+
+    identity: DeviceIdentity | None = None
+    snapshot: DeviceSnapshot | None = None
+    hung: bool = False
+    error: str = ""
+
+    @property
+    def answers(self) -> bool:
+        return self.snapshot is not None and self.snapshot.up and not self.hung
+
+
+class DriverView(NamedTuple):
+    """What the driver has shown so far. `error`: why there is no GPU data, "" while there is.
+
+    `complete`: it was asked, and each of its GPUs was read, or hangs; before, no GPU is called missing.
+    """
+
+    positions: Mapping[int, Position]
+    error: str = ""
+    complete: bool = True
+    released: bool = False
+
+
+class Driver:
+    """Opens, lists and closes one backend. `ask` and `close` are called by one thread at a time, the rest by any."""
+
+    def __init__(self, backend: Backend, clock: Clock, deadline_s: float, expects_gpus: Callable[[], bool]) -> None:
+        """`deadline_s`: how long one call may take. `expects_gpus`: whether GPUs should be here, for the log."""
+        self.state = DriverState.ABSENT
+        self.asked = threading.Event()  # for the first time, well or not
+        self.replaced = threading.Event()
+        self._backend = backend
+        self._clock = clock
+        self._deadline_s = deadline_s
+        self._expects_gpus = expects_gpus
+        self._lock = threading.Lock()
+        self._error = NOT_ASKED
+        self._is_absent = False
+        self._asking_since: float | None = None
+        self._touched = False  # opened, or half opened: to be closed
+        self._has_listed = False  # it has shown GPUs since our start
+
+    def ask(self) -> int | None:
+        """Open it, or ask the open one again: how many GPUs it lists; None when it is not open afterwards."""
+        if self._step(DriverEvent.ASK) is not DriverState.OPENING:
+            return None
+        self._asking_since = self._clock.monotonic()
+        try:
+            self._touched = True
+            self._backend.open()
+            count = self._backend.count()
+        except Exception as exc:  # whatever it is: the process stays up, says so, and asks again
+            self._note_failure(exc)
+            return None
+        finally:
+            self._asking_since = None
+        if self._step(DriverEvent.ANSWERED) is not DriverState.OPEN:
+            return None  # to be released, which was asked for meanwhile
+        self._error = ""
+        self._has_listed |= count > 0
+        return count
+
+    def release(self) -> None:
+        """It is to be closed until `take`."""
+        self._step(DriverEvent.RELEASE)
+
+    def take(self) -> None:
+        """It may be opened again."""
+        if self.is_released:
+            log.info("the driver is taken again")
+        self._step(DriverEvent.TAKE)
+
+    def close(self) -> None:
+        """Nobody is inside any more."""
+        if self._touched:
+            self._touched = False
+            self._backend.close()
+        self._step(DriverEvent.CLOSED)
+
+    def note_replaced(self, reason: str) -> None:
+        """Calls say that the library and the loaded driver no longer fit."""
+        if not self.replaced.is_set():
+            self._error = f"the driver was replaced while this process used it: {reason}"
+            log.error("%s", self._error)
+            self._step(DriverEvent.REPLACED)
+            self.replaced.set()
+
+    def _note_failure(self, exc: Exception) -> None:
+        known = isinstance(exc, (DriverUnavailable, DeviceError))
+        reason = str(exc) if known else f"unforeseen {type(exc).__name__}: {exc}"
+        if isinstance(exc, DriverUnavailable) and exc.changed and self._has_listed:
+            self.note_replaced(reason)
+            return
+        self._is_absent = isinstance(exc, DriverUnavailable) and exc.absent
+        if reason != self._error:
+            if self._is_absent and not self._expects_gpus():
+                log.info("no GPU is expected to answer here: %s", reason)
+            else:
+                log.warning("no GPU data: %s", reason, exc_info=not known)
+        self._error = reason
+        self._step(DriverEvent.FAILED)
+
+    def _step(self, event: DriverEvent) -> DriverState:
+        with self._lock:
+            self.state = transition(self.state, event)
+            return self.state
+
+    @property
+    def is_released(self) -> bool:
+        """Whether nobody may ask it, on request."""
+        return self.state in (DriverState.RELEASING, DriverState.RELEASED)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether its start, or its list, hangs."""
+        since = self._asking_since
+        return since is not None and self._clock.monotonic() - since > self._deadline_s
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether it ought to answer and does not: AgentStatus.driver_missed."""
+        failed = bool(self._error) and not self._is_absent and not self.is_released
+        return not self.asked.is_set() or failed
+
+    @property
+    def error(self) -> str:
+        """Why there is no GPU data, "" while there is."""
+        if self.is_silent:
+            return SILENT
+        return RELEASED_TEXT if self.is_released else self._error
