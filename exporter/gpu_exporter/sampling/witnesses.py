@@ -132,10 +132,6 @@ class Witness(Protocol):
         """What it says of this cycle; called once each cycle, in order."""
 
 
-def _judge(value: float | None, floor: float) -> Observation:
-    return ABSENT if value is None else ACTIVE if value > floor else QUIET
-
-
 class Engine:
     """A fixed-function engine by NVML's own call: encoder, decoder, JPEG, optical flow."""
 
@@ -143,7 +139,8 @@ class Engine:
         self.name = name
 
     def observe(self, moment: Moment) -> Observation:
-        return _judge(moment.engines.get(self.name), 0.0)
+        value = moment.engines.get(self.name)
+        return ABSENT if value is None else ACTIVE if value > 0.0 else QUIET
 
 
 class GpmRatio:
@@ -155,7 +152,8 @@ class GpmRatio:
         self._floor = rules.gpm_idle_max_ratio
 
     def observe(self, moment: Moment) -> Observation:
-        return ABSENT if moment.gpm is None else _judge(getattr(moment.gpm, self._ratio), self._floor)
+        value: float | None = getattr(moment.gpm, self._ratio, None)
+        return ABSENT if value is None else ACTIVE if value > self._floor else QUIET
 
 
 class Bus:
@@ -167,15 +165,14 @@ class Bus:
         self._rate = TrafficRate()
 
     def observe(self, moment: Moment) -> Observation:
-        traffic: Traffic | None = getattr(moment, self.name)
-        counted = self._rate.step(traffic, getattr(moment, f"{self.name}_at"))
-        reported: float | None = getattr(moment.gpm, self.name) if moment.gpm is not None else None
-        rates = [rate for rate in (counted, reported) if rate is not None]
-        if rates and max(rates) > self._floor:
+        traffic, at = (moment.pcie, moment.pcie_at) if self.name == "pcie" else (moment.nvlink, moment.nvlink_at)
+        counted = self._rate.step(traffic, at)
+        reported: float | None = getattr(moment.gpm, self.name, None)
+        if (counted or 0.0) > self._floor or (reported or 0.0) > self._floor:
             return ACTIVE
         if traffic is not None and counted is None:
             return UNKNOWN  # a counter that needs a second reading leaves open whether a quiet GPM is right
-        return QUIET if rates else ABSENT
+        return ABSENT if counted is None and reported is None else QUIET
 
 
 class Power:
@@ -191,7 +188,8 @@ class Power:
         power = self._highest(moment)
         if power is None or not moment.power_limit_w:
             return ABSENT
-        return {True: ACTIVE, False: QUIET, None: UNKNOWN}[self._floor.is_active(power, moment.power_limit_w)]
+        is_active = self._floor.is_active(power, moment.power_limit_w)
+        return UNKNOWN if is_active is None else ACTIVE if is_active else QUIET
 
     def _highest(self, moment: Moment) -> float | None:
         """The power now, or the mean since the last cycle where that is higher: work between two reads costs energy,
@@ -220,14 +218,18 @@ class Witnesses:
     """The witnesses of one unit, from cycle to cycle."""
 
     def __init__(self, rules: ActivityRules) -> None:
-        self._all = tuple(make(rules) for make in REGISTRY)
+        self._all = tuple((witness.name, witness.observe) for witness in (make(rules) for make in REGISTRY))
 
     def observe(self, moment: Moment) -> dict[str, Observation]:
         """By name, what each witness says that this unit has."""
-        seen = ((witness.name, witness.observe(moment)) for witness in self._all)
-        return {name: observation for name, observation in seen if observation is not ABSENT}
+        seen: dict[str, Observation] = {}
+        for name, observe in self._all:
+            observation = observe(moment)
+            if observation is not ABSENT:
+                seen[name] = observation
+        return seen
 
 
 def active_names(seen: Mapping[str, Observation]) -> tuple[str, ...]:
     """Those that saw activity."""
-    return tuple(name for name, observation in seen.items() if observation is ACTIVE)
+    return tuple([name for name, observation in seen.items() if observation is ACTIVE])
