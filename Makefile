@@ -87,7 +87,7 @@ rule-mutants: $(VENV)/dev testbed ## which changes of a rule no case notices; an
 gpu-check: $(VENV)/dev ## record what the driver of this machine answers, and how fast (needs a GPU; not a test)
 	$(BIN)/python -m tests.gpu_check
 
-generate: $(VENV)/dev ## defaults.py, docs/metrics.md, alerts/rules, the dashboard, the chart's copies
+generate: $(VENV)/dev ## defaults.py, docs/metrics.md, the picture of the rooms, alerts/rules, the dashboard, the chart's copies
 	$(BIN)/python exporter/generate.py
 	$(BIN)/python alerts/build.py
 	$(BIN)/python alerts/grafana.py

@@ -1,4 +1,4 @@
-"""Writes what is generated from one source: gpu_exporter/defaults.py and docs/metrics.md.
+"""Writes what is generated: gpu_exporter/defaults.py, docs/metrics.md and the picture in docs/architecture.md.
 
 Run by `make generate`; a test compares the files with what this would write. Usage: generate.py [--check]
 """
@@ -149,12 +149,45 @@ def render_reference() -> str:
     return "\n".join(out) + "\n"
 
 
+def read_imports(package: Path) -> dict[str, set[str]]:
+    """By room, a folder of the package, the rooms that it imports while its modules are loaded or later."""
+    rooms = {path.parent.name for path in package.glob("*/__init__.py")}
+    imports: dict[str, set[str]] = {room: set() for room in sorted(rooms)}
+    for room, found in imports.items():
+        for path in (package / room).rglob("*.py"):
+            names = re.findall(r"^\s*(?:from|import) gpu_exporter\.(\w+)", path.read_text("utf-8"), re.M)
+            found.update(name for name in names if name in rooms and name != room)
+    return imports
+
+
+def draw_rooms(imports: dict[str, set[str]]) -> str:
+    """A mermaid picture: an arrow from each room to those that import it, without arrows that others imply."""
+
+    def reach(room: str) -> set[str]:
+        return imports[room].union(*(reach(other) for other in imports[room]))
+
+    lines = ["```mermaid", "flowchart LR"]
+    for room, direct in imports.items():
+        implied = set().union(*(reach(other) for other in direct))
+        lines += [f"  {other} --> {room}" for other in sorted(direct - implied)]
+    return "\n".join([*lines, "```"])
+
+
+def render_architecture(text: str, package: Path) -> str:
+    """The page with its picture drawn again."""
+    before, _, rest = text.partition("<!-- rooms -->\n")
+    after = rest.partition("<!-- /rooms -->")[2]
+    return f"{before}<!-- rooms -->\n{draw_rooms(read_imports(package))}\n<!-- /rooms -->{after}"
+
+
 def outputs() -> dict[Path, str]:
     """Every generated file with its content."""
     package = EXPORTER / "gpu_exporter"
+    page = ROOT / "docs" / "architecture.md"
     return {
         package / "defaults.py": render_defaults((package / "defaults.yaml").read_text("utf-8")),
         ROOT / "docs" / "metrics.md": render_reference(),
+        page: render_architecture(page.read_text("utf-8"), package),
     }
 
 

@@ -144,3 +144,11 @@ def test_the_agent_names_a_metric_where_it_is_defined_and_nowhere_else() -> None
             continue
         words = {node.value for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Constant)}
         assert not words & families, f"{place} names {words & families}"
+
+
+def test_the_picture_leaves_out_arrows_that_others_imply() -> None:
+    sys.path.insert(0, str(PACKAGE.parent))
+    from generate import draw_rooms
+
+    imports: dict[str, set[str]] = {"a": set(), "b": {"a"}, "c": {"a", "b"}, "d": {"a"}}
+    assert draw_rooms(imports).splitlines()[2:-1] == ["  a --> b", "  b --> c", "  a --> d"]
