@@ -70,6 +70,23 @@ def _build_node(
     """The backend and the attribution sources that the flags ask for."""
     if options.scenario is not None and options.replay:
         parser.error("--devices.scenario and --devices.replay exclude each other")
+    backend: Backend
+    simulated: list[Source] = []
+    if options.scenario is not None:
+        from gpu_exporter.app.simulation import build_simulation
+        from gpu_exporter.devices.scenario import ScenarioError, load_scenario
+
+        try:
+            backend, source = build_simulation(load_scenario(options.scenario), clock)
+        except (ScenarioError, OSError) as exc:
+            parser.fail(str(exc))
+        simulated = [source]
+    elif options.replay:
+        backend = _build_replay(parser, options.replay, clock)
+    else:
+        from gpu_exporter.devices.nvml.backend import NvmlBackend
+
+        backend = NvmlBackend()
     sources: list[Source] = []
     if options.static is not None:
         from gpu_exporter.attribution.static import StaticSource
@@ -88,6 +105,7 @@ def _build_node(
                 timeout_s=attribution.timeout,
                 empty_confirm_s=attribution.empty_confirm,
                 resources=options.resources,
+                vendor=backend.vendor,
             )
         except ValueError as exc:
             parser.error(str(exc))
@@ -96,28 +114,17 @@ def _build_node(
         from gpu_exporter.attribution.slurm import SlurmSource
 
         if options.slurm or SlurmSource.is_present():
-            sources.append(SlurmSource(options.slurm_node, attribution.timeout, options.slurm_gres_conf))
-    if options.scenario is not None:
-        from gpu_exporter.app.simulation import build_simulation
-        from gpu_exporter.devices.scenario import ScenarioError, load_scenario
-
-        try:
-            backend, source = build_simulation(load_scenario(options.scenario), clock)
-        except (ScenarioError, OSError) as exc:
-            parser.fail(str(exc))
-        return backend, [*sources, source]
-    if options.replay:
-        return _build_replay(parser, options.replay, clock), sources
-    from gpu_exporter.devices.nvml.backend import NvmlBackend
-
-    return NvmlBackend(), sources
+            sources.append(
+                SlurmSource(options.slurm_node, attribution.timeout, options.slurm_gres_conf, vendor=backend.vendor)
+            )
+    return backend, [*sources, *simulated]
 
 
 def _build_processes(
     parser: Parser, options: argparse.Namespace, backend: Backend, clock: Clock
 ) -> ProcessOwners | None:
     """What looks up whose processes run on the GPUs, None where that is switched off or cannot be known."""
-    if options.process is False or backend.name != "nvml":
+    if options.process is False or not backend.is_live:
         return None  # neither a scenario nor a recording has processes of this host
     from gpu_exporter.attribution.processes import ProcessOwners
 
@@ -192,7 +199,7 @@ def _serve(given: list[str]) -> int:
         from gpu_exporter.app.one_view import take_one_view
 
         socket_path = None
-        if state_directory is not None and backend.name == "nvml":
+        if state_directory is not None and backend.is_live:
             socket_path = state_directory / "gpu-exporter.sock"
         try:
             code = run_once(
@@ -204,7 +211,7 @@ def _serve(given: list[str]) -> int:
                     _enabled(options),
                     options.timeout,
                     state_directory,
-                    options.sysfs if backend.name == "nvml" else None,
+                    options.sysfs if backend.is_live else None,
                     processes,
                 ),
                 options.format,
@@ -262,7 +269,7 @@ def _run_daemon(
     log.info("settings: %s", describe_settings(settings))
     try:
         state = open_state(state_directory, settings, read_boot_id())
-        sysfs = options.sysfs if backend.name == "nvml" else None
+        sysfs = options.sysfs if backend.is_live else None
         publish_interval_s = options.textfile_interval if options.textfile is not None else 0.0
         agent = Agent(
             settings,

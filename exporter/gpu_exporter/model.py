@@ -7,30 +7,16 @@ Unix seconds and times called `monotonic` are seconds of CLOCK_MONOTONIC.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-# Kubernetes resources whose devices are GPUs or parts of them: nvidia.com/gpu, gpu.shared, mig-1g.10gb. Network cards
-# (hostdev, rdma_shared_device_a) are not, nor is HAMi's gpumem, which counts megabytes.
-GPU_RESOURCE = re.compile(r"nvidia\.com/(gpu(\..+)?|mig-.+)")
 # Boards that MIG divides by four: at most 4 instances of 6 of 24 GB, or 24 of 96 GB
 # (docs.nvidia.com/datacenter/tesla/mig-user-guide, "Supported GPUs"). RTX A3000 is another product, and has no MIG.
 FOUR_SLICES = re.compile(r"\b(A30|RTX PRO 6000 Blackwell)\b")
 MetricType: TypeAlias = Literal["counter", "gauge"]
 Scheduler: TypeAlias = Literal["kubernetes", "slurm"]
 XID_CLASSES = ("application", "hardware", "information")
-
-
-def compile_resources(patterns: Sequence[str]) -> tuple[re.Pattern[str], ...]:
-    """NVIDIA's resources and a site's own, each of whose names is given as a regular expression. Raises ValueError."""
-    further = []
-    for pattern in patterns:
-        try:
-            further.append(re.compile(pattern))
-        except re.error as exc:
-            raise ValueError(f"--attribution.resource: not a regular expression: {pattern!r}: {exc}") from exc
-    return GPU_RESOURCE, *further
 
 
 class UnitId(NamedTuple):

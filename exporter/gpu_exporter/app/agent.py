@@ -83,7 +83,7 @@ class Agent:
         self._sample_interval_s = max(settings.sampling.interval, publish_interval_s)
         self.node = NodeState(settings, clock, state)
         directory = state.path.parent if state is not None else None
-        self._inventory = InventoryKeeper(ExpectedDevices(directory, read_boot_id()), sysfs)
+        self._inventory = InventoryKeeper(ExpectedDevices(directory, read_boot_id()), sysfs, backend.vendor)
         self.driver = Driver(backend, clock, settings.sampling.deadline, self._expects_gpus)
         self.fleet = Fleet(
             self.driver,

@@ -20,6 +20,7 @@ from gpu_exporter.devices.protocol import Backend
 from gpu_exporter.model import AgentStatus, DeviceIdentity, DeviceSnapshot, View
 from gpu_exporter.sampling.sampler import DeviceSampler
 from gpu_exporter.threads import start
+from gpu_exporter.vendor import Vendor
 from gpu_exporter.version import VERSION
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def _status_without_driver(
     reason: DriverUnavailable, settings: Settings, backend: Backend, state_directory: Path | None, sysfs: Path | None
 ) -> AgentStatus:
     """What is known of this node while the driver does not answer: which GPUs should be here."""
-    inventory = _read_inventory(state_directory, sysfs)
+    inventory = _read_inventory(backend.vendor, state_directory, sysfs)
     return AgentStatus(
         version=VERSION,
         backend=backend.name,
@@ -87,13 +88,13 @@ def _status_without_driver(
     )
 
 
-def _read_inventory(state_directory: Path | None, sysfs: Path | None) -> Inventory:
+def _read_inventory(vendor: Vendor, state_directory: Path | None, sysfs: Path | None) -> Inventory:
     """Which GPUs should be here."""
     from gpu_exporter.inventory.expected import ExpectedDevices
     from gpu_exporter.inventory.inventory import InventoryKeeper
     from gpu_exporter.ledger.state import read_boot_id
 
-    keeper = InventoryKeeper(ExpectedDevices(state_directory, read_boot_id()), sysfs)
+    keeper = InventoryKeeper(ExpectedDevices(state_directory, read_boot_id()), sysfs, vendor)
     keeper.look()
     return keeper.value
 
@@ -136,7 +137,7 @@ def take_one_view(
     poller = Poller(sources, clock, settings.attribution.keep_last, identity)
     asking = threading.Thread(target=poller.poll, name="attribution", daemon=True)
     start(asking)
-    inventory = _read_inventory(state_directory, sysfs)
+    inventory = _read_inventory(backend.vendor, state_directory, sysfs)
     ended = [reader.join(deadline) for reader in readers]
     driver = DriverView(
         {

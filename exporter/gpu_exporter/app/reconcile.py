@@ -11,7 +11,6 @@ from pathlib import Path
 from gpu_exporter.app.serve import repeat_aside, stop_on_signal
 from gpu_exporter.defaults import Policy
 from gpu_exporter.exits import Exit
-from gpu_exporter.model import compile_resources
 from gpu_exporter.reconciler.cycle import Cycle, guard
 from gpu_exporter.reconciler.demand import SlurmDemand
 from gpu_exporter.reconciler.direct import ExporterSource
@@ -26,6 +25,7 @@ from gpu_exporter.reconciler.promql import PromQLSource
 from gpu_exporter.reconciler.report import decisions_json, explain, render_decisions
 from gpu_exporter.reconciler.site import ReconcilerSite
 from gpu_exporter.reconciler.telemetry import Telemetry
+from gpu_exporter.vendor import NVIDIA
 from gpu_exporter.web.server import HttpServer
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def find_makers(
     `resources`: regular expressions of further resources of pods whose devices are GPUs. Raises ValueError when a
     marker that was asked for cannot be had, or for a wrong regular expression.
     """
-    known = compile_resources(resources)
+    known = NVIDIA.resources(resources)
     makers: dict[str, Callable[[], Marker]] = {}
     if kubernetes is not False:
         try:

@@ -20,13 +20,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from gpu_exporter.attribution.hostlist import parse_names
+from gpu_exporter.vendor import NVIDIA, Vendor
 
 MAX_INCLUDES = 16
 _COMMENT = re.compile(r"(?<!\\)#.*")
 _PAIR = re.compile(r"\s*([A-Za-z0-9_.]+)\s*=\s*(?:\"([^\"]*)\"|(\S+))(?=\s|$)")
 _INCLUDE = re.compile(r"\s*include\s+(\S+)\s*", re.IGNORECASE)
-_MINOR = re.compile(r"nvidia(\d+)$")
-NVML = ("nvml",)
 OFF = ("", "off")
 # As the parser of slurmd has them, with its aliases.
 KEYS = frozenset(
@@ -124,7 +123,9 @@ def _parse_pairs(line: str, place: str) -> dict[str, str]:
     return options
 
 
-def order_of(lines: Iterable[GresLine], node: str, configured: Sequence[tuple[str, int]]) -> GpuOrder:
+def order_of(
+    lines: Iterable[GresLine], node: str, configured: Sequence[tuple[str, int]], vendor: Vendor = NVIDIA
+) -> GpuOrder:
     """The order of the GPUs of `node`, whose record says that it has `configured`: (type, count), types in order.
 
     Raises GresConfError for a list or count that is not understood.
@@ -137,17 +138,17 @@ def order_of(lines: Iterable[GresLine], node: str, configured: Sequence[tuple[st
         if line.options.get("name", "gpu").lower() == "gpu" and (unknown := sorted(line.options.keys() - KEYS)):
             raise GresConfError(f"{line.place}: unknown key {unknown[0][:40]!r}")
         if line.options.get("name", "").lower() == "gpu":
-            found = _files(line)
+            found = _files(line, vendor)
             fileless = fileless or ("" if found else line.place)
             entries += [_Entry(line.options.get("type", "").lower(), minor, line.place) for minor in found]
-    if detect in NVML:
+    if detect in vendor.autodetect:
         return _nvml_order(entries, fileless, configured)
     if detect not in OFF:
-        return _unknown(f"AutoDetect={detect} does not list GPUs in an order that NVML confirms")
+        return _unknown(f"AutoDetect={detect} does not list GPUs in an order that the driver confirms")
     if fileless:
-        return _unknown(f"{fileless}: Name=gpu without File= names no device; add File=/dev/nvidiaN")
+        return _unknown(f"{fileless}: Name=gpu without File= names no device; add File={vendor.device_file_name}")
     if not entries:
-        return _unknown(f"no line names a GPU of node {node}; add Name=gpu File=/dev/nvidiaN")
+        return _unknown(f"no line names a GPU of node {node}; add Name=gpu File={vendor.device_file_name}")
     return _file_order(entries, configured)
 
 
@@ -211,7 +212,7 @@ def _autodetect(lines: list[GresLine]) -> str:
     return own or general
 
 
-def _files(line: GresLine) -> list[str]:
+def _files(line: GresLine, vendor: Vendor) -> list[str]:
     """Minor numbers of the line's GPUs, "" for an entry that is a part of one."""
     try:
         files = parse_names(line.options.get("file", line.options.get("files", "")))
@@ -224,7 +225,9 @@ def _files(line: GresLine) -> list[str]:
     count = line.options.get("count", "")
     if files and count and count != str(len(files)):
         raise GresConfError(f"{line.place}: Count={count[:20]}, but File= names {len(files)} devices")
-    minors = [(match[1] if (match := _MINOR.search(file)) else None) for file in files]
+    minors = [(match[1] if (match := vendor.device_file.fullmatch(file)) else None) for file in files]
     if None in minors:
-        raise GresConfError(f"{line.place}: {files[minors.index(None)][:80]!r} is not a device /dev/nvidiaN")
+        raise GresConfError(
+            f"{line.place}: {files[minors.index(None)][:80]!r} is not a device {vendor.device_file_name}"
+        )
     return [str(int(minor)) for minor in minors if minor is not None]

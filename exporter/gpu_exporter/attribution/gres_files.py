@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from gpu_exporter.attribution.gres_conf import GpuOrder, GresConfError, order_of, parse_gres_conf
 from gpu_exporter.attribution.slurm_words import NodeRecord, SlurmConfig
+from gpu_exporter.vendor import NVIDIA, Vendor
 
 FETCHED = Path("/run/slurm/conf")  # where slurmd keeps the configuration that it has fetched, for commands
 SLACK_S = 1.0  # SlurmdStartTime is a whole second; slurmd started within it, and not at the next one
@@ -33,12 +34,12 @@ def list_places(config: SlurmConfig, node: str, named: Path | None) -> list[Plac
     return [Place(directory / name, directory in copies) for directory in dict.fromkeys(directories)]
 
 
-def read_order(places: Sequence[Place], node: str, record: NodeRecord) -> GpuOrder:
+def read_order(places: Sequence[Place], node: str, record: NodeRecord, vendor: Vendor = NVIDIA) -> GpuOrder:
     """What IDX means on this node. Several files that are there must agree: which one slurmd read is not known."""
     orders: dict[GpuOrder, Path] = {}
     for path, fetched in places:
         try:
-            order, newest, file = _read_one(path, node, record)
+            order, newest, file = _read_one(path, node, record, vendor)
         except FileNotFoundError:
             continue
         except GresConfError as exc:
@@ -59,14 +60,14 @@ def read_order(places: Sequence[Place], node: str, record: NodeRecord) -> GpuOrd
     return order._replace(problem=problem)
 
 
-def _read_one(path: Path, node: str, record: NodeRecord) -> tuple[GpuOrder, float, Path]:
+def _read_one(path: Path, node: str, record: NodeRecord, vendor: Vendor) -> tuple[GpuOrder, float, Path]:
     """The order that one file gives, and the last change of it or of a file that it includes.
 
     Raises OSError, UnicodeDecodeError, GresConfError.
     """
     dates: list[tuple[float, Path]] = []
     lines = parse_gres_conf(_read_text(path, dates), str(path), lambda name: _read_text(path.parent / name, dates))
-    return order_of(lines, node, record.configured), *max(dates)
+    return order_of(lines, node, record.configured, vendor), *max(dates)
 
 
 def _changed_after_start(newest: float, path: Path, record: NodeRecord) -> str:

@@ -23,14 +23,10 @@ from gpu_exporter.attribution.podresources import ALLOCATABLE, LIST, ContainerDe
 from gpu_exporter.attribution.protobuf import ProtobufError, read_fields
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import Clock
-from gpu_exporter.model import Claim, Holder, HolderKey, compile_resources
+from gpu_exporter.model import Claim, Holder, HolderKey
+from gpu_exporter.vendor import NVIDIA, Vendor
 
-# GPU-<uuid>, MIG-<uuid>, MIG-GPU-<uuid>/gi/ci (drivers before R470), each with "::N" when it is a replica
-UUID_ID = re.compile(r"(GPU|MIG)-[0-9A-Za-z-]+(/\d+/\d+)?(::\d+)?")
-GKE_ID = re.compile(r"nvidia(\d+)(?:/(vgpu\d+))?")  # with vgpu it is one of several shares
 LOG = re.compile(r"(\d+)\.log")
-# Drivers of dynamic resource allocation that hand out GPUs; compute-domain.nvidia.com hands out channels between them.
-DRA_GPU = re.compile(r"gpu\.nvidia\.com|k8s\.gpu\.nvidia\.com.*|nvidia\.com/gpu.*")
 MAX_STARTS = 4096
 
 
@@ -47,9 +43,11 @@ class KubeletSource:
         timeout_s: float = 5.0,
         empty_confirm_s: float = 5.0,
         resources: Sequence[str] = (),
+        vendor: Vendor = NVIDIA,
     ) -> None:
         """`resources`: regular expressions of further resources whose devices are GPUs. Raises ValueError."""
-        self._resources = compile_resources(resources)
+        self._vendor = vendor
+        self._resources = vendor.resources(resources)
         self._starts: dict[tuple[str, str], tuple[int, float]] = {}  # by (UID, container): number and time of its start
         self._clock = clock
         self._socket = socket
@@ -67,7 +65,7 @@ class KubeletSource:
         entries = [gpus for entry in listed if (gpus := self._gpus_of(entry)) is not None]
         pods = {(entry.namespace, entry.pod) for entry in entries}
         # Sorted, since the kubelet's order varies and the problem names the first.
-        claimed = sorted(entry for entry in listed if entry.claimed and _is_dra_gpu(entry))
+        claimed = sorted(entry for entry in listed if entry.claimed and self._is_claimed_gpu(entry))
         gone = self._held - pods
         self._check_missing(pods)
         for name in gone:  # one that comes back under its name is another pod, though its directory is still there
@@ -91,7 +89,7 @@ class KubeletSource:
             holder = self._holder(entry, uid, counts)
             working, why = self._read_start(entry, uid, starts)
             for device_id in entry.device_ids:
-                claim = _claim(device_id, holder)
+                claim = self._claim(device_id, holder)
                 if claim is None:
                     odd.add(f"device id {device_id[:80]!r} of {holder.label} is not understood")
                     continue
@@ -107,13 +105,13 @@ class KubeletSource:
         """The entry with its GPUs alone, None when it has none.
 
         Numbers and other names are GPUs only of a GPU resource: network cards and other devices have numbers too. What
-        looks like NVIDIA's UUID is a GPU whatever its resource is called.
+        looks like an id of the driver is a GPU whatever its resource is called.
         """
         if entry.claimed:
             return None
         if any(resource.fullmatch(entry.resource) for resource in self._resources):
             return entry
-        ids = tuple(device_id for device_id in entry.device_ids if UUID_ID.fullmatch(device_id))
+        ids = tuple(device_id for device_id in entry.device_ids if self._vendor.device_id.fullmatch(device_id))
         return entry._replace(device_ids=ids) if ids else None
 
     def _read_start(
@@ -217,20 +215,17 @@ class KubeletSource:
             units=counts[entry.namespace, entry.pod],
         )
 
+    def _is_claimed_gpu(self, entry: ContainerDevices) -> bool:
+        """Whether the claim is on GPUs, by its driver, else by the names of its CDI devices."""
+        names = [entry.resource] if entry.resource else [name.partition("=")[0] for name in entry.device_ids]
+        return any(self._vendor.claim_driver.fullmatch(name) for name in names)
 
-def _is_dra_gpu(entry: ContainerDevices) -> bool:
-    """Whether the claim is on GPUs, by its driver, else by the names of its CDI devices."""
-    if entry.resource:
-        return DRA_GPU.fullmatch(entry.resource) is not None
-    return any(DRA_GPU.fullmatch(name.partition("=")[0]) for name in entry.device_ids)
-
-
-def _claim(device_id: str, holder: Holder) -> Claim | None:
-    """The claim that a device id makes, None when it is not understood."""
-    if UUID_ID.fullmatch(device_id):
-        return Claim("uuid", device_id, holder)
-    if match := GKE_ID.fullmatch(device_id):
-        return Claim("minor", match[1] + (f"::{match[2]}" if match[2] else ""), holder, number=device_id)
-    if device_id.isascii() and device_id.isdigit() and len(device_id) <= 4:  # --device-id-strategy=index
-        return Claim("index", device_id, holder, number=device_id)
-    return None
+    def _claim(self, device_id: str, holder: Holder) -> Claim | None:
+        """The claim that a device id makes, None when it is not understood."""
+        if self._vendor.device_id.fullmatch(device_id):
+            return Claim("uuid", device_id, holder)
+        if match := self._vendor.numbered_id.fullmatch(device_id):
+            return Claim("minor", match[1] + (f"::{match[2]}" if match[2] else ""), holder, number=device_id)
+        if device_id.isascii() and device_id.isdigit() and len(device_id) <= 4:  # --device-id-strategy=index
+            return Claim("index", device_id, holder, number=device_id)
+        return None

@@ -38,6 +38,7 @@ from gpu_exporter.attribution.slurm_words import (
 )
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.model import Claim, Holder, HolderKey
+from gpu_exporter.vendor import NVIDIA, Vendor
 
 log = logging.getLogger(__name__)
 # A job that is COMPLETING has given its GPUs back, while its epilog still runs (seen on 22.05.8).
@@ -72,7 +73,9 @@ class SlurmSource:
         gres_conf: Path | None = None,
         run: Run = slurm_commands.run,
         monotonic: Callable[[], float] = time.monotonic,
+        vendor: Vendor = NVIDIA,
     ) -> None:
+        self._vendor = vendor
         self._node = node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
         self._timeout_s = timeout_s
         self._gres_conf = gres_conf
@@ -199,7 +202,7 @@ class SlurmSource:
                 problems.append(f"{self._why_hidden(f'{-surplus} GPUs', config)}, so no GPU is called free")
         order = GpuOrder("unknown")
         if used:
-            order = read_order(list_places(config, self._node, self._gres_conf), self._node, node)
+            order = read_order(list_places(config, self._node, self._gres_conf), self._node, node, self._vendor)
         if order.kind == "unknown" and used:
             problems.append(f"GPUs in use cannot be resolved: {order.problem}")
         claims: list[Claim] = []

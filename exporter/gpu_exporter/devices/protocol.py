@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 from gpu_exporter.devices.errors import DeviceError, NotSupported
 from gpu_exporter.model import DeviceIdentity, GpuProcess
+from gpu_exporter.vendor import Vendor
 
 ENGINES = ("encoder", "decoder", "jpeg", "ofa")  # the fixed-function engines that have a utilization of their own
 
@@ -339,9 +340,14 @@ class EventWatch(Protocol):
 
 
 class Backend(Protocol):
-    """A source of devices. `name` is shown to people."""
+    """A source of devices. `name` is shown to people; `vendor` made them.
+
+    `is_live`: they are GPUs of this machine, so its bus and its processes are theirs.
+    """
 
     name: str
+    vendor: Vendor
+    is_live: bool
 
     def open(self) -> None:
         """Make the driver ready. Raises DriverUnavailable; may be called again later."""

@@ -28,6 +28,7 @@ from gpu_exporter.devices.protocol import (
 )
 from gpu_exporter.files import read_gzip
 from gpu_exporter.model import DeviceIdentity
+from gpu_exporter.vendor import NVIDIA
 
 MERGE_S = 0.5  # rows of equal utilization become one sample, up to this length
 LOG_MAX = 256 * 2**20  # bytes of text: a row a second for two weeks
@@ -199,6 +200,8 @@ class ReplayBackend:
     """Recordings as the GPUs of one node, in the order given."""
 
     name = "replay"
+    vendor = NVIDIA
+    is_live = False
 
     def __init__(self, paths: Sequence[Path], clock: Clock) -> None:
         self._paths = paths

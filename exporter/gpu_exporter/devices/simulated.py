@@ -29,6 +29,7 @@ from gpu_exporter.devices.protocol import (
 )
 from gpu_exporter.devices.scenario import Scenario, ScenarioGpu, ScenarioInstance
 from gpu_exporter.model import DeviceIdentity, UnitId
+from gpu_exporter.vendor import NVIDIA
 
 DRIVER_VERSION = "580.00.00"
 RESERVED = 512 * 1024**2
@@ -369,6 +370,8 @@ class SimulatedBackend:
     """All GPUs of a scenario."""
 
     name = "simulated"
+    vendor = NVIDIA
+    is_live = False
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpu_exporter.inventory.expected import ExpectedDevice, ExpectedDevices
-from gpu_exporter.inventory.pci import MANAGED, UNBOUND, PciFunction, list_functions
+from gpu_exporter.inventory.pci import UNBOUND, PciFunction, list_functions
 from gpu_exporter.model import DeviceIdentity, normalize_pci
+from gpu_exporter.vendor import NVIDIA, Vendor
 
 FELL_OFF = "seen here before, but no longer in the driver's list"
 
@@ -24,25 +25,29 @@ class Missing(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """`forgotten`: UUIDs that an administrator took out while their GPUs did not answer."""
+    """`forgotten`: UUIDs that an administrator took out while their GPUs did not answer.
+
+    `managed`: the kernel driver that has those GPUs of `functions` that are ours to read.
+    """
 
     devices: tuple[ExpectedDevice, ...] = ()
     functions: tuple[PciFunction, ...] = ()
     forgotten: frozenset[str] = frozenset()
+    managed: str = NVIDIA.kernel_driver
 
     def given_away(self, address: str) -> str:
         """Why the GPU at this address is not ours to read, "" when it is.
 
-        Without any driver is on purpose only while NVIDIA's has the others: else the driver itself is what is missing.
+        Without any driver is on purpose only while ours has the others: else the driver itself is what is missing.
         """
         wanted = normalize_pci(address)
-        driver = next((function.driver for function in self.functions if function.address == wanted), MANAGED)
-        if driver == MANAGED or (driver == UNBOUND and not self._bound()):
+        driver = next((function.driver for function in self.functions if function.address == wanted), self.managed)
+        if driver == self.managed or (driver == UNBOUND and not self._bound()):
             return ""
         return "bound to no kernel driver" if driver == UNBOUND else f"bound to kernel driver {driver}"
 
     def _bound(self) -> set[str]:
-        return {function.address for function in self.functions if function.driver == MANAGED}
+        return {function.address for function in self.functions if function.driver == self.managed}
 
     def missing(self, found: Collection[str], errors: dict[int, str], driver_error: str) -> list[Missing]:
         """Expected GPUs that are not among the UUIDs `found`. `errors`: by place in the driver's list, what its GPU
@@ -68,16 +73,17 @@ class Inventory(NamedTuple):
 
     def unmanaged(self) -> tuple[tuple[str, int], ...]:
         """How many GPUs other kernel drivers have."""
-        others = Counter(function.driver for function in self.functions if function.driver != MANAGED)
+        others = Counter(function.driver for function in self.functions if function.driver != self.managed)
         return tuple(sorted(others.items()))
 
 
 class InventoryKeeper:
     """Reads the list and the bus, and publishes `value`, which any thread may read. Safe to call from every thread."""
 
-    def __init__(self, expected: ExpectedDevices, sysfs: Path | None) -> None:
+    def __init__(self, expected: ExpectedDevices, sysfs: Path | None, vendor: Vendor = NVIDIA) -> None:
         """`sysfs`: where to look for the bus, None for a backend that has none."""
-        self.value = Inventory()
+        self.value = Inventory(managed=vendor.kernel_driver)
+        self._vendor = vendor
         self._expected = expected
         self._sysfs = sysfs
         self._lock = threading.Lock()
@@ -112,13 +118,13 @@ class InventoryKeeper:
                 self._publish(forgotten=self.value.forgotten - {uuid})
 
     def _list_functions(self) -> tuple[PciFunction, ...]:
-        return tuple(list_functions(self._sysfs) or ()) if self._sysfs is not None else ()
+        return tuple(list_functions(self._sysfs, self._vendor) or ()) if self._sysfs is not None else ()
 
     def _publish(
         self, *, functions: tuple[PciFunction, ...] | None = None, forgotten: frozenset[str] | None = None
     ) -> None:
-        self.value = Inventory(
-            tuple(self._expected.devices.values()),
-            self.value.functions if functions is None else functions,
-            self.value.forgotten if forgotten is None else forgotten,
+        self.value = self.value._replace(
+            devices=tuple(self._expected.devices.values()),
+            functions=self.value.functions if functions is None else functions,
+            forgotten=self.value.forgotten if forgotten is None else forgotten,
         )

@@ -1,7 +1,7 @@
-"""NVIDIA's PCI functions as the kernel lists them: what should be there, and who has it.
+"""A vendor's PCI functions as the kernel lists them: what should be there, and who has it.
 
-A GPU that fell off the bus is missing from NVML or answers GPU_IS_LOST; one that an administrator gave to a virtual
-machine (vfio-pci) or unbound is neither lost nor ours. Only the kernel knows which of the two it is. Reads
+A GPU that fell off the bus is missing from the driver's list or answers that it is lost; one that an administrator gave
+to a virtual machine (vfio-pci) or unbound is neither lost nor ours. Only the kernel knows which of the two it is. Reads
 /sys/bus/pci/devices/*/{vendor,class,driver}; needs no privilege and no driver.
 """
 
@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpu_exporter.model import normalize_pci
+from gpu_exporter.vendor import NVIDIA, Vendor
 
-VENDOR_NVIDIA = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controller; audio and bridges of the same board have others
-MANAGED = "nvidia"  # the kernel driver that NVML talks to
 UNBOUND = "none"
 
 
@@ -25,8 +24,8 @@ class PciFunction(NamedTuple):
     driver: str
 
 
-def list_functions(sysfs: Path = Path("/sys")) -> list[PciFunction] | None:
-    """All of NVIDIA's GPUs on the bus, None where the bus cannot be read."""
+def list_functions(sysfs: Path = Path("/sys"), vendor: Vendor = NVIDIA) -> list[PciFunction] | None:
+    """All of the vendor's GPUs on the bus, None where the bus cannot be read."""
     found: list[PciFunction] = []
     try:
         entries = sorted((sysfs / "bus/pci/devices").iterdir())
@@ -34,7 +33,7 @@ def list_functions(sysfs: Path = Path("/sys")) -> list[PciFunction] | None:
         return None
     for entry in entries:
         try:
-            if (entry / "vendor").read_text("ascii").strip() != VENDOR_NVIDIA:
+            if (entry / "vendor").read_text("ascii").strip() != vendor.pci_vendor:
                 continue
             if not (entry / "class").read_text("ascii").startswith(DISPLAY_CLASSES):
                 continue

@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from gpu_exporter.model import compile_resources
 from gpu_exporter.reconciler.marks import PREFIX, Refused, parse_timestamp
 from gpu_exporter.reconciler.policy import LABEL, LABELLED, Decision
+from gpu_exporter.vendor import NVIDIA
 
 SINCE, GPUS, EVIDENCE, OBSERVED = (PREFIX + name for name in ("since", "gpus", "evidence", "observed-until"))
 OURS = frozenset((SINCE, GPUS, EVIDENCE, OBSERVED))
 MIRROR = "kubernetes.io/config.mirror"  # the kubelet's image of a static pod, on which no write has an effect
-NVIDIA = compile_resources(())
+GPU_RESOURCES = NVIDIA.resources()
 Resources: TypeAlias = Sequence[re.Pattern[str]]  # names of the resources whose devices are GPUs
 CRITICAL = ("system-cluster-critical", "system-node-critical")
 
@@ -25,7 +25,7 @@ def is_foreign(pod: Mapping[str, Any]) -> bool:
     return stage is not None and stage not in LABELLED and OURS.isdisjoint(metadata.get("annotations") or ())
 
 
-def object_to(pod: Mapping[str, Any], decision: Decision, wall: float, resources: Resources = NVIDIA) -> None:
+def object_to(pod: Mapping[str, Any], decision: Decision, wall: float, resources: Resources = GPU_RESOURCES) -> None:
     """Raise Refused when a live pod must not carry the mark of this decision at `wall`."""
     object_to_kind(pod)
     object_to_identity(pod, decision)
@@ -64,7 +64,9 @@ def object_to_kind(pod: Mapping[str, Any]) -> None:
         raise Refused("daemonset", "a DaemonSet's pod belongs to its node")
 
 
-def object_to_containers(pod: Mapping[str, Any], needed_s: float, wall: float, resources: Resources = NVIDIA) -> None:
+def object_to_containers(
+    pod: Mapping[str, Any], needed_s: float, wall: float, resources: Resources = GPU_RESOURCES
+) -> None:
     """Raise Refused unless every container that holds GPUs has run for `needed_s` at `wall`.
 
     A holder whose container had not started, or was restarted, could not have worked for so long.

@@ -31,8 +31,8 @@ from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import PREFIX, Mark, MarkError, Refused, parse_timestamp, timestamp
 from gpu_exporter.reconciler.pod_checks import (
     EVIDENCE,
+    GPU_RESOURCES,
     GPUS,
-    NVIDIA,
     OBSERVED,
     SINCE,
     Resources,
@@ -79,7 +79,7 @@ class PodMarker:
 
     scheduler = "kubernetes"
 
-    def __init__(self, api: client.ApiClient, instance: str = "", resources: Resources = NVIDIA) -> None:
+    def __init__(self, api: client.ApiClient, instance: str = "", resources: Resources = GPU_RESOURCES) -> None:
         """`resources`: whose devices are GPUs, as in the exporter's flag of that name."""
         self._resources = resources
         self._core = client.CoreV1Api(api)

@@ -75,7 +75,7 @@ def test_autodetect_counts_in_the_order_of_nvml_whatever_the_files_say(text: str
             H100,
             "gres.conf:1: Name=gpu without File= names no device; add File=/dev/nvidiaN",
         ),
-        ("AutoDetect=rsmi", H100, "AutoDetect=rsmi does not list GPUs in an order that NVML confirms"),
+        ("AutoDetect=rsmi", H100, "AutoDetect=rsmi does not list GPUs in an order that the driver confirms"),
         (
             "Name=gpu Type=h100 File=/dev/nvidia[0-2]",
             H100,
@@ -309,7 +309,7 @@ def test_files_that_agree_are_one_and_those_that_are_not_there_none(tmp_path: Pa
             [b"# \xff"],
             "{0}/0.conf: 'utf-8' codec can't decode byte 0xff in position 2: invalid start byte; {1}",
         ),
-        ([b"AutoDetect=rsmi"], "{0}/0.conf: AutoDetect=rsmi does not list GPUs in an order that NVML confirms"),
+        ([b"AutoDetect=rsmi"], "{0}/0.conf: AutoDetect=rsmi does not list GPUs in an order that the driver confirms"),
         (
             [b"\nName=gpu Type=h100 File=/dev/nvidia0"],
             "{0}/0.conf:2: names 1 GPUs for the node's Gres=gpu:h100:4 in slurm.conf",

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.model import compile_resources
 from gpu_exporter.reconciler import pod_checks, pods
 from gpu_exporter.reconciler.evidence import HolderName, UnitEvidence
 from gpu_exporter.reconciler.marks import MarkError, Refused, parse_timestamp, timestamp
 from gpu_exporter.reconciler.policy import LABEL, Decision
+from gpu_exporter.vendor import NVIDIA
 
 WALL = 1_800_000_000.0
 POD = Decision(
@@ -129,7 +129,7 @@ def test_only_gpus_count_as_gpus(resource: str) -> None:
     pod_checks.object_to(changed("spec/containers/0/resources/limits", limits), POD, WALL)
 
 
-SITE = compile_resources([r"example\.com/h100(-.+)?", "cpu|memory|.*gpumem"])
+SITE = NVIDIA.resources([r"example\.com/h100(-.+)?", "cpu|memory|.*gpumem"])
 
 
 def site_pod(limits: dict[str, str]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from gpu_exporter.devices.protocol import (
     Device,
     EventWatch,
 )
+from gpu_exporter.vendor import NVIDIA
 
 
 class NvmlBackend:
@@ -26,6 +27,8 @@ class NvmlBackend:
         self, library: Library | None = None, monotonic: Callable[[], float] = time.monotonic, name: str = "nvml"
     ) -> None:
         self.name = name
+        self.vendor = NVIDIA
+        self.is_live = library is None
         self.library = library or LiveLibrary(monotonic)
         self._monotonic = monotonic
 

@@ -1,0 +1,61 @@
+"""How the makers of GPUs are known outside of their drivers: to Kubernetes, to Slurm, on the PCI bus.
+
+A backend says whose GPUs it reads. Sources of holders and the inventory take the maker from it, and know none by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Vendor(NamedTuple):
+    """One maker. Patterns must match the whole text.
+
+    `resource`: Kubernetes resources whose devices are GPUs or parts of them. `device_id`: ids of device plugins that
+    are the driver's own, wherever they occur. `numbered_id`: ids that hold the number of the device file, and a
+    replica or "". `claim_driver`: drivers of dynamic resource allocation that hand out GPUs. `device_file`: path of the
+    device file, with its number; `device_file_name` is how people write it. `autodetect`: Slurm's AutoDetect in
+    gres.conf that lists GPUs in the driver's order. `pci_vendor` as in sysfs. `kernel_driver`: the module that the
+    driver talks to.
+    """
+
+    name: str
+    resource: re.Pattern[str]
+    device_id: re.Pattern[str]
+    numbered_id: re.Pattern[str]
+    claim_driver: re.Pattern[str]
+    device_file: re.Pattern[str]
+    device_file_name: str
+    autodetect: frozenset[str]
+    pci_vendor: str
+    kernel_driver: str
+
+    def resources(self, further: Sequence[str] = ()) -> tuple[re.Pattern[str], ...]:
+        """Its resources and a site's own, each of whose names is given as a regular expression. Raises ValueError."""
+        compiled = []
+        for pattern in further:
+            try:
+                compiled.append(re.compile(pattern))
+            except re.error as exc:
+                raise ValueError(f"--attribution.resource: not a regular expression: {pattern!r}: {exc}") from exc
+        return self.resource, *compiled
+
+
+NVIDIA = Vendor(
+    name="NVIDIA",
+    # nvidia.com/gpu, gpu.shared, mig-1g.10gb. Network cards (hostdev, rdma_shared_device_a) are not, nor is HAMi's
+    # gpumem, which counts megabytes.
+    resource=re.compile(r"nvidia\.com/(gpu(\..+)?|mig-.+)"),
+    # GPU-<uuid>, MIG-<uuid>, MIG-GPU-<uuid>/gi/ci (drivers before R470), each with "::N" when it is a replica
+    device_id=re.compile(r"(GPU|MIG)-[0-9A-Za-z-]+(/\d+/\d+)?(::\d+)?"),
+    numbered_id=re.compile(r"nvidia(\d+)(?:/(vgpu\d+))?"),  # GKE's; with vgpu it is one of several shares
+    # compute-domain.nvidia.com hands out channels between GPUs, and no GPU.
+    claim_driver=re.compile(r"gpu\.nvidia\.com|k8s\.gpu\.nvidia\.com.*|nvidia\.com/gpu.*"),
+    device_file=re.compile(r".*nvidia(\d+)"),
+    device_file_name="/dev/nvidiaN",
+    autodetect=frozenset(("nvml",)),
+    pci_vendor="0x10de",
+    kernel_driver="nvidia",
+)
