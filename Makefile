@@ -25,7 +25,7 @@ demo: $(VENV)/runtime ## a simulated node, who holds which GPU, and what the rec
 	@$(BIN)/gpu-exporter demo
 
 test: ## everything that proves the project, but the acceptance picture (make e2e)
-	@.ci/stages testbed programs-start check programs component rules
+	@.ci/stages testbed programs-start check programs component+rules
 
 check: $(VENV)/dev ## lint, types, generated files, unit tests
 	$(BIN)/ruff check .
