@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format unit component rules e2e bench golden faults fuzz mutants rule-mutants preview gpu-check verify generate testbed programs programs-start clean
+.PHONY: help demo test check format unit component rules e2e bench golden faults fuzz coverage mutants rule-mutants preview gpu-check verify generate testbed programs programs-start clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -76,6 +76,11 @@ preview: $(VENV)/dev ## the status page as out/status-page.png (needs chromium)
 fuzz: $(VENV)/dev ## bytes of others against their parsers, ten minutes each, not in CI (SECONDS=60 TARGETS=protobuf)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'atheris>=2.3'
 	$(BIN)/python -m tests.fuzz.run --seconds $(or $(SECONDS),600) $(TARGETS)
+
+coverage: $(VENV)/dev ## lines and branches that no unit test reaches, the worst files first; not in CI
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'coverage==7.*'
+	COVERAGE_FILE=out/coverage $(BIN)/python -m coverage run --branch --source=exporter/gpu_exporter -m pytest -q tests/unit
+	COVERAGE_FILE=out/coverage $(BIN)/python -m coverage report --skip-covered --show-missing --sort=cover
 
 mutants: $(VENV)/dev ## which changes of an operator no unit test notices; up to an hour, not in CI (ONLY=ledger/ledger.py,...)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'mutmut==3.8.*'

@@ -6,8 +6,8 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -19,7 +19,8 @@ from tests.testbed.processes import Processes, Running, fetch, wait_for
 QUIET = ("--no-attribution.slurm", "--no-attribution.kubelet")
 
 
-class Seen(NamedTuple):
+@dataclass(frozen=True)
+class Seen:
     """One scrape. Values by GPU index as text."""
 
     text: str

@@ -44,7 +44,7 @@ class MemorySlurm(jobs.JobMarker):
         """What the field of this job holds."""
         return str(next(row for row in self.rows if row["job_id"] == job_id)[self.field.lower()])
 
-    def _run(self, *command: str) -> str:  # type: ignore[override]
+    def _run(self, *command: str) -> str:
         self.calls.append(" ".join(command[:2]))
         if command[0] == "squeue":  # 22.05 answers with all jobs whatever is asked for
             asked = command[command.index("--jobs") + 1] if "--jobs" in command else ""

@@ -46,7 +46,7 @@ def fetch(url: str, headers: Mapping[str, str] | None = None, timeout_s: float =
         with urllib.request.urlopen(
             urllib.request.Request(url, headers=dict(headers or {})), timeout=timeout_s
         ) as answer:
-            return answer.read().decode()
+            return str(answer.read().decode())
     except (urllib.error.URLError, OSError):
         return None
 

@@ -36,19 +36,19 @@ STILL_HANGS = "a call from before the driver was released still hangs in it"
 EVENTS_END_S = 0.4  # a little longer than it stays inside one driver call
 
 
-class Book(Protocol):
+class SnapshotSink(Protocol):
     """Where readings go."""
 
     xids: XidBook
 
     def on_snapshot(self, snapshot: DeviceSnapshot) -> None:
-        """Book one cycle of one GPU."""
+        """SnapshotSink one cycle of one GPU."""
 
     def touch(self) -> None:
         """Something that is shown of the GPUs has changed."""
 
 
-class Bus(Protocol):
+class DeviceInventory(Protocol):
     """Which GPUs should be here: the list of those that have answered, and the bus."""
 
     def look(self) -> None:
@@ -72,8 +72,8 @@ class Fleet:
         driver: Driver,
         backend: Backend,
         clock: Clock,
-        book: Book,
-        bus: Bus,
+        sink: SnapshotSink,
+        inventory: DeviceInventory,
         enabled: Sequence[Collector],
         rules: ActivityRules,
         deadline_s: float,
@@ -83,8 +83,8 @@ class Fleet:
         self._driver = driver
         self._backend = backend
         self._clock = clock
-        self._book = book
-        self._bus = bus
+        self._sink = sink
+        self._inventory = inventory
         self._enabled = enabled
         self._rules = rules
         self._deadline_s = deadline_s
@@ -151,7 +151,7 @@ class Fleet:
                 self._counts.update(dict(loop.sampler.error_counts))
             if loop in self._stuck:
                 self._stuck_at[position] = loop
-        self._book.touch()
+        self._sink.touch()
         self._drop_ended()
         if self._stuck:
             return False
@@ -182,7 +182,7 @@ class Fleet:
 
     def _look(self) -> None:
         """Open the driver when it is not, start loops for GPUs that are new, compare with what should be there."""
-        self._bus.look()
+        self._inventory.look()
         self._bus_seen = self._clock.monotonic()
         with self._lock:
             count = None if self._stop.is_set() else self._driver.ask()
@@ -193,7 +193,7 @@ class Fleet:
                     self._start_loops(count)
                 self._note_answering()
                 self._listen()
-        self._book.touch()
+        self._sink.touch()
 
     def _start_loops(self, count: int) -> None:
         self._drop_ended()
@@ -230,11 +230,11 @@ class Fleet:
     def _deliver(self, snapshot: DeviceSnapshot) -> None:
         """One that stopped answering because it was given away is not lost: the bus is asked before it is shown."""
         if snapshot.up:
-            self._bus.remember(snapshot.identity.uuid)
+            self._inventory.remember(snapshot.identity.uuid)
         elif self._clock.monotonic() - self._bus_seen > 1.0:
             self._bus_seen = self._clock.monotonic()
-            self._bus.look_at_bus()
-        self._book.on_snapshot(snapshot)
+            self._inventory.look_at_bus()
+        self._sink.on_snapshot(snapshot)
 
     def _devices(self) -> list[tuple[Device, int]]:
         """The devices that answer, and how often each was found again."""
@@ -262,7 +262,7 @@ class Fleet:
         self._drop_ended()
         if any(isinstance(worker, EventLoop) for worker in self._stuck):
             return  # it hangs in the driver, and so would another
-        events = EventLoop(self._open_watch, self._book.xids, self._clock, self._book.touch)
+        events = EventLoop(self._open_watch, self._sink.xids, self._clock, self._sink.touch)
         events.start()
         self._events_for = wanted
         self._events = events
@@ -281,7 +281,7 @@ class Fleet:
             return
         latest = [loop.latest for loop in self._loops.values()]
         try:
-            self._bus.note(snapshot.identity for snapshot in latest if snapshot is not None and snapshot.up)
+            self._inventory.note(snapshot.identity for snapshot in latest if snapshot is not None and snapshot.up)
         except OSError as exc:
             self._warn_once(f"the list of expected GPUs is not kept: {exc}")
 

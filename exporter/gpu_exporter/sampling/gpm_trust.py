@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from gpu_exporter.collectors.contract import Cycle, InstanceCycle
 from gpu_exporter.collectors.gpm import GPM
 from gpu_exporter.collectors.mig import RATIOS as INSTANCE_RATIOS
-from gpu_exporter.devices.protocol import Gpm
+from gpu_exporter.devices.protocol import ENGINES, Gpm
 from gpu_exporter.model import UTILIZATION
 from gpu_exporter.sampling.driver_ring import UNWATCHED_MAX_S
 from gpu_exporter.sampling.witnesses import (
-    ENGINES,
     GPM_NAMES,
     QUIET,
     UNKNOWN,

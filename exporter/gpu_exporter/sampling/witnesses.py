@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.collectors.contract import Cycle
-from gpu_exporter.devices.protocol import Gpm, Traffic
+from gpu_exporter.devices.protocol import ENGINES, Gpm, Traffic
 
 
 class Observation(enum.Enum):
@@ -156,7 +156,7 @@ class GpmRatio:
         return ABSENT if value is None else ACTIVE if value > self._floor else QUIET
 
 
-class Bus:
+class LinkTraffic:
     """Bytes over PCIe or NVLink: of the driver's counters and of GPM the higher, since a counter may have wrapped."""
 
     def __init__(self, name: str, floor: float) -> None:
@@ -202,14 +202,13 @@ class Power:
         return max(moment.power_w or 0.0, (moment.energy_j - before[1]) / (moment.energy_at - before[0]))
 
 
-ENGINES = ("encoder", "decoder", "jpeg", "ofa")
 GPM_RATIOS = ("graphics", "sm", "tensor", "dram", "engines")
 GPM_NAMES = frozenset(f"gpm_{ratio}" for ratio in GPM_RATIOS)
 REGISTRY: tuple[Callable[[ActivityRules], Witness], ...] = (
     *(lambda _, name=name: Engine(name) for name in ENGINES),
     *(lambda rules, ratio=ratio: GpmRatio(ratio, rules) for ratio in GPM_RATIOS),
-    lambda rules: Bus("pcie", rules.pcie_idle_max_bytes_per_second),
-    lambda rules: Bus("nvlink", rules.nvlink_idle_max_bytes_per_second),
+    lambda rules: LinkTraffic("pcie", rules.pcie_idle_max_bytes_per_second),
+    lambda rules: LinkTraffic("nvlink", rules.nvlink_idle_max_bytes_per_second),
     Power,
 )
 

@@ -303,8 +303,8 @@ def _fill_gpm(
             metrics.append((metric, 0, rate / MIB * parts[name].integral(now)))
     metrics.append((constants.NVML_GPM_METRIC_SM_CYCLES_ELAPSED, 1, SM_CLOCK_CYCLES * now))
     metrics.append((constants.NVML_GPM_METRIC_SM_CYCLES_ACTIVE, 1, SM_CLOCK_CYCLES * parts["sm"].integral(now)))
-    for position, metric in enumerate(metrics):
-        out[position].id, out[position].counts, out[position].integral = metric
+    for position, (metric, counts, integral) in enumerate(metrics):
+        out[position].id, out[position].counts, out[position].integral = metric, counts, integral
     return len(metrics)
 
 

@@ -7,6 +7,8 @@ the C header that the library is compiled with. A change of layout changes VERSI
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from typing import Any
 
 MAGIC = 0x4C4D564E  # "NVML"
 VERSION = 4
@@ -208,7 +210,7 @@ STRUCTS = (
 
 def render_header() -> str:
     """The C header that says the same as the structures above."""
-    names = {u32: "uint32_t", u64: "uint64_t", i32: "int32_t", double: "double", **dict(STRUCTS)}
+    names: dict[Any, str] = {u32: "uint32_t", u64: "uint64_t", i32: "int32_t", double: "double", **dict(STRUCTS)}
     out = ["/* Generated from layout.py. */", "#include <stdint.h>", ""]
     constants = {
         "TABLE_MAGIC": MAGIC,
@@ -221,7 +223,8 @@ def render_header() -> str:
     out += [f"#define CALL_{name} {position}" for position, name in enumerate(CALLS)]
     for structure, name in STRUCTS:
         out.append("typedef struct {")
-        for field, kind in structure._fields_:
+        fields: Sequence[tuple[str, Any]] = structure._fields_  # none has bits
+        for field, kind in fields:
             if kind in names:
                 out.append(f"    {names[kind]} {field};")
             else:  # an array: of characters or of one of the above
