@@ -110,6 +110,19 @@ def write_history(directory: Path, end: int) -> None:
         f"gpu_allocation_holder_units{{{lost}}} 2 {at}",
         f"gpu_allocation_held_seconds_total{{{lost}}} 30000 {at}",
     ]
+    for second in range(
+        0, 3601, SCRAPE_S
+    ):  # an hour in which witnesses kept GPU-1 and an instance of GPU-2 from idleness
+        place = 'job="gpu-exporter",node="n1",instance="n1",gpu="0"'
+        for name, labels, rate in (
+            ("gpu_other", 'uuid="GPU-1",witness="pcie"', 0.5),
+            ("gpu_other", 'uuid="GPU-1",witness="power"', 0.0),
+            ("gpu_other", 'uuid="GPU-1",witness="<script>"', 1.0),
+            ("gpu_other", 'uuid="GPU-2",witness="pcie"', 1.0),
+            ("gpu_mig_other", 'uuid="GPU-1",mig="1/0",mig_uuid="MIG-1",witness="gpm_dram"', 0.25),
+        ):
+            value = 100 + rate * second
+            lines.append(f"{name}_activity_seconds_total{{{place},{labels}}} {value} {end - 3600 + second}")
     for uuid in ("GPU-h1", "GPU-h2"):  # of jobs that Slurm hides: no id
         hidden = f'job="gpu-exporter",node="nh",instance="nh",gpu="0",uuid="{uuid}",scheduler="slurm"'
         lines += [
@@ -195,6 +208,16 @@ def test_a_task_is_found_by_its_users_id_though_it_is_no_suspect(prometheus: Pro
     (found,) = asked.read_evidence([HolderName("slurm", "", "10_1")]).holders
     assert (found.name.name, found.users_id) == ("13", "10_1")
     assert found.units[0].idle_run_s == 8000.0
+
+
+def test_witnesses_are_those_of_the_holders_own_gpus_in_the_last_hour(prometheus: Prometheus) -> None:
+    found = source(prometheus).read_other_activity({"GPU-1"})
+    assert {unit: list(seen) for unit, seen in found.items()} == {
+        ("GPU-1", ""): ["pcie"],
+        ("GPU-1", "1/0"): ["gpm_dram"],
+    }
+    assert found["GPU-1", ""]["pcie"] == pytest.approx(1800, rel=0.03)
+    assert found["GPU-1", "1/0"]["gpm_dram"] == pytest.approx(900, rel=0.03)
 
 
 def test_renamed_labels_are_refused_with_the_remedy(prometheus: Prometheus) -> None:

@@ -15,7 +15,14 @@ from gpu_exporter.reconciler.cycle import Cycle, guard
 from gpu_exporter.reconciler.demand import SlurmDemand
 from gpu_exporter.reconciler.direct import ExporterSource
 from gpu_exporter.reconciler.dry_run import DryRun
-from gpu_exporter.reconciler.evidence import EvidenceError, EvidenceSource, HolderName, named_holder
+from gpu_exporter.reconciler.evidence import (
+    EvidenceError,
+    EvidenceSource,
+    ExplainingSource,
+    HolderName,
+    OtherActivity,
+    named_holder,
+)
 from gpu_exporter.reconciler.fetch import Client
 from gpu_exporter.reconciler.foresight import Foresight
 from gpu_exporter.reconciler.jobs import JobMarker, run_slurm
@@ -33,7 +40,7 @@ log = logging.getLogger(__name__)
 
 def build_source(
     prometheus: str, exporters: Sequence[str], matcher: str, policy: Policy, client: Client
-) -> EvidenceSource:
+) -> ExplainingSource:
     """The PromQL API when one is given, else the exporters. Raises ValueError."""
     if bool(prometheus) == bool(exporters):
         raise ValueError("exactly one of --source.prometheus and --source.exporter is needed")
@@ -42,7 +49,7 @@ def build_source(
     return ExporterSource(exporters, policy.underused_after, time.time, client)
 
 
-def reconcile_once(source: EvidenceSource, policy: Policy, form: str, explained: str, foresight: Foresight) -> int:
+def reconcile_once(source: ExplainingSource, policy: Policy, form: str, explained: str, foresight: Foresight) -> int:
     """One cycle that writes nothing; the exit code. With `explained`, only that holder, in full, whatever its stage."""
     asked = named_holder(explained)
     try:
@@ -68,10 +75,20 @@ def reconcile_once(source: EvidenceSource, policy: Policy, form: str, explained:
     if form == "json":
         sys.stdout.write(decisions_json(decisions, evidence, outlooks))
     elif explained:
-        sys.stdout.write("".join(explain(decision, policy, outlooks.get(decision.name)) for decision in decisions))
+        for decision in decisions:
+            other = _other_activity(source, decision)
+            sys.stdout.write(explain(decision, policy, outlooks.get(decision.name), other))
     else:
         sys.stdout.write(render_decisions(decisions, evidence, outlooks))
     return code
+
+
+def _other_activity(source: ExplainingSource, decision: Decision) -> OtherActivity:
+    try:
+        return source.read_other_activity({unit.uuid for unit in decision.units})
+    except EvidenceError as exc:
+        _complain(f"not known which witnesses were active: {exc}")
+        return {}
 
 
 FORMS = "a pod is named as NAMESPACE/POD, a job as job/ID, job/ARRAY_TASK or job/LEADER+OFFSET"

@@ -25,6 +25,7 @@ from gpu_exporter.reconciler.evidence import (
     EvidenceError,
     Gathered,
     HolderName,
+    OtherActivity,
     UnitEvidence,
     holder_name,
     is_hidden,
@@ -105,6 +106,10 @@ class ExporterSource:
         allocations = sum(len(page.allocations) for page in pages)
         found = tuple(holder.evidence(name) for name, holder in holders.items())
         return Evidence(wall, found, len(pages), allocations, tuple(problems), len(hidden))
+
+    def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
+        """As EvidenceSource: an exporter's counters have no past."""
+        return {}
 
     def _read_pages(self) -> dict[str, _Page | EvidenceError]:
         """What each exporter answers, in the order of the exporters.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 KEY_LABELS = ("uuid", "mig_uuid", "scheduler", "namespace", "pod", "container", "job_id")
 EVIDENCE_S = 30.0  # a cycle goes on without evidence that took longer, since marks must age and go all the same
@@ -87,6 +87,10 @@ class EvidenceError(Exception):
     """The source did not answer, or not usably. The text says where and why."""
 
 
+# Seconds at utilization 0 that were not idle in the last policy.candidate_after, by (uuid, mig) and witness.
+OtherActivity: TypeAlias = Mapping[tuple[str, str], Mapping[str, float]]
+
+
 class EvidenceSource(Protocol):
     """A PromQL API, or the exporters themselves."""
 
@@ -95,6 +99,13 @@ class EvidenceSource(Protocol):
 
         A job may be named there as its users write it.
         """
+
+
+class ExplainingSource(EvidenceSource, Protocol):
+    """One that can say more of a holder that somebody asks about."""
+
+    def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
+        """Which witnesses kept these GPUs from being idle; empty where the past is not known. Raises EvidenceError."""
 
 
 def holder_name(labels: Mapping[str, str]) -> HolderName:

@@ -22,6 +22,7 @@ from gpu_exporter.reconciler.evidence import (
     EvidenceError,
     Gathered,
     HolderName,
+    OtherActivity,
     UnitEvidence,
     holder_name,
     is_hidden,
@@ -32,6 +33,7 @@ from gpu_exporter.threads import NoThread, run_ahead
 
 MATCHER_MAX = 12_000  # characters; VictoriaMetrics takes queries of 16 KiB
 WORKERS = 3  # queries at once: the server works on some while the answer of another is parsed (docs/benchmarks.md)
+EXPLAINED_MAX = 200  # GPUs of one holder whose witnesses are asked for, so that the query stays short
 HOLDER_BYTES = 1024  # of an answer, for each holder that it may name
 HOLDER_LABELS = ("cluster", "scheduler", "namespace", "pod", "job_id", *RENAMED_LABELS)
 PREFIX = "gpu_allocation_"
@@ -44,6 +46,7 @@ FACTS = (
     "info",
     "holder_units",
 )
+WITNESS = re.compile(r"[a-z0-9_]{1,40}")
 UnitKey: TypeAlias = tuple[str, ...]
 STRINGS = frozenset({str})
 Place: TypeAlias = tuple[str, str]  # node and instance of an exporter
@@ -164,6 +167,19 @@ class PromQLSource:
                     holders[name].count(row.value)
         found = tuple(holder.evidence(name) for name, holder in holders.items())
         return Evidence(wall, found, exporters, allocations, hidden=hidden)
+
+    def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
+        """As EvidenceSource; of at most EXPLAINED_MAX GPUs."""
+        self._until = time.monotonic() + EVIDENCE_S
+        wanted = f'uuid=~"{"|".join(map(_literal, sorted(uuids)[:EXPLAINED_MAX]))}"'
+        found: dict[tuple[str, str], dict[str, float]] = {}
+        for metric in ("gpu_other_activity_seconds_total", "gpu_mig_other_activity_seconds_total"):
+            growth = f"increase({self._select(metric, wanted)}[{self._candidate_after_s:g}s])"
+            for row in self._query(f"max by (uuid, mig, witness) ({growth}) > 0"):
+                unit, witness = (row.labels.get("uuid", ""), row.labels.get("mig", "")), row.labels.get("witness", "")
+                if WITNESS.fullmatch(witness):  # it is printed
+                    found.setdefault(unit, {})[witness] = row.value
+        return found
 
     def _ages(self) -> dict[Place, float]:
         """Seconds since the last sample, by exporter."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from gpu_exporter.config import format_duration
 from gpu_exporter.defaults import Policy
 from gpu_exporter.plain import layout, utc
-from gpu_exporter.reconciler.evidence import Evidence, HolderName
+from gpu_exporter.reconciler.evidence import Evidence, HolderName, OtherActivity
 from gpu_exporter.reconciler.foresight import Outlook
 from gpu_exporter.reconciler.policy import Decision
 
@@ -50,8 +50,13 @@ def _written(decision: Decision, outlooks: Mapping[HolderName, Outlook]) -> str:
     return f"REFUSED: {outlook.refused}" if outlook.refused else outlook.label
 
 
-def explain(decision: Decision, policy: Policy, outlook: Outlook | None = None) -> str:
-    """Why one holder got its stage: every number that was looked at, beside what the policy asks."""
+def explain(
+    decision: Decision, policy: Policy, outlook: Outlook | None = None, other: OtherActivity | None = None
+) -> str:
+    """Why one holder got its stage: every number that was looked at, beside what the policy asks.
+
+    `other`: which witnesses kept its GPUs from being idle.
+    """
     lines = [
         f"{decision.title}: {decision.stage}",
         f"  because {decision.reason}",
@@ -66,6 +71,15 @@ def explain(decision: Decision, policy: Policy, outlook: Outlook | None = None) 
             f"held since {format_time(unit.start_wall)}, coverage {_share(unit.coverage)}, "
             f"sample age {_number(unit.sample_age_s, 's')}, witnesses {_number(unit.witnesses)}"
         )
+        seen = (other or {}).get((unit.uuid, unit.mig), {})
+        if seen:
+            parts = [
+                f"{witness} {seconds:.0f} s" for witness, seconds in sorted(seen.items(), key=lambda each: -each[1])
+            ]
+            lines.append(
+                f"    at utilization 0 but not idle in the last {format_duration(policy.candidate_after)}, by witness: "
+                f"{', '.join(parts)}"
+            )
     if outlook is not None and outlook.refused:
         lines.append(f"  REFUSED: {outlook.refused}: {outlook.why}")
         lines.append(f"  would otherwise write: {outlook.label}")

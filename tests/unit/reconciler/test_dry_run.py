@@ -11,7 +11,15 @@ from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, A, B, 
 
 from gpu_exporter.app.reconcile import reconcile_once
 from gpu_exporter.reconciler.dry_run import DryRun, StageTracker
-from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName, named_holder, title
+from gpu_exporter.reconciler.evidence import (
+    Evidence,
+    EvidenceError,
+    HolderEvidence,
+    HolderName,
+    OtherActivity,
+    named_holder,
+    title,
+)
 from gpu_exporter.reconciler.foresight import FAILURES_MAX, INSPECTIONS_MAX, Foresight, Outlook
 from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.policy import decide
@@ -26,6 +34,8 @@ class Source:
     def __init__(self, *suspects: HolderEvidence, others: tuple[HolderEvidence, ...] = ()) -> None:
         self.suspects, self.others = suspects, others
         self.error: Exception | None = None
+        self.unreadable = False
+        self.asked: list[str] = []
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
         if self.error:
@@ -33,6 +43,12 @@ class Source:
         asked = {name.name for name in marked}
         found = (each for each in self.others if asked & {each.name.name, each.users_id})
         return Evidence(WALL, (*self.suspects, *found), 1, 5)
+
+    def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
+        if self.unreadable:
+            raise EvidenceError("Prometheus is slow")
+        self.asked = sorted(uuids)
+        return {(uuid, ""): {"power": 3.4, "pcie": 540.0} for uuid in uuids}
 
 
 def look(book: Book, *holders: HolderEvidence) -> dict[HolderName, Outlook]:
@@ -199,6 +215,21 @@ def test_any_holder_is_explained_by_any_of_its_names(
     assert reconcile_once(source, POLICY, "json", asked, Foresight({"kubernetes": lambda: book})) == 0
     (row,) = json.loads(capsys.readouterr().out)["holders"]
     assert row["refused"] == ("daemonset" if first == "ml/a: underused" else None)
+
+
+def test_an_explanation_names_the_witnesses_that_kept_its_gpus_from_being_idle(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = Source(others=(ACTIVE,))
+    assert reconcile_once(source, POLICY, "table", "ml/busy", Foresight({})) == 0
+    text = capsys.readouterr().out
+    said = "\n    at utilization 0 but not idle in the last 1h, by witness: pcie 540 s, power 3 s\n"
+    assert text.count(said) == len(source.asked) == len(ACTIVE.units)
+    source.unreadable = True
+    assert reconcile_once(source, POLICY, "table", "ml/busy", Foresight({})) == 0
+    shown = capsys.readouterr()
+    assert shown.err == "gpu-exporter: not known which witnesses were active: Prometheus is slow\n"
+    assert shown.out == text.replace(said, "\n")
 
 
 def test_a_name_of_no_holder_is_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None:
