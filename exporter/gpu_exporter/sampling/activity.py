@@ -32,7 +32,7 @@ def instance_activity(unit: UnitId, gpm: Gpm, at: float, rules: ActivityRules, w
 
     `witnesses` may be one for all instances: GPM compares two moments by itself, so that they remember nothing.
     """
-    seen = witnesses.observe(Moment(gpm))
+    seen = witnesses.observe(Moment(gpm, is_instance=True))
     active = active_names(seen)
     known = gpm.graphics is not None and gpm.span_s <= rules.gap_intervals * rules.interval_s
     ratio = gpm.graphics if gpm.graphics is not None and gpm.graphics > rules.gpm_idle_max_ratio else 0.0

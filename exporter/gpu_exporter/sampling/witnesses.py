@@ -1,7 +1,7 @@
 """The witnesses of idleness beside utilization: engines, GPM, traffic and power. A new one is one class here.
 
-Each is an object of one unit, which remembers what it must of earlier cycles. Whole GPUs and MIG instances have the
-same; what a unit does not have is absent. Utilization itself is judged in activity.py, since it covers time.
+Each is an object of one unit, which remembers what it must of earlier cycles. Whole GPUs and MIG instances are given
+the same; what a unit does not have is absent. Utilization itself is judged in activity.py, since it covers time.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.collectors.contract import Cycle
@@ -28,9 +29,13 @@ ACTIVE, QUIET, UNKNOWN, ABSENT = Observation
 
 
 class Moment(NamedTuple):
-    """What one cycle read of a unit that a witness may look at. Traffic and energy are counters of the driver."""
+    """What one cycle read of a unit that a witness may look at. Traffic and energy are counters of the driver.
+
+    `is_instance`: a MIG instance, of which only GPM reports.
+    """
 
     gpm: Gpm | None = None
+    is_instance: bool = False
     engines: Mapping[str, float] = {}
     pcie: Traffic | None = None
     pcie_at: float = 0.0
@@ -46,6 +51,7 @@ def moment_of(cycle: Cycle) -> Moment:
     """What a cycle read of the whole GPU."""
     return Moment(
         cycle.gpm,
+        False,
         cycle.engines,
         cycle.pcie,
         cycle.pcie_at,
@@ -144,15 +150,22 @@ class Engine:
 
 
 class GpmRatio:
-    """A ratio of GPM, over the whole time since the last cycle."""
+    """A ratio of GPM, over the whole time since the last cycle.
 
-    def __init__(self, ratio: str, rules: ActivityRules) -> None:
+    `of_gpus`: of whole GPUs too. Those have witnesses besides GPM, and memory that nobody uses can read above the floor
+    for ever (NVIDIA/DCGM#65), which would keep a GPU from ever being idle.
+    """
+
+    def __init__(self, ratio: str, rules: ActivityRules, *, of_gpus: bool) -> None:
         self.name = f"gpm_{ratio}"
+        self._of_gpus = of_gpus
         self._ratio = ratio
         self._floor = rules.gpm_idle_max_ratio
 
     def observe(self, moment: Moment) -> Observation:
-        value: float | None = getattr(moment.gpm, self._ratio, None)
+        value: float | None = None
+        if self._of_gpus or moment.is_instance:
+            value = getattr(moment.gpm, self._ratio, None)
         return ABSENT if value is None else ACTIVE if value > self._floor else QUIET
 
 
@@ -202,11 +215,14 @@ class Power:
         return max(moment.power_w or 0.0, (moment.energy_j - before[1]) / (moment.energy_at - before[0]))
 
 
-GPM_RATIOS = ("graphics", "sm", "tensor", "dram", "engines")
-GPM_NAMES = frozenset(f"gpm_{ratio}" for ratio in GPM_RATIOS)
+GPM_NAMES = frozenset(f"gpm_{ratio}" for ratio in ("graphics", "sm", "tensor", "dram", "engines"))
 REGISTRY: tuple[Callable[[ActivityRules], Witness], ...] = (
     *(lambda _, name=name: Engine(name) for name in ENGINES),
-    *(lambda rules, ratio=ratio: GpmRatio(ratio, rules) for ratio in GPM_RATIOS),
+    partial(GpmRatio, "graphics", of_gpus=True),
+    partial(GpmRatio, "sm", of_gpus=True),
+    partial(GpmRatio, "tensor", of_gpus=False),
+    partial(GpmRatio, "dram", of_gpus=False),
+    partial(GpmRatio, "engines", of_gpus=False),
     lambda rules: LinkTraffic("pcie", rules.pcie_idle_max_bytes_per_second),
     lambda rules: LinkTraffic("nvlink", rules.nvlink_idle_max_bytes_per_second),
     Power,

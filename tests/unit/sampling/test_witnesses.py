@@ -18,21 +18,21 @@ from gpu_exporter.model import Activity, Span, UnitId, UnitTotals
 from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.activity import ActivityReader, instance_activity
 from gpu_exporter.sampling.sampler import DeviceSampler
-from gpu_exporter.sampling.witnesses import Witnesses
+from gpu_exporter.sampling.witnesses import Moment, Witnesses, active_names
 
-ALL_WITNESSES = 12  # utilization, four engines, four ratios of GPM, PCIe, NVLink, power
+ALL_WITNESSES = 10  # utilization, four engines, GPM graphics and SM, PCIe, NVLink, power
 ENGINES = ("encoder", "decoder", "jpeg", "ofa")
 WITNESSES = (*ENGINES, "gpm_graphics", "gpm_sm", "pcie", "nvlink", "power")
 # Calls without which a witness is mute, and how many are left.
 MUTE = {
-    "encoder": (["nvmlDeviceGetEncoderUtilization"], 11),
-    "decoder": (["nvmlDeviceGetDecoderUtilization"], 11),
-    "jpeg": (["nvmlDeviceGetJpgUtilization"], 11),
-    "ofa": (["nvmlDeviceGetOfaUtilization"], 11),
+    "encoder": (["nvmlDeviceGetEncoderUtilization"], 9),
+    "decoder": (["nvmlDeviceGetDecoderUtilization"], 9),
+    "jpeg": (["nvmlDeviceGetJpgUtilization"], 9),
+    "ofa": (["nvmlDeviceGetOfaUtilization"], 9),
     "GPM": (["nvmlGpmMetricsGet"], 8),
     "traffic (PCIe and NVLink), by counters and GPM": (["nvmlDeviceGetFieldValues", "nvmlGpmMetricsGet"], 6),
-    "power": (["nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption"], 11),
-    "power, by its limit": (["nvmlDeviceGetEnforcedPowerLimit"], 11),
+    "power": (["nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption"], 9),
+    "power, by its limit": (["nvmlDeviceGetEnforcedPowerLimit"], 9),
     "traffic by counters, which GPM reports too": (["nvmlDeviceGetFieldValues"], ALL_WITNESSES),
 }
 
@@ -97,6 +97,18 @@ def test_what_a_board_at_rest_does_is_no_activity(witness: str) -> None:
     totals = run(**{witness: {"kind": "constant", "value": NOISE[witness]}})
     assert totals.other_s == {}
     assert totals.idle_s == totals.observed_s > 55.0
+
+
+def test_memory_that_is_read_while_nobody_uses_the_board_does_not_keep_it_from_being_idle() -> None:
+    """NVIDIA/DCGM#65: a positive value for ever. Of an instance it counts, which has no witness besides GPM."""
+    witnesses = Witnesses(RULES)
+    reading = QUIET._replace(tensor=0.2, dram=0.3, engines=0.2)
+    assert active_names(witnesses.observe(Moment(reading))) == ()
+    assert active_names(witnesses.observe(Moment(reading, is_instance=True))) == (
+        "gpm_tensor",
+        "gpm_dram",
+        "gpm_engines",
+    )
 
 
 UNIT = UnitId("GPU-0", "MIG-1")
