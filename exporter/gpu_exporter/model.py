@@ -281,7 +281,8 @@ class Claim(NamedTuple):
 
     `running`: false while the holder is not charged, since its job is stopped. `working_wall`: Unix seconds before
     which its program could not work, infinite while it is not known to run, None where its scheduler says no more
-    than its start. `why`: what keeps it from working.
+    than its start. `why`: what keeps it from working. `confirmed`: when its source last made it, monotonic seconds,
+    which the poller fills in.
     """
 
     kind: Literal["uuid", "minor", "index", "unproven"]
@@ -294,6 +295,7 @@ class Claim(NamedTuple):
     why: str = ""
     reason: str = ""
     working_wall: float | None = None
+    confirmed: float = 0.0
 
 
 class Allocation(NamedTuple):

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from gpu_exporter.attribution.identity import Identity
 from gpu_exporter.attribution.source import Answer, Source, SourceError
@@ -18,13 +17,6 @@ from gpu_exporter.threads import NoThread, start
 log = logging.getLogger(__name__)
 CLAIMS_MAX = 4096  # of one source: 16 GPUs in 7 instances each for 36 holders; more would cost the scrape its time
 MAX_TEXTS = 3  # unresolved claims that are spelled out
-
-
-class ConfirmedClaim(NamedTuple):
-    """A claim and when its source last made it, monotonic seconds."""
-
-    claim: Claim
-    confirmed: float
 
 
 class _Question:
@@ -89,7 +81,7 @@ class Poller:
         self._keep_last_s = keep_last_s
         self._memory = {source.name: _Memory() for source in sources}
 
-    def poll(self) -> list[ConfirmedClaim]:
+    def poll(self) -> list[Claim]:
         """Ask every source once; what failed answers from memory while that is not too old."""
         for source in self._sources:
             memory = self._memory[source.name]
@@ -106,14 +98,14 @@ class Poller:
                     self._note(name, memory, "has not answered for more than a poll")
         return self.claims()
 
-    def claims(self) -> list[ConfirmedClaim]:
+    def claims(self) -> list[Claim]:
         """What is known now, without asking; users and accounts as they may be shown."""
         now = self._clock.monotonic()
         hidden = any(memory.hides_users or memory.confirmed is None for memory in self._memory.values())
-        known: list[ConfirmedClaim] = []
+        known: list[Claim] = []
         for memory in self._memory.values():
             if memory.confirmed is not None and now - memory.confirmed <= self._keep_last_s:
-                known += [ConfirmedClaim(self._show(claim, hidden), memory.confirmed) for claim in memory.claims]
+                known += [self._show(claim, hidden)._replace(confirmed=memory.confirmed) for claim in memory.claims]
         return known
 
     def _show(self, claim: Claim, hidden: bool) -> Claim:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_exporter.attribution.contradict import ProcessNet
 from gpu_exporter.attribution.numbers import NumberMemory
-from gpu_exporter.attribution.poller import ConfirmedClaim
 from gpu_exporter.attribution.processes import Owners
 from gpu_exporter.attribution.resolve import Resolution, resolve
 from gpu_exporter.clock import Clock
@@ -24,6 +23,7 @@ from gpu_exporter.model import (
     AgentStatus,
     Allocation,
     Buckets,
+    Claim,
     DeviceIdentity,
     DeviceSnapshot,
     HolderKey,
@@ -138,7 +138,7 @@ class NodeState:
 
     def on_poll(
         self,
-        claims: Sequence[ConfirmedClaim],
+        claims: Sequence[Claim],
         placed: Mapping[str, Placed],
         owners: Owners | None = None,
         expected: int = 0,
@@ -153,7 +153,7 @@ class NodeState:
             # The newest last: after the driver's list was renumbered an index means the GPU that has it now.
             inventory = sorted(self._answered.values(), key=lambda snapshot: snapshot.monotonic)
             resolution = resolve(
-                [entry.claim for entry in claims],
+                claims,
                 inventory,
                 incomplete=_incomplete(placed, expected),
                 numbers=self._numbers.units(),
@@ -163,16 +163,15 @@ class NodeState:
         with self._lock:
             self._version += 1
             now, wall = self._clock.monotonic(), self._clock.wall()
-            confirmed = {id(entry.claim): entry.confirmed for entry in claims}
             self._resolution, self._in_use = resolution, self._net.in_use
             self._confirmed = {
-                (allocation.unit, allocation.holder.key): confirmed[id(claim)]
+                (allocation.unit, allocation.holder.key): claim.confirmed
                 for allocation, claim in self._resolution.allocations
             }
             held = [
                 ConfirmedAllocation(
                     allocation,
-                    confirmed[id(claim)],
+                    claim.confirmed,
                     self._start_of(allocation, now, wall),
                     None if allocation.working_wall is None else now - (wall - allocation.working_wall),
                 )

@@ -211,7 +211,7 @@ class Scripted:
 
 def users(poller: Poller, ask: bool = True) -> list[str]:
     claims: Sequence = poller.poll() if ask else poller.claims()
-    return [entry.claim.holder.user for entry in claims]
+    return [entry.holder.user for entry in claims]
 
 
 def test_auto_shows_names_until_one_source_hides_them(tmp_path: Path) -> None:

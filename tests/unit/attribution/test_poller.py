@@ -53,7 +53,8 @@ def test_the_last_mapping_stays_for_a_bounded_time_with_the_time_of_its_answer()
     clock, script, poller = make()
     script.answer = [CLAIM]
     answered = clock.wall()
-    ((claim, confirmed),) = poller.poll()
+    (claim,) = poller.poll()
+    confirmed = claim.confirmed
     assert (claim.device, claim.holder.key, confirmed) == (CLAIM.device, CLAIM.holder.key, clock.monotonic())
     script.answer = None
     clock.advance(300)
@@ -182,7 +183,7 @@ def test_a_source_that_is_slow_keeps_no_other_waiting_and_its_answer_counts_from
     poller = Poller(sources, clock, 300.0, patience_s=0.05)
     asked = clock.monotonic()
     for error in ("", "has not answered for more than a poll"):
-        assert [entry.claim.device for entry in poller.poll()] == ["GPU-1"]
+        assert [entry.device for entry in poller.poll()] == ["GPU-1"]
         assert [status.error for status in poller.statuses()] == [error, ""]
         assert not poller.is_known()
         clock.advance(5.0)
@@ -190,7 +191,7 @@ def test_a_source_that_is_slow_keeps_no_other_waiting_and_its_answer_counts_from
     thread = poller._memory["slow"].question._thread  # type: ignore[union-attr]
     assert thread.daemon  # the end of the program waits for no source
     thread.join()
-    found = {entry.claim.device: entry.confirmed for entry in poller.poll()}
+    found = {entry.device: entry.confirmed for entry in poller.poll()}
     assert found == {"GPU-0": asked, "GPU-1": asked + 10.0}
     assert poller.is_known()
     answers.put([])  # to the question of this poll
@@ -200,7 +201,7 @@ def test_an_answer_within_the_patience_is_waited_for() -> None:
     answers = queue.SimpleQueue[list[Claim]]()
     poller = Poller([CallbackSource("a", lambda: answers.get(timeout=20))], ManualClock(), 300.0, patience_s=20.0)
     threading.Timer(0.1, answers.put, [[CLAIM]]).start()
-    assert [entry.claim.device for entry in poller.poll()] == [CLAIM.device]
+    assert [entry.device for entry in poller.poll()] == [CLAIM.device]
 
 
 def test_an_answer_without_end_is_none_and_the_last_one_stays() -> None:
@@ -208,7 +209,7 @@ def test_an_answer_without_end_is_none_and_the_last_one_stays() -> None:
     script.answer = [CLAIM]
     poller.poll()
     script.answer = [CLAIM] * (CLAIMS_MAX + 1)
-    assert [entry.claim for entry in poller.poll()] == [CLAIM]
+    assert [entry._replace(confirmed=0.0) for entry in poller.poll()] == [CLAIM]
     script.answer = [CLAIM] * CLAIMS_MAX
     assert len(poller.poll()) == CLAIMS_MAX
     script.answer = [CLAIM] * (CLAIMS_MAX + 1)

@@ -12,7 +12,6 @@ from tests.testbed.simulated_node import SimulatedNode
 
 from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.numbers import KEEP_S
-from gpu_exporter.attribution.poller import ConfirmedClaim
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
@@ -195,7 +194,7 @@ def test_without_a_state_directory_nothing_is_said_of_its_writes() -> None:
 
 def numbered(node: SimulatedNode, claims: list[Claim], expected: int = 0) -> dict[str, str]:
     """UUID of each holder's GPU after a poll with these claims."""
-    confirmed = [ConfirmedClaim(claim, node.clock.monotonic()) for claim in claims]
+    confirmed = [claim._replace(confirmed=node.clock.monotonic()) for claim in claims]
     allocations = node.state.on_poll(confirmed, node.placed(), expected=expected).allocations
     return {allocation.holder.job_id: allocation.unit.uuid for allocation, _ in allocations}
 
@@ -228,7 +227,7 @@ def test_a_gpu_that_leaves_the_list_over_a_restart_gives_no_job_another_gpu(tmp_
     after.samplers = others
     after.sample()
     assert numbered(after, [job("42", 1), job("43", 0)], expected=3) == {"42": uuids[1]}
-    claims = [ConfirmedClaim(job("43", 0), after.clock.monotonic())]
+    claims = [job("43", 0)._replace(confirmed=after.clock.monotonic())]
     unresolved = after.state.on_poll(claims, after.placed(), expected=3).unresolved
     assert [reason for _, reason in unresolved] == ["positions may have changed: 2 of 3 GPUs are in the driver's list"]
     assert not after.state.is_resolved()
