@@ -157,11 +157,12 @@ def serve(
     site = ExporterSite(publisher, agent.readiness, telemetry_path)
     server = HttpServer(address, site, socket_path, socket_mode, web_config)
     agent.start()
-    server.start()
-    log.info("serving on %s (port %d), metrics at %s", address, server.port, telemetry_path)
     stop = stop_on_signal()
     release_on_signal(agent)
-    repeat(process.refresh, PROCESS_REFRESH_S, stop_on_change(agent, stop))
+    either = stop_on_change(agent, stop)
+    server.start()  # the last thread: what answers that it is ready has started everything
+    log.info("serving on %s (port %d), metrics at %s", address, server.port, telemetry_path)
+    repeat(process.refresh, PROCESS_REFRESH_S, either)
     server.stop()
     return _end(agent, stop)
 
