@@ -1,0 +1,49 @@
+"""The driver's rings of encoder, decoder, JPEG and optical flow: what they did between two cycles.
+
+The driver keeps these entries with those of utilization, with the same stamps, so that both cover the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpu_exporter.collectors.contract import Cycle
+from gpu_exporter.sampling.driver_ring import DriverRing
+from gpu_exporter.sampling.watches import Track, Watch
+
+
+class EngineRings:
+    """The rings of one device's engines, from cycle to cycle."""
+
+    def __init__(self, longest_s: float) -> None:
+        """`longest_s`: the longest period that the driver may have."""
+        self._longest_s = longest_s
+        self._rings: dict[str, tuple[DriverRing, Track]] = {}
+
+    def __iter__(self) -> Iterator[tuple[str, DriverRing]]:
+        return ((name, ring) for name, (ring, _) in self._rings.items())
+
+    def tracks(self) -> Iterator[Track]:
+        return (track for _, track in self._rings.values())
+
+    def read(self, cycle: Cycle, monotonic: float, wall: float, *, stepped: bool) -> tuple[str, ...]:
+        """Take in what is new up to `monotonic`, which is `wall` by the wall clock; the engines that it shows active.
+
+        `stepped`: the wall clock was stepped, so what the rings hold was stamped in another time.
+        """
+        for name in self._rings.keys() - cycle.engine_samples.keys():
+            del self._rings[name]  # the next time all of it is read again
+        active: list[str] = []
+        for name, samples in cycle.engine_samples.items():
+            if name not in self._rings:
+                self._rings[name] = (DriverRing(self._longest_s), Track())
+            ring, track = self._rings[name]
+            if stepped:
+                ring.restart(wall)
+                continue
+            spans = ring.read(samples, monotonic, wall)
+            for span in spans:
+                track.note(Watch(span.start, span.end, (name,) if span.ratio else (), known=True))
+            if any(span.ratio for span in spans):
+                active.append(name)
+        return tuple(active)
