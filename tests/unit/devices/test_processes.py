@@ -6,7 +6,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpu_exporter.devices.nvml import constants as nvml
@@ -41,6 +41,8 @@ class Driver:
 
 
 @given(ENTRIES, st.sampled_from([24, 32]), st.booleans())
+@example(entries=[(1, 0, 0, 0)] * 48, size=24, clears=True)  # three quarters of an even room
+@example(entries=[(1, 0, 0, 0)] * 49, size=24, clears=True)
 def test_pids_are_read_from_entries_of_either_size(
     entries: list[tuple[int, int, int, int]], size: int, clears: bool
 ) -> None:
@@ -77,12 +79,12 @@ def test_a_long_list_gets_the_room_that_it_needs_and_keeps_it() -> None:
     assert isinstance(answer, tuple)
     assert [row[0] for row in answer] == list(range(1, 301))
     list_processes(driver.ask, buffer)
-    assert driver.rooms == [64, 364, 364]
+    assert driver.rooms == [65, 365, 365]
 
 
 @pytest.mark.parametrize(
     ("driver", "calls"),
-    [(Driver([(1, 0, 0, 0)] * 65, grows=200), TRIES), (Driver([(1, 0, 0, 0)] * (MOST_ROOM + 1)), 1)],
+    [(Driver([(1, 0, 0, 0)] * 66, grows=200), TRIES), (Driver([(1, 0, 0, 0)] * (MOST_ROOM + 1)), 1)],
     ids=["grows-for-ever", "too-long"],
 )
 def test_a_list_without_end_is_given_up(driver: Driver, calls: int) -> None:

@@ -18,8 +18,8 @@ from gpu_exporter.devices.nvml import constants as nvml
 ENTRY = struct.Struct("@IQII")  # nvmlProcessInfo_v2_t: pid, bytes of memory, GPU instance, compute instance
 SIZES = (24, 32)  # of one entry; the larger one ends in the bytes of protected memory
 MARK = 0xA5
-FIRST_ROOM = 64  # entries; a GPU with more processes costs a second call once
-MOST_ROOM = 4096  # entries; a driver that wants more is not believed
+FIRST_ROOM = 65  # entries; a GPU with more processes costs a second call once
+MOST_ROOM = 4097  # entries; a driver that wants more is not believed
 TRIES = 4  # the list may grow between two calls
 
 Row: TypeAlias = tuple[int, int, int]
@@ -29,7 +29,10 @@ Answer: TypeAlias = "tuple[Row, ...] | int"
 
 
 class Buffer:
-    """Room for `room` entries of the largest size and one more, which must stay untouched. One thread's own."""
+    """Room for `room` entries of the largest size and one more, which must stay untouched. One thread's own.
+
+    The room is odd: a driver that clears an even one of smaller entries can end where a larger entry would end.
+    """
 
     def __init__(self) -> None:
         self.room = 0
@@ -37,8 +40,8 @@ class Buffer:
         self.grow(FIRST_ROOM)
 
     def grow(self, room: int) -> None:
-        self.room = room
-        self.raw = ctypes.create_string_buffer((room + 1) * SIZES[-1])
+        self.room = room | 1
+        self.raw = ctypes.create_string_buffer((self.room + 1) * SIZES[-1])
 
     def mark(self) -> None:
         ctypes.memset(self.raw, MARK, len(self.raw))
@@ -83,11 +86,13 @@ def parse_processes(raw: bytes, count: int) -> Answer:
 
 
 def entry_size(raw: bytes, count: int) -> int | None:
-    """Bytes of one entry: behind the last one the mark is untouched, and no smaller size says the same."""
+    """Bytes of one entry: the last one is filled to its end, behind it the mark is untouched, and no smaller size says
+    the same.
+    """
     mark = bytes([MARK])
     for size in SIZES:
         end = count * size
         behind = raw[end : (count + 1) * SIZES[-1]]
-        if len(raw) >= end + SIZES[0] and behind == mark * len(behind):
+        if len(raw) >= end + SIZES[0] and behind == mark * len(behind) and raw[end - 8 : end] != mark * 8:
             return size
     return None
