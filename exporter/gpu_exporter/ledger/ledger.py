@@ -36,6 +36,7 @@ from gpu_exporter.model import (
 
 KEEP_ABSENT_S = 900.0  # a holder may be missing this long (an outage of its source) and go on where it was
 KEEP_ABSENT = 4  # ... and at most so many of one unit: pods that come and go each few seconds must not fill the memory
+LATE_S = 15.0  # after a holder's last poll its readings may come so late: a long cycle, and what a ring lags
 WAIT_S = 300.0  # readings wait so long for the poll that says whose they are; a slow one takes some ten seconds
 RESTART_S = 1.0  # a container start that moved by less is the same one, read from another clock
 
@@ -109,6 +110,7 @@ class Ledger:
         self.long_run_ended = False  # an idle run worth remembering ended: the state file should learn it soon
         self._pending: dict[UnitId, _Pending] = {}
         self._signs: dict[UnitId, _Signs] = {}
+        self._leaving: dict[HolderId, HolderAccount] = {}  # gone since a moment ago, also in restored_holders
 
     def record(self, activity: Activity) -> None:
         """Book what one reading knows about its unit."""
@@ -205,12 +207,22 @@ class Ledger:
             self._note_working(account, entry.working)
             self._charge(entry.allocation.unit, account, entry.confirmed, alone and running)
             latest[holder_id[0]] = max(account.confirmed, latest.get(holder_id[0], account.confirmed))
-        for holder_id in [known for known in self.holders if known not in shown]:
-            absent = self.restored_holders[holder_id] = self.holders.pop(holder_id)
-            absent.end_run()  # should it come back, nothing is known of the time in between
-        self.tenants.settle(now, self.rules.longest_unconfirmed_s, confirmed, self.holders)
+        for holder_id in self.holders.keys() - shown:
+            self._leaving[holder_id] = self.restored_holders[holder_id] = self.holders.pop(holder_id)
+        self._book_late(now)
+        self.tenants.settle(now, self.rules.longest_unconfirmed_s, confirmed, self.holders, self._leaving)
         self._forget(now)
         self.tenants.forget((*self.holders, *self.restored_holders))
+
+    def _book_late(self, now: float) -> None:
+        """Readings of the time before a holder's last poll that come after it are still its own."""
+        for holder_id, account in list(self._leaving.items()):
+            if self.restored_holders.get(holder_id) is not account or now - account.confirmed > LATE_S:
+                del self._leaving[holder_id]  # it came back, or was forgotten
+                continue
+            if account.alone and account.running:
+                self._book_waiting(holder_id[0], account, account.confirmed)
+            account.end_run()  # should it come back, nothing is known of the time in between
 
     @staticmethod
     def _note_working(account: HolderAccount, working: float | None) -> None:
@@ -255,7 +267,11 @@ class Ledger:
         if gap > self.rules.longest_unconfirmed_s or not chargeable:
             # no source says who held it in between, or the reading is not this holder's own, or it cannot work
             account.booked = account.energy_booked = until
-            return
+        else:
+            self._book_waiting(unit, account, until)
+
+    def _book_waiting(self, unit: UnitId, account: HolderAccount, until: float) -> None:
+        """Book the readings up to `until` that this holder has not had yet."""
         pending = self._pending.get(unit)
         if pending is None:
             return

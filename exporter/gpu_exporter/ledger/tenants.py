@@ -56,6 +56,7 @@ class Tenants:
         self.accounts: dict[TenantKey, TenantAccount] = {}
         self._booked: dict[HolderId, TenantTotals] = {}  # what its tenant has had of each holder's account
         self._last: dict[HolderId, _Last] = {}
+        self._left: dict[HolderId, _Last] = {}
         self._polled: float | None = None
 
     def restore(self, accounts: Mapping[TenantKey, TenantAccount], holders: Mapping[HolderId, HolderAccount]) -> None:
@@ -69,30 +70,42 @@ class Tenants:
         longest_s: float,
         confirmed: Sequence[ConfirmedAllocation],
         holders: Mapping[HolderId, HolderAccount],
+        leaving: Mapping[HolderId, HolderAccount],
     ) -> None:
-        """Add what the accounts of `holders` have grown by since the last poll. A gap above `longest_s` is unknown."""
+        """Add what the accounts of `holders` have grown by since the last poll, and those of holders that are gone and
+        may still grow. A gap above `longest_s` is unknown.
+        """
         shown: dict[HolderId, _Last] = {}
         for entry in confirmed:
             holder_id = (entry.allocation.unit, entry.allocation.holder.key)
-            grown = _read(holders[holder_id])
             is_new = holder_id not in self._booked  # one that was away for a poll has that time in its account already
-            before = self._booked.get(holder_id, NOTHING)
-            self._booked[holder_id] = grown
-            account = self._account(tenant_of(entry.allocation.holder), now)
-            share = entry.allocation.share_ratio
-            for counter in COUNTERS:
-                more = max(0.0, getattr(grown, counter) - getattr(before, counter))
-                part = 1.0 if counter == "energy_j" else share  # an instance's energy is its own already
-                setattr(account, counter, getattr(account, counter) + part * more)
+            tenant, share = tenant_of(entry.allocation.holder), entry.allocation.share_ratio
+            account = self._account(tenant, now)
+            self._add(account, holder_id, holders[holder_id], share)
             if is_new and entry.start is None and self._polled is not None:
                 account.held_s += share * _half(entry.confirmed - self._polled, longest_s)
-            shown[holder_id] = _Last(tenant_of(entry.allocation.holder), share, entry.confirmed)
+            shown[holder_id] = _Last(tenant, share, entry.confirmed)
         for holder_id, last in self._last.items():
-            if holder_id not in shown and (half := _half(now - last.confirmed, longest_s)):
-                self._account(last.tenant, now).held_s += last.share * half
+            if holder_id not in shown:
+                self._left[holder_id] = last
+                if half := _half(now - last.confirmed, longest_s):
+                    self._account(last.tenant, now).held_s += last.share * half
+        self._left = {holder_id: last for holder_id, last in self._left.items() if holder_id in leaving}
+        for holder_id, last in self._left.items():
+            if _read(leaving[holder_id]) != self._booked.get(holder_id):
+                self._add(self._account(last.tenant, now), holder_id, leaving[holder_id], last.share)
         self._last, self._polled = shown, now
         for key in [key for key, account in self.accounts.items() if now - account.seen > KEEP_S]:
             del self.accounts[key]
+
+    def _add(self, tenant: TenantAccount, holder_id: HolderId, holder: HolderAccount, share: float) -> None:
+        """Give the tenant what this holder's account has grown by since it was last read."""
+        grown, before = _read(holder), self._booked.get(holder_id, NOTHING)
+        self._booked[holder_id] = grown
+        for counter in COUNTERS:
+            more = max(0.0, getattr(grown, counter) - getattr(before, counter))
+            part = 1.0 if counter == "energy_j" else share  # an instance's energy is its own already
+            setattr(tenant, counter, getattr(tenant, counter) + part * more)
 
     def forget(self, kept: Iterable[HolderId]) -> None:
         """Forget the holders that the ledger has forgotten."""
