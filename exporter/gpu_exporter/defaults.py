@@ -13,6 +13,8 @@ class Sampling(NamedTuple):
 
     interval: float = 1.0
     """seconds; a utilization of NVML stands for 1/6 to 1 s (nvmlUtilization_t); more leaves time unknown"""
+    interval_max: float = 5.0
+    """seconds; ... where the driver keeps all that lies between: rings of some 16 s, sums of the rest"""
     deadline: float = 2.0
     """seconds; a device cycle that takes longer is counted as hung; healthy cycles take milliseconds"""
     withhold_after_intervals: int = 3
@@ -209,6 +211,7 @@ DURATIONS = frozenset(
         "policy.unsupported_max",
         "sampling.deadline",
         "sampling.interval",
+        "sampling.interval_max",
         "sampling.withhold_min",
         "state.write_interval",
     )

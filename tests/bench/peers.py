@@ -3,7 +3,7 @@
 So every figure is each exporter's own cost. The peers take turns round by round, since the machine's speed drifts:
 quote the ratios. Peer: nvitop-exporter (PyPI), installed into a virtual environment of its own.
 
-    python -m tests.bench.peers [--rounds 3] [--soak 20]
+    python -m tests.bench.peers [--rounds 3] [--soak 20] [--before CHECKOUT]
 """
 
 from __future__ import annotations
@@ -116,6 +116,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--soak", type=float, default=20.0, help="seconds of quiet running per round")
+    parser.add_argument("--before", type=Path, help="another checkout of gpu-exporter, measured in the same run")
     options = parser.parse_args()
     nvitop = install_nvitop()
     with tempfile.TemporaryDirectory() as name:
@@ -134,26 +135,37 @@ def main() -> int:
         static = Path(name) / "holders.yaml"
         uuids = [gpu.uuid for gpu in feeder.stage.scenario.gpus]
         static.write_text(json.dumps([{"uuid": u, "job": str(100 + i)} for i, u in enumerate(uuids)]), "utf-8")
-        rounds: dict[str, list[Figures]] = {"gpu-exporter": [], "nvitop-exporter": []}
+        checkouts = {"gpu-exporter": environment}
+        if options.before:
+            checkouts["before"] = {**environment, "PYTHONPATH": str(options.before.resolve() / "exporter")}
+        rounds: dict[str, list[Figures]] = {checkout: [] for checkout in checkouts} | {"nvitop": []}
         for _ in range(options.rounds):
-            port = free_port()
-            flags = ["--no-attribution.slurm", f"--attribution.static={static}", f"--state.directory={name}/state"]
-            ours = [*GPU_EXPORTER, f"--web.listen-address=127.0.0.1:{port}", *flags]
-            rounds["gpu-exporter"].append(measure(ours, port, environment, options.soak))
+            for checkout, where in checkouts.items():
+                port = free_port()
+                flags = ["--no-attribution.slurm", f"--attribution.static={static}", f"--state.directory={name}/state"]
+                ours = [*GPU_EXPORTER, f"--web.listen-address=127.0.0.1:{port}", *flags]
+                rounds[checkout].append(measure(ours, port, where, options.soak))
             port = free_port()
             theirs = [nvitop, "--bind-address", "127.0.0.1", "--port", str(port), "--interval", "1"]
-            rounds["nvitop-exporter"].append(measure(theirs, port, environment, options.soak))
-        once = measure_once(environment, ["--no-attribution.slurm", "--state.directory="])
+            rounds["nvitop"].append(measure(theirs, port, environment, options.soak))
+        once = {
+            checkout: measure_once(where, ["--no-attribution.slurm", "--state.directory="])
+            for checkout, where in checkouts.items()
+        }
         feeder.stop()
     print(
         f"{GPUS} GPUs with a holder each, {options.rounds} rounds in turn, medians; {os.cpu_count()} cores, "
         f"Python {sys.version.split()[0]}"
     )
-    print(f"{'figure':16} {'gpu-exporter':>14} {'nvitop':>10} {'ratio':>7}")
+    print(f"{'figure':16}", *(f"{exporter:>14}" for exporter in rounds), "ours by each")
     for field in Figures._fields:
-        ours_value, theirs_value = (statistics.median(getattr(f, field) for f in r) for r in rounds.values())
-        print(f"{field:16} {ours_value:14.3f} {theirs_value:10.3f} {ours_value / theirs_value:7.2f}")
-    print(f"--once: p50 {once[10] * 1000:.0f} ms, p95 {once[18] * 1000:.0f} ms (nvitop-exporter has none)")
+        values = [statistics.median(getattr(figures, field) for figures in each) for each in rounds.values()]
+        ratios = [f"{values[0] / value:.2f}" for value in values[1:]]
+        print(f"{field:16}", *(f"{value:14.3f}" for value in values), *ratios)
+    for checkout, times in once.items():
+        print(
+            f"{checkout} --once: p50 {times[10] * 1000:.0f} ms, p95 {times[18] * 1000:.0f} ms (nvitop-exporter has none)"
+        )
     return 0
 
 

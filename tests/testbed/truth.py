@@ -8,6 +8,7 @@ that come late, twice or never, calls that fail or take long, values that are no
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
@@ -29,7 +30,6 @@ from gpu_exporter.model import DeviceIdentity
 
 SENTINELS = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, -1.0)
 KINDS = ("kernel", "encoder", "copy")
-RING_KEEPS_S = 20.0
 ENGINE_PERIOD_S = 1.0
 POWER_PERIOD_S = 1.0
 GLITCHES_APART = 3  # readings: of three in a row one is wrong at most
@@ -67,6 +67,8 @@ class Driver(NamedTuple):
     stalls: float = 0.0  # calls that take up to 2.5 s
     gpm_lies: str = ""  # stuck, zero
     lies: Sequence[tuple[float, float]] = ()
+    has_engine_ring: bool = False
+    ring_keeps_s: float = 20.0
 
 
 class TrueDevice(SilentDevice):
@@ -82,7 +84,8 @@ class TrueDevice(SilentDevice):
         self._told: set[str] = set()
         self._to_lose = 0  # entries after the one that was lost
         self._steady = 0  # true readings of power since the last wrong one
-        self._ring: list[tuple[float, UtilizationSample]] = []  # when it can be read, and the entry
+        # When an entry can be read, the entry, and the one of the encoder with the same stamp.
+        self._ring: list[tuple[float, UtilizationSample, UtilizationSample]] = []
         self._periods = 0
         self._gpm_at: dict[str, float] = {}
         self._frozen_cycles: dict[str, float] = {}
@@ -120,6 +123,7 @@ class TrueDevice(SilentDevice):
             self._periods += 1
             end = self._periods * period
             ratio = int(100.0 * self.share(end - period, end, "kernel") + 1e-9) / 100.0
+            encoder = -int(-100.0 * self.share(end - period, end, "encoder")) / 100.0
             if self._to_lose or self.chance(self.driver.loses):
                 self._to_lose = self._to_lose - 1 if self._to_lose else self.random.randint(0, 4)
                 continue
@@ -130,20 +134,26 @@ class TrueDevice(SilentDevice):
                 ratio = self.random.choice(SENTINELS) / 100.0
             same = [ratio, 0.0] if self.chance(self.driver.duplicates) else [ratio]
             self.random.shuffle(same)
-            self._ring += [(readable, UtilizationSample(stamp, value)) for value in same]
-        self._ring = [entry for entry in self._ring if entry[0] > self.now() - RING_KEEPS_S]
+            engine = UtilizationSample(stamp, encoder)
+            self._ring += [(readable, UtilizationSample(stamp, value), engine) for value in same]
+        self._ring = [entry for entry in self._ring if entry[0] > self.now() - self.driver.ring_keeps_s]
 
     def read_utilization_samples(self, since_wall: float) -> Sequence[UtilizationSample]:
         if self.driver.source != "ring":
             raise NotSupported("nvmlDeviceGetSamples", "NVML_ERROR_NOT_SUPPORTED")
         self._answer("nvmlDeviceGetSamples", 0.0)
-        found: list[UtilizationSample] = []
-        for readable, entry in self._ring:
-            if readable > self.now():  # later ones wait behind it
-                break
-            if entry.wall > since_wall:
-                found.append(entry)
-        return found
+        return [entry for entry, _ in self._readable() if entry.wall > since_wall]
+
+    def read_engine_samples(self, engine: str, since_wall: float) -> Sequence[UtilizationSample]:
+        if engine != "encoder" or self.driver.source != "ring" or not self.driver.has_engine_ring:
+            raise NotSupported("nvmlDeviceGetSamples", "NVML_ERROR_NOT_SUPPORTED")
+        self._answer(f"nvmlDeviceGetSamples {engine}", 0.0)
+        return [entry for _, entry in self._readable() if entry.wall > since_wall]
+
+    def _readable(self) -> list[tuple[UtilizationSample, UtilizationSample]]:
+        """Entries up to the first that is late: later ones wait behind it."""
+        ready = itertools.takewhile(lambda entry: entry[0] <= self.now(), self._ring)
+        return [(entry, engine) for _, entry, engine in ready]
 
     def read_utilization(self) -> Rates:
         call, period = "nvmlDeviceGetUtilizationRates", self.driver.period_s

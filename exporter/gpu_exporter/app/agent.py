@@ -80,7 +80,7 @@ class Agent:
         self._clock = clock
         self._state = state
         self._note = note
-        self._sample_interval_s = max(settings.sampling.interval, publish_interval_s)
+        self._publish_interval_s = publish_interval_s
         self.node = NodeState(settings, clock, state)
         directory = state.path.parent if state is not None else None
         self._inventory = InventoryKeeper(ExpectedDevices(directory, read_boot_id()), sysfs, backend.vendor)
@@ -238,7 +238,7 @@ class Agent:
             driver_error=driver.error,
             devices_visible=count_answering(driver),
             devices_expected=count_expected(driver, inventory),
-            sample_interval_s=self._sample_interval_s,
+            sample_interval_s=max(self.fleet.sample_interval_s(), self._publish_interval_s),
             last_sample_wall=self.node.last_sample_wall(),
             sources=self.poller.statuses(),
             attribution_known=self.poller.is_known() and self.node.is_resolved(),

@@ -18,7 +18,7 @@ from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.errors import DeviceError, DriverUnavailable
 from gpu_exporter.devices.protocol import Backend
 from gpu_exporter.model import AgentStatus, DeviceIdentity, DeviceSnapshot, View
-from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.sampling.sampler import GPM_WINDOW_S, DeviceSampler
 from gpu_exporter.threads import start
 from gpu_exporter.vendor import Vendor
 from gpu_exporter.version import VERSION
@@ -26,7 +26,6 @@ from gpu_exporter.version import VERSION
 if TYPE_CHECKING:
     from gpu_exporter.inventory.inventory import Inventory
 
-GPM_WINDOW_S = 0.11  # NVML wants more than 100 ms between two samples
 PATIENCE = 0.8  # share of the time limit that GPUs have; the rest is for telling of those that answered
 
 

@@ -13,6 +13,7 @@ def activity_rules(settings: Settings, driver_period_max_s: float = 1.0) -> Acti
     ledger = settings.ledger
     return ActivityRules(
         interval_s=settings.sampling.interval,
+        interval_max_s=settings.sampling.interval_max,
         gap_intervals=ledger.gap_intervals,
         power_floor_max_ratio=ledger.power_floor_max_ratio,
         power_active_step=ledger.power_active_step,

@@ -7,7 +7,7 @@ the series is absent). A failure costs one field; a lost device or a changed dri
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -86,7 +86,7 @@ class Cycle:
     """
 
     device: Device
-    samples_since_wall: float
+    samples_since: Mapping[str, float]  # wall time of the newest ring entry that is known, by "utilization" or engine
     now: Callable[[], float]
     totals: Totals
     begin: float | None = None  # when the first question was asked, monotonic; None: the cycle took no time
@@ -97,6 +97,7 @@ class Cycle:
     answers: int = 0  # questions that did not fail
     withdrawn: int = 0  # questions that failed now and were answered before
     driver_samples: Sequence[UtilizationSample] = ()
+    engine_samples: dict[str, Sequence[UtilizationSample]] = field(default_factory=dict)
     utilization: float | None = None
     utilization_at: float = 0.0
     engines: dict[str, float] = field(default_factory=dict)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpu_exporter.collectors.contract import Collector, Cycle
 from gpu_exporter.collectors.plausible import RATIO
 from gpu_exporter.devices.errors import OUT_OF_RANGE
+from gpu_exporter.devices.protocol import UtilizationSample
+from gpu_exporter.model import UTILIZATION as SUBJECT
 from gpu_exporter.model import Family
 
 GPU_UTILIZATION = Family(
@@ -23,12 +27,18 @@ GPU_MEMORY_BUSY = Family(
 )
 
 
+def note_nonsense(cycle: Cycle, samples: Sequence[UtilizationSample]) -> Sequence[UtilizationSample]:
+    """All entries of a ring. One that is not a share is counted; its time is unknown, and its stamp keeps another entry
+    from covering it.
+    """
+    cycle.remarks += [("nvmlDeviceGetSamples", OUT_OF_RANGE) for sample in samples if not RATIO.holds(sample.ratio)]
+    return samples
+
+
 def collect_utilization(cycle: Cycle) -> None:
     device = cycle.device
-    cycle.driver_samples = cycle.read(lambda: device.read_utilization_samples(cycle.samples_since_wall)) or ()
-    # The time of a ring entry that is not a share is unknown; its stamp is needed, so that no other entry covers it.
-    nonsense = [sample for sample in cycle.driver_samples if not RATIO.holds(sample.ratio)]
-    cycle.remarks += [("nvmlDeviceGetSamples", OUT_OF_RANGE)] * len(nonsense)
+    since = cycle.samples_since.get(SUBJECT, 0.0)
+    cycle.driver_samples = note_nonsense(cycle, cycle.read(lambda: device.read_utilization_samples(since)) or ())
     rates = cycle.read(device.read_utilization)
     cycle.utilization_at = cycle.now()
     if rates is not None:

@@ -1,4 +1,8 @@
-"""The fixed-function engines: video encoder and decoder, JPEG, optical flow. All are witnesses of idleness."""
+"""The fixed-function engines: video encoder and decoder, JPEG, optical flow. All are witnesses of idleness.
+
+A reading is of the driver's last sample period; where the driver keeps a ring of them, nothing between two cycles is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import functools
 
 from gpu_exporter.collectors.contract import Collector, Cycle
 from gpu_exporter.collectors.plausible import RATIO
+from gpu_exporter.collectors.utilization import note_nonsense
 from gpu_exporter.devices.protocol import ENGINES
 from gpu_exporter.model import Family
 
@@ -40,6 +45,10 @@ def collect_video(cycle: Cycle) -> None:
         if ratio is None:
             continue
         cycle.engines[engine] = ratio
+        since = cycle.samples_since.get(engine, 0.0)
+        samples = cycle.read(functools.partial(cycle.device.read_engine_samples, engine, since))
+        if samples is not None:
+            cycle.engine_samples[engine] = note_nonsense(cycle, samples)
         if engine in PUBLISHED:
             cycle.add(family, ratio)
 

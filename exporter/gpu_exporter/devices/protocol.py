@@ -149,6 +149,9 @@ class Device(Protocol):
     def read_engine(self, engine: str) -> float:
         """Share of time that one of ENGINES was busy, 0 to 1."""
 
+    def read_engine_samples(self, engine: str, since_wall: float) -> Sequence[UtilizationSample]:
+        """The driver's samples of one of ENGINES, like those of `read_utilization_samples`."""
+
     def read_gpm(self) -> Gpm | None:
         """Activity since the last read; None at the first read, and when the last one was too long ago."""
 
@@ -239,6 +242,9 @@ class SilentDevice:
 
     def read_engine(self, engine: str) -> float:
         raise self._nothing(f"nvmlDeviceGet{engine.capitalize()}Utilization")
+
+    def read_engine_samples(self, engine: str, since_wall: float) -> Sequence[UtilizationSample]:
+        raise self._nothing("nvmlDeviceGetSamples")
 
     def read_gpm(self) -> Gpm | None:
         raise self._nothing("nvmlGpmMetricsGet")

@@ -57,7 +57,7 @@ class NodeState:
         self._clock = clock
         self._state = state
         self._lock = threading.Lock()
-        interval = settings.sampling.interval
+        longest = max(settings.sampling.interval, settings.sampling.interval_max)
         self.ledger = Ledger(
             LedgerRules(
                 poll_interval_s=settings.attribution.interval,
@@ -67,12 +67,12 @@ class NodeState:
                 idle_run_unknown_reset_s=settings.ledger.idle_run_unknown_reset,
                 idle_run_unknown_max_ratio=settings.ledger.idle_run_unknown_max_ratio,
                 history_s=settings.diagnosis.window,
-                bucket_s=interval,
+                bucket_s=settings.sampling.interval,
             ),
             clock.monotonic(),
         )
         self._view_rules = ViewRules(
-            withhold_s=max(settings.sampling.withhold_min, settings.sampling.withhold_after_intervals * interval),
+            withhold_s=max(settings.sampling.withhold_min, settings.sampling.withhold_after_intervals * longest),
             unconfirmed_s=self.ledger.rules.longest_unconfirmed_s,
             keep_last_s=settings.attribution.keep_last,
         )

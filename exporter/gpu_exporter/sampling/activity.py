@@ -6,8 +6,7 @@ Idleness rests on witnesses: a utilization of 0 counts as idle only while every 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
 
 from gpu_exporter.collectors.contract import Cycle
 from gpu_exporter.devices.protocol import Gpm
@@ -15,15 +14,19 @@ from gpu_exporter.model import UTILIZATION, Activity, Span, UnitId
 from gpu_exporter.sampling.driver_ring import (
     LATENESS,
     RING_AGE_MAX_S,
-    UNWATCHED_MAX_S,
     WALL_STEP_S,
     DriverRing,
     agreeing,
+    pieces,
 )
+from gpu_exporter.sampling.engine_rings import EngineRings
 from gpu_exporter.sampling.gpm_trust import GpmTrust
+from gpu_exporter.sampling.watches import Track, Watch
 from gpu_exporter.sampling.witnesses import UNKNOWN, ActivityRules, Moment, Witnesses, active_names, moment_of
 
 log = logging.getLogger(__name__)
+RING_ASK_S = 10.0  # how often a ring that held little is asked for everything: it may just have been emptied
+RING_LAG_MAX_S = 2.0  # a ring whose newest entry is older is asked at the short interval
 RING_PATIENCE_S = 30.0  # after its last answer the driver's ring is waited for: it keeps some 20 s and may deliver late
 
 
@@ -44,15 +47,6 @@ def instance_activity(unit: UnitId, gpm: Gpm, at: float, rules: ActivityRules, w
     return Activity(unit, spans, len(seen) if gpm.graphics is not None else 0)
 
 
-class Watch(NamedTuple):
-    """What the other witnesses said of the time (start, end]: those that were active, and whether all are known."""
-
-    start: float
-    end: float
-    active: tuple[str, ...]
-    known: bool
-
-
 class ActivityReader:
     """Turns the cycles of one device into spans."""
 
@@ -67,12 +61,21 @@ class ActivityReader:
         self._last_utilization_at = 0.0
         self._last_samples_monotonic: float | None = None
         self._ring = DriverRing(rules.driver_period_max_s)
-        self._watches: deque[Watch] = deque()
+        self._engines = EngineRings(rules.driver_period_max_s)
+        self._rings_asked_at: float | None = None  # when they were last asked for all that they hold
+        self._asks_all = True
+        self._had_energy = False
+        self._was_covered = False
+        self._track = Track()
+        self.interval_s = rules.interval_s
+        """how long the next cycle may wait: until then no witness loses anything"""
 
     @property
-    def newest_sample_wall(self) -> float:
-        """Stamp of the newest entry of the driver's ring that was read, Unix seconds."""
-        return self._ring.newest_wall
+    def samples_since(self) -> Mapping[str, float]:
+        """Stamp of the newest entry of each ring of the driver that was read, Unix seconds; empty asks for all."""
+        if self._asks_all:
+            return {}
+        return {name: ring.newest_wall for name, ring in ((UTILIZATION, self._ring), *self._engines)}
 
     def read(self, cycle: Cycle, monotonic: float, wall: float) -> Activity | None:
         """Activity of the whole GPU, None when it has no source (MIG mode, or every call failed).
@@ -99,18 +102,27 @@ class ActivityReader:
             )
         seen = self._witnesses.observe(moment_of(cycle))
         self._trust.review(cycle, seen, monotonic)
+        wall_watched = wall - (monotonic - watched_until)
+        worked = self._engines.read(cycle, watched_until, wall_watched, stepped=bool(stepped))
         active = active_names(seen)
         unknown = sum(observation is UNKNOWN for observation in seen.values())
+        known = not unknown and not cycle.witness_missing
         read_at = monotonic if cycle.witnessed_at is None else cycle.witnessed_at
-        self._note_watch(previous, watched_until, read_at, active, known=not unknown and not cycle.witness_missing)
+        has_energy = cycle.energy_j is not None or cycle.power_w is None
+        covers = cycle.engines.keys() == cycle.engine_samples.keys() and has_energy and self._had_energy
+        self._had_energy = has_energy
+        if previous is not None:
+            self._note_watch(previous, watched_until, read_at, active, known=known, covers=covers)
         if stepped:
             self._ring.restart(wall)
             spans: tuple[Span, ...] = ()
         else:
             # What was stamped later is read again in the next cycle, when its time was watched.
-            spans = self._ring.read(cycle.driver_samples, watched_until, wall - (monotonic - watched_until))
+            spans = self._ring.read(cycle.driver_samples, watched_until, wall_watched)
             if cycle.utilization:
-                spans = agreeing(spans, cycle.utilization_at, self._longest())
+                entries = [piece for span in spans for piece in self._entries(span)]
+                spans = agreeing(entries, cycle.utilization_at, self._longest())
+        self._choose_interval(monotonic, wall, covered=covers and known and not cycle.instances)
         if self._ring.answered:
             self._last_samples_monotonic = monotonic
         elif cycle.utilization is not None and self._covers_gap(previous, monotonic):
@@ -118,9 +130,9 @@ class ActivityReader:
             start = max(self._last_utilization_at, end - self._longest())
             spans = (Span(start, end, cycle.utilization),)
         self._last_utilization_at = cycle.utilization_at
-        spans = tuple(judged for span in spans if (judged := self._judge(span)) is not None)
+        spans = tuple(judged for span in spans for judged in self._judge_run(span))
         reported = cycle.utilization is not None or bool(cycle.driver_samples)
-        alive = active or ((UTILIZATION,) if cycle.utilization or self._ring.contradicted else ())
+        alive = active or worked or ((UTILIZATION,) if cycle.utilization or self._ring.contradicted else ())
         if alive and not any(_is_active(span) for span in spans):
             # Nothing that covers time, but a sign of life: a span without length books nothing and ends idle runs.
             spans = (*spans, Span(monotonic, monotonic, cycle.utilization or 0.0, alive))
@@ -132,21 +144,45 @@ class ActivityReader:
         """The longest time that one utilization of the driver may stand for."""
         return LATENESS * self._rules.driver_period_max_s
 
+    def _choose_interval(self, now: float, wall: float, *, covered: bool) -> None:
+        """The next cycle may wait longer after two in a row that missed nothing, and half as long as the rings keep."""
+        rules, rings = self._rules, [self._ring, *(ring for _, ring in self._engines)]
+        covered &= all(ring.is_gapless and ring.newest_wall > wall - RING_LAG_MAX_S for ring in rings)
+        kept_s = min(ring.length_s for ring in rings)
+        longest = rules.interval_max_s if covered and self._was_covered else 0.0
+        self.interval_s = max(rules.interval_s, min(longest, kept_s / 2))
+        self._was_covered = covered
+        if self._rings_asked_at is None or self._asks_all:
+            self._rings_asked_at = now
+        self._asks_all = kept_s < 2 * rules.interval_max_s and now - self._rings_asked_at > RING_ASK_S
+
     def _note_watch(
-        self, previous: float | None, until: float, read_at: float, active: tuple[str, ...], *, known: bool
+        self, previous: float, until: float, read_at: float, active: tuple[str, ...], *, known: bool, covers: bool
     ) -> None:
         """Remember what the witnesses, read from `until` to `read_at`, say of the time since the last cycle.
 
         Quiet ones cover the time that each of them saw: up to the first read, and from one period of the driver before
-        the last one, since an engine's utilization stands for no more. What an active one saw lies anywhere up to the
-        last read.
+        the last one, since an engine's utilization stands for no more; or all of it where the driver `covers` it with
+        rings and sums. What an active one saw lies anywhere up to the last read.
         """
-        if previous is not None and known and not active:
-            self._watches.append(Watch(max(previous, read_at - self._longest()), until, active, known))
-        elif previous is not None:
-            self._watches.append(Watch(previous, read_at, active, known))
-        while self._watches and self._watches[0].end < until - RING_AGE_MAX_S:
-            self._watches.popleft()
+        if known and not active:
+            seen_s = self._longest()
+            if covers and read_at - previous <= 2 * self._rules.interval_max_s:
+                seen_s = read_at - previous
+            self._track.note(Watch(max(previous, read_at - seen_s), until, active, known))
+        else:
+            self._track.note(Watch(previous, read_at, active, known))
+
+    def _entries(self, span: Span) -> Iterable[Span]:
+        """The entries of the driver's ring that a span stands for, of one length."""
+        return (span,) if span.ratio > 0.0 else pieces(span, LATENESS * self._ring.period_s)
+
+    def _judge_run(self, span: Span) -> Iterable[Span]:
+        """A span of many entries is judged as one where it is idle, else entry by entry."""
+        whole = self._judge(span)
+        if whole is not None and not whole.other:
+            return (whole,)
+        return [judged for entry in self._entries(span) if (judged := self._judge(entry)) is not None]
 
     def _judge(self, span: Span) -> Span | None:
         """A span of no utilization is other activity when a witness saw any in it, and unknown when not all of it was
@@ -154,20 +190,13 @@ class ActivityReader:
         """
         if span.ratio > 0.0 or span.end <= span.start:
             return span
-        watched = 0.0
         unknown = False
-        for watch in reversed(self._watches):
-            if watch.end <= span.start:
-                break
-            overlap = min(watch.end, span.end) - max(watch.start, span.start)
-            if overlap <= 0.0:
-                continue
-            if watch.active:
-                return span._replace(other=watch.active)
-            unknown |= not watch.known
-            watched += overlap
-        missing = span.end - span.start - watched
-        return None if unknown or missing > UNWATCHED_MAX_S else span
+        for track in (self._track, *self._engines.tracks()):
+            active = track.judge(span)
+            if active:
+                return span._replace(other=active)
+            unknown |= active is None
+        return None if unknown else span
 
     def _note_offset(self, offset: float) -> float:
         """Remember how wall and monotonic clock lie; by how much the wall clock was stepped since last time, else 0."""

@@ -7,8 +7,10 @@ that an entry that was lost leaves a hole and is not covered by the one after it
 from __future__ import annotations
 
 import itertools
+import math
+import operator
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gpu_exporter.devices.protocol import UtilizationSample
 from gpu_exporter.model import UTILIZATION, Span
@@ -55,25 +57,42 @@ class DriverRing:
         self.newest_wall = 0.0
         self.contradicted = False  # the last read brought work at a stamp that was already read as none
         self.answered = False  # the last read brought an entry that can be believed, be it the first, which has no span
+        self.is_gapless = False  # the last read went on from the one before it without a hole
+        self.length_s = 0.0  # what the ring keeps, as far as its answers have shown
         self._newest_ratio = 0.0
         self._period = RingPeriod(longest_s)
         self._longest_s = LATENESS * longest_s
         self._from = 0.0  # stamps up to this time are not believed
+
+    @property
+    def period_s(self) -> float:
+        """How long one entry stands for."""
+        return self._period.seconds
 
     def restart(self, wall: float) -> None:
         """The wall clock was stepped: what the ring holds was stamped in another time."""
         # A clock that went back meets its own stamps again, for as long as the ring keeps them.
         self._from = min(max(wall, self.newest_wall), wall + RING_AGE_MAX_S)
         self.newest_wall = wall
-        self.contradicted = self.answered = False
+        self.contradicted = self.answered = self.is_gapless = False
 
     def read(self, samples: Sequence[UtilizationSample], monotonic: float, wall: float) -> tuple[Span, ...]:
-        """Each entry covers (its stamp - the ring's period, its stamp], and nothing that an earlier one covered."""
-        self.contradicted = self.answered = False
+        """Each entry covers (its stamp - the ring's period, its stamp], and nothing that an earlier one covered.
+
+        Entries that follow one another without a hole and say the same are one span.
+        """
+        self.contradicted = self.answered = self.is_gapless = False
         if wall <= self._from:
             self.newest_wall = wall  # the clock went back: the ring still holds that time from before
             return ()
+        if self._is_steady(samples, wall):
+            span = Span(self.newest_wall + monotonic - wall, samples[-1].wall + monotonic - wall, samples[0].ratio)
+            self.answered = self.is_gapless = True
+            self.length_s = max(self.length_s, samples[-1].wall - samples[0].wall)
+            self.newest_wall, self._newest_ratio = samples[-1].wall, span.ratio
+            return (span,)
         entries = self._fold(samples, wall)
+        self.is_gapless = self.newest_wall > 0.0 and bool(entries)
         stamps = [self.newest_wall, *(entry.wall for entry in entries)]
         self._period.learn([later - earlier for earlier, later in itertools.pairwise(stamps)])
         shift = monotonic - wall
@@ -82,10 +101,43 @@ class DriverRing:
             if entry.wall > wall - RING_AGE_MAX_S and 0.0 <= entry.ratio <= 1.0:
                 self.answered = True
                 start = max(self.newest_wall, entry.wall - self._length_of(entry))
+                self.is_gapless &= start == self.newest_wall
                 if self.newest_wall > 0.0:
                     spans.append(Span(start + shift, entry.wall + shift, entry.ratio))
+            else:
+                self.is_gapless = False
             self.newest_wall, self._newest_ratio = entry.wall, entry.ratio
+        if entries:
+            kept_s = self._unbroken(samples)
+            # After a hole the ring may be all that it answered: then it is shorter than the time since the last read.
+            self.length_s = max(self.length_s, kept_s) if self.is_gapless else kept_s
         return tuple(spans)
+
+    def _is_steady(self, samples: Sequence[UtilizationSample], wall: float) -> bool:
+        """Whether these entries are all new, go on from the one before without a hole, and say the same share.
+
+        That is so most of the time, and far quicker to see than to take the entries one by one.
+        """
+        if not samples or not self._period.is_learned or self.newest_wall <= 0.0:
+            return False
+        ratios = {sample.ratio for sample in samples}
+        if len(ratios) > 1 or not 0.0 <= samples[0].ratio <= 1.0 or samples[0].span_s is not None:
+            return False
+        period = self._period.seconds
+        stamps = [self.newest_wall, *(sample.wall for sample in samples)]
+        apart = list(map(operator.sub, stamps[1:], stamps))
+        is_new = apart[0] > period / 2 and min(apart) >= 0.0 and stamps[-1] <= wall + UNWATCHED_MAX_S
+        return is_new and max(apart) <= min(self._longest_s, LATENESS * period) and stamps[1] > wall - RING_AGE_MAX_S
+
+    def _unbroken(self, samples: Sequence[UtilizationSample]) -> float:
+        """Seconds up to the newest entry in which no two stamps lie further apart than the longest period."""
+        stamps = sorted(sample.wall for sample in samples)
+        begin = stamps[-1]
+        for stamp in reversed(stamps):
+            if begin - stamp > self._longest_s:
+                break
+            begin = stamp
+        return stamps[-1] - begin
 
     def _length_of(self, entry: UtilizationSample) -> float:
         """How long an entry stands for, in seconds."""
@@ -123,6 +175,13 @@ def _busier(one: float, other: float) -> float:
     if len(shares) == 2 or (shares and shares[0] > 0.0):
         return max(shares)
     return one if not 0.0 <= one <= 1.0 else other
+
+
+def pieces(span: Span, longest_s: float) -> Iterator[Span]:
+    """A span of many entries in equal parts of at most `longest_s` seconds."""
+    number = max(1, math.ceil((span.end - span.start) / longest_s))
+    edges = [span.start + (span.end - span.start) * i / number for i in range(number)] + [span.end]
+    return (span._replace(start=start, end=end) for start, end in itertools.pairwise(edges))
 
 
 def agreeing(spans: Sequence[Span], rate_at: float, longest_s: float) -> tuple[Span, ...]:

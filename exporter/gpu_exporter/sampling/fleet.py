@@ -313,6 +313,10 @@ class Fleet:
             return "every GPU's driver call hangs"
         return self._driver.error
 
+    def sample_interval_s(self) -> float:
+        """The longest time between two cycles of a GPU, as things are."""
+        return max((loop.interval_s for loop in list(self._loops.values())), default=self._rules.interval_s)
+
     def outcomes(self) -> tuple[CollectorOutcome, ...]:
         """Of collectors that work outside the device cycles."""
         events = self._events

@@ -14,7 +14,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.devices.errors import DeviceError, DriverChanged
 from gpu_exporter.devices.protocol import Device
 from gpu_exporter.model import DeviceSnapshot
-from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.sampling.sampler import GPM_WINDOW_S, DeviceSampler
 from gpu_exporter.sampling.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,10 @@ FIND_RETRY_S = 5.0  # a GPU that cannot be found, or was lost, is looked for thi
 
 
 class DeviceLoop(Worker):
-    """Samples the device at one position every `interval_s` until stopped, and hands each snapshot to `deliver`."""
+    """Samples the device at one position until stopped, and hands each snapshot to `deliver`.
+
+    `interval_s`: between two cycles, until the device turns out to allow a longer one.
+    """
 
     def __init__(
         self,
@@ -56,6 +59,11 @@ class DeviceLoop(Worker):
         self._renew_at = 0.0
         self._was_slow = False  # the last cycle ended, but past its deadline
         self.renewals = 0  # how often the device was found again after a loss
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two cycles, as the device allows at present."""
+        return self.sampler.interval_s if self.sampler is not None else self._interval_s
 
     def is_hung(self) -> bool:
         """True while the present cycle is past its deadline, and until one has ended in time again."""
@@ -104,8 +112,9 @@ class DeviceLoop(Worker):
             return 0.0
         self._deliver(snapshot)
         self._log_change(snapshot)
-        self.latest = snapshot
-        return self._interval_s
+        is_first, self.latest = self.latest is None, snapshot
+        # GPM compares two moments: the second one follows at once, so that the first scrapes have it.
+        return min(GPM_WINDOW_S, self._interval_s) if is_first else self.interval_s
 
     def _renew(self, device: Device) -> None:
         """Now and then ask the driver for the lost device again."""

@@ -16,6 +16,8 @@ from gpu_exporter.model import Activity, CollectorOutcome, DeviceSnapshot, Insta
 from gpu_exporter.sampling.activity import ActivityReader, instance_activity
 from gpu_exporter.sampling.witnesses import ActivityRules, Witnesses
 
+GPM_WINDOW_S = 0.11  # NVML wants more than 100 ms between two samples
+
 
 class _Kept(NamedTuple):
     """What a collector that does not run each cycle found last time, and when it is due again."""
@@ -54,7 +56,7 @@ class DeviceSampler:
         Raises DriverChanged.
         """
         begin, answers = self._clock.monotonic(), self.device.answers
-        cycle = Cycle(self.device, self._activity.newest_sample_wall, self._clock.monotonic, self._totals, begin)
+        cycle = Cycle(self.device, self._activity.samples_since, self._clock.monotonic, self._totals, begin)
         outcomes: list[CollectorOutcome] = []
         try:
             for collector in self._collectors:
@@ -86,6 +88,11 @@ class DeviceSampler:
             facts=take_facts(cycle.samples),
         )
 
+    @property
+    def interval_s(self) -> float:
+        """How long the next cycle may wait."""
+        return self._activity.interval_s
+
     def prime(self) -> bool:
         """Open the GPM windows ahead of a first cycle; true when a cycle is worth waiting for."""
         opened = False
@@ -112,7 +119,7 @@ class DeviceSampler:
         assert collector.collect is not None
         start = self._clock.monotonic()
         kept = self._kept.get(collector.name)
-        if kept is not None and start < kept.due:
+        if kept is not None and start < kept.due - self._rules.interval_s / 2:  # not a whole cycle later
             cycle.samples += kept.samples
             cycle.processes = kept.processes or cycle.processes
             return kept.outcome

@@ -65,7 +65,8 @@ def moment_of(cycle: Cycle) -> Moment:
 
 
 class ActivityRules(NamedTuple):
-    """`interval_s`: sampling interval; see defaults.yaml for the rest.
+    """`interval_s`, `interval_max_s`: sampling interval, and the one of a device whose driver keeps what lies between
+    two cycles; see defaults.yaml for the rest.
 
     `driver_period_max_s`: the longest time that one utilization of the driver stands for; nvmlUtilization_t says that
     its sample period is between 1/6 and 1 s.
@@ -79,6 +80,7 @@ class ActivityRules(NamedTuple):
     gpm_idle_max_ratio: float = 0.001
     pcie_idle_max_bytes_per_second: float = 10e6
     nvlink_idle_max_bytes_per_second: float = 1e6
+    interval_max_s: float = 0.0
 
 
 class PowerFloor:
@@ -121,12 +123,20 @@ class TrafficRate:
         self._last: tuple[float, Traffic] | None = None
 
     def step(self, traffic: Traffic | None, at: float) -> float | None:
-        """The mean since the last step, both directions together; None while it is not known."""
+        """The most that a second since the last step can have had, both directions together; None while not known."""
         last, self._last = self._last, None if traffic is None else (at, traffic)
         if last is None or traffic is None or at <= last[0]:
             return None
-        moved = (traffic.rx - last[1].rx, traffic.tx - last[1].tx)
-        return sum(moved) / (at - last[0]) if min(moved) >= 0 else None
+        moved, span_s = (traffic.rx - last[1].rx, traffic.tx - last[1].tx), at - last[0]
+        return in_one_second(sum(moved) / span_s, span_s) if min(moved) >= 0 else None
+
+
+def in_one_second(mean: float, span_s: float) -> float:
+    """The mean of a second in which everything was done that `mean` says of a longer time.
+
+    Work that is short may be thinned out over the time since the last cycle, and must not fall below a floor by that.
+    """
+    return mean * max(1.0, span_s)
 
 
 class Witness(Protocol):
@@ -166,7 +176,9 @@ class GpmRatio:
         value: float | None = None
         if self._of_gpus or moment.is_instance:
             value = getattr(moment.gpm, self._ratio, None)
-        return ABSENT if value is None else ACTIVE if value > self._floor else QUIET
+        if value is None or moment.gpm is None:
+            return ABSENT
+        return ACTIVE if in_one_second(value, moment.gpm.span_s) > self._floor else QUIET
 
 
 class LinkTraffic:
@@ -181,7 +193,9 @@ class LinkTraffic:
         traffic, at = (moment.pcie, moment.pcie_at) if self.name == "pcie" else (moment.nvlink, moment.nvlink_at)
         counted = self._rate.step(traffic, at)
         reported: float | None = getattr(moment.gpm, self.name, None)
-        if (counted or 0.0) > self._floor or (reported or 0.0) > self._floor:
+        if (counted or 0.0) > self._floor:
+            return ACTIVE
+        if reported and moment.gpm is not None and in_one_second(reported, moment.gpm.span_s) > self._floor:
             return ACTIVE
         if traffic is not None and counted is None:
             return UNKNOWN  # a counter that needs a second reading leaves open whether a quiet GPM is right

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import math
 import mmap
 import sys
 import threading
@@ -85,8 +86,11 @@ class NvmlTable:
                 entry.rc = ERROR_NUMBERS[error] if error else 0
                 entry.delay_us = int(delay_s * 1e6)
 
-    def push_sample(self, index: int, wall: float, percent: int) -> None:
-        """Append to the device's utilization ring; the oldest entry falls out. Call inside `writing`."""
+    def push_sample(self, index: int, wall: float, percent: int, **engines: int) -> None:
+        """Append to the device's ring, percent by engine beside its utilization; the oldest entry falls out.
+
+        Call inside `writing`.
+        """
         device = self.table.devices[index]
         if device.sample_count == layout.MAX_SAMPLES:
             ctypes.memmove(
@@ -96,7 +100,9 @@ class NvmlTable:
             )
             device.sample_count -= 1
         entry = device.samples[device.sample_count]
-        entry.time_us, entry.percent = int(wall * 1e6), percent
+        entry.time_us, entry.gpu = int(wall * 1e6), percent
+        for engine in ENGINES:
+            setattr(entry, engine, engines.get(engine, 0))
         device.sample_count += 1
 
 
@@ -166,8 +172,13 @@ class ScenarioFeeder:
             if not has_mig:
                 rates = device.read_utilization()
                 out.utilization, out.memory_utilization = round(rates.gpu * 100), round((rates.memory or 0) * 100)
-                for sample in device.read_utilization_samples(self._sampled_until[index]):
-                    self._table.push_sample(index, sample.wall, round(sample.ratio * 100))
+                out.engine_rings = 2 if gpu.product.jpeg_ofa else 1
+                # Half a period, since wall and monotonic clock drift apart by microseconds.
+                for sample in device.read_utilization_samples(self._sampled_until[index] + PERIOD_S / 2):
+                    end = sample.wall - self.stage.to_wall(0.0)
+                    engines = {name: loads.mean(load, end - PERIOD_S, end) for name, load in device.parts.items()}
+                    percent = {name: math.ceil(100 * engines[name]) for name in ENGINES if name in engines}
+                    self._table.push_sample(index, sample.wall, round(sample.ratio * 100), **percent)
                     self._sampled_until[index] = sample.wall
         if gpu.faults or not self._refused[index]:
             self._feed_calls(index, gpu, now)

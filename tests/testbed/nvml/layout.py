@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 MAGIC = 0x4C4D564E  # "NVML"
-VERSION = 4
+VERSION = 5
 MAX_DEVICES = 16
 MAX_SAMPLES = 100  # what a real driver keeps is not documented; the ring must be finite to be honest
 MAX_PROCESSES = 128
@@ -69,9 +69,17 @@ class Call(ctypes.Structure):
 
 
 class RingSample(ctypes.Structure):
-    """One entry of the driver's utilization ring."""
+    """One entry of the driver's ring: everything that it samples of a period, in percent."""
 
-    _fields_ = (("time_us", u64), ("percent", u32), ("padding", u32))
+    _fields_ = (
+        ("time_us", u64),
+        ("gpu", u32),
+        ("encoder", u32),
+        ("decoder", u32),
+        ("jpeg", u32),
+        ("ofa", u32),
+        ("padding", u32),
+    )
 
 
 class Process(ctypes.Structure):
@@ -165,6 +173,8 @@ class Device(ctypes.Structure):
         ("reasons", u64),
         ("reasons_supported", u64),
         ("samples", RingSample * MAX_SAMPLES),
+        ("engine_rings", u32),  # nvmlDeviceGetSamples knows the encoder's and decoder's (1), all four engines' (2)
+        ("padding3", u32),
         ("process_count", u32),
         ("instance_count", u32),
         ("processes", Process * MAX_PROCESSES),

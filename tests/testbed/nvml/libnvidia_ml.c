@@ -228,14 +228,16 @@ typedef struct { unsigned long long time_us; value_t value; } sample_t;
 ret_t nvmlDeviceGetSamples(dev_t_ handle, int type, unsigned long long since, int *value_type, unsigned *count, sample_t *out) {
     ENTER(nvmlDeviceGetSamples);
     WHOLE_ONLY();
-    if (d.mig_mode || type != 1) return NOT_SUPPORTED;
+    int has_ring = type == 1 || (d.engine_rings >= 1 && (type == 3 || type == 4)) || (d.engine_rings >= 2 && (type == 8 || type == 9));
+    if (d.mig_mode || !has_ring) return NOT_SUPPORTED;
     *value_type = 1;
     if (!out) { *count = d.sample_count; return d.sample_count ? OK : NOT_FOUND; }
     unsigned found = 0;
     for (unsigned i = 0; i < d.sample_count && found < *count; i++)
         if (d.samples[i].time_us > since) {
-            out[found].time_us = d.samples[i].time_us;
-            out[found++].value.u = d.samples[i].percent;
+            ring_sample_t *s = &d.samples[i];
+            out[found].time_us = s->time_us;
+            out[found++].value.u = type == 1 ? s->gpu : type == 3 ? s->encoder : type == 4 ? s->decoder : type == 8 ? s->jpeg : s->ofa;
         }
     *count = found;
     return found ? OK : NOT_FOUND;

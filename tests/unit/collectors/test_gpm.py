@@ -10,7 +10,7 @@ from gpu_exporter.devices.protocol import Gpm
 
 
 def make_cycle(totals: Totals | None = None) -> Cycle:
-    return Cycle(None, 0.0, lambda: 0.0, totals or Totals())  # type: ignore[arg-type]
+    return Cycle(None, {}, lambda: 0.0, totals or Totals())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

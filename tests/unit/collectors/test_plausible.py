@@ -186,7 +186,7 @@ def test_a_driver_that_answers_nothing_but_sentinels_publishes_none_of_them(sent
 
 
 def make_cycle(device: object, totals: Totals | None = None, now: float = 0.0) -> Cycle:
-    return Cycle(device, 0.0, lambda: now, totals or Totals())  # type: ignore[arg-type]
+    return Cycle(device, {}, lambda: now, totals or Totals())  # type: ignore[arg-type]
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True))

@@ -225,7 +225,7 @@ def test_a_ring_that_delivers_late_is_judged_by_what_was_seen_at_its_time() -> N
     reader = ActivityReader(UnitId("GPU-0"), RULES)
     wall, spans = 1_700_000_000.0, []
     for second in range(1, 21):
-        cycle = Cycle(None, 0.0, lambda: 0.0, Totals())  # type: ignore[arg-type]
+        cycle = Cycle(None, {}, lambda: 0.0, Totals())  # type: ignore[arg-type]
         cycle.utilization, cycle.utilization_at = 0.0, float(second)
         cycle.engines = {"decoder": 0.0 if second % 5 == 0 else 0.7}
         if second % 5 == 0:
@@ -324,11 +324,11 @@ def test_a_resting_gpu_is_idle_whatever_the_drivers_clock_says(lead: float, peri
     ring = [wall + lead + i * period for i in range(int(700 / period))]
     for step in range(600):
         now = 100.0 + step + (0.3 if step % 50 == 0 else 0.02 * (step % 3))
-        cycle = Cycle(None, 0.0, lambda: 0.0, Totals())  # type: ignore[arg-type]
+        cycle = Cycle(None, {}, lambda: 0.0, Totals())  # type: ignore[arg-type]
         cycle.utilization, cycle.utilization_at = 0.0, now
         cycle.engines = {"decoder": 0.0}
         known = wall + now - 100.0 + max(0.0, lead)
-        since = reader.newest_sample_wall
+        since = reader.samples_since.get("utilization", 0.0)
         cycle.driver_samples = [UtilizationSample(stamp, 0.0) for stamp in ring if since < stamp <= known]
         activity = reader.read(cycle, now, wall + now - 100.0)
         for span in activity.spans if activity else ():
@@ -343,7 +343,7 @@ def test_a_reported_rate_of_work_contradicts_a_whole_ring_of_zeros() -> None:
     reader, wall = ActivityReader(UnitId("GPU-0"), RULES), 1_700_000_000.0
     idle = 0.0
     for second in range(1, 60):
-        cycle = Cycle(None, 0.0, lambda: 0.0, Totals())  # type: ignore[arg-type]
+        cycle = Cycle(None, {}, lambda: 0.0, Totals())  # type: ignore[arg-type]
         cycle.utilization, cycle.utilization_at = 0.5, float(second)
         cycle.driver_samples = [UtilizationSample(wall + second - 1 + i / 5, 0.0) for i in range(1, 6)]
         activity = reader.read(cycle, float(second), wall + second)
@@ -359,9 +359,9 @@ def test_after_a_clock_that_went_back_old_zeros_are_not_read_again() -> None:
         wall = base + second - (10.0 if second >= 20 else 0.0)  # at 20 the clock goes back, and work begins
         busy = 1.0 if second >= 20 else 0.0
         ring += [UtilizationSample(wall - 1 + i / 5, busy) for i in range(1, 6)]
-        cycle = Cycle(None, 0.0, lambda: 0.0, Totals())  # type: ignore[arg-type]
+        cycle = Cycle(None, {}, lambda: 0.0, Totals())  # type: ignore[arg-type]
         cycle.utilization_at = float(second)  # and no reported rate that would contradict
-        cycle.driver_samples = sorted(s for s in ring if s.wall > reader.newest_sample_wall)
+        cycle.driver_samples = sorted(s for s in ring if s.wall > reader.samples_since.get("utilization", 0.0))
         activity = reader.read(cycle, float(second), wall)
         for span in activity.spans if activity and second >= 20 else ():
             idle += span.end - span.start if span.ratio == 0.0 and not span.other else 0.0

@@ -49,6 +49,7 @@ def error_name(code: int) -> str:
 
 
 NVML_GPU_UTILIZATION_SAMPLES = 1
+ENGINE_SAMPLES = {"encoder": 3, "decoder": 4, "jpeg": 8, "ofa": 9}  # NVML_ENC_UTILIZATION_SAMPLES and so on
 NVML_TEMPERATURE_GPU = 0
 NVML_CLOCK_SM = 1
 NVML_CLOCK_MEM = 2
@@ -160,4 +161,5 @@ THROTTLE_BITS = {
 }
 
 # Members of the union nvmlValue_t by nvmlValueType_t.
+VALUE_FORMATS = {0: "d", 1: "I", 2: "L", 3: "Q", 4: "q", 5: "i", 6: "H"}  # nvmlValueType_t, as of the module struct
 VALUE_MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}

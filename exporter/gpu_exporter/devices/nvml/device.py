@@ -140,13 +140,19 @@ class NvmlDevice:
         return Rates(gpu / 100.0, memory / 100.0)  # percent
 
     def read_utilization_samples(self, since_wall: float) -> Sequence[UtilizationSample]:
-        samples = self.ask(
-            "nvmlDeviceGetSamples", nvml.NVML_GPU_UTILIZATION_SAMPLES, int(since_wall * 1e6), about="utilization"
-        )
-        return sorted(UtilizationSample(stamp / 1e6, value / 100.0) for stamp, value in samples)  # us, percent
+        return self._read_samples("utilization", nvml.NVML_GPU_UTILIZATION_SAMPLES, since_wall)
+
+    def _read_samples(self, subject: str, kind: int, since_wall: float) -> Sequence[UtilizationSample]:
+        samples = self.ask("nvmlDeviceGetSamples", kind, int(since_wall * 1e6), about=subject)
+        found = [UtilizationSample(stamp / 1e6, value / 100.0) for stamp, value in samples]  # us, percent
+        found.sort()
+        return found
 
     def read_engine(self, engine: str) -> float:
         return float(self.ask(ENGINE_CALLS[engine])) / 100.0  # percent
+
+    def read_engine_samples(self, engine: str, since_wall: float) -> Sequence[UtilizationSample]:
+        return self._read_samples(engine, nvml.ENGINE_SAMPLES[engine], since_wall)
 
     def _require_gpm(self) -> None:
         """Raises NotSupported on a board without GPM."""

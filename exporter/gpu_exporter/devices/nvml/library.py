@@ -129,8 +129,11 @@ def _samples(handle: Handle, kind: int, since_us: int) -> tuple[tuple[int, float
     if nvml.error_name(code) == "NVML_ERROR_NOT_FOUND":
         return ()
     _check(call, code)
-    member = nvml.VALUE_MEMBERS.get(value_type.value, "uiVal")
-    return tuple((entry.stamp, getattr(entry.value, member)) for entry in buffer[: count.value])
+    words = memoryview(buffer).cast("B")[: count.value * ctypes.sizeof(structures.Sample)]
+    stamps = words.cast("Q").tolist()[::2]
+    values: list[Any] = words.cast(nvml.VALUE_FORMATS.get(value_type.value, "I")).tolist()  # type: ignore[call-overload]
+    step = len(values) // len(stamps) if stamps else 1
+    return tuple(zip(stamps, values[step // 2 :: step], strict=True))
 
 
 def _fields(handle: Handle, ids: tuple[tuple[int, int], ...]) -> tuple[tuple[int, float], ...]:

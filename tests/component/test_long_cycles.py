@@ -1,0 +1,107 @@
+"""One cycle each five seconds loses nothing: short work at any moment is seen, on the C library with its finite ring."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_exporter import collectors
+from gpu_exporter.app.wiring import activity_rules
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.defaults import Settings
+from gpu_exporter.devices.nvml.backend import NvmlBackend
+from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.model import Span
+from gpu_exporter.sampling.sampler import DeviceSampler
+from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
+
+RUN_S = 600.0
+WORK_S = 0.2
+SETTLED_S = 5.0  # from the start until cycles are long
+EDGE_S = 0.14  # docs/decisions/0010: how far idle may reach into work at its ends, with a period of a fifth of a second
+
+
+class Run(NamedTuple):
+    """What ten minutes with one short piece of work gave; seconds since the start."""
+
+    spans: list[Span]
+    intervals: list[float]
+    calls: int
+
+
+@pytest.fixture(scope="module")
+def table(nvml_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NvmlTable]:
+    ctypes.CDLL(str(nvml_directory / "libnvidia-ml.so.1"), mode=ctypes.RTLD_GLOBAL)
+    table = NvmlTable(tmp_path_factory.mktemp("nvml") / "table")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPU_EXPORTER_NVML_TABLE", str(table.path))
+        yield table
+
+
+def play(table: NvmlTable, part: str, begin: float, late: list[float], interval_max_s: float = 5.0) -> Run:
+    """Work of WORK_S on `part` ("" is a kernel) from `begin`, on a GPU that is read at the interval it allows.
+
+    `late`: seconds by which each cycle comes late, again and again from the first.
+    """
+    points = [[0, 0], [begin, 0], [begin, 1], [begin + WORK_S, 1], [begin + WORK_S, 0]]
+    work, rest = {"kind": "curve", "points": points}, {"kind": "constant", "value": 0.0}
+    load: dict[str, object] = {part: work, "load": rest} if part else {"load": work}
+    rules = activity_rules(Settings())._replace(interval_max_s=interval_max_s)
+    clock = ManualClock()
+    table.table.devices[0].sample_count = 0
+    feeder = ScenarioFeeder(parse_scenario({"gpus": [{"model": "A100", **load}]}), table, clock)
+    backend = NvmlBackend(None, clock.monotonic)
+    backend.open()
+    start = clock.monotonic()
+    try:
+        device = backend.find(0)
+        sampler = DeviceSampler(device, collectors.DEFAULT, clock, rules)
+        run, answers, cycle = Run([], [], 0), device.answers, 0
+        while clock.monotonic() - start < RUN_S:
+            clock.advance(sampler.interval_s + late[cycle % len(late)])
+            feeder.feed()
+            snapshot = sampler.sample()
+            cycle += 1
+            run.intervals.append(sampler.interval_s)
+            run.spans.extend(
+                span._replace(start=span.start - start, end=span.end - start)
+                for span in (snapshot.activity.spans if snapshot.activity else ())
+            )
+        return run._replace(calls=device.answers - answers)
+    finally:
+        backend.close()
+
+
+def overlap(spans: list[Span], begin: float, end: float) -> float:
+    return sum(max(0.0, min(span.end, end) - max(span.start, begin)) for span in spans)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    part=st.sampled_from(["", "encoder", "decoder", "jpeg", "ofa"]),
+    begin=st.floats(SETTLED_S, RUN_S - 15.0),
+    late=st.lists(st.floats(0.0, 0.3), min_size=1, max_size=7),
+)
+def test_short_work_at_any_moment_is_seen(table: NvmlTable, part: str, begin: float, late: list[float]) -> None:
+    run = play(table, part, begin, late)
+    idle = [span for span in run.spans if not span.ratio and not span.other]
+    seen = [span for span in run.spans if (part in span.other if part else span.ratio)]
+    assert overlap(seen, begin, begin + WORK_S) > 0.0
+    assert overlap(idle, begin, begin + WORK_S) <= EDGE_S
+    if not part:
+        assert sum((span.end - span.start) * span.ratio for span in seen) == pytest.approx(WORK_S, abs=0.01)
+    assert overlap(idle, 0.0, RUN_S) > 0.96 * RUN_S
+    assert sum(interval == 5.0 for interval in run.intervals) > 0.9 * len(run.intervals)
+
+
+def test_long_cycles_ask_the_driver_a_third_as_often(table: NvmlTable) -> None:
+    long, short = (play(table, "", 300.0, [0.0], interval_max_s) for interval_max_s in (5.0, 1.0))
+    assert set(long.intervals[20:]) == {5.0}
+    assert set(short.intervals) == {1.0}
+    assert long.calls < 0.35 * short.calls
