@@ -94,6 +94,7 @@ FIXED = {
     "$labels.het_job_id }}Job {{ $labels.het_job_id }}+{{ $labels.het_job_offset }}{{ else if $labels.job_id }}Job "
     "{{ $labels.job_id }}{{ else }}Pod {{ $labels.namespace }}/{{ $labels.pod }}{{ end }}",
 }
+LOOKBACK_S = 300.0  # Prometheus's --query.lookback-delta: a recording that is older is gone until the next one
 WAITS = ("wait", "wait_long", "keep")  # may be 0s in tests with short windows
 PARAMETER = re.compile(r"\$\{([a-z]\w*)(\.seconds)?\}")  # ${1} is PromQL's
 HEADER = "# Generated from alerts/src/{name} by alerts/build.py: do not edit.\n"
@@ -121,6 +122,9 @@ def read_parameters(alerts: Alerts, overrides: Mapping[str, str]) -> dict[str, t
         if fault := "" if may_be_zero and value == 0 else check_value("alerts", name, value):
             raise BuildError(f"{name}: {fault}")
         values[name] = format_parameter(name, value), f"{value:g}" if isinstance(value, float) else value
+    for name in ("interval", "owners_interval"):
+        if float(values[name][1]) >= LOOKBACK_S:
+            raise BuildError(f"{name}: must be below {LOOKBACK_S:g}s: Prometheus forgets a series that is older")
     for name, text in FIXED.items():
         filled = PARAMETER.sub(lambda match: values[match[1]][1 if match[2] else 0], text)
         values[name] = filled, filled
@@ -139,7 +143,7 @@ def build_rules(text: str, parameters: Mapping[str, tuple[str, str]], name: str,
 
     def value_of(match: re.Match[str]) -> str:
         if match[1] not in parameters:
-            raise BuildError(f"{name}: ${{{match[1]}}} is no parameter; known: {', '.join(parameters)}")
+            raise BuildError(f"{name}: ${{{match[1]}}} is not a parameter; known: {', '.join(parameters)}")
         return parameters[match[1]][1 if match[2] else 0]
 
     def fill(node: Any) -> Any:

@@ -25,6 +25,8 @@ from gpu_exporter.config import CHOICES, PATTERNS  # noqa: E402
 from gpu_exporter.defaults import DURATIONS, Alerts, Settings  # noqa: E402
 
 DURATION = r"^[0-9]*[1-9][0-9]*(\.[0-9]+)?(ms|s|m|h)$"  # above 0, as the configuration asks
+# Below 5m, as alerts/build.py asks.
+BELOW_LOOKBACK = r"^([1-9][0-9]{0,4}ms|[1-9][0-9]?s|[12][0-9]{2}s|[1-4]m)$"
 
 
 def settings_schema() -> dict[str, Any]:
@@ -37,6 +39,8 @@ def settings_schema() -> dict[str, Any]:
                 keys[key] = {"enum": list(choices)}
             elif text := PATTERNS.get(f"{section}.{key}"):
                 keys[key] = {"type": "string", "pattern": f"^(?:{text[0]})$"}
+            elif f"{section}.{key}" in ("alerts.interval", "alerts.owners_interval"):
+                keys[key] = {"type": "string", "pattern": BELOW_LOOKBACK}
             elif f"{section}.{key}" in DURATIONS:
                 keys[key] = {"type": "string", "pattern": DURATION}
             else:

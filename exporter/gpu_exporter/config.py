@@ -117,7 +117,7 @@ def check_value(section: str, key: str, value: float | str) -> str:
         if pattern := PATTERNS.get(f"{section}.{key}"):
             return "" if re.fullmatch(pattern[0], value) else f"{value!r} is not {pattern[1]}"
         choices = CHOICES[f"{section}.{key}"]
-        return "" if value in choices else f"{value!r} is none of {', '.join(choices)}"
+        return "" if value in choices else f"{value!r} is not one of {', '.join(choices)}"
     if value <= 0:
         return "must be above 0"
     if f"{section}.{key}" not in DURATIONS and isinstance(value, float) and value > 1:

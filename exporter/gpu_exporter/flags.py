@@ -45,7 +45,7 @@ commands:
 """
 EPILOG = f"""signals:
   SIGUSR1       release the driver (for an upgrade, or to switch MIG)
-  SIGHUP        take it again
+  SIGHUP        reopen it
 
 exit codes:
 {list_exits()}"""

@@ -333,8 +333,8 @@ class UnitTotals(NamedTuple):
     """Integrals of one unit, all in seconds, None where the hardware never answered.
 
     `active_by`: who showed the last activity, UTILIZATION or other witnesses. `other_s`: time at utilization 0 that is
-    not idle, by the witness that was active (of several the first in the order of sampling/witnesses.py), since
-    this process started.
+    not idle, by the witness that was active (of several the first: UTILIZATION, then in the order of
+    sampling/witnesses.py), since this process started.
     Invariant: busy_s + idle_s <= observed_s.
     """
 

@@ -38,14 +38,14 @@ class Parser(argparse.ArgumentParser):
             return
         if isinstance(action, argparse.BooleanOptionalAction) or action.nargs == 0:
             if text.lower() not in ("true", "false", "1", "0"):
-                self.error(f"environment variable {variable}: {text!r} is none of true, false")
+                self.error(f"environment variable {variable}: {text!r} is not one of true, false")
             action.default = text.lower() in ("true", "1")
         elif isinstance(action.default, list):
             convert = action.type if callable(action.type) else str
             action.default = [convert(item) for item in text.split(",") if item]
         else:
             if action.choices is not None and text not in action.choices:
-                self.error(f"environment variable {variable}: {text!r} is none of {', '.join(action.choices)}")
+                self.error(f"environment variable {variable}: {text!r} is not one of {', '.join(action.choices)}")
             action.default = text  # argparse converts text defaults by `type`
 
     def fail(self, message: str) -> NoReturn:

@@ -377,7 +377,7 @@ def test_a_host_without_a_thread_to_spare(
     wait_for(lambda: "attribution scenario: no thread can be started" in running.log() or None, "the complaint")
     assert get(port, "/metrics", HONEST)[0] == 200
     slowest = probe_ms(port)
-    for number, said in ((signal.SIGUSR1, "the driver was released"), (signal.SIGHUP, "the driver is taken again")):
+    for number, said in ((signal.SIGUSR1, "the driver was released"), (signal.SIGHUP, "the driver is opened again")):
         running.process.send_signal(number)
         wait_for(lambda said=said: said in running.log() or None, said)
     host.has_threads(True)

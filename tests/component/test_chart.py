@@ -113,6 +113,7 @@ def test_lint_and_schemas(helm: Helm, schemas: str, variant: str, tmp_path: Path
         ({"settings": {"policy": {"candidate_after": "1 hour"}}}, "does not match pattern"),
         ({"settings": {"policy": {"candidate_after": "0s"}}}, "does not match pattern"),
         ({"settings": {"policy": {"coverage_min": 90}}}, "maximum: got 90, want 1"),
+        ({"settings": {"alerts": {"owners_interval": "20m"}}}, "does not match pattern"),
         ({"reconciler": {"prometheusURL": "prometheus:9090"}}, "does not match pattern"),
         ({"reconciler": {"interval": "0s"}}, "does not match pattern"),
         ({"prometheusRule": {"otherExporter": ["source-dcgm", "compat-dcgm"]}}, "value must be one of"),

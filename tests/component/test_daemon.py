@@ -311,5 +311,6 @@ def test_every_flag_has_an_environment_form(processes: Processes, nvml_environme
     done = run_exporter("--once", environment={**nvml_environment, "GPU_EXPORTER_FORMAT": "xml"})
     assert done.returncode == 2
     assert (
-        "environment variable GPU_EXPORTER_FORMAT: 'xml' is none of prometheus, openmetrics, json, table" in done.stderr
+        "environment variable GPU_EXPORTER_FORMAT: 'xml' is not one of prometheus, openmetrics, json, table"
+        in done.stderr
     )

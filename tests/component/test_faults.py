@@ -606,7 +606,7 @@ def test_a_release_while_the_driver_is_being_opened_holds(rig: Rig) -> None:
     running.process.send_signal(signal.SIGUSR1)
     wait_for(lambda: "not released yet" in running.log(), "the release to give up for now")
     rig.table.table.init_delay_us = 0
-    rig.wait_until(url, "the release to hold", lambda seen: "SIGHUP takes it again" in (fetch(f"{url}/") or ""))
+    rig.wait_until(url, "the release to hold", lambda seen: "SIGHUP reopens it" in (fetch(f"{url}/") or ""))
     assert str(rig.table.path) not in Path(f"/proc/{running.process.pid}/maps").read_text("utf-8")
     running.process.send_signal(signal.SIGHUP)
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
@@ -624,7 +624,7 @@ def test_a_release_while_the_driver_is_being_asked_ends_every_loop_first(rig: Ri
         lambda: str(rig.table.path) not in Path(f"/proc/{running.process.pid}/maps").read_text("utf-8"),
         "the driver to be free",
     )
-    seen = rig.wait_until(url, "the release", lambda seen: "SIGHUP takes it again" in (fetch(f"{url}/") or ""))
+    seen = rig.wait_until(url, "the release", lambda seen: "SIGHUP reopens it" in (fetch(f"{url}/") or ""))
     assert not seen["gpu_up"]
     running.process.send_signal(signal.SIGHUP)
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())

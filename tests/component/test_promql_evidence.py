@@ -110,9 +110,8 @@ def write_history(directory: Path, end: int) -> None:
         f"gpu_allocation_holder_units{{{lost}}} 2 {at}",
         f"gpu_allocation_held_seconds_total{{{lost}}} 30000 {at}",
     ]
-    for second in range(
-        0, 3601, SCRAPE_S
-    ):  # an hour in which witnesses kept GPU-1 and an instance of GPU-2 from idleness
+    # An hour in which witnesses kept GPU-1 and an instance of GPU-2 from idleness.
+    for second in range(0, 3601, SCRAPE_S):
         place = 'job="gpu-exporter",node="n1",instance="n1",gpu="0"'
         for name, labels, rate in (
             ("gpu_other", 'uuid="GPU-1",witness="pcie"', 0.5),
@@ -123,6 +122,9 @@ def write_history(directory: Path, end: int) -> None:
         ):
             value = 100 + rate * second
             lines.append(f"{name}_activity_seconds_total{{{place},{labels}}} {value} {end - 3600 + second}")
+        if second >= 1800:  # born in this hour, with all that it ever counted
+            born = f'{place},uuid="GPU-1",witness="encoder"'
+            lines.append(f"gpu_other_activity_seconds_total{{{born}}} 10 {end - 3600 + second}")
     for uuid in ("GPU-h1", "GPU-h2"):  # of jobs that Slurm hides: no id
         hidden = f'job="gpu-exporter",node="nh",instance="nh",gpu="0",uuid="{uuid}",scheduler="slurm"'
         lines += [
@@ -212,10 +214,11 @@ def test_a_task_is_found_by_its_users_id_though_it_is_no_suspect(prometheus: Pro
 
 def test_witnesses_are_those_of_the_holders_own_gpus_in_the_last_hour(prometheus: Prometheus) -> None:
     found = source(prometheus).read_other_activity({"GPU-1"})
-    assert {unit: list(seen) for unit, seen in found.items()} == {
-        ("GPU-1", ""): ["pcie"],
+    assert {unit: sorted(seen) for unit, seen in found.items()} == {
+        ("GPU-1", ""): ["encoder", "pcie"],
         ("GPU-1", "1/0"): ["gpm_dram"],
     }
+    assert found["GPU-1", ""]["encoder"] == 10.0
     assert found["GPU-1", ""]["pcie"] == pytest.approx(1800, rel=0.03)
     assert found["GPU-1", "1/0"]["gpm_dram"] == pytest.approx(900, rel=0.03)
 

@@ -50,7 +50,7 @@ def test_keys_override_the_defaults(tmp_path: Path) -> None:
         ("policy:\n  coverage_min: 90\n", ["c.yaml:2: policy.coverage_min: 90 is not a share between 0 and 1"]),
         (
             "identity:\n  user: sha1\n",
-            ["c.yaml:2: identity.user: 'sha1' is none of auto, name, uid, hmac, none"],
+            ["c.yaml:2: identity.user: 'sha1' is not one of auto, name, uid, hmac, none"],
         ),
         (
             "policy:\n  candidate_after: 3h\n  underused_after: 1h\n",

@@ -12,7 +12,9 @@ import pytest
 import yaml
 from prometheus_client import generate_latest
 
+from alerts.build import BuildError, read_parameters
 from gpu_exporter import collectors
+from gpu_exporter.defaults import Alerts
 from gpu_exporter.exposition.catalog import fixed_groups
 from gpu_exporter.reconciler.telemetry import Telemetry
 
@@ -32,6 +34,13 @@ FOREIGN = re.compile(
 )
 INFO = ("pod:owner:info", "unit:dcgm_labels:info", "node:node_pool:info")  # one row a key
 PARTS = ("Meaning", "Impact", "Diagnosis", "Mitigation", "False positives")
+
+
+@pytest.mark.parametrize("name", ["interval", "owners_interval"])
+def test_an_interval_at_which_recordings_would_be_forgotten_is_refused(name: str) -> None:
+    read_parameters(Alerts(), {name: "4m"})
+    with pytest.raises(BuildError, match=f"^{name}: must be below 300s: Prometheus forgets"):
+        read_parameters(Alerts(), {name: "5m"})
 
 
 def own_types() -> dict[str, str]:

@@ -70,7 +70,7 @@ def hold_signals() -> None:
 
 
 def release_on_signal(agent: Agent) -> None:
-    """SIGUSR1 lets the driver go, SIGHUP takes it again; in a thread, since a driver call may hang.
+    """SIGUSR1 releases the driver, SIGHUP reopens it; in a thread, since a driver call may hang.
 
     The thread is there before the signals: when one arrives, the host may have none left.
     """

@@ -120,7 +120,7 @@ class _Finder:
         if claim.kind == "uuid":
             return self._by_uuid.get(device), replica, f"{device} does not answer here"
         if claim.kind == "minor":
-            return self._by_minor.get(device), replica, f"no whole GPU here is /dev/nvidia{device}"
+            return self._by_minor.get(device), replica, f"no whole GPU here has the device file number {device}"
         if claim.kind == "unproven":
             return None, replica, claim.reason
         unit, reason = self._at(claim, device)

@@ -368,4 +368,4 @@ class Backend(Protocol):
         """Register for the XIDs of these devices. Raises NotSupported where the backend has no events, DeviceError."""
 
     def close(self) -> None:
-        """Let go of the driver. Never raises."""
+        """Close the driver. Never raises."""

@@ -226,7 +226,7 @@ def _parse_load(place: str, data: object) -> Load:
         "curve": lambda: Curve(_parse_points(f"{place}.points", reader.entries("points"))),
     }
     if kind not in makers:
-        raise ScenarioError(f"{place}.kind: {kind!r} is none of {', '.join(makers)}")
+        raise ScenarioError(f"{place}.kind: {kind!r} is not one of {', '.join(makers)}")
     load = makers[kind]()
     reader.finish()
     return load
@@ -256,7 +256,7 @@ def _parse_points(place: str, entries: list[object]) -> list[tuple[float, float]
 def _parse_gpu(reader: _Reader, index: int, seed: int) -> ScenarioGpu:
     model = reader.text("model", "")
     if model not in PRODUCTS:
-        raise ScenarioError(f"{reader.place}.model: {model!r} is none of {', '.join(PRODUCTS)}")
+        raise ScenarioError(f"{reader.place}.model: {model!r} is not one of {', '.join(PRODUCTS)}")
     product = PRODUCTS[model]
     gpu_uuid = f"GPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'{seed}/{index}')}"
     has_mig = reader.take("mig", None)
@@ -366,7 +366,7 @@ def _parse_holder(reader: _Reader, gpus: tuple[ScenarioGpu, ...]) -> ScenarioHol
     kind = reader.text("kind")
     name = reader.text("name")
     if kind not in ("pod", "job"):
-        raise ScenarioError(f"{reader.place}.kind: {kind!r} is none of pod, job")
+        raise ScenarioError(f"{reader.place}.kind: {kind!r} is not one of pod, job")
     if kind == "pod" and name.count("/") != 2:
         raise ScenarioError(f"{reader.place}.name: {name!r} is not namespace/pod/container")
     holder = ScenarioHolder(

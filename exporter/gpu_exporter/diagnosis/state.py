@@ -92,11 +92,12 @@ def _judge_zero(window: Window, needed_s: float) -> Verdict:
     """The state at a utilization of 0 throughout: idle where the run of quiet witnesses covers the known time too."""
     run_s = window.idle_run_s or 0.0
     idle = format_duration(run_s)
-    witnesses = " and ".join(window.active_by) or "another witness"
+    witnesses = f"{' and '.join(window.active_by)} showed activity" if window.active_by else ""
     if run_s <= 0.0:
-        return Verdict("unknown", f"utilization 0, but {witnesses} showed activity")
+        return Verdict("unknown", f"utilization 0, but {witnesses or 'not all witnesses are known'}")
     if run_s < needed_s:
-        return Verdict("unknown", f"utilization 0, but idle only for {idle}: {witnesses} showed activity before")
+        before = f"{witnesses} before" if witnesses else "the time before is not known"
+        return Verdict("unknown", f"utilization 0, but idle only for {idle}: {before}")
     if window.processes == 0.0:
         return Verdict("held_no_process", f"idle for {idle}, no process on the GPU")
     return Verdict("held_idle", f"idle for {idle}")

@@ -61,7 +61,7 @@ GPU_LAST_ACTIVE = Family(
 )
 _OTHER_ACTIVITY = (
     "Time at utilization 0 that is not idle, by the witness that was active, since the exporter started: of "
-    "several the first in the order of docs/concepts.md; no series before its first second"
+    "several the first in the order of docs/concepts.md; no series before its first activity"
 )
 GPU_OTHER_ACTIVITY = Family("gpu_other_activity_seconds_total", "counter", _OTHER_ACTIVITY, ("witness",))
 MIG_OTHER_ACTIVITY = Family(

@@ -130,7 +130,7 @@ class Ledger:
             if _is_idle(span):
                 account.idle_s += length
             elif span.ratio == 0.0:
-                other_s = self._signs[activity.unit].other_s
+                other_s = self._signs.setdefault(activity.unit, _Signs()).other_s
                 other_s[span.other[0]] = other_s.get(span.other[0], 0.0) + length
             self._ring(activity.unit).add(span.start, span.end, span.ratio)
             waiting = self._pending.setdefault(activity.unit, _Pending()).spans

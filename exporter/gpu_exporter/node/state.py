@@ -301,6 +301,15 @@ class NodeState:
         ]
         return Evidence([gpu.snapshot for gpu in records.gpus.values() if gpu.snapshot.up], subjects)
 
+    def _ended_by(self, unit: UnitTotals | None, idle_run_s: float) -> tuple[str, ...]:
+        """The witnesses of the unit's last activity, unless that lies too far back to have ended the last idle run."""
+        rules = self.ledger.rules
+        if unit is None or unit.last_active_wall is None:
+            return ()
+        unknown_s = max(rules.idle_run_unknown_reset_s, rules.idle_run_unknown_max_ratio * idle_run_s)
+        reach_s = idle_run_s + unknown_s + rules.longest_unconfirmed_s
+        return unit.active_by if self._clock.wall() - unit.last_active_wall <= reach_s else ()
+
     def _window(self, record: HolderRecord, gpu: GpuRecord) -> Window:
         unit, totals = record.allocation.unit, record.totals
         of_unit = gpu.totals.get(unit.mig_uuid)
@@ -309,7 +318,7 @@ class NodeState:
             values=self.history(unit, length_s).values,
             held_s=totals.held_s,
             idle_run_s=totals.idle_run_s,
-            active_by=of_unit.active_by if of_unit is not None else (),
+            active_by=self._ended_by(of_unit, totals.idle_run_s or 0.0),
             processes=gpu.snapshot.facts.compute_processes if not unit.mig_uuid else None,
         )
 

@@ -174,8 +174,10 @@ class PromQLSource:
         wanted = f'uuid=~"{"|".join(map(_literal, sorted(uuids)[:EXPLAINED_MAX]))}"'
         found: dict[tuple[str, str], dict[str, float]] = {}
         for metric in ("gpu_other_activity_seconds_total", "gpu_mig_other_activity_seconds_total"):
-            growth = f"increase({self._select(metric, wanted)}[{self._candidate_after_s:g}s])"
-            for row in self._query(f"max by (uuid, mig, witness) ({growth}) > 0"):
+            total, window = self._select(metric, wanted), f"{self._candidate_after_s:g}s"
+            # A series begins with the first such second, which increase() cannot see.
+            grown = f"(increase({total}[{window}]) > 0) or ({total} unless {total} offset {window})"
+            for row in self._query(f"max by (uuid, mig, witness) ({grown})"):
                 unit, witness = (row.labels.get("uuid", ""), row.labels.get("mig", "")), row.labels.get("witness", "")
                 if WITNESS.fullmatch(witness):  # it is printed
                     found.setdefault(unit, {})[witness] = row.value

@@ -194,7 +194,7 @@ class ActivityReader:
         for track in (self._track, *self._engines.tracks()):
             active = track.judge(span)
             if active:
-                return span._replace(other=active)
+                return span._replace(other=(*span.other, *active))
             unknown |= active is None
         return None if unknown else span
 

@@ -18,7 +18,7 @@ from gpu_exporter.devices.protocol import Backend
 from gpu_exporter.model import DeviceIdentity, DeviceSnapshot
 
 log = logging.getLogger(__name__)
-RELEASED_TEXT = "the driver was released on request (SIGUSR1); SIGHUP takes it again"
+RELEASED_TEXT = "the driver was released on request (SIGUSR1); SIGHUP reopens it"
 NOT_ASKED = "the driver has not been asked yet"
 SILENT = "the driver does not answer"
 
@@ -30,7 +30,7 @@ class DriverState(enum.Enum):
     OPENING = "opening"  # being opened, or asked for its list again
     OPEN = "open"
     RELEASING = "releasing"  # to be closed on request, while somebody may still be inside
-    RELEASED = "released"  # closed on request, until it is taken again
+    RELEASED = "released"  # closed on request, until it may be opened again
     REPLACED = "replaced"  # another version was loaded under us: only a new process can go on
 
 
@@ -100,7 +100,7 @@ class Driver:
     def __init__(self, backend: Backend, clock: Clock, deadline_s: float, expects_gpus: Callable[[], bool]) -> None:
         """`deadline_s`: how long one call may take. `expects_gpus`: whether GPUs should be here, for the log."""
         self.state = DriverState.ABSENT
-        self.asked = threading.Event()  # for the first time, well or not
+        self.asked = threading.Event()  # since the start or the last release, well or not
         self.replaced = threading.Event()
         self._backend = backend
         self._clock = clock
@@ -138,9 +138,11 @@ class Driver:
         self._step(DriverEvent.RELEASE)
 
     def take(self) -> None:
-        """It may be opened again."""
+        """It may be opened again. Until it was, nothing is known of its GPUs."""
         if self.is_released:
-            log.info("the driver is taken again")
+            log.info("the driver is opened again")
+            self._error = NOT_ASKED
+            self.asked.clear()
         self._step(DriverEvent.TAKE)
 
     def close(self) -> None:

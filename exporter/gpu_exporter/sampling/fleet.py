@@ -42,7 +42,7 @@ class SnapshotSink(Protocol):
     xids: XidBook
 
     def on_snapshot(self, snapshot: DeviceSnapshot) -> None:
-        """SnapshotSink one cycle of one GPU."""
+        """Book one cycle of one GPU."""
 
     def touch(self) -> None:
         """Something that is shown of the GPUs has changed."""
@@ -159,7 +159,7 @@ class Fleet:
         return True
 
     def _drop_ended(self) -> None:
-        """Whoever came out of the driver in the meantime no longer keeps it."""
+        """A worker that has returned from its driver call no longer prevents closing."""
         self._stuck = [worker for worker in self._stuck if not worker.join(0.0)]
         self._stuck_at = {position: loop for position, loop in self._stuck_at.items() if loop in self._stuck}
 

@@ -129,8 +129,8 @@ def test_a_position_among_listed_files_is_counted_in_nvmls_order() -> None:
 
 def test_a_device_file_leads_to_its_gpu_whatever_is_missing() -> None:
     assert where(Claim("minor", "0", JOB), order(3, 1, 0), "gpu 3 is missing") == "GPU-2"
-    assert where(Claim("minor", "2", JOB), order(3, 1, 0)) == "no whole GPU here is /dev/nvidia2"
-    assert where(Claim("minor", "-1", JOB), [snapshot(0, -1)]) == "no whole GPU here is /dev/nvidia-1"
+    assert where(Claim("minor", "2", JOB), order(3, 1, 0)) == "no whole GPU here has the device file number 2"
+    assert where(Claim("minor", "-1", JOB), [snapshot(0, -1)]) == "no whole GPU here has the device file number -1"
 
 
 def test_an_unproven_number_leads_nowhere_and_says_why() -> None:

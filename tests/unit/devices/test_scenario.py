@@ -63,7 +63,7 @@ def test_the_published_schema_takes_the_demo_and_every_kind_of_load() -> None:
         ({"gpus": [{"model": "H100", "lod": {}}]}, "gpus[0]: unknown key 'lod'"),
         (
             {"gpus": [{"model": "H999"}]},
-            "gpus[0].model: 'H999' is none of T4, V100, A100, A30, H100, H200, B200, GH200",
+            "gpus[0].model: 'H999' is not one of T4, V100, A100, A30, H100, H200, B200, GH200",
         ),
         (
             {"gpus": [{"model": "H100", "load": {"kind": "constant", "value": 1.5}}]},

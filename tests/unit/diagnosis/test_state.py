@@ -63,7 +63,7 @@ def test_each_state_says_why(window: Window, evidence: str) -> None:
 
 def test_a_zero_that_another_witness_denies_is_unknown_and_says_so() -> None:
     verdict = judge_state(Window((0.0,) * 10, 600.0, idle_run_s=0.0), RULES)
-    assert verdict.evidence == "utilization 0, but another witness showed activity"
+    assert verdict.evidence == "utilization 0, but not all witnesses are known"
     named = judge_state(Window((0.0,) * 10, 600.0, idle_run_s=0.0, active_by=("pcie", "power")), RULES)
     assert named.evidence == "utilization 0, but pcie and power showed activity"
 
@@ -71,7 +71,9 @@ def test_a_zero_that_another_witness_denies_is_unknown_and_says_so() -> None:
 def test_a_zero_with_work_of_another_witness_in_the_window_says_how_long_it_is_quiet() -> None:
     """An encoder that works 80 % of the time leaves utilization at 0 and short runs of idleness."""
     verdict = judge_state(Window((0.0,) * 10, 600.0, idle_run_s=12.0), RULES)
-    assert verdict == ("unknown", "utilization 0, but idle only for 12s: another witness showed activity before")
+    assert verdict == ("unknown", "utilization 0, but idle only for 12s: the time before is not known")
+    named = judge_state(Window((0.0,) * 10, 600.0, idle_run_s=12.0, active_by=("encoder",)), RULES)
+    assert named.evidence == "utilization 0, but idle only for 12s: encoder showed activity before"
 
 
 def test_a_holder_that_just_came_is_not_judged() -> None:

@@ -54,6 +54,19 @@ def test_a_gpu_that_stopped_answering_gives_its_holder_no_values_and_no_verdict(
     assert allocation.totals.busy_s == before.totals.busy_s
 
 
+def test_a_witness_is_named_only_where_it_ended_the_idle_run() -> None:
+    """The decoder worked at the start; much later the GPU is silent for more than a minute, which ends the run too."""
+    decoder = {"kind": "curve", "points": [[0, 1], [200, 1], [200, 0]]}
+    node = node_of({"model": "H100", "load": {"kind": "constant", "value": 0.0}, "decoder": decoder}, holders=[POD])
+    node.run(700)
+    early = only(node.view()).verdict.evidence
+    assert early.startswith("utilization 0, but idle only for ") and early.endswith("decoder showed activity before")
+    node.run(600)
+    node.run(90, sample=False)
+    late = only(node.run(60)).verdict.evidence
+    assert late.startswith("utilization 0, but idle only for ") and late.endswith(": the time before is not known")
+
+
 def test_a_hung_gpu_gives_no_values_from_the_moment_it_is_known_to_hang() -> None:
     node = node_of(GPU, holders=[POD])
     node.run(60)

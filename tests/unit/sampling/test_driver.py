@@ -162,6 +162,17 @@ def test_a_call_of_a_gpu_may_say_that_the_driver_was_replaced(bench: Bench) -> N
     assert bench.driver.state is REPLACED
 
 
+def test_between_the_release_and_the_next_answer_nothing_is_known(bench: Bench) -> None:
+    """Else each GPU that should be here is called lost while the driver starts, which takes seconds."""
+    bench.ask()
+    bench.driver.release()
+    bench.driver.close()
+    bench.driver.take()
+    assert (bench.driver.error, bench.driver.asked.is_set(), bench.driver.is_missed) == (NOT_ASKED, False, True)
+    assert bench.ask() == 8
+    assert (bench.driver.error, bench.driver.is_missed) == ("", False)
+
+
 def test_a_release_closes_it_until_it_is_taken_again(bench: Bench) -> None:
     bench.ask()
     bench.driver.release()
