@@ -1,7 +1,7 @@
 """How the makers of GPUs are known outside of their drivers: to Kubernetes, to Slurm, on the PCI bus.
 
-A backend says whose GPUs it reads; sources of holders and the inventory take the maker from it. What still says NVIDIA by
-name are hints: how to see MIG instances, nvidia-smi, MPS, and the advice on persistence mode.
+A backend says whose GPUs it reads; sources of holders and the inventory take the maker from it. What still says NVIDIA
+by name are hints: how to see MIG instances, nvidia-smi, MPS, and the advice on persistence mode.
 """
 
 from __future__ import annotations

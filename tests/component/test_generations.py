@@ -21,7 +21,7 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.nvml import backend as backend_module
 from gpu_exporter.devices.nvml.backend import NvmlBackend
-from gpu_exporter.devices.simulated import SimulatedDevice, Stage
+from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
 from gpu_exporter.model import DeviceSnapshot
 from gpu_exporter.sampling.sampler import DeviceSampler
 from tests.testbed.nvml.feeder import PERIOD_S, NvmlTable, ScenarioFeeder
@@ -70,7 +70,7 @@ def read(nvml_directory: Path, nvml_table: NvmlTable, monkeypatch: pytest.Monkey
         def run(name: str) -> tuple[Values, Values]:
             clock, scenario, rules = ManualClock(), build(name), activity_rules(Settings())
             feeder = ScenarioFeeder(scenario, nvml_table, clock)
-            truth = SimulatedDevice(Stage(scenario, clock, PERIOD_S), scenario.gpus[0])
+            truth = SimulatedDevice(ScenarioTime(scenario, clock, PERIOD_S), scenario.gpus[0])
             backend = NvmlBackend(monotonic=clock.monotonic)
             stack.callback(backend.close)
             clock.advance(40.0)

@@ -211,7 +211,7 @@ class Exporter:
                 if not any(begin <= now < end for begin, end in self.unread):
                     self.ledger.record(Activity(key, (self.span(unit, now),), witnesses=3))
                 confirmed.append(ConfirmedAllocation(Allocation(key, holder.holder()), now, None))
-        self.ledger.settle(now, now, confirmed)
+        self.ledger.charge_poll(now, now, confirmed)
         if self.restarts and now + 10 >= self.restarts[0] and now % 10 == 0:  # each 10 s; only the last one matters
             self.state.commit(self.state.prepare(self.ledger))
 

@@ -99,7 +99,7 @@ def test_state_files_with_a_right_checksum(tmp_path: Path, data: Any) -> None:
     reason = state.restore(ledger)
     assert reason or not (ledger.restored_units or ledger.restored_holders) or isinstance(data, dict)
     state.commit(state.prepare(ledger))  # what was taken over can be written again
-    ledger.settle(1.0, 1e9, [])
+    ledger.charge_poll(1.0, 1e9, [])
 
 
 @BRIEF

@@ -13,7 +13,7 @@ from gpu_exporter.devices.nvml.library import Handle
 from gpu_exporter.devices.products import PRODUCTS
 from gpu_exporter.devices.protocol import InstanceIdentity
 from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.devices.simulated import SimulatedDevice, Stage
+from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
 from gpu_exporter.model import Claim, DeviceIdentity, DeviceSnapshot, Holder, HolderKey, InstanceReading
 from gpu_exporter.shares import divide_gpu_instance
 
@@ -144,7 +144,7 @@ def test_a_simulated_board_is_as_busy_as_its_instances_together(model: str) -> N
     mig = [{"profile": "1g.6gb", "gi": i, "load": {"kind": "constant", "value": 1}} for i in range(slices)]
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": model, "mig": mig}]})
-    device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
+    device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
     clock.advance(10.0)
     assert device.read_power() == pytest.approx(0.9 * scenario.gpus[0].product.power_limit)
     assert [i.identity.sm_slices for i in device.list_instances()] == [1] * slices

@@ -27,8 +27,8 @@ from gpu_exporter.model import AgentStatus, CollectorOutcome, View
 from gpu_exporter.node.place import Placed, count_answering, count_expected, place
 from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.driver import Driver, DriverView
-from gpu_exporter.sampling.fleet import SOON_S, Fleet
 from gpu_exporter.sampling.kernel_log import KernelLogLoop
+from gpu_exporter.sampling.manager import SOON_S, DeviceManager
 from gpu_exporter.threads import start
 from gpu_exporter.version import VERSION
 
@@ -85,7 +85,7 @@ class Agent:
         directory = state.path.parent if state is not None else None
         self._inventory = InventoryKeeper(ExpectedDevices(directory, read_boot_id()), sysfs, backend.vendor)
         self.driver = Driver(backend, clock, settings.sampling.deadline, self._expects_gpus)
-        self.fleet = Fleet(
+        self.devices = DeviceManager(
             self.driver,
             backend,
             clock,
@@ -95,7 +95,7 @@ class Agent:
             activity_rules(settings, driver_period_max_s),
             settings.sampling.deadline,
         )
-        self.diagnosis = DiagnosisLoop(settings, lambda: self.node.evidence(self._place(self.fleet.observe())), clock)
+        self.diagnosis = DiagnosisLoop(settings, lambda: self.node.evidence(self._place(self.devices.observe())), clock)
         self._kernel_log = (
             KernelLogLoop(kmsg, self.node.xids, self._list_gpus, clock, self.node.touch) if kmsg is not None else None
         )
@@ -112,7 +112,7 @@ class Agent:
         reason = self.node.restore()
         if reason:
             log.info("counters start at 0: %s", reason)
-        self.fleet.start()
+        self.devices.start()
         if self._kernel_log is not None:
             self._kernel_log.start()
         self._spawn("attribution", self._attribute)
@@ -130,7 +130,7 @@ class Agent:
         self._stop.set()
         if self._kernel_log is not None:
             self._kernel_log.ask_to_stop()
-        ended = self.fleet.stop(STOP_S)
+        ended = self.devices.stop(STOP_S)
         for thread in self._threads:
             thread.join(STOP_S / 2)  # none must add to the final state
         if self._state is not None:
@@ -143,7 +143,7 @@ class Agent:
 
     def _list_gpus(self) -> dict[str, str]:
         """UUID by PCI slot of every GPU that is known by name, lost ones too."""
-        identities = [placed.snapshot.identity for placed in self._place(self.fleet.observe()).values()]
+        identities = [placed.snapshot.identity for placed in self._place(self.devices.observe()).values()]
         return {slot_of(identity.pci_bus_id): identity.uuid for identity in identities if identity.uuid}
 
     def _place(self, driver: DriverView) -> dict[str, Placed]:
@@ -154,7 +154,7 @@ class Agent:
     def _expects_gpus(self) -> bool:
         """Whether a driver that does not answer is missed."""
         inventory = self._inventory.value
-        expected = count_expected(self.fleet.observe(), inventory)
+        expected = count_expected(self.devices.observe(), inventory)
         return expected > 0 or any(driver == UNBOUND for driver, _ in inventory.unmanaged())
 
     def _kernel_log_outcome(self) -> tuple[CollectorOutcome, ...]:
@@ -163,13 +163,13 @@ class Agent:
 
     def _attribute(self) -> None:
         # Claims resolve against the first snapshots; a driver that hangs keeps nobody from knowing who holds what.
-        while not self._stop.is_set() and not (self.driver.is_silent or self.fleet.is_ready()):
-            self._clock.wait(self.fleet.progress, SOON_S)  # which also ends it at a stop
-            self.fleet.progress.clear()
+        while not self._stop.is_set() and not (self.driver.is_silent or self.devices.is_ready()):
+            self._clock.wait(self.devices.progress, SOON_S)  # which also ends it at a stop
+            self.devices.progress.clear()
         while not self._stop.is_set():
             try:
                 claims = self.poller.poll()  # first: a process that is younger than the answer is judged by the next
-                driver = self.fleet.observe()
+                driver = self.devices.observe()
                 placed, expected = self._place(driver), count_expected(driver, self._inventory.value)
                 snapshots = [each.snapshot for each in placed.values()]
                 owners = self._processes.read(snapshots) if self._processes is not None else None
@@ -225,7 +225,7 @@ class Agent:
 
     def view(self) -> View:
         """What is known at this moment. Changes nothing."""
-        driver = self.fleet.observe()
+        driver = self.devices.observe()
         return self.node.view(self._place(driver), self._status(driver), self.diagnosis.verdicts)
 
     def _status(self, driver: DriverView) -> AgentStatus:
@@ -238,16 +238,16 @@ class Agent:
             driver_error=driver.error,
             devices_visible=count_answering(driver),
             devices_expected=count_expected(driver, inventory),
-            sample_interval_s=max(self.fleet.sample_interval_s(), self._publish_interval_s),
+            sample_interval_s=max(self.devices.sample_interval_s(), self._publish_interval_s),
             last_sample_wall=self.node.last_sample_wall(),
             sources=self.poller.statuses(),
             attribution_known=self.poller.is_known() and self.node.is_resolved(),
-            errors=flatten_counts(self.fleet.error_counts()),
+            errors=flatten_counts(self.devices.error_counts()),
             note=self._note,
             unmanaged=inventory.unmanaged(),
-            outcomes=(*self.fleet.outcomes(), *self._kernel_log_outcome()),
+            outcomes=(*self.devices.outcomes(), *self._kernel_log_outcome()),
             warnings=(
-                *([persistence_warning(off)] if (off := self.fleet.without_persistence()) else []),
+                *([persistence_warning(off)] if (off := self.devices.without_persistence()) else []),
                 *self.poller.warnings(),
                 *([self._state_warning(state.error)] if state and state.error else []),
             ),

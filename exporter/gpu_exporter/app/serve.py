@@ -74,7 +74,7 @@ def release_on_signal(agent: Agent) -> None:
 
     The thread is there before the signals: when one arrives, the host may have none left.
     """
-    actions = {signal.SIGUSR1: agent.fleet.release, signal.SIGHUP: agent.fleet.take}
+    actions = {signal.SIGUSR1: agent.devices.release, signal.SIGHUP: agent.devices.take}
     arrived: queue.SimpleQueue[int] = queue.SimpleQueue()  # put() may interrupt itself
 
     def act() -> None:

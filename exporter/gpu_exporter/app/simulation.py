@@ -8,13 +8,13 @@ from gpu_exporter.attribution.source import Source
 from gpu_exporter.attribution.static import CallbackSource, static_holder
 from gpu_exporter.clock import Clock
 from gpu_exporter.devices.scenario import Scenario, ScenarioHolder
-from gpu_exporter.devices.simulated import SimulatedBackend, Stage
+from gpu_exporter.devices.simulated import ScenarioTime, SimulatedBackend
 from gpu_exporter.model import Claim
 
 
 def build_simulation(scenario: Scenario, clock: Clock, sample_period_s: float = 0.2) -> tuple[SimulatedBackend, Source]:
     """The backend and the source of one scenario, on one clock."""
-    stage = Stage(scenario, clock, sample_period_s)
+    stage = ScenarioTime(scenario, clock, sample_period_s)
 
     def read_claims() -> Sequence[Claim]:
         return [_claim(holder) for holder in scenario.holders_at(stage.now())]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.collectors.contract import UNHURRIED_S, Collector, Cycle
+from gpu_exporter.collectors.contract import SLOW_INTERVAL_S, Collector, Cycle
 from gpu_exporter.collectors.plausible import HERTZ, PERFORMANCE_STATE
 from gpu_exporter.model import Family
 
@@ -49,5 +49,5 @@ CLOCKS = Collector(
     "clocks",
     (GPU_SM_CLOCK, GPU_MEMORY_CLOCK, GPU_SM_CLOCK_MAX, GPU_PERFORMANCE_STATE),
     collect_clocks,
-    every_s=UNHURRIED_S,
+    every_s=SLOW_INTERVAL_S,
 )

@@ -178,7 +178,7 @@ class Cycle:
 
 
 # What no witness of idleness rests on is read less often: a scrape each 15 s sees it as fresh.
-UNHURRIED_S = 5.0
+SLOW_INTERVAL_S = 5.0
 
 
 class Collector(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.collectors.contract import UNHURRIED_S, Collector, Cycle
+from gpu_exporter.collectors.contract import SLOW_INTERVAL_S, Collector, Cycle
 from gpu_exporter.collectors.plausible import MEMORY_BYTES
 from gpu_exporter.model import Family, Sample
 
@@ -59,5 +59,5 @@ MEMORY = Collector(
     "memory",
     (GPU_MEMORY_USED, GPU_MEMORY_FREE, GPU_MEMORY_RESERVED, GPU_MEMORY_TOTAL),
     collect_memory,
-    every_s=UNHURRIED_S,
+    every_s=SLOW_INTERVAL_S,
 )

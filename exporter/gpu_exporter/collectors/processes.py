@@ -5,7 +5,7 @@ The list itself goes to attribution, which looks up to which pod or job each pro
 
 from __future__ import annotations
 
-from gpu_exporter.collectors.contract import UNHURRIED_S, Collector, Cycle
+from gpu_exporter.collectors.contract import SLOW_INTERVAL_S, Collector, Cycle
 from gpu_exporter.collectors.plausible import PROCESS_COUNT
 from gpu_exporter.model import Family, ProcessList
 
@@ -36,5 +36,5 @@ def collect_processes(cycle: Cycle) -> None:
 
 # Listing processes is by far the slowest call of all (4.5 ms measured on a laptop): now and then is enough.
 PROCESSES = Collector(
-    "processes", (GPU_COMPUTE_PROCESSES, GPU_GRAPHICS_PROCESSES), collect_processes, every_s=UNHURRIED_S
+    "processes", (GPU_COMPUTE_PROCESSES, GPU_GRAPHICS_PROCESSES), collect_processes, every_s=SLOW_INTERVAL_S
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.collectors.contract import UNHURRIED_S, Collector, Cycle
+from gpu_exporter.collectors.contract import SLOW_INTERVAL_S, Collector, Cycle
 from gpu_exporter.collectors.plausible import CELSIUS
 from gpu_exporter.model import Family
 
@@ -54,5 +54,5 @@ THERMAL = Collector(
     "thermal",
     (GPU_TEMPERATURE, GPU_MEMORY_TEMPERATURE, GPU_TEMPERATURE_MARGIN, GPU_TEMPERATURE_LIMIT),
     collect_thermal,
-    every_s=UNHURRIED_S,
+    every_s=SLOW_INTERVAL_S,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.collectors.contract import UNHURRIED_S, Collector, Cycle
+from gpu_exporter.collectors.contract import SLOW_INTERVAL_S, Collector, Cycle
 from gpu_exporter.collectors.plausible import SECONDS, SWITCH
 from gpu_exporter.model import Family
 
@@ -34,8 +34,8 @@ def collect_throttle_active(cycle: Cycle) -> None:
         cycle.add(GPU_THROTTLE_ACTIVE, float(active), reason)
 
 
-THROTTLE = Collector("throttle", (GPU_THROTTLE_SECONDS,), collect_throttle, every_s=UNHURRIED_S)
+THROTTLE = Collector("throttle", (GPU_THROTTLE_SECONDS,), collect_throttle, every_s=SLOW_INTERVAL_S)
 # Eight series a GPU that say less than the counters: only for those who ask.
 THROTTLE_ACTIVE = Collector(
-    "throttle-active", (GPU_THROTTLE_ACTIVE,), collect_throttle_active, every_s=UNHURRIED_S, default=False
+    "throttle-active", (GPU_THROTTLE_ACTIVE,), collect_throttle_active, every_s=SLOW_INTERVAL_S, default=False
 )

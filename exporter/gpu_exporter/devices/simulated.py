@@ -61,7 +61,7 @@ class Scaled:
         return self._factor * self._load.integral(t)
 
 
-class Stage:
+class ScenarioTime:
     """The scenario's time on a clock, and its questions that concern more than one GPU."""
 
     def __init__(self, scenario: Scenario, clock: Clock, sample_period_s: float = 0.2) -> None:
@@ -111,7 +111,7 @@ def resolve_parts(load: loads.Load, given: Mapping[str, loads.Load]) -> dict[str
 class SimulatedInstance:
     """One MIG instance of the scenario."""
 
-    def __init__(self, stage: Stage, gpu: ScenarioGpu, instance: ScenarioInstance) -> None:
+    def __init__(self, stage: ScenarioTime, gpu: ScenarioGpu, instance: ScenarioInstance) -> None:
         self._stage, self._gpu, self._instance = stage, gpu, instance
         slices = max(1, round(gpu.memory_slices * instance.memory / gpu.product.memory))
         self.identity = InstanceIdentity(instance.uuid, instance.mig, instance.profile, instance.sm_slices, slices)
@@ -131,7 +131,7 @@ class SimulatedInstance:
 class SimulatedDevice(SilentDevice):
     """One GPU of the scenario."""
 
-    def __init__(self, stage: Stage, gpu: ScenarioGpu) -> None:
+    def __init__(self, stage: ScenarioTime, gpu: ScenarioGpu) -> None:
         self._stage, self._gpu = stage, gpu
         self.parts = resolve_parts(gpu.load, gpu.parts)
         self._answered: set[str] = set()
@@ -346,7 +346,7 @@ class Partitioned:
 class SimulatedEvents:
     """The scenario's XIDs, each once, when its time has come."""
 
-    def __init__(self, stage: Stage, devices: Iterable[Device]) -> None:
+    def __init__(self, stage: ScenarioTime, devices: Iterable[Device]) -> None:
         self._stage = stage
         self.covered = frozenset(device.identity.uuid for device in devices)
         self.complete = True
@@ -373,7 +373,7 @@ class SimulatedBackend:
     vendor = NVIDIA
     is_live = False
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: ScenarioTime) -> None:
         self._stage = stage
         self._devices = [SimulatedDevice(stage, gpu) for gpu in stage.scenario.gpus]
 

@@ -179,7 +179,7 @@ class Ledger:
             if active_until > holder.known_until:
                 holder.last_active = active_until
 
-    def settle(self, now: float, wall: float, confirmed: Sequence[ConfirmedAllocation]) -> None:
+    def charge_poll(self, now: float, wall: float, confirmed: Sequence[ConfirmedAllocation]) -> None:
         """Charge the waiting readings to those who are shown to have held the units."""
         shown: set[HolderId] = set()
         holders_of: dict[UnitId, int] = {}
@@ -210,7 +210,7 @@ class Ledger:
         for holder_id in self.holders.keys() - shown:
             self._leaving[holder_id] = self.restored_holders[holder_id] = self.holders.pop(holder_id)
         self._book_late(now)
-        self.tenants.settle(now, self.rules.longest_unconfirmed_s, confirmed, self.holders, self._leaving)
+        self.tenants.charge_poll(now, self.rules.longest_unconfirmed_s, confirmed, self.holders, self._leaving)
         self._forget(now)
         self.tenants.forget((*self.holders, *self.restored_holders))
 

@@ -57,10 +57,10 @@ NO_NUMBERS: Numbers = MappingProxyType({})
 
 
 class Prepared(NamedTuple):
-    """A content of the file and the marks that it promises."""
+    """A content of the file, and the high-water marks that it promises."""
 
     text: str
-    marks: dict[MarkKey, float]
+    high_water: dict[MarkKey, float]
 
 
 class StateFile:
@@ -69,7 +69,7 @@ class StateFile:
     def __init__(self, directory: Path, write_interval_s: float, boot_id: str) -> None:
         self.path = directory / "state"
         self.margin_s = write_interval_s / 2
-        self.marks: dict[MarkKey, float] = {}
+        self.high_water: dict[MarkKey, float] = {}
         self.numbers: Numbers = NO_NUMBERS
         """Where the numbers of running holders led when the file was written; filled by `restore`."""
         self._boot_id = boot_id
@@ -122,7 +122,7 @@ class StateFile:
         ledger.tenants.restore(accounts, holders)
         self.numbers = numbers
         # Until the first write succeeds nothing beyond what the file promises may be published.
-        self.marks = _marks_of(units, holders, accounts)
+        self.high_water = _marks_of(units, holders, accounts)
         return ""
 
     def prepare(self, ledger: Ledger, numbers: Numbers = NO_NUMBERS, *, final: bool = False) -> Prepared:
@@ -161,7 +161,7 @@ class StateFile:
 
     def adopt(self, prepared: Prepared) -> None:
         """From now on counters may be published up to these marks."""
-        self.marks = prepared.marks
+        self.high_water = prepared.high_water
 
     @staticmethod
     def _power_limit(ledger: Ledger, unit: UnitId) -> float:
@@ -179,7 +179,7 @@ class StateFile:
 
     def bound_tenant(self, key: TenantKey, totals: TenantTotals) -> TenantTotals:
         """The totals, but nothing beyond the marks on disk."""
-        marks = {counter: self.marks.get((key, counter)) for counter in TENANT_COUNTERS}
+        marks = {counter: self.high_water.get((key, counter)) for counter in TENANT_COUNTERS}
         bounded = {name: min(getattr(totals, name), mark) for name, mark in marks.items() if mark is not None}
         return totals._replace(**bounded)
 
@@ -188,7 +188,7 @@ class StateFile:
     ) -> dict[str, Any]:
         bounded: dict[str, Any] = {}
         for counter in counters:
-            mark = self.marks.get((unit, key, counter))
+            mark = self.high_water.get((unit, key, counter))
             if mark is not None:
                 bounded[counter] = min(getattr(totals, counter), mark)
         return bounded

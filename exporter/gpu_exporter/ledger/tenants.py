@@ -64,7 +64,7 @@ class Tenants:
         self.accounts.update(accounts)
         self._booked.update({holder_id: _read(account) for holder_id, account in holders.items()})
 
-    def settle(
+    def charge_poll(
         self,
         now: float,
         longest_s: float,

@@ -177,7 +177,7 @@ class NodeState:
                 )
                 for allocation, claim in self._resolution.allocations
             ]
-            self.ledger.settle(now, wall, held)
+            self.ledger.charge_poll(now, wall, held)
             return self._resolution
 
     @staticmethod

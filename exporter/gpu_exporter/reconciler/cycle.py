@@ -78,7 +78,7 @@ class Cycle:
         # In the last cycle; a process that dies of its evidence must withdraw all the same.
         self._had_evidence = once
         self.standing: dict[HolderName, str] = {}
-        """Stage of every mark that exists after the cycle."""
+        """ScenarioTime of every mark that exists after the cycle."""
         self.decisions: Sequence[Decision] = ()
         """What the last cycle's evidence says, of every holder in it; empty without evidence."""
 

@@ -204,7 +204,7 @@ class JobMarker:
         return [mark for mark in (job.mark for job in jobs) if mark is not None]
 
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
-        object_to(mark.live, decision, self.cluster)
+        check_markable(mark.live, decision, self.cluster)
 
     def check_alone(self, mark: Mark, decision: Decision | None, needed_s: float, wall: float) -> None:
         object_to_job(mark.live)
@@ -215,14 +215,14 @@ class JobMarker:
             object_to_start(mark.live, decision.start_wall)
 
     def inspect(self, decision: Decision, wall: float) -> None:
-        object_to(self._find(decision.name.name, self._recent_jobs()), decision, self.cluster)
+        check_markable(self._find(decision.name.name, self._recent_jobs()), decision, self.cluster)
 
     def label(self, decision: Decision) -> str:
         return f"{self.field}={LABEL}={decision.stage}"
 
     def write(self, decision: Decision, wall: float) -> None:
         job = self.read(decision.name.name)
-        object_to(job, decision, self.cluster)
+        check_markable(job, decision, self.cluster)
         self.update(job.target, render_mark(decision, decision.stage, job.start))
 
     def renew(self, mark: Mark, decision: Decision) -> None:
@@ -280,7 +280,7 @@ class JobMarker:
         self._run("scontrol", "update", f"JobId={target}", f"{self.field}={text}")
 
 
-def object_to(job: LiveJob, decision: Decision, cluster: str) -> None:
+def check_markable(job: LiveJob, decision: Decision, cluster: str) -> None:
     """Raise Refused when a live job of `cluster` must not carry the mark of this decision."""
     if decision.cluster != cluster:
         known = f"is of a job of cluster {decision.cluster}" if decision.cluster else "names no Slurm cluster"

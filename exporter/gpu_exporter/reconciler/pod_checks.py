@@ -25,7 +25,9 @@ def is_foreign(pod: Mapping[str, Any]) -> bool:
     return stage is not None and stage not in LABELLED and OURS.isdisjoint(metadata.get("annotations") or ())
 
 
-def object_to(pod: Mapping[str, Any], decision: Decision, wall: float, resources: Resources = GPU_RESOURCES) -> None:
+def check_markable(
+    pod: Mapping[str, Any], decision: Decision, wall: float, resources: Resources = GPU_RESOURCES
+) -> None:
     """Raise Refused when a live pod must not carry the mark of this decision at `wall`."""
     object_to_kind(pod)
     object_to_identity(pod, decision)

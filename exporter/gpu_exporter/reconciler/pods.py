@@ -36,8 +36,8 @@ from gpu_exporter.reconciler.pod_checks import (
     OBSERVED,
     SINCE,
     Resources,
+    check_markable,
     is_foreign,
-    object_to,
     object_to_containers,
     object_to_identity,
     object_to_kind,
@@ -101,7 +101,7 @@ class PodMarker:
                 return marks
 
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
-        object_to(mark.live, decision, wall, self._resources)
+        check_markable(mark.live, decision, wall, self._resources)
 
     def check_alone(self, mark: Mark, decision: Decision | None, needed_s: float, wall: float) -> None:
         object_to_kind(mark.live)
@@ -110,14 +110,14 @@ class PodMarker:
         object_to_containers(mark.live, needed_s, wall, self._resources)
 
     def inspect(self, decision: Decision, wall: float) -> None:
-        object_to(self._read(decision.name), decision, wall, self._resources)
+        check_markable(self._read(decision.name), decision, wall, self._resources)
 
     def label(self, decision: Decision) -> str:
         return f"{LABEL}={decision.stage}"
 
     def write(self, decision: Decision, wall: float) -> None:
         pod = self._read(decision.name)
-        object_to(pod, decision, wall, self._resources)
+        check_markable(pod, decision, wall, self._resources)
         metadata = pod["metadata"]
         change = {"labels": {LABEL: decision.stage}, "annotations": annotate(decision)}
         self._patch(decision.name, metadata["uid"], {**change, "resourceVersion": metadata["resourceVersion"]})

@@ -21,7 +21,7 @@ from gpu_exporter.sampling.driver_ring import (
 )
 from gpu_exporter.sampling.engine_rings import EngineRings
 from gpu_exporter.sampling.gpm_trust import GpmTrust
-from gpu_exporter.sampling.watches import Track, Watch
+from gpu_exporter.sampling.watches import Track, WitnessPeriod
 from gpu_exporter.sampling.witnesses import UNKNOWN, ActivityRules, Moment, Witnesses, active_names, moment_of
 
 log = logging.getLogger(__name__)
@@ -169,9 +169,9 @@ class ActivityReader:
             seen_s = self._longest()
             if covers and read_at - previous <= 2 * self._rules.interval_max_s:
                 seen_s = read_at - previous
-            self._track.note(Watch(max(previous, read_at - seen_s), until, active, known))
+            self._track.note(WitnessPeriod(max(previous, read_at - seen_s), until, active, known))
         else:
-            self._track.note(Watch(previous, read_at, active, known))
+            self._track.note(WitnessPeriod(previous, read_at, active, known))
 
     def _entries(self, span: Span) -> Iterable[Span]:
         """The entries of the driver's ring that a span stands for, of one length."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from gpu_exporter.collectors.contract import Cycle
 from gpu_exporter.sampling.driver_ring import DriverRing
-from gpu_exporter.sampling.watches import Track, Watch
+from gpu_exporter.sampling.watches import Track, WitnessPeriod
 
 
 class EngineRings:
@@ -43,7 +43,7 @@ class EngineRings:
                 continue
             spans = ring.read(samples, monotonic, wall)
             for span in spans:
-                track.note(Watch(span.start, span.end, (name,) if span.ratio else (), known=True))
+                track.note(WitnessPeriod(span.start, span.end, (name,) if span.ratio else (), known=True))
             if any(span.ratio for span in spans):
                 active.append(name)
         return tuple(active)

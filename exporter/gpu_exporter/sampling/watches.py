@@ -9,7 +9,7 @@ from gpu_exporter.model import Span
 from gpu_exporter.sampling.driver_ring import RING_AGE_MAX_S, UNWATCHED_MAX_S
 
 
-class Watch(NamedTuple):
+class WitnessPeriod(NamedTuple):
     """What witnesses said of the time (start, end]: those that were active, and whether all of them are known."""
 
     start: float
@@ -22,9 +22,9 @@ class Track:
     """Watches of the same witnesses, in the order of their ends."""
 
     def __init__(self) -> None:
-        self._watches: deque[Watch] = deque()
+        self._watches: deque[WitnessPeriod] = deque()
 
-    def note(self, watch: Watch) -> None:
+    def note(self, watch: WitnessPeriod) -> None:
         """Add what was said last; one that goes on from the last one is taken into it."""
         last = self._watches[-1] if self._watches else None
         if last is not None and last.end == watch.start and last[2:] == watch[2:]:

@@ -20,7 +20,7 @@ from gpu_exporter.devices import loads
 from gpu_exporter.devices.nvml import constants
 from gpu_exporter.devices.protocol import ENGINES
 from gpu_exporter.devices.scenario import Scenario, ScenarioGpu, load_scenario
-from gpu_exporter.devices.simulated import Partitioned, SimulatedDevice, Stage, resolve_parts
+from gpu_exporter.devices.simulated import Partitioned, ScenarioTime, SimulatedDevice, resolve_parts
 from tests.testbed.nvml import layout
 
 PERIOD_S = 1 / 6  # an A100 renews its utilization each 0.2 s, a V100 each 1/6 s (measured in the recordings)
@@ -115,7 +115,7 @@ class ScenarioFeeder:
         # Faults are the table's business: the values themselves are always there.
         clean = Scenario(tuple(dataclasses.replace(gpu, faults=()) for gpu in scenario.gpus), scenario.holders)
         self._clock = clock or SystemClock()
-        self.stage = Stage(clean, self._clock, PERIOD_S)
+        self.stage = ScenarioTime(clean, self._clock, PERIOD_S)
         self._devices = [SimulatedDevice(self.stage, gpu) for gpu in clean.gpus]
         self._sampled_until = [0.0] * len(self._devices)
         self._refused = [False] * len(self._devices)  # what the product lacks is written once

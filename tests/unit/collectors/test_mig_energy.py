@@ -13,7 +13,7 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.collectors.mig import divide_energy
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.devices.simulated import SimulatedDevice, Stage
+from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
 from gpu_exporter.model import DeviceSnapshot
 from gpu_exporter.sampling.sampler import DeviceSampler
 
@@ -64,7 +64,7 @@ def test_instances_and_remainder_grow_as_fast_as_the_board(model: str, instances
     """Over half a minute in which instances come; none is counted in the board's family, and none twice."""
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": model, "mig": instances}]})
-    device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
+    device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
     sampler = DeviceSampler(device, collectors.DEFAULT, clock, activity_rules(Settings()))
     clock.advance(1.0)
     begin = joules(sampler.sample(), "gpu_energy_joules_total")
@@ -88,7 +88,7 @@ def test_energy_that_is_used_while_mig_is_off_belongs_to_no_instance() -> None:
     gpu = {"model": "H100", "mig": mig, "load": busy}
     switched = parse_scenario({"gpus": [{**gpu, "mig_to": 100}]})
     back_on = parse_scenario({"gpus": [{**gpu, "mig_from": 400}]})
-    device = SimulatedDevice(Stage(switched, clock), switched.gpus[0])
+    device = SimulatedDevice(ScenarioTime(switched, clock), switched.gpus[0])
     sampler = DeviceSampler(device, collectors.DEFAULT, clock, activity_rules(Settings()))
     most = 700.0  # joules in a second at the limit
     before: dict[str, float] = {}
@@ -111,7 +111,7 @@ def test_energy_of_a_time_in_which_the_instances_cannot_be_listed_is_unassigned(
     mig = [{"profile": "3g.40gb", "load": {"kind": "constant", "value": 1}}]
     faults = [{"at": 20, "for": 60, "call": "nvmlDeviceGetMigMode", "error": "NVML_ERROR_UNKNOWN"}]
     scenario = parse_scenario({"gpus": [{"model": "H100", "mig": mig, "faults": faults}]})
-    device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
+    device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
     sampler = DeviceSampler(device, collectors.DEFAULT, clock, activity_rules(Settings()))
     charged, rest, begin = 0.0, 0.0, 0.0
     for second in range(1, 101):
@@ -132,7 +132,7 @@ def test_an_instance_that_goes_takes_its_counter_along_and_a_new_one_begins_at_z
     busy = {"kind": "constant", "value": 1}
     mig = [{"profile": "1g.10gb", "gi": 7, "to": 30, "load": busy}, {"profile": "1g.10gb", "gi": 7, "from": 30}]
     scenario = parse_scenario({"gpus": [{"model": "H100", "mig": mig}]})
-    device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
+    device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
     sampler = DeviceSampler(device, collectors.DEFAULT, clock, activity_rules(Settings()))
     seen: dict[str, list[float]] = {}
     for _ in range(40):

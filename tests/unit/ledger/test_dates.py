@@ -27,7 +27,7 @@ class Bench:
         self.now = 1_000.0
         self.set_by = 0.0
         self._random = random.Random(1)
-        self.settle()
+        self.charge_poll()
 
     @property
     def wall(self) -> float:
@@ -38,10 +38,10 @@ class Bench:
         for _ in range(seconds):
             self.now += 1.0
             self.ledger.record(Activity(self.unit, (Span(self.now - 1.0, self.now, ratio),), 2))
-            self.settle()
+            self.charge_poll()
 
-    def settle(self) -> None:
-        self.ledger.settle(self.now, self.wall, [ConfirmedAllocation(self.allocation, self.now, None)])
+    def charge_poll(self) -> None:
+        self.ledger.charge_poll(self.now, self.wall, [ConfirmedAllocation(self.allocation, self.now, None)])
 
     def dates(self) -> tuple[float | None, float | None, float]:
         """Last activity of the unit and of its holder, and the holder's start."""
@@ -101,7 +101,7 @@ def test_dates_survive_a_restart(bench: Bench, tmp_path: Path) -> None:
     bench.now += 7.0
     bench.ledger = Ledger(RULES, bench.now)
     assert state.restore(bench.ledger) == ""
-    bench.settle()
+    bench.charge_poll()
     bench.run(5, 0.0)
     assert bench.dates() == first
 

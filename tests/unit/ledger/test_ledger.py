@@ -37,7 +37,7 @@ class Bench:
 
     def poll(self, *holders: Holder, confirmed: float | None = None, start: float | None = None) -> None:
         when = self.now if confirmed is None else confirmed
-        self.ledger.settle(
+        self.ledger.charge_poll(
             self.now, self.wall, [ConfirmedAllocation(Allocation(UNIT, h), when, start) for h in holders]
         )
 
@@ -301,7 +301,7 @@ def test_activity_before_the_first_poll_after_a_restart_ends_the_restored_run(be
 def test_a_suspended_job_collects_no_idle_time_and_its_clock_restarts(bench: Bench) -> None:
     def poll(running: bool) -> None:
         allocation = Allocation(UNIT, JOB, running=running)
-        bench.ledger.settle(bench.now, bench.wall, [ConfirmedAllocation(allocation, bench.now, None)])
+        bench.ledger.charge_poll(bench.now, bench.wall, [ConfirmedAllocation(allocation, bench.now, None)])
 
     poll(True)
     bench.observe(5, 0.0)
@@ -379,7 +379,7 @@ def test_activity_ends_the_runs_of_its_own_unit_and_of_no_other(bench: Bench) ->
         idle = Activity(OTHER_UNIT, (Span(bench.now - 5.0, bench.now, 0.0),), 3)
         bench.ledger.record(idle)
         confirmed = [ConfirmedAllocation(allocation, bench.now, None) for allocation in allocations]
-        bench.ledger.settle(bench.now, bench.wall, confirmed)
+        bench.ledger.charge_poll(bench.now, bench.wall, confirmed)
     bench.observe(1, 1.0)
     runs = [bench.ledger.holder_totals(each, bench.now, bench.wall) for each in allocations]
     assert [totals.idle_run_s for totals in runs if totals is not None] == [pytest.approx(95.0, abs=5.1), 0.0]
@@ -401,7 +401,7 @@ def test_a_job_is_charged_from_no_earlier_than_another_was_last_seen_on_its_gpu(
         ConfirmedAllocation(Allocation(UNIT, JOB), bench.now, None),
         ConfirmedAllocation(Allocation(UNIT, MORE), bench.now - 2.0, None),
     ]
-    bench.ledger.settle(bench.now, bench.wall, confirmed)
+    bench.ledger.charge_poll(bench.now, bench.wall, confirmed)
     bench.silence(3.0)
     bench.poll(LATER, start=bench.now - 4.0)  # of the two that are gone, the one that was seen last counts
     assert bench.totals(LATER).held_s == 3.0
@@ -427,7 +427,7 @@ def test_a_start_that_is_no_longer_told_stays(bench: Bench) -> None:
     allocation = Allocation(UNIT, POD)
     for working in (bench.now, None, bench.now):
         bench.observe(5, 0.0)
-        bench.ledger.settle(bench.now, bench.wall, [ConfirmedAllocation(allocation, bench.now, None, working)])
+        bench.ledger.charge_poll(bench.now, bench.wall, [ConfirmedAllocation(allocation, bench.now, None, working)])
     assert bench.totals(POD).idle_run_s == 10.0
 
 

@@ -44,7 +44,7 @@ def test_totals_never_fall_and_parts_never_exceed_the_whole(events: list[tuple])
             shown = [
                 ConfirmedAllocation(Allocation(UNIT, HOLDERS[i]), max(start, now - lag), None) for i in sorted(indexes)
             ]
-            ledger.settle(now, 1e9 + now, shown)
+            ledger.charge_poll(now, 1e9 + now, shown)
         else:
             now += event[1]
         unit = ledger.unit_totals(UNIT, now, 1e9 + now)

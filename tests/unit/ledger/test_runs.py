@@ -104,7 +104,7 @@ class Container:
         for _ in range(0, seconds, 5):
             self.bench.observe(5, ratio)
             entry = ConfirmedAllocation(Allocation(UNIT, POD), self.bench.now, None, self.begun)
-            self.bench.ledger.settle(self.bench.now, self.bench.wall, [entry])
+            self.bench.ledger.charge_poll(self.bench.now, self.bench.wall, [entry])
         return self.bench.totals(POD)
 
 
@@ -213,7 +213,7 @@ def test_the_only_holder_of_a_time_slice_is_not_charged(bench: Bench) -> None:
     for _ in range(5):
         bench.observe(5, 1.0)
         entry = ConfirmedAllocation(Allocation(UNIT, POD, share="time_slice"), bench.now, None)
-        bench.ledger.settle(bench.now, bench.wall, [entry])
+        bench.ledger.charge_poll(bench.now, bench.wall, [entry])
     assert bench.totals(POD).observed_s == 0.0
     assert bench.totals(POD).held_s == pytest.approx(20.0)
 
@@ -241,7 +241,7 @@ def test_readings_wait_for_the_slowest_of_the_units_holders(bench: Bench) -> Non
     for _ in range(3):
         bench.observe(5, 1.0)
         bench.ledger.record(Activity(second, (Span(bench.now - 5.0, bench.now, 0.5),), 3))
-        bench.ledger.settle(
+        bench.ledger.charge_poll(
             bench.now,
             bench.wall,
             [

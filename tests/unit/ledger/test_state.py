@@ -28,7 +28,7 @@ def run(ledger: Ledger, now: float, seconds: int, ratio: float) -> float:
         now += 1.0
         ledger.record(Activity(UNIT, (Span(now - 1.0, now, ratio),), 2))
         if i % 5 == 4:
-            ledger.settle(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
+            ledger.charge_poll(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
     return now
 
 
@@ -40,7 +40,7 @@ def write(state: StateFile, ledger: Ledger, *, final: bool = False) -> None:
 
 def fresh(now: float) -> Ledger:
     ledger = Ledger(RULES, now)
-    ledger.settle(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
+    ledger.charge_poll(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
     return ledger
 
 
@@ -51,7 +51,7 @@ def test_the_energy_of_a_holder_goes_on_after_a_kill(tmp_path: Path, limit: floa
     for second in range(20):
         ledger.record_energy(UNIT, now, 5_000.0 + 300.0 * second, limit)
         now = run(ledger, now, 1, 1.0)
-        ledger.settle(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
+        ledger.charge_poll(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
     write(state, ledger)
     totals = ledger.holder_totals(ALLOCATION, now, 1e9)
     assert totals is not None
@@ -62,8 +62,8 @@ def test_the_energy_of_a_holder_goes_on_after_a_kill(tmp_path: Path, limit: floa
     assert state.bound_holder(UNIT, POD.key, totals._replace(energy_j=1e9)).energy_j == pytest.approx(mark)
     again, file = Ledger(RULES, now), StateFile(tmp_path, 10.0, BOOT)
     assert file.restore(again) == ""
-    assert file.prepare(again).marks[UNIT, POD.key, "energy_j"] == pytest.approx(mark + ahead)
-    again.settle(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
+    assert file.prepare(again).high_water[UNIT, POD.key, "energy_j"] == pytest.approx(mark + ahead)
+    again.charge_poll(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
     restored = again.holder_totals(ALLOCATION, now, 1e9)
     assert restored is not None
     assert file.bound_holder(UNIT, POD.key, restored).energy_j == pytest.approx(mark)
@@ -105,13 +105,13 @@ def test_after_a_kill_no_counter_resumes_below_what_was_published(
     now += outage
     again = Ledger(RULES, now)
     assert StateFile(state.path.parent, 10.0, BOOT).restore(again) == ""
-    again.settle(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
+    again.charge_poll(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
     again.record(Activity(UNIT, (Span(now, now + 1, 1.0),), 2))
     unit, holder = again.unit_totals(UNIT, now, 1e9), again.holder_totals(ALLOCATION, now, 1e9)
     assert holder is not None
     for name, value in published.items():
         record, key = (holder, POD.key) if name.startswith("h.") else (unit, None)
-        if (UNIT, key, name[2:]) not in state.marks:
+        if (UNIT, key, name[2:]) not in state.high_water:
             continue  # never written: it starts at 0, which Prometheus takes for the reset that it is
         assert getattr(record, name[2:]) >= value, name
     assert holder.busy_s + holder.idle_s <= holder.observed_s + 1e-6 <= holder.held_s + 2e-6
@@ -142,12 +142,12 @@ def test_each_kill_adds_one_write_interval_at_most(
         assert bool(state.restore(ledger)) == (kills == 0)
         if not polled_first and kills:
             write(state, ledger)
-        ledger.settle(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
+        ledger.charge_poll(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
         if polled_first or not kills:
             write(state, ledger)
         for seconds, ratio, writes in [(0, 0.0, False), *steps]:
             now = run(ledger, now, seconds, ratio)
-            ledger.settle(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
+            ledger.charge_poll(now, 1e9 + now, [ConfirmedAllocation(ALLOCATION, now, None)])
             true["busy_s"] += seconds * ratio
             true["observed_s"] += seconds
             true["idle_s"] += seconds * (ratio == 0.0)
@@ -173,7 +173,7 @@ def test_an_idle_run_survives_a_short_outage_and_ends_with_a_long_one(tmp_path: 
         write(state, ledger)
         again = Ledger(RULES, now + outage)
         state.restore(again)
-        again.settle(now + outage, 1e9, [ConfirmedAllocation(ALLOCATION, now + outage, None)])
+        again.charge_poll(now + outage, 1e9, [ConfirmedAllocation(ALLOCATION, now + outage, None)])
         totals = again.holder_totals(ALLOCATION, now + outage, 1e9)
         assert totals is not None
         assert totals.idle_run_s == (None if expected is None else pytest.approx(expected))
@@ -187,7 +187,7 @@ def test_activity_that_the_driver_remembers_ends_a_restored_run(tmp_path: Path) 
     again = Ledger(RULES, now + 30)
     state.restore(again)
     again.record(Activity(UNIT, (Span(now + 10, now + 11, 0.3),), 2))  # while we were away
-    again.settle(now + 30, 1e9, [ConfirmedAllocation(ALLOCATION, now + 30, None)])
+    again.charge_poll(now + 30, 1e9, [ConfirmedAllocation(ALLOCATION, now + 30, None)])
     totals = again.holder_totals(ALLOCATION, now + 30, 1e9)
     assert totals is not None
     assert totals.idle_run_s == 0.0
@@ -227,13 +227,13 @@ def test_a_holder_known_by_name_only_is_not_restored(tmp_path: Path) -> None:
     named = Holder(HolderKey("kubernetes", "ml/train-0/main"), identity="name")
     allocation = Allocation(UNIT, named)
     ledger = Ledger(RULES, 1_000.0)
-    ledger.settle(1_000.0, 1e9, [ConfirmedAllocation(allocation, 1_000.0, None)])
-    ledger.settle(1_010.0, 1e9, [ConfirmedAllocation(allocation, 1_010.0, None)])
+    ledger.charge_poll(1_000.0, 1e9, [ConfirmedAllocation(allocation, 1_000.0, None)])
+    ledger.charge_poll(1_010.0, 1e9, [ConfirmedAllocation(allocation, 1_010.0, None)])
     state = StateFile(tmp_path, 10.0, BOOT)
     write(state, ledger)
     again = Ledger(RULES, 1_020.0)
     state.restore(again)
-    again.settle(1_020.0, 1e9, [ConfirmedAllocation(allocation, 1_020.0, None)])
+    again.charge_poll(1_020.0, 1e9, [ConfirmedAllocation(allocation, 1_020.0, None)])
     totals = again.holder_totals(allocation, 1_020.0, 1e9)
     assert totals is not None
     assert totals.held_s == 0.0
@@ -260,7 +260,7 @@ def test_until_a_write_succeeds_restored_counters_stand_still(tmp_path: Path) ->
     state = StateFile(tmp_path, 10.0, BOOT)
     again = Ledger(RULES, now)
     state.restore(again)
-    again.settle(now, 1e9, [ConfirmedAllocation(ALLOCATION, now, None)])
+    again.charge_poll(now, 1e9, [ConfirmedAllocation(ALLOCATION, now, None)])
     now = run(again, now, 50, 1.0)
     unit, holder = again.unit_totals(UNIT, now, 1e9), again.holder_totals(ALLOCATION, now, 1e9)
     assert unit is not None
@@ -366,9 +366,9 @@ def test_counters_go_on_after_a_long_absence_although_the_first_poll_fails(tmp_p
     state.commit(state.prepare(ledger, final=True))
     again = Ledger(RULES, now + 3_600.0)
     StateFile(tmp_path, 10.0, BOOT).restore(again)
-    again.settle(now + 3_600.0, 1e9, [])
+    again.charge_poll(now + 3_600.0, 1e9, [])
     later = now + 3_605.0
-    again.settle(later, 1e9, [ConfirmedAllocation(ALLOCATION, later, None)])
+    again.charge_poll(later, 1e9, [ConfirmedAllocation(ALLOCATION, later, None)])
     totals = again.holder_totals(ALLOCATION, later, 1e9)
     assert totals is not None
     assert totals.held_s == pytest.approx(3_705.0, abs=6.0)

@@ -39,7 +39,7 @@ class Bench:
         for unit in {allocation.unit for allocation in held}:
             self.ledger.record(Activity(unit, (Span(before, self.now, ratio),), witnesses=2))
             self.ledger.record_energy(unit, self.now, 100.0 * self.now, 700.0)
-        self.ledger.settle(self.now, self.now, [ConfirmedAllocation(each, self.now, start) for each in held])
+        self.ledger.charge_poll(self.now, self.now, [ConfirmedAllocation(each, self.now, start) for each in held])
 
     def total(self, key: TenantKey = ML) -> TenantTotals:
         return dict(self.ledger.tenants.totals())[key]

@@ -125,7 +125,7 @@ def test_a_poll_that_fails_half_way_vouches_for_nobody(monkeypatch: pytest.Monke
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(node.state.ledger, "settle", broken)
+    monkeypatch.setattr(node.state.ledger, "charge_poll", broken)
     node.clock.advance(400.0)
     claims = node.poller.claims()
     assert claims == []

@@ -37,7 +37,7 @@ JOB = Decision(
 def test_jobs_of_two_releases_read_the_same(make: Any, field: str) -> None:
     (job,) = jobs.parse_jobs(json.dumps({"jobs": [make()]}), field)
     assert job == jobs.LiveJob("7", "7", "RUNNING", 1_799_991_000.0, 1, "")
-    jobs.object_to(job, JOB, "lab")
+    jobs.check_markable(job, JOB, "lab")
     array = (
         {"array_job_id": 5, "array_task_id": 3}
         if field == "comment"
@@ -90,7 +90,7 @@ def test_no_jobs_with_an_error_is_no_answer() -> None:
 def test_a_job_that_must_not_be_marked(change: dict[str, Any], reason: str) -> None:
     job = jobs.LiveJob("7", "7", "RUNNING", WALL - 9000, 0, "")._replace(**change)
     with pytest.raises(Refused) as caught:
-        jobs.object_to(job, JOB, "lab")
+        jobs.check_markable(job, JOB, "lab")
     assert caught.value.reason == reason
 
 

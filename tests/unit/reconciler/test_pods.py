@@ -53,7 +53,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 def test_a_pod_that_fits_its_evidence_is_taken() -> None:
-    pod_checks.object_to(LIVE, POD, WALL)
+    pod_checks.check_markable(LIVE, POD, WALL)
 
 
 @pytest.mark.parametrize(
@@ -79,18 +79,18 @@ def test_a_pod_that_must_not_be_marked(path: str, value: Any, reason: str) -> No
     if "GPU" in limits:
         limits["nvidia.com/gpu"] = limits.pop("GPU")
     with pytest.raises(Refused) as caught:
-        pod_checks.object_to(pod, POD, WALL)
+        pod_checks.check_markable(pod, POD, WALL)
     assert caught.value.reason == reason
 
 
 def test_a_container_that_has_run_for_just_long_enough_may_be_marked() -> None:
     started = changed("status/containerStatuses/0/state/running/startedAt", "2027-01-15T06:00:00Z")
-    pod_checks.object_to(started, POD, WALL)
+    pod_checks.check_markable(started, POD, WALL)
 
 
 def test_a_pod_whose_uid_the_evidence_does_not_know_is_refused() -> None:
     with pytest.raises(Refused) as caught:
-        pod_checks.object_to(LIVE, POD._replace(incarnation=""), WALL)
+        pod_checks.check_markable(LIVE, POD._replace(incarnation=""), WALL)
     assert caught.value.reason == "identity"
 
 
@@ -109,10 +109,10 @@ def test_evidence_of_another_node_is_not_of_this_pod(node: str, hosts: list[str]
     units = tuple(UnitEvidence(host, "0", "GPU-0", "", 0.0, 9000.0, 1.0, 1.0, 4, host=host) for host in hosts)
     decision = POD._replace(units=units)
     if not refused:
-        pod_checks.object_to(pod, decision, WALL)
+        pod_checks.check_markable(pod, decision, WALL)
         return
     with pytest.raises(Refused, match=f"^{refused}$") as caught:
-        pod_checks.object_to(pod, decision, WALL)
+        pod_checks.check_markable(pod, decision, WALL)
     assert caught.value.reason == "node"
 
 
@@ -120,13 +120,13 @@ def test_a_sidecar_that_holds_gpus_counts() -> None:
     pod = changed("spec/initContainers", [{"name": "s", "restartPolicy": "Always", **LIVE["spec"]["containers"][0]}])
     pod["spec"]["initContainers"][0]["name"] = "s"
     with pytest.raises(Refused, match="asks for 4 GPUs"):
-        pod_checks.object_to(pod, POD, WALL)
+        pod_checks.check_markable(pod, POD, WALL)
 
 
 @pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"])
 def test_only_gpus_count_as_gpus(resource: str) -> None:
     limits = {resource: "2", "nvidia.com/hostdev": "1", "nvidia.com/rdma_shared": "1", "nvidia.com/gpumem": "8000"}
-    pod_checks.object_to(changed("spec/containers/0/resources/limits", limits), POD, WALL)
+    pod_checks.check_markable(changed("spec/containers/0/resources/limits", limits), POD, WALL)
 
 
 SITE = NVIDIA.resources([r"example\.com/h100(-.+)?", "cpu|memory|.*gpumem"])
@@ -150,9 +150,9 @@ def site_pod(limits: dict[str, str]) -> dict[str, Any]:
 def test_gpus_of_a_resource_that_the_site_has_named_are_counted(limits: dict[str, str], asked: int) -> None:
     pod = site_pod(limits)
     if asked == 2:
-        return pod_checks.object_to(pod, POD, WALL, SITE)
+        return pod_checks.check_markable(pod, POD, WALL, SITE)
     with pytest.raises(Refused) as caught:
-        pod_checks.object_to(pod, POD, WALL, SITE)
+        pod_checks.check_markable(pod, POD, WALL, SITE)
     assert str(caught.value) == f"the pod asks for {asked} GPUs, the evidence is of 2"
 
 
@@ -160,7 +160,7 @@ def test_a_pod_that_asks_for_no_gpu_that_we_know_is_refused_with_the_remedy() ->
     """The kubelet may say so much by the UUIDs of the devices: of how many GPUs it should be is then not known."""
     for limits in ({"example.com/h100": "1"}, {}):
         with pytest.raises(Refused) as caught:
-            pod_checks.object_to(site_pod(limits), POD, WALL)
+            pod_checks.check_markable(site_pod(limits), POD, WALL)
         assert (caught.value.reason, str(caught.value)) == (
             "gpus",
             "the pod asks for 0 GPUs, the evidence is of 2; if its GPUs have a resource of another name, set "

@@ -16,7 +16,7 @@ from gpu_exporter.sampling import events
 from gpu_exporter.sampling.events import MAX_CODES, EventLoop, XidBook
 
 
-class Watch:
+class WitnessPeriod:
     """A registration that reports what it is made to, then nothing."""
 
     def __init__(self, covered: set[str], *, complete: bool = True, script: list[XidEvent | Exception] | None = None):
@@ -37,10 +37,10 @@ class Watch:
         return
 
 
-def run(opens: list[Watch | Exception], book: XidBook, until: threading.Event) -> EventLoop:
+def run(opens: list[WitnessPeriod | Exception], book: XidBook, until: threading.Event) -> EventLoop:
     """A loop over these registrations in turn, until asked to stop."""
 
-    def open_watch() -> Watch:
+    def open_watch() -> WitnessPeriod:
         step = opens.pop(0) if len(opens) > 1 else opens[0]
         if isinstance(step, Exception):
             raise step
@@ -73,16 +73,18 @@ class Counted(XidBook):
     "first",
     [
         lambda: DeviceError("nvmlEventSetCreate", "NVML_ERROR_UNKNOWN"),
-        lambda: Watch({"GPU-0"}, complete=False),
-        lambda: Watch({"GPU-0"}, script=[DeviceError("nvmlEventSetWait_v2", "NVML_ERROR_GPU_IS_LOST")]),
-        lambda: Watch({"GPU-0"}, script=[ValueError("a fault of ours")]),
+        lambda: WitnessPeriod({"GPU-0"}, complete=False),
+        lambda: WitnessPeriod({"GPU-0"}, script=[DeviceError("nvmlEventSetWait_v2", "NVML_ERROR_GPU_IS_LOST")]),
+        lambda: WitnessPeriod({"GPU-0"}, script=[ValueError("a fault of ours")]),
     ],
     ids=["cannot register", "one GPU is left out", "the wait fails", "a fault of ours"],
 )
-def test_registration_is_tried_again(first: Callable[[], Watch | Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registration_is_tried_again(
+    first: Callable[[], WitnessPeriod | Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(events, "RETRY_S", 0.02)
     book = Counted(1)
-    loop = run([first(), Watch({"GPU-0", "GPU-1"}, script=[XidEvent("GPU-1", 79)])], book, book.enough)
+    loop = run([first(), WitnessPeriod({"GPU-0", "GPU-1"}, script=[XidEvent("GPU-1", 79)])], book, book.enough)
     assert loop.outcome is not None
     assert loop.outcome.success
     counts = book.counts("GPU-1")
@@ -94,7 +96,7 @@ def test_what_is_queued_when_a_registration_ends_is_counted() -> None:
     """A GPU is lost, another registration follows: the XIDs that said why must not be dropped with the old one."""
     book = Counted(1)
     many = [XidEvent("GPU-0", xid) for xid in (79, 45, 46, 47)]
-    watch = Watch({"GPU-0"}, script=list(many))
+    watch = WitnessPeriod({"GPU-0"}, script=list(many))
     loop = EventLoop(lambda: watch, book, SystemClock(), lambda: None)
     original = watch.wait
 
@@ -115,7 +117,7 @@ def test_a_flood_of_one_code_is_logged_once_a_minute_with_the_number_since(caplo
     clock, book = ManualClock(), XidBook()
     script = [XidEvent("GPU-0", 31)] * 1000
     script[500:502] = [XidEvent("GPU-0", 79), XidEvent("GPU-1", 31)]
-    watch = Watch({"GPU-0", "GPU-1"}, script=[])
+    watch = WitnessPeriod({"GPU-0", "GPU-1"}, script=[])
     loop = EventLoop(lambda: watch, book, clock, lambda: None)
 
     def wait(timeout_s: float) -> XidEvent | None:

@@ -17,7 +17,7 @@ from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.errors import DeviceError, NotSupported
 from gpu_exporter.devices.protocol import Gpm, Pcie, Rates
 from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.devices.simulated import SimulatedDevice, Stage
+from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
 from gpu_exporter.model import DeviceSnapshot, Span
 from gpu_exporter.sampling.sampler import DeviceSampler
 
@@ -33,7 +33,7 @@ class Bench:
     def __init__(self, **gpu: Any) -> None:
         self.clock = ManualClock()
         scenario = parse_scenario({"gpus": [{"model": "H100", **gpu}]})
-        self.stage = Stage(scenario, self.clock)
+        self.stage = ScenarioTime(scenario, self.clock)
         self.device = SimulatedDevice(self.stage, scenario.gpus[0])
         self.sampler = DeviceSampler(self.device, collectors.DEFAULT, self.clock, activity_rules(Settings()))
         self.board: Change = lambda gpm: gpm

@@ -12,7 +12,7 @@ from gpu_exporter.clock import ManualClock, SystemClock
 from gpu_exporter.devices.errors import DeviceError
 from gpu_exporter.devices.protocol import Processes, Rates
 from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.devices.simulated import SimulatedDevice, Stage
+from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
 from gpu_exporter.model import DeviceSnapshot, GpuProcess
 from gpu_exporter.sampling.loop import DeviceLoop
 from gpu_exporter.sampling.sampler import DeviceSampler
@@ -25,7 +25,7 @@ def make(faults: list[dict], clock: ManualClock | SystemClock, **gpu: object) ->
     scenario = parse_scenario(
         {"gpus": [{"model": "H100", "load": {"kind": "constant", "value": 0.5}, "faults": faults, **gpu}]}
     )
-    return DeviceSampler(SimulatedDevice(Stage(scenario, clock), scenario.gpus[0]), collectors.ALL, clock, RULES)
+    return DeviceSampler(SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0]), collectors.ALL, clock, RULES)
 
 
 def test_a_failed_call_costs_its_field_and_is_counted() -> None:
@@ -129,7 +129,9 @@ def test_mig_instances_never_carry_board_values_and_no_board_utilization_exists(
 def test_mig_instances_without_gpm_have_no_activity() -> None:
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": "A100", "mig": [{"profile": "1g.10gb"}]}]})
-    sampler = DeviceSampler(SimulatedDevice(Stage(scenario, clock), scenario.gpus[0]), collectors.ALL, clock, RULES)
+    sampler = DeviceSampler(
+        SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0]), collectors.ALL, clock, RULES
+    )
     clock.advance(5)
     (instance,) = sampler.sample().instances
     assert instance.activity is None
@@ -218,7 +220,7 @@ def test_the_list_of_processes_stands_with_its_time_until_the_next_and_ends_with
             return answer
 
     scenario = parse_scenario({"gpus": [{"model": "H100"}]})
-    device = Listing(Stage(scenario, clock), scenario.gpus[0])
+    device = Listing(ScenarioTime(scenario, clock), scenario.gpus[0])
     sampler = DeviceSampler(device, collectors.ALL, clock, RULES)
     seen: list[tuple[float, int] | None] = []
     for _ in range(16):

@@ -13,7 +13,7 @@ from gpu_exporter.collectors import Collector, Cycle, Totals
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.protocol import Gpm, UtilizationSample
 from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.devices.simulated import SimulatedDevice, Stage
+from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
 from gpu_exporter.model import Activity, Span, UnitId, UnitTotals
 from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.activity import ActivityReader, instance_activity
@@ -41,7 +41,7 @@ def run(**gpu: Any) -> UnitTotals:
     """A minute of an H100 at utilization 0, read each second."""
     clock, settings = ManualClock(), Settings()
     scenario = parse_scenario({"gpus": [{"model": "H100", **gpu}]})
-    device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
+    device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
     sampler = DeviceSampler(device, collectors.DEFAULT, clock, activity_rules(settings))
     node = NodeState(settings, clock)
     for _ in range(60):
@@ -162,7 +162,7 @@ def test_an_instance_that_only_decodes_is_not_idle(part: str) -> None:
     instance = {"profile": "1g.10gb", part: {"kind": "constant", "value": 0.3}}
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": "H100", "mig": [instance]}]})
-    device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
+    device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
     sampler = DeviceSampler(device, collectors.DEFAULT, clock, RULES)
     for _ in range(3):
         clock.advance(1.0)
@@ -175,7 +175,7 @@ def test_a_window_whose_reading_took_long_proves_no_idleness() -> None:
     """The sample may be of the call's beginning: work that began since would fall into a window called quiet."""
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": "H100", "mig": [{"profile": "1g.10gb"}]}]})
-    stage = Stage(scenario, clock)
+    stage = ScenarioTime(scenario, clock)
     sampler = DeviceSampler(SimulatedDevice(stage, scenario.gpus[0]), collectors.DEFAULT, clock, RULES)
     original, slow = stage.read_gpm, False
 
@@ -244,7 +244,7 @@ def test_a_cycle_that_dragged_on_proves_no_idleness() -> None:
     """A call that took long: the witnesses before it and after it speak of different times."""
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": "H100"}]})
-    device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
+    device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
     sampler = DeviceSampler(device, collectors.DEFAULT, clock, RULES)
     original = device.read_power
 
@@ -265,7 +265,7 @@ def test_a_cycle_that_dragged_on_proves_no_idleness() -> None:
 def test_what_is_read_after_the_last_witness_may_take_long() -> None:
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": "T4"}]})
-    device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
+    device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
     last = Collector("last", (), lambda cycle: clock.advance(0.8))
     sampler = DeviceSampler(device, (*collectors.DEFAULT, last), clock, RULES)
     node = NodeState(Settings(), clock)
@@ -283,7 +283,7 @@ def test_after_a_step_of_the_clock_activity_is_known_again_within_two_minutes(
 ) -> None:
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": "T4"}]})
-    device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
+    device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
     sampler, node = DeviceSampler(device, collectors.DEFAULT, clock, RULES), NodeState(Settings(), clock)
 
     def idle_after(seconds: int) -> float:
@@ -306,7 +306,7 @@ def test_a_mute_gpu_is_down_whatever_is_remembered_of_it() -> None:
     clock = ManualClock()
     faults = [{"at": 5, "call": "*", "error": "NVML_ERROR_UNKNOWN"}]
     scenario = parse_scenario({"gpus": [{"model": "T4", "faults": faults}]})
-    device = SimulatedDevice(Stage(scenario, clock), scenario.gpus[0])
+    device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
     sampler = DeviceSampler(device, collectors.DEFAULT, clock, RULES)
     ups = []
     for _ in range(12):

@@ -41,7 +41,7 @@ from gpu_exporter.model import DeviceIdentity
 from gpu_exporter.shares import divide_gpu_instance
 
 log = logging.getLogger(__name__)
-LATELY_S = 5.0
+SLOW_ANSWER_TTL_S = 5.0
 MIB = 1024.0**2
 ENGINE_CALLS = {
     "encoder": "nvmlDeviceGetEncoderUtilization",
@@ -110,11 +110,11 @@ class NvmlDevice:
         self._windows = set()
         self._nvlink = self._make_nvlink()
 
-    def _lately(self, call: str) -> Any:
-        """An answer that only an administrator changes: at most LATELY_S old."""
+    def _slow_answer(self, call: str) -> Any:
+        """An answer that only an administrator changes: at most SLOW_ANSWER_TTL_S old."""
         known = self._recent.get(call)
         now = self._monotonic()
-        if known is None or now - known[0] >= LATELY_S:
+        if known is None or now - known[0] >= SLOW_ANSWER_TTL_S:
             known = self._recent[call] = (now, self.ask(call))
         return known[1]
 
@@ -181,7 +181,7 @@ class NvmlDevice:
         return float(self.ask("nvmlDeviceGetPowerUsage")) / 1e3  # milliwatts
 
     def read_power_limit(self) -> float:
-        return float(self._lately("nvmlDeviceGetEnforcedPowerLimit")) / 1e3  # milliwatts
+        return float(self._slow_answer("nvmlDeviceGetEnforcedPowerLimit")) / 1e3  # milliwatts
 
     def read_energy(self) -> float:
         return float(self.ask("nvmlDeviceGetTotalEnergyConsumption")) / 1e3  # millijoules

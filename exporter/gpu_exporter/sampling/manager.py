@@ -64,7 +64,7 @@ class DeviceInventory(Protocol):
         """This GPU answers, also if it was forgotten."""
 
 
-class Fleet:
+class DeviceManager:
     """All GPUs. `stop`, `release` and `take` may be called from any thread."""
 
     def __init__(
