@@ -252,13 +252,13 @@ def _run_daemon(
     import logging
     import os
 
-    from gpu_exporter.app.agent import Agent, open_state
-    from gpu_exporter.app.logs import set_up_logging
+    from gpu_exporter.app.agent import Agent
     from gpu_exporter.app.once import exit_now
     from gpu_exporter.app.restart import restart_or_exit
     from gpu_exporter.app.serve import Ended, hold_signals, serve, write_textfiles
     from gpu_exporter.clock import SystemClock
-    from gpu_exporter.ledger.state import StateInUse, read_boot_id
+    from gpu_exporter.ledger.state import StateInUse, open_state, read_boot_id
+    from gpu_exporter.logs import set_up_logging
 
     hold_signals()
     os.umask(0o022)  # what is made here is neither writable for others nor out of reach for the socket's group
@@ -268,7 +268,7 @@ def _run_daemon(
     log.info("gpu-exporter %s, backend %s, attribution %s", VERSION, backend.name, names)
     log.info("settings: %s", describe_settings(settings))
     try:
-        state = open_state(state_directory, settings, read_boot_id())
+        state = open_state(state_directory, settings.state.write_interval, read_boot_id())
         sysfs = options.sysfs if backend.is_live else None
         publish_interval_s = options.textfile_interval if options.textfile is not None else 0.0
         agent = Agent(
@@ -309,7 +309,6 @@ def _reconcile(given: list[str]) -> int:
     parser = build_reconcile_parser()
     options = parser.parse_args(given)
     settings = _load(parser, options.config_file)
-    from gpu_exporter.app.logs import set_up_logging
     from gpu_exporter.app.reconcile import (
         apply_forever,
         apply_once,
@@ -322,6 +321,7 @@ def _reconcile(given: list[str]) -> int:
         remove_all,
         serve_telemetry,
     )
+    from gpu_exporter.logs import set_up_logging
     from gpu_exporter.reconciler.fetch import Client
     from gpu_exporter.reconciler.marks import MarkError
     from gpu_exporter.reconciler.telemetry import Telemetry
@@ -394,8 +394,8 @@ def _record(given: list[str]) -> int:
     parser = build_record_parser()
     options = parser.parse_args(given)
     settings = _load(parser, options.config_file)
-    from gpu_exporter.app.logs import set_up_logging
     from gpu_exporter.app.record import record
+    from gpu_exporter.logs import set_up_logging
 
     set_up_logging(options.log_level, options.log_format)
     try:

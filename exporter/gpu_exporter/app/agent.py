@@ -37,22 +37,6 @@ PATIENCE_S = 2.0  # that one source of holders may keep the others' answers from
 STOP_S = 0.5  # how long all loops together may take to end
 
 
-def open_state(directory: Path | None, settings: Settings, boot_id: str) -> StateFile | None:
-    """Take the state directory, or say once why counters will not survive a restart.
-
-    Raises StateInUse when another process has it.
-    """
-    if directory is None:
-        return None
-    state = StateFile(directory, settings.state.write_interval, boot_id)
-    try:
-        state.acquire()
-    except OSError as exc:
-        log.warning("%s: %s; counters start at 0 after each restart (set --state.directory)", directory, exc)
-        return None
-    return state
-
-
 class Agent:
     """Everything that runs until it is asked to stop."""
 

@@ -15,10 +15,10 @@ from gpu_exporter.attribution.source import Source
 from gpu_exporter.clock import Clock
 from gpu_exporter.collectors import Collector
 from gpu_exporter.defaults import Settings
-from gpu_exporter.devices.errors import DeviceError, DriverUnavailable
+from gpu_exporter.devices.errors import DriverUnavailable
 from gpu_exporter.devices.protocol import Backend
-from gpu_exporter.model import AgentStatus, DeviceIdentity, DeviceSnapshot, View
-from gpu_exporter.sampling.sampler import GPM_WINDOW_S, DeviceSampler
+from gpu_exporter.model import AgentStatus, View
+from gpu_exporter.sampling.reader import Reader
 from gpu_exporter.threads import start
 from gpu_exporter.vendor import Vendor
 from gpu_exporter.version import VERSION
@@ -27,45 +27,6 @@ if TYPE_CHECKING:
     from gpu_exporter.inventory.inventory import Inventory
 
 PATIENCE = 0.8  # share of the time limit that GPUs have; the rest is for telling of those that answered
-
-
-class _Reader:
-    """Reads the GPU at one position, in its own thread."""
-
-    def __init__(
-        self, position: int, backend: Backend, enabled: Sequence[Collector], clock: Clock, settings: Settings
-    ) -> None:
-        self.errors: Counter[tuple[str, str]] = Counter()
-        self.persistence_off = False
-        self.identity: DeviceIdentity | None = None
-        self.snapshot: DeviceSnapshot | None = None
-        self.error = ""
-        self.is_hung = False
-        self._position, self._backend, self._enabled = position, backend, enabled
-        self._clock, self._settings = clock, settings
-        self._thread = threading.Thread(target=self._read, name=f"gpu-{position}", daemon=True)
-        start(self._thread)
-
-    def join(self, deadline: float) -> bool:
-        """Wait for the end, or until `deadline` (time.monotonic); false when it is not over."""
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        self.is_hung = self._thread.is_alive()
-        return not self.is_hung
-
-    def _read(self) -> None:
-        try:
-            device = self._backend.find(self._position)
-            self.identity = device.identity
-            sampler = DeviceSampler(device, self._enabled, self._clock, activity_rules(self._settings))
-            if sampler.prime():
-                time.sleep(GPM_WINDOW_S)
-            self.snapshot = sampler.sample()
-            self.errors = sampler.error_counts
-            self.persistence_off = not device.read_persistence_mode()
-        except DeviceError as exc:
-            if self.snapshot is None:
-                self.errors[exc.call, exc.error] += 1
-                self.error = str(exc)
 
 
 def _status_without_driver(
@@ -118,7 +79,9 @@ def take_one_view(
     deadline = time.monotonic() + PATIENCE * timeout_s
     try:
         backend.open()
-        readers = [_Reader(position, backend, enabled, clock, settings) for position in range(backend.count())]
+        readers = [
+            Reader(position, backend, enabled, clock, activity_rules(settings)) for position in range(backend.count())
+        ]
     except DriverUnavailable as exc:
         status = _status_without_driver(exc, settings, backend, state_directory, sysfs)
         if status.expects_gpus:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,15 +10,16 @@ from pathlib import Path
 from gpu_exporter.app.serve import repeat_aside, stop_on_signal
 from gpu_exporter.defaults import Policy
 from gpu_exporter.exits import Exit
+from gpu_exporter.reconciler.apply import ApplyRuns
 from gpu_exporter.reconciler.cycle import Cycle, guard
 from gpu_exporter.reconciler.demand import SlurmDemand
 from gpu_exporter.reconciler.direct import ExporterSource
 from gpu_exporter.reconciler.dry_run import DryRun
 from gpu_exporter.reconciler.evidence import (
+    FORMS,
     EvidenceError,
     EvidenceSource,
     ExplainingSource,
-    HolderName,
     OtherActivity,
     named_holder,
 )
@@ -34,8 +34,6 @@ from gpu_exporter.reconciler.site import ReconcilerSite
 from gpu_exporter.reconciler.telemetry import Telemetry
 from gpu_exporter.vendor import NVIDIA
 from gpu_exporter.web.server import HttpServer
-
-log = logging.getLogger(__name__)
 
 
 def build_source(
@@ -62,7 +60,7 @@ def reconcile_once(source: ExplainingSource, policy: Policy, form: str, explaine
         _complain(f"not seen: {problem}")
     code = Exit.PARTIAL if evidence.problems else Exit.DONE
     if explained:
-        chosen = [decision for decision in decisions if _is_named(decision, explained, asked)]
+        chosen = [decision for decision in decisions if decision.is_named(explained, asked)]
         if not chosen:
             _complain(
                 f"{explained}: no such holder in the evidence, which has {evidence.allocations} allocations; {FORMS}"
@@ -89,16 +87,6 @@ def _other_activity(source: ExplainingSource, decision: Decision) -> OtherActivi
     except EvidenceError as exc:
         _complain(f"not known which witnesses were active: {exc}")
         return {}
-
-
-FORMS = "a pod is named as NAMESPACE/POD, a job as job/ID, job/ARRAY_TASK or job/LEADER+OFFSET"
-
-
-def _is_named(decision: Decision, text: str, asked: HolderName | None) -> bool:
-    name = decision.name
-    if asked is not None and asked.scheduler == name.scheduler == "slurm":
-        return asked.name in (name.name, decision.users_id)
-    return name == asked or text in (str(name), name.name)
 
 
 def _complain(text: str) -> None:
@@ -163,7 +151,7 @@ def build_demand(slurm: bool | None) -> SlurmDemand | None:
 
 
 def _cycle_until_signal(
-    tick: Callable[[], None], interval_s: float, telemetry: Telemetry, demand: SlurmDemand | None
+    tick: Callable[[], object], interval_s: float, telemetry: Telemetry, demand: SlurmDemand | None
 ) -> None:
     def tick_and_ask() -> None:
         tick()
@@ -182,36 +170,15 @@ def apply_forever(
     demand: SlurmDemand | None,
 ) -> int:
     """Cycle and write until a signal."""
-    cycle = Cycle(source, markers, policy, telemetry, time.time)
-    last_problem = ""
-
-    def tick() -> None:
-        nonlocal last_problem
-        problem = _apply_cycle(cycle, telemetry)
-        if problem != last_problem:  # once, not in every cycle
-            if problem:
-                log.warning("cycle incomplete: %s", problem)
-            else:
-                log.info("cycles are complete again")
-        last_problem = problem
-
-    _cycle_until_signal(tick, interval_s, telemetry, demand)
+    runs = ApplyRuns(Cycle(source, markers, policy, telemetry, time.time), telemetry, time.monotonic)
+    _cycle_until_signal(runs.run, interval_s, telemetry, demand)
     return 0
 
 
 def apply_once(source: EvidenceSource, markers: Sequence[Marker], policy: Policy, telemetry: Telemetry) -> int:
     """One cycle that writes; the exit code. Marks without evidence go at once: a single cycle cannot wait for it."""
-    problem = _apply_cycle(Cycle(source, markers, policy, telemetry, time.time, once=True), telemetry)
-    if problem:
-        log.warning("cycle incomplete: %s", problem)
-    return 4 if problem else 0
-
-
-def _apply_cycle(cycle: Cycle, telemetry: Telemetry) -> str:
-    began = time.monotonic()
-    problem = cycle.run()
-    telemetry.note_cycle(began, not problem, cycle.standing, cycle.decisions)
-    return problem
+    cycle = Cycle(source, markers, policy, telemetry, time.time, once=True)
+    return Exit.PARTIAL if ApplyRuns(cycle, telemetry, time.monotonic).run() else Exit.DONE
 
 
 def remove_all(markers: Sequence[Marker], apply: bool) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import math
 import os
 import zlib
@@ -31,6 +32,7 @@ from gpu_exporter.ledger.tenants import COUNTERS as TENANT_COUNTERS
 from gpu_exporter.ledger.tenants import TenantAccount
 from gpu_exporter.model import HolderKey, HolderTotals, TenantKey, TenantTotals, UnitId, UnitTotals
 
+log = logging.getLogger(__name__)
 VERSION = 2
 HEADER = "gpu-exporter-state"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -192,6 +194,22 @@ class StateFile:
             if mark is not None:
                 bounded[counter] = min(getattr(totals, counter), mark)
         return bounded
+
+
+def open_state(directory: Path | None, write_interval_s: float, boot_id: str) -> StateFile | None:
+    """Take the state directory, or say once why counters will not survive a restart.
+
+    Raises StateInUse when another process has it.
+    """
+    if directory is None:
+        return None
+    state = StateFile(directory, write_interval_s, boot_id)
+    try:
+        state.acquire()
+    except OSError as exc:
+        log.warning("%s: %s; counters start at 0 after each restart (set --state.directory)", directory, exc)
+        return None
+    return state
 
 
 AccountT = TypeVar("AccountT", UnitAccount, HolderAccount, TenantAccount)

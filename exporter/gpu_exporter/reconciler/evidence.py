@@ -167,6 +167,9 @@ def title(name: HolderName, users_id: str = "") -> str:
     return str(name) if users_id in ("", name.name) else f"job {users_id} [{name.name}]"
 
 
+FORMS = "a pod is named as NAMESPACE/POD, a job as job/ID, job/ARRAY_TASK or job/LEADER+OFFSET"
+
+
 def named_holder(text: str) -> HolderName | None:
     """The holder that a person names: NAMESPACE/POD, job/ID or ID, a job's id in any of its forms. None for no name."""
     place, slash, name = text.strip().replace("job ", "job/", 1).partition("/")

@@ -50,6 +50,12 @@ class Decision(NamedTuple):
         """The holder as people know it."""
         return title(self.name, self.users_id)
 
+    def is_named(self, text: str, asked: HolderName | None) -> bool:
+        """Whether a person means this holder by `text`; `asked` is its meaning (named_holder)."""
+        if asked is not None and asked.scheduler == self.name.scheduler == "slurm":
+            return asked.name in (self.name.name, self.users_id)
+        return self.name == asked or text in (str(self.name), self.name.name)
+
     @property
     def label(self) -> str:
         """The mark that this stage would leave, "" for none. Pods get a label, jobs a text in Extra."""

@@ -12,10 +12,11 @@ import gzip
 import hashlib
 import json
 import secrets
+import statistics
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,24 @@ def _questions(call: str, handle: Handle, arguments: tuple[Any, ...]) -> Iterato
         yield call, "", ()
     elif call != FREE:
         yield call, handle.name, tuple(a for a in arguments if not isinstance(a, Handle))
+
+
+def summarize(answers: Mapping[Question, Answers]) -> list[tuple[str, str, str, str, str]]:
+    """Each call: how often, microseconds as median and 99th percentile, and what it refused."""
+    calls: dict[str, tuple[list[int], set[str]]] = {}
+    for (call, _, arguments), entry in answers.items():
+        name = f"{call} {arguments[0]}" if call in (FIELDS, SAMPLES) else call
+        latencies, errors = calls.setdefault(name, ([], set()))
+        latencies += entry.latencies_us
+        errors.update(value for kind, value in entry.values if kind == "error")
+        if call == FIELDS:
+            errors.update(f"code {value[0]}" for kind, value in entry.values if kind == "ok" and value[0])
+    rows = []
+    for name, (latencies, errors) in sorted(calls.items()):
+        latencies.sort()
+        p50, p99 = statistics.median(latencies), latencies[int(0.99 * len(latencies))]
+        rows.append((name, str(len(latencies)), f"{p50:.0f}", str(p99), " ".join(sorted(errors))))
+    return rows
 
 
 class RecordedLibrary:

@@ -1,0 +1,34 @@
+"""Cycles that write, one after the other: what went wrong is counted each time and logged when it changes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from gpu_exporter.reconciler.cycle import Cycle
+from gpu_exporter.reconciler.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+
+class ApplyRuns:
+    """Runs of one cycle."""
+
+    def __init__(self, cycle: Cycle, telemetry: Telemetry, monotonic: Callable[[], float]) -> None:
+        self._cycle = cycle
+        self._telemetry = telemetry
+        self._monotonic = monotonic
+        self._last_problem = ""
+
+    def run(self) -> str:
+        """One run; what was left undone, "" when nothing was."""
+        began = self._monotonic()
+        problem = self._cycle.run()
+        self._telemetry.note_cycle(began, not problem, self._cycle.standing, self._cycle.decisions)
+        if problem != self._last_problem:  # once, not in every run
+            if problem:
+                log.warning("cycle incomplete: %s", problem)
+            else:
+                log.info("cycles are complete again")
+        self._last_problem = problem
+        return problem

@@ -1,0 +1,62 @@
+"""Reads that are made for what the driver answers, not for what they mean: `record` writes every answer down."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Sequence
+
+from gpu_exporter import collectors
+from gpu_exporter.clock import SystemClock
+from gpu_exporter.devices.errors import DeviceError
+from gpu_exporter.devices.protocol import Backend, Device
+from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.sampling.witnesses import ActivityRules
+
+log = logging.getLogger(__name__)
+EVENT_WAIT_S = 0.25
+FIND_S = 1.0  # for events one GPU that is slow to be found is not waited for longer
+
+
+class Tap:
+    """Reads the GPU at one position, in its own thread: one that hangs at its very start is worth a recording too."""
+
+    def __init__(
+        self, backend: Backend, position: int, rules: ActivityRules, interval_s: float, stop: threading.Event
+    ) -> None:
+        self.device: Device | None = None
+        self.tried = threading.Event()
+        self._backend, self._position, self._rules = backend, position, rules
+        self._interval_s, self._stop = interval_s, stop
+
+    def run(self) -> None:
+        """Read until `stop`; a fault ends it, and is written down like every other answer."""
+        try:
+            device = self._backend.find(self._position)
+            with contextlib.suppress(DeviceError):
+                device.read_persistence_mode()
+            self.device = device
+            self.tried.set()
+            sampler = DeviceSampler(device, collectors.ALL, SystemClock(), self._rules)
+            sampler.sample()
+            log.info("gpu %d: %s", self._position, device.identity.name)
+            while not self._stop.wait(self._interval_s):
+                sampler.sample()
+        except DeviceError as exc:  # written down, and nothing more will come
+            log.warning("gpu %d: %s", self._position, exc)
+        finally:
+            self.tried.set()
+
+
+def listen(backend: Backend, taps: Sequence[Tap], stop: threading.Event) -> None:
+    """Wait for events of the GPUs that were found, until `stop`."""
+    for tap in taps:
+        tap.tried.wait(FIND_S)
+    try:
+        watch = backend.watch_events([tap.device for tap in taps if tap.device is not None])
+        while not stop.is_set():
+            watch.wait(EVENT_WAIT_S)
+        watch.close()
+    except DeviceError:
+        return  # written down like every other answer
