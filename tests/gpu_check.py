@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import functools
 import itertools
 import json
 import os
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from gpu_exporter.devices.nvml import structures
 from gpu_exporter.devices.nvml.backend import NvmlBackend
 from gpu_exporter.devices.nvml.device import NvmlDevice
 from gpu_exporter.devices.nvml.recording import read_recording
+from gpu_exporter.devices.protocol import ENGINES, UtilizationSample
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, wait_for
 
 OUT = Path(__file__).resolve().parents[1] / "out"
@@ -119,9 +121,22 @@ def gpm_without_privilege() -> list[int] | str:
     return answer if isinstance(answer, str) else [int(metric) for metric in answer]
 
 
-def ring_of(device: NvmlDevice) -> dict[str, float | int | None]:
-    """Span and period of the driver's utilization ring."""
-    ring = list(device.read_utilization_samples(0.0))
+def rings_of(device: NvmlDevice) -> dict[str, dict[str, float | int | None] | str]:
+    """Span and period of the driver's rings of utilization and of each engine, or why there is none."""
+    asks: dict[str, Callable[[float], Sequence[UtilizationSample]]] = {
+        "utilization": device.read_utilization_samples,
+        **{engine: functools.partial(device.read_engine_samples, engine) for engine in ENGINES},
+    }
+    rings: dict[str, dict[str, float | int | None] | str] = {}
+    for name, ask in asks.items():
+        try:
+            rings[name] = describe_ring(ask(0.0))
+        except DeviceError as exc:
+            rings[name] = str(exc)
+    return rings
+
+
+def describe_ring(ring: Sequence[UtilizationSample]) -> dict[str, float | int | None]:
     steps = [later.wall - earlier.wall for earlier, later in itertools.pairwise(ring)]
     return {
         "entries": len(ring),
@@ -234,7 +249,7 @@ def render(report: dict[str, Any]) -> str:
     out += [f"- field ids: {ranges(report['fields'])}", f"- GPM ids: {ranges(report['gpm'])}"]
     plain = report["gpm_without_privilege"]
     out.append(f"- GPM ids without privilege: {plain if isinstance(plain, str) else ranges(plain)}")
-    out += [f"- utilization ring: {report['ring']}", f"- `--once`: {report['once']}", ""]
+    out += [f"- rings of samples: {report['rings']}", f"- `--once`: {report['once']}", ""]
     out += ["| call | times | p50 us | p99 us |", "| --- | --- | --- | --- |"]
     out += [f"| {c} | {f['times']} | {f['p50_us']:.0f} | {f['p99_us']:.0f} |" for c, f in report["latencies"].items()]
     out += ["", "| load | truth | busy | idle s of observed s | within 2 points | pid listed |"]
@@ -279,7 +294,7 @@ def main() -> int:
         "fields": supported_fields(device),
         "gpm": supported_gpm(device),
         "gpm_without_privilege": unprivileged,
-        "ring": ring_of(device),
+        "rings": rings_of(device),
         "latencies": latencies(recording),
         "once": run_once(),
         "loads": check_loads(device, options.seconds) if options.loads else {"all": "not measured: --no-loads"},
