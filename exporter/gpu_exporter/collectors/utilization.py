@@ -31,7 +31,9 @@ def note_nonsense(cycle: Cycle, samples: Sequence[UtilizationSample]) -> Sequenc
     """All entries of a ring. One that is not a share is counted; its time is unknown, and its stamp keeps another entry
     from covering it.
     """
-    cycle.remarks += [("nvmlDeviceGetSamples", OUT_OF_RANGE) for sample in samples if not RATIO.holds(sample.ratio)]
+    nonsense = {ratio for ratio in {sample.ratio for sample in samples} if not RATIO.holds(ratio)}
+    if nonsense:
+        cycle.remarks += [("nvmlDeviceGetSamples", OUT_OF_RANGE)] * sum(sample.ratio in nonsense for sample in samples)
     return samples
 
 
