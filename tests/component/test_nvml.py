@@ -528,6 +528,19 @@ def test_a_gpu_without_events_does_not_keep_the_others_from_theirs(backend: Nvml
         backend.watch_events(devices)
 
 
+def test_a_driver_that_does_not_know_the_ring_of_an_engine_has_none(
+    backend: NvmlBackend, nvml_table: NvmlTable
+) -> None:
+    feed(nvml_table)
+    nvml_table.table.devices[0].engine_rings = 1
+    device = first_device(backend)
+    assert device.read_engine("jpeg") == 0.0
+    for _ in range(2):  # the second time it is not even asked
+        with pytest.raises(NotSupported, match="NVML_ERROR_INVALID_ARGUMENT"):
+            device.read_engine_samples("jpeg", 0.0)
+    assert list(device.read_engine_samples("encoder", 0.0)) == []  # a ring that has no entry yet
+
+
 def test_the_sample_ring_is_read_from_where_we_were(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
     feed(nvml_table)
     with nvml_table.writing(0) as out:

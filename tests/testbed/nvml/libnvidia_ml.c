@@ -229,6 +229,7 @@ ret_t nvmlDeviceGetSamples(dev_t_ handle, int type, unsigned long long since, in
     ENTER(nvmlDeviceGetSamples);
     WHOLE_ONLY();
     int has_ring = type == 1 || (d.engine_rings >= 1 && (type == 3 || type == 4)) || (d.engine_rings >= 2 && (type == 8 || type == 9));
+    if (type >= 8 && d.engine_rings < 2) return INVALID_ARGUMENT; /* as a driver that does not know these numbers yet */
     if (d.mig_mode || !has_ring) return NOT_SUPPORTED;
     *value_type = 1;
     if (!out) { *count = d.sample_count; return d.sample_count ? OK : NOT_FOUND; }

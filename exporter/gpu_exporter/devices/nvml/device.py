@@ -152,7 +152,15 @@ class NvmlDevice:
         return float(self.ask(ENGINE_CALLS[engine])) / 100.0  # percent
 
     def read_engine_samples(self, engine: str, since_wall: float) -> Sequence[UtilizationSample]:
-        return self._read_samples(engine, nvml.ENGINE_SAMPLES[engine], since_wall)
+        try:
+            return self._read_samples(engine, nvml.ENGINE_SAMPLES[engine], since_wall)
+        except DeviceError as exc:
+            if exc.error != "NVML_ERROR_INVALID_ARGUMENT" or exc.once_answered:
+                raise
+            # A driver from before this ring: it does not know the number.
+            refusal = NotSupported(exc.call, exc.error)
+            self.ask.support.note((exc.call, engine), refusal)
+            raise refusal from exc
 
     def _require_gpm(self) -> None:
         """Raises NotSupported on a board without GPM."""
