@@ -42,7 +42,8 @@ def test_an_idle_allocation_reaches_its_owner_once_and_nobody_else_is_accused(
     kubelet.start()
     config = tmp_path / "config.yaml"
     config.write_text(
-        f"attribution: {{interval: 1s}}\npolicy: {{candidate_after: {IDLE_FOR_S}s, underused_after: {2 * IDLE_FOR_S}s,"
+        # Windows of seconds need readings of seconds: five are nothing of an hour, and half of these windows.
+        f"sampling: {{interval_max: 1s}}\nattribution: {{interval: 1s}}\npolicy: {{candidate_after: {IDLE_FOR_S}s, underused_after: {2 * IDLE_FOR_S}s,"
         " startup_grace: 1s}\n",
         encoding="utf-8",
     )
