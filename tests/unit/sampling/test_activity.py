@@ -291,3 +291,79 @@ def test_a_board_that_never_rested_before_us_is_not_taken_for_resting() -> None:
 def test_a_board_at_rest_is_quiet(idle: float, limit: float) -> None:
     floor = PowerFloor(RULES)
     assert not floor.is_active(idle, limit)
+
+
+LONG = RULES._replace(interval_max_s=5.0)
+
+
+class LongBench(Bench):
+    """A driver that keeps everything: a ring of utilization and one of the encoder, and an energy counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reader = ActivityReader(UnitId("GPU-0"), LONG)
+        self.now = 30.0
+
+    def cycle(self, after: float, **facts: Any) -> list[tuple[float, float]]:
+        """Idle stretches that a cycle so much later finds; its rings hold a zero each 0.2 s, of sixteen seconds."""
+        self.now += after
+        stamps = [i / 5 for i in range(int((self.now - 16.0) * 5), int(self.now * 5) + 1)]
+        since = {name: wall - WALL for name, wall in self.reader.samples_since.items()}
+        known = {
+            "power_w": 70.0,
+            "power_limit_w": 700.0,
+            "energy_j": 70.0 * self.now,
+            "engines": {"encoder": 0.0},
+            "engine_samples": {
+                "encoder": [UtilizationSample(WALL + t, 0.0) for t in stamps if t > since.get("encoder", 0.0) + 1e-3]
+            },
+        }
+        zeros = [(t, 0.0) for t in stamps if t > since.get("utilization", 0.0) + 1e-3]
+        spans = self.read(self.now, zeros, **(known | facts)) or ()
+        return [(round(span.start, 1), round(span.end, 1)) for span in spans if not span.ratio and not span.other]
+
+
+@pytest.fixture
+def long_bench() -> LongBench:
+    """After three cycles, when the interval has become long."""
+    bench = LongBench()
+    for _ in range(3):
+        bench.cycle(1.0)
+    assert bench.reader.interval_s == 5.0
+    return bench
+
+
+def test_a_long_cycle_of_a_driver_that_keeps_everything_is_known(long_bench: LongBench) -> None:
+    assert long_bench.cycle(5.0) == [(33.0, 38.0)]
+    assert long_bench.reader.interval_s == 5.0
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        {"engine_samples": {}},
+        {"engine_samples": {"encoder": []}},
+        {"energy_j": None},
+        {"witness_missing": True},
+        {"instances": [object()]},
+    ],
+    ids=["an engine without a ring", "an empty ring", "no energy", "a witness that failed", "MIG"],
+)
+def test_what_the_driver_does_not_keep_ends_the_long_interval(
+    long_bench: LongBench, missing: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_bench.reader._trust, "review", lambda *_: None)  # which would look into the instances
+    long_bench.cycle(5.0, **missing)
+    assert long_bench.reader.interval_s == 1.0
+
+
+def test_without_an_engines_ring_only_its_last_period_of_a_long_cycle_is_idle(long_bench: LongBench) -> None:
+    idle = long_bench.cycle(5.0, engine_samples={})
+    assert min(start for start, _ in idle) >= 36.8
+
+
+def test_work_of_an_engine_within_a_long_cycle_is_found_where_it_was(long_bench: LongBench) -> None:
+    ring = [UtilizationSample(WALL + t / 10, 1.0 if t == 354 else 0.0) for t in range(332, 382, 2)]
+    idle = long_bench.cycle(5.0, engine_samples={"encoder": ring})
+    assert all(end <= 35.2 + 1e-6 or start >= 35.4 - 1e-6 for start, end in idle)
+    assert sum(end - start for start, end in idle) > 4.0

@@ -177,3 +177,36 @@ def test_spans_never_overlap_nor_reach_beyond_a_period_nor_into_the_future(
             assert span.end - span.start <= LATENESS + 1e-5
             assert 0.0 <= span.ratio <= 1.0
             covered = span.end
+
+
+def test_entries_that_go_on_and_say_the_same_are_one_span(ring: DriverRing) -> None:
+    assert read(ring, 11.0, *((10.0 + i / 5, 0.0) for i in range(1, 6))) == [(10.0, 11.0, 0.0)]
+    assert ring.is_gapless
+    assert read(ring, 11.4, (11.2, 0.0), (11.4, 0.5)) == [(11.0, 11.2, 0.0), (11.2, 11.4, 0.5)]
+    assert ring.is_gapless
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [[(10.4, 0.0), (10.6, 0.0)], [(10.2, 0.0), (10.6, 0.0)], [(10.2, 0.0), (10.4, 2.0)], []],
+    ids=["begins late", "lost within", "no share", "empty"],
+)
+def test_a_ring_with_a_hole_says_so(ring: DriverRing, answer: list[tuple[float, float]]) -> None:
+    read(ring, 10.6, *answer)
+    assert not ring.is_gapless
+
+
+def test_what_a_ring_keeps_is_seen_when_all_of_it_is_answered(ring: DriverRing) -> None:
+    assert ring.length_s == pytest.approx(1.0)
+    read(ring, 16.0, *((8.0 + i / 5, 0.0) for i in range(41)))  # asked for everything
+    assert ring.length_s == pytest.approx(8.0)
+    read(ring, 17.0, *((16.0 + i / 5, 0.0) for i in range(1, 6)))
+    assert ring.length_s == pytest.approx(8.0)
+    read(ring, 30.0, *((27.0 + i / 5, 0.0) for i in range(16)))  # it lost what came before: it may keep no more
+    assert ring.length_s == pytest.approx(3.0)
+
+
+def test_a_step_of_the_clock_is_no_length() -> None:
+    ring = DriverRing(1.0)
+    read(ring, 4000.0, *((9.0 + i / 5, 0.0) for i in range(6)), *((3999.0 + i / 5, 0.0) for i in range(6)))
+    assert ring.length_s == pytest.approx(1.0)
