@@ -117,7 +117,7 @@ def test_pods_come_stay_over_restarts_of_the_kubelet_and_go(node: Node, watcher:
     wait_for(lambda: watcher.latest() == {first: 2, second: 1}, "both allocations")
     print(f"listed after {listed:.2f} s, published {appeared:.2f} s later at a poll each {POLL_S} s")
     assert appeared < AT_ONCE_S
-    # A restarted kubelet admits a pod anew whose container was created and does not run yet, and then without devices.
+    # After a restart the kubelet admits pods again. One whose container was created and does not run yet gets no devices.
     wait_for(lambda: node.ctr("tasks", "list").count("RUNNING") == 4, "both containers, and their sandboxes, to run")
 
     began = time.monotonic()
