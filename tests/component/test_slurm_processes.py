@@ -45,8 +45,10 @@ def start_tracking(processes: Processes, path: Path) -> Iterator[tuple[Slurm, Pa
 
 
 def pids_of(slurm: Slurm, job: str) -> list[int]:
-    """Of the job's processes, as slurmstepd lists them."""
-    listed = (line.split() for line in slurm.run("scontrol", "listpids", job).splitlines()[1:])
+    """Of the job's processes, as slurmstepd lists them. A job runs for a moment before it has a step: none yet."""
+    done = slurm.attempt("scontrol", "listpids", job)
+    assert done.returncode == 0 or "There are no steps" in done.stderr, done.stderr
+    listed = (line.split() for line in done.stdout.splitlines()[1:])
     return [int(cells[0]) for cells in listed if int(cells[0]) > 0]
 
 

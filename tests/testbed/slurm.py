@@ -79,17 +79,23 @@ class Slurm:
         self._jobs: list[str] = []
 
     def run(self, *command: str, user: str = "", environment: Mapping[str, str] | None = None) -> str:
-        """What a command prints, as root or as `user`, with `environment` on top."""
+        """What a command prints, as root or as `user`, with `environment` on top; it must not fail."""
+        done = self.attempt(*command, user=user, environment=environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def attempt(
+        self, *command: str, user: str = "", environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command that may fail, as one does that asks for what is not there yet."""
         environment, prefix = {**self.environment, **(environment or {})}, []
         if user and self._in_chroot:
             environment = {**environment, "SLURM_LAB_USER": user}
         elif user:
             prefix = ["runuser", "-u", user, "--", "env", f"SLURM_CONF={environment['SLURM_CONF']}"]
-        done = subprocess.run(
+        return subprocess.run(
             [*prefix, *command], env=environment, capture_output=True, text=True, check=False, timeout=30
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
     def submit(self, *flags: str, runs: bool = True) -> str:
         """A job that only sleeps; its id, once it runs unless that is not to be."""
