@@ -167,7 +167,7 @@ class ActivityReader:
         """
         if known and not active:
             seen_s = self._longest()
-            if covers and read_at - previous <= 2 * self._rules.interval_max_s:
+            if covers and read_at - previous <= 2 * self.interval_s:  # the rings keep as much
                 seen_s = read_at - previous
             self._track.note(WitnessPeriod(max(previous, read_at - seen_s), until, active, known))
         else:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gpu_exporter.ledger.accounts import UnitAccount
 from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
 from gpu_exporter.model import Activity, Allocation, Holder, HolderKey, HolderTotals, Span, UnitId
 
@@ -335,6 +336,46 @@ def test_a_holder_that_its_source_forgot_for_a_moment_goes_on_where_it_was(bench
     bench.observe(5, 0.5)
     bench.poll(named)
     assert bench.totals(named).busy_s == 0.0  # it may be another pod of that name
+
+
+def test_readings_that_come_after_a_holders_last_poll_are_still_its_own(bench: Bench) -> None:
+    """A long cycle, and what the driver's ring lags: the pod has left the list when its last seconds are read."""
+    bench.poll(POD)
+    bench.run(10, 1.0, POD)
+    bench.silence(5.0)
+    bench.poll(POD)
+    bench.silence(5.0)
+    bench.poll()
+    late = Span(bench.now - 10.0, bench.now - 2.0, 1.0)  # five seconds of its time, three of nobody's
+    bench.ledger.record(Activity(UNIT, (late,), 3))
+    bench.silence(5.0)
+    bench.poll()
+    bench.poll(POD)
+    assert bench.totals(POD).busy_s == pytest.approx(15.0)
+
+
+def test_readings_that_come_much_later_are_nobodys(bench: Bench) -> None:
+    bench.poll(POD)
+    bench.run(10, 1.0, POD)
+    bench.silence(5.0)
+    bench.poll(POD)
+    left = bench.now
+    bench.silence(5.0)
+    bench.poll()
+    bench.silence(15.0)
+    bench.poll()
+    bench.ledger.record(Activity(UNIT, (Span(left - 5.0, left, 1.0),), 3))
+    bench.poll()
+    bench.poll(POD)
+    assert bench.totals(POD).busy_s == pytest.approx(10.0)
+
+
+def test_a_unit_that_was_active_later_than_now_still_says_who_keeps_it_from_being_idle(bench: Bench) -> None:
+    """A state file of a machine whose clock was ahead."""
+    account = UnitAccount(covered_until=START, last_active=START + 60.0)
+    bench.ledger.restored_units[UNIT] = account
+    bench.observe(10, 0.0, other=("pcie",))
+    assert (bench.unit().other_s, bench.unit().active_by) == ({"pcie": 10.0}, ())
 
 
 def test_energy_goes_to_the_holder_of_the_time(bench: Bench) -> None:

@@ -357,6 +357,23 @@ def test_what_the_driver_does_not_keep_ends_the_long_interval(
     assert long_bench.reader.interval_s == 1.0
 
 
+@pytest.mark.parametrize(
+    ("interval_max_s", "asleep_s", "covered"), [(5.0, 9.0, True), (5.0, 11.0, False), (60.0, 40.0, False)]
+)
+def test_after_a_cycle_that_hung_only_what_the_rings_keep_is_known(
+    interval_max_s: float, asleep_s: float, covered: bool
+) -> None:
+    """Up to twice the interval in force, which is half of what they keep, however long a site allows it to be."""
+    bench = LongBench()
+    bench.reader = ActivityReader(UnitId("GPU-0"), LONG._replace(interval_max_s=interval_max_s))
+    for _ in range(3):
+        bench.cycle(1.0)
+    began = bench.now
+    idle = bench.cycle(asleep_s)
+    assert (idle == [(began, bench.now)]) is covered
+    assert covered or min(start for start, _ in idle) >= bench.now - 1.2
+
+
 def test_without_an_engines_ring_only_its_last_period_of_a_long_cycle_is_idle(long_bench: LongBench) -> None:
     idle = long_bench.cycle(5.0, engine_samples={})
     assert min(start for start, _ in idle) >= 36.8

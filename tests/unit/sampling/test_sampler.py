@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 
 from tests.testbed.samples import value
 
@@ -15,7 +16,7 @@ from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
 from gpu_exporter.model import DeviceSnapshot, GpuProcess
 from gpu_exporter.sampling.loop import DeviceLoop
-from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.sampling.sampler import GPM_WINDOW_S, DeviceSampler
 from gpu_exporter.sampling.witnesses import ActivityRules
 
 RULES = ActivityRules(1.0, 3, 0.3, 0.25)
@@ -179,6 +180,30 @@ def test_a_hung_call_is_told_while_it_hangs_and_after_it_the_loop_goes_on() -> N
     assert not loop.is_hung()
     loop.ask_to_stop()
     assert loop.join(2.0)
+
+
+def test_the_second_cycle_follows_at_once_and_the_rest_as_the_device_allows() -> None:
+    """GPM compares two moments: so the first scrapes have it."""
+    begun: list[float] = []
+    clock = ManualClock()
+    sampler = make([], clock)
+    original = sampler.sample
+
+    def sample() -> DeviceSnapshot:
+        begun.append(clock.monotonic())
+        snapshot = original()
+        sampler._activity.interval_s = 2.0 if len(begun) < 4 else 5.0
+        return snapshot
+
+    def deliver(_snapshot: DeviceSnapshot) -> None:
+        if len(begun) == 6:
+            loop.ask_to_stop()
+
+    sampler.sample = sample  # type: ignore[method-assign]
+    loop, _ = make_loop(sampler, clock, 1.0, 5.0, deliver)
+    loop.start()
+    assert loop.join(10.0)
+    assert [round(later - earlier, 3) for earlier, later in pairwise(begun)] == [GPM_WINDOW_S, 2.0, 2.0, 5.0, 5.0]
 
 
 def test_a_fault_of_ours_does_not_end_the_loop() -> None:

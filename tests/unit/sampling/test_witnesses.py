@@ -111,6 +111,22 @@ def test_memory_that_is_read_while_nobody_uses_the_board_does_not_keep_it_from_b
     )
 
 
+@pytest.mark.parametrize(
+    ("witness", "of_a_second"),
+    [("gpm_graphics", 0.002), ("gpm_sm", 0.002), ("pcie", 20e6), ("nvlink", 2e6)],
+)
+@pytest.mark.parametrize("span_s", [0.1, 1.0, 5.0])
+def test_what_was_done_in_one_second_of_a_long_cycle_is_seen_in_its_mean(
+    witness: str, of_a_second: float, span_s: float
+) -> None:
+    """A longer window thins short work out below the floors; a shorter one says no more than it saw."""
+    field = witness.removeprefix("gpm_")
+    for work, seen in ((of_a_second, (witness,)), (of_a_second / 4, ())):
+        mean = work / max(1.0, span_s)
+        reading = QUIET._replace(span_s=span_s, **{field: mean})
+        assert active_names(Witnesses(RULES).observe(Moment(reading))) == seen
+
+
 UNIT = UnitId("GPU-0", "MIG-1")
 QUIET = Gpm(1.0, graphics=0.0, sm=0.0, occupancy=0.0, tensor=0.0, dram=0.0, pcie=0.0, nvlink=0.0, engines=0.0)
 RULES = activity_rules(Settings())
