@@ -270,8 +270,8 @@ class Holder(NamedTuple):
         return self.job_id
 
 
-class Claim(NamedTuple):
-    """One holder's claim on one device, in the words of the source.
+class Grant(NamedTuple):
+    """One device that a scheduler has granted to a holder, in the words of the source.
 
     `kind` says how to read `device`: "uuid" (GPU-... or MIG-..., with or without a replica suffix), "minor" (the N of
     /dev/nvidiaN), "index" (a position in NVML's order, among the GPUs with the minor numbers `among`, or all of them)
@@ -299,9 +299,9 @@ class Claim(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """A resolved claim: `holder` holds `unit`. `share`: none, mig, time_slice or mps.
+    """A resolved grant: `holder` holds `unit`. `share`: none, mig, time_slice or mps.
 
-    `running`, `why` and `working_wall` as in Claim. `contradiction`: why the processes on the GPU say otherwise, for
+    `running`, `why` and `working_wall` as in Grant. `contradiction`: why the processes on the GPU say otherwise, for
     people; then the holder's time there is unknown.
     """
 

@@ -43,12 +43,12 @@ def source(kubelet: Kubelet, clock: ManualClock, tmp_path: Path) -> KubeletSourc
     return KubeletSource(clock, kubelet.socket, tmp_path / "pods", timeout_s=10.0, empty_confirm_s=5.0)
 
 
-def test_claims_name_pod_container_uid_and_device(kubelet: Kubelet, source: KubeletSource, tmp_path: Path) -> None:
+def test_grants_name_pod_container_uid_and_device(kubelet: Kubelet, source: KubeletSource, tmp_path: Path) -> None:
     (tmp_path / "pods" / "ml_train-0_6f1b7c1e-0000").mkdir()
     kubelet.pods["ml", "train-0"] = {"main": {"nvidia.com/gpu": [UUID], "rdma/hca": ["mlx5_0"]}}
-    (claim,) = source.poll().claims
-    holder = claim.holder
-    assert (claim.kind, claim.device) == ("uuid", UUID)
+    (grant,) = source.poll().grants
+    holder = grant.holder
+    assert (grant.kind, grant.device) == ("uuid", UUID)
     assert (holder.namespace, holder.pod, holder.container, holder.pod_uid) == (
         "ml",
         "train-0",
@@ -62,9 +62,9 @@ def test_claims_name_pod_container_uid_and_device(kubelet: Kubelet, source: Kube
 
 def test_without_log_directories_the_identity_is_the_name_and_says_so(kubelet: Kubelet, source: KubeletSource) -> None:
     kubelet.pods["ml", "train-0"] = {"main": {"nvidia.com/gpu": [UUID]}}
-    (claim,) = source.poll().claims
-    assert claim.holder.identity == "name"
-    assert claim.holder.key.incarnation == "ml/train-0/main"
+    (grant,) = source.poll().grants
+    assert grant.holder.identity == "name"
+    assert grant.holder.key.incarnation == "ml/train-0/main"
 
 
 def test_of_two_uids_under_one_name_the_newest_directory_lives(
@@ -75,8 +75,8 @@ def test_of_two_uids_under_one_name_the_newest_directory_lives(
         directory.mkdir()
         os.utime(directory, (made, made))
     kubelet.pods["ml", "train-0"] = {"main": {"nvidia.com/gpu": [UUID]}}
-    (claim,) = source.poll().claims
-    assert claim.holder.pod_uid == "new"
+    (grant,) = source.poll().grants
+    assert grant.holder.pod_uid == "new"
 
 
 @pytest.mark.parametrize(
@@ -96,15 +96,15 @@ def test_device_id_forms(
     kubelet: Kubelet, source: KubeletSource, resource: str, device: str, kind: str, expected: str
 ) -> None:
     kubelet.pods["ml", "a"] = {"main": {resource: [device]}}
-    (claim,) = source.poll().claims
-    assert (claim.kind, claim.device) == (kind, expected)
+    (grant,) = source.poll().grants
+    assert (grant.kind, grant.device) == (kind, expected)
 
 
 def test_an_empty_answer_after_a_full_one_needs_a_second_one(
     kubelet: Kubelet, source: KubeletSource, clock: ManualClock
 ) -> None:
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
-    assert len(source.poll().claims) == 1
+    assert len(source.poll().grants) == 1
     kubelet.pods.clear()
     with pytest.raises(SourceError, match="it may have just restarted"):
         source.poll()
@@ -112,7 +112,7 @@ def test_an_empty_answer_after_a_full_one_needs_a_second_one(
     with pytest.raises(SourceError):
         source.poll()
     clock.advance(0.2)
-    assert source.poll().claims == []
+    assert source.poll().grants == []
 
 
 def test_an_empty_answer_is_believed_at_once_while_devices_are_allocatable(
@@ -122,7 +122,7 @@ def test_an_empty_answer_is_believed_at_once_while_devices_are_allocatable(
     source.poll()
     kubelet.pods.clear()
     kubelet.allocatable = [UUID]
-    assert source.poll().claims == []
+    assert source.poll().grants == []
 
 
 def test_a_restarted_kubelet_that_lists_nothing_is_not_believed_at_once_even_with_devices(
@@ -138,7 +138,7 @@ def test_a_restarted_kubelet_that_lists_nothing_is_not_believed_at_once_even_wit
     with pytest.raises(SourceError, match="no longer lists 1 pods"):
         source.poll()
     clock.advance(5.0)
-    assert source.poll().claims == []
+    assert source.poll().grants == []
 
 
 def test_a_kubelet_that_restarts_twice_is_asked_twice_each_time(
@@ -163,7 +163,7 @@ def test_a_kubelet_that_restarts_twice_is_asked_twice_each_time(
     with pytest.raises(SourceError, match="no longer lists"):
         source.poll()
     kubelet.pods = held
-    assert len(source.poll().claims) == 1
+    assert len(source.poll().grants) == 1
 
 
 def test_a_restarted_kubelet_that_lists_some_pods_is_not_believed_at_once(
@@ -178,9 +178,9 @@ def test_a_restarted_kubelet_that_lists_some_pods_is_not_believed_at_once(
     with pytest.raises(SourceError, match="no longer lists 1 pods"):
         source.poll()
     kubelet.pods["ml", "2"] = gone
-    assert len(source.poll().claims) == 2
+    assert len(source.poll().grants) == 2
     del kubelet.pods["ml", "2"]
-    assert len(source.poll().claims) == 1  # the new kubelet is known by now
+    assert len(source.poll().grants) == 1  # the new kubelet is known by now
 
 
 def test_an_answer_with_other_pods_but_no_gpu_needs_a_second_one_too(
@@ -192,7 +192,7 @@ def test_an_answer_with_other_pods_but_no_gpu_needs_a_second_one_too(
     with pytest.raises(SourceError, match="it may have just restarted"):
         source.poll()
     clock.advance(5.0)
-    assert source.poll().claims == []
+    assert source.poll().grants == []
 
 
 def test_the_uid_of_a_pod_that_was_replaced_never_comes_back(
@@ -202,12 +202,12 @@ def test_the_uid_of_a_pod_that_was_replaced_never_comes_back(
     old, new = (tmp_path / "pods" / f"ml_train-0_{uid}" for uid in ("old", "new"))
     old.mkdir()
     kubelet.pods["ml", "train-0"] = {"main": {"nvidia.com/gpu": [UUID]}}
-    assert source.poll().claims[0].holder.pod_uid == "old"
+    assert source.poll().grants[0].holder.pod_uid == "old"
     new.mkdir()
     os.utime(new, (2_000_000_000, 2_000_000_000))
-    assert source.poll().claims[0].holder.pod_uid == "new"
+    assert source.poll().grants[0].holder.pod_uid == "new"
     os.utime(old, (2_100_000_000, 2_100_000_000))
-    assert source.poll().claims[0].holder.pod_uid == "new"
+    assert source.poll().grants[0].holder.pod_uid == "new"
 
 
 def test_a_restart_of_the_kubelet_costs_no_pod_its_uid(kubelet: Kubelet, source: KubeletSource, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_restart_of_the_kubelet_costs_no_pod_its_uid(kubelet: Kubelet, source:
     with pytest.raises(SourceError):
         source.poll()
     kubelet.pods = dict(pods)
-    assert source.poll().claims[0].holder.pod_uid == "uid-1"
+    assert source.poll().grants[0].holder.pod_uid == "uid-1"
 
 
 def test_a_device_id_that_is_not_understood_is_a_problem_and_not_silence(
@@ -227,8 +227,8 @@ def test_a_device_id_that_is_not_understood_is_a_problem_and_not_silence(
 ) -> None:
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": ["nvidia0/gi1", UUID]}}
     answer = source.poll()
-    assert [claim.device for claim in answer.claims] == [UUID]
-    assert answer.claims[0].holder.units == 2
+    assert [grant.device for grant in answer.grants] == [UUID]
+    assert answer.grants[0].holder.units == 2
     assert answer.problem == "device id 'nvidia0/gi1' of ml/a/main is not understood"
 
 
@@ -248,7 +248,7 @@ def test_devices_of_other_resources_are_no_gpus_and_no_problem(
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID], resource: devices}}
     kubelet.pods["net", "b"] = {"main": {resource: devices}}
     answer = source.poll()
-    assert [(claim.holder.label, claim.device, claim.holder.units) for claim in answer.claims] == [
+    assert [(grant.holder.label, grant.device, grant.holder.units) for grant in answer.grants] == [
         ("ml/a/main", UUID, 1)
     ]
     assert answer.problem == ""
@@ -259,7 +259,7 @@ def test_further_resources_are_gpus_when_the_site_names_them(
 ) -> None:
     kubelet.pods["ml", "a"] = {"main": {"example.com/gpu-large": ["1"]}}
     named = KubeletSource(clock, kubelet.socket, tmp_path, resources=[r"example\.com/gpu-.*"])
-    assert [(claim.kind, claim.device, claim.number) for claim in named.poll().claims] == [("index", "1", "")]
+    assert [(grant.kind, grant.device, grant.number) for grant in named.poll().grants] == [("index", "1", "")]
     with pytest.raises(ValueError, match=r"--attribution\.resource: not a regular expression"):
         KubeletSource(clock, kubelet.socket, tmp_path, resources=["("])
 
@@ -267,7 +267,7 @@ def test_further_resources_are_gpus_when_the_site_names_them(
 @pytest.mark.parametrize(
     ("driver", "names"),
     [
-        ("gpu.nvidia.com", ["k8s.gpu.nvidia.com/claim=7-gpu-0"]),
+        ("gpu.nvidia.com", ["k8s.gpu.nvidia.com/grant=7-gpu-0"]),
         ("", ["k8s.gpu.nvidia.com/device=gpu-0"]),
         ("", ["nvidia.com/gpu=0"]),
     ],
@@ -278,7 +278,7 @@ def test_gpus_of_a_resource_claim_leave_no_gpu_free(
     kubelet.pods["ml", "a"] = {"main": {}}
     kubelet.claims["ml", "a", "main"] = [(driver, names)]
     answer = source.poll()
-    assert answer.claims == []
+    assert answer.grants == []
     assert answer.problem == (
         f"ml/a/main has GPUs of a resource claim ({driver or names[0]}): claims are not attributed, "
         "so no GPU is called free"
@@ -302,17 +302,17 @@ def test_a_container_that_has_not_begun_cannot_work_yet(
     kubelet: Kubelet, source: KubeletSource, clock: ManualClock, tmp_path: Path
 ) -> None:
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
-    (unknown,) = source.poll().claims
+    (unknown,) = source.poll().grants
     assert (unknown.working_wall, unknown.why) == (
         math.inf,
         f"not known when its container began: mount {tmp_path / 'pods'}",
     )
     pod = tmp_path / "pods" / "ml_a_uid-1"
     begin(pod / "fetch-data", 0, clock.wall())  # its init container
-    (staging,) = source.poll().claims
+    (staging,) = source.poll().grants
     assert (staging.working_wall, staging.why) == (math.inf, "its container has not begun")
     begin(pod / "main", 0, clock.wall() - 5.0)
-    (working,) = source.poll().claims
+    (working,) = source.poll().grants
     assert (working.working_wall, working.why) == (clock.wall() - 5.0, "")
 
 
@@ -323,16 +323,16 @@ def test_a_restart_of_a_container_is_a_new_start_and_a_rotated_log_is_not(
     directory = tmp_path / "pods" / "ml_a_uid-1" / "main"
     began = clock.wall()
     begin(directory, 0, began)
-    assert source.poll().claims[0].working_wall == began
+    assert source.poll().grants[0].working_wall == began
     clock.advance(1000.0)
     (directory / "0.log.20261121-120000").touch()
     os.utime(directory, (clock.wall(), clock.wall()))
-    assert source.poll().claims[0].working_wall == began
+    assert source.poll().grants[0].working_wall == began
     begin(directory, 1, clock.wall())
-    assert source.poll().claims[0].working_wall == clock.wall()
+    assert source.poll().grants[0].working_wall == clock.wall()
     (directory / "0.log").unlink()  # the kubelet keeps the last two
     clock.advance(10.0)
-    assert source.poll().claims[0].working_wall == clock.wall() - 10.0
+    assert source.poll().grants[0].working_wall == clock.wall() - 10.0
 
 
 def test_an_index_means_another_gpu_for_each_start_of_a_container(
@@ -342,11 +342,11 @@ def test_an_index_means_another_gpu_for_each_start_of_a_container(
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": ["1"]}}
     directory = tmp_path / "pods" / "ml_a_uid-1" / "main"
     directory.mkdir(parents=True)
-    assert source.poll().claims[0].number == ""  # nothing to remember before it begins
+    assert source.poll().grants[0].number == ""  # nothing to remember before it begins
     begin(directory, 0, clock.wall())
-    assert source.poll().claims[0].number == "device 1, start 0"
+    assert source.poll().grants[0].number == "device 1, start 0"
     begin(directory, 1, clock.wall())
-    assert source.poll().claims[0].number == "device 1, start 1"
+    assert source.poll().grants[0].number == "device 1, start 1"
 
 
 def test_a_pod_that_comes_back_under_its_name_is_another_pod_while_its_directory_is_missing(
@@ -356,14 +356,14 @@ def test_a_pod_that_comes_back_under_its_name_is_another_pod_while_its_directory
     pods = {("ml", "web-0"): {"main": {"nvidia.com/gpu": [UUID]}}}
     begin(tmp_path / "pods" / "ml_web-0_old" / "main", 0, clock.wall())
     kubelet.pods, kubelet.allocatable = dict(pods), [UUID]
-    assert source.poll().claims[0].holder.pod_uid == "old"
+    assert source.poll().grants[0].holder.pod_uid == "old"
     kubelet.pods = {}
-    assert source.poll().claims == []
+    assert source.poll().grants == []
     kubelet.pods = dict(pods)
-    (claim,) = source.poll().claims
-    assert (claim.holder.pod_uid, claim.holder.identity, claim.working_wall) == ("", "name", math.inf)
+    (grant,) = source.poll().grants
+    assert (grant.holder.pod_uid, grant.holder.identity, grant.working_wall) == ("", "name", math.inf)
     begin(tmp_path / "pods" / "ml_web-0_new" / "main", 0, clock.wall())
-    assert source.poll().claims[0].holder.pod_uid == "new"
+    assert source.poll().grants[0].holder.pod_uid == "new"
 
 
 def test_a_problem_of_several_pods_reads_the_same_in_whatever_order_they_are_listed(
@@ -386,7 +386,7 @@ def test_pods_that_come_and_go_leave_nothing_behind(
         begin(pod / "main", 0, clock.wall())
         kubelet.pods = {("ml", f"pod-{number}"): {"main": {"nvidia.com/gpu": [UUID]}}}
         kubelet.allocatable = [UUID]
-        assert source.poll().claims[0].holder.pod_uid == f"uid-{number}"
+        assert source.poll().grants[0].holder.pod_uid == f"uid-{number}"
         shutil.rmtree(pod)
     assert len(source._uids) <= 1
     assert len(source._starts) <= 1
@@ -399,7 +399,7 @@ def test_a_restarted_kubelet_is_reached_at_once(kubelet: Kubelet, source: Kubele
     with pytest.raises(SourceError, match="kubelet does not answer"):
         source.poll()
     kubelet.start()
-    assert len(source.poll().claims) == 1
+    assert len(source.poll().grants) == 1
 
 
 def test_a_refusal_carries_the_servers_words(kubelet: Kubelet, source: KubeletSource) -> None:
@@ -411,7 +411,7 @@ def test_a_refusal_carries_the_servers_words(kubelet: Kubelet, source: KubeletSo
 def test_a_large_answer_passes_flow_control(kubelet: Kubelet, source: KubeletSource) -> None:
     for i in range(2_000):
         kubelet.pods["ml", f"pod-{i}-{'x' * 200}"] = {"main": {"nvidia.com/gpu": [UUID]}}
-    assert len(source.poll().claims) == 2_000
+    assert len(source.poll().grants) == 2_000
 
 
 def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:

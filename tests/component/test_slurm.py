@@ -194,10 +194,10 @@ def test_gpus_of_jobs_that_are_hidden_from_us_are_held_without_a_name(slurm: Slu
         return SlurmSource("n0", run=run_as(slurm, user), gres_conf=slurm.root / "etc" / "gres.conf").poll()
 
     seen = poll("")
-    assert [(c.holder.job_id, c.device) for c in seen.claims] == [(job, "0"), (job, "1")]
+    assert [(c.holder.job_id, c.device) for c in seen.grants] == [(job, "0"), (job, "1")]
     assert seen.hides_users
     hidden = poll("daemon")
-    assert [(c.holder.identity, c.holder.job_id, c.device, c.running) for c in hidden.claims] == [
+    assert [(c.holder.identity, c.holder.job_id, c.device, c.running) for c in hidden.grants] == [
         ("hidden", "", "0", False),
         ("hidden", "", "1", False),
     ]
@@ -218,9 +218,9 @@ def test_filters_in_the_environment_hide_no_job(slurm: Slurm, host: Host) -> Non
 def test_a_job_that_gives_back_a_node_holds_fewer_gpus(slurm: Slurm, host: Host) -> None:
     job = slurm.submit("--gres=gpu:2", "-N2", "-n2")
     source = SlurmSource("n0", run=run_as(slurm), gres_conf=slurm.root / "etc" / "gres.conf")
-    assert {claim.holder.units for claim in source.poll().claims} == {4}
+    assert {grant.holder.units for grant in source.poll().grants} == {4}
     slurm.run("scontrol", "update", f"JobId={job}", "NumNodes=1")
-    wait_for(lambda: {claim.holder.units for claim in source.poll().claims} == {2}, "the smaller job", 20)
+    wait_for(lambda: {grant.holder.units for grant in source.poll().grants} == {2}, "the smaller job", 20)
 
 
 def test_a_suspended_job_holds_and_an_ended_one_does_not(

@@ -14,7 +14,7 @@ from gpu_exporter.devices.products import PRODUCTS
 from gpu_exporter.devices.protocol import InstanceIdentity
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
-from gpu_exporter.model import Claim, DeviceIdentity, DeviceSnapshot, Holder, HolderKey, InstanceReading
+from gpu_exporter.model import DeviceIdentity, DeviceSnapshot, Grant, Holder, HolderKey, InstanceReading
 from gpu_exporter.shares import divide_gpu_instance
 
 # Compute slices of the GPU instance profiles, by product (MIG user guide, "Supported MIG Profiles").
@@ -90,14 +90,14 @@ def shares_of(product: str, layout: list[tuple[int, list[int]]], holders: list[i
     snapshot = DeviceSnapshot(
         DeviceIdentity(0, "GPU-0", product, "580", "0000:00", 0, "enabled"), 0.0, 0.0, True, instances=instances
     )
-    claims = [
-        Claim(
+    grants = [
+        Grant(
             "uuid", f"{instance.uuid}::{n}", Holder(HolderKey("kubernetes", f"{instance.uuid}/{n}"), source="kubelet")
         )
         for instance, count in zip(instances, holders, strict=True)
         for n in range(count)
     ]
-    return [allocation.share_ratio for allocation, _ in resolve(claims, [snapshot]).allocations]
+    return [allocation.share_ratio for allocation, _ in resolve(grants, [snapshot]).allocations]
 
 
 @given(boards())

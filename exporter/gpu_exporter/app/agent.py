@@ -146,18 +146,18 @@ class Agent:
         return (outcome,) if outcome is not None else ()
 
     def _attribute(self) -> None:
-        # Claims resolve against the first snapshots; a driver that hangs keeps nobody from knowing who holds what.
+        # Grants resolve against the first snapshots; a driver that hangs keeps nobody from knowing who holds what.
         while not self._stop.is_set() and not (self.driver.is_silent or self.devices.is_ready()):
             self._clock.wait(self.devices.progress, SOON_S)  # which also ends it at a stop
             self.devices.progress.clear()
         while not self._stop.is_set():
             try:
-                claims = self.poller.poll()  # first: a process that is younger than the answer is judged by the next
+                grants = self.poller.poll()  # first: a process that is younger than the answer is judged by the next
                 driver = self.devices.observe()
                 placed, expected = self._place(driver), count_expected(driver, self._inventory.value)
                 snapshots = [each.snapshot for each in placed.values()]
                 owners = self._processes.read(snapshots) if self._processes is not None else None
-                resolution = self.node.on_poll(claims, placed, owners, expected)
+                resolution = self.node.on_poll(grants, placed, owners, expected)
                 self.poller.note_resolution(resolution.conflicts, resolution.unresolved)
             except Exception:  # a fault of ours must not end attribution; mappings then age, which is visible
                 log.exception("a poll of the attribution sources failed")

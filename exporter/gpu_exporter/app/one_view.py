@@ -120,7 +120,7 @@ def take_one_view(
     expected = count_expected(driver, inventory)
     snapshots = [each.snapshot for each in placed.values()]
     owners = processes.read(snapshots) if processes is not None else None
-    resolution = node.on_poll(poller.claims(), placed, owners, expected)  # a source without an answer yet is named
+    resolution = node.on_poll(poller.grants(), placed, owners, expected)  # a source without an answer yet is named
     poller.note_resolution(resolution.conflicts, resolution.unresolved)
     off = sum(reader.persistence_off for reader in readers)
     status = AgentStatus(

@@ -9,24 +9,24 @@ from gpu_exporter.attribution.static import CallbackSource, static_holder
 from gpu_exporter.clock import Clock
 from gpu_exporter.devices.scenario import Scenario, ScenarioHolder
 from gpu_exporter.devices.simulated import ScenarioTime, SimulatedBackend
-from gpu_exporter.model import Claim
+from gpu_exporter.model import Grant
 
 
 def build_simulation(scenario: Scenario, clock: Clock, sample_period_s: float = 0.2) -> tuple[SimulatedBackend, Source]:
     """The backend and the source of one scenario, on one clock."""
     stage = ScenarioTime(scenario, clock, sample_period_s)
 
-    def read_claims() -> Sequence[Claim]:
-        return [_claim(holder) for holder in scenario.holders_at(stage.now())]
+    def read_grants() -> Sequence[Grant]:
+        return [_grant(holder) for holder in scenario.holders_at(stage.now())]
 
-    return SimulatedBackend(stage), CallbackSource("scenario", read_claims)
+    return SimulatedBackend(stage), CallbackSource("scenario", read_grants)
 
 
-def _claim(holder: ScenarioHolder) -> Claim:
+def _grant(holder: ScenarioHolder) -> Grant:
     texts = {
         holder.kind: holder.name,
         "user": holder.user,
         "account": holder.account,
         "partition": holder.partition,
     }
-    return Claim("uuid", holder.unit.mig_uuid or holder.unit.uuid, static_holder(texts, "scenario", ""))
+    return Grant("uuid", holder.unit.mig_uuid or holder.unit.uuid, static_holder(texts, "scenario", ""))

@@ -1,1 +1,1 @@
-"""Who holds what. Yields claims in the words of the sources and resolves them to units; never guesses by position."""
+"""Who holds what. Yields grants in the words of the sources and resolves them to units; never guesses by position."""

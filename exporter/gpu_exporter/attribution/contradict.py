@@ -1,6 +1,6 @@
 """Processes against the mapping: where a GPU runs the processes of another job or pod than its holder, one is wrong.
 
-A wrong mapping makes work look idle that is not, so the holder's time is unknown from then on. A claim is contradicted
+A wrong mapping makes work look idle that is not, so the holder's time is unknown from then on. A grant is contradicted
 in two ways: processes of another pod or job run on the holder's unit; or the holder's own run on a unit that it does
 not hold, and none of them on this one. It stays contradicted until the holder's own processes, and no others, are seen
 on its unit: that the others have ended does not make the mapping right. What a previous holder left running counts only
@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.resolve import Resolution
-from gpu_exporter.model import Allocation, Claim, Holder, HolderKey, UnitId
+from gpu_exporter.model import Allocation, Grant, Holder, HolderKey, UnitId
 
 log = logging.getLogger(__name__)
 NAMED_MAX = 3  # so many owners are named in a text
@@ -97,17 +97,17 @@ class ProcessNet:
         look = _Look(resolution, owners)
         self._note_changes(look.holders, places)
         previous, self._found = self._found, {}
-        marked: list[tuple[Allocation, Claim]] = []
+        marked: list[tuple[Allocation, Grant]] = []
         conflicts = list(resolution.conflicts)
-        for allocation, claim in resolution.allocations:
+        for allocation, grant in resolution.allocations:
             key = (allocation.unit, allocation.holder.key)
             finding = look.judge(allocation, places) or self._keep(look, allocation, previous.get(key))
             if finding is not None:
                 self._found[key] = finding
-                conflicts.append(claim)
+                conflicts.append(grant)
                 allocation = allocation._replace(contradiction=str(finding))
             self._log(key, finding, places)
-            marked.append((allocation, claim))
+            marked.append((allocation, grant))
         self._logged = {key: finding for key, finding in self._logged.items() if key in look.keys}
         self.in_use = {unit: text for unit in owners if (text := look.describe_use(unit))}
         return resolution._replace(allocations=marked, conflicts=conflicts)
@@ -154,15 +154,15 @@ class _Look:
             self.holders.setdefault(allocation.unit, []).append(allocation.holder)
         self.keys = {(allocation.unit, allocation.holder.key) for allocation, _ in resolution.allocations}
         self.whos = {who for several in self.holders.values() for h in several if (who := identify(h)) is not None}
-        unresolved = [claim for claim, _ in resolution.unresolved]
-        claims = (*(claim for _, claim in resolution.allocations), *unresolved, *resolution.conflicts)
-        self._known = {who: claim.holder for claim in claims if (who := identify(claim.holder)) is not None}
-        self._unresolved = {identify(claim.holder) for claim in unresolved}
+        unresolved = [grant for grant, _ in resolution.unresolved]
+        grants = (*(grant for _, grant in resolution.allocations), *unresolved, *resolution.conflicts)
+        self._known = {who: grant.holder for grant in grants if (who := identify(grant.holder)) is not None}
+        self._unresolved = {identify(grant.holder) for grant in unresolved}
         self._owners = owners
         self._strays = self._find_strays()
 
     def _find_strays(self) -> dict[Who, UnitId]:
-        """Holders that work on a unit that they do not hold, and that unit; an unresolved claim may mean just it."""
+        """Holders that work on a unit that they do not hold, and that unit; an unresolved grant may mean just it."""
         strays: dict[Who, UnitId] = {}
         for unit, seen in self._owners.items():
             here = {identify(holder) for holder in self.holders.get(unit, ())}

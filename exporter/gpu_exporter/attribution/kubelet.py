@@ -23,7 +23,7 @@ from gpu_exporter.attribution.podresources import ALLOCATABLE, LIST, ContainerDe
 from gpu_exporter.attribution.protobuf import ProtobufError, read_fields
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import Clock
-from gpu_exporter.model import Claim, Holder, HolderKey
+from gpu_exporter.model import Grant, Holder, HolderKey
 from gpu_exporter.vendor import NVIDIA, Vendor
 
 LOG = re.compile(r"(\d+)\.log")
@@ -74,7 +74,7 @@ class KubeletSource:
         counts: Counter[tuple[str, str]] = Counter()
         for entry in entries:
             counts[entry.namespace, entry.pod] += len(entry.device_ids)
-        claims: list[Claim] = []
+        grants: list[Grant] = []
         problem = ""
         if claimed:
             first = claimed[0]
@@ -89,17 +89,17 @@ class KubeletSource:
             holder = self._holder(entry, uid, counts)
             working, why = self._read_start(entry, uid, starts)
             for device_id in entry.device_ids:
-                claim = self._claim(device_id, holder)
-                if claim is None:
+                grant = self._grant(device_id, holder)
+                if grant is None:
                     odd.add(f"device id {device_id[:80]!r} of {holder.label} is not understood")
                     continue
-                if claim.kind == "index":  # the runtime looks the index up at each start of the container
+                if grant.kind == "index":  # the runtime looks the index up at each start of the container
                     number = f"device {device_id}, start {starts[uid, entry.container][0]}" if not why else ""
-                    claim = claim._replace(number=number)
-                claims.append(claim._replace(working_wall=working, why=why))
+                    grant = grant._replace(number=number)
+                grants.append(grant._replace(working_wall=working, why=why))
         problem = problem or min(odd, default="")
         self._starts = dict(list(starts.items())[-MAX_STARTS:])
-        return Answer(claims, problem)
+        return Answer(grants, problem)
 
     def _gpus_of(self, entry: ContainerDevices) -> ContainerDevices | None:
         """The entry with its GPUs alone, None when it has none.
@@ -220,12 +220,12 @@ class KubeletSource:
         names = [entry.resource] if entry.resource else [name.partition("=")[0] for name in entry.device_ids]
         return any(self._vendor.claim_driver.fullmatch(name) for name in names)
 
-    def _claim(self, device_id: str, holder: Holder) -> Claim | None:
-        """The claim that a device id makes, None when it is not understood."""
+    def _grant(self, device_id: str, holder: Holder) -> Grant | None:
+        """The grant of a device id, None when it is not understood."""
         if self._vendor.device_id.fullmatch(device_id):
-            return Claim("uuid", device_id, holder)
+            return Grant("uuid", device_id, holder)
         if match := self._vendor.numbered_id.fullmatch(device_id):
-            return Claim("minor", match[1] + (f"::{match[2]}" if match[2] else ""), holder, number=device_id)
+            return Grant("minor", match[1] + (f"::{match[2]}" if match[2] else ""), holder, number=device_id)
         if device_id.isascii() and device_id.isdigit() and len(device_id) <= 4:  # --device-id-strategy=index
-            return Claim("index", device_id, holder, number=device_id)
+            return Grant("index", device_id, holder, number=device_id)
         return None

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from gpu_exporter.attribution.identity import Identity
 from gpu_exporter.attribution.source import Answer, Source, SourceError
 from gpu_exporter.clock import Clock
-from gpu_exporter.model import Claim, SourceStatus
+from gpu_exporter.model import Grant, SourceStatus
 from gpu_exporter.threads import NoThread, start
 
 log = logging.getLogger(__name__)
-CLAIMS_MAX = 4096  # of one source: 16 GPUs in 7 instances each for 36 holders; more would cost the scrape its time
-MAX_TEXTS = 3  # unresolved claims that are spelled out
+GRANTS_MAX = 4096  # of one source: 16 GPUs in 7 instances each for 36 holders; more would cost the scrape its time
+MAX_TEXTS = 3  # unresolved grants that are spelled out
 
 
 class _Question:
@@ -48,7 +48,7 @@ class _Question:
 @dataclass(slots=True)
 class _Memory:
     question: _Question | None = None
-    claims: Sequence[Claim] = ()
+    grants: Sequence[Grant] = ()
     confirmed: float | None = None
     confirmed_wall: float | None = None
     error: str = ""
@@ -81,7 +81,7 @@ class Poller:
         self._keep_last_s = keep_last_s
         self._memory = {source.name: _Memory() for source in sources}
 
-    def poll(self) -> list[Claim]:
+    def poll(self) -> list[Grant]:
         """Ask every source once; what failed answers from memory while that is not too old."""
         for source in self._sources:
             memory = self._memory[source.name]
@@ -96,20 +96,20 @@ class Poller:
                 memory.question.polls += 1
                 if memory.question.polls > 1:
                     self._note(name, memory, "has not answered for more than a poll")
-        return self.claims()
+        return self.grants()
 
-    def claims(self) -> list[Claim]:
+    def grants(self) -> list[Grant]:
         """What is known now, without asking; users and accounts as they may be shown."""
         now = self._clock.monotonic()
         hidden = any(memory.hides_users or memory.confirmed is None for memory in self._memory.values())
-        known: list[Claim] = []
+        known: list[Grant] = []
         for memory in self._memory.values():
             if memory.confirmed is not None and now - memory.confirmed <= self._keep_last_s:
-                known += [self._show(claim, hidden)._replace(confirmed=memory.confirmed) for claim in memory.claims]
+                known += [self._show(grant, hidden)._replace(confirmed=memory.confirmed) for grant in memory.grants]
         return known
 
-    def _show(self, claim: Claim, hidden: bool) -> Claim:
-        return claim if self._identity is None else claim._replace(holder=self._identity.apply(claim.holder, hidden))
+    def _show(self, grant: Grant, hidden: bool) -> Grant:
+        return grant if self._identity is None else grant._replace(holder=self._identity.apply(grant.holder, hidden))
 
     def warnings(self) -> tuple[str, ...]:
         """What people should know of attribution beside the sources' errors."""
@@ -127,15 +127,15 @@ class Poller:
             log.debug("attribution %s", name, exc_info=answer)
             self._note(name, memory, f"unforeseen {type(answer).__name__}: {answer}")
             return
-        if len(answer.claims) > CLAIMS_MAX:
-            self._note(name, memory, f"{len(answer.claims)} claims are more than {CLAIMS_MAX}, so none of them counts")
+        if len(answer.grants) > GRANTS_MAX:
+            self._note(name, memory, f"{len(answer.grants)} held devices are more than {GRANTS_MAX}, so none counts")
             return
         self._note(name, memory, answer.problem)
         if answer.notice and answer.notice != memory.notice:
             log.info("attribution %s: %s", name, answer.notice)
         memory.notice = answer.notice
         memory.conflicts += answer.conflicts
-        memory.claims, memory.confirmed, memory.confirmed_wall = answer.claims, question.asked, question.asked_wall
+        memory.grants, memory.confirmed, memory.confirmed_wall = answer.grants, question.asked, question.asked_wall
         memory.answered, memory.incomplete = not answer.problem, bool(answer.problem)
         memory.hides_users = answer.hides_users
 
@@ -150,28 +150,28 @@ class Poller:
         memory.error = problem
         memory.answered = False
 
-    def note_resolution(self, conflicts: Sequence[Claim], unresolved: Sequence[tuple[Claim, str]]) -> None:
-        """Count claims that contradict a source of higher precedence, and say which ones led to no device, and why."""
-        for claim in conflicts:
-            memory = self._memory.get(claim.holder.source)
+    def note_resolution(self, conflicts: Sequence[Grant], unresolved: Sequence[tuple[Grant, str]]) -> None:
+        """Count grants that contradict a source of higher precedence, and say which ones led to no device, and why."""
+        for grant in conflicts:
+            memory = self._memory.get(grant.holder.source)
             if memory is not None:
                 memory.conflicts += 1
         for name, memory in self._memory.items():
             texts = [
-                f"{claim.holder.label}: {claim.number or claim.device} is not resolved: {reason}"
-                for claim, reason in unresolved
-                if claim.holder.source == name and reason and reason not in memory.error
+                f"{grant.holder.label}: {grant.number or grant.device} is not resolved: {reason}"
+                for grant, reason in unresolved
+                if grant.holder.source == name and reason and reason not in memory.error
             ]
             text = "; ".join(texts[:MAX_TEXTS]) + (f"; {len(texts) - MAX_TEXTS} more" if len(texts) > MAX_TEXTS else "")
             if text != memory.unresolved:
                 if text:
                     log.warning("attribution %s: %s", name, text)
                 else:
-                    log.info("attribution %s: every claim leads to a device again", name)
+                    log.info("attribution %s: every grant leads to a device again", name)
             memory.unresolved = text
 
     def is_known(self) -> bool:
-        """Whether what `claims` leaves out is really held by nobody: every source answered, lately enough."""
+        """Whether what `grants` leaves out is really held by nobody: every source answered, lately enough."""
         now = self._clock.monotonic()
         return bool(self._memory) and all(
             memory.confirmed is not None and now - memory.confirmed <= self._keep_last_s and not memory.incomplete

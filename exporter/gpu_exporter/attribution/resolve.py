@@ -1,4 +1,4 @@
-"""From claims to units: one order of precedence, conflicts counted, nothing guessed."""
+"""From grants to units: one order of precedence, conflicts counted, nothing guessed."""
 
 from __future__ import annotations
 
@@ -6,84 +6,84 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from gpu_exporter.model import Allocation, Claim, DeviceSnapshot, HolderKey, UnitId
+from gpu_exporter.model import Allocation, DeviceSnapshot, Grant, HolderKey, UnitId
 from gpu_exporter.shares import board_share, count_slices
 
 NumberKey = tuple[HolderKey, str]
 
 
 class Resolution(NamedTuple):
-    """`allocations` in the order of the claims; `unresolved` claims name no device that answers here, and why.
+    """`allocations` in the order of the grants; `unresolved` grants name no device that answers here, and why.
 
     `numbers`: the unit that each holder's number led to, for the next time.
     """
 
-    allocations: list[tuple[Allocation, Claim]]
-    unresolved: list[tuple[Claim, str]]
-    conflicts: list[Claim]
+    allocations: list[tuple[Allocation, Grant]]
+    unresolved: list[tuple[Grant, str]]
+    conflicts: list[Grant]
     numbers: Mapping[NumberKey, UnitId] = MappingProxyType({})
 
 
 def resolve(
-    claims: Sequence[Claim],
+    grants: Sequence[Grant],
     snapshots: Iterable[DeviceSnapshot],
     *,
     incomplete: str = "",
     numbers: Mapping[NumberKey, UnitId] = MappingProxyType({}),
 ) -> Resolution:
-    """Turn claims into allocations of the devices that answer.
+    """Turn grants into allocations of the devices that answer.
 
-    Two sources that claim the same unit for different holders contradict each other: the holder of the first source in
-    order is shown, contradicted, and the other claim is a conflict. Two holders of one source share the unit.
+    Two sources that grant the same unit to different holders contradict each other: the holder of the first source in
+    order is shown, contradicted, and the other grant is a conflict. Two holders of one source share the unit.
 
     `incomplete`: why NVML may have numbered its GPUs otherwise than the schedulers have ("" when all GPUs that should
     be here are): then no position counts. `numbers`: where each holder's numbers led before. A running holder keeps
     that while its numbers lead nowhere; where they lead to another device now, neither is believed.
     """
     finder = _Finder(snapshots, incomplete)
-    units: dict[UnitId, list[tuple[Claim, str]]] = {}
-    unresolved: list[tuple[Claim, str]] = []
-    conflicts: list[Claim] = []
-    contradicted: dict[UnitId, Claim] = {}
+    units: dict[UnitId, list[tuple[Grant, str]]] = {}
+    unresolved: list[tuple[Grant, str]] = []
+    conflicts: list[Grant] = []
+    contradicted: dict[UnitId, Grant] = {}
     kept: dict[NumberKey, UnitId] = {}
-    for claim in claims:
-        number = (claim.holder.key, claim.number)
-        is_kept = bool(claim.number) and not claim.holder.identity  # a name alone may be another holder by now
+    for grant in grants:
+        number = (grant.holder.key, grant.number)
+        is_kept = bool(grant.number) and not grant.holder.identity  # a name alone may be another holder by now
         before = numbers.get(number) if is_kept else None
-        unit, replica, reason = finder.find(claim)
+        unit, replica, reason = finder.find(grant)
         if unit is None:
             unit = before
         elif before is not None and unit != before:
             kept[number] = before  # neither is believed, for as long as the holder runs
             reason = f"it led to {before.uuid} when the holder began and leads to {unit.uuid} now"
-            unresolved.append((claim, reason))
-            conflicts.append(claim)
+            unresolved.append((grant, reason))
+            conflicts.append(grant)
             continue
         if unit is None:
-            unresolved.append((claim, reason))
+            unresolved.append((grant, reason))
             continue
         if is_kept:
             kept[number] = unit
         others = units.setdefault(unit, [])
-        if others and others[0][0].holder.source != claim.holder.source:
-            if others[0][0].holder.names.isdisjoint(claim.holder.names):
-                conflicts.append(claim)
-                contradicted.setdefault(unit, claim)
-        elif all(other.holder.key != claim.holder.key for other, _ in others):
-            others.append((claim, replica))
-    allocations: list[tuple[Allocation, Claim]] = []
+        if others and others[0][0].holder.source != grant.holder.source:
+            if others[0][0].holder.names.isdisjoint(grant.holder.names):
+                conflicts.append(grant)
+                contradicted.setdefault(unit, grant)
+        elif all(other.holder.key != grant.holder.key for other, _ in others):
+            others.append((grant, replica))
+    allocations: list[tuple[Allocation, Grant]] = []
     for unit, holders in units.items():
         slices, whole = finder.slices.get(unit.mig_uuid, (1.0, 1.0))
-        for claim, replica in holders:
+        for grant, replica in holders:
             share = "mig" if unit.mig_uuid else "none"
             if replica or len(holders) > 1:
                 share = "time_slice"
             ratio = board_share(slices, whole, len(holders))
-            allocation = Allocation(unit, claim.holder, share, ratio, claim.running, claim.why, claim.working_wall)
+            allocation = Allocation(unit, grant.holder, share, ratio, grant.running, grant.why, grant.working_wall)
             if other := contradicted.get(unit):
-                sayings = (f"{each.holder.source} says {each.holder.label}" for each in (claim, other))
+                sayings = (f"{each.holder.source} says {each.holder.label}" for each in (grant, other))
                 allocation = allocation._replace(contradiction=", ".join(sayings))
-            allocations.append((allocation, claim))
+            allocations.append((allocation, grant))
     return Resolution(allocations, unresolved, conflicts, kept)
 
 
@@ -114,28 +114,28 @@ class _Finder:
                 self._by_uuid[f"MIG-{identity.uuid}/{instance.mig}"] = mig_unit  # drivers before R470
                 self.slices[instance.uuid] = (instance.sm_slices, whole)
 
-    def find(self, claim: Claim) -> tuple[UnitId | None, str, str]:
+    def find(self, grant: Grant) -> tuple[UnitId | None, str, str]:
         """The unit, the replica number when the device id names one, and why there is no unit."""
-        device, _, replica = claim.device.partition("::")
-        if claim.kind == "uuid":
+        device, _, replica = grant.device.partition("::")
+        if grant.kind == "uuid":
             return self._by_uuid.get(device), replica, f"{device} does not answer here"
-        if claim.kind == "minor":
+        if grant.kind == "minor":
             return self._by_minor.get(device), replica, f"no whole GPU here has the device file number {device}"
-        if claim.kind == "unproven":
-            return None, replica, claim.reason
-        unit, reason = self._at(claim, device)
+        if grant.kind == "unproven":
+            return None, replica, grant.reason
+        unit, reason = self._at(grant, device)
         return unit, replica, reason
 
-    def _at(self, claim: Claim, device: str) -> tuple[UnitId | None, str]:
+    def _at(self, grant: Grant, device: str) -> tuple[UnitId | None, str]:
         """The GPU at a position of NVML's order, and only where that order is proven."""
         if self._has_mig:
             return None, "a position means nothing while a GPU of this node is in MIG mode"
         if self._incomplete:
             return None, f"positions may have changed: {self._incomplete}"
-        order = [identity for identity in self._order if not claim.among or str(identity.minor) in claim.among]
-        if claim.total and len(order) != claim.total:
-            return None, f"positions are not proven: NVML lists {len(order)} GPUs, the scheduler counts {claim.total}"
-        if not claim.among and [identity.index for identity in order] != list(range(len(order))):
+        order = [identity for identity in self._order if not grant.among or str(identity.minor) in grant.among]
+        if grant.total and len(order) != grant.total:
+            return None, f"positions are not proven: NVML lists {len(order)} GPUs, the scheduler counts {grant.total}"
+        if not grant.among and [identity.index for identity in order] != list(range(len(order))):
             return None, "positions are not proven: NVML's list has holes"
         if not device.isdigit() or int(device) >= len(order):
             return None, f"there is no GPU at position {device}"

@@ -37,7 +37,7 @@ from gpu_exporter.attribution.slurm_words import (
     parse_squeue,
 )
 from gpu_exporter.attribution.source import Answer, SourceError
-from gpu_exporter.model import Claim, Holder, HolderKey
+from gpu_exporter.model import Grant, Holder, HolderKey
 from gpu_exporter.vendor import NVIDIA, Vendor
 
 log = logging.getLogger(__name__)
@@ -118,11 +118,11 @@ class SlurmSource:
 
     def _doubt(self, node: NodeRecord) -> tuple[int, ...]:
         """Where jobs and node disagree: positions, or the jobs' surplus of GPUs where positions are not named."""
-        claimed = [index for known in self._known.values() for index in known.gpus.indexes]
+        granted = [index for known in self._known.values() for index in known.gpus.indexes]
         if node.used.unnamed:
-            surplus = len(claimed) + sum(known.gpus.unnamed for known in self._known.values()) - node.used.unnamed
+            surplus = len(granted) + sum(known.gpus.unnamed for known in self._known.values()) - node.used.unnamed
             return (surplus,) if surplus else ()
-        return tuple(sorted(set(claimed) ^ set(node.used.indexes)))
+        return tuple(sorted(set(granted) ^ set(node.used.indexes)))
 
     def _refresh(self, jobs: dict[str, Job], node: NodeRecord) -> None:
         """Ask for the GPUs of every job whose GPUs are not known, or may have changed."""
@@ -186,9 +186,9 @@ class SlurmSource:
             self._known[key] = _Known(gpus, now, job.size)
 
     def _answer(self, jobs: dict[str, Job], node: NodeRecord, config: SlurmConfig) -> Answer:
-        """Claims of the jobs that the node's own record confirms, and of the GPUs in use that no job explains.
+        """Grants of the jobs that the node's own record confirms, and of the GPUs in use that no job explains.
 
-        Raises SourceError where the record cannot say which of the jobs' claims is wrong.
+        Raises SourceError where the record cannot say which of the jobs' grants is wrong.
         """
         problems: list[str] = []
         notices: list[str] = []
@@ -205,7 +205,7 @@ class SlurmSource:
             order = read_order(list_places(config, self._node, self._gres_conf), self._node, node, self._vendor)
         if order.kind == "unknown" and used:
             problems.append(f"GPUs in use cannot be resolved: {order.problem}")
-        claims: list[Claim] = []
+        grants: list[Grant] = []
         conflicts = 0
         for key, known in self._known.items():
             holder = self._holder(key, jobs[key], config, known.gpus)
@@ -216,19 +216,19 @@ class SlurmSource:
                 )
             for index in known.gpus.indexes:
                 if index in used:
-                    claims.append(_claim(index, order, holder, jobs[key].state))
+                    grants.append(_grant(index, order, holder, jobs[key].state))
                     continue
                 conflicts += 1
                 problems.append(f"{holder.label} claims IDX {index}, which node {self._node} does not have in use")
         hidden = sorted(used - held.keys())
-        claims += [_claim(index, order, self._hidden(index, config), "") for index in hidden]
+        grants += [_grant(index, order, self._hidden(index, config), "") for index in hidden]
         if hidden:
             notices.append(self._why_hidden(f"IDX {', '.join(map(str, hidden))}", config))
         shares = node.used.shares or next((k.gpus.shares for k in self._known.values() if k.gpus.shares), "")
         if shares:
             problems.append(f"{shares} is in use: shards and MPS are not attributed, so no GPU is called free")
         return Answer(
-            claims,
+            grants,
             "; ".join(dict.fromkeys(problems)),
             notice="; ".join(notices[:3]),
             conflicts=conflicts,
@@ -292,15 +292,15 @@ class SlurmSource:
         return self._run_command(command, min(self._timeout_s, left_s))
 
 
-def _claim(index: int, order: GpuOrder, holder: Holder, state: str) -> Claim:
-    """The claim on the GPU at this IDX. Where its order is not proven, only what was resolved before still counts."""
+def _grant(index: int, order: GpuOrder, holder: Holder, state: str) -> Grant:
+    """The grant of the GPU at this IDX. Where its order is not proven, only what was resolved before still counts."""
     kind: Literal["minor", "index", "unproven"] = "unproven" if order.kind == "unknown" else order.kind
     device, reason = str(index), order.problem
     if order.kind == "minor":
         device = order.minors[index] if index < len(order.minors) else ""
         if not device:
             kind, reason = "unproven", f"gres.conf names no whole GPU at IDX {index}"
-    return Claim(
+    return Grant(
         kind,
         device,
         holder,

@@ -1,11 +1,11 @@
-"""What a source of claims is."""
+"""What a source of holders is: it yields grants, each of one device to one holder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from gpu_exporter.model import Claim
+from gpu_exporter.model import Grant
 
 
 class SourceError(Exception):
@@ -15,12 +15,12 @@ class SourceError(Exception):
 class Answer(NamedTuple):
     """What a source said.
 
-    `problem`: what was not understood, so that some claims may be missing; then a GPU without a claim is not known to
-    be free. `notice`: what people should know although no claim is missing. `conflicts`: claims that were dropped since
+    `problem`: what was not understood, so that some grants may be missing; then a GPU without a grant is not known to
+    be free. `notice`: what people should know although no grant is missing. `conflicts`: grants that were dropped since
     the source itself contradicts them. `hides_users`: the scheduler hides who runs what.
     """
 
-    claims: Sequence[Claim]
+    grants: Sequence[Grant]
     problem: str = ""
     notice: str = ""
     conflicts: int = 0
@@ -33,4 +33,4 @@ class Source(Protocol):
     name: str
 
     def poll(self) -> Answer:
-        """Every claim of this moment. Raises SourceError when there is no answer to believe."""
+        """Every grant of this moment. Raises SourceError when there is no answer to believe."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpu_exporter.attribution.source import Answer, SourceError
-from gpu_exporter.model import Claim, Holder, HolderKey
+from gpu_exporter.model import Grant, Holder, HolderKey
 
 TEXT_KEYS = ("uuid", "pod", "job", "user", "account", "partition")
 
@@ -21,12 +21,12 @@ TEXT_KEYS = ("uuid", "pod", "job", "user", "account", "partition")
 class CallbackSource:
     """Asks a function: how a simulation reports who holds what."""
 
-    def __init__(self, name: str, read_claims: Callable[[], Sequence[Claim]]) -> None:
+    def __init__(self, name: str, read_grants: Callable[[], Sequence[Grant]]) -> None:
         self.name = name
-        self._read_claims = read_claims
+        self._read_grants = read_grants
 
     def poll(self) -> Answer:
-        return Answer(count_units(self._read_claims()))
+        return Answer(count_units(self._read_grants()))
 
 
 class StaticSource:
@@ -48,24 +48,24 @@ class StaticSource:
             raise SourceError(f"{self._path}: nested too deeply for a list of entries") from exc
 
 
-def count_units(claims: Sequence[Claim]) -> list[Claim]:
-    """The claims, each holder knowing how many units it holds in all: here, as many as it claims."""
-    held = Counter(claim.holder.key for claim in claims)
+def count_units(grants: Sequence[Grant]) -> list[Grant]:
+    """The grants, each holder knowing how many units it holds in all: here, as many as are named."""
+    held = Counter(grant.holder.key for grant in grants)
     return [
-        claim
-        if claim.holder.units is not None
-        else claim._replace(holder=claim.holder._replace(units=held[claim.holder.key]))
-        for claim in claims
+        grant
+        if grant.holder.units is not None
+        else grant._replace(holder=grant.holder._replace(units=held[grant.holder.key]))
+        for grant in grants
     ]
 
 
-def parse_static(data: object) -> list[Claim]:
-    """Entries to claims. Raises ValueError that names the entry and the fault."""
+def parse_static(data: object) -> list[Grant]:
+    """Entries to grants. Raises ValueError that names the entry and the fault."""
     if data is None:
         return []
     if not isinstance(data, list):
         raise ValueError(f"expected a list of entries, not {type(data).__name__}")
-    claims: list[Claim] = []
+    grants: list[Grant] = []
     for position, entry in enumerate(data):
         if not isinstance(entry, dict):
             raise ValueError(f"[{position}]: expected a mapping, not {type(entry).__name__}")
@@ -81,9 +81,9 @@ def parse_static(data: object) -> list[Claim]:
         gpus = entry.get("gpus")
         if gpus is not None and not (isinstance(gpus, int) and gpus > 0):
             raise ValueError(f"[{position}]: gpus: {gpus!r} is not a number of GPUs")
-        claims.append(Claim("uuid", texts["uuid"], static_holder(texts)._replace(units=gpus)))
-    pods = count_units([claim for claim in claims if claim.holder.pod])  # a pod is on one node; a job may be on more
-    return [*pods, *(claim for claim in claims if not claim.holder.pod)]
+        grants.append(Grant("uuid", texts["uuid"], static_holder(texts)._replace(units=gpus)))
+    pods = count_units([grant for grant in grants if grant.holder.pod])  # a pod is on one node; a job may be on more
+    return [*pods, *(grant for grant in grants if not grant.holder.pod)]
 
 
 def static_holder(texts: dict[str, str], source: str = "static", identity: str = "name") -> Holder:

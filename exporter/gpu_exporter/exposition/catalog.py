@@ -298,7 +298,7 @@ ATTRIBUTION_LAST_SUCCESS = Family(
 ATTRIBUTION_CONFLICTS = Family(
     "gpu_exporter_attribution_conflicts_total",
     "counter",
-    "Polls in which a claim contradicted a source of higher precedence, or the processes on the GPU contradicted it",
+    "Polls in which the source contradicted one of higher precedence, or the processes on a GPU contradicted it",
     ("source",),
 )
 SELF_FAMILIES = (

@@ -23,9 +23,9 @@ from gpu_exporter.model import (
     AgentStatus,
     Allocation,
     Buckets,
-    Claim,
     DeviceIdentity,
     DeviceSnapshot,
+    Grant,
     HolderKey,
     StateStatus,
     TenantKey,
@@ -138,7 +138,7 @@ class NodeState:
 
     def on_poll(
         self,
-        claims: Sequence[Claim],
+        grants: Sequence[Grant],
         placed: Mapping[str, Placed],
         owners: Owners | None = None,
         expected: int = 0,
@@ -153,7 +153,7 @@ class NodeState:
             # The newest last: after the driver's list was renumbered an index means the GPU that has it now.
             inventory = sorted(self._answered.values(), key=lambda snapshot: snapshot.monotonic)
             resolution = resolve(
-                claims,
+                grants,
                 inventory,
                 incomplete=_incomplete(placed, expected),
                 numbers=self._numbers.units(),
@@ -165,17 +165,17 @@ class NodeState:
             now, wall = self._clock.monotonic(), self._clock.wall()
             self._resolution, self._in_use = resolution, self._net.in_use
             self._confirmed = {
-                (allocation.unit, allocation.holder.key): claim.confirmed
-                for allocation, claim in self._resolution.allocations
+                (allocation.unit, allocation.holder.key): grant.confirmed
+                for allocation, grant in self._resolution.allocations
             }
             held = [
                 ConfirmedAllocation(
                     allocation,
-                    claim.confirmed,
+                    grant.confirmed,
                     self._start_of(allocation, now, wall),
                     None if allocation.working_wall is None else now - (wall - allocation.working_wall),
                 )
-                for allocation, claim in self._resolution.allocations
+                for allocation, grant in self._resolution.allocations
             ]
             self.ledger.charge_poll(now, wall, held)
             return self._resolution
@@ -220,7 +220,7 @@ class NodeState:
         return self._version
 
     def is_resolved(self) -> bool:
-        """Whether every claim names a device that answers here; else some GPU is held that looks free."""
+        """Whether every grant names a device that answers here; else some GPU is held that looks free."""
         return not self._resolution.unresolved
 
     def last_sample_wall(self) -> float | None:

@@ -18,7 +18,7 @@ from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.exposition.series import list_series
 from gpu_exporter.exposition.text import TextRenderer
 from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model import AgentStatus, Claim, Holder, HolderKey
+from gpu_exporter.model import AgentStatus, Grant, Holder, HolderKey
 from gpu_exporter.node.place import Placed
 from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.sampler import DeviceSampler
@@ -41,15 +41,15 @@ def test_ten_thousand_holders_that_come_and_go_leave_nothing_behind(tmp_path: Pa
     renderer = TextRenderer()
     turn = 0
 
-    def claims() -> list[Claim]:
+    def grants() -> list[Grant]:
         return [
-            Claim(
+            Grant(
                 "uuid", uuid, Holder(HolderKey("kubernetes", f"uid-{turn}-{i}/main"), "ml", f"pod-{turn}-{i}", "main")
             )
             for i, uuid in enumerate(uuids)
         ]
 
-    poller = Poller([CallbackSource("kubelet", claims)], clock, settings.attribution.keep_last)
+    poller = Poller([CallbackSource("kubelet", grants)], clock, settings.attribution.keep_last)
     blocks: list[int] = []
     sizes: list[int] = []
     for turn in range(ROUNDS):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.contradict import ProcessNet, Relation, relate
 from gpu_exporter.attribution.resolve import Resolution
-from gpu_exporter.model import Allocation, Claim, Holder, HolderKey, UnitId
+from gpu_exporter.model import Allocation, Grant, Holder, HolderKey, UnitId
 
 A, B, C = (UnitId(f"GPU-{name}") for name in "abc")
 PLACES = {A: "gpu 0", B: "gpu 1", C: "gpu 2"}
@@ -45,8 +45,8 @@ def of_pod(*uids: str) -> Owner:
 
 def resolved(*pairs: tuple[UnitId, Holder], unresolved: tuple[Holder, ...] = ()) -> Resolution:
     return Resolution(
-        [(Allocation(unit, holder), Claim("uuid", unit.uuid, holder)) for unit, holder in pairs],
-        [(Claim("index", "9", holder), "not proven") for holder in unresolved],
+        [(Allocation(unit, holder), Grant("uuid", unit.uuid, holder)) for unit, holder in pairs],
+        [(Grant("index", "9", holder), "not proven") for holder in unresolved],
         [],
     )
 
@@ -86,11 +86,11 @@ def test_only_what_is_positively_anothers_is_other(holder: Holder, owner: Owner,
     assert relate(holder, owner) == relation
 
 
-def test_processes_of_another_job_contradict_and_count_for_the_source_of_the_claim() -> None:
+def test_processes_of_another_job_contradict_and_count_for_the_source_of_the_grant() -> None:
     net = ProcessNet()
     checked = net.check(resolved((A, job("42")), (B, job("44"))), {A: [of_job("43")], B: [of_job("44")]}, PLACES)
     assert texts(checked) == ["processes of job 43 run here, slurm says job 42", ""]
-    assert [claim.holder.job_id for claim in checked.conflicts] == ["42"]
+    assert [grant.holder.job_id for grant in checked.conflicts] == ["42"]
 
 
 def test_pods_are_named_where_a_source_knows_them_and_by_uid_elsewhere() -> None:
@@ -161,7 +161,7 @@ def test_a_holder_at_work_on_its_own_unit_is_confirmed_there_wherever_else_it_wo
     ]
 
 
-def test_a_unit_whose_claim_is_unresolved_may_be_the_one_it_works_on() -> None:
+def test_a_unit_whose_grant_is_unresolved_may_be_the_one_it_works_on() -> None:
     mapping = resolved((A, job("42")), unresolved=(job("42"),))
     net = ProcessNet()
     assert texts(net.check(mapping, {B: [of_job("42")]}, PLACES)) == [""]

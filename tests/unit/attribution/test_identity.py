@@ -27,7 +27,7 @@ from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.config import CHOICES
-from gpu_exporter.model import Claim, Holder, HolderKey
+from gpu_exporter.model import Grant, Holder, HolderKey
 
 KEY = b"0123456789abcdef"
 JOB = Holder(HolderKey("slurm", "lab/7/0/1"), job_id="7", user="ada", account="phys", uid="1007", source="slurm")
@@ -206,12 +206,12 @@ class Scripted:
         if self.hides_users is None:
             raise SourceError("controller is away")
         holder = JOB._replace(source=self.name, key=HolderKey("slurm", self.name))
-        return Answer([Claim("uuid", f"GPU-{self.name}", holder)], hides_users=self.hides_users)
+        return Answer([Grant("uuid", f"GPU-{self.name}", holder)], hides_users=self.hides_users)
 
 
 def users(poller: Poller, ask: bool = True) -> list[str]:
-    claims: Sequence = poller.poll() if ask else poller.claims()
-    return [entry.holder.user for entry in claims]
+    grants: Sequence = poller.poll() if ask else poller.grants()
+    return [entry.holder.user for entry in grants]
 
 
 def test_auto_shows_names_until_one_source_hides_them(tmp_path: Path) -> None:

@@ -11,22 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.poller import CLAIMS_MAX, Poller
+from gpu_exporter.attribution.poller import GRANTS_MAX, Poller
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.attribution.static import CallbackSource, StaticSource, parse_static, static_holder
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.model import Claim, Holder, HolderKey, SourceStatus
+from gpu_exporter.model import Grant, Holder, HolderKey, SourceStatus
 
-CLAIM = Claim("uuid", "GPU-0", Holder(HolderKey("slurm", "7"), job_id="7", source="slurm"))
+GRANT = Grant("uuid", "GPU-0", Holder(HolderKey("slurm", "7"), job_id="7", source="slurm"))
 
 
 class Scripted:
-    """A source that answers or fails as the test says; `whole` is an answer with more than claims."""
+    """A source that answers or fails as the test says; `whole` is an answer with more than grants."""
 
     name = "slurm"
 
     def __init__(self) -> None:
-        self.answer: Sequence[Claim] | None = None
+        self.answer: Sequence[Grant] | None = None
         self.whole: Answer | None = None
 
     def poll(self) -> Answer:
@@ -51,11 +51,11 @@ def make() -> tuple[ManualClock, Scripted, Poller]:
 
 def test_the_last_mapping_stays_for_a_bounded_time_with_the_time_of_its_answer() -> None:
     clock, script, poller = make()
-    script.answer = [CLAIM]
+    script.answer = [GRANT]
     answered = clock.wall()
-    (claim,) = poller.poll()
-    confirmed = claim.confirmed
-    assert (claim.device, claim.holder.key, confirmed) == (CLAIM.device, CLAIM.holder.key, clock.monotonic())
+    (grant,) = poller.poll()
+    confirmed = grant.confirmed
+    assert (grant.device, grant.holder.key, confirmed) == (GRANT.device, GRANT.holder.key, clock.monotonic())
     script.answer = None
     clock.advance(300)
     assert [entry.confirmed for entry in poller.poll()] == [confirmed]
@@ -70,10 +70,10 @@ def test_the_last_mapping_stays_for_a_bounded_time_with_the_time_of_its_answer()
 def test_a_fault_of_ours_in_a_source_is_an_outage_of_that_source_only() -> None:
     clock = ManualClock()
 
-    def broken() -> Sequence[Claim]:
+    def broken() -> Sequence[Grant]:
         raise ZeroDivisionError("a bug")
 
-    poller = Poller([CallbackSource("a", broken), CallbackSource("b", lambda: [CLAIM])], clock, 300.0)
+    poller = Poller([CallbackSource("a", broken), CallbackSource("b", lambda: [GRANT])], clock, 300.0)
     assert len(poller.poll()) == 1
     a, b = poller.statuses()
     assert (a.up, a.error) == (False, "unforeseen ZeroDivisionError: a bug")
@@ -85,7 +85,7 @@ def test_an_answer_that_is_not_understood_counts_but_proves_nobody_free() -> Non
         name = "slurm"
 
         def poll(self) -> Answer:
-            return Answer([CLAIM], "job 9: not understood")
+            return Answer([GRANT], "job 9: not understood")
 
     poller = Poller([Puzzling()], ManualClock(), 300.0)
     assert len(poller.poll()) == 1
@@ -109,7 +109,7 @@ def test_conflicts_are_counted_by_the_losing_source() -> None:
     _, script, poller = make()
     script.answer = []
     poller.poll()
-    poller.note_resolution([CLAIM, CLAIM], [])
+    poller.note_resolution([GRANT, GRANT], [])
     assert poller.statuses()[0].conflicts == 2
     script.whole = Answer([], conflicts=3)
     poller.poll()
@@ -118,10 +118,10 @@ def test_conflicts_are_counted_by_the_losing_source() -> None:
 
 def test_what_leads_to_no_device_is_said_with_its_reason_and_forgotten_when_it_does() -> None:
     _, script, poller = make()
-    script.answer = [CLAIM]
+    script.answer = [GRANT]
     poller.poll()
-    holder = CLAIM.holder
-    many = [(CLAIM._replace(number=f"IDX {i}"), "positions are not proven") for i in range(5)]
+    holder = GRANT.holder
+    many = [(GRANT._replace(number=f"IDX {i}"), "positions are not proven") for i in range(5)]
     poller.note_resolution([], many)
     assert poller.statuses()[0].error == (
         f"{holder.label}: IDX 0 is not resolved: positions are not proven; "
@@ -133,12 +133,12 @@ def test_what_leads_to_no_device_is_said_with_its_reason_and_forgotten_when_it_d
 
 
 def test_what_leads_to_no_device_is_said_of_its_own_source_and_not_twice() -> None:
-    other = CLAIM._replace(holder=CLAIM.holder._replace(source="kubelet"))
+    other = GRANT._replace(holder=GRANT.holder._replace(source="kubelet"))
     poller = Poller(
-        [named("slurm", Answer([CLAIM], "no gres.conf")), named("kubelet", Answer([other]))], ManualClock(), 9.0
+        [named("slurm", Answer([GRANT], "no gres.conf")), named("kubelet", Answer([other]))], ManualClock(), 9.0
     )
     poller.poll()
-    poller.note_resolution([], [(CLAIM, "no gres.conf"), (CLAIM, ""), (other, "no such GPU"), (other, "")])
+    poller.note_resolution([], [(GRANT, "no gres.conf"), (GRANT, ""), (other, "no such GPU"), (other, "")])
     text = f"{other.holder.label}: GPU-0 is not resolved: no such GPU"
     assert [status.error for status in poller.statuses()] == ["no gres.conf", text]
 
@@ -146,7 +146,7 @@ def test_what_leads_to_no_device_is_said_of_its_own_source_and_not_twice() -> No
 def test_each_change_is_logged_once_and_by_source(caplog: pytest.LogCaptureFixture) -> None:
     _, script, poller = make()
 
-    def log_of(polls: int, unresolved: Sequence[tuple[Claim, str]] = ()) -> list[str]:
+    def log_of(polls: int, unresolved: Sequence[tuple[Grant, str]] = ()) -> list[str]:
         caplog.clear()
         for _ in range(polls):
             poller.poll()
@@ -155,15 +155,15 @@ def test_each_change_is_logged_once_and_by_source(caplog: pytest.LogCaptureFixtu
 
     with caplog.at_level(logging.INFO):
         assert log_of(3) == ["attribution slurm: controller is away"]
-        script.whole = Answer([CLAIM])
+        script.whole = Answer([GRANT])
         assert log_of(3) == ["attribution slurm: answers again"]
-        script.whole = Answer([CLAIM], "job 9: not understood", "IDX 2 is hidden")
+        script.whole = Answer([GRANT], "job 9: not understood", "IDX 2 is hidden")
         assert log_of(3) == ["attribution slurm: job 9: not understood", "attribution slurm: IDX 2 is hidden"]
-        script.whole = Answer([CLAIM])
+        script.whole = Answer([GRANT])
         assert log_of(3) == ["attribution slurm: answers again"]
-        unresolved = f"{CLAIM.holder.label}: GPU-0 is not resolved: no such GPU"
-        assert log_of(3, [(CLAIM, "no such GPU")]) == [f"attribution slurm: {unresolved}"]
-        assert log_of(3) == ["attribution slurm: every claim leads to a device again"]
+        unresolved = f"{GRANT.holder.label}: GPU-0 is not resolved: no such GPU"
+        assert log_of(3, [(GRANT, "no such GPU")]) == [f"attribution slurm: {unresolved}"]
+        assert log_of(3) == ["attribution slurm: every grant leads to a device again"]
 
         def fail() -> Answer:
             raise ZeroDivisionError("a bug")
@@ -173,12 +173,12 @@ def test_each_change_is_logged_once_and_by_source(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_source_that_is_slow_keeps_no_other_waiting_and_its_answer_counts_from_when_it_was_asked() -> None:
-    clock, answers = ManualClock(), queue.SimpleQueue[list[Claim]]()
+    clock, answers = ManualClock(), queue.SimpleQueue[list[Grant]]()
 
-    def slow() -> Sequence[Claim]:
+    def slow() -> Sequence[Grant]:
         return answers.get(timeout=20)
 
-    other = Claim("uuid", "GPU-1", CLAIM.holder)
+    other = Grant("uuid", "GPU-1", GRANT.holder)
     sources = [CallbackSource("slow", slow), CallbackSource("quick", lambda: [other])]
     poller = Poller(sources, clock, 300.0, patience_s=0.05)
     asked = clock.monotonic()
@@ -187,7 +187,7 @@ def test_a_source_that_is_slow_keeps_no_other_waiting_and_its_answer_counts_from
         assert [status.error for status in poller.statuses()] == [error, ""]
         assert not poller.is_known()
         clock.advance(5.0)
-    answers.put([CLAIM])
+    answers.put([GRANT])
     thread = poller._memory["slow"].question._thread  # type: ignore[union-attr]
     assert thread.daemon  # the end of the program waits for no source
     thread.join()
@@ -198,29 +198,29 @@ def test_a_source_that_is_slow_keeps_no_other_waiting_and_its_answer_counts_from
 
 
 def test_an_answer_within_the_patience_is_waited_for() -> None:
-    answers = queue.SimpleQueue[list[Claim]]()
+    answers = queue.SimpleQueue[list[Grant]]()
     poller = Poller([CallbackSource("a", lambda: answers.get(timeout=20))], ManualClock(), 300.0, patience_s=20.0)
-    threading.Timer(0.1, answers.put, [[CLAIM]]).start()
-    assert [entry.device for entry in poller.poll()] == [CLAIM.device]
+    threading.Timer(0.1, answers.put, [[GRANT]]).start()
+    assert [entry.device for entry in poller.poll()] == [GRANT.device]
 
 
 def test_an_answer_without_end_is_none_and_the_last_one_stays() -> None:
     _, script, poller = make()
-    script.answer = [CLAIM]
+    script.answer = [GRANT]
     poller.poll()
-    script.answer = [CLAIM] * (CLAIMS_MAX + 1)
-    assert [entry._replace(confirmed=0.0) for entry in poller.poll()] == [CLAIM]
-    script.answer = [CLAIM] * CLAIMS_MAX
-    assert len(poller.poll()) == CLAIMS_MAX
-    script.answer = [CLAIM] * (CLAIMS_MAX + 1)
+    script.answer = [GRANT] * (GRANTS_MAX + 1)
+    assert [entry._replace(confirmed=0.0) for entry in poller.poll()] == [GRANT]
+    script.answer = [GRANT] * GRANTS_MAX
+    assert len(poller.poll()) == GRANTS_MAX
+    script.answer = [GRANT] * (GRANTS_MAX + 1)
     poller.poll()
     (status,) = poller.statuses()
-    assert (status.up, status.error) == (False, "4097 claims are more than 4096, so none of them counts")
+    assert (status.up, status.error) == (False, "4097 held devices are more than 4096, so none counts")
 
 
 def test_a_notice_is_no_problem() -> None:
     _, script, poller = make()
-    script.whole = Answer([CLAIM], notice="IDX 2 in use by jobs that squeue does not list")
+    script.whole = Answer([GRANT], notice="IDX 2 in use by jobs that squeue does not list")
     poller.poll()
     (status,) = poller.statuses()
     assert (status.up, status.error, status.notice) == (True, "", "IDX 2 in use by jobs that squeue does not list")
@@ -256,8 +256,8 @@ IN_A = Holder(
 def test_a_static_file_names_holders(tmp_path: Path, text: str, holders: list[Holder]) -> None:
     path = tmp_path / "holders.yaml"
     path.write_text(text, encoding="utf-8")
-    assert StaticSource(path).poll().claims == [
-        Claim("uuid", f"GPU-{position}", holder) for position, holder in enumerate(holders)
+    assert StaticSource(path).poll().grants == [
+        Grant("uuid", f"GPU-{position}", holder) for position, holder in enumerate(holders)
     ]
 
 
@@ -281,7 +281,7 @@ def plain_locale() -> Iterator[None]:
 def test_a_static_file_is_utf_8_in_every_locale(tmp_path: Path) -> None:
     path = tmp_path / "holders.yaml"
     path.write_text("- {uuid: GPU-0, job: 7, user: żaneta}", encoding="utf-8")
-    assert [claim.holder.user for claim in StaticSource(path).poll().claims] == ["żaneta"]
+    assert [grant.holder.user for grant in StaticSource(path).poll().grants] == ["żaneta"]
 
 
 @pytest.mark.parametrize(

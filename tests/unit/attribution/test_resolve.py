@@ -1,11 +1,11 @@
-"""Claims to units."""
+"""Grants to units."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from gpu_exporter.attribution.resolve import resolve
-from gpu_exporter.model import Claim, DeviceIdentity, DeviceSnapshot, Holder, HolderKey, InstanceReading, UnitId
+from gpu_exporter.model import DeviceIdentity, DeviceSnapshot, Grant, Holder, HolderKey, InstanceReading, UnitId
 
 
 def snapshot(index: int, minor: int, mig: str = "") -> DeviceSnapshot:
@@ -20,76 +20,76 @@ POD2 = Holder(HolderKey("kubernetes", "uid2/main"), pod="b", source="kubelet")
 JOB = Holder(HolderKey("slurm", "lab/7/0/1"), job_id="7", source="slurm")
 
 
-def units(*claims: Claim) -> list[tuple[UnitId, str, float]]:
-    return [(a.unit, a.share, round(a.share_ratio, 3)) for a, _ in resolve(claims, SNAPSHOTS).allocations]
+def units(*grants: Grant) -> list[tuple[UnitId, str, float]]:
+    return [(a.unit, a.share, round(a.share_ratio, 3)) for a, _ in resolve(grants, SNAPSHOTS).allocations]
 
 
 def test_uuid_minor_and_index_are_three_different_things() -> None:
-    assert units(Claim("uuid", "GPU-1", POD)) == [(UnitId("GPU-1"), "none", 1.0)]
-    assert units(Claim("minor", "3", JOB)) == [(UnitId("GPU-0"), "none", 1.0)]
-    assert units(Claim("index", "1", JOB)) == [(UnitId("GPU-1"), "none", 1.0)]
+    assert units(Grant("uuid", "GPU-1", POD)) == [(UnitId("GPU-1"), "none", 1.0)]
+    assert units(Grant("minor", "3", JOB)) == [(UnitId("GPU-0"), "none", 1.0)]
+    assert units(Grant("index", "1", JOB)) == [(UnitId("GPU-1"), "none", 1.0)]
 
 
 def test_a_mig_instance_by_new_and_old_name() -> None:
     expected = [(UnitId("GPU-2", "MIG-a"), "mig", 0.429)]
-    assert units(Claim("uuid", "MIG-a", POD)) == expected
-    assert units(Claim("uuid", "MIG-GPU-2/7/0", POD)) == expected
+    assert units(Grant("uuid", "MIG-a", POD)) == expected
+    assert units(Grant("uuid", "MIG-GPU-2/7/0", POD)) == expected
 
 
 def test_a_number_never_means_a_board_that_is_partitioned() -> None:
     identity = snapshot(3, 0).identity
     mig = SNAPSHOTS[2].__class__(dataclasses.replace(identity, mig_mode="enabled"), 0.0, 0.0, True)
-    result = resolve([Claim("index", "3", JOB), Claim("minor", "0", JOB)], [mig])
+    result = resolve([Grant("index", "3", JOB), Grant("minor", "0", JOB)], [mig])
     assert (result.allocations, len(result.unresolved)) == ([], 2)
-    beside = resolve([Claim("index", "0", JOB), Claim("minor", "3", JOB)], [SNAPSHOTS[0], mig])
+    beside = resolve([Grant("index", "0", JOB), Grant("minor", "3", JOB)], [SNAPSHOTS[0], mig])
     assert [a.unit for a, _ in beside.allocations] == [UnitId("GPU-0")]  # by its file; positions may be shifted
-    assert [claim.kind for claim, _ in beside.unresolved] == ["index"]
+    assert [grant.kind for grant, _ in beside.unresolved] == ["index"]
 
 
 def test_replicas_of_one_gpu_share_it() -> None:
-    assert units(Claim("uuid", "GPU-0::0", POD), Claim("uuid", "GPU-0::1", POD2)) == [
+    assert units(Grant("uuid", "GPU-0::0", POD), Grant("uuid", "GPU-0::1", POD2)) == [
         (UnitId("GPU-0"), "time_slice", 0.5),
         (UnitId("GPU-0"), "time_slice", 0.5),
     ]
 
 
 def test_a_lone_replica_is_shared_too_for_others_may_come() -> None:
-    assert units(Claim("uuid", "GPU-0::0", POD)) == [(UnitId("GPU-0"), "time_slice", 1.0)]
+    assert units(Grant("uuid", "GPU-0::0", POD)) == [(UnitId("GPU-0"), "time_slice", 1.0)]
 
 
 def test_two_holders_of_a_whole_gpu_are_told_apart_by_nobody() -> None:
-    assert [share for _, share, _ in units(Claim("uuid", "GPU-0", POD), Claim("uuid", "GPU-0", POD2))] == [
+    assert [share for _, share, _ in units(Grant("uuid", "GPU-0", POD), Grant("uuid", "GPU-0", POD2))] == [
         "time_slice"
     ] * 2
 
 
 def test_two_replicas_of_one_holder_are_one_allocation() -> None:
-    assert len(units(Claim("uuid", "GPU-0::0", POD), Claim("uuid", "GPU-0::1", POD))) == 1
+    assert len(units(Grant("uuid", "GPU-0::0", POD), Grant("uuid", "GPU-0::1", POD))) == 1
 
 
 def test_two_schedulers_on_one_gpu_conflict_and_the_first_source_wins() -> None:
-    result = resolve([Claim("uuid", "GPU-0", POD), Claim("minor", "3", JOB)], SNAPSHOTS)
+    result = resolve([Grant("uuid", "GPU-0", POD), Grant("minor", "3", JOB)], SNAPSHOTS)
     assert [a.holder for a, _ in result.allocations] == [POD]
-    assert [claim.holder for claim in result.conflicts] == [JOB]
+    assert [grant.holder for grant in result.conflicts] == [JOB]
 
 
 def test_a_task_of_a_job_array_is_the_same_by_either_of_its_names() -> None:
     task = JOB._replace(job_id="3011", array_job_id="3010", array_task_id="1")
     for job_id, conflicts in (("3011", 0), ("3010_1", 0), ("3010", 1), ("3010_2", 1)):
         static = Holder(HolderKey("slurm", job_id), job_id=job_id, source="static")
-        result = resolve([Claim("uuid", "GPU-0", task), Claim("uuid", "GPU-0", static)], SNAPSHOTS)
+        result = resolve([Grant("uuid", "GPU-0", task), Grant("uuid", "GPU-0", static)], SNAPSHOTS)
         assert len(result.conflicts) == conflicts, job_id
 
 
 def test_two_sources_that_name_the_same_holder_agree() -> None:
     static = JOB._replace(key=HolderKey("slurm", "7"), source="static")
-    result = resolve([Claim("uuid", "GPU-0", static), Claim("minor", "3", JOB)], SNAPSHOTS)
+    result = resolve([Grant("uuid", "GPU-0", static), Grant("minor", "3", JOB)], SNAPSHOTS)
     assert [(a.holder.source, a.share) for a, _ in result.allocations] == [("static", "none")]
     assert result.conflicts == []
 
 
 def test_a_device_that_is_not_here_is_unresolved_and_never_guessed() -> None:
-    result = resolve([Claim("uuid", "GPU-9", POD), Claim("index", "17", JOB)], SNAPSHOTS)
+    result = resolve([Grant("uuid", "GPU-9", POD), Grant("index", "17", JOB)], SNAPSHOTS)
     assert result.allocations == []
     assert len(result.unresolved) == 2
 
@@ -99,102 +99,102 @@ def order(*minors: int) -> list[DeviceSnapshot]:
     return [snapshot(index, minor) for index, minor in enumerate(minors)]
 
 
-def where(claim: Claim, snapshots: list[DeviceSnapshot], incomplete: str = "") -> str:
+def where(grant: Grant, snapshots: list[DeviceSnapshot], incomplete: str = "") -> str:
     """The UUID, or why there is none."""
-    result = resolve([claim], snapshots, incomplete=incomplete)
+    result = resolve([grant], snapshots, incomplete=incomplete)
     return result.allocations[0][0].unit.uuid if result.allocations else result.unresolved[0][1]
 
 
 def test_a_position_counts_only_while_every_gpu_is_here() -> None:
-    claim = Claim("index", "1", JOB, number="IDX 1", total=4)
-    assert where(claim, order(3, 1, 0, 2)) == "GPU-1"
-    assert where(claim, order(3, 1, 0)) == "positions are not proven: NVML lists 3 GPUs, the scheduler counts 4"
-    assert where(claim, order(3, 1, 0, 2), "gpu 2 (GPU-2) does not answer") == (
+    grant = Grant("index", "1", JOB, number="IDX 1", total=4)
+    assert where(grant, order(3, 1, 0, 2)) == "GPU-1"
+    assert where(grant, order(3, 1, 0)) == "positions are not proven: NVML lists 3 GPUs, the scheduler counts 4"
+    assert where(grant, order(3, 1, 0, 2), "gpu 2 (GPU-2) does not answer") == (
         "positions may have changed: gpu 2 (GPU-2) does not answer"
     )
     holes = [entry for entry in order(3, 1, 0, 2) if entry.identity.index != 1]
-    assert where(claim._replace(total=0), holes) == "positions are not proven: NVML's list has holes"
-    assert where(claim._replace(device="4", total=0), order(3, 1, 0, 2)) == "there is no GPU at position 4"
+    assert where(grant._replace(total=0), holes) == "positions are not proven: NVML's list has holes"
+    assert where(grant._replace(device="4", total=0), order(3, 1, 0, 2)) == "there is no GPU at position 4"
 
 
 def test_a_position_among_listed_files_is_counted_in_nvmls_order() -> None:
     """AutoDetect=nvml with File=/dev/nvidia[0,2-3]: slurmd sorts them by NVML's order, whatever the file says."""
     nodes = order(3, 1, 0, 2)
-    claims = [Claim("index", str(i), JOB, number=f"IDX {i}", among=("0", "2", "3"), total=3) for i in range(3)]
-    assert [where(claim, nodes) for claim in claims] == ["GPU-0", "GPU-2", "GPU-3"]
-    assert where(claims[0]._replace(among=("0", "7")), nodes) == (
+    grants = [Grant("index", str(i), JOB, number=f"IDX {i}", among=("0", "2", "3"), total=3) for i in range(3)]
+    assert [where(grant, nodes) for grant in grants] == ["GPU-0", "GPU-2", "GPU-3"]
+    assert where(grants[0]._replace(among=("0", "7")), nodes) == (
         "positions are not proven: NVML lists 1 GPUs, the scheduler counts 3"
     )
 
 
 def test_a_device_file_leads_to_its_gpu_whatever_is_missing() -> None:
-    assert where(Claim("minor", "0", JOB), order(3, 1, 0), "gpu 3 is missing") == "GPU-2"
-    assert where(Claim("minor", "2", JOB), order(3, 1, 0)) == "no whole GPU here has the device file number 2"
-    assert where(Claim("minor", "-1", JOB), [snapshot(0, -1)]) == "no whole GPU here has the device file number -1"
+    assert where(Grant("minor", "0", JOB), order(3, 1, 0), "gpu 3 is missing") == "GPU-2"
+    assert where(Grant("minor", "2", JOB), order(3, 1, 0)) == "no whole GPU here has the device file number 2"
+    assert where(Grant("minor", "-1", JOB), [snapshot(0, -1)]) == "no whole GPU here has the device file number -1"
 
 
 def test_an_unproven_number_leads_nowhere_and_says_why() -> None:
-    assert where(Claim("unproven", "1", JOB, reason="no gres.conf"), order(0, 1)) == "no gres.conf"
+    assert where(Grant("unproven", "1", JOB, reason="no gres.conf"), order(0, 1)) == "no gres.conf"
 
 
 def test_a_running_holder_keeps_its_gpu_when_numbers_move() -> None:
-    claim = Claim("index", "1", JOB, number="IDX 1")
-    first = resolve([claim], order(0, 1, 2))
+    grant = Grant("index", "1", JOB, number="IDX 1")
+    first = resolve([grant], order(0, 1, 2))
     assert first.numbers == {(JOB.key, "IDX 1"): UnitId("GPU-1")}
     moved = [snapshot(0, 0), snapshot(1, 2)]  # GPU-1 left the list
     moved[1] = moved[1]._replace(identity=dataclasses.replace(moved[1].identity, uuid="GPU-2"))
-    kept = resolve([claim], moved, incomplete="gpu 1 is missing", numbers=first.numbers)
+    kept = resolve([grant], moved, incomplete="gpu 1 is missing", numbers=first.numbers)
     assert [a.unit for a, _ in kept.allocations] == [UnitId("GPU-1")]
     assert kept.numbers == first.numbers
-    unproven = resolve([claim._replace(kind="unproven")], moved, numbers=first.numbers)
+    unproven = resolve([grant._replace(kind="unproven")], moved, numbers=first.numbers)
     assert [a.unit for a, _ in unproven.allocations] == [UnitId("GPU-1")]
     other = JOB._replace(key=HolderKey("slurm", "lab/8/0/1"))
-    assert resolve([claim._replace(holder=other)], moved, incomplete="x", numbers=first.numbers).allocations == []
+    assert resolve([grant._replace(holder=other)], moved, incomplete="x", numbers=first.numbers).allocations == []
 
 
 def test_a_holder_that_is_known_by_name_only_keeps_no_number() -> None:
-    claim = Claim("index", "1", POD._replace(identity="name"), number="1")
-    assert resolve([claim], order(0, 1)).numbers == {}
+    grant = Grant("index", "1", POD._replace(identity="name"), number="1")
+    assert resolve([grant], order(0, 1)).numbers == {}
     numbers = {(POD.key, "1"): UnitId("GPU-0")}
-    assert [a.unit for a, _ in resolve([claim], order(0, 1), numbers=numbers).allocations] == [UnitId("GPU-1")]
+    assert [a.unit for a, _ in resolve([grant], order(0, 1), numbers=numbers).allocations] == [UnitId("GPU-1")]
 
 
 def test_a_position_means_nothing_beside_a_board_in_mig_mode() -> None:
     nodes = order(0, 1)
     nodes[1] = nodes[1]._replace(identity=dataclasses.replace(nodes[1].identity, mig_mode="enabled"))
     reason = "a position means nothing while a GPU of this node is in MIG mode"
-    assert where(Claim("index", "0", JOB), nodes) == reason
-    assert where(Claim("minor", "0", JOB), nodes) == "GPU-0"
+    assert where(Grant("index", "0", JOB), nodes) == reason
+    assert where(Grant("minor", "0", JOB), nodes) == "GPU-0"
 
 
 def test_what_keeps_a_holder_from_working_travels_with_its_allocation() -> None:
-    claim = Claim("uuid", "GPU-1", POD, running=False, why="its container has not begun", working_wall=12.0)
-    ((allocation, _),) = resolve([claim], SNAPSHOTS).allocations
+    grant = Grant("uuid", "GPU-1", POD, running=False, why="its container has not begun", working_wall=12.0)
+    ((allocation, _),) = resolve([grant], SNAPSHOTS).allocations
     assert (allocation.running, allocation.why, allocation.working_wall) == (False, "its container has not begun", 12.0)
 
 
 def test_a_kept_number_is_a_whole_gpu_and_no_replica() -> None:
-    claim = Claim("index", "1", JOB, number="IDX 1")
-    result = resolve([claim], order(0, 1), numbers={(JOB.key, "IDX 1"): UnitId("GPU-1")})
+    grant = Grant("index", "1", JOB, number="IDX 1")
+    result = resolve([grant], order(0, 1), numbers={(JOB.key, "IDX 1"): UnitId("GPU-1")})
     assert [allocation.share for allocation, _ in result.allocations] == ["none"]
 
 
 def test_a_number_that_leads_elsewhere_than_before_is_not_believed_either_way() -> None:
     """gres.conf was corrected under a running job: which GPU it really has is not known."""
-    before = resolve([Claim("minor", "0", JOB, number="IDX 0")], order(0, 1)).numbers
-    claims = [Claim("minor", "1", JOB, number="IDX 0"), Claim("uuid", "GPU-1", POD)]
-    result = resolve(claims, order(0, 1), numbers=before)
+    before = resolve([Grant("minor", "0", JOB, number="IDX 0")], order(0, 1)).numbers
+    grants = [Grant("minor", "1", JOB, number="IDX 0"), Grant("uuid", "GPU-1", POD)]
+    result = resolve(grants, order(0, 1), numbers=before)
     assert [allocation.holder for allocation, _ in result.allocations] == [POD]  # which has nothing to do with it
     assert [reason for _, reason in result.unresolved] == [
         "it led to GPU-0 when the holder began and leads to GPU-1 now"
     ]
-    assert result.conflicts == claims[:1]
+    assert result.conflicts == grants[:1]
     assert result.numbers == before
 
 
 def test_two_sources_that_disagree_make_the_holder_unknown() -> None:
-    result = resolve([Claim("uuid", "GPU-0", POD), Claim("uuid", "GPU-0", JOB)], SNAPSHOTS)
+    result = resolve([Grant("uuid", "GPU-0", POD), Grant("uuid", "GPU-0", JOB)], SNAPSHOTS)
     ((allocation, _),) = result.allocations
     assert allocation.contradiction == f"kubelet says {POD.label}, slurm says job 7"
-    alone = resolve([Claim("uuid", "GPU-0", POD), Claim("uuid", "GPU-1", JOB)], SNAPSHOTS).allocations
+    alone = resolve([Grant("uuid", "GPU-0", POD), Grant("uuid", "GPU-1", JOB)], SNAPSHOTS).allocations
     assert [a.contradiction for a, _ in alone] == ["", ""]

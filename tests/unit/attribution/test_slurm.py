@@ -1,4 +1,4 @@
-"""The Slurm source: what it claims, what it only knows to be held, and when it says that it does not know."""
+"""The Slurm source: what it grants, what it only knows to be held, and when it says that it does not know."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ class Cluster:
         }
         return "".join(f"{values[column]}|" for column in COLUMNS) + "\n"
 
-    def claims(self) -> list[tuple[str, str, str]]:
-        """(holder, kind, device) of each claim."""
-        return [(claim.holder.label, claim.kind, claim.device) for claim in self.source.poll().claims]
+    def grants(self) -> list[tuple[str, str, str]]:
+        """(holder, kind, device) of each grant."""
+        return [(grant.holder.label, grant.kind, grant.device) for grant in self.source.poll().grants]
 
 
 @pytest.fixture
@@ -117,11 +117,11 @@ def test_jobs_hold_what_the_node_confirms(cluster: Cluster, speaks: str, asked: 
     cluster.source.poll()
     assert sorted(cluster.asked[-len(asked) :]) == asked
     answer = cluster.source.poll()
-    assert [(c.kind, c.device, c.number, c.running, c.why, c.among) for c in answer.claims] == [
+    assert [(c.kind, c.device, c.number, c.running, c.why, c.among) for c in answer.grants] == [
         ("minor", "0", "IDX 0", True, "", ()),
         ("minor", "3", "IDX 3", True, "", ()),
     ]
-    holder = answer.claims[0].holder
+    holder = answer.grants[0].holder
     assert (holder.job_id, holder.user, holder.uid, holder.cluster, holder.units) == ("1", "ada", "1000", "lab", 2)
     assert (answer.problem, answer.notice, answer.conflicts, answer.hides_users) == ("", "", 0, False)
 
@@ -180,7 +180,7 @@ def test_a_holder_is_all_that_squeue_says_of_the_job(
 ) -> None:
     cluster.columns = {"Account": "chem", "Partition": "gpu", "QOS": "high", **columns}
     hold(cluster)
-    (claim,) = cluster.source.poll().claims
+    (grant,) = cluster.source.poll().grants
     holder = Holder(
         key=HolderKey("slurm", "lab/42/0/1700000000"),
         job_id="42",
@@ -195,13 +195,13 @@ def test_a_holder_is_all_that_squeue_says_of_the_job(
         start_wall=1700000000.0,
         units=1,
     )
-    assert claim.holder == holder._replace(**expected)
+    assert grant.holder == holder._replace(**expected)
 
 
 def test_two_hidden_jobs_are_two_holders_who_are_nobody(cluster: Cluster) -> None:
     cluster.used = "gpu:h100:2(IDX:1,3)"
     nobody = Holder(HolderKey("slurm", ""), cluster="lab", source="slurm", resource="gres/gpu", identity="hidden")
-    assert [claim.holder for claim in cluster.source.poll().claims] == [
+    assert [grant.holder for grant in cluster.source.poll().grants] == [
         nobody._replace(key=HolderKey("slurm", f"lab/hidden/{index}")) for index in (1, 3)
     ]
 
@@ -220,11 +220,11 @@ def test_a_gpu_in_use_that_no_listed_job_has_is_held_without_a_name(cluster: Clu
     cluster.hidden = {"2"}
     cluster.used = "gpu:h100:2(IDX:0,2)"
     answer = cluster.source.poll()
-    assert [(c.holder.label, c.device, c.running) for c in answer.claims] == [
+    assert [(c.holder.label, c.device, c.running) for c in answer.grants] == [
         ("job 1", "0", True),
         ("a hidden job", "2", False),
     ]
-    hidden = answer.claims[1]
+    hidden = answer.grants[1]
     assert (hidden.holder.identity, hidden.holder.job_id, hidden.holder.units) == ("hidden", "", None)
     assert hidden.why == "held by a job that Slurm does not show"
     assert answer.notice == (
@@ -233,11 +233,11 @@ def test_a_gpu_in_use_that_no_listed_job_has_is_held_without_a_name(cluster: Clu
     assert (answer.problem, answer.hides_users) == ("", True)
 
 
-def test_a_claim_that_the_node_does_not_confirm_is_dropped_and_counted(cluster: Cluster) -> None:
+def test_a_grant_that_the_node_does_not_confirm_is_dropped_and_counted(cluster: Cluster) -> None:
     cluster.jobs = {"1": ["gpu:h100:2(IDX:0-1)"], "2": ["gpu:h100:1(IDX:2)"]}
     cluster.used = "gpu:h100:2(IDX:1-2)"
     answer = cluster.source.poll()
-    assert sorted((c.holder.label, c.device) for c in answer.claims) == [("job 1", "1"), ("job 2", "2")]
+    assert sorted((c.holder.label, c.device) for c in answer.grants) == [("job 1", "1"), ("job 2", "2")]
     assert answer.conflicts == 1
     # Whichever of the two is wrong: the GPU is not called free.
     assert answer.problem == "job 1 claims IDX 0, which node n0 does not have in use"
@@ -250,7 +250,7 @@ def test_a_job_that_begins_between_the_two_questions_is_seen_by_asking_once_more
     cluster.between = [
         {"jobs": {"1": ["gpu:h100:1(IDX:0)"], "2": ["gpu:h100:1(IDX:1)"]}, "used": "gpu:h100:2(IDX:0-1)"}
     ]
-    assert cluster.claims() == [("job 1", "minor", "0"), ("job 2", "minor", "1")]
+    assert cluster.grants() == [("job 1", "minor", "0"), ("job 2", "minor", "1")]
 
 
 def test_a_lasting_disagreement_is_not_asked_about_twice_at_each_poll(cluster: Cluster) -> None:
@@ -266,11 +266,11 @@ def test_gpus_without_a_type_are_confirmed_by_their_number(cluster: Cluster) -> 
     cluster.gres_conf.write_text("Name=gpu File=/dev/nvidia[0-3]\n", "utf-8")
     cluster.configured = "gpu:4"
     cluster.jobs, cluster.used = {"1": ["gpu:2(IDX:1-2)"]}, "gpu:2"
-    assert cluster.claims() == [("job 1", "minor", "1"), ("job 1", "minor", "2")]
+    assert cluster.grants() == [("job 1", "minor", "1"), ("job 1", "minor", "2")]
     assert len([asked for asked in cluster.asked if asked.startswith("squeue")]) == 1  # nothing to ask again
     cluster.used = "gpu:3"
     answer = cluster.source.poll()
-    assert [c.device for c in answer.claims] == ["1", "2"]
+    assert [c.device for c in answer.grants] == ["1", "2"]
     assert answer.problem == "1 GPUs in use by jobs that squeue does not list, so no GPU is called free"
     cluster.used = "gpu:1"
     with pytest.raises(SourceError, match="the jobs of node n0 have 1 GPUs more than the node has in use"):
@@ -279,10 +279,10 @@ def test_gpus_without_a_type_are_confirmed_by_their_number(cluster: Cluster) -> 
 
 def test_a_job_whose_gpus_are_not_there_yet_is_asked_again(cluster: Cluster) -> None:
     cluster.jobs, cluster.used = {"1": [""]}, ""
-    assert cluster.claims() == []
+    assert cluster.grants() == []
     cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:3)"]}, "gpu:h100:1(IDX:3)"
     cluster.clock.advance(DOUBT_EACH_S)
-    assert cluster.claims() == [("job 1", "minor", "3")]
+    assert cluster.grants() == [("job 1", "minor", "3")]
 
 
 def test_a_resized_job_is_asked_again_at_once(cluster: Cluster) -> None:
@@ -291,24 +291,24 @@ def test_a_resized_job_is_asked_again_at_once(cluster: Cluster) -> None:
         "gpu:h100:1(IDX:0)",
         "n[0-1]",
     )
-    assert cluster.source.poll().claims[0].holder.units == 5
+    assert cluster.source.poll().grants[0].holder.units == 5
     cluster.jobs, cluster.nodes = {"1": ["gpu:h100:1(IDX:0)"]}, "n0"  # gave back the other node, which n0 does not show
-    assert cluster.source.poll().claims[0].holder.units == 5
+    assert cluster.source.poll().grants[0].holder.units == 5
     cluster.size = "cpu=2"
-    assert cluster.source.poll().claims[0].holder.units == 1
+    assert cluster.source.poll().grants[0].holder.units == 1
 
 
 def test_gpus_of_a_job_whose_record_is_no_longer_understood_have_a_holder_without_a_name(cluster: Cluster) -> None:
     assert hold(cluster) == "minor"
     cluster.jobs, cluster.size = {"42": ["gpu:h100:1(IDX:"]}, "cpu=2"
     for _ in range(2):
-        assert cluster.claims() == [("a hidden job", "minor", "0")]
+        assert cluster.grants() == [("a hidden job", "minor", "0")]
 
 
 def test_a_job_whose_record_was_never_understood_costs_no_other_its_attribution(cluster: Cluster) -> None:
     cluster.jobs = {"1": ["gpu:h100:1(IDX:"], "2": ["gpu:h100:1(IDX:1)"]}
     cluster.used = "gpu:h100:2(IDX:0-1)"
-    assert cluster.claims() == [("job 2", "minor", "1"), ("a hidden job", "minor", "0")]
+    assert cluster.grants() == [("job 2", "minor", "1"), ("a hidden job", "minor", "0")]
 
 
 def test_a_resize_that_no_column_shows_is_seen_within_minutes(cluster: Cluster) -> None:
@@ -320,7 +320,7 @@ def test_a_resize_that_no_column_shows_is_seen_within_minutes(cluster: Cluster) 
     cluster.source.poll()
     cluster.jobs, cluster.nodes = {"1": ["gpu:h100:1(IDX:0)"]}, "n0"
     cluster.clock.advance(GPUS_EACH_S)
-    assert cluster.source.poll().claims[0].holder.units == 1
+    assert cluster.source.poll().grants[0].holder.units == 1
 
 
 def test_known_jobs_cost_the_controller_no_question_of_their_own(cluster: Cluster) -> None:
@@ -335,15 +335,15 @@ def test_known_jobs_cost_the_controller_no_question_of_their_own(cluster: Cluste
 @pytest.mark.parametrize("state", ["SUSPENDED", "STOPPED", "CONFIGURING"])
 def test_a_stopped_job_holds_and_does_not_run(cluster: Cluster, state: str) -> None:
     cluster.jobs, cluster.used, cluster.states = {"1": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:1(IDX:0)", {"1": state}
-    (claim,) = cluster.source.poll().claims
-    assert (claim.running, claim.why) == (False, f"the job is {state}")
+    (grant,) = cluster.source.poll().grants
+    assert (grant.running, grant.why) == (False, f"the job is {state}")
 
 
 def test_autodetect_counts_in_nvmls_order_and_needs_as_many_gpus(cluster: Cluster) -> None:
     cluster.gres_conf.write_text("AutoDetect=nvml\nName=gpu Type=h100 File=/dev/nvidia[3,1,0,2]\n", "utf-8")
     cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:2)"]}, "gpu:h100:1(IDX:2)"
-    (claim,) = cluster.source.poll().claims
-    assert (claim.kind, claim.device, claim.among, claim.total) == ("index", "2", ("3", "1", "0", "2"), 4)
+    (grant,) = cluster.source.poll().grants
+    assert (grant.kind, grant.device, grant.among, grant.total) == ("index", "2", ("3", "1", "0", "2"), 4)
 
 
 @pytest.mark.parametrize(
@@ -364,22 +364,22 @@ def test_a_gres_conf_that_proves_no_order_resolves_nothing_and_says_why(
     cluster.gres_conf.unlink() if text is None else cluster.gres_conf.write_text(text, "utf-8")
     cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:2)"]}, "gpu:h100:1(IDX:2)"
     answer = cluster.source.poll()
-    assert [(c.kind, c.device, c.number) for c in answer.claims] == [("unproven", "2", "IDX 2")]
+    assert [(c.kind, c.device, c.number) for c in answer.grants] == [("unproven", "2", "IDX 2")]
     assert problem in answer.problem
-    assert answer.problem == f"GPUs in use cannot be resolved: {answer.claims[0].reason}"
+    assert answer.problem == f"GPUs in use cannot be resolved: {answer.grants[0].reason}"
 
 
 def test_a_position_that_gres_conf_does_not_have_is_not_resolved(cluster: Cluster) -> None:
     assert hold(cluster, jobs={"42": ["gpu:h100:1(IDX:4)"]}, used="gpu:h100:1(IDX:4)") == "unproven"
-    (claim,) = cluster.source.poll().claims
-    assert (claim.device, claim.number, claim.reason) == ("", "IDX 4", "gres.conf names no whole GPU at IDX 4")
+    (grant,) = cluster.source.poll().grants
+    assert (grant.device, grant.number, grant.reason) == ("", "IDX 4", "gres.conf names no whole GPU at IDX 4")
 
 
 def test_only_this_nodes_lines_of_gres_conf_count(cluster: Cluster) -> None:
     other = "NodeName=n1 Name=gpu Type=h100 File=/dev/nvidia[0-3]\n"
     cluster.gres_conf.write_text(f"{other}NodeName=n0 Name=gpu Type=h100 File=/dev/nvidia[3,2,1,0]\n", "utf-8")
     assert hold(cluster) == "minor"
-    assert cluster.claims() == [("job 42", "minor", "3")]
+    assert cluster.grants() == [("job 42", "minor", "3")]
 
 
 def test_an_idle_node_without_a_gres_conf_has_no_problem(cluster: Cluster) -> None:
@@ -392,13 +392,13 @@ def test_two_files_that_disagree_prove_nothing(cluster: Cluster) -> None:
     cached.mkdir(parents=True)
     (cached / "gres.conf").write_text("Name=gpu Type=h100 File=/dev/nvidia[0-3]\n", "utf-8")
     cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:2)"]}, "gpu:h100:1(IDX:2)"
-    assert cluster.claims() == [("job 1", "minor", "2")]
+    assert cluster.grants() == [("job 1", "minor", "2")]
     (cached / "gres.conf").write_text("Name=gpu Type=h100 File=/dev/nvidia[2-3],/dev/nvidia[0-1]\n", "utf-8")
     answer = cluster.source.poll()
-    assert answer.claims[0].kind == "unproven"
+    assert answer.grants[0].kind == "unproven"
     assert "give the GPUs different orders" in answer.problem
     named = SlurmSource("n0", gres_conf=cached / "gres.conf", run=cluster.run, monotonic=cluster.clock.monotonic)
-    assert [(c.kind, c.device) for c in named.poll().claims] == [("minor", "0")]
+    assert [(c.kind, c.device) for c in named.poll().grants] == [("minor", "0")]
 
 
 def test_the_copy_that_a_configless_slurmd_keeps_is_found(cluster: Cluster) -> None:
@@ -406,7 +406,7 @@ def test_the_copy_that_a_configless_slurmd_keeps_is_found(cluster: Cluster) -> N
     cached.mkdir(parents=True)
     cluster.gres_conf.rename(cached / "gres.conf")
     cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:2)"]}, "gpu:h100:1(IDX:2)"
-    assert cluster.claims() == [("job 1", "minor", "2")]
+    assert cluster.grants() == [("job 1", "minor", "2")]
 
 
 HELD: Mapping[str, object] = {"jobs": {"42": ["gpu:h100:1(IDX:0)"]}, "used": "gpu:h100:1(IDX:0)"}
@@ -414,11 +414,11 @@ REVERSED = "Name=gpu Type=h100 File=/dev/nvidia[3,2,1,0]\n"
 
 
 def hold(cluster: Cluster, **more: object) -> str:
-    """What the claim of the one job rests on."""
+    """What the grant of the one job rests on."""
     for name, value in {**HELD, **more}.items():
         setattr(cluster, name, value)
-    (claim,) = cluster.source.poll().claims
-    return claim.kind
+    (grant,) = cluster.source.poll().grants
+    return grant.kind
 
 
 def test_a_gres_conf_newer_than_slurmd_is_not_what_slurmd_goes_by(cluster: Cluster) -> None:
@@ -426,7 +426,7 @@ def test_a_gres_conf_newer_than_slurmd_is_not_what_slurmd_goes_by(cluster: Clust
     assert hold(cluster, slurmd_start=now + 1) == "minor"
     cluster.slurmd_start = now - 60
     answer = cluster.source.poll()
-    assert answer.claims[0].kind == "unproven"
+    assert answer.grants[0].kind == "unproven"
     assert "was changed after slurmd started, which still counts as before: restart slurmd" in answer.problem
 
 
@@ -443,7 +443,7 @@ def test_an_included_file_that_was_changed_counts_too(cluster: Cluster) -> None:
     assert hold(cluster, slurmd_start=int(time.time()) + 1) == "minor"
     later = int(time.time()) + 100
     os.utime(cluster.directory / "gpus.conf", (later, later))
-    assert cluster.source.poll().claims[0].kind == "unproven"
+    assert cluster.source.poll().grants[0].kind == "unproven"
 
 
 def test_a_directory_that_is_called_conf_is_no_copy_of_slurmds(cluster: Cluster, tmp_path: Path) -> None:
@@ -478,7 +478,7 @@ def test_a_job_that_cannot_be_asked_about_costs_no_other_its_attribution(cluster
     cluster.used = "gpu:h100:2(IDX:0-1)"
     for _ in range(5):
         cluster.clock.advance(5.0)
-        assert [(c.holder.label, c.device) for c in cluster.source.poll().claims] == [
+        assert [(c.holder.label, c.device) for c in cluster.source.poll().grants] == [
             ("job 42", "0"),
             ("a hidden job", "1"),
         ]
@@ -497,14 +497,14 @@ def test_a_fault_of_another_kind_does_not_end_the_use_of_json(cluster: Cluster) 
     cluster.clock.advance(DOUBT_EACH_S)
     cluster.source.poll()
     cluster.clock.advance(DOUBT_EACH_S)
-    assert [c.holder.label for c in cluster.source.poll().claims] == ["job 42"]
+    assert [c.holder.label for c in cluster.source.poll().grants] == ["job 42"]
     assert not [asked for asked in cluster.asked if "-o show job" in asked]
 
 
 def test_a_cluster_whose_json_is_too_long_is_asked_in_plain_text(cluster: Cluster) -> None:
     cluster.json, cluster.squeue_fault = "squeue", "squeue printed more than 16777216 bytes"
     assert hold(cluster) == "minor"
-    assert cluster.claims() == [("job 42", "minor", "0")]
+    assert cluster.grants() == [("job 42", "minor", "0")]
     assert cluster.asked[-3] == "scontrol -o show job -d 42"
 
 
@@ -514,7 +514,7 @@ def test_squeue_that_does_not_answer_in_json_is_asked_so_again(cluster: Cluster)
     with pytest.raises(SourceError, match="squeue did not answer within 5 s"):
         cluster.source.poll()
     cluster.squeue_fault = ""
-    assert cluster.claims() == [("job 42", "minor", "0")]
+    assert cluster.grants() == [("job 42", "minor", "0")]
     assert cluster.asked[-1] == "squeue --json -a"
 
 
@@ -556,7 +556,7 @@ def test_without_a_list_of_what_is_in_use_nothing_is_believed(cluster: Cluster) 
 
 def test_a_job_that_was_requeued_is_another_holder(cluster: Cluster) -> None:
     cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:2)"]}, "gpu:h100:1(IDX:2)"
-    assert cluster.source.poll().claims[0].holder.key.incarnation == "lab/1/0/1700000000"
+    assert cluster.source.poll().grants[0].holder.key.incarnation == "lab/1/0/1700000000"
 
 
 def test_a_poll_of_a_slow_slurm_has_one_deadline_however_many_jobs_there_are(cluster: Cluster) -> None:
@@ -570,7 +570,7 @@ def test_a_poll_of_a_slow_slurm_has_one_deadline_however_many_jobs_there_are(clu
         return cluster.run(command, timeout_s)
 
     source = SlurmSource("n0", run=run, monotonic=cluster.clock.monotonic)
-    assert source.poll().claims == []
+    assert source.poll().grants == []
     assert given == [5.0, 5.0, 2.0]
     slow = 11.0
     with pytest.raises(SourceError, match="^Slurm takes longer than 10 s for the answers of one poll$"):

@@ -20,7 +20,7 @@ from gpu_exporter.exposition.series import list_series
 from gpu_exporter.inventory.expected import ExpectedDevice
 from gpu_exporter.inventory.inventory import Inventory
 from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model import AllocationView, Claim, Holder, HolderKey, Verdict, View
+from gpu_exporter.model import AllocationView, Grant, Holder, HolderKey, Verdict, View
 from gpu_exporter.node.state import NodeState
 
 
@@ -127,8 +127,8 @@ def test_a_poll_that_fails_half_way_vouches_for_nobody(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(node.state.ledger, "charge_poll", broken)
     node.clock.advance(400.0)
-    claims = node.poller.claims()
-    assert claims == []
+    grants = node.poller.grants()
+    assert grants == []
     node.poller.poll()
     with pytest.raises(ZeroDivisionError):
         node.state.on_poll(node.poller.poll(), node.placed())
@@ -143,7 +143,7 @@ def test_a_lasting_fault_of_mig_leaves_whole_gpus_their_holders() -> None:
     assert node.state.is_resolved()
 
 
-def test_a_claim_that_names_no_device_here_leaves_no_gpu_free() -> None:
+def test_a_grant_that_names_no_device_here_leaves_no_gpu_free() -> None:
     node = node_of(GPU, holders=[POD])
     node.run(10)
     assert node.state.is_resolved()
@@ -205,9 +205,9 @@ def test_without_a_state_directory_nothing_is_said_of_its_writes() -> None:
     assert NodeState(Settings(), ManualClock()).state_status() is None
 
 
-def numbered(node: SimulatedNode, claims: list[Claim], expected: int = 0) -> dict[str, str]:
-    """UUID of each holder's GPU after a poll with these claims."""
-    confirmed = [claim._replace(confirmed=node.clock.monotonic()) for claim in claims]
+def numbered(node: SimulatedNode, grants: list[Grant], expected: int = 0) -> dict[str, str]:
+    """UUID of each holder's GPU after a poll with these grants."""
+    confirmed = [grant._replace(confirmed=node.clock.monotonic()) for grant in grants]
     allocations = node.state.on_poll(confirmed, node.placed(), expected=expected).allocations
     return {allocation.holder.job_id: allocation.unit.uuid for allocation, _ in allocations}
 
@@ -218,9 +218,9 @@ def seen_before(node: SimulatedNode) -> Inventory:
     return Inventory((ExpectedDevice(identity.uuid, identity.pci_bus_id, identity.index, identity.name),))
 
 
-def job(number: str, index: int) -> Claim:
+def job(number: str, index: int) -> Grant:
     holder = Holder(HolderKey("slurm", f"lab/{number}/0/1"), job_id=number, source="slurm")
-    return Claim("index", str(index), holder, number=f"IDX {index}")
+    return Grant("index", str(index), holder, number=f"IDX {index}")
 
 
 def test_a_gpu_that_leaves_the_list_over_a_restart_gives_no_job_another_gpu(tmp_path: Path) -> None:
@@ -240,8 +240,8 @@ def test_a_gpu_that_leaves_the_list_over_a_restart_gives_no_job_another_gpu(tmp_
     after.samplers = others
     after.sample()
     assert numbered(after, [job("42", 1), job("43", 0)], expected=3) == {"42": uuids[1]}
-    claims = [job("43", 0)._replace(confirmed=after.clock.monotonic())]
-    unresolved = after.state.on_poll(claims, after.placed(), expected=3).unresolved
+    grants = [job("43", 0)._replace(confirmed=after.clock.monotonic())]
+    unresolved = after.state.on_poll(grants, after.placed(), expected=3).unresolved
     assert [reason for _, reason in unresolved] == ["positions may have changed: 2 of 3 GPUs are in the driver's list"]
     assert not after.state.is_resolved()
     after.inventory = seen_before(before)
@@ -276,10 +276,10 @@ def test_a_lost_or_hung_gpu_has_no_idle_run_that_would_read_as_active() -> None:
 def test_a_suspended_job_is_unknown_and_says_why() -> None:
     node = node_of({"model": "H100"}, holders=[])
     node.run(60)
-    claim = job("7", 0)._replace(running=False, why="the job is SUSPENDED")
+    grant = job("7", 0)._replace(running=False, why="the job is SUSPENDED")
     for _ in range(3):
         node.run(5)
-        numbered(node, [claim])
+        numbered(node, [grant])
     view = only(node.view())
     assert (view.verdict, view.totals.idle_run_s) == (Verdict("unknown", "the job is SUSPENDED"), None)
 
