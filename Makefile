@@ -31,11 +31,7 @@ check: $(VENV)/dev ## lint, types, generated files, unit tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python exporter/generate.py --check
-	$(BIN)/python alerts/build.py --check
-	$(BIN)/python alerts/grafana.py --check
-	$(BIN)/python grafana/build.py --check
-	$(BIN)/python helm/build.py --check
+	$(BIN)/python -m tools.generate --check
 	$(PYTEST) tests/unit
 
 format: $(VENV)/dev ## let ruff write what it can
@@ -93,11 +89,7 @@ gpu-check: $(VENV)/dev ## record what the driver of this machine answers, and ho
 	$(BIN)/python -m tests.gpu_check
 
 generate: $(VENV)/dev ## defaults.py, docs/metrics.md, the picture of the rooms, alerts/rules, the dashboard, the chart's copies
-	$(BIN)/python exporter/generate.py
-	$(BIN)/python alerts/build.py
-	$(BIN)/python alerts/grafana.py
-	$(BIN)/python grafana/build.py
-	$(BIN)/python helm/build.py
+	$(BIN)/python -m tools.generate
 
 verify: test e2e ## what CI runs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alerts.build import RUNBOOK
+from alerts.parameters import RUNBOOK
 from grafana.queries import Queries
 from grafana_foundation_sdk.builders import bargauge, common, prometheus, stat, table, timeseries
 from grafana_foundation_sdk.builders import dashboard as builders

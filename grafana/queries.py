@@ -8,8 +8,8 @@ MIG instances and shared GPUs count by their share, so that the parts add up to 
 
 from __future__ import annotations
 
-from alerts.build import HOLDER, TARGET
-from alerts.build import KEY as ALLOCATION
+from alerts.parameters import HOLDER, TARGET
+from alerts.parameters import KEY as ALLOCATION
 
 from gpu_exporter.config import format_duration
 from gpu_exporter.defaults import Settings

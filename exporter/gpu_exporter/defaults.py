@@ -1,4 +1,4 @@
-"""Generated from defaults.yaml by exporter/generate.py: do not edit.
+"""Generated from defaults.yaml by tools/generate.py: do not edit.
 
 Durations are seconds, ratios 0 to 1.
 """

@@ -143,8 +143,8 @@ def test_a_wrong_value_is_refused_by_name(helm: Helm, values: dict[str, Any], co
 def test_rules_are_those_of_the_one_source(helm: Helm, tmp_path: Path, alerts: dict[str, Any]) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump({"alerts": alerts} if alerts else {}))
-    build = [sys.executable, str(ROOT / "alerts" / "build.py"), "--output", str(tmp_path / "rules")]
-    subprocess.run([*build, f"--config.file={config}"], check=True, capture_output=True)
+    build = [sys.executable, "-m", "tools.rules", "--output", str(tmp_path / "rules")]
+    subprocess.run([*build, f"--config.file={config}"], cwd=ROOT, check=True, capture_output=True)
     for other in ("", "source-dcgm", "source-nvidia-smi", "compat-dcgm"):
         rule = {"enabled": True, "otherExporter": other}
         objects = helm.objects({**MONITORING, "settings": {"alerts": alerts}, "prometheusRule": rule})

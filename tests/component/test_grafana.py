@@ -117,8 +117,8 @@ def test_every_panel_shows_the_truth(processes: Processes, tmp_path: Path) -> No
         f"policy: {{candidate_after: {IDLE_FOR_S}s, underused_after: {2 * IDLE_FOR_S}s}}\n",
         encoding="utf-8",
     )
-    build = [sys.executable, str(ROOT / "grafana" / "build.py"), f"--config.file={config}"]
-    subprocess.run([*build, f"--output={tmp_path}"], check=True)
+    build = [sys.executable, "-m", "tools.dashboard", f"--config.file={config}"]
+    subprocess.run([*build, f"--output={tmp_path}"], cwd=ROOT, check=True)
     dashboard: dict[str, Any] = json.loads((tmp_path / "gpu-allocation.json").read_text("utf-8"))
     panels = {panel["title"]: panel for panel in dashboard["panels"] if panel["type"] != "row"}
     exporter, url = processes.start_exporter(

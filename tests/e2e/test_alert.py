@@ -52,8 +52,8 @@ def test_an_idle_allocation_reaches_its_owner_once_and_nobody_else_is_accused(
         *kubelet.flags(tmp_path / "pods"),
         environment=nvml_environment,
     )
-    build = [sys.executable, str(ROOT / "alerts" / "build.py"), "--output", str(tmp_path / "rules")]
-    subprocess.run([*build, *(f"--set={each}" for each in SHORT)], check=True)
+    build = [sys.executable, "-m", "tools.rules", "--output", str(tmp_path / "rules")]
+    subprocess.run([*build, *(f"--set={each}" for each in SHORT)], cwd=ROOT, check=True)
     webhook = Webhook()
     _, alertmanager = start_alertmanager(processes, tmp_path / "alertmanager", webhook.url)
     prometheus = Prometheus(

@@ -31,8 +31,8 @@ pytestmark = pytest.mark.servers
 
 
 def build_rules(directory: Path) -> list[Path]:
-    build = [sys.executable, str(ROOT / "alerts" / "build.py"), "--output", str(directory)]
-    subprocess.run([*build, *(f"--set={each}" for each in SHORT)], check=True, capture_output=True)
+    build = [sys.executable, "-m", "tools.rules", "--output", str(directory)]
+    subprocess.run([*build, *(f"--set={each}" for each in SHORT)], cwd=ROOT, check=True, capture_output=True)
     return sorted(directory.glob("*.yaml"))
 
 

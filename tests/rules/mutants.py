@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import promql_parser as promql
 import yaml
-from alerts.build import build_all
+from tools.rules import build_all
 
 from gpu_exporter.defaults import Alerts
 from tests.rules.cases import all_cases

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from alerts.build import build_all
+from tools.rules import build_all
 
 from gpu_exporter.defaults import Alerts
 from tests.rules.world import World

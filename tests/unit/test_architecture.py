@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tools.rooms import draw_rooms
 
 from gpu_exporter.collectors import ALL
 from gpu_exporter.exposition.catalog import fixed_groups
@@ -156,8 +157,5 @@ def test_the_agent_names_a_metric_where_it_is_defined_and_nowhere_else() -> None
 
 
 def test_the_picture_leaves_out_arrows_that_others_imply() -> None:
-    sys.path.insert(0, str(PACKAGE.parent))
-    from generate import draw_rooms
-
     imports: dict[str, set[str]] = {"a": set(), "b": {"a"}, "c": {"a", "b"}, "d": {"a"}}
     assert draw_rooms(imports).splitlines()[2:-1] == ["  a --> b", "  b --> c", "  a --> d"]

@@ -19,9 +19,9 @@ if sys.version_info < (3, 11):
     assert not os.environ.get("CI"), "CI runs Python 3.11 or newer"
     pytest.skip("grafana-foundation-sdk needs Python 3.11", allow_module_level=True)
 
-from grafana.build import build_all, render
 from grafana.panels import HOLDER_COLUMNS, HOLDER_HIDDEN, STATE_COLORS
 from grafana_foundation_sdk.models.dashboard import Dashboard
+from tools.dashboard import build_all, render
 
 from gpu_exporter import collectors
 from gpu_exporter.config import format_duration
@@ -68,10 +68,10 @@ def test_it_is_what_the_code_builds() -> None:
 
 def test_check_tells_a_stale_file(tmp_path: Path) -> None:
     (tmp_path / PATH.name).write_text(STORED.replace("Held and used", "Held and abused"), encoding="utf-8")
-    command = [sys.executable, str(ROOT / "grafana" / "build.py"), "--check", "--output", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "tools.dashboard", "--check", "--output", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, f"{tmp_path / PATH.name} is stale: run `make generate`\n")
-    done = subprocess.run([*command[:2], "--check"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command[:3], "--check"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import promql_parser as promql
 import pytest
 import yaml
-from alerts.build import BuildError, read_parameters
 from prometheus_client import generate_latest
+from tools.rules import BuildError, read_parameters
 
 from gpu_exporter import collectors
 from gpu_exporter.defaults import Alerts

@@ -1,7 +1,6 @@
 """Copies of the alerts that Grafana evaluates itself, for sites whose Prometheus may not alert.
 
-    python alerts/grafana.py [--datasource UID]       writes alerts/grafana/gpu-exporter.yaml from alerts/rules
-    python alerts/grafana.py --check                  says whether it is up to date
+    python -m tools.grafana_alerts [--datasource UID]      writes alerts/grafana/gpu-exporter.yaml from alerts/rules
 
 A site loads these or the alerts of alerts/rules, never both: each incident would be reported twice. The recordings stay
 in Prometheus either way; the chart then leaves the alerts out there (prometheusRule.alertsIn: grafana).
@@ -13,17 +12,14 @@ import argparse
 import hashlib
 import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))  # so that it runs from a checkout that is not installed
+from tools.files import ROOT, write_or_check
+from tools.rules import HEADER, RULES, Blocks
 
-from alerts.build import HEADER, Blocks, write_or_check  # noqa: E402 - after the path is set
-
-PATH = HERE / "grafana" / "gpu-exporter.yaml"
+PATH = ROOT / "alerts" / "grafana" / "gpu-exporter.yaml"
 DATASOURCE = "prometheus"
 
 
@@ -37,7 +33,12 @@ def render(files: Iterable[str], datasource: str) -> str:
                     {"orgId": 1, "name": group["name"], "folder": "GPU", "interval": group["interval"], "rules": rules}
                 )
     body = yaml.dump({"apiVersion": 1, "groups": groups}, sort_keys=False, width=10_000, Dumper=Blocks)
-    return HEADER.format(name="*.yaml").replace("build.py", "grafana.py") + body
+    return HEADER.format(name="*.yaml").replace("rules.py", "grafana_alerts.py") + body
+
+
+def read_rules() -> list[str]:
+    """The rules files that every site loads."""
+    return [path.read_text("utf-8") for path in sorted(RULES.glob("*.yaml"))]
 
 
 def _convert(rule: Mapping[str, Any], datasource: str) -> dict[str, Any]:
@@ -76,8 +77,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     parser.add_argument("--datasource", default=DATASOURCE, metavar="UID", help=f"default {DATASOURCE}")
     options = parser.parse_args(arguments)
-    texts = [path.read_text("utf-8") for path in sorted((HERE / "rules").glob("*.yaml"))]
-    return write_or_check({PATH: render(texts, options.datasource)}, options.check)
+    return write_or_check({PATH: render(read_rules(), options.datasource)}, options.check)
 
 
 if __name__ == "__main__":

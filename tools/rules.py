@@ -1,11 +1,10 @@
 """Builds the Prometheus rules from alerts/src: fills in parameters, adds the runbook links.
 
-    python alerts/build.py                          writes alerts/rules
-    python alerts/build.py --check                  says whether alerts/rules is up to date
-    python alerts/build.py --output DIR --set idle_for=10s --set wait=0s
-                                                    writes a variant elsewhere, e.g. with a site's own windows
-    python alerts/build.py --output DIR --recordings
-                                                    leaves the alerts out, for sites where Grafana evaluates them
+    python -m tools.rules                   writes alerts/rules
+    python -m tools.rules --output DIR --set idle_for=10s --set wait=0s
+                                            writes a variant elsewhere, e.g. with a site's own windows
+    python -m tools.rules --output DIR --recordings
+                                            leaves the alerts out, for sites where Grafana evaluates them
 
 The parameters are the section `alerts` of exporter/gpu_exporter/defaults.yaml; `--config.file` takes a site's own, the
 file that the exporter reads too.
@@ -21,83 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from alerts.parameters import DASHBOARD, FIXED, RUNBOOK
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "exporter"))  # so that it runs from a checkout that is not installed
+from gpu_exporter.config import ConfigError, check_value, format_duration, load_settings, parse_duration
+from gpu_exporter.defaults import DURATIONS, Alerts
+from tools.files import ROOT, write_or_check
 
-from gpu_exporter.config import (  # noqa: E402 - after the path is set
-    ConfigError,
-    check_value,
-    format_duration,
-    load_settings,
-    parse_duration,
-)
-from gpu_exporter.defaults import DURATIONS, Alerts  # noqa: E402
+SOURCES, RULES = ROOT / "alerts" / "src", ROOT / "alerts" / "rules"
 
-RUNBOOK = "https://github.com/gpu-exporter/gpu-exporter/blob/main/alerts/runbook.md"
-# Empty where the site has not said where its Grafana is (alerts.grafana).
-DASHBOARD = (
-    '{{ with "%s" }}{{ . }}/d/gpu-exporter-allocation?orgId=1{{ with $labels.node }}&var-node={{ . }}{{ end }}'
-    "{{ with $labels.namespace }}&var-namespace={{ . }}{{ end }}{{ end }}"
-)
-TARGET = "cluster, node"  # one node; not instance, which changes with a rollout
-KEY = (
-    f"{TARGET}, uuid, mig_uuid, scheduler, namespace, pod, container, job_id"  # one allocation; indexes are for people
-)
-HOLDER = "cluster, scheduler, namespace, pod, job_id"
-
-
-def gpus_text(recording: str, hours: str) -> str:
-    """Template of an annotation: a holder's GPUs in `recording`, `hours` of them if not empty, the most memory on one.
-
-    Names and figures cannot be labels: they change, and each change would be a new alert. So it is one query for each
-    alert that is pending or firing (docs/scale.md has what that costs). Labels that the holder does not have are not
-    asked for: a matcher of nothing reads every value of its label. At most ten GPUs are named.
-    """
-    parts = [f"{recording}{{%[1]s}}"]
-    if hours:
-        parts.append(f'label_replace(sum({recording}{{%[1]s}}) / 3600, "what", "hours", "", "")')
-    peak = "max(max_over_time(allocation:gpu_memory_used_bytes:max30m{%[1]s}[${low_over}]))"
-    parts.append(f'label_replace({peak}, "what", "peak", "", "")')
-    return (
-        "{{ $who := printf `scheduler=%q` $labels.scheduler }}"
-        "{{ with $labels.cluster }}{{ $who = printf `%s,cluster=%q` $who . }}{{ end }}"
-        "{{ with $labels.namespace }}{{ $who = printf `%s,namespace=%q` $who . }}{{ end }}"
-        "{{ with $labels.pod }}{{ $who = printf `%s,pod=%q` $who . }}{{ end }}"
-        "{{ with $labels.job_id }}{{ $who = printf `%s,job_id=%q` $who . }}{{ end }}"
-        "{{ $gpus := `` }}{{ $hours := `` }}{{ $peak := `` }}{{ $named := `` }}"
-        f"{{{{ range sortByLabel `uuid` (query (printf `{' or '.join(parts)}` $who)) }}}}"
-        "{{ if eq .Labels.what `hours` }}{{ $hours = printf `%.1f` .Value }}"
-        "{{ else if eq .Labels.what `peak` }}{{ $peak = .Value | humanize1024 }}"
-        "{{ else if eq (len $named) 10 }}{{ $gpus = printf `%s and others` $gpus }}{{ $named = printf `%s.` $named }}"
-        "{{ else if lt (len $named) 10 }}{{ if $gpus }}{{ $gpus = printf `%s, ` $gpus }}{{ end }}"
-        "{{ $gpus = printf `%s%s on %s` $gpus (or .Labels.mig_uuid .Labels.uuid) .Labels.node }}"
-        "{{ $named = printf `%s.` $named }}"
-        "{{ end }}{{ end }}{{ with $gpus }}GPUs: {{ . }}."
-        f"{{{{ with $hours }}}} {hours or 'hours'}: {{{{ . }}}}.{{{{ end }}}}"
-        "{{ with $peak }} Most memory in use on one of them in the last ${low_over}: {{ . }}B.{{ end }}{{ end }}"
-    )
-
-
-FIXED = {
-    "key": KEY,
-    "target": TARGET,
-    "holder": HOLDER,
-    "gpu": f"{TARGET}, gpu, uuid",
-    "tenant": "scheduler, namespace, account, user",
-    "owner": "user, account, partition, qos, array_job_id, array_task_id, het_job_id, het_job_offset, "
-    "workload, workload_type, team, queue, ${pod_labels}",
-    "idle_gpus": gpus_text("allocation:gpu_idle_run_seconds:proven", "GPU-hours not used so far"),
-    "held_gpus": gpus_text("allocation:gpu_idle_run_seconds:known", ""),
-    # A holder as its owner knows it.
-    "name": "{{ if $labels.array_job_id }}Job {{ $labels.array_job_id }}_{{ $labels.array_task_id }}{{ else if "
-    "$labels.het_job_id }}Job {{ $labels.het_job_id }}+{{ $labels.het_job_offset }}{{ else if $labels.job_id }}Job "
-    "{{ $labels.job_id }}{{ else }}Pod {{ $labels.namespace }}/{{ $labels.pod }}{{ end }}",
-}
 LOOKBACK_S = 300.0  # Prometheus's --query.lookback-delta: a recording that is older is gone until the next one
 WAITS = ("wait", "wait_long", "keep")  # may be 0s in tests with short windows
 PARAMETER = re.compile(r"\$\{([a-z]\w*)(\.seconds)?\}")  # ${1} is PromQL's
-HEADER = "# Generated from alerts/src/{name} by alerts/build.py: do not edit.\n"
+HEADER = "# Generated from alerts/src/{name} by tools/rules.py: do not edit.\n"
 
 
 class BuildError(ValueError):
@@ -182,28 +116,14 @@ def build_all(settings: Alerts, overrides: Mapping[str, str], *, alerts: bool = 
     parameters = read_parameters(settings, overrides)
     return {
         name: build_rules(path.read_text("utf-8"), parameters, name, alerts=alerts)
-        for path in sorted((HERE / "src").rglob("*.yaml"))
-        for name in [path.relative_to(HERE / "src").as_posix()]
+        for path in sorted(SOURCES.rglob("*.yaml"))
+        for name in [path.relative_to(SOURCES).as_posix()]
     }
-
-
-def write_or_check(files: Mapping[Path, str], check: bool) -> int:
-    """Write generated files, or with `check` name those that differ; the exit code."""
-    stale = 0
-    for path, text in files.items():
-        if not check:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            print(f"wrote {path}")
-        elif not path.exists() or path.read_text("utf-8") != text:
-            print(f"{path} is stale: run `make generate`", file=sys.stderr)
-            stale = 1
-    return stale
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description="Build the Prometheus rules.", allow_abbrev=False)
-    parser.add_argument("--output", type=Path, default=HERE / "rules", help="directory (default alerts/rules)")
+    parser.add_argument("--output", type=Path, default=RULES, help="directory (default alerts/rules)")
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="override a parameter")
     parser.add_argument("--recordings", action="store_true", help="leave the alerts out")
@@ -215,7 +135,7 @@ def main(arguments: list[str]) -> int:
         overrides = dict(entry.split("=", 1) for entry in options.set)
         files = build_all(load_settings(options.config).alerts, overrides, alerts=not options.recordings)
     except (BuildError, ConfigError) as exc:
-        print(f"build.py: {exc}", file=sys.stderr)
+        print(f"tools.rules: {exc}", file=sys.stderr)
         return 2
     return write_or_check({options.output / name: text for name, text in files.items()}, options.check)
 

@@ -1,7 +1,4 @@
-"""Writes what the chart needs from elsewhere in the project, since a chart can read its own folder only.
-
-    python helm/build.py            writes the folder files and `settings` in the schema
-    python helm/build.py --check    says whether they are up to date
+"""What the chart needs from elsewhere in the project, since a chart can read its own folder only.
 
 The rules keep their parameters (${idle_for}); the chart fills them in from values, with the defaults of alerts.json.
 """
@@ -9,23 +6,20 @@ The rules keep their parameters (${idle_for}); the chart fills them in from valu
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-CHART = HERE / "gpu-exporter"
-sys.path[:0] = [str(ROOT), str(ROOT / "exporter")]  # so that it runs from a checkout that is not installed
+from alerts.parameters import FIXED
 
-from alerts.build import FIXED, build_rules, format_parameter, write_or_check  # noqa: E402 - after the path is set
-from alerts.grafana import render  # noqa: E402
+from gpu_exporter.config import CHOICES, PATTERNS
+from gpu_exporter.defaults import DURATIONS, Alerts, Settings
+from tools.files import ROOT
+from tools.grafana_alerts import render
+from tools.rules import SOURCES, build_rules, format_parameter
 
-from gpu_exporter.config import CHOICES, PATTERNS  # noqa: E402
-from gpu_exporter.defaults import DURATIONS, Alerts, Settings  # noqa: E402
-
+CHART = ROOT / "helm" / "gpu-exporter"
 DURATION = r"^[0-9]*[1-9][0-9]*(\.[0-9]+)?(ms|s|m|h)$"  # above 0, as the configuration asks
-# Below 5m, as alerts/build.py asks.
+# Below 5m, as tools/rules.py asks.
 BELOW_LOOKBACK = r"^([1-9][0-9]{0,4}ms|[1-9][0-9]?s|[12][0-9]{2}s|[1-4]m)$"
 
 
@@ -61,8 +55,8 @@ def build_all() -> dict[Path, str]:
     files: dict[Path, str] = {}
     kept = {name: (f"${{{name}}}", f"${{{name}.seconds}}") for name in Alerts._fields}
     parameters = {**kept, **{name: (text, text) for name, text in FIXED.items()}}
-    for source in sorted((ROOT / "alerts" / "src").rglob("*.yaml")):
-        name = source.relative_to(ROOT / "alerts" / "src").as_posix()
+    for source in sorted(SOURCES.rglob("*.yaml")):
+        name = source.relative_to(SOURCES).as_posix()
         files[CHART / "files" / "rules" / name] = build_rules(source.read_text("utf-8"), parameters, name)
     loaded = [text for path, text in files.items() if path.parent.name == "rules"]
     files[CHART / "files" / "grafana" / "alerts.yaml"] = render(loaded, "${datasource}")
@@ -73,11 +67,3 @@ def build_all() -> dict[Path, str]:
     schema["properties"]["settings"] = settings_schema()
     files[CHART / "values.schema.json"] = json.dumps(schema, indent=2) + "\n"
     return files
-
-
-def main(arguments: list[str]) -> int:
-    return write_or_check(build_all(), "--check" in arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

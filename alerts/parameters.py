@@ -1,0 +1,67 @@
+"""What the rules have in common and no site changes: label lists, and templates of annotations.
+
+A rule writes ${key} for KEY; tools/rules.py fills it in, with the section `alerts` of the configuration.
+"""
+
+from __future__ import annotations
+
+RUNBOOK = "https://github.com/gpu-exporter/gpu-exporter/blob/main/alerts/runbook.md"
+# Empty where the site has not said where its Grafana is (alerts.grafana).
+DASHBOARD = (
+    '{{ with "%s" }}{{ . }}/d/gpu-exporter-allocation?orgId=1{{ with $labels.node }}&var-node={{ . }}{{ end }}'
+    "{{ with $labels.namespace }}&var-namespace={{ . }}{{ end }}{{ end }}"
+)
+TARGET = "cluster, node"  # one node; not instance, which changes with a rollout
+KEY = (
+    f"{TARGET}, uuid, mig_uuid, scheduler, namespace, pod, container, job_id"  # one allocation; indexes are for people
+)
+HOLDER = "cluster, scheduler, namespace, pod, job_id"
+
+
+def gpus_text(recording: str, hours: str) -> str:
+    """Template of an annotation: a holder's GPUs in `recording`, `hours` of them if not empty, the most memory on one.
+
+    Names and figures cannot be labels: they change, and each change would be a new alert. So it is one query for each
+    alert that is pending or firing (docs/scale.md has what that costs). Labels that the holder does not have are not
+    asked for: a matcher of nothing reads every value of its label. At most ten GPUs are named.
+    """
+    parts = [f"{recording}{{%[1]s}}"]
+    if hours:
+        parts.append(f'label_replace(sum({recording}{{%[1]s}}) / 3600, "what", "hours", "", "")')
+    peak = "max(max_over_time(allocation:gpu_memory_used_bytes:max30m{%[1]s}[${low_over}]))"
+    parts.append(f'label_replace({peak}, "what", "peak", "", "")')
+    return (
+        "{{ $who := printf `scheduler=%q` $labels.scheduler }}"
+        "{{ with $labels.cluster }}{{ $who = printf `%s,cluster=%q` $who . }}{{ end }}"
+        "{{ with $labels.namespace }}{{ $who = printf `%s,namespace=%q` $who . }}{{ end }}"
+        "{{ with $labels.pod }}{{ $who = printf `%s,pod=%q` $who . }}{{ end }}"
+        "{{ with $labels.job_id }}{{ $who = printf `%s,job_id=%q` $who . }}{{ end }}"
+        "{{ $gpus := `` }}{{ $hours := `` }}{{ $peak := `` }}{{ $named := `` }}"
+        f"{{{{ range sortByLabel `uuid` (query (printf `{' or '.join(parts)}` $who)) }}}}"
+        "{{ if eq .Labels.what `hours` }}{{ $hours = printf `%.1f` .Value }}"
+        "{{ else if eq .Labels.what `peak` }}{{ $peak = .Value | humanize1024 }}"
+        "{{ else if eq (len $named) 10 }}{{ $gpus = printf `%s and others` $gpus }}{{ $named = printf `%s.` $named }}"
+        "{{ else if lt (len $named) 10 }}{{ if $gpus }}{{ $gpus = printf `%s, ` $gpus }}{{ end }}"
+        "{{ $gpus = printf `%s%s on %s` $gpus (or .Labels.mig_uuid .Labels.uuid) .Labels.node }}"
+        "{{ $named = printf `%s.` $named }}"
+        "{{ end }}{{ end }}{{ with $gpus }}GPUs: {{ . }}."
+        f"{{{{ with $hours }}}} {hours or 'hours'}: {{{{ . }}}}.{{{{ end }}}}"
+        "{{ with $peak }} Most memory in use on one of them in the last ${low_over}: {{ . }}B.{{ end }}{{ end }}"
+    )
+
+
+FIXED = {
+    "key": KEY,
+    "target": TARGET,
+    "holder": HOLDER,
+    "gpu": f"{TARGET}, gpu, uuid",
+    "tenant": "scheduler, namespace, account, user",
+    "owner": "user, account, partition, qos, array_job_id, array_task_id, het_job_id, het_job_offset, "
+    "workload, workload_type, team, queue, ${pod_labels}",
+    "idle_gpus": gpus_text("allocation:gpu_idle_run_seconds:proven", "GPU-hours not used so far"),
+    "held_gpus": gpus_text("allocation:gpu_idle_run_seconds:known", ""),
+    # A holder as its owner knows it.
+    "name": "{{ if $labels.array_job_id }}Job {{ $labels.array_job_id }}_{{ $labels.array_task_id }}{{ else if "
+    "$labels.het_job_id }}Job {{ $labels.het_job_id }}+{{ $labels.het_job_offset }}{{ else if $labels.job_id }}Job "
+    "{{ $labels.job_id }}{{ else }}Pod {{ $labels.namespace }}/{{ $labels.pod }}{{ end }}",
+}

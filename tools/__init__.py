@@ -1,0 +1,10 @@
+"""Writes what is generated: `make generate`, or one part with `python -m tools.NAME` in the checkout's root.
+
+`rules`, `grafana_alerts` and `dashboard` also write variants for a site, elsewhere, and so run from a checkout that is
+not installed: with PyYAML, and for the dashboard with grafana-foundation-sdk.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "exporter"))

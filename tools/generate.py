@@ -1,0 +1,82 @@
+"""Writes every generated file, or compares them: `make generate`, and `--check` in `make check`.
+
+In steps, as some are made from others: the reference from the code, which needs its defaults; the chart's copies from
+the rules and the dashboard. The dashboard needs grafana-foundation-sdk, and that Python 3.11: with an older one it is
+left as it is, but not where CI is set.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tools.files import ROOT, write_or_check
+
+PACKAGE = ROOT / "exporter" / "gpu_exporter"
+
+
+def build_defaults() -> Mapping[Path, str]:
+    from tools.defaults import render_defaults
+
+    return {PACKAGE / "defaults.py": render_defaults((PACKAGE / "defaults.yaml").read_text("utf-8"))}
+
+
+def build_docs() -> Mapping[Path, str]:
+    from tools.reference import render_reference
+    from tools.rooms import render_architecture
+
+    page = ROOT / "docs" / "architecture.md"
+    return {
+        ROOT / "docs" / "metrics.md": render_reference(),
+        page: render_architecture(page.read_text("utf-8"), PACKAGE),
+    }
+
+
+def build_rules() -> Mapping[Path, str]:
+    from gpu_exporter.defaults import Alerts
+    from tools.rules import RULES, build_all
+
+    return {RULES / name: text for name, text in build_all(Alerts(), {}).items()}
+
+
+def build_grafana_alerts() -> Mapping[Path, str]:
+    from tools.grafana_alerts import DATASOURCE, PATH, read_rules, render
+
+    return {PATH: render(read_rules(), DATASOURCE)}
+
+
+def build_dashboards() -> Mapping[Path, str]:
+    if sys.version_info < (3, 11) and not os.environ.get("CI"):
+        sys.stderr.write("the dashboard is left as it is: grafana-foundation-sdk needs Python 3.11\n")
+        return {}
+    from gpu_exporter.defaults import Settings
+    from tools.dashboard import DASHBOARDS, build_all
+
+    return {DASHBOARDS / name: text for name, text in build_all(Settings()).items()}
+
+
+def build_chart() -> Mapping[Path, str]:
+    from tools.chart import build_all
+
+    return build_all()
+
+
+STEPS: tuple[Callable[[], Mapping[Path, str]], ...] = (
+    build_defaults,
+    build_docs,
+    build_rules,
+    build_grafana_alerts,
+    build_dashboards,
+    build_chart,
+)
+
+
+def main(arguments: list[str]) -> int:
+    check = "--check" in arguments
+    return max([write_or_check(step(), check) for step in STEPS])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

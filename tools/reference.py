@@ -1,0 +1,83 @@
+"""Writes docs/metrics.md from the families that the code declares."""
+
+from __future__ import annotations
+
+from gpu_exporter import collectors
+from gpu_exporter.exposition.catalog import DEVICE_LABELS, MIG_LABELS, fixed_groups
+from gpu_exporter.model import Family
+
+# Unit by the end of a name, as the Prometheus conventions have it.
+UNITS = {
+    "_gpu_seconds_total": "GPU-seconds",
+    "_seconds_total": "seconds",
+    "_timestamp_seconds": "Unix seconds",
+    "_seconds": "seconds",
+    "_bytes_total": "bytes",
+    "_bytes": "bytes",
+    "_joules_total": "joules",
+    "_watts": "watts",
+    "_celsius": "°C",
+    "_hertz": "hertz",
+    "_ratio": "0 to 1",
+    "_info": "1",
+    "_state": "number",
+    "_up": "0 or 1",
+    "_success": "0 or 1",
+    "_supported": "0 or 1",
+    "_pending": "0 or 1",
+    "_failed": "0 or 1",
+    "_active": "0 or 1",
+    "_allocated": "0 or 1",
+    "_action": "number",
+}
+
+
+def unit_of(name: str) -> str:
+    """The unit that a name ends in; a count where it ends in none."""
+    return next((unit for end, unit in UNITS.items() if name.endswith(end)), "count")
+
+
+def render_reference() -> str:
+    """The whole page."""
+    out = [
+        "# Metrics",
+        "",
+        "Generated from the code by `make generate`; a test compares. Base units throughout; a series that the",
+        "hardware or the privilege does not allow is absent, never 0. Each collector has its flag, `--collector.NAME`",
+        "and `--no-collector.NAME`; what it reads less often than each cycle says so.",
+    ]
+    groups: list[tuple[str, str, tuple[str, ...], tuple[Family, ...]]] = []
+    for collector in collectors.ALL:
+        notes = []
+        if not collector.default:
+            notes.append(f"Off by default: `--collector.{collector.name}`.")
+        if collector.every_s:
+            notes.append(f"Read every {collector.every_s:g} s.")
+        note = " ".join(notes)
+        if collector.families:
+            groups.append((f"GPU: collector `{collector.name}`", note, DEVICE_LABELS, collector.families))
+        if collector.instance_families:
+            title = f"MIG instance: collector `{collector.name}`"
+            groups.append((title, note, MIG_LABELS, collector.instance_families))
+    groups += [(title, "", labels, families) for title, labels, families in fixed_groups()]
+    for title, note, labels, families in groups:
+        out += ["", f"## {title}", ""]
+        if note:
+            out += [note, ""]
+        if labels:
+            out += [f"Labels on every series: {', '.join(f'`{label}`' for label in labels)}.", ""]
+        out.append("| name | type | unit | more labels | meaning | source | generations |")
+        out.append("| --- | --- | --- | --- | --- | --- | --- |")
+        for family in families:
+            more = ", ".join(f"`{label}`" for label in family.labels) or "-"
+            cells = (
+                f"`{family.name}`",
+                family.type,
+                unit_of(family.name),
+                more,
+                family.help,
+                family.source or "-",
+                family.generations or "all",
+            )
+            out.append(f"| {' | '.join(cells)} |")
+    return "\n".join(out) + "\n"
