@@ -152,7 +152,7 @@ def _build_replay(parser: Parser, paths: list[Path], clock: Clock) -> Backend:
         if any(is_recording(path) for path in paths):
             if len(paths) > 1:
                 parser.error("--devices.replay: a file of `gpu-exporter record` is a whole node and stands alone")
-            return NvmlBackend(RecordedLibrary(paths[0], clock), clock.monotonic, name="replay")
+            return NvmlBackend(RecordedLibrary(paths[0], clock), clock, name="replay")
     return ReplayBackend(paths, clock)
 
 
@@ -188,9 +188,9 @@ def _serve(given: list[str]) -> int:
     options = parser.parse_args(given)
     _check_combinations(parser, options)
     settings = _load(parser, options.config_file)
-    from gpu_exporter.clock import SystemClock
+    from gpu_exporter.clock import SYSTEM_CLOCK
 
-    clock = SystemClock()
+    clock = SYSTEM_CLOCK
     backend, sources = _build_node(parser, options, clock, settings)
     processes = _build_processes(parser, options, backend, clock)
     state_directory = Path(options.state_directory) if options.state_directory else None
@@ -256,7 +256,7 @@ def _run_daemon(
     from gpu_exporter.app.once import exit_now
     from gpu_exporter.app.restart import restart_or_exit
     from gpu_exporter.app.serve import Ended, hold_signals, serve, write_textfiles
-    from gpu_exporter.clock import SystemClock
+    from gpu_exporter.clock import SYSTEM_CLOCK
     from gpu_exporter.ledger.state import StateInUse, open_state, read_boot_id
     from gpu_exporter.logs import set_up_logging
 
@@ -275,7 +275,7 @@ def _run_daemon(
             settings,
             backend,
             sources,
-            SystemClock(),
+            SYSTEM_CLOCK,
             state,
             _enabled(options),
             sysfs=sysfs,
@@ -298,7 +298,7 @@ def _run_daemon(
     except (StateInUse, ValueError, OSError) as exc:
         parser.fail(str(exc))
     if ended is Ended.CHANGED:
-        restart_or_exit(options.driver_changed)
+        restart_or_exit(options.driver_changed, SYSTEM_CLOCK.wall())
     log.info("ended")
     if ended is Ended.HUNG:
         exit_now(0)

@@ -1,6 +1,7 @@
-"""The three clocks of the project, and nothing else that reads the time.
+"""The clocks of the project: the machine's, a compressed one for the demo, a manual one for tests.
 
-Every room takes a clock as an argument: the system's, a compressed one for the demo, a manual one for tests.
+Who asks for the time takes a clock as an argument. How long a socket, a thread or a child process is waited for is no
+question of that time: they end in the machine's, and such deadlines use time.monotonic (a test lists their modules).
 Monotonic seconds are for arithmetic, wall seconds (Unix epoch) are for people and for driver time stamps.
 """
 
@@ -35,6 +36,9 @@ class SystemClock:
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
         return event.wait(max(0.0, seconds))
+
+
+SYSTEM_CLOCK = SystemClock()
 
 
 class CompressedClock:

@@ -71,7 +71,7 @@ def read(nvml_directory: Path, nvml_table: NvmlTable, monkeypatch: pytest.Monkey
             clock, scenario, rules = ManualClock(), build(name), activity_rules(Settings())
             feeder = ScenarioFeeder(scenario, nvml_table, clock)
             truth = SimulatedDevice(ScenarioTime(scenario, clock, PERIOD_S), scenario.gpus[0])
-            backend = NvmlBackend(monotonic=clock.monotonic)
+            backend = NvmlBackend(clock=clock)
             stack.callback(backend.close)
             clock.advance(40.0)
             feeder.feed()

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence
 from gpu_exporter.reconciler.jobs import JobMarker, read_field
 from gpu_exporter.reconciler.marks import parse_timestamp, timestamp
+from tests.testbed.clocks import StoppableClock
 from tests.testbed.pages import serve_page
 from tests.testbed.processes import Processes, run_exporter, wait_for
 from tests.testbed.slurm import Slurm, build_chroot, start_slurm
@@ -54,7 +56,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def marker(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> JobMarker:
     for name in ("PATH", "SLURM_CONF"):
         monkeypatch.setenv(name, cluster.slurm.environment[name])
-    return JobMarker()
+    return JobMarker(SYSTEM_CLOCK)
 
 
 class Bench:
@@ -66,17 +68,12 @@ class Bench:
         self.cluster = "lab"  # as the chroot's slurm.conf has it
         self.writes: list[str] = []
         self.skips: list[str] = []
-        self.began: float | None = None  # Unix seconds at which a test stops the clock of the cycles
-        self.ahead = 0.0
+        self.clock = StoppableClock()
         self.restart()
-
-    def read_wall(self) -> float:
-        """The time of the cycles: the machine's, or where a test has put it, however long its steps take."""
-        return (time.time() if self.began is None else self.began) + self.ahead
 
     def restart(self) -> None:
         """Another process: what the jobs carry is all that it has."""
-        self.cycle = Cycle(self, [self.marker], POLICY, self, self.read_wall)
+        self.cycle = Cycle(self, [self.marker], POLICY, self, self.clock)
 
     def count_write(self, result: str) -> None:
         self.writes.append(result)
@@ -85,7 +82,7 @@ class Bench:
         self.skips.append(reason)
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
-        wall = self.read_wall()
+        wall = self.clock.wall()
         holders = [
             HolderEvidence(
                 HolderName("slurm", "", job),
@@ -157,19 +154,19 @@ def test_evidence_is_renewed_while_it_lasts_and_restarts_do_not_make_a_mark_youn
     job, start = run_job(cluster)
     bench.runs[job] = (start, 2.5)
     assert bench.run() == (["written"], [])
-    bench.began = first = observed_until(cluster, job)
+    bench.clock.stopped = first = observed_until(cluster, job)
     written = []
-    for bench.ahead in range(30, 301, 30):
+    for bench.clock.ahead in range(30, 301, 30):
         bench.restart()
         written += bench.run()[0]
     assert written == ["renewed"] * 2  # each quarter of ten minutes
     assert observed_until(cluster, job) - first == 300
     assert cluster.read(job).startswith("gpu-exporter.io/utilization=underused;since=20")
     bench.runs.clear()
-    bench.ahead = 300.0 + 599.0
+    bench.clock.ahead = 300.0 + 599.0
     bench.restart()
     assert bench.run() == ([], [])
-    bench.ahead += 1.0
+    bench.clock.ahead += 1.0
     bench.restart()
     assert bench.run() == (["withdrawn"], [])
     assert cluster.read(job) == ""

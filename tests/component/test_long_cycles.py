@@ -56,7 +56,7 @@ def play(table: NvmlTable, part: str, begin: float, late: list[float], interval_
     clock = ManualClock()
     table.table.devices[0].sample_count = 0
     feeder = ScenarioFeeder(parse_scenario({"gpus": [{"model": "A100", **load}]}), table, clock)
-    backend = NvmlBackend(None, clock.monotonic)
+    backend = NvmlBackend(None, clock)
     backend.open()
     start = clock.monotonic()
     try:

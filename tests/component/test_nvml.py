@@ -8,14 +8,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpu_exporter.clock import ManualClock
+from gpu_exporter.clock import SYSTEM_CLOCK, ManualClock
 from gpu_exporter.devices.errors import (
     DeviceError,
     DeviceLost,
@@ -47,8 +46,7 @@ def make_backend(nvml_directory: Path, nvml_table: NvmlTable, monkeypatch: pytes
     with contextlib.ExitStack() as stack:
 
         def make(clock: ManualClock | None = None, library: LiveLibrary | None = None) -> NvmlBackend:
-            monotonic = clock.monotonic if clock is not None else time.monotonic
-            backend = NvmlBackend(library, monotonic)
+            backend = NvmlBackend(library, clock or SYSTEM_CLOCK)
             stack.callback(backend.close)
             return backend
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from gpu_exporter.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName, UnitEvidence
@@ -19,6 +20,7 @@ from gpu_exporter.reconciler.marks import Mark, MarkError
 from gpu_exporter.reconciler.pod_checks import EVIDENCE, GPUS, OBSERVED, SINCE
 from gpu_exporter.reconciler.pods import PodMarker
 from gpu_exporter.reconciler.policy import LABEL
+from tests.testbed.clocks import StoppableClock
 from tests.testbed.control_plane import ControlPlane, start_control_plane
 from tests.testbed.node import static_pod
 from tests.testbed.pages import serve_page
@@ -56,12 +58,12 @@ class Source:
         self.namespace = namespace
         self.pods: dict[str, tuple[str, float]] = {}
         self.answers = True
-        self.read_wall = time.time
+        self.clock: Clock = SYSTEM_CLOCK
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
         if not self.answers:
             raise EvidenceError("Prometheus is down")
-        wall = self.read_wall()
+        wall = self.clock.wall()
         holders = []
         for pod, (uid, run) in self.pods.items():
             unit = UnitEvidence("n", "0", "GPU-1", "", wall - 9000, run, 1.0, 1.0, 2)
@@ -80,19 +82,14 @@ class Bench:
         wait_for(lambda: plane.has_account(namespace), "the namespace's ServiceAccount", 60)
         self.marker = PodMarker(ControlPlane.connect(plane.admin), "test")
         self.source, self.tally = Source(namespace), Tally()
-        self.began: float | None = None  # Unix seconds at which a test stops the clock of the cycles
-        self.ahead = 0.0
+        self.clock = StoppableClock()
         self.policy = POLICY
         self.restart()
 
-    def read_wall(self) -> float:
-        """The time of the cycles: the machine's, or where a test has put it, however long its steps take."""
-        return (time.time() if self.began is None else self.began) + self.ahead
-
     def restart(self) -> None:
         """Another process: what the pods carry is all that it has."""
-        self.source.read_wall = self.read_wall
-        self.cycle = Cycle(self.source, [self.marker], self.policy, self.tally, self.read_wall)
+        self.source.clock = self.clock
+        self.cycle = Cycle(self.source, [self.marker], self.policy, self.tally, self.clock)
 
     def run_pod(
         self, name: str, started_s_ago: float = 9000.0, resource: str = "nvidia.com/gpu", **metadata: Any
@@ -214,11 +211,11 @@ def test_without_evidence_marks_stay_for_a_while_and_then_go(bench: Bench) -> No
     bench.source.pods["train"] = (uid, 130.0)
     bench.run()
     bench.source.answers = False
-    bench.began = seconds(bench.annotations("train")[OBSERVED])
-    bench.ahead = 599.0
+    bench.clock.stopped = seconds(bench.annotations("train")[OBSERVED])
+    bench.clock.ahead = 599.0
     assert bench.run() == ([], [])
     assert bench.labels("train")[LABEL] == "underused"
-    bench.ahead = 600.0
+    bench.clock.ahead = 600.0
     assert bench.run() == (["withdrawn"], [])
     assert LABEL not in bench.labels("train")
 
@@ -228,9 +225,9 @@ def test_a_reconciler_that_restarts_again_and_again_still_withdraws(bench: Bench
     bench.source.pods["train"] = (uid, 130.0)
     bench.run()
     bench.source.answers = False
-    bench.began = seconds(bench.annotations("train")[OBSERVED])
+    bench.clock.stopped = seconds(bench.annotations("train")[OBSERVED])
     done = []
-    for bench.ahead in range(60, 661, 60):
+    for bench.clock.ahead in range(60, 661, 60):
         bench.restart()
         done.append(bench.run()[0])
     assert done == [*[[]] * 9, ["withdrawn"], []]
@@ -242,12 +239,12 @@ def test_the_evidence_on_a_pod_is_renewed_while_it_lasts_and_not_in_every_cycle(
     bench.source.pods["train"] = (uid, 130.0)
     bench.run()
     first = bench.annotations("train")
-    bench.began = seconds(first[OBSERVED])
+    bench.clock.stopped = seconds(first[OBSERVED])
     written = []
-    for bench.ahead in range(0, 601, 30):
-        bench.source.pods["train"] = (uid, 130.0 + bench.ahead)
+    for bench.clock.ahead in range(0, 601, 30):
+        bench.source.pods["train"] = (uid, 130.0 + bench.clock.ahead)
         bench.plane.core.patch_namespaced_pod(
-            "train", bench.namespace, {"metadata": {"labels": {"n": str(bench.ahead)}}}
+            "train", bench.namespace, {"metadata": {"labels": {"n": str(bench.clock.ahead)}}}
         )
         written += bench.run()[0]
     assert written == ["renewed"] * 4  # each quarter of ten minutes, whatever else changed on the pod
@@ -264,8 +261,8 @@ def test_what_an_owner_writes_after_the_list_is_not_renewed_over(bench: Bench) -
     uid = bench.run_pod("train")
     bench.source.pods["train"] = (uid, 130.0)
     assert bench.run() == (["written"], [])
-    bench.began = seconds(bench.annotations("train")[OBSERVED])
-    bench.ahead = 300.0
+    bench.clock.stopped = seconds(bench.annotations("train")[OBSERVED])
+    bench.clock.ahead = 300.0
     read = bench.source.read_evidence
 
     def read_late(marked: Collection[HolderName] = ()) -> Evidence:
@@ -282,10 +279,10 @@ def test_what_an_owner_writes_after_the_list_is_not_renewed_over(bench: Bench) -
 def test_a_pod_that_is_idle_from_its_start_rises_without_a_withdrawal(bench: Bench) -> None:
     """The GPU was assigned 30 s before the container could start: an image was pulled."""
     uid = bench.run_pod("train", started_s_ago=70.0)
-    bench.began = time.time()
+    bench.clock.stopped = time.time()
     seen = []
-    for bench.ahead in (0.0, 40.0, 60.0):
-        bench.source.pods["train"] = (uid, 100.0 + bench.ahead)
+    for bench.clock.ahead in (0.0, 40.0, 60.0):
+        bench.source.pods["train"] = (uid, 100.0 + bench.clock.ahead)
         seen.append((bench.run(), bench.labels("train")[LABEL]))
     assert seen == [
         ((["written"], []), "candidate"),

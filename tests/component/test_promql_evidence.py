@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderEvidence, HolderName
 from gpu_exporter.reconciler.policy import Decision, decide
@@ -153,7 +154,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 
 
 def source(server: Prometheus, matcher: str = 'job="gpu-exporter"') -> PromQLSource:
-    return PromQLSource(server.url, POLICY.candidate_after, POLICY.underused_after, time.time, matcher)
+    return PromQLSource(server.url, POLICY.candidate_after, POLICY.underused_after, SYSTEM_CLOCK, matcher)
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +206,7 @@ def test_jobs_that_slurm_hides_are_no_holder_and_their_gpus_are_counted(promethe
 
 
 def test_a_task_is_found_by_its_users_id_though_it_is_no_suspect(prometheus: Prometheus) -> None:
-    asked = PromQLSource(prometheus.url, 1e6, POLICY.underused_after, time.time, 'job="gpu-exporter"')
+    asked = PromQLSource(prometheus.url, 1e6, POLICY.underused_after, SYSTEM_CLOCK, 'job="gpu-exporter"')
     assert asked.read_evidence().holders == ()
     (found,) = asked.read_evidence([HolderName("slurm", "", "10_1")]).holders
     assert (found.name.name, found.users_id) == ("13", "10_1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName, UnitEvidence
@@ -105,13 +106,13 @@ class Bench:
         self.asked: Collection[HolderName] = ()
         self.writes: list[str] = []
         self.skips: list[str] = []
-        self.wall = WALL
+        self.clock = ManualClock(wall=WALL)
         self.policy = policy
         self.restart()
 
     def restart(self) -> None:
         """Another process: only the books are left."""
-        self.cycle = Cycle(self, self.books, self.policy, self, lambda: self.wall, once=self.once)
+        self.cycle = Cycle(self, self.books, self.policy, self, self.clock, once=self.once)
 
     def count_write(self, result: str) -> None:
         self.writes.append(result)
@@ -123,7 +124,9 @@ class Bench:
         self.asked = marked
         if self.error:
             raise EvidenceError(self.error)
-        return Evidence(self.wall, tuple(holder(name, runs, self.wall) for name, runs in self.runs.items()))
+        return Evidence(
+            self.clock.wall(), tuple(holder(name, runs, self.clock.wall()) for name, runs in self.runs.items())
+        )
 
     def run(self) -> list[str]:
         for book in self.books:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from gpu_exporter.clock import ManualClock
 from gpu_exporter.reconciler import jobs
 from gpu_exporter.reconciler.policy import LABEL
 
@@ -37,8 +38,8 @@ class MemorySlurm(jobs.JobMarker):
         make, field = (row_of_22_05, "comment") if release.startswith("22") else (row_of_24_11, "extra")
         self.rows = [make(job_id=i, **{field: text}) for i in range(1, 51)]
         self.calls: list[str] = []
-        self.now = 0.0
-        super().__init__(lambda: self.now)
+        self.clock = ManualClock()
+        super().__init__(self.clock)
 
     def text(self, job_id: int) -> str:
         """What the field of this job holds."""

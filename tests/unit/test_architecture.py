@@ -40,7 +40,7 @@ ALLOWED = {
     "node": {"model", "clock", "defaults", "collectors", "inventory", "sampling", "ledger", "attribution", "diagnosis"},
     "web": {"threads"},
     "exposition": {"model", "version", "web", "plain"},
-    "reconciler": {"model", "defaults", "config", "web", "plain", "commands", "threads", "vendor"},
+    "reconciler": {"model", "clock", "defaults", "config", "web", "plain", "commands", "threads", "vendor"},
     "digest": {"reconciler", "plain", "threads"},
     "app": {
         "digest",
@@ -132,6 +132,29 @@ def test_imports_point_one_way(path: Path) -> None:
             assert other == room or other in ALLOWED[room], f"{room} must not import {other}"
         elif top not in sys.stdlib_module_names:
             assert top in THIRD_PARTY.get(room, set()), f"{room} must not import {top}"
+
+
+# Deadlines of sockets, threads and child processes, which end in the machine's time. All else takes a Clock.
+MACHINE_TIME = {
+    "app/demo.py",  # how long the demo itself lasts
+    "app/record.py",
+    "app/serve.py",
+    "attribution/grpc_unix.py",
+    "attribution/poller.py",
+    "attribution/processes.py",  # the kernel dates processes since boot
+    "clock.py",
+    "commands.py",
+    "devices/nvml/recording.py",  # how long a call takes is what it records
+    "reconciler/direct.py",
+    "reconciler/promql.py",
+    "sampling/manager.py",
+    "web/server.py",
+}
+
+
+def test_only_deadlines_of_the_machine_read_its_clock() -> None:
+    users = {str(path.relative_to(PACKAGE)) for path in MODULES if "time" in imports_of(path)}
+    assert users == MACHINE_TIME
 
 
 def test_every_room_is_on_the_map() -> None:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_exporter.attribution.static import parse_static
+from gpu_exporter.clock import ManualClock
 from gpu_exporter.config import ConfigError, load_settings
 from gpu_exporter.devices.scenario import ScenarioError, parse_scenario
 from gpu_exporter.inventory.expected import ExpectedDevices
@@ -59,7 +60,7 @@ def test_answers_of_a_promql_api(answer: Any) -> None:
         return text
 
     try:
-        PromQLSource("http://p", 3600.0, 7200.0, lambda: 1e9, "", fetch).read_evidence()
+        PromQLSource("http://p", 3600.0, 7200.0, ManualClock(wall=1e9), "", fetch).read_evidence()
     except EvidenceError:
         return
 
@@ -83,7 +84,7 @@ LINE = st.builds(
 @BRIEF
 @given(st.text(max_size=200) | st.lists(LINE | st.text(max_size=30), max_size=6).map("\n".join))
 def test_pages_of_an_exporter(text: str) -> None:
-    source = ExporterSource(["n1:1"], 7200.0, lambda: 1e9, lambda _url: text)
+    source = ExporterSource(["n1:1"], 7200.0, ManualClock(wall=1e9), lambda _url: text)
     try:
         source.read_evidence()
     except EvidenceError as exc:

@@ -57,7 +57,7 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
     agent.start()
     server.start()
     page = f"http://127.0.0.1:{server.port}/"
-    evidence = ExporterSource([f"{page}metrics"], settings.policy.underused_after, clock.wall)
+    evidence = ExporterSource([f"{page}metrics"], settings.policy.underused_after, clock)
     tracker = StageTracker()
     stop = stop_on_signal()
     began = time.monotonic()

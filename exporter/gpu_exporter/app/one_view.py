@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,7 +75,7 @@ def take_one_view(
 
     `processes` as for an Agent.
     """
-    deadline = time.monotonic() + PATIENCE * timeout_s
+    deadline = clock.monotonic() + PATIENCE * timeout_s
     try:
         backend.open()
         readers = [
@@ -115,7 +114,7 @@ def take_one_view(
         errors.update(reader.errors)
         if reader.snapshot is not None:
             node.on_snapshot(reader.snapshot)
-    asking.join(max(0.0, deadline - time.monotonic()))
+    asking.join(max(0.0, deadline - clock.monotonic()))
     placed = place(driver, inventory, node.known(), clock.monotonic(), clock.wall())
     expected = count_expected(driver, inventory)
     snapshots = [each.snapshot for each in placed.values()]

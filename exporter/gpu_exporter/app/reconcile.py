@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpu_exporter.app.serve import repeat_aside, stop_on_signal
+from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.defaults import Policy
 from gpu_exporter.exits import Exit
 from gpu_exporter.reconciler.apply import ApplyRuns
@@ -43,8 +43,8 @@ def build_source(
     if bool(prometheus) == bool(exporters):
         raise ValueError("exactly one of --source.prometheus and --source.exporter is needed")
     if prometheus:
-        return PromQLSource(prometheus, policy.candidate_after, policy.underused_after, time.time, matcher, client)
-    return ExporterSource(exporters, policy.underused_after, time.time, client)
+        return PromQLSource(prometheus, policy.candidate_after, policy.underused_after, SYSTEM_CLOCK, matcher, client)
+    return ExporterSource(exporters, policy.underused_after, SYSTEM_CLOCK, client)
 
 
 def reconcile_once(source: ExplainingSource, policy: Policy, form: str, explained: str, foresight: Foresight) -> int:
@@ -67,7 +67,7 @@ def reconcile_once(source: ExplainingSource, policy: Policy, form: str, explaine
             )
             return Exit.USAGE
         decisions = chosen
-    outlooks = foresight.look(decisions, time.time())
+    outlooks = foresight.look(decisions, SYSTEM_CLOCK.wall())
     for notice in foresight.notices:
         _complain(notice)
     if form == "json":
@@ -114,7 +114,7 @@ def find_makers(
             if kubernetes or kubeconfig or is_in_cluster():
                 makers["kubernetes"] = lambda: PodMarker(connect(kubeconfig), resources=known)
     if slurm or (slurm is None and JobMarker.is_present()):
-        makers["slurm"] = JobMarker
+        makers["slurm"] = lambda: JobMarker(SYSTEM_CLOCK)
     return makers
 
 
@@ -170,15 +170,15 @@ def apply_forever(
     demand: SlurmDemand | None,
 ) -> int:
     """Cycle and write until a signal."""
-    runs = ApplyRuns(Cycle(source, markers, policy, telemetry, time.time), telemetry, time.monotonic)
+    runs = ApplyRuns(Cycle(source, markers, policy, telemetry, SYSTEM_CLOCK), telemetry, SYSTEM_CLOCK)
     _cycle_until_signal(runs.run, interval_s, telemetry, demand)
     return 0
 
 
 def apply_once(source: EvidenceSource, markers: Sequence[Marker], policy: Policy, telemetry: Telemetry) -> int:
     """One cycle that writes; the exit code. Marks without evidence go at once: a single cycle cannot wait for it."""
-    cycle = Cycle(source, markers, policy, telemetry, time.time, once=True)
-    return Exit.PARTIAL if ApplyRuns(cycle, telemetry, time.monotonic).run() else Exit.DONE
+    cycle = Cycle(source, markers, policy, telemetry, SYSTEM_CLOCK, once=True)
+    return Exit.PARTIAL if ApplyRuns(cycle, telemetry, SYSTEM_CLOCK).run() else Exit.DONE
 
 
 def remove_all(markers: Sequence[Marker], apply: bool) -> int:
@@ -189,7 +189,7 @@ def remove_all(markers: Sequence[Marker], apply: bool) -> int:
             outcome = "would be withdrawn with --apply"
             if apply:
                 try:
-                    guard(marker.withdraw, mark, "all marks are removed", time.time())
+                    guard(marker.withdraw, mark, "all marks are removed", SYSTEM_CLOCK.wall())
                     outcome = "withdrawn"
                 except MarkError as exc:
                     outcome = f"not withdrawn: {exc}"
@@ -207,6 +207,6 @@ def reconcile_forever(
     demand: SlurmDemand | None,
 ) -> int:
     """Cycle until a signal; log each change of what --apply would write or refuse."""
-    dry = DryRun(source, policy, telemetry, foresight, time.monotonic, time.time)
+    dry = DryRun(source, policy, telemetry, foresight, SYSTEM_CLOCK)
     _cycle_until_signal(dry.run, interval_s, telemetry, demand)
     return 0

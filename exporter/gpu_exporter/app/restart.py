@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,20 +30,20 @@ def is_container() -> bool:
     )
 
 
-def restarted_lately() -> bool:
-    """Whether this process took over from one that met a replaced driver, not long ago."""
+def restarted_lately(wall: float) -> bool:
+    """Whether this process took over from one that met a replaced driver, not long before `wall` (Unix seconds)."""
     try:
-        return 0 <= time.time() - float(os.environ.get(MARK, "")) < AGAIN_S
+        return 0 <= wall - float(os.environ.get(MARK, "")) < AGAIN_S
     except ValueError:
         return False
 
 
-def restart_or_exit(action: str) -> NoReturn:
+def restart_or_exit(action: str, wall: float) -> NoReturn:
     """Replace this process by a new one of itself, or exit.
 
-    `action`: "restart", "exit", or "auto" for what fits the place.
+    `action`: "restart", "exit", or "auto" for what fits the place. `wall`: the time, Unix seconds.
     """
-    if action == "exit" or (action == "auto" and is_container()) or restarted_lately():
+    if action == "exit" or (action == "auto" and is_container()) or restarted_lately(wall):
         log.error("the driver was replaced: ended with status %d, to be restarted", Exit.DRIVER_REPLACED)
         exit_now(Exit.DRIVER_REPLACED)
     log.warning("the driver was replaced: this process restarts")
@@ -52,7 +51,7 @@ def restart_or_exit(action: str) -> NoReturn:
     sys.stderr.flush()
     try:
         os.execve(  # noqa: S606 - ourselves, as we were started
-            sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, MARK: str(time.time())}
+            sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, MARK: str(wall)}
         )
     except OSError as exc:
         log.error("cannot restart: %s: %s", sys.executable, exc)

@@ -193,6 +193,6 @@ def write_textfiles(agent: Agent, path: Path, interval_s: float) -> Ended:
     either = stop_on_change(agent, stop)
     deadline = time.monotonic() + FIRST_CYCLE_S
     while not (agent.is_complete() or either.is_set() or time.monotonic() > deadline):
-        either.wait(0.02)
+        either.wait(0.1)
     repeat(tick, interval_s, either)
     return _end(agent, stop)

@@ -15,7 +15,6 @@ import logging
 import math
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,6 +36,7 @@ from gpu_exporter.attribution.slurm_words import (
     parse_squeue,
 )
 from gpu_exporter.attribution.source import Answer, SourceError
+from gpu_exporter.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.model import Grant, Holder, HolderKey
 from gpu_exporter.vendor import NVIDIA, Vendor
 
@@ -72,7 +72,7 @@ class SlurmSource:
         timeout_s: float = 5.0,
         gres_conf: Path | None = None,
         run: Run = slurm_commands.run,
-        monotonic: Callable[[], float] = time.monotonic,
+        clock: Clock = SYSTEM_CLOCK,
         vendor: Vendor = NVIDIA,
     ) -> None:
         self._vendor = vendor
@@ -80,7 +80,7 @@ class SlurmSource:
         self._timeout_s = timeout_s
         self._gres_conf = gres_conf
         self._run_command = run
-        self._monotonic = monotonic
+        self._clock = clock
         self._config: SlurmConfig | None = None
         self._config_at = -math.inf
         self._known: dict[str, _Known] = {}  # by incarnation
@@ -98,7 +98,7 @@ class SlurmSource:
 
     def poll(self) -> Answer:
         """Raises SourceError; takes POLL_TIMEOUTS timeouts at most, however many jobs there are."""
-        self._until = self._monotonic() + POLL_TIMEOUTS * self._timeout_s
+        self._until = self._clock.monotonic() + POLL_TIMEOUTS * self._timeout_s
         config = self._read_config()
         jobs, node = self._look(config)
         doubt = self._doubt(node)
@@ -126,7 +126,7 @@ class SlurmSource:
 
     def _refresh(self, jobs: dict[str, Job], node: NodeRecord) -> None:
         """Ask for the GPUs of every job whose GPUs are not known, or may have changed."""
-        now = self._monotonic()
+        now = self._clock.monotonic()
         self._known = {key: known for key, known in self._known.items() if key in jobs}
         self._refused = {key: until for key, until in self._refused.items() if key in jobs}
         wanted = {
@@ -159,7 +159,7 @@ class SlurmSource:
                     self._note(key, job, found.get(job.job_id), now)
                 return
         for key, job in wanted.items():
-            if self._monotonic() - now > self._timeout_s or self._monotonic() >= self._until:
+            if self._clock.monotonic() - now > self._timeout_s or self._clock.monotonic() >= self._until:
                 return  # the rest at the next poll: Slurm is slow, and the source must answer
             try:
                 self._note(key, job, self._ask_one(job), now)
@@ -276,7 +276,7 @@ class SlurmSource:
         return f"{cluster}/{job.job_id}/{job.restarts}/{'' if job.start is None else int(job.start)}"
 
     def _read_config(self) -> SlurmConfig:
-        now = self._monotonic()
+        now = self._clock.monotonic()
         if self._config is None or now - self._config_at >= CONFIG_EACH_S:
             self._config = parse_config(self._run("scontrol", "show", "config"))
             self._config_at = now
@@ -284,7 +284,7 @@ class SlurmSource:
         return self._config
 
     def _run(self, *command: str) -> str:
-        left_s = self._until - self._monotonic()
+        left_s = self._until - self._clock.monotonic()
         if left_s <= 0.0:
             raise SourceError(
                 f"Slurm takes longer than {POLL_TIMEOUTS * self._timeout_s:g} s for the answers of one poll"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
+from gpu_exporter.clock import Clock
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.telemetry import Telemetry
 
@@ -14,15 +14,15 @@ log = logging.getLogger(__name__)
 class ApplyRuns:
     """Runs of one cycle."""
 
-    def __init__(self, cycle: Cycle, telemetry: Telemetry, monotonic: Callable[[], float]) -> None:
+    def __init__(self, cycle: Cycle, telemetry: Telemetry, clock: Clock) -> None:
         self._cycle = cycle
         self._telemetry = telemetry
-        self._monotonic = monotonic
+        self._clock = clock
         self._last_problem = ""
 
     def run(self) -> str:
         """One run; what was left undone, "" when nothing was."""
-        began = self._monotonic()
+        began = self._clock.monotonic()
         problem = self._cycle.run()
         self._telemetry.note_cycle(began, not problem, self._cycle.standing, self._cycle.decisions)
         if problem != self._last_problem:  # once, not in every run

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import ParamSpec, Protocol, TypeVar
 
+from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import EvidenceError, EvidenceSource, HolderName
 from gpu_exporter.reconciler.marks import Mark, Marker, MarkError, Refused
@@ -59,7 +60,7 @@ class Cycle:
         markers: Sequence[Marker],
         policy: Policy,
         observer: Observer,
-        read_wall: Callable[[], float],
+        clock: Clock,
         *,
         once: bool = False,
     ) -> None:
@@ -72,7 +73,7 @@ class Cycle:
         self._markers = {marker.scheduler: marker for marker in markers}
         self._policy = policy
         self._observer = observer
-        self._read_wall = read_wall
+        self._clock = clock
         self._refusals: dict[HolderName, str] = {}
         self._failed = 0
         # In the last cycle; a process that dies of its evidence must withdraw all the same.
@@ -97,7 +98,7 @@ class Cycle:
         self._failed = 0
         marks, unlisted = self._list_marks()
         problems = list(unlisted.values())
-        wall = self._read_wall()
+        wall = self._clock.wall()
         unlisted_marks = {name: stage for name, stage in self.standing.items() if name.scheduler in unlisted}
         self.standing = unlisted_marks | {mark.name: mark.stage for mark in marks}
         gone = self._withdraw_at_once(marks, wall)
@@ -164,7 +165,7 @@ class Cycle:
 
         A mark is held to what its own stage needs. What a higher one needs is asked when that is written.
         """
-        wall = self._read_wall()
+        wall = self._clock.wall()
         refused: set[HolderName] = set()
         for mark, decision in pairs:
             marker, needed = self._markers[mark.name.scheduler], needed_s(mark.stage, self._policy)
@@ -183,7 +184,7 @@ class Cycle:
     def _withdraw(self, withdrawal: Withdrawal) -> None:
         mark, reason = withdrawal
         try:
-            guard(self._markers[mark.name.scheduler].withdraw, mark, reason, self._read_wall())
+            guard(self._markers[mark.name.scheduler].withdraw, mark, reason, self._clock.wall())
         except MarkError as exc:
             self._observer.count_write(exc.result)
             log.warning("%s: %s not withdrawn: %s", mark.title, mark.stage, exc)
@@ -207,7 +208,7 @@ class Cycle:
                 self._observer.count_skip("stale")
                 continue
             try:
-                guard(self._markers[decision.name.scheduler].write, decision, self._read_wall())
+                guard(self._markers[decision.name.scheduler].write, decision, self._clock.wall())
             except Refused as exc:
                 self._observer.count_skip(exc.reason)
                 refusals[decision.name] = exc.reason
@@ -250,4 +251,4 @@ class Cycle:
                 self._observer.count_write("renewed")
 
     def _is_fresh(self, wall: float) -> bool:
-        return self._read_wall() - wall < self._policy.fresh_min
+        return self._clock.wall() - wall < self._policy.fresh_min

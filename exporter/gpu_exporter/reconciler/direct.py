@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpu_exporter.clock import Clock
 from gpu_exporter.reconciler.coverage import Counters
 from gpu_exporter.reconciler.evidence import (
     EVIDENCE_S,
@@ -61,7 +62,7 @@ class ExporterSource:
         self,
         urls: Sequence[str],
         window_s: float,
-        read_wall: Callable[[], float],
+        clock: Clock,
         fetch: Callable[[str], str] = fetch_text,
         within_s: float = EVIDENCE_S,
     ) -> None:
@@ -73,14 +74,14 @@ class ExporterSource:
             raise ValueError(f"{len(urls)} exporters are more than {MAX_EXPORTERS}: use --source.prometheus")
         self._urls = list(dict.fromkeys(map(complete_url, urls)))
         self._window_s = window_s
-        self._read_wall = read_wall
+        self._clock = clock
         self._fetch = fetch
         self._within_s = within_s
         self._counters: dict[Key, Counters] = {}
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
         """Every holder of every exporter, `marked` or not."""
-        wall = self._read_wall()
+        wall = self._clock.wall()
         pages: list[_Page] = []
         problems: list[str] = []
         for page in self._read_pages().values():
@@ -149,7 +150,7 @@ class ExporterSource:
 
     def _read_page(self, url: str) -> _Page | EvidenceError:
         try:
-            return _Page(url, self._fetch(url), self._read_wall())
+            return _Page(url, self._fetch(url), self._clock.wall())
         except EvidenceError as exc:
             return exc
         except Exception as exc:  # a page that takes us by surprise costs no other exporter its evidence

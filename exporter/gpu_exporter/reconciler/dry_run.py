@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import EvidenceError, EvidenceSource, HolderName
 from gpu_exporter.reconciler.foresight import Foresight, Outlook
@@ -24,22 +24,20 @@ class DryRun:
         policy: Policy,
         telemetry: Telemetry,
         foresight: Foresight,
-        read_monotonic: Callable[[], float],
-        read_wall: Callable[[], float],
+        clock: Clock,
     ) -> None:
         self._source = source
         self._policy = policy
         self._telemetry = telemetry
         self._foresight = foresight
-        self._read_monotonic = read_monotonic
-        self._read_wall = read_wall
+        self._clock = clock
         self._tracker = StageTracker()
-        self._last_good = read_monotonic()
+        self._last_good = clock.monotonic()
         self._last_problem = ""
 
     def run(self) -> None:
         """One cycle. Raises nothing: a dry run that ends shows nothing."""
-        began = time.monotonic()
+        began = self._clock.monotonic()
         problem = ""
         complete = False
         self._decisions: Sequence[Decision] = ()
@@ -49,7 +47,7 @@ class DryRun:
             problem = str(exc)
             if problem != self._last_problem:
                 log.warning("nothing decided: %s", problem)
-            if self._read_monotonic() - self._last_good > self._policy.unsupported_max:
+            if self._clock.monotonic() - self._last_good > self._policy.unsupported_max:
                 self._log(self._tracker.changes([]))
         except Exception as exc:
             problem = f"unforeseen {type(exc).__name__}: {exc}"
@@ -62,8 +60,8 @@ class DryRun:
         """Whether all of the evidence was there."""
         evidence = self._source.read_evidence()
         self._decisions = decisions = decide(evidence, self._policy)
-        outlooks = self._foresight.look(decisions, self._read_wall())
-        self._last_good = self._read_monotonic()
+        outlooks = self._foresight.look(decisions, self._clock.wall())
+        self._last_good = self._clock.monotonic()
         for notice in self._foresight.notices:
             log.warning("dry run: %s", notice)
         self._foresight.notices.clear()

@@ -11,11 +11,11 @@ import json
 import logging
 import os
 import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gpu_exporter import commands
+from gpu_exporter.clock import Clock
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, parse_timestamp, timestamp
 from gpu_exporter.reconciler.policy import LABEL, Decision
@@ -175,9 +175,9 @@ class JobMarker:
     """Slurm's ClusterName, as in the label slurm_cluster."""
     _run = staticmethod(run_slurm)
 
-    def __init__(self, read_monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Clock) -> None:
         """Choose the field. Raises MarkError when Slurm does not answer or the field is not free for us."""
-        self._read_monotonic = read_monotonic
+        self._clock = clock
         self._recent: tuple[float, list[LiveJob]] | None = None
         version = re.search(r"slurm(?:-wlm)? (\d+)\.(\d+)", self._run("scontrol", "--version"))
         release = (int(version[1]), int(version[2])) if version else (0, 0)
@@ -263,7 +263,7 @@ class JobMarker:
 
     def _recent_jobs(self) -> list[LiveJob]:
         """All jobs, as listed within the last RECENT_S."""
-        now = self._read_monotonic()
+        now = self._clock.monotonic()
         if self._recent is None or now - self._recent[0] >= RECENT_S:
             self._recent = now, self._jobs()
         return self._recent[1]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from gpu_exporter.clock import Clock
 from gpu_exporter.reconciler.coverage import coverage
 from gpu_exporter.reconciler.evidence import (
     EVIDENCE_S,
@@ -104,7 +105,7 @@ class PromQLSource:
         url: str,
         candidate_after_s: float,
         window_s: float,
-        read_wall: Callable[[], float],
+        clock: Clock,
         matcher: str = "",
         fetch: Fetch = fetch_text,
     ) -> None:
@@ -112,14 +113,14 @@ class PromQLSource:
         self._url = url.rstrip("/")
         self._candidate_after_s = candidate_after_s
         self._window_s = window_s
-        self._read_wall = read_wall
+        self._clock = clock
         self._matcher = matcher
         self._fetch = fetch
         self._until = 0.0
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
         """Holders with a long idle run, and those in `marked`."""
-        wall = self._read_wall()
+        wall = self._clock.wall()
         self._until = time.monotonic() + EVIDENCE_S
         allocations = self._count("gpu_allocation_info")
         suspects = self._query(self._suspects(), MIB + HOLDER_BYTES * allocations)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -17,6 +16,7 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from gpu_exporter.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.policy import LABELLED, Decision
 
@@ -102,10 +102,11 @@ class _Demand(Collector):
 class Telemetry:
     """gpu_reconciler_* with every label value present from the start, so that no first event is missed."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # of the whole process, before the first metric
         self.registry = CollectorRegistry()
-        self._last_end = time.monotonic()
+        self._clock = clock
+        self._last_end = clock.monotonic()
         ProcessCollector(registry=self.registry)
         self._cycles = Counter("gpu_reconciler_cycles", "Cycles begun.", registry=self.registry)
         self._duration = Histogram(
@@ -149,7 +150,7 @@ class Telemetry:
 
     def since_last_cycle_s(self) -> float:
         """Seconds since a cycle ended, with or without evidence; since the start where none has."""
-        return time.monotonic() - self._last_end
+        return self._clock.monotonic() - self._last_end
 
     def count_write(self, result: str) -> None:
         self._writes.labels(result).inc()
@@ -166,11 +167,11 @@ class Telemetry:
     ) -> None:
         """A cycle that began at `began` (monotonic seconds) has ended."""
         self._stages.note(decisions)
-        self._last_end = time.monotonic()
+        self._last_end = self._clock.monotonic()
         self._cycles.inc()
         self._duration.observe(self._last_end - began)
         if complete:
-            self._success.wall = time.time()
+            self._success.wall = self._clock.wall()
         # A stage is read from live objects, which others may edit: one that is not ours makes no series of its own.
         tally = Tally(stage if stage in LABELLED else "other" for stage in standing.values())
         for stage in (*LABELLED, "other"):

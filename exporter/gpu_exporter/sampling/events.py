@@ -71,7 +71,7 @@ class EventLoop(Worker):
         self._book = book
         self._clock = clock
         self._changed = changed
-        self._repeats: Repeats[XidEvent] = Repeats(clock.monotonic)
+        self._repeats: Repeats[XidEvent] = Repeats(clock)
 
     def _run(self) -> None:
         while not self._stop.is_set():

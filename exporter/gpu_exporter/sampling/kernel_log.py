@@ -56,7 +56,7 @@ class KernelLogLoop(Worker):
         self._changed = changed
         self._waiting: deque[_Waiting] = deque()
         self._strangers: set[str] = set()
-        self._repeats: Repeats[XidEvent | None] = Repeats(clock.monotonic)  # None: records that were overwritten
+        self._repeats: Repeats[XidEvent | None] = Repeats(clock)  # None: records that were overwritten
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -35,8 +34,8 @@ class Reader:
         start(self._thread)
 
     def join(self, deadline: float) -> bool:
-        """Wait for the end, or until `deadline` (time.monotonic); false when it is not over."""
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        """Wait for the end, or until `deadline` (monotonic seconds of the clock); false when it is not over."""
+        self._thread.join(max(0.0, deadline - self._clock.monotonic()))
         self.is_hung = self._thread.is_alive()
         return not self.is_hung
 
@@ -46,7 +45,7 @@ class Reader:
             self.identity = device.identity
             sampler = DeviceSampler(device, self._enabled, self._clock, self._rules)
             if sampler.prime():
-                time.sleep(GPM_WINDOW_S)
+                self._clock.wait(threading.Event(), GPM_WINDOW_S)
             self.snapshot = sampler.sample()
             self.errors = sampler.error_counts
             self.persistence_off = not device.read_persistence_mode()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from gpu_exporter.clock import Clock
 
 T = TypeVar("T", bound=Hashable)
 QUIET_S = 60.0  # between two lines about one subject
@@ -22,8 +24,8 @@ class _Line:
 class Repeats(Generic[T]):
     """Says when a line is due. Not thread-safe: belongs to one loop, which asks `take_due` in each turn."""
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._lines: dict[T, _Line] = {}
 
     def is_due(self, subject: T) -> bool:
@@ -34,12 +36,12 @@ class Repeats(Generic[T]):
             return False
         if len(self._lines) >= MAX_SUBJECTS:
             return False
-        self._lines[subject] = _Line(self._monotonic())
+        self._lines[subject] = _Line(self._clock.monotonic())
         return True
 
     def take_due(self) -> list[tuple[T, int]]:
         """Each subject whose last line is QUIET_S old and that happened again since, with the number of times."""
-        now = self._monotonic()
+        now = self._clock.monotonic()
         old = [(subject, line) for subject, line in self._lines.items() if now - line.at >= QUIET_S]
         due: list[tuple[T, int]] = []
         for subject, line in old:

@@ -42,7 +42,7 @@ class Cluster:
         self.between: list[dict[str, object]] = []  # changes that take effect after the next squeue
         self.gres_conf = directory / "gres.conf"
         self.gres_conf.write_text("Name=gpu Type=h100 File=/dev/nvidia[0-3]\n", "utf-8")
-        self.source = SlurmSource("n0", run=self.run, monotonic=self.clock.monotonic)
+        self.source = SlurmSource("n0", run=self.run, clock=self.clock)
 
     def run(self, command: Sequence[str], timeout_s: float) -> str:
         text = " ".join(command)
@@ -144,12 +144,12 @@ def test_the_node_is_the_one_given_else_slurmds_else_this_host_by_its_short_name
     if slurmd is not None:
         monkeypatch.setenv("SLURMD_NODENAME", slurmd)
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="gpu-12.cluster.example"))
-    SlurmSource(given, run=cluster.run, monotonic=cluster.clock.monotonic).poll()
+    SlurmSource(given, run=cluster.run, clock=cluster.clock).poll()
     assert f"scontrol show node {asked} -d" in cluster.asked
 
 
 def test_every_command_has_the_time_that_was_given(cluster: Cluster) -> None:
-    SlurmSource("n0", 2.5, run=cluster.run, monotonic=cluster.clock.monotonic).poll()
+    SlurmSource("n0", 2.5, run=cluster.run, clock=cluster.clock).poll()
     assert cluster.limits == {2.5}
 
 
@@ -397,7 +397,7 @@ def test_two_files_that_disagree_prove_nothing(cluster: Cluster) -> None:
     answer = cluster.source.poll()
     assert answer.grants[0].kind == "unproven"
     assert "give the GPUs different orders" in answer.problem
-    named = SlurmSource("n0", gres_conf=cached / "gres.conf", run=cluster.run, monotonic=cluster.clock.monotonic)
+    named = SlurmSource("n0", gres_conf=cached / "gres.conf", run=cluster.run, clock=cluster.clock)
     assert [(c.kind, c.device) for c in named.poll().grants] == [("minor", "0")]
 
 
@@ -569,7 +569,7 @@ def test_a_poll_of_a_slow_slurm_has_one_deadline_however_many_jobs_there_are(clu
         cluster.clock.advance(slow)
         return cluster.run(command, timeout_s)
 
-    source = SlurmSource("n0", run=run, monotonic=cluster.clock.monotonic)
+    source = SlurmSource("n0", run=run, clock=cluster.clock)
     assert source.poll().grants == []
     assert given == [5.0, 5.0, 2.0]
     slow = 11.0

@@ -24,10 +24,10 @@ class Board:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.support = SupportMatrix(self.clock.monotonic)
+        self.support = SupportMatrix(self.clock)
         self.values: dict[Field, float] = {}
         self.fields = Fields(self)  # type: ignore[arg-type]
-        self.counters = NvlinkCounters(self.fields, "gpu 0", self.clock.monotonic)
+        self.counters = NvlinkCounters(self.fields, "gpu 0", self.clock)
 
     def __call__(self, call: str, ids: tuple[Field, ...]) -> list[tuple[int, Any]]:
         return [

@@ -19,14 +19,14 @@ def test_silence_withdraws_after_its_time_and_support_renews_it(silence: str) ->
     bench = Bench(book)
     bench.runs = {A: (UNDERUSED,)}
     bench.run()
-    bench.wall += 1000.0
+    bench.clock.advance(1000.0)
     assert bench.run() == ["renew a"]
     assert (bench.writes, book.observed[A]) == (["renewed"], WALL + 1000.0)
     bench.runs = {}
     bench.error = "" if silence == "no series" else "Prometheus is down"
-    bench.wall += POLICY.unsupported_max - 1
+    bench.clock.advance(POLICY.unsupported_max - 1)
     assert bench.run() == []
-    bench.wall += 1
+    bench.clock.advance(1)
     assert bench.run() == ["withdraw a"]
 
 
@@ -39,7 +39,7 @@ def test_restarts_do_not_make_a_mark_younger(silence: str) -> None:
     bench.error = "" if silence == "no series" else "Prometheus is down"
     seen = []
     for minute in range(1, 11):
-        bench.wall = WALL + minute * 60.0
+        bench.clock.advance(WALL + minute * 60.0 - bench.clock.wall())
         bench.restart()
         seen.append(bench.run())
     assert seen == [*[[]] * 9, ["withdraw a"]]
@@ -53,11 +53,11 @@ def test_renewals_are_rare_and_bounded_and_the_oldest_come_first() -> None:
         book.marks[name] = "underused"
     book.observed[names[-1]] = WALL - 1
     bench.runs = dict.fromkeys(names, (UNDERUSED,))
-    bench.wall = WALL + RENEW_SHARE * POLICY.unsupported_max - 2
+    bench.clock.advance(WALL + RENEW_SHARE * POLICY.unsupported_max - 2 - bench.clock.wall())
     assert bench.run() == []
-    bench.wall += 1
+    bench.clock.advance(1)
     assert bench.run() == [f"renew {names[-1].name}"]
-    bench.wall += 1
+    bench.clock.advance(1)
     assert len(bench.run()) == RENEWALS_MAX
     assert len(bench.run()) == 1
     assert bench.run() == []
@@ -69,7 +69,7 @@ def test_a_renewal_that_fails_costs_no_mark_and_a_throttled_one_ends_them() -> N
     bench.run()
     book.marks = {A: "underused", other: "underused"}
     bench.runs = {A: (UNDERUSED,), other: (UNDERUSED,)}
-    bench.wall += POLICY.unsupported_max
+    bench.clock.advance(POLICY.unsupported_max)
     book.fail = MarkError("error", "500")
     assert bench.run() == ["renew a", "renew b"]
     assert (bench.writes, bench.problem) == (["error", "error"], "")
@@ -139,7 +139,7 @@ def test_what_needs_no_evidence_is_withdrawn_before_the_source_is_asked() -> Non
     book.marks[late], book.observed[late] = "candidate", WALL
     bench.error = "Prometheus is down"
     assert bench.run() == ["ask"]
-    bench.wall += POLICY.unsupported_max
+    bench.clock.advance(POLICY.unsupported_max)
     assert bench.run() == ["withdraw d", "withdraw c", "ask"]
 
 
@@ -152,7 +152,7 @@ def test_a_process_that_dies_of_its_evidence_withdraws_all_the_same() -> None:
     bench = Deadly(book)
     book.marks[A] = "underused"
     for age, left in ((POLICY.unsupported_max - 1, {A: "underused"}), (POLICY.unsupported_max, {})):
-        bench.wall = WALL + age
+        bench.clock.advance(WALL + age - bench.clock.wall())
         bench.restart()
         with pytest.raises(SystemExit):
             bench.run()

@@ -68,7 +68,7 @@ def test_a_mark_that_was_refused_or_has_risen_is_not_renewed_besides() -> None:
     book.marks = {A: "candidate", other: "underused"}
     book.refuse[other] = "gpus"
     bench.runs = {A: (UNDERUSED,), other: (UNDERUSED,)}
-    bench.wall += POLICY.unsupported_max - 1
+    bench.clock.advance(POLICY.unsupported_max - 1)
     assert bench.run() == ["withdraw b", "write a underused"]
     assert bench.run() == ["write b underused"]
 
@@ -78,7 +78,7 @@ def test_a_rise_that_is_refused_leaves_the_evidence_renewed() -> None:
     bench = Bench(book)
     book.marks, book.able_s = {A: "candidate"}, {A: POLICY.candidate_after}
     bench.runs = {A: (UNDERUSED,)}
-    bench.wall += POLICY.unsupported_max - 1
+    bench.clock.advance(POLICY.unsupported_max - 1)
     assert bench.run() == ["write a underused", "renew a"]
 
 
@@ -128,11 +128,11 @@ def test_where_marks_cannot_be_listed_nothing_is_written_and_no_time_is_forgotte
     bench.run()
     bench.runs = {}
     pods.fail_list = MarkError("error", "refused")
-    bench.wall += POLICY.unsupported_max - 1
+    bench.clock.advance(POLICY.unsupported_max - 1)
     assert bench.run() == []
     assert bench.cycle.standing == {A: "underused", B: "underused"}
     pods.fail_list = None
-    bench.wall += 1
+    bench.clock.advance(1)
     assert bench.run() == ["withdraw a", "withdraw 7"]
 
 
@@ -187,7 +187,7 @@ def test_the_oldest_evidence_is_renewed_first() -> None:
     book = Book()
     bench = Bench(book)
     bench.run()
-    bench.wall += POLICY.unsupported_max - 1
+    bench.clock.advance(POLICY.unsupported_max - 1)
     ages = {"a": 0.0, "b": -30.0, "c": 20.0}
     for name, age in ages.items():
         book.marks[holder := HolderName("kubernetes", "ml", name)] = "underused"
@@ -249,7 +249,7 @@ def test_old_evidence_sets_no_mark_however_long_the_cycle_took() -> None:
     class Slow(Book):
         def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
             super().withdraw(mark, reason, wall)
-            bench.wall += POLICY.fresh_min
+            bench.clock.advance(POLICY.fresh_min)
 
     book = Slow()
     bench = Bench(book)
@@ -279,7 +279,7 @@ def test_what_is_unforeseen_in_the_evidence_is_a_problem_and_no_end() -> None:
     book.marks[A] = "underused"
     assert bench.run() == []
     assert bench.problem.startswith("unforeseen TypeError")
-    bench.wall += POLICY.unsupported_max
+    bench.clock.advance(POLICY.unsupported_max)
     assert bench.run() == ["withdraw a"]
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, A, B, Book, holder
 
 from gpu_exporter.app.reconcile import reconcile_once
+from gpu_exporter.clock import ManualClock
 from gpu_exporter.reconciler.dry_run import DryRun, StageTracker
 from gpu_exporter.reconciler.evidence import (
     Evidence,
@@ -157,9 +158,9 @@ def test_the_log_names_a_task_as_its_users_do() -> None:
 def test_a_dry_run_goes_on_after_any_fault(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     source, telemetry = Source(holder(A, (UNDERUSED,))), Telemetry()
-    now = [1000.0]
+    clock = ManualClock(wall=WALL)
     last = "gpu_reconciler_last_success_timestamp_seconds"
-    dry = DryRun(source, POLICY, telemetry, Foresight({}), lambda: now[0], lambda: WALL)
+    dry = DryRun(source, POLICY, telemetry, Foresight({}), clock)
     for error in (EvidenceError("Prometheus is down"), KeyError("odd"), None):
         source.error = error
         dry.run()
@@ -174,10 +175,10 @@ def test_a_dry_run_goes_on_after_any_fault(caplog: pytest.LogCaptureFixture) -> 
     assert sum("is not shown" in line for line in lines) == 1
     assert telemetry.registry.get_sample_value("gpu_reconciler_cycles_total") == 6
     source.error = EvidenceError("Prometheus is down")
-    now[0] += POLICY.unsupported_max
+    clock.advance(POLICY.unsupported_max)
     dry.run()
     assert "would withdraw" not in caplog.messages[-1]
-    now[0] += 1
+    clock.advance(1.0)
     dry.run()
     assert caplog.messages[-1].startswith("dry run: ml/a: would withdraw")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.reconciler.direct import ExporterSource
 from gpu_exporter.reconciler.evidence import EvidenceError
 from gpu_exporter.reconciler.fetch import fetch_text
@@ -163,7 +164,7 @@ def test_a_password_in_the_address_is_not_repeated() -> None:
 def test_one_exporter_that_never_ends_holds_up_no_other(serve: Serve) -> None:
     whole = OK + b"Content-Length: 5\r\n\r\nup 1\n"
     urls = [serve(dribble(OK + b"\r\n")), serve(all_at_once(whole)), serve(dribble(b""))]
-    source = ExporterSource(urls, 7200.0, time.time, within_s=WITHIN_S)
+    source = ExporterSource(urls, 7200.0, SYSTEM_CLOCK, within_s=WITHIN_S)
     began = time.monotonic()
     evidence = source.read_evidence()
     assert time.monotonic() - began < 3 * WITHIN_S
@@ -177,7 +178,7 @@ def test_a_page_that_takes_us_by_surprise_costs_no_other_its_evidence() -> None:
             raise MemoryError
         return "up 1\n"
 
-    evidence = ExporterSource(["n1:1", "n2:1"], 7200.0, time.time, fetch).read_evidence()
+    evidence = ExporterSource(["n1:1", "n2:1"], 7200.0, SYSTEM_CLOCK, fetch).read_evidence()
     assert (evidence.exporters, evidence.problems) == (1, ("http://n1:1/metrics: MemoryError: ",))
 
 
@@ -190,7 +191,7 @@ def test_slow_answers_of_one_cycle_come_to_an_end(monkeypatch: pytest.MonkeyPatc
         time.sleep(0.06)
         return '{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, "1"]}]}}'
 
-    source = PromQLSource("http://p", 3600.0, 7200.0, time.time, "", fetch)
+    source = PromQLSource("http://p", 3600.0, 7200.0, SYSTEM_CLOCK, "", fetch)
     with pytest.raises(EvidenceError, match="the evidence of a cycle took longer than 0.1 s"):
         source.read_evidence()
     assert len(left) == 2

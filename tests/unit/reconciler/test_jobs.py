@@ -215,7 +215,7 @@ def test_on_22_05_one_list_of_all_jobs_serves_many_renewals_and_a_later_one_is_r
     for mark in marks[:-1]:
         marker.renew(mark, JOB)
     assert marker.calls == ["squeue --json", *["scontrol update"] * 49]
-    marker.now += jobs.RECENT_S
+    marker.clock.advance(jobs.RECENT_S)
     marker.renew(marks[-1], JOB)
     assert marker.calls[50:] == ["squeue --json", "scontrol update"]
 

@@ -12,6 +12,7 @@ from kubernetes import client
 from tests.testbed.marker_book import POLICY, UNDERUSED, WALL, Book
 from tests.testbed.memory_slurm import MemorySlurm
 
+from gpu_exporter.clock import ManualClock
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence
 from gpu_exporter.reconciler.marks import MarkError, timestamp
@@ -130,7 +131,7 @@ def test_a_renewal_raises_no_mark_past_the_limit(name: str) -> None:
     marker = MARKERS[name]()
     node, limit = Node(marker.scheduler), POLICY.new_marks_max
     assert limit < COUNT
-    assert Cycle(node, [marker], POLICY, node, lambda: WALL).run() == ""
+    assert Cycle(node, [marker], POLICY, node, ManualClock(wall=WALL)).run() == ""
     assert node.writes == {"written": limit, "renewed": COUNT - limit}
     assert node.skips == {"limit": COUNT - limit}
     marks = marker.list_marks()
@@ -148,6 +149,6 @@ def test_what_an_owner_writes_to_a_pod_after_the_list_is_not_renewed_over() -> N
 
     node.on_read = edit
     policy = POLICY._replace(new_marks_max=0)
-    assert Cycle(node, [marker], policy, node, lambda: WALL).run() == ""
+    assert Cycle(node, [marker], policy, node, ManualClock(wall=WALL)).run() == ""
     assert node.writes == {"conflict": COUNT}
     assert all(pod["metadata"]["annotations"] == {"mine": "x"} for pod in marker.pods)

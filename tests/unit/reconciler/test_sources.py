@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.direct import ExporterSource, complete_url
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderName
@@ -38,7 +39,7 @@ def page(
 
 
 def stage_of(text: str) -> tuple[str, str]:
-    source = ExporterSource(["http://n1:9836/metrics"], 7200.0, lambda: NOW, lambda _url: text)
+    source = ExporterSource(["http://n1:9836/metrics"], 7200.0, ManualClock(wall=NOW), lambda _url: text)
     (decision,) = decide(source.read_evidence(), Policy())
     return decision.stage, decision.owner
 
@@ -60,11 +61,11 @@ def test_jobs_of_two_slurm_clusters_with_one_id_are_unknown_and_both_are_named()
         text = page(8000.0, 9000.0, 9000.0, units=1 if cluster == "beta" else 3).replace(PLACE, place)
         return text.replace("user=", f'slurm_cluster="{cluster}",user=')
 
-    source = ExporterSource(["a1:1", "a2:1", "b1:1"], 7200.0, lambda: NOW, fetch)
+    source = ExporterSource(["a1:1", "a2:1", "b1:1"], 7200.0, ManualClock(wall=NOW), fetch)
     (decision,) = decide(source.read_evidence(), Policy())
     reason = "series of 2 Slurm clusters under one job id: alpha, beta"
     assert (decision.stage, decision.reason, decision.cluster) == ("unknown", reason, "")
-    (decision,) = decide(ExporterSource(["b1:1"], 7200.0, lambda: NOW, fetch).read_evidence(), Policy())
+    (decision,) = decide(ExporterSource(["b1:1"], 7200.0, ManualClock(wall=NOW), fetch).read_evidence(), Policy())
     assert (decision.stage, decision.cluster) == ("underused", "beta")
     api = FakeApi()
     for name, cluster in (("GPU-1", "alpha"), ("GPU-2", "beta")):
@@ -86,7 +87,7 @@ def test_jobs_that_slurm_hides_are_no_holder_and_their_gpus_are_counted() -> Non
         return page(8000.0, 9000.0, 8900.0).replace(f"info{{{PLACE}", f"info{{{labels}").replace(PLACE, place)
 
     texts = {"n1:1": hidden("GPU-1"), "n2:1": hidden("GPU-2"), "n2:2": hidden("GPU-2"), "n3:1": page(8e3, 9e3, 9e3)}
-    source = ExporterSource(list(texts), 7200.0, lambda: NOW, lambda url: texts[url[7:11]])
+    source = ExporterSource(list(texts), 7200.0, ManualClock(wall=NOW), lambda url: texts[url[7:11]])
     evidence = source.read_evidence()
     assert [str(holder.name) for holder in evidence.holders] == ["job 42"]
     assert (evidence.hidden, evidence.allocations) == (2, 4)
@@ -111,17 +112,18 @@ def test_jobs_that_slurm_hides_are_no_holder_and_their_gpus_are_counted() -> Non
 
 def at_most_covered(on_s: int, off_s: int) -> float:
     """The highest coverage that a reader each 30 s gets of an exporter that comes and goes for four hours."""
-    now = [0]
+    clock = ManualClock(wall=-30.0)
 
     def fetch(url: str) -> str:
-        if now[0] % (on_s + off_s) >= on_s:
+        if clock.wall() % (on_s + off_s) >= on_s:
             raise EvidenceError(f"{url}: connection refused")
-        rounds, rest = divmod(now[0], on_s + off_s)
-        return page(10_000.0, now[0] + 1.0, rounds * on_s + rest + 1.0)
+        rounds, rest = divmod(clock.wall(), on_s + off_s)
+        return page(10_000.0, clock.wall() + 1.0, rounds * on_s + rest + 1.0)
 
-    source = ExporterSource(["http://n1/metrics"], 7200.0, lambda: float(now[0]), fetch)
+    source = ExporterSource(["http://n1/metrics"], 7200.0, clock, fetch)
     shares = []
-    for now[0] in range(0, 14_400, 30):
+    for _ in range(0, 14_400, 30):
+        clock.advance(30.0)
         try:
             evidence = source.read_evidence()
         except EvidenceError:
@@ -136,7 +138,7 @@ def test_direct_coverage_of_an_exporter_that_flaps_is_the_share_of_time_that_it_
 
 
 def test_samples_outlast_an_exporter_that_does_not_answer_and_no_holder_that_is_gone() -> None:
-    texts, now = {"http://n1/metrics": page(8000.0, 90_000.0, 80_000.0)}, [NOW]
+    texts, clock = {"http://n1/metrics": page(8000.0, 90_000.0, 80_000.0)}, ManualClock(wall=NOW)
 
     def fetch(url: str) -> str:
         if not texts.get(url):
@@ -144,11 +146,11 @@ def test_samples_outlast_an_exporter_that_does_not_answer_and_no_holder_that_is_
         return texts[url]
 
     other = "gpu_exporter_build_info 1\n"
-    source = ExporterSource(["http://n1/metrics", "http://n2/metrics"], 7200.0, lambda: now[0], fetch)
+    source = ExporterSource(["http://n1/metrics", "http://n2/metrics"], 7200.0, clock, fetch)
     texts["http://n2/metrics"] = other
     assert source.read_evidence().holders[0].units[0].coverage == 0.0
     texts["http://n1/metrics"] = ""
-    now[0] += 3600
+    clock.advance(3600.0)
     source.read_evidence()
     texts["http://n1/metrics"] = page(8000.0, 93_600.0, 83_600.0)
     assert source.read_evidence().holders[0].units[0].coverage == 0.5  # of the last hour it is known that it was seen
@@ -171,7 +173,9 @@ def test_of_two_rows_for_one_allocation_the_smaller_count_of_witnesses_counts(fi
 
 
 def test_the_demo_page_is_evidence() -> None:
-    source = ExporterSource(["http://n1/metrics"], 7200.0, lambda: NOW, lambda _url: GOLDEN.read_text("utf-8"))
+    source = ExporterSource(
+        ["http://n1/metrics"], 7200.0, ManualClock(wall=NOW), lambda _url: GOLDEN.read_text("utf-8")
+    )
     evidence = source.read_evidence()
     names = {str(holder.name): holder for holder in evidence.holders}
     assert len(names) == 8
@@ -188,14 +192,14 @@ def test_only_http_is_fetched(url: str) -> None:
 
 
 def test_a_page_that_is_no_metrics_is_an_error() -> None:
-    source = ExporterSource(["http://n1/metrics"], 7200.0, lambda: NOW, lambda _url: "<html>login</html>")
+    source = ExporterSource(["http://n1/metrics"], 7200.0, ManualClock(wall=NOW), lambda _url: "<html>login</html>")
     with pytest.raises(EvidenceError, match="http://n1/metrics: not in the Prometheus text format"):
         source.read_evidence()
 
 
 def test_too_many_exporters_are_refused() -> None:
     with pytest.raises(ValueError, match="201 exporters are more than 200: use --source.prometheus"):
-        ExporterSource(["http://n/"] * 201, 1.0, lambda: NOW)
+        ExporterSource(["http://n/"] * 201, 1.0, ManualClock(wall=NOW))
 
 
 class FakeApi:
@@ -257,7 +261,7 @@ class FakeApi:
 
 def test_promql_evidence_asks_for_suspects_first_and_restricts_the_rest() -> None:
     api = FakeApi()
-    evidence = PromQLSource("http://p:9090/", 3600.0, 7200.0, lambda: NOW, 'cluster="a"', api).read_evidence()
+    evidence = PromQLSource("http://p:9090/", 3600.0, 7200.0, ManualClock(wall=NOW), 'cluster="a"', api).read_evidence()
     (decision,) = decide(evidence, Policy())
     assert (decision.stage, decision.owner) == ("underused", "ada/phys")
     asked = [query for query in api.queries if "idle_run_seconds" in query]
@@ -268,7 +272,7 @@ def test_promql_evidence_asks_for_suspects_first_and_restricts_the_rest() -> Non
 
 
 def read(api: FakeApi, *marked: HolderName) -> Evidence:
-    return PromQLSource("http://p:9090", 3600.0, 7200.0, lambda: NOW, "", api).read_evidence(marked)
+    return PromQLSource("http://p:9090", 3600.0, 7200.0, ManualClock(wall=NOW), "", api).read_evidence(marked)
 
 
 @pytest.mark.parametrize("count", [1.0, 9.0])
@@ -352,7 +356,7 @@ def test_of_two_rows_for_one_allocation_on_a_page_the_more_careful_value_counts(
     for name, pair in pairs.items():
         for labels, value in zip(place, (pair[first], pair[1 - first]), strict=True):
             text += f"gpu_allocation_{name}{{{labels}}} {value}\n"
-    (holder,) = ExporterSource(["n1:1"], 20_000.0, lambda: NOW, lambda _url: text).read_evidence().holders
+    (holder,) = ExporterSource(["n1:1"], 20_000.0, ManualClock(wall=NOW), lambda _url: text).read_evidence().holders
     (unit,) = holder.units
     assert unit.coverage == pytest.approx(6300 / 9000)
     assert (unit.start_wall, unit.idle_run_s, holder.held) == (NOW - 9000.0, 7300.0, 3)
@@ -400,7 +404,7 @@ def test_seeing_nothing_is_not_the_same_as_nothing_being_idle() -> None:
     api = FakeApi()
     api.blind = True
     with pytest.raises(EvidenceError, match=r'no gpu-exporter series match \{job="x"\}: see --source.matcher'):
-        PromQLSource("http://p:9090", 3600.0, 7200.0, lambda: NOW, 'job="x"', api).read_evidence()
+        PromQLSource("http://p:9090", 3600.0, 7200.0, ManualClock(wall=NOW), 'job="x"', api).read_evidence()
 
 
 def test_one_exporter_that_is_down_is_a_problem_and_not_the_end() -> None:
@@ -409,12 +413,14 @@ def test_one_exporter_that_is_down_is_a_problem_and_not_the_end() -> None:
             raise EvidenceError(f"{url}: connection refused")
         return page(8000.0, 9000.0, 8900.0, units=2)
 
-    evidence = ExporterSource(["n1:9836", "http://n2:9836/metrics"], 7200.0, lambda: NOW, fetch).read_evidence()
+    evidence = ExporterSource(
+        ["n1:9836", "http://n2:9836/metrics"], 7200.0, ManualClock(wall=NOW), fetch
+    ).read_evidence()
     assert evidence.problems == ("http://n2:9836/metrics: connection refused",)
     (decision,) = decide(evidence, Policy())
     assert decision.stage == "unknown"  # the job's other GPU is on the node that is not seen
     with pytest.raises(EvidenceError, match="connection refused"):
-        ExporterSource(["http://n2:9836/metrics"], 7200.0, lambda: NOW, fetch).read_evidence()
+        ExporterSource(["http://n2:9836/metrics"], 7200.0, ManualClock(wall=NOW), fetch).read_evidence()
 
 
 @pytest.mark.parametrize("text", ["n1:9836", "http://n1:9836", "http://n1:9836/", "http://n1:9836/metrics"])

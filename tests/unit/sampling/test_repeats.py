@@ -14,7 +14,7 @@ from gpu_exporter.sampling.repeats import MAX_SUBJECTS, QUIET_S, Repeats
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 90)), max_size=60))
 def test_each_repetition_is_in_one_line_and_lines_are_a_minute_apart(happened: list[tuple[str, int]]) -> None:
     clock = ManualClock()
-    repeats: Repeats[str] = Repeats(clock.monotonic)
+    repeats: Repeats[str] = Repeats(clock)
     lines: dict[str, list[float]] = {"a": [], "b": []}
     counted: dict[str, int] = {"a": 0, "b": 0}
 
@@ -40,7 +40,7 @@ def test_each_repetition_is_in_one_line_and_lines_are_a_minute_apart(happened: l
 
 def test_the_first_time_is_logged_at_once_and_again_after_a_quiet_minute() -> None:
     clock = ManualClock()
-    repeats: Repeats[str] = Repeats(clock.monotonic)
+    repeats: Repeats[str] = Repeats(clock)
     assert repeats.is_due("a")
     assert not repeats.is_due("a")
     assert repeats.is_due("b")
@@ -52,7 +52,7 @@ def test_the_first_time_is_logged_at_once_and_again_after_a_quiet_minute() -> No
 
 def test_a_flood_of_subjects_is_bounded() -> None:
     clock = ManualClock()
-    repeats: Repeats[int] = Repeats(clock.monotonic)
+    repeats: Repeats[int] = Repeats(clock)
     assert sum(repeats.is_due(subject) for subject in range(3 * MAX_SUBJECTS)) == MAX_SUBJECTS
     clock.advance(QUIET_S)
     assert repeats.take_due() == []

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
+from gpu_exporter.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.devices.errors import (
     DeviceError,
     DriverChanged,
@@ -23,14 +23,12 @@ from gpu_exporter.vendor import NVIDIA
 class NvmlBackend:
     """The driver of this host, or a recording of one."""
 
-    def __init__(
-        self, library: Library | None = None, monotonic: Callable[[], float] = time.monotonic, name: str = "nvml"
-    ) -> None:
+    def __init__(self, library: Library | None = None, clock: Clock = SYSTEM_CLOCK, name: str = "nvml") -> None:
         self.name = name
         self.vendor = NVIDIA
         self.is_live = library is None
-        self.library = library or LiveLibrary(monotonic)
-        self._monotonic = monotonic
+        self.library = library or LiveLibrary(clock)
+        self._clock = clock
 
     def open(self) -> None:
         self.library.open()
@@ -44,7 +42,7 @@ class NvmlBackend:
 
     def find(self, position: int) -> Device:
         handle = self.library.ask("nvmlDeviceGetHandleByIndex", SYSTEM, position)
-        return NvmlDevice(self.library, handle, position, self._monotonic)
+        return NvmlDevice(self.library, handle, position, self._clock)
 
     def watch_events(self, devices: Iterable[Device]) -> EventWatch:
         known = [(device.handle, device.identity.uuid) for device in devices if isinstance(device, NvmlDevice)]

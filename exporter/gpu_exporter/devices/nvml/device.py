@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpu_exporter.clock import Clock
 from gpu_exporter.devices.errors import (
     DeviceError,
     DeviceLost,
@@ -54,11 +55,11 @@ ENGINE_CALLS = {
 class NvmlDevice:
     """One GPU through its NVML handle."""
 
-    def __init__(self, library: Library, handle: Handle, index: int, monotonic: Callable[[], float]) -> None:
+    def __init__(self, library: Library, handle: Handle, index: int, clock: Clock) -> None:
         self._library = library
         self._label = f"gpu {index}"
-        self.ask = Asker(library, handle, SupportMatrix(monotonic), self._label)
-        self._monotonic = monotonic
+        self.ask = Asker(library, handle, SupportMatrix(clock), self._label)
+        self._clock = clock
         self._fields = Fields(self.ask)
         self._once: dict[str, Any] = {}
         self._recent: dict[str, tuple[float, Any]] = {}
@@ -85,7 +86,7 @@ class NvmlDevice:
         return self.ask.handle
 
     def _make_nvlink(self) -> NvlinkCounters:
-        return NvlinkCounters(self._fields, self._label, self._monotonic)
+        return NvlinkCounters(self._fields, self._label, self._clock)
 
     def renew(self) -> None:
         """Ask the driver for the device again: after a reset the old handle may be dead. Raises DeviceError."""
@@ -113,7 +114,7 @@ class NvmlDevice:
     def _slow_answer(self, call: str) -> Any:
         """An answer that only an administrator changes: at most SLOW_ANSWER_TTL_S old."""
         known = self._recent.get(call)
-        now = self._monotonic()
+        now = self._clock.monotonic()
         if known is None or now - known[0] >= SLOW_ANSWER_TTL_S:
             known = self._recent[call] = (now, self.ask(call))
         return known[1]
@@ -293,7 +294,7 @@ class NvmlDevice:
         return added
 
     def _read_instance_processes(self, handle: Handle, identity: InstanceIdentity) -> Processes:
-        support = self._instance_support.setdefault(identity.uuid, SupportMatrix(self._monotonic))
+        support = self._instance_support.setdefault(identity.uuid, SupportMatrix(self._clock))
         label = f"gpu {self.identity.index}, mig {identity.mig}"
         ask = Asker(self._library, handle, support, label, self._instances_warned)
         return read_processes(ask, identity.mig)
@@ -315,7 +316,7 @@ class NvmlDevice:
         instances: list[NvmlInstance] = []
         windows: set[str] = set()
         for part, (handle, identity) in zip(parts, found, strict=True):
-            support = self._instance_support[identity.uuid] = known.get(identity.uuid) or SupportMatrix(self._monotonic)
+            support = self._instance_support[identity.uuid] = known.get(identity.uuid) or SupportMatrix(self._clock)
             label = f"gpu {self.identity.index}, mig {identity.mig}"
             ask = Asker(self._library, handle, support, label, self._instances_warned)
             # The board's call is for a whole GPU instance. Where several compute instances share it, its sum would make

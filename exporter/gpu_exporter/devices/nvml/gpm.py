@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pynvml
 
+from gpu_exporter.clock import Clock
 from gpu_exporter.devices.nvml import constants as nvml
 from gpu_exporter.devices.nvml import structures
 
@@ -44,8 +45,8 @@ class _Window:
 class GpmWindows:
     """All windows of one process, by name. Each name belongs to one thread, and to one way of sampling."""
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._windows: dict[str, _Window] = {}
 
     def read(self, raw: Any, name: str, gpu_instance: int, metrics: tuple[int, ...]) -> GpmAnswer | None:
@@ -57,14 +58,14 @@ class GpmWindows:
         window = self._windows.get(name)
         if window is None:
             window = self._windows[name] = _Window()
-        if window.at is not None and self._monotonic() - window.at <= SHORTEST_S:
+        if window.at is not None and self._clock.monotonic() - window.at <= SHORTEST_S:
             return None
         before, window.at = window.at, None  # a failure from here on starts a new window
         if gpu_instance >= 0:
             pynvml.nvmlGpmMigSampleGet(raw, gpu_instance, window.spare)
         else:
             pynvml.nvmlGpmSampleGet(raw, window.spare)
-        now = self._monotonic()
+        now = self._clock.monotonic()
         window.last, window.spare = window.spare, window.last
         window.at = now
         if before is None or now - before > LONGEST_S:

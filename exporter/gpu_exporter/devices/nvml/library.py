@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import pynvml
 
+from gpu_exporter.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.devices.errors import DriverUnavailable, NotSupported, device_error
 from gpu_exporter.devices.nvml import constants as nvml
 from gpu_exporter.devices.nvml import processes, structures
@@ -260,9 +260,9 @@ LIVE_CALLS = ("nvmlEventSetWait_v2", "nvmlGpmMetricsGet", "nvmlGpmSampleFree")
 class LiveLibrary:
     """The driver of this host: `libnvidia-ml.so.1` as the dynamic linker finds it, through pynvml."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._open = False
-        self._windows = GpmWindows(monotonic)
+        self._windows = GpmWindows(clock)
         self._places: dict[int, str] = {}
         self._live: dict[str, Callable[..., Any]] = {
             "nvmlEventSetWait_v2": self._wait,

@@ -12,10 +12,11 @@ goes on from before.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gpu_exporter.clock import Clock
 from gpu_exporter.devices.errors import OUT_OF_RANGE, DeviceError, NotSupported
 from gpu_exporter.devices.nvml import constants as nvml
 from gpu_exporter.devices.nvml.asker import Fields
@@ -96,10 +97,10 @@ class _Counter:
 class NvlinkCounters:
     """The links of one GPU."""
 
-    def __init__(self, fields: Fields, label: str, monotonic: Callable[[], float]) -> None:
+    def __init__(self, fields: Fields, label: str, clock: Clock) -> None:
         self._fields = fields
         self._label = label
-        self._monotonic = monotonic
+        self._clock = clock
         self._links: dict[Field, _Counter] = {}
         self._is_read = False
 
@@ -130,7 +131,7 @@ class NvlinkCounters:
 
     def _take(self, answers: Mapping[Field, float]) -> bool:
         """Add what the links have counted; whether one reported what cannot be true."""
-        now = self._monotonic()
+        now = self._clock.monotonic()
         admitted: set[Field] = set()
         for field, value in answers.items():
             is_board = field in (ALL_TX, ALL_RX)

@@ -5,8 +5,9 @@ A refusal is believed for RETRY_S and then tried again: MIG mode, ECC, privilege
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
+from gpu_exporter.clock import Clock
 from gpu_exporter.devices.errors import NoPermission, NotSupported
 
 RETRY_S = 600.0
@@ -15,8 +16,8 @@ RETRY_S = 600.0
 class SupportMatrix:
     """Refusals by call (and arguments), and what was answered at least once. Belongs to one device's one thread."""
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._refused: dict[Hashable, tuple[float, str, str]] = {}
         self.answered: set[Hashable] = set()
 
@@ -25,17 +26,17 @@ class SupportMatrix:
         known = self._refused.get(question)
         if known is not None:
             until, call, error = known
-            if self._monotonic() < until:
+            if self._clock.monotonic() < until:
                 raise NotSupported(call, error)  # a new one each time: a kept one would collect tracebacks
             del self._refused[question]
 
     def note(self, question: Hashable, refusal: NotSupported | NoPermission) -> None:
         """Remember a refusal. A missing permission is from now on no data, so that it is counted once."""
-        self._refused[question] = (self._monotonic() + RETRY_S, refusal.call, refusal.error)
+        self._refused[question] = (self._clock.monotonic() + RETRY_S, refusal.call, refusal.error)
 
     def is_refused(self, question: Hashable) -> bool:
         known = self._refused.get(question)
-        return known is not None and self._monotonic() < known[0]
+        return known is not None and self._clock.monotonic() < known[0]
 
     def forget(self, question: Hashable) -> None:
         """This question is nobody's any more."""

@@ -1,0 +1,136 @@
+"""The view of `--once`: one reading each, on a manual clock; what does not answer in time costs only itself."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_exporter import collectors
+from gpu_exporter.app.one_view import take_one_view
+from gpu_exporter.app.simulation import build_simulation
+from gpu_exporter.attribution.source import Answer, Source
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.defaults import Settings
+from gpu_exporter.devices.errors import DriverUnavailable
+from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.devices.simulated import SimulatedBackend
+from gpu_exporter.exposition.rows import list_rows
+from gpu_exporter.inventory.expected import FILE
+from gpu_exporter.ledger.state import read_boot_id
+from gpu_exporter.model import View
+
+LOST = {"at": 0, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}
+HANGS = {"at": 0, "call": "nvmlDeviceGetTemperature", "hang_ms": 600_000}
+HOLDER = {"kind": "job", "name": "42"}
+SHORT_S, LONG_S = 0.5, 30.0  # a time limit that is spent, and one that is not
+
+
+def take(
+    *gpus: dict[str, Any], held: int | None = None, sources: Sequence[Source] | None = None, timeout_s: float = LONG_S
+) -> View:
+    """`held`: the GPU that job 42 has."""
+    clock = ManualClock()
+    holders = [] if held is None else [{"gpu": held, **HOLDER}]
+    backend, source = build_simulation(parse_scenario({"gpus": list(gpus), "holders": holders}), clock)
+    asked = [source] if sources is None else sources
+    return take_one_view(Settings(), backend, asked, clock, collectors.DEFAULT, timeout_s)
+
+
+def states(view: View) -> list[str]:
+    return [row.state for row in list_rows(view)]
+
+
+def test_holders_and_free_gpus_are_known_at_once_and_nothing_is_called_idle() -> None:
+    view = take({"model": "H100"}, {"model": "T4"}, held=0)
+    (allocation,) = view.allocations
+    assert (allocation.allocation.holder.job_id, allocation.gpu) == ("42", 0)
+    assert allocation.totals.idle_run_s == 0.0
+    assert states(view) == ["unknown", "free"]
+    assert [gpu.withheld for gpu in view.gpus] == [False, False]
+    assert view.status.devices_visible == view.status.devices_expected == 2
+
+
+def test_ratios_of_gpm_are_there_since_its_window_is_waited_for() -> None:
+    (gpu,) = take({"model": "H100", "load": {"kind": "constant", "value": 0.5}}).gpus
+    assert {"gpu_graphics_active_ratio", "gpu_sm_active_ratio"} <= {s.family.name for s in gpu.snapshot.samples}
+
+
+def test_a_gpu_that_hangs_costs_only_itself() -> None:
+    view = take({"model": "H100", "faults": [HANGS]}, {"model": "T4"}, held=1, timeout_s=SHORT_S)
+    assert [(row.gpu, row.state) for row in list_rows(view)] == [("0", "hung"), ("1", "unknown")]
+    assert [gpu.hung for gpu in view.gpus] == [True, False]
+    assert view.status.devices_expected == 2
+
+
+def test_a_driver_in_which_every_gpu_hangs_does_not_answer() -> None:
+    with pytest.raises(DriverUnavailable, match=r"the driver did not answer within 0\.5 s"):
+        take({"model": "H100", "faults": [HANGS]}, timeout_s=SHORT_S)
+
+
+def test_a_lost_gpu_is_named_beside_the_others() -> None:
+    view = take({"model": "H100", "faults": [LOST]}, {"model": "T4"})
+    assert states(view) == ["lost", "free"]
+
+
+@pytest.fixture
+def silent() -> Iterator[Source]:
+    """A source of holders that does not answer before the test ends."""
+    over = threading.Event()
+
+    class Silent:
+        name = "slurm"
+
+        def poll(self) -> Answer:
+            over.wait()
+            return Answer([])
+
+    yield Silent()
+    over.set()
+
+
+def test_while_a_source_is_silent_no_gpu_is_free(silent: Source) -> None:
+    view = take({"model": "T4"}, sources=[silent], timeout_s=SHORT_S)
+    assert states(view) == ["unknown"]
+    assert (view.status.attribution_known, [source.up for source in view.status.sources]) == (False, [False])
+
+
+class Absent(SimulatedBackend):
+    """A driver that is not installed, or is and fails."""
+
+    def __init__(self, *, absent: bool) -> None:
+        self._absent = absent
+
+    def open(self) -> None:
+        raise DriverUnavailable("there is no driver", absent=self._absent)
+
+
+def take_without_driver(directory: Path, *, absent: bool) -> View:
+    backend, clock = Absent(absent=absent), ManualClock()
+    return take_one_view(Settings(), backend, [], clock, collectors.DEFAULT, LONG_S, directory, directory / "sys")
+
+
+def test_a_node_that_never_had_a_gpu_has_an_empty_view(tmp_path: Path) -> None:
+    view = take_without_driver(tmp_path, absent=True)
+    assert (view.gpus, view.allocations, view.status.driver_up, view.status.driver_error) == (
+        (),
+        (),
+        False,
+        "there is no driver",
+    )
+
+
+def test_a_node_whose_gpus_were_seen_before_is_missing_its_driver(tmp_path: Path) -> None:
+    seen = {"uuid": "GPU-1", "pci_bus_id": "0000:17:00.0", "position": 0, "name": "H100"}
+    (tmp_path / FILE).write_text(json.dumps({"version": 1, "boot_id": read_boot_id(), "devices": [seen]}))
+    with pytest.raises(DriverUnavailable, match="there is no driver"):
+        take_without_driver(tmp_path, absent=True)
+
+
+def test_a_driver_that_fails_is_a_fault_anywhere(tmp_path: Path) -> None:
+    with pytest.raises(DriverUnavailable, match="there is no driver"):
+        take_without_driver(tmp_path, absent=False)

@@ -1,0 +1,86 @@
+"""After the driver was replaced: a new process in our place, once, or an end that a supervisor answers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from gpu_exporter.app import restart
+from gpu_exporter.app.restart import AGAIN_S, MARK, restart_or_exit, restarted_lately
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.exits import Exit
+
+
+class Replaced(Exception):
+    """Stands for the process that another one has taken over."""
+
+
+class Ended(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Of the process that took over last."""
+    taken: dict[str, str] = {}
+
+    def execve(program: str, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+        assert (program, list(arguments)) == (sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        taken.update(environ)
+        raise Replaced
+
+    def end(code: int) -> None:
+        raise Ended(code)
+
+    for name in (MARK, "KUBERNETES_SERVICE_HOST", "container"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(restart, "CONTAINER_FILES", ())
+    monkeypatch.setattr(restart, "exit_now", end)
+    monkeypatch.setattr(os, "execve", execve)
+    return taken
+
+
+def test_on_a_host_the_process_replaces_itself_once_in_ten_minutes(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    with pytest.raises(Replaced):
+        restart_or_exit("auto", clock.wall())
+    monkeypatch.setenv(MARK, environment[MARK])
+    clock.advance(AGAIN_S - 1.0)
+    with pytest.raises(Ended, match=str(int(Exit.DRIVER_REPLACED))):
+        restart_or_exit("restart", clock.wall())
+    clock.advance(1.0)
+    with pytest.raises(Replaced):
+        restart_or_exit("restart", clock.wall())
+
+
+@pytest.mark.parametrize("name", ["KUBERNETES_SERVICE_HOST", "container"])
+def test_in_a_container_it_ends_unless_it_is_asked_to_restart(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "x")
+    for action, outcome in (("auto", Ended), ("exit", Ended), ("restart", Replaced)):
+        with pytest.raises(outcome):
+            restart_or_exit(action, 1000.0)
+
+
+def test_a_program_that_is_gone_ends_it_too(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise FileNotFoundError(2, "No such file")
+
+    monkeypatch.setattr(os, "execve", fail)
+    with pytest.raises(Ended, match=str(int(Exit.DRIVER_REPLACED))):
+        restart_or_exit("auto", 1000.0)
+    assert "cannot restart" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize("mark", ["", "yesterday", "nan", "inf", "1100"])
+def test_a_mark_that_is_no_time_of_before_is_none(mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MARK, mark)
+    assert not restarted_lately(1000.0)
