@@ -10,9 +10,10 @@ import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from gpu_exporter.flags import (
+    COLLECTORS,
     build_check_config_parser,
     build_demo_parser,
     build_digest_parser,
@@ -25,6 +26,7 @@ from gpu_exporter.parser import Parser
 from gpu_exporter.version import VERSION
 
 TEXTFILE_INTERVAL_MAX_S = 60.0
+SWITCH_INTERVAL_S = 0.0005  # a thread that comes back from the driver does not wait for 5 ms of imports
 
 if TYPE_CHECKING:
     from gpu_exporter.attribution.processes import ProcessOwners
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from gpu_exporter.collectors import Collector
     from gpu_exporter.defaults import Settings
     from gpu_exporter.devices.protocol import Backend
+    from gpu_exporter.vendor import Vendor
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,14 +67,10 @@ def _load(parser: Parser, path: Path | None) -> Settings:
         parser.fail(str(exc))
 
 
-def _build_node(
-    parser: Parser, options: argparse.Namespace, clock: Clock, settings: Settings
-) -> tuple[Backend, list[Source]]:
-    """The backend and the attribution sources that the flags ask for."""
+def _build_backend(parser: Parser, options: argparse.Namespace, clock: Clock) -> tuple[Backend, list[Source]]:
+    """The backend that the flags ask for, and the holders that a scenario brings along."""
     if options.scenario is not None and options.replay:
         parser.error("--devices.scenario and --devices.replay exclude each other")
-    backend: Backend
-    simulated: list[Source] = []
     if options.scenario is not None:
         from gpu_exporter.app.simulation import build_simulation
         from gpu_exporter.devices.scenario import ScenarioError, load_scenario
@@ -80,13 +79,18 @@ def _build_node(
             backend, source = build_simulation(load_scenario(options.scenario), clock)
         except (ScenarioError, OSError) as exc:
             parser.fail(str(exc))
-        simulated = [source]
-    elif options.replay:
-        backend = _build_replay(parser, options.replay, clock)
-    else:
-        from gpu_exporter.devices.nvml.backend import NvmlBackend
+        return backend, [source]
+    if options.replay:
+        return _build_replay(parser, options.replay, clock), []
+    from gpu_exporter.devices.nvml.backend import NvmlBackend
 
-        backend = NvmlBackend()
+    return NvmlBackend(), []
+
+
+def _build_sources(
+    parser: Parser, options: argparse.Namespace, clock: Clock, settings: Settings, vendor: Vendor
+) -> list[Source]:
+    """The attribution sources that the flags ask for, or that this host has."""
     sources: list[Source] = []
     if options.static is not None:
         from gpu_exporter.attribution.static import StaticSource
@@ -105,7 +109,7 @@ def _build_node(
                 timeout_s=attribution.timeout,
                 empty_confirm_s=attribution.empty_confirm,
                 resources=options.resources,
-                vendor=backend.vendor,
+                vendor=vendor,
             )
         except ValueError as exc:
             parser.error(str(exc))
@@ -114,10 +118,8 @@ def _build_node(
         from gpu_exporter.attribution.slurm import SlurmSource
 
         if options.slurm or SlurmSource.is_present():
-            sources.append(
-                SlurmSource(options.slurm_node, attribution.timeout, options.slurm_gres_conf, vendor=backend.vendor)
-            )
-    return backend, [*sources, *simulated]
+            sources.append(SlurmSource(options.slurm_node, attribution.timeout, options.slurm_gres_conf, vendor=vendor))
+    return sources
 
 
 def _build_processes(
@@ -191,39 +193,52 @@ def _serve(given: list[str]) -> int:
     from gpu_exporter.clock import SYSTEM_CLOCK
 
     clock = SYSTEM_CLOCK
-    backend, sources = _build_node(parser, options, clock, settings)
-    processes = _build_processes(parser, options, backend, clock)
+    backend, simulated = _build_backend(parser, options, clock)
     state_directory = Path(options.state_directory) if options.state_directory else None
     if options.once:
-        from gpu_exporter.app.once import exit_now, run_once
-        from gpu_exporter.app.one_view import take_one_view
-
-        socket_path = None
-        if state_directory is not None and backend.is_live:
-            socket_path = state_directory / "gpu-exporter.sock"
-        try:
-            code = run_once(
-                lambda: take_one_view(
-                    settings,
-                    backend,
-                    sources,
-                    clock,
-                    _enabled(options),
-                    options.timeout,
-                    state_directory,
-                    options.sysfs if backend.is_live else None,
-                    processes,
-                ),
-                options.format,
-                options.output,
-                options.timeout,
-                socket_path,
-                backend.name,
-            )
-        except OSError as exc:
-            parser.fail(str(exc))
-        exit_now(code)
+        _run_once(parser, options, settings, clock, backend, simulated, state_directory)
+    sources = [*_build_sources(parser, options, clock, settings, backend.vendor), *simulated]
+    processes = _build_processes(parser, options, backend, clock)
     return _run_daemon(parser, options, settings, backend, sources, processes, state_directory)
+
+
+def _run_once(
+    parser: Parser,
+    options: argparse.Namespace,
+    settings: Settings,
+    clock: Clock,
+    backend: Backend,
+    simulated: list[Source],
+    state_directory: Path | None,
+) -> NoReturn:
+    """`--once`. Where there is no daemon to ask, the GPUs are read while the rest of the program is loaded."""
+    from gpu_exporter.app.one_view import make_readers, take_one_view
+
+    socket_path = state_directory / "gpu-exporter.sock" if state_directory is not None and backend.is_live else None
+    enabled = {name for name in COLLECTORS if getattr(options, f"collector_{name}")}
+    reading = make_readers(settings, backend, clock, enabled)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    if socket_path is None or not socket_path.exists():
+        reading.start()
+    from gpu_exporter.app.once import exit_now, run_once
+
+    sources = [*_build_sources(parser, options, clock, settings, backend.vendor), *simulated]
+    processes = _build_processes(parser, options, backend, clock)
+    sysfs = options.sysfs if backend.is_live else None
+    try:
+        code = run_once(
+            lambda: take_one_view(
+                settings, backend, reading, sources, clock, options.timeout, state_directory, sysfs, processes
+            ),
+            options.format,
+            options.output,
+            options.timeout,
+            socket_path,
+            backend.name,
+        )
+    except OSError as exc:
+        parser.fail(str(exc))
+    exit_now(code)
 
 
 def describe_settings(settings: Settings) -> str:

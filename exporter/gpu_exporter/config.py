@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 from typing import Any
@@ -174,5 +173,7 @@ def _load_section(path: Path, name: str, section: Any, node: Any, faults: list[s
 
 
 def _unknown(place: str, key: str, known: list[str]) -> str:
+    import difflib  # only wanted for an error
+
     close = difflib.get_close_matches(key, known, 1)
     return f"{place}: unknown key" + (f", did you mean {close[0]}?" if close else f"; known: {', '.join(known)}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 # Boards that MIG divides by four: at most 4 instances of 6 of 24 GB, or 24 of 96 GB
@@ -96,11 +95,10 @@ class Activity(NamedTuple):
     witnesses: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceIdentity:
+class DeviceIdentity(NamedTuple):
     """Facts that are read once: NVML index, UUID, product name, PCI address, minor number of /dev/nvidiaN."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # nobody asks these facts for tuple.index
     uuid: str
     name: str
     driver_version: str

@@ -128,7 +128,8 @@ def main() -> int:
         )
         feeder.start()
         environment = {
-            **os.environ,
+            # As installed: programs whose sources are compiled at each start measure the compiler.
+            **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
             "LD_LIBRARY_PATH": str(build_library()),
             "GPU_EXPORTER_NVML_TABLE": str(table.path),
         }

@@ -73,6 +73,7 @@ ALLOWED = {
         "logs",
         "parser",
         "app",
+        "vendor",
         "config",
         "defaults",
         "version",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpu_exporter import collectors
-from gpu_exporter.app.wiring import activity_rules, flatten_counts, persistence_warning
+from gpu_exporter.app.wiring import activity_rules, flatten_counts
 from gpu_exporter.attribution.identity import Identity
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.attribution.processes import ProcessOwners
@@ -26,7 +26,7 @@ from gpu_exporter.ledger.state import StateFile, read_boot_id
 from gpu_exporter.model import AgentStatus, CollectorOutcome, View
 from gpu_exporter.node.place import Placed, count_answering, count_expected, place
 from gpu_exporter.node.state import NodeState
-from gpu_exporter.sampling.driver import Driver, DriverView
+from gpu_exporter.sampling.driver import Driver, DriverView, warn_of_persistence
 from gpu_exporter.sampling.kernel_log import KernelLogLoop
 from gpu_exporter.sampling.manager import SOON_S, DeviceManager
 from gpu_exporter.threads import start
@@ -231,7 +231,7 @@ class Agent:
             unmanaged=inventory.unmanaged(),
             outcomes=(*self.devices.outcomes(), *self._kernel_log_outcome()),
             warnings=(
-                *([persistence_warning(off)] if (off := self.devices.without_persistence()) else []),
+                *warn_of_persistence(self.devices.without_persistence()),
                 *self.poller.warnings(),
                 *([self._state_warning(state.error)] if state and state.error else []),
             ),

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_exporter.app.wiring import activity_rules, flatten_counts, persistence_warning
-from gpu_exporter.attribution.processes import ProcessOwners
-from gpu_exporter.attribution.source import Source
 from gpu_exporter.clock import Clock
-from gpu_exporter.collectors import Collector
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.errors import DriverUnavailable
-from gpu_exporter.devices.protocol import Backend
+from gpu_exporter.devices.protocol import Backend, Device
 from gpu_exporter.model import AgentStatus, View
-from gpu_exporter.sampling.reader import Reader
+from gpu_exporter.sampling.reader import Readers
 from gpu_exporter.threads import start
 from gpu_exporter.vendor import Vendor
 from gpu_exporter.version import VERSION
 
 if TYPE_CHECKING:
+    from gpu_exporter.attribution.processes import ProcessOwners
+    from gpu_exporter.attribution.source import Source
     from gpu_exporter.inventory.inventory import Inventory
+    from gpu_exporter.sampling.sampler import DeviceSampler
 
 PATIENCE = 0.8  # share of the time limit that GPUs have; the rest is for telling of those that answered
 
@@ -58,12 +57,26 @@ def _read_inventory(vendor: Vendor, state_directory: Path | None, sysfs: Path | 
     return keeper.value
 
 
+def make_readers(settings: Settings, backend: Backend, clock: Clock, enabled: Collection[str]) -> Readers:
+    """Readers of all GPUs; `enabled`: names of collectors."""
+
+    def make_sampler(device: Device) -> DeviceSampler:
+        from gpu_exporter import collectors
+        from gpu_exporter.app.wiring import activity_rules
+        from gpu_exporter.sampling.sampler import DeviceSampler
+
+        chosen = [collector for collector in collectors.ALL if collector.name in enabled]
+        return DeviceSampler(device, chosen, clock, activity_rules(settings))
+
+    return Readers(backend, enabled, clock, make_sampler)
+
+
 def take_one_view(
     settings: Settings,
     backend: Backend,
+    reading: Readers,
     sources: Sequence[Source],
     clock: Clock,
-    enabled: Sequence[Collector],
     timeout_s: float,
     state_directory: Path | None = None,
     sysfs: Path | None = None,
@@ -73,26 +86,27 @@ def take_one_view(
 
     On a node that has no GPU, the view is empty. Raises DriverUnavailable where a GPU is expected.
 
-    `processes` as for an Agent.
+    `reading` may have been started already. `processes` as for an Agent.
     """
     deadline = clock.monotonic() + PATIENCE * timeout_s
+    too_late = f"the driver did not answer within {timeout_s:g} s"
     try:
-        backend.open()
-        readers = [
-            Reader(position, backend, enabled, clock, activity_rules(settings)) for position in range(backend.count())
-        ]
+        readers = reading.take(deadline)
     except DriverUnavailable as exc:
         status = _status_without_driver(exc, settings, backend, state_directory, sysfs)
         if status.expects_gpus:
             raise
         return View(clock.wall(), status, (), ())
+    if readers is None:
+        raise DriverUnavailable(too_late)
     # Loaded while the GPUs are read.
+    from gpu_exporter.app.wiring import flatten_counts
     from gpu_exporter.attribution.identity import Identity
     from gpu_exporter.attribution.poller import Poller
     from gpu_exporter.diagnosis.loop import DiagnosisLoop
     from gpu_exporter.node.place import count_answering, count_expected, place
     from gpu_exporter.node.state import NodeState
-    from gpu_exporter.sampling.driver import DriverView, Position
+    from gpu_exporter.sampling.driver import DriverView, Position, warn_of_persistence
 
     identity = Identity(settings.identity.user, state_directory)
     poller = Poller(sources, clock, settings.attribution.keep_last, identity)
@@ -107,7 +121,7 @@ def take_one_view(
         }
     )
     if not all(ended) and not count_answering(driver):
-        raise DriverUnavailable(f"the driver did not answer within {timeout_s:g} s")
+        raise DriverUnavailable(too_late)
     node = NodeState(settings, clock)
     errors: Counter[tuple[str, str]] = Counter()
     for reader in readers:
@@ -121,7 +135,6 @@ def take_one_view(
     owners = processes.read(snapshots) if processes is not None else None
     resolution = node.on_poll(poller.grants(), placed, owners, expected)  # a source without an answer yet is named
     poller.note_resolution(resolution.conflicts, resolution.unresolved)
-    off = sum(reader.persistence_off for reader in readers)
     status = AgentStatus(
         version=VERSION,
         backend=backend.name,
@@ -134,7 +147,7 @@ def take_one_view(
         sources=poller.statuses(),
         attribution_known=poller.is_known() and node.is_resolved(),
         errors=flatten_counts(errors),
-        warnings=(*((persistence_warning(off),) if off else ()), *poller.warnings()),
+        warnings=(*warn_of_persistence(sum(reader.persistence_off for reader in readers)), *poller.warnings()),
         unmanaged=inventory.unmanaged(),
     )
     diagnosis = DiagnosisLoop(settings, lambda: node.evidence(placed), clock)

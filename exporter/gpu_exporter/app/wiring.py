@@ -27,11 +27,3 @@ def activity_rules(settings: Settings, driver_period_max_s: float = 1.0) -> Acti
 def flatten_counts(errors: Counter[tuple[str, str]]) -> tuple[tuple[str, str, int], ...]:
     """(call, error, count), sorted."""
     return tuple((call, error, count) for (call, error), count in sorted(errors.items()))
-
-
-def persistence_warning(number: int) -> str:
-    """Without persistence mode each first open of a GPU initialises it, which takes seconds."""
-    return (
-        f"persistence mode is off on {number} GPU{'s' if number > 1 else ''}: each command that opens them waits "
-        "seconds for their start, and counters start at 0 again; run nvidia-persistenced"
-    )

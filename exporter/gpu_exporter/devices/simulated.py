@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -324,7 +323,7 @@ class SimulatedDevice(SilentDevice):
         now = self._meet_faults("nvmlDeviceGetMigMode")
         mode = self._mig_mode(now)
         if mode != self.identity.mig_mode:
-            self.identity = dataclasses.replace(self.identity, mig_mode=mode)
+            self.identity = self.identity._replace(mig_mode=mode)
         return [SimulatedInstance(self._stage, self._gpu, instance) for instance in self._gpu.instances_at(now)]
 
 

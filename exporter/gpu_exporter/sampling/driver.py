@@ -203,3 +203,13 @@ class Driver:
         if self.is_silent:
             return SILENT
         return RELEASED_TEXT if self.is_released else self._error
+
+
+def warn_of_persistence(off: int) -> tuple[str, ...]:
+    """A warning where `off` GPUs have no persistence mode: each first open initialises them, which takes seconds."""
+    if not off:
+        return ()
+    return (
+        f"persistence mode is off on {off} GPU{'s' if off > 1 else ''}: each command that opens them waits "
+        "seconds for their start, and counters start at 0 again; run nvidia-persistenced",
+    )

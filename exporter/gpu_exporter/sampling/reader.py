@@ -1,26 +1,57 @@
-"""One reading of one GPU, in a thread of its own: one that hangs costs only itself."""
+"""One reading of every GPU, each in a thread of its own: one that hangs costs only itself.
+
+Little is imported before the driver is asked: the rest is loaded while the windows of GPM pass.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.collectors import Collector
-from gpu_exporter.devices.errors import DeviceError
-from gpu_exporter.devices.protocol import Backend
+from gpu_exporter.devices.errors import DeviceError, NotSupported
+from gpu_exporter.devices.protocol import Backend, Device
 from gpu_exporter.model import DeviceIdentity, DeviceSnapshot
-from gpu_exporter.sampling.sampler import GPM_WINDOW_S, DeviceSampler
-from gpu_exporter.sampling.witnesses import ActivityRules
 from gpu_exporter.threads import start
+
+if TYPE_CHECKING:
+    from gpu_exporter.sampling.sampler import DeviceSampler
+
+GPM_WINDOW_S = 0.11  # NVML wants more than 100 ms between two samples
+
+
+def open_windows(device: Device, enabled: Collection[str]) -> bool:
+    """Begin the GPM windows of a GPU and its instances ahead of a first cycle; true when a cycle is worth waiting for.
+
+    `enabled`: names of collectors.
+    """
+    opened = False
+    try:
+        boards = [device] if "gpm" in enabled else []
+        instances = device.list_instances() if "mig" in enabled else ()
+        for ask in (*(board.read_gpm for board in boards), *(instance.read_gpm for instance in instances)):
+            try:
+                ask()
+                opened = True
+            except NotSupported:
+                continue
+    except DeviceError:
+        return False  # the cycle that follows meets the same error, and says so
+    return opened
 
 
 class Reader:
     """Reads the GPU at one position, in its own thread."""
 
     def __init__(
-        self, position: int, backend: Backend, enabled: Sequence[Collector], clock: Clock, rules: ActivityRules
+        self,
+        position: int,
+        backend: Backend,
+        enabled: Collection[str],
+        clock: Clock,
+        make_sampler: Callable[[Device], DeviceSampler],
     ) -> None:
         self.errors: Counter[tuple[str, str]] = Counter()
         self.persistence_off = False
@@ -29,7 +60,7 @@ class Reader:
         self.error = ""
         self.is_hung = False
         self._position, self._backend, self._enabled = position, backend, enabled
-        self._clock, self._rules = clock, rules
+        self._clock, self._make_sampler = clock, make_sampler
         self._thread = threading.Thread(target=self._read, name=f"gpu-{position}", daemon=True)
         start(self._thread)
 
@@ -43,9 +74,10 @@ class Reader:
         try:
             device = self._backend.find(self._position)
             self.identity = device.identity
-            sampler = DeviceSampler(device, self._enabled, self._clock, self._rules)
-            if sampler.prime():
-                self._clock.wait(threading.Event(), GPM_WINDOW_S)
+            opened, at = open_windows(device, self._enabled), self._clock.monotonic()
+            sampler = self._make_sampler(device)
+            if opened:
+                self._clock.wait(threading.Event(), at + GPM_WINDOW_S - self._clock.monotonic())
             self.snapshot = sampler.sample()
             self.errors = sampler.error_counts
             self.persistence_off = not device.read_persistence_mode()
@@ -53,3 +85,52 @@ class Reader:
             if self.snapshot is None:
                 self.errors[exc.call, exc.error] += 1
                 self.error = str(exc)
+
+
+class Readers:
+    """The readers of all GPUs. The driver is opened in a thread of its own, which may hang in it.
+
+    `enabled`: names of collectors.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        enabled: Collection[str],
+        clock: Clock,
+        make_sampler: Callable[[Device], DeviceSampler],
+    ) -> None:
+        self._backend, self._enabled, self._clock, self._make_sampler = backend, enabled, clock, make_sampler
+        self._each: list[Reader] = []
+        self._fault: Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Open the driver and begin; called again it does nothing."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._open, name="open", daemon=True)
+            start(self._thread)
+
+    def take(self, deadline: float) -> list[Reader] | None:
+        """A reader for each position, of which none may have ended; None when the driver is not open by `deadline`.
+
+        Raises DriverUnavailable.
+        """
+        self.start()
+        assert self._thread is not None
+        self._thread.join(max(0.0, deadline - self._clock.monotonic()))
+        if self._thread.is_alive():
+            return None
+        if self._fault is not None:
+            raise self._fault
+        return self._each
+
+    def _open(self) -> None:
+        try:
+            self._backend.open()
+            self._each = [
+                Reader(position, self._backend, self._enabled, self._clock, self._make_sampler)
+                for position in range(self._backend.count())
+            ]
+        except Exception as exc:  # handed to the thread that takes
+            self._fault = exc

@@ -10,13 +10,11 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.collectors import Collector, Cycle, Totals
 from gpu_exporter.collectors.contract import InstanceCycle
 from gpu_exporter.collectors.facts import take_facts
-from gpu_exporter.devices.errors import DeviceError, DeviceLost, NotSupported
+from gpu_exporter.devices.errors import DeviceLost
 from gpu_exporter.devices.protocol import Device
 from gpu_exporter.model import Activity, CollectorOutcome, DeviceSnapshot, InstanceReading, ProcessList, Sample, UnitId
 from gpu_exporter.sampling.activity import ActivityReader, instance_activity
 from gpu_exporter.sampling.witnesses import ActivityRules, Witnesses
-
-GPM_WINDOW_S = 0.11  # NVML wants more than 100 ms between two samples
 
 
 class _Kept(NamedTuple):
@@ -92,23 +90,6 @@ class DeviceSampler:
     def interval_s(self) -> float:
         """How long the next cycle may wait."""
         return self._activity.interval_s
-
-    def prime(self) -> bool:
-        """Open the GPM windows ahead of a first cycle; true when a cycle is worth waiting for."""
-        opened = False
-        names = {collector.name for collector in self._collectors}
-        try:
-            boards = [self.device] if "gpm" in names else []
-            instances = self.device.list_instances() if "mig" in names else ()
-            for ask in (*(b.read_gpm for b in boards), *(i.read_gpm for i in instances)):
-                try:
-                    ask()
-                    opened = True
-                except NotSupported:
-                    continue
-        except DeviceError:
-            return False  # the cycle that follows meets the same error, and says so
-        return opened
 
     def _down(self, reason: str) -> DeviceSnapshot:
         self._kept.clear()

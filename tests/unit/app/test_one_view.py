@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter import collectors
-from gpu_exporter.app.one_view import take_one_view
+from gpu_exporter.app.one_view import make_readers, take_one_view
 from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.attribution.source import Answer, Source
 from gpu_exporter.clock import ManualClock
@@ -20,6 +19,7 @@ from gpu_exporter.devices.errors import DriverUnavailable
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import SimulatedBackend
 from gpu_exporter.exposition.rows import list_rows
+from gpu_exporter.flags import COLLECTORS
 from gpu_exporter.inventory.expected import FILE
 from gpu_exporter.ledger.state import read_boot_id
 from gpu_exporter.model import View
@@ -38,7 +38,8 @@ def take(
     holders = [] if held is None else [{"gpu": held, **HOLDER}]
     backend, source = build_simulation(parse_scenario({"gpus": list(gpus), "holders": holders}), clock)
     asked = [source] if sources is None else sources
-    return take_one_view(Settings(), backend, asked, clock, collectors.DEFAULT, timeout_s)
+    readers = make_readers(Settings(), backend, clock, COLLECTORS)
+    return take_one_view(Settings(), backend, readers, asked, clock, timeout_s)
 
 
 def states(view: View) -> list[str]:
@@ -111,7 +112,8 @@ class Absent(SimulatedBackend):
 
 def take_without_driver(directory: Path, *, absent: bool) -> View:
     backend, clock = Absent(absent=absent), ManualClock()
-    return take_one_view(Settings(), backend, [], clock, collectors.DEFAULT, LONG_S, directory, directory / "sys")
+    readers = make_readers(Settings(), backend, clock, COLLECTORS)
+    return take_one_view(Settings(), backend, readers, [], clock, LONG_S, directory, directory / "sys")
 
 
 def test_a_node_that_never_had_a_gpu_has_an_empty_view(tmp_path: Path) -> None:

@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter import collectors, commands
+from gpu_exporter import commands
 from gpu_exporter.app.once import EXITS
-from gpu_exporter.app.one_view import take_one_view
+from gpu_exporter.app.one_view import make_readers, take_one_view
 from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.attribution import slurm_commands
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.attribution.slurm import SlurmSource
-from gpu_exporter.clock import ManualClock, SystemClock
+from gpu_exporter.clock import SYSTEM_CLOCK, ManualClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.exits import Exit
 from gpu_exporter.exposition.health import judge_health
 from gpu_exporter.exposition.rows import list_rows
+from gpu_exporter.flags import COLLECTORS
 
 
 @pytest.fixture
@@ -32,8 +33,9 @@ def without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_reading_is_partial_and_calls_no_gpu_free(without_slurm: None) -> None:
-    backend, _ = build_simulation(parse_scenario({"gpus": [{"model": "T4"}]}), SystemClock())
-    view = take_one_view(Settings(), backend, [SlurmSource("n0")], SystemClock(), collectors.DEFAULT, 10.0)
+    backend, _ = build_simulation(parse_scenario({"gpus": [{"model": "T4"}]}), SYSTEM_CLOCK)
+    readers = make_readers(Settings(), backend, SYSTEM_CLOCK, COLLECTORS)
+    view = take_one_view(Settings(), backend, readers, [SlurmSource("n0")], SYSTEM_CLOCK, 10.0)
     assert EXITS[judge_health(view)] == Exit.PARTIAL
     assert view.status.sources[0].error.startswith("scontrol is neither on PATH nor in ")
     assert [row.state for row in list_rows(view)] == ["unknown"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from gpu_exporter.attribution.resolve import resolve
 from gpu_exporter.model import DeviceIdentity, DeviceSnapshot, Grant, Holder, HolderKey, InstanceReading, UnitId
 
@@ -38,7 +36,7 @@ def test_a_mig_instance_by_new_and_old_name() -> None:
 
 def test_a_number_never_means_a_board_that_is_partitioned() -> None:
     identity = snapshot(3, 0).identity
-    mig = SNAPSHOTS[2].__class__(dataclasses.replace(identity, mig_mode="enabled"), 0.0, 0.0, True)
+    mig = SNAPSHOTS[2].__class__(identity._replace(mig_mode="enabled"), 0.0, 0.0, True)
     result = resolve([Grant("index", "3", JOB), Grant("minor", "0", JOB)], [mig])
     assert (result.allocations, len(result.unresolved)) == ([], 2)
     beside = resolve([Grant("index", "0", JOB), Grant("minor", "3", JOB)], [SNAPSHOTS[0], mig])
@@ -142,7 +140,7 @@ def test_a_running_holder_keeps_its_gpu_when_numbers_move() -> None:
     first = resolve([grant], order(0, 1, 2))
     assert first.numbers == {(JOB.key, "IDX 1"): UnitId("GPU-1")}
     moved = [snapshot(0, 0), snapshot(1, 2)]  # GPU-1 left the list
-    moved[1] = moved[1]._replace(identity=dataclasses.replace(moved[1].identity, uuid="GPU-2"))
+    moved[1] = moved[1]._replace(identity=moved[1].identity._replace(uuid="GPU-2"))
     kept = resolve([grant], moved, incomplete="gpu 1 is missing", numbers=first.numbers)
     assert [a.unit for a, _ in kept.allocations] == [UnitId("GPU-1")]
     assert kept.numbers == first.numbers
@@ -161,7 +159,7 @@ def test_a_holder_that_is_known_by_name_only_keeps_no_number() -> None:
 
 def test_a_position_means_nothing_beside_a_board_in_mig_mode() -> None:
     nodes = order(0, 1)
-    nodes[1] = nodes[1]._replace(identity=dataclasses.replace(nodes[1].identity, mig_mode="enabled"))
+    nodes[1] = nodes[1]._replace(identity=nodes[1].identity._replace(mig_mode="enabled"))
     reason = "a position means nothing while a GPU of this node is in MIG mode"
     assert where(Grant("index", "0", JOB), nodes) == reason
     assert where(Grant("minor", "0", JOB), nodes) == "GPU-0"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +235,7 @@ def test_a_gpu_that_leaves_the_list_over_a_restart_gives_no_job_another_gpu(tmp_
     after.state.restore()
     first, *others = after.samplers
     for index, sampler in enumerate(others):
-        sampler.device.identity = dataclasses.replace(sampler.device.identity, index=index)
+        sampler.device.identity = sampler.device.identity._replace(index=index)
     after.samplers = others
     after.sample()
     assert numbered(after, [job("42", 1), job("43", 0)], expected=3) == {"42": uuids[1]}

@@ -16,7 +16,8 @@ from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
 from gpu_exporter.model import DeviceSnapshot, GpuProcess
 from gpu_exporter.sampling.loop import DeviceLoop
-from gpu_exporter.sampling.sampler import GPM_WINDOW_S, DeviceSampler
+from gpu_exporter.sampling.reader import GPM_WINDOW_S
+from gpu_exporter.sampling.sampler import DeviceSampler
 from gpu_exporter.sampling.witnesses import ActivityRules
 
 RULES = ActivityRules(1.0, 3, 0.3, 0.25)

@@ -7,7 +7,6 @@ KiB to bytes, nanoseconds and microseconds to seconds. Calls that only newer dri
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -306,7 +305,7 @@ class NvmlDevice:
         mode = self._read_mig_mode()
         if mode != self.identity.mig_mode:  # switched at run time: what was refused in the old mode may be answered now
             log.info("gpu %d: MIG mode is now %s", self.identity.index, mode)
-            self.identity = dataclasses.replace(self.identity, mig_mode=mode)
+            self.identity = self.identity._replace(mig_mode=mode)
             self._start_over()
         found = self._enumerate() if mode == "enabled" else []
         if not (found or self._windows):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpu_exporter.clock import Clock
@@ -48,7 +47,6 @@ class _Reading(NamedTuple):
     at: float
 
 
-@dataclass(slots=True)
 class _Counter:
     """One link in one direction.
 
@@ -56,12 +54,13 @@ class _Counter:
     last reading, while it is not believed.
     """
 
-    max_rate: float
-    base: float = 0.0
-    believed: _Reading | None = None
-    doubted: _Reading | None = None
-    silent_since: float | None = None
-    is_left: bool = False  # silent for so long that the others go on without it
+    def __init__(self, max_rate: float) -> None:
+        self.max_rate = max_rate
+        self.base = 0.0
+        self.believed: _Reading | None = None
+        self.doubted: _Reading | None = None
+        self.silent_since: float | None = None
+        self.is_left = False  # silent for so long that the others go on without it
 
     @property
     def sum(self) -> float:
