@@ -5,6 +5,8 @@ A rule writes ${key} for KEY; tools/rules.py fills it in, with the section `aler
 
 from __future__ import annotations
 
+from gpu_exporter.model import ALLOCATION_KEY
+
 RUNBOOK = "https://github.com/gpu-exporter/gpu-exporter/blob/main/alerts/runbook.md"
 # Empty where the site has not said where its Grafana is (alerts.grafana).
 DASHBOARD = (
@@ -12,9 +14,7 @@ DASHBOARD = (
     "{{ with $labels.namespace }}&var-namespace={{ . }}{{ end }}{{ end }}"
 )
 TARGET = "cluster, node"  # one node; not instance, which changes with a rollout
-KEY = (
-    f"{TARGET}, uuid, mig_uuid, scheduler, namespace, pod, container, job_id"  # one allocation; indexes are for people
-)
+KEY = ", ".join((TARGET, *ALLOCATION_KEY))  # one allocation
 HOLDER = "cluster, scheduler, namespace, pod, job_id"
 
 

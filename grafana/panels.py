@@ -10,9 +10,10 @@ from grafana_foundation_sdk.models import common as shapes
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from gpu_exporter.config import format_duration
 from gpu_exporter.defaults import Settings
 from gpu_exporter.digest import oversized
+from gpu_exporter.durations import format_duration
+from gpu_exporter.model import ALLOCATION_KEY
 
 UID = "gpu-exporter-allocation"
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -54,7 +55,7 @@ HOLDER_WIDTHS = {  # the holder takes the rest; without widths all columns get 1
     "Idle for": 125,
     "Held since": 165,
 }
-HOLDER_HIDDEN = ("Time", "uuid", "mig_uuid", "instance", "scheduler", "namespace", "pod", "container", "job_id")
+HOLDER_HIDDEN = ("Time", "instance", *ALLOCATION_KEY)
 TENANT_COLUMNS = {
     "tenant": "Namespace or account",
     "Value #held": "Held",

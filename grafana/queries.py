@@ -11,9 +11,9 @@ from __future__ import annotations
 from alerts.parameters import HOLDER, TARGET
 from alerts.parameters import KEY as ALLOCATION
 
-from gpu_exporter.config import format_duration
 from gpu_exporter.defaults import Settings
 from gpu_exporter.digest import oversized
+from gpu_exporter.durations import format_duration
 
 ON_NODES = 'node=~"$node"'
 HELD = f'{ON_NODES}, namespace=~"$namespace"'  # a Slurm job has no namespace, which `.*` matches

@@ -7,8 +7,7 @@ import re
 
 import yaml
 
-DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
-SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+from gpu_exporter.durations import DURATION, SECONDS
 
 
 def render_defaults(text: str) -> str:

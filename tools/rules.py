@@ -22,8 +22,9 @@ from typing import Any
 import yaml
 from alerts.parameters import DASHBOARD, FIXED, RUNBOOK
 
-from gpu_exporter.config import ConfigError, check_value, format_duration, load_settings, parse_duration
+from gpu_exporter.config import ConfigError, check_value, load_settings
 from gpu_exporter.defaults import DURATIONS, Alerts
+from gpu_exporter.durations import format_duration, parse_duration
 from tools.files import ROOT, write_or_check
 
 SOURCES, RULES = ROOT / "alerts" / "src", ROOT / "alerts" / "rules"

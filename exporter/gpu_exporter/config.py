@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gpu_exporter.defaults import DURATIONS, Settings
+from gpu_exporter.durations import format_duration, parse_duration
 
-DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 CHOICES = {"identity.user": ("auto", "name", "uid", "hmac", "none")}  # settings that are words, with those they may be
 MATCHER = r'''[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\{}$]*"'''  # of PromQL, without an escape
 MATCHERS = f"(?:{MATCHER}(?:, ?{MATCHER})*)?"
@@ -29,25 +29,10 @@ PATTERNS = {  # settings that are texts: what they must look like, and what that
     ),
     "alerts.pool_label": (LABEL, "a label of Prometheus"),
 }
-SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class ConfigError(ValueError):
     """The configuration is wrong. The text lists every fault, one a line."""
-
-
-LONGEST_S = 366 * 86400.0
-
-
-def parse_duration(text: str) -> float:
-    """`500ms`, `15s`, `1h30m` to seconds. Raises ValueError, also for more than a year."""
-    parts = DURATION.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError(f"{text!r} is not a duration such as 90s, 10m or 2h")
-    seconds = sum(float(number) * SECONDS[unit] for number, unit in parts)
-    if seconds > LONGEST_S:  # which the waits of operating systems do not take
-        raise ValueError(f"{text[:40]!r} is longer than a year")
-    return seconds
 
 
 def load_settings(path: Path | None) -> Settings:
@@ -122,14 +107,6 @@ def check_value(section: str, key: str, value: float | str) -> str:
     if f"{section}.{key}" not in DURATIONS and isinstance(value, float) and value > 1:
         return f"{value:g} is not a share between 0 and 1"
     return ""
-
-
-def format_duration(seconds: float) -> str:
-    """Seconds as one number with its unit, as configuration and PromQL write it: 1800 to 30m, 0.5 to 500ms."""
-    for unit, size in (("h", 3600), ("m", 60), ("s", 1)):
-        if seconds >= size and seconds % size == 0:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds * 1000:.0f}ms" if seconds else "0s"
 
 
 def render_settings(settings: Settings) -> str:

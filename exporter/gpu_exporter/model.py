@@ -206,6 +206,10 @@ class XidCounts(NamedTuple):
     codes: tuple[tuple[int, str, int, float], ...] = ()
 
 
+ALLOCATION_KEY = ("uuid", "mig_uuid", "scheduler", "namespace", "pod", "container", "job_id")
+"""Labels that together name one allocation on a node, in every series, rule, query and piece of evidence."""
+
+
 class HolderKey(NamedTuple):
     """Who holds: unique per incarnation, so a pod recreated under its name is somebody else."""
 

@@ -71,7 +71,7 @@ def file_mode(text: str) -> int:
 
 
 def duration(text: str) -> float:
-    from gpu_exporter.config import parse_duration
+    from gpu_exporter.durations import parse_duration
 
     try:
         return parse_duration(text)

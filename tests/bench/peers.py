@@ -9,6 +9,7 @@ quote the ratios. Peer: nvitop-exporter (PyPI), installed into a virtual environ
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ from tests.testbed.processes import GPU_EXPORTER, Processes, Running, fetch, fre
 from tests.testbed.programs import cache_root
 
 NVITOP = "nvitop-exporter==1.7.2"
-GPUS = 8
+GPUS, INSTANCES = 8, 7
 SCRAPES = 300
 TICK = os.sysconf("SC_CLK_TCK")
 
@@ -112,6 +113,52 @@ def measure_once(environment: dict[str, str], flags: Sequence[str]) -> list[floa
     return sorted(times)
 
 
+@contextlib.contextmanager
+def play(gpus: Sequence[Mapping[str, object]]) -> Iterator[tuple[dict[str, str], Path]]:
+    """The C library shows these GPUs: the environment that finds it, and a file in which a job holds each unit."""
+    with tempfile.TemporaryDirectory() as name:
+        table, static = NvmlTable(Path(name) / "table"), Path(name) / "holders.yaml"
+        feeder = ScenarioFeeder(parse_scenario({"gpus": list(gpus)}), table)
+        units = [unit.uuid for gpu in feeder.stage.scenario.gpus for unit in (gpu.instances or (gpu,))]
+        static.write_text(json.dumps([{"uuid": u, "job": str(100 + i)} for i, u in enumerate(units)]), "utf-8")
+        feeder.start()
+        try:
+            yield (
+                {
+                    # As installed: programs whose sources are compiled at each start measure the compiler.
+                    **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
+                    "LD_LIBRARY_PATH": str(build_library()),
+                    "GPU_EXPORTER_NVML_TABLE": str(table.path),
+                },
+                static,
+            )
+        finally:
+            feeder.stop()
+
+
+def measure_ours(
+    checkouts: Mapping[str, Mapping[str, str]], environment: dict[str, str], static: Path, soak_s: float
+) -> dict[str, Figures]:
+    """One round of each checkout of gpu-exporter."""
+    found = {}
+    for checkout, path in checkouts.items():
+        port = free_port()
+        flags = ["--no-attribution.slurm", f"--attribution.static={static}", f"--state.directory={static.parent}/state"]
+        ours = [*GPU_EXPORTER, f"--web.listen-address=127.0.0.1:{port}", *flags]
+        found[checkout] = measure(ours, port, {**environment, **path}, soak_s)
+    return found
+
+
+def show(title: str, rounds: Mapping[str, Sequence[Figures]]) -> None:
+    """Medians of the rounds, and how ours compare with each of the others."""
+    print(title)
+    print(f"{'figure':16}", *(f"{exporter:>14}" for exporter in rounds), "ours by each")
+    for field in Figures._fields:
+        values = [statistics.median(getattr(figures, field) for figures in each) for each in rounds.values()]
+        ratios = [f"{values[0] / value:.2f}" for value in values[1:]]
+        print(f"{field:16}", *(f"{value:14.3f}" for value in values), *ratios)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--rounds", type=int, default=3)
@@ -119,54 +166,35 @@ def main() -> int:
     parser.add_argument("--before", type=Path, help="another checkout of gpu-exporter, measured in the same run")
     options = parser.parse_args()
     nvitop = install_nvitop()
-    with tempfile.TemporaryDirectory() as name:
-        table = NvmlTable(Path(name) / "table")
-        load = {"kind": "square", "low": 0.1, "high": 0.9, "period": 30}
-        holders = [{"gpu": i, "kind": "job", "name": str(100 + i)} for i in range(GPUS)]
-        feeder = ScenarioFeeder(
-            parse_scenario({"gpus": [{"model": "H100", "load": load}] * GPUS, "holders": holders}), table
-        )
-        feeder.start()
-        environment = {
-            # As installed: programs whose sources are compiled at each start measure the compiler.
-            **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
-            "LD_LIBRARY_PATH": str(build_library()),
-            "GPU_EXPORTER_NVML_TABLE": str(table.path),
-        }
-        static = Path(name) / "holders.yaml"
-        uuids = [gpu.uuid for gpu in feeder.stage.scenario.gpus]
-        static.write_text(json.dumps([{"uuid": u, "job": str(100 + i)} for i, u in enumerate(uuids)]), "utf-8")
-        checkouts = {"gpu-exporter": environment}
-        if options.before:
-            checkouts["before"] = {**environment, "PYTHONPATH": str(options.before.resolve() / "exporter")}
-        rounds: dict[str, list[Figures]] = {checkout: [] for checkout in checkouts} | {"nvitop": []}
+    checkouts: dict[str, dict[str, str]] = {"gpu-exporter": {}}
+    if options.before:
+        checkouts["before"] = {"PYTHONPATH": str(options.before.resolve() / "exporter")}
+    load = {"kind": "square", "low": 0.1, "high": 0.9, "period": 30}
+    rounds: dict[str, list[Figures]] = {checkout: [] for checkout in checkouts} | {"nvitop": []}
+    with play([{"model": "H100", "load": load}] * GPUS) as (environment, static):
         for _ in range(options.rounds):
-            for checkout, where in checkouts.items():
-                port = free_port()
-                flags = ["--no-attribution.slurm", f"--attribution.static={static}", f"--state.directory={name}/state"]
-                ours = [*GPU_EXPORTER, f"--web.listen-address=127.0.0.1:{port}", *flags]
-                rounds[checkout].append(measure(ours, port, where, options.soak))
+            for checkout, figures in measure_ours(checkouts, environment, static, options.soak).items():
+                rounds[checkout].append(figures)
             port = free_port()
             theirs = [nvitop, "--bind-address", "127.0.0.1", "--port", str(port), "--interval", "1"]
             rounds["nvitop"].append(measure(theirs, port, environment, options.soak))
         once = {
-            checkout: measure_once(where, ["--no-attribution.slurm", "--state.directory="])
-            for checkout, where in checkouts.items()
+            checkout: measure_once({**environment, **path}, ["--no-attribution.slurm", "--state.directory="])
+            for checkout, path in checkouts.items()
         }
-        feeder.stop()
-    print(
-        f"{GPUS} GPUs with a holder each, {options.rounds} rounds in turn, medians; {os.cpu_count()} cores, "
-        f"Python {sys.version.split()[0]}"
-    )
-    print(f"{'figure':16}", *(f"{exporter:>14}" for exporter in rounds), "ours by each")
-    for field in Figures._fields:
-        values = [statistics.median(getattr(figures, field) for figures in each) for each in rounds.values()]
-        ratios = [f"{values[0] / value:.2f}" for value in values[1:]]
-        print(f"{field:16}", *(f"{value:14.3f}" for value in values), *ratios)
+    print(f"{options.rounds} rounds in turn, medians; {os.cpu_count()} cores, Python {sys.version.split()[0]}")
+    show(f"{GPUS} H100 with a holder each", rounds)
     for checkout, times in once.items():
         print(
             f"{checkout} --once: p50 {times[10] * 1000:.0f} ms, p95 {times[18] * 1000:.0f} ms (nvitop-exporter has none)"
         )
+    instances = [{"profile": "1g.10gb", "load": load} for _ in range(INSTANCES)]
+    rounds = {checkout: [] for checkout in checkouts}
+    with play([{"model": "H100", "mig": instances}] * GPUS) as (environment, static):
+        for _ in range(options.rounds):
+            for checkout, figures in measure_ours(checkouts, environment, static, options.soak).items():
+                rounds[checkout].append(figures)
+    show(f"{GPUS} H100 in {INSTANCES} MIG instances each, {GPUS * INSTANCES} holders", rounds)
     return 0
 
 

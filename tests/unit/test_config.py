@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter import collectors
-from gpu_exporter.config import ConfigError, load_settings, parse_duration, render_settings
+from gpu_exporter.config import ConfigError, load_settings, render_settings
 from gpu_exporter.defaults import Settings
+from gpu_exporter.durations import parse_duration
 from gpu_exporter.flags import COLLECTORS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,8 +24,8 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from tools.dashboard import build_all, render
 
 from gpu_exporter import collectors
-from gpu_exporter.config import format_duration
 from gpu_exporter.defaults import Settings
+from gpu_exporter.durations import format_duration
 from gpu_exporter.exposition.catalog import ALLOCATION_LABELS, MIG_LABELS, fixed_groups
 
 ROOT = Path(__file__).resolve().parents[2]

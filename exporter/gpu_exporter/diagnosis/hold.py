@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
-from gpu_exporter.diagnosis.state import format_duration
+from gpu_exporter.durations import describe_duration
 from gpu_exporter.model import HolderKey, UnitId, Verdict
 
 AllocationId: TypeAlias = tuple[UnitId, HolderKey]
@@ -42,6 +42,6 @@ class StateHold:
         if state in ("unknown", published.state) or is_milder or now - since >= self._hold_s:
             return _Held(verdict, state, since)
         if published.state == "unknown":
-            lasted, needed = format_duration(now - since), format_duration(self._hold_s)
+            lasted, needed = describe_duration(now - since), describe_duration(self._hold_s)
             published = Verdict("unknown", f"{state} ({verdict.evidence}) for {lasted}, published after {needed}")
         return _Held(published, state, since)

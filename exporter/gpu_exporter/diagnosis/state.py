@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpu_exporter.defaults import Settings
+from gpu_exporter.durations import describe_duration
 from gpu_exporter.model import Verdict
 
 
@@ -68,7 +69,7 @@ def judge_state(window: Window, rules: StateRules) -> Verdict:
     """The state of one allocation with its evidence in words."""
     known = [value for value in window.values if value is not None]
     if window.held_s < rules.coverage_min * rules.window_s:
-        seen, whole = format_duration(window.held_s), format_duration(rules.window_s)
+        seen, whole = describe_duration(window.held_s), describe_duration(rules.window_s)
         return Verdict("unknown", f"seen for {seen}, judged over {whole}")
     if not known:
         return Verdict("unknown", "no source of activity")
@@ -91,7 +92,7 @@ def judge_state(window: Window, rules: StateRules) -> Verdict:
 def _judge_zero(window: Window, needed_s: float) -> Verdict:
     """The state at a utilization of 0 throughout: idle where the run of quiet witnesses covers the known time too."""
     run_s = window.idle_run_s or 0.0
-    idle = format_duration(run_s)
+    idle = describe_duration(run_s)
     witnesses = f"{' and '.join(window.active_by)} showed activity" if window.active_by else ""
     if run_s <= 0.0:
         return Verdict("unknown", f"utilization 0, but {witnesses or 'not all witnesses are known'}")
@@ -101,11 +102,3 @@ def _judge_zero(window: Window, needed_s: float) -> Verdict:
     if window.processes == 0.0:
         return Verdict("held_no_process", f"idle for {idle}, no process on the GPU")
     return Verdict("held_idle", f"idle for {idle}")
-
-
-def format_duration(seconds: float) -> str:
-    """`75` to `1m15s`, `7500` to `2h5m`: two largest units."""
-    whole = int(seconds)
-    parts = [(whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "m"), (whole % 60, "s")]
-    first = next((i for i, (value, _) in enumerate(parts) if value), len(parts) - 1)
-    return "".join(f"{value}{unit}" for i, (value, unit) in enumerate(parts[first : first + 2]) if value or not i)

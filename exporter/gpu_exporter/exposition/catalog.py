@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpu_exporter.model import Family
+from gpu_exporter.model import ALLOCATION_KEY, Family
 
 DEVICE_LABELS = ("gpu", "uuid")
 MIG_LABELS = ("gpu", "uuid", "mig", "mig_uuid")
-ALLOCATION_LABELS = (
-    "gpu",
-    "uuid",
-    "mig",
-    "mig_uuid",
-    "scheduler",
-    "namespace",
-    "pod",
-    "container",
-    "job_id",
-)
+ALLOCATION_LABELS = ("gpu", "uuid", "mig", "mig_uuid", *ALLOCATION_KEY[2:])  # gpu and mig are for people
 
 GPU_INFO = Family(
     "gpu_info",

@@ -8,7 +8,8 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from gpu_exporter.exposition.rows import UNKNOWN, Row, format_age, list_rows
+from gpu_exporter.durations import format_age
+from gpu_exporter.exposition.rows import UNKNOWN, Row, list_rows
 from gpu_exporter.model import History, UnitId, View
 from gpu_exporter.plain import one_line
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from gpu_exporter.durations import format_age
 from gpu_exporter.model import AllocationView, GpuView, UnitId, View
 
 UNKNOWN = "-"
@@ -130,15 +131,3 @@ def format_gib(value: float | None) -> str:
 
 def format_unit(value: float | None, unit: str) -> str:
     return UNKNOWN if value is None else f"{value:.0f}{unit}"
-
-
-def format_age(seconds: float) -> str:
-    """`0s`, `59s`, `12m`, `3h05m`, `2d04h`: short enough for a column."""
-    whole = max(0, int(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole // 60 % 60:02d}m"
-    return f"{whole // 86400}d{whole // 3600 % 24:02d}h"

@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_exporter.clock import Clock
+from gpu_exporter.model import ALLOCATION_KEY
 from gpu_exporter.reconciler.coverage import Counters
 from gpu_exporter.reconciler.evidence import (
     EVIDENCE_S,
-    KEY_LABELS,
     Evidence,
     EvidenceError,
     Gathered,
@@ -221,7 +221,7 @@ class _Page:
             self.sample_interval_s = value
         elif name.startswith("gpu_allocation_"):
             refuse_renamed(labels, self._url)
-            key = tuple(labels.get(label, "") for label in KEY_LABELS)
+            key = tuple(labels.get(label, "") for label in ALLOCATION_KEY)
             allocation = self.allocations.setdefault(key, _Allocation(labels))
             if name == "gpu_allocation_info":
                 allocation.info = labels

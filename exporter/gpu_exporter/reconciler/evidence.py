@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
-KEY_LABELS = ("uuid", "mig_uuid", "scheduler", "namespace", "pod", "container", "job_id")
 EVIDENCE_S = 30.0  # a cycle goes on without evidence that took longer, since marks must age and go all the same
 # Prometheus renames a label of ours to these when it keeps its own label of that name (honor_labels: false).
 RENAMED_LABELS = ("exported_namespace", "exported_pod", "exported_container")

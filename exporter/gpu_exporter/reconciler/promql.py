@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from gpu_exporter.clock import Clock
+from gpu_exporter.model import ALLOCATION_KEY
 from gpu_exporter.reconciler.coverage import coverage
 from gpu_exporter.reconciler.evidence import (
     EVIDENCE_S,
-    KEY_LABELS,
     RENAMED_LABELS,
     Evidence,
     EvidenceError,
@@ -289,7 +289,7 @@ def _place(labels: dict[str, str]) -> Place:
 
 
 def _unit_key(labels: dict[str, str]) -> UnitKey:
-    return tuple(labels.get(label, "") for label in KEY_LABELS)
+    return tuple(labels.get(label, "") for label in ALLOCATION_KEY)
 
 
 def _series(labels: dict[str, str]) -> Series:

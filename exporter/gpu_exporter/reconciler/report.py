@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from gpu_exporter.config import format_duration
 from gpu_exporter.defaults import Policy
+from gpu_exporter.durations import format_duration
 from gpu_exporter.plain import layout, utc
 from gpu_exporter.reconciler.evidence import Evidence, HolderName, OtherActivity
 from gpu_exporter.reconciler.foresight import Outlook

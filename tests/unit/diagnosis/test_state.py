@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter.diagnosis.state import StateRules, Window, format_duration, judge_state
+from gpu_exporter.diagnosis.state import StateRules, Window, judge_state
+from gpu_exporter.durations import describe_duration
 
 RULES = StateRules(600.0, 0.8, 0.5, 0.1, 0.7, 0.1)
 
@@ -96,4 +97,4 @@ def test_a_holder_that_just_came_is_not_judged() -> None:
     ],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text
+    assert describe_duration(seconds) == text

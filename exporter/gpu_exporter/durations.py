@@ -1,0 +1,48 @@
+"""Durations as people write and read them; all values are seconds."""
+
+from __future__ import annotations
+
+import re
+
+DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+LONGEST_S = 366 * 86400.0
+
+
+def parse_duration(text: str) -> float:
+    """`500ms`, `15s`, `1h30m` to seconds. Raises ValueError, also for more than a year."""
+    parts = DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"{text!r} is not a duration such as 90s, 10m or 2h")
+    seconds = sum(float(number) * SECONDS[unit] for number, unit in parts)
+    if seconds > LONGEST_S:  # which the waits of operating systems do not take
+        raise ValueError(f"{text[:40]!r} is longer than a year")
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds as one number with its unit, as configuration and PromQL write it: 1800 to 30m, 0.5 to 500ms."""
+    for unit, size in (("h", 3600), ("m", 60), ("s", 1)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds * 1000:.0f}ms" if seconds else "0s"
+
+
+def describe_duration(seconds: float) -> str:
+    """`75` to `1m15s`, `7500` to `2h5m`: the two largest units, for a sentence."""
+    whole = int(seconds)
+    parts = [(whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "m"), (whole % 60, "s")]
+    first = next((i for i, (value, _) in enumerate(parts) if value), len(parts) - 1)
+    return "".join(f"{value}{unit}" for i, (value, unit) in enumerate(parts[first : first + 2]) if value or not i)
+
+
+def format_age(seconds: float) -> str:
+    """`0s`, `59s`, `12m`, `3h05m`, `2d04h`: short enough for a column."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole // 60 % 60:02d}m"
+    return f"{whole // 86400}d{whole // 3600 % 24:02d}h"
