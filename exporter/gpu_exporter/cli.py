@@ -91,35 +91,24 @@ def _build_sources(
     parser: Parser, options: argparse.Namespace, clock: Clock, settings: Settings, vendor: Vendor
 ) -> list[Source]:
     """The attribution sources that the flags ask for, or that this host has."""
-    sources: list[Source] = []
-    if options.static is not None:
-        from gpu_exporter.attribution.static import StaticSource
+    from gpu_exporter.attribution.registry import SourceOptions, find_sources
 
-        sources.append(StaticSource(options.static))
-    attribution = settings.attribution
-    socket = options.kubelet_socket
-    if options.kubelet or (options.kubelet is None and socket.parent.is_dir()):
-        from gpu_exporter.attribution.kubelet import KubeletSource
-
-        try:
-            kubelet = KubeletSource(
-                clock,
-                socket,
-                options.kubelet_logs,
-                timeout_s=attribution.timeout,
-                empty_confirm_s=attribution.empty_confirm,
-                resources=options.resources,
-                vendor=vendor,
-            )
-        except ValueError as exc:
-            parser.error(str(exc))
-        sources.append(kubelet)
-    if options.slurm is not False:
-        from gpu_exporter.attribution.slurm import SlurmSource
-
-        if options.slurm or SlurmSource.is_present():
-            sources.append(SlurmSource(options.slurm_node, attribution.timeout, options.slurm_gres_conf, vendor=vendor))
-    return sources
+    asked = SourceOptions(
+        settings.attribution.timeout,
+        settings.attribution.empty_confirm,
+        options.static,
+        options.kubelet,
+        options.kubelet_socket,
+        options.kubelet_logs,
+        options.resources,
+        options.slurm,
+        options.slurm_node,
+        options.slurm_gres_conf,
+    )
+    try:
+        return find_sources(asked, clock, vendor)
+    except ValueError as exc:
+        parser.error(str(exc))
 
 
 def _build_processes(

@@ -90,12 +90,6 @@ class SlurmSource:
         self._how = FIRST_WAY
         self._until = 0.0
 
-    @staticmethod
-    def is_present() -> bool:
-        """Whether this host belongs to a Slurm cluster: it has a configuration of Slurm, or runs slurmd."""
-        places = (os.environ.get("SLURM_CONF", ""), "/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
-        return any(place and Path(place).is_file() for place in places) or slurm_commands.runs_slurmd()
-
     def poll(self) -> Answer:
         """Raises SourceError; takes POLL_TIMEOUTS timeouts at most, however many jobs there are."""
         self._until = self._clock.monotonic() + POLL_TIMEOUTS * self._timeout_s

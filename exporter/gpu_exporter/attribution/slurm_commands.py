@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 
 from gpu_exporter import commands
 from gpu_exporter.attribution.source import SourceError
@@ -14,15 +12,6 @@ from gpu_exporter.attribution.source import SourceError
 # and no others.
 KEPT = ("SLURM_CONF", "SLURM_JWT", "SACK_SOCKET", "HOME", "LD_LIBRARY_PATH")
 MAX_ANSWER = 16 * 1024 * 1024  # some 5,000 jobs of `squeue --json`, which before 23.02 prints the whole cluster's
-
-
-def runs_slurmd(procfs: Path = Path("/proc")) -> bool:
-    """Whether a slurmd runs on this host, as far as its processes can be seen."""
-    for entry in procfs.glob("[0-9]*/comm"):
-        with suppress(OSError):
-            if entry.read_text("ascii", "replace").strip() == "slurmd":
-                return True
-    return False
 
 
 def run(command: Sequence[str], timeout_s: float, limit: int = MAX_ANSWER) -> str:

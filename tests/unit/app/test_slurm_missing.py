@@ -12,8 +12,9 @@ from gpu_exporter import commands
 from gpu_exporter.app.once import EXITS
 from gpu_exporter.app.one_view import make_readers, take_one_view
 from gpu_exporter.app.simulation import build_simulation
-from gpu_exporter.attribution import slurm_commands
+from gpu_exporter.attribution import registry
 from gpu_exporter.attribution.poller import Poller
+from gpu_exporter.attribution.registry import is_slurm_node
 from gpu_exporter.attribution.slurm import SlurmSource
 from gpu_exporter.clock import SYSTEM_CLOCK, ManualClock
 from gpu_exporter.defaults import Settings
@@ -52,12 +53,12 @@ def test_it_is_said_once_and_not_at_each_poll(without_slurm: None, caplog: pytes
 def test_a_node_with_a_configuration_of_slurm_is_asked_about_jobs(
     without_slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm_commands, "runs_slurmd", lambda: False)
+    monkeypatch.setattr(registry, "runs_slurmd", lambda _: False)
     if not Path("/etc/slurm/slurm.conf").exists():
-        assert not SlurmSource.is_present()
+        assert not is_slurm_node()
     (tmp_path / "slurm.conf").touch()
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    assert SlurmSource.is_present()
+    assert is_slurm_node()
     monkeypatch.delenv("SLURM_CONF")
-    monkeypatch.setattr(slurm_commands, "runs_slurmd", lambda: True)
-    assert SlurmSource.is_present()
+    monkeypatch.setattr(registry, "runs_slurmd", lambda _: True)
+    assert is_slurm_node()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from gpu_exporter.attribution import registry
 from gpu_exporter.attribution.slurm import CONFIG_EACH_S, DOUBT_EACH_S, GPUS_EACH_S, SlurmSource
 from gpu_exporter.attribution.slurm_words import COLUMNS, SQUEUE_FORMAT
 from gpu_exporter.attribution.source import SourceError
@@ -157,11 +158,11 @@ def test_every_command_has_the_time_that_was_given(cluster: Cluster) -> None:
 def test_a_host_with_a_configuration_of_slurm_belongs_to_a_cluster(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    monkeypatch.setattr("gpu_exporter.attribution.slurm_commands.runs_slurmd", lambda: False)
+    monkeypatch.setattr(registry, "runs_slurmd", lambda _: False)
     monkeypatch.setattr(Path, "is_file", lambda path: str(path) == place)
     if place.startswith("/opt"):
         monkeypatch.setenv("SLURM_CONF", place)
-    assert SlurmSource.is_present() == bool(place)
+    assert registry.is_slurm_node() == bool(place)
 
 
 @pytest.mark.parametrize(

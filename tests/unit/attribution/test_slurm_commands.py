@@ -12,6 +12,7 @@ from tests.testbed.processes import wait_for
 
 from gpu_exporter import commands as programs
 from gpu_exporter.attribution import slurm_commands
+from gpu_exporter.attribution.registry import runs_slurmd
 from gpu_exporter.attribution.slurm import SlurmSource
 from gpu_exporter.attribution.source import SourceError
 
@@ -178,7 +179,7 @@ def test_a_running_slurmd_is_seen_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "21" / "comm").mkdir(parents=True)  # one that cannot be read
     (tmp_path / "22").mkdir()
     (tmp_path / "22" / "comm").write_bytes(b"caf\xe9\n")
-    assert not slurm_commands.runs_slurmd(tmp_path)
+    assert not runs_slurmd(tmp_path)
     (tmp_path / "30").mkdir()
     (tmp_path / "30" / "comm").write_text("slurmd\n")
-    assert slurm_commands.runs_slurmd(tmp_path)
+    assert runs_slurmd(tmp_path)

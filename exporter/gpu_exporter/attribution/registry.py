@@ -1,0 +1,97 @@
+"""The sources of holders, in their order of precedence; each is loaded where it is asked for or found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gpu_exporter.attribution.source import Source
+from gpu_exporter.clock import Clock
+from gpu_exporter.vendor import Vendor
+
+
+class SourceOptions(NamedTuple):
+    """What the admin chose. `kubelet`, `slurm`: None where this host decides. `resources`: regular expressions of
+    further resources whose devices are GPUs. `timeout_s`: of one question. `empty_confirm_s`: how long an empty answer
+    of the kubelet is doubted.
+    """
+
+    timeout_s: float
+    empty_confirm_s: float
+    static: Path | None = None
+    kubelet: bool | None = None
+    kubelet_socket: Path = Path()
+    kubelet_logs: Path = Path()
+    resources: Sequence[str] = ()
+    slurm: bool | None = None
+    slurm_node: str = ""
+    slurm_gres_conf: Path | None = None
+
+
+def find_sources(options: SourceOptions, clock: Clock, vendor: Vendor) -> list[Source]:
+    """The sources to ask, the one that is believed first. Raises ValueError for options that cannot be."""
+    found = (make(options, clock, vendor) for make in REGISTRY)
+    return [source for source in found if source is not None]
+
+
+def _make_static(options: SourceOptions, clock: Clock, vendor: Vendor) -> Source | None:
+    if options.static is None:
+        return None
+    from gpu_exporter.attribution.static import StaticSource
+
+    return StaticSource(options.static)
+
+
+def _make_kubelet(options: SourceOptions, clock: Clock, vendor: Vendor) -> Source | None:
+    if not _is_wanted(options.kubelet, options.kubelet_socket.parent.is_dir):
+        return None
+    from gpu_exporter.attribution.kubelet import KubeletSource
+
+    return KubeletSource(
+        clock,
+        options.kubelet_socket,
+        options.kubelet_logs,
+        timeout_s=options.timeout_s,
+        empty_confirm_s=options.empty_confirm_s,
+        resources=options.resources,
+        vendor=vendor,
+    )
+
+
+def _make_slurm(options: SourceOptions, clock: Clock, vendor: Vendor) -> Source | None:
+    if not _is_wanted(options.slurm, is_slurm_node):
+        return None
+    from gpu_exporter.attribution.slurm import SlurmSource
+
+    return SlurmSource(options.slurm_node, options.timeout_s, options.slurm_gres_conf, clock=clock, vendor=vendor)
+
+
+# The admin's own list is believed before what a scheduler says.
+REGISTRY: tuple[Callable[[SourceOptions, Clock, Vendor], Source | None], ...] = (
+    _make_static,
+    _make_kubelet,
+    _make_slurm,
+)
+
+
+def _is_wanted(chosen: bool | None, is_present: Callable[[], bool]) -> bool:
+    return is_present() if chosen is None else chosen
+
+
+def is_slurm_node(procfs: Path = Path("/proc")) -> bool:
+    """Whether this host belongs to a Slurm cluster: it has a configuration of Slurm, or runs a slurmd that is seen."""
+    places = (os.environ.get("SLURM_CONF", ""), "/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
+    return any(place and Path(place).is_file() for place in places) or runs_slurmd(procfs)
+
+
+def runs_slurmd(procfs: Path) -> bool:
+    """Whether a slurmd is among the processes that are seen."""
+    for entry in procfs.glob("[0-9]*/comm"):
+        try:
+            if entry.read_text("ascii", "replace").strip() == "slurmd":
+                return True
+        except OSError:  # the process has ended
+            continue
+    return False

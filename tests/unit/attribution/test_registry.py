@@ -1,0 +1,45 @@
+"""Which sources are asked: those that an admin wants, else those that this host has; the first one is believed first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.attribution import registry
+from gpu_exporter.attribution.registry import SourceOptions, find_sources
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.vendor import NVIDIA
+
+
+@pytest.mark.parametrize("has_socket", [False, True])
+@pytest.mark.parametrize("has_slurm", [False, True])
+@pytest.mark.parametrize("kubelet", [None, False, True])
+@pytest.mark.parametrize("slurm", [None, False, True])
+@pytest.mark.parametrize("static", [False, True])
+def test_what_is_wanted_is_asked_and_else_what_is_there(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has_socket: bool,
+    has_slurm: bool,
+    kubelet: bool | None,
+    slurm: bool | None,
+    static: bool,
+) -> None:
+    socket = tmp_path / "pod-resources" / "kubelet.sock"
+    if has_socket:
+        socket.parent.mkdir()
+    monkeypatch.setattr(registry, "is_slurm_node", lambda: has_slurm)
+    options = SourceOptions(
+        5.0, 5.0, tmp_path / "holders.yaml" if static else None, kubelet, socket, tmp_path, slurm=slurm, slurm_node="n0"
+    )
+    expected = ["static"] if static else []
+    expected += ["kubelet"] if (has_socket if kubelet is None else kubelet) else []
+    expected += ["slurm"] if (has_slurm if slurm is None else slurm) else []
+    assert [source.name for source in find_sources(options, ManualClock(), NVIDIA)] == expected
+
+
+def test_a_wrong_expression_for_resources_is_refused(tmp_path: Path) -> None:
+    options = SourceOptions(5.0, 5.0, None, True, tmp_path / "kubelet.sock", tmp_path, ("example.com/(",), False)
+    with pytest.raises(ValueError, match=r"example\.com/\("):
+        find_sources(options, ManualClock(), NVIDIA)
