@@ -118,7 +118,9 @@ def play(gpus: Sequence[Mapping[str, object]]) -> Iterator[tuple[dict[str, str],
     """The C library shows these GPUs: the environment that finds it, and a file in which a job holds each unit."""
     with tempfile.TemporaryDirectory() as name:
         table, static = NvmlTable(Path(name) / "table"), Path(name) / "holders.yaml"
-        feeder = ScenarioFeeder(parse_scenario({"gpus": list(gpus)}), table)
+        # A job on a whole GPU has a process there, which nvitop-exporter reports too.
+        holders = [{"gpu": i, "kind": "job", "name": str(100 + i)} for i, gpu in enumerate(gpus) if "mig" not in gpu]
+        feeder = ScenarioFeeder(parse_scenario({"gpus": list(gpus), "holders": holders}), table)
         units = [unit.uuid for gpu in feeder.stage.scenario.gpus for unit in (gpu.instances or (gpu,))]
         static.write_text(json.dumps([{"uuid": u, "job": str(100 + i)} for i, u in enumerate(units)]), "utf-8")
         feeder.start()

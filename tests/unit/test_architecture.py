@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import re
 import sys
 from pathlib import Path
 
 import pytest
 from tools.rooms import draw_rooms
 
-from gpu_exporter.collectors import ALL
+from gpu_exporter.collectors import ALL, Cycle
 from gpu_exporter.exposition.catalog import fixed_groups
+from gpu_exporter.sampling.witnesses import Moment
 
 PACKAGE = Path(__file__).resolve().parents[2] / "exporter" / "gpu_exporter"
 
@@ -112,6 +115,23 @@ def imports_of(path: Path) -> set[str]:
                 f"{node.module}.{alias.name}" if node.module == "gpu_exporter" else node.module for alias in node.names
             }
     return names
+
+
+def test_what_a_witness_looks_at_is_read_in_each_cycle_and_missed_where_it_fails() -> None:
+    """Read less often it would be absent in between, and the GPU idle."""
+    facts = set(Moment._fields) & {field.name for field in dataclasses.fields(Cycle)}
+    assert {"gpm", "engines", "pcie", "nvlink", "power_w", "energy_j"} <= facts
+    for path in (PACKAGE / "collectors").glob("*.py"):
+        source = path.read_text("utf-8")
+        filled = {fact for fact in facts if re.search(rf"cycle\.{fact}(\[.*\])? = ", source)}
+        made = [
+            collector
+            for collector in ALL
+            if collector.collect and collector.collect.__module__.endswith(f".{path.stem}")
+        ]
+        for collector in made if filled else []:
+            assert collector.witness, f"{path.name} fills {sorted(filled)}: its collector needs witness=True"
+            assert not collector.every_s, f"{path.name} fills {sorted(filled)}: it must run in each cycle"
 
 
 def test_app_is_wiring() -> None:

@@ -64,7 +64,6 @@ class ActivityReader:
         self._engines = EngineRings(rules.driver_period_max_s)
         self._rings_asked_at: float | None = None  # when they were last asked for all that they hold
         self._asks_all = True
-        self._had_energy = False
         self._was_covered = False
         self._track = Track()
         self.interval_s = rules.interval_s
@@ -108,9 +107,7 @@ class ActivityReader:
         unknown = sum(observation is UNKNOWN for observation in seen.values())
         known = not unknown and not cycle.witness_missing
         read_at = monotonic if cycle.witnessed_at is None else cycle.witnessed_at
-        has_energy = cycle.energy_j is not None or cycle.power_w is None
-        covers = cycle.engines.keys() == cycle.engine_samples.keys() and has_energy and self._had_energy
-        self._had_energy = has_energy
+        covers = self._witnesses.momentary(seen) <= cycle.engine_samples.keys()
         if previous is not None:
             self._note_watch(previous, watched_until, read_at, active, known=known, covers=covers)
         if stepped:

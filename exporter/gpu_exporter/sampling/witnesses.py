@@ -140,9 +140,14 @@ def in_one_second(mean: float, span_s: float) -> float:
 
 
 class Witness(Protocol):
-    """One witness of one unit. `name` is its label value in gpu_other_activity_seconds_total."""
+    """One witness of one unit. `name` is its label value in gpu_other_activity_seconds_total.
+
+    `is_moment`: whether what it said last is of a moment. Work between two cycles may then be over before it looks, and
+    the GPU is read each second, unless a ring of the driver of this name has kept what lay between.
+    """
 
     name: str
+    is_moment: bool
 
     def observe(self, moment: Moment) -> Observation:
         """What it says of this cycle; called once each cycle, in order."""
@@ -150,6 +155,8 @@ class Witness(Protocol):
 
 class Engine:
     """A fixed-function engine by NVML's own call: encoder, decoder, JPEG, optical flow."""
+
+    is_moment = True
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -165,6 +172,8 @@ class GpmRatio:
     `of_gpus`: of whole GPUs too. Those have witnesses besides GPM, and memory that nobody uses can read above the floor
     for ever (NVIDIA/DCGM#65), which would keep a GPU from ever being idle.
     """
+
+    is_moment = False
 
     def __init__(self, ratio: str, rules: ActivityRules, *, of_gpus: bool) -> None:
         self.name = f"gpm_{ratio}"
@@ -183,6 +192,8 @@ class GpmRatio:
 
 class LinkTraffic:
     """Bytes over PCIe or NVLink: of the driver's counters and of GPM the higher, since a counter may have wrapped."""
+
+    is_moment = False
 
     def __init__(self, name: str, floor: float) -> None:
         self.name = name
@@ -210,6 +221,7 @@ class Power:
     def __init__(self, rules: ActivityRules) -> None:
         self._floor = PowerFloor(rules)
         self._last_energy: tuple[float, float] | None = None
+        self.is_moment = True
 
     def observe(self, moment: Moment) -> Observation:
         power = self._highest(moment)
@@ -224,8 +236,10 @@ class Power:
         """
         before = self._last_energy
         self._last_energy = None if moment.energy_j is None else (moment.energy_at, moment.energy_j)
+        self.is_moment = True
         if before is None or moment.energy_j is None or moment.energy_at <= before[0] or moment.energy_j < before[1]:
             return moment.power_w
+        self.is_moment = False
         return max(moment.power_w or 0.0, (moment.energy_j - before[1]) / (moment.energy_at - before[0]))
 
 
@@ -247,16 +261,20 @@ class Witnesses:
     """The witnesses of one unit, from cycle to cycle."""
 
     def __init__(self, rules: ActivityRules) -> None:
-        self._all = tuple((witness.name, witness.observe) for witness in (make(rules) for make in REGISTRY))
+        self._all = tuple(make(rules) for make in REGISTRY)
 
     def observe(self, moment: Moment) -> dict[str, Observation]:
         """By name, what each witness says that this unit has."""
         seen: dict[str, Observation] = {}
-        for name, observe in self._all:
-            observation = observe(moment)
+        for witness in self._all:
+            observation = witness.observe(moment)
             if observation is not ABSENT:
-                seen[name] = observation
+                seen[witness.name] = observation
         return seen
+
+    def momentary(self, seen: Mapping[str, Observation]) -> set[str]:
+        """Of those that were `seen` last, the ones that spoke of a moment alone."""
+        return {witness.name for witness in self._all if witness.is_moment and witness.name in seen}
 
 
 def active_names(seen: Mapping[str, Observation]) -> tuple[str, ...]:

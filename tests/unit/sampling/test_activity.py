@@ -344,10 +344,18 @@ def test_a_long_cycle_of_a_driver_that_keeps_everything_is_known(long_bench: Lon
         {"engine_samples": {}},
         {"engine_samples": {"encoder": []}},
         {"energy_j": None},
+        {"energy_j": 1.0},
         {"witness_missing": True},
         {"instances": [object()]},
     ],
-    ids=["an engine without a ring", "an empty ring", "no energy", "a witness that failed", "MIG"],
+    ids=[
+        "an engine without a ring",
+        "an empty ring",
+        "no energy",
+        "an energy counter that fell",
+        "a witness that failed",
+        "MIG",
+    ],
 )
 def test_what_the_driver_does_not_keep_ends_the_long_interval(
     long_bench: LongBench, missing: dict[str, Any], monkeypatch: pytest.MonkeyPatch
