@@ -18,7 +18,7 @@ from gpu_exporter.attribution.kubelet import KubeletSource
 from gpu_exporter.clock import SystemClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.errors import DeviceError, NotSupported
-from gpu_exporter.devices.protocol import Device, EventWatch, Memory, Rates, SilentDevice
+from gpu_exporter.devices.protocol import Device, EventWatch, Memory, Rates
 from gpu_exporter.exposition.page import render_page
 from gpu_exporter.exposition.publisher import no_history
 from gpu_exporter.exposition.series import list_series
@@ -43,7 +43,7 @@ ACME = Vendor(
 ADDRESS = "0000:{:02x}:00.0"
 
 
-class AcmeDevice(SilentDevice):
+class AcmeDevice(Device):
     """Knows utilization, memory and power; one call of its own always fails."""
 
     def __init__(self, index: int) -> None:

@@ -16,13 +16,13 @@ from typing import NamedTuple
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices.errors import DeviceError, NotSupported
 from gpu_exporter.devices.protocol import (
+    Device,
     Gpm,
     Instance,
     InstanceIdentity,
     Memory,
     Pcie,
     Rates,
-    SilentDevice,
     Traffic,
     UtilizationSample,
 )
@@ -71,7 +71,7 @@ class Driver(NamedTuple):
     ring_keeps_s: float = 20.0
 
 
-class TrueDevice(SilentDevice):
+class TrueDevice(Device):
     """Answers from the truth."""
 
     def __init__(self, work: Sequence[Work], driver: Driver, clock: ManualClock, random: Random) -> None:

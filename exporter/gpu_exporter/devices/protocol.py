@@ -133,103 +133,16 @@ class Instance(Protocol):
         """Activity since the instance was read before; None at first sight, and when that was too long ago."""
 
 
-class Device(Protocol):
-    """One physical GPU. `answers` counts the questions that the driver has answered, so that a mute GPU is noticed."""
+class Device:
+    """One physical GPU. What a backend does not override is a value that it does not have.
+
+    `answers` counts the questions that the driver has answered, so that a mute GPU is noticed. `reason`: why a value is
+    not there, as an error of NVML.
+    """
 
     identity: DeviceIdentity
-
-    @property
-    def answers(self) -> int: ...
-
-    def read_utilization(self) -> Rates: ...
-
-    def read_utilization_samples(self, since_wall: float) -> Sequence[UtilizationSample]:
-        """The driver's samples newer than `since_wall`, oldest first; empty when there are none."""
-
-    def read_engine(self, engine: str) -> float:
-        """Share of time that one of ENGINES was busy, 0 to 1."""
-
-    def read_engine_samples(self, engine: str, since_wall: float) -> Sequence[UtilizationSample]:
-        """The driver's samples of one of ENGINES, like those of `read_utilization_samples`."""
-
-    def read_gpm(self) -> Gpm | None:
-        """Activity since the last read; None at the first read, and when the last one was too long ago."""
-
-    def reopen_gpm(self, subject: str) -> None:
-        """Close the GPM window of the board ("") or of one MIG instance (its UUID); the next read begins a new one.
-
-        Never raises.
-        """
-
-    def read_memory(self) -> Memory: ...
-
-    def read_power(self) -> float:
-        """Watts."""
-
-    def read_power_limit(self) -> float:
-        """Watts, the enforced limit."""
-
-    def read_energy(self) -> float:
-        """Joules since the driver was loaded."""
-
-    def read_temperature(self) -> float:
-        """Degrees Celsius of the GPU sensor."""
-
-    def read_memory_temperature(self) -> float:
-        """Degrees Celsius of the hottest memory sensor."""
-
-    def read_temperature_margin(self) -> float:
-        """Degrees Celsius left until the GPU slows down; negative when it is past that."""
-
-    def read_temperature_limits(self) -> Mapping[str, float]:
-        """Degrees Celsius by limit (shutdown, slowdown, gpu_max, memory_max); unsupported ones are left out."""
-
-    def read_clocks(self) -> Clocks: ...
-
-    def read_performance_state(self) -> int:
-        """0 (highest) to 15 (lowest)."""
-
-    def read_throttle_seconds(self) -> Mapping[str, float]:
-        """Seconds spent in each throttle reason that has a counter here; unsupported reasons are left out."""
-
-    def read_throttle_active(self) -> Mapping[str, bool]:
-        """Each throttle reason the device knows: is it active now?"""
-
-    def read_pcie(self) -> Pcie: ...
-
-    def read_nvlink(self) -> Traffic: ...
-
-    def read_ecc_errors(self) -> Mapping[str, int]:
-        """Errors since the driver was loaded, by severity: corrected, uncorrected."""
-
-    def read_row_remaps(self) -> RowRemaps: ...
-
-    def read_retired_pages(self) -> Mapping[str, int]:
-        """Pages retired by cause (single_bit, double_bit), before Ampere."""
-
-    def read_recovery_action(self) -> int:
-        """What the driver asks for: 0 nothing, else see nvmlDeviceGpuRecoveryAction_t."""
-
-    def read_processes(self) -> Processes: ...
-
-    def read_persistence_mode(self) -> bool:
-        """Whether the driver stays initialised while nobody uses the GPU."""
-
-    def list_instances(self) -> Sequence[Instance]:
-        """MIG instances; empty when MIG is off. Raises NotSupported where the hardware has no MIG."""
-
-    def take_errors(self) -> Sequence[DeviceError]:
-        """Values that failed inside calls that otherwise succeeded, since this was last asked."""
-
-    def renew(self) -> None:
-        """After a loss: ask the driver for this device again. Raises DeviceError while it is not back."""
-
-
-class SilentDevice:
-    """Tells nothing: the base of devices that know only a few answers."""
-
-    reason = "NVML_ERROR_NOT_SUPPORTED"
     answers = 0
+    reason = "NVML_ERROR_NOT_SUPPORTED"
 
     def _nothing(self, call: str) -> NotSupported:
         return NotSupported(call, self.reason)
@@ -238,54 +151,72 @@ class SilentDevice:
         raise self._nothing("nvmlDeviceGetUtilizationRates")
 
     def read_utilization_samples(self, since_wall: float) -> Sequence[UtilizationSample]:
+        """The driver's samples newer than `since_wall`, oldest first; empty when there are none."""
         raise self._nothing("nvmlDeviceGetSamples")
 
     def read_engine(self, engine: str) -> float:
+        """Share of time that one of ENGINES was busy, 0 to 1."""
         raise self._nothing(f"nvmlDeviceGet{engine.capitalize()}Utilization")
 
     def read_engine_samples(self, engine: str, since_wall: float) -> Sequence[UtilizationSample]:
+        """The driver's samples of one of ENGINES, like those of `read_utilization_samples`."""
         raise self._nothing("nvmlDeviceGetSamples")
 
     def read_gpm(self) -> Gpm | None:
+        """Activity since the last read; None at the first read, and when the last one was too long ago."""
         raise self._nothing("nvmlGpmMetricsGet")
 
     def reopen_gpm(self, subject: str) -> None:
+        """Close the GPM window of the board ("") or of one MIG instance (its UUID); the next read begins a new one.
+
+        Never raises.
+        """
         return
 
     def read_memory(self) -> Memory:
         raise self._nothing("nvmlDeviceGetMemoryInfo")
 
     def read_power(self) -> float:
+        """Watts."""
         raise self._nothing("nvmlDeviceGetPowerUsage")
 
     def read_power_limit(self) -> float:
+        """Watts, the enforced limit."""
         raise self._nothing("nvmlDeviceGetEnforcedPowerLimit")
 
     def read_energy(self) -> float:
+        """Joules since the driver was loaded."""
         raise self._nothing("nvmlDeviceGetTotalEnergyConsumption")
 
     def read_temperature(self) -> float:
+        """Degrees Celsius of the GPU sensor."""
         raise self._nothing("nvmlDeviceGetTemperature")
 
     def read_memory_temperature(self) -> float:
+        """Degrees Celsius of the hottest memory sensor."""
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_temperature_margin(self) -> float:
+        """Degrees Celsius left until the GPU slows down; negative when it is past that."""
         raise self._nothing("nvmlDeviceGetMarginTemperature")
 
     def read_temperature_limits(self) -> Mapping[str, float]:
+        """Degrees Celsius by limit (shutdown, slowdown, gpu_max, memory_max); unsupported ones are left out."""
         raise self._nothing("nvmlDeviceGetTemperatureThreshold")
 
     def read_clocks(self) -> Clocks:
         raise self._nothing("nvmlDeviceGetClockInfo")
 
     def read_performance_state(self) -> int:
+        """0 (highest) to 15 (lowest)."""
         raise self._nothing("nvmlDeviceGetPerformanceState")
 
     def read_throttle_seconds(self) -> Mapping[str, float]:
+        """Seconds spent in each throttle reason that has a counter here; unsupported reasons are left out."""
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_throttle_active(self) -> Mapping[str, bool]:
+        """Each throttle reason the device knows: is it active now?"""
         raise self._nothing("nvmlDeviceGetCurrentClocksEventReasons")
 
     def read_pcie(self) -> Pcie:
@@ -295,30 +226,37 @@ class SilentDevice:
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_ecc_errors(self) -> Mapping[str, int]:
+        """Errors since the driver was loaded, by severity: corrected, uncorrected."""
         raise self._nothing("nvmlDeviceGetTotalEccErrors")
 
     def read_row_remaps(self) -> RowRemaps:
         raise self._nothing("nvmlDeviceGetRemappedRows")
 
     def read_retired_pages(self) -> Mapping[str, int]:
+        """Pages retired by cause (single_bit, double_bit), before Ampere."""
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_recovery_action(self) -> int:
+        """What the driver asks for: 0 nothing, else see nvmlDeviceGpuRecoveryAction_t."""
         raise self._nothing("nvmlDeviceGetFieldValues")
 
     def read_processes(self) -> Processes:
         raise self._nothing("nvmlDeviceGetComputeRunningProcesses")
 
     def read_persistence_mode(self) -> bool:
+        """Whether the driver stays initialised while nobody uses the GPU."""
         raise self._nothing("nvmlDeviceGetPersistenceMode")
 
     def list_instances(self) -> Sequence[Instance]:
+        """MIG instances; empty when MIG is off. Raises NotSupported where the hardware has no MIG."""
         return ()
 
     def take_errors(self) -> Sequence[DeviceError]:
+        """Values that failed inside calls that otherwise succeeded, since this was last asked."""
         return ()
 
     def renew(self) -> None:
+        """After a loss: ask the driver for this device again. Raises DeviceError while it is not back."""
         return
 
 

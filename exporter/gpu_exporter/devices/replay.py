@@ -23,7 +23,6 @@ from gpu_exporter.devices.protocol import (
     Device,
     EventWatch,
     Rates,
-    SilentDevice,
     UtilizationSample,
 )
 from gpu_exporter.files import read_gzip
@@ -133,7 +132,7 @@ def _append(rec: Recording, t: float, utilization: float, temperature: float, cl
     rec.power.append(power)
 
 
-class ReplayDevice(SilentDevice):
+class ReplayDevice(Device):
     """One recording as a GPU."""
 
     reason = "NVML_ERROR_NO_DATA"

@@ -21,7 +21,6 @@ from gpu_exporter.devices.protocol import (
     Processes,
     Rates,
     RowRemaps,
-    SilentDevice,
     Traffic,
     UtilizationSample,
     XidEvent,
@@ -127,7 +126,7 @@ class SimulatedInstance:
         )
 
 
-class SimulatedDevice(SilentDevice):
+class SimulatedDevice(Device):
     """One GPU of the scenario."""
 
     def __init__(self, stage: ScenarioTime, gpu: ScenarioGpu) -> None:

@@ -15,6 +15,7 @@ from gpu_exporter.collectors.memory import collect_memory
 from gpu_exporter.collectors.power import collect_power
 from gpu_exporter.devices.protocol import (
     Clocks,
+    Device,
     Gpm,
     InstanceIdentity,
     Memory,
@@ -22,7 +23,6 @@ from gpu_exporter.devices.protocol import (
     Processes,
     Rates,
     RowRemaps,
-    SilentDevice,
     Traffic,
     UtilizationSample,
 )
@@ -51,7 +51,7 @@ def test_no_other_family_is_a_value_of_the_driver() -> None:
     assert read <= {"nvmlDeviceGetSamples, else nvmlDeviceGetUtilizationRates"}
 
 
-class Nonsense(SilentDevice):
+class Nonsense(Device):
     """Every value is the sentinel, in the driver's unit of it."""
 
     def __init__(self, sentinel: float) -> None:
@@ -202,7 +202,7 @@ def test_what_is_admitted_lies_in_the_range_and_the_rest_is_counted(value: float
         assert (admitted, cycle.remarks, cycle.witness_missing) == (None, [("nvmlX", "OUT_OF_RANGE")], True)
 
 
-class Reads(SilentDevice):
+class Reads(Device):
     energy = power = 100.0
     memory = Memory(1000, 300, 600, 100)
 

@@ -11,6 +11,8 @@ import pynvml
 import pytest
 
 from gpu_exporter.devices.nvml import library, structures
+from gpu_exporter.devices.nvml.device import NvmlDevice
+from gpu_exporter.devices.protocol import Device
 
 NVML = Path(library.__file__).parent
 # Every function of NVML that the exporter may call, and nothing else. None sets state; none sleeps for its own reasons,
@@ -154,3 +156,10 @@ def test_the_gpm_query_has_room_for_every_metric() -> None:
     assert structures.METRICS_MAX >= pynvml.NVML_GPM_METRIC_MAX
     for mine, name in {"count": "numMetrics", "first": "sample1", "second": "sample2", "metrics": "metrics"}.items():
         assert getattr(structures.GpmMetrics, mine).offset == getattr(pynvml.c_nvmlGpmMetricsGet_t, name).offset
+
+
+def test_every_question_to_a_device_is_put_to_nvml() -> None:
+    """What is not overridden is not supported, and here that would be forgotten."""
+    asked = {name for name, value in vars(Device).items() if callable(value) and not name.startswith("_")}
+    assert len(asked) > 25
+    assert asked <= set(vars(NvmlDevice))

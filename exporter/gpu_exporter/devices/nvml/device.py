@@ -26,6 +26,7 @@ from gpu_exporter.devices.nvml.nvlink import NvlinkCounters
 from gpu_exporter.devices.nvml.support import SupportMatrix
 from gpu_exporter.devices.protocol import (
     Clocks,
+    Device,
     Gpm,
     Instance,
     InstanceIdentity,
@@ -51,7 +52,7 @@ ENGINE_CALLS = {
 }
 
 
-class NvmlDevice:
+class NvmlDevice(Device):
     """One GPU through its NVML handle."""
 
     def __init__(self, library: Library, handle: Handle, index: int, clock: Clock) -> None:
@@ -97,7 +98,7 @@ class NvmlDevice:
         self._start_over()
 
     @property
-    def answers(self) -> int:
+    def answers(self) -> int:  # type: ignore[override]  # counted where it asks
         return self.ask.answers
 
     def _start_over(self) -> None:
