@@ -168,7 +168,8 @@ def test_an_alert_outlives_a_restart_and_a_failed_scrape(rule: dict[str, Any]) -
     """Below 10m the state of `for` is not restored (--rules.alert.for-grace-period)."""
     if "for" in rule:
         assert re.fullmatch(r"[1-9][0-9]m|[1-9][0-9]*h", rule["for"]), rule["for"]
-        assert re.fullmatch(r"[1-9][0-9]m|[1-9][0-9]*h", rule["keep_firing_for"]), rule["keep_firing_for"]
+        keeps = rule.get("keep_firing_for", "no keep_firing_for, which a rule with `for` needs")
+        assert re.fullmatch(r"[1-9][0-9]m|[1-9][0-9]*h", keeps), keeps
 
 
 @each_alert
