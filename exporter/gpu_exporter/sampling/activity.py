@@ -164,7 +164,8 @@ class ActivityReader:
         """
         if known and not active:
             seen_s = self._longest()
-            if covers and read_at - previous <= 2 * self.interval_s:  # the rings keep as much
+            # Twice the interval is what the rings keep. Where a site reads less often, sums are too coarse to tell.
+            if covers and read_at - previous <= 2 * min(self.interval_s, self._rules.interval_max_s):
                 seen_s = read_at - previous
             self._track.note(WitnessPeriod(max(previous, read_at - seen_s), until, active, known))
         else:

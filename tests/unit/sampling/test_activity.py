@@ -382,6 +382,15 @@ def test_after_a_cycle_that_hung_only_what_the_rings_keep_is_known(
     assert covered or min(start for start, _ in idle) >= bench.now - 1.2
 
 
+def test_a_site_that_reads_less_often_than_the_long_interval_knows_no_more_than_a_reading_says() -> None:
+    """Half a minute of zeros in every ring, and sums over it: too coarse for a burst that only power shows."""
+    bench = LongBench()
+    bench.reader = ActivityReader(UnitId("GPU-0"), LONG._replace(interval_s=30.0))
+    for _ in range(4):
+        idle = bench.cycle(30.0)
+    assert min(start for start, _ in idle) >= bench.now - 1.2
+
+
 def test_without_an_engines_ring_only_its_last_period_of_a_long_cycle_is_idle(long_bench: LongBench) -> None:
     idle = long_bench.cycle(5.0, engine_samples={})
     assert min(start for start, _ in idle) >= 36.8
