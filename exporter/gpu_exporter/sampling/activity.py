@@ -84,41 +84,25 @@ class ActivityReader:
         # The first witness was read when the cycle began: of what came later its silence says nothing.
         watched_until = monotonic if cycle.begin is None else cycle.begin
         previous, self._last_monotonic = self._last_monotonic, watched_until
-        if (
-            self._last_samples_monotonic is not None
-            and previous is not None
-            and watched_until - previous > self._max_gap
-        ):
-            self._last_samples_monotonic += watched_until - previous  # our absence is not the ring's silence
+        self._note_absence(previous, watched_until)
         stepped = self._note_offset(wall - monotonic)
-        if stepped:
-            log.warning(
-                "gpu %s: the wall clock was stepped by %+.0f s; the driver stamps its samples with it, so activity may "
-                "be unknown for up to %.0f s",
-                self._unit.uuid,
-                stepped,
-                RING_AGE_MAX_S,
-            )
         seen = self._witnesses.observe(moment_of(cycle))
         self._trust.review(cycle, seen, monotonic)
         wall_watched = wall - (monotonic - watched_until)
-        worked = self._engines.read(cycle, watched_until, wall_watched, stepped=bool(stepped))
+        worked = self._engines.read(cycle, watched_until, wall_watched, stepped=stepped)
         active = active_names(seen)
         unknown = sum(observation is UNKNOWN for observation in seen.values())
         known = not unknown and not cycle.witness_missing
-        read_at = monotonic if cycle.witnessed_at is None else cycle.witnessed_at
         covers = self._witnesses.momentary(seen) <= cycle.engine_samples.keys()
         if previous is not None:
+            read_at = monotonic if cycle.witnessed_at is None else cycle.witnessed_at
             self._note_watch(previous, watched_until, read_at, active, known=known, covers=covers)
         if stepped:
             self._ring.restart(wall)
             spans: tuple[Span, ...] = ()
         else:
             # What was stamped later is read again in the next cycle, when its time was watched.
-            spans = self._ring.read(cycle.driver_samples, watched_until, wall_watched)
-            if cycle.utilization:
-                entries = [piece for span in spans for piece in self._entries(span)]
-                spans = agreeing(entries, cycle.utilization_at, self._longest())
+            spans = self._read_ring(cycle, watched_until, wall_watched)
         self._choose_interval(monotonic, wall, covered=covers and known and not cycle.instances)
         if self._ring.answered:
             self._last_samples_monotonic = monotonic
@@ -136,6 +120,14 @@ class ActivityReader:
         if not reported and not spans:
             return None
         return Activity(self._unit, spans, 1 + len(seen) - unknown if reported else 0)
+
+    def _read_ring(self, cycle: Cycle, until: float, wall: float) -> tuple[Span, ...]:
+        """What the driver's ring says of the time up to `until` (monotonic, `wall` at that moment)."""
+        spans = self._ring.read(cycle.driver_samples, until, wall)
+        if not cycle.utilization:
+            return spans
+        entries = [piece for span in spans for piece in self._entries(span)]
+        return agreeing(entries, cycle.utilization_at, self._longest())
 
     def _longest(self) -> float:
         """The longest time that one utilization of the driver may stand for."""
@@ -196,11 +188,26 @@ class ActivityReader:
             unknown |= active is None
         return None if unknown else span
 
-    def _note_offset(self, offset: float) -> float:
-        """Remember how wall and monotonic clock lie; by how much the wall clock was stepped since last time, else 0."""
+    def _note_absence(self, previous: float | None, now: float) -> None:
+        """Our absence is not the silence of the driver's ring."""
+        if previous is None or self._last_samples_monotonic is None or now - previous <= self._max_gap:
+            return
+        self._last_samples_monotonic += now - previous
+
+    def _note_offset(self, offset: float) -> bool:
+        """Whether the wall clock was stepped since last time, against the monotonic one; logged."""
         previous, self._offset = self._offset, offset
         step = 0.0 if previous is None else offset - previous
-        return step if abs(step) > WALL_STEP_S else 0.0
+        if abs(step) <= WALL_STEP_S:
+            return False
+        log.warning(
+            "gpu %s: the wall clock was stepped by %+.0f s; the driver stamps its samples with it, so activity may "
+            "be unknown for up to %.0f s",
+            self._unit.uuid,
+            step,
+            RING_AGE_MAX_S,
+        )
+        return True
 
     def _covers_gap(self, previous: float | None, monotonic: float) -> bool:
         """Whether the reported rate may stand for the time since the last cycle."""
