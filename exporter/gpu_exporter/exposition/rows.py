@@ -83,7 +83,8 @@ def _row(
     if gpu.snapshot.away:
         state, why = "away", gpu.snapshot.error
     elif gpu.hung:
-        state, why = "hung", f"the driver has not answered for {format_age(gpu.age_s)}"
+        silent = f"the driver has not answered for {format_age(gpu.age_s)}"
+        state, why = "hung", silent if gpu.age_s >= 1.0 else gpu.snapshot.error  # one that was never read has no age
     elif not gpu.snapshot.up:
         state, why = "lost", gpu.snapshot.error
     elif gpu.withheld:

@@ -64,6 +64,7 @@ def test_ratios_of_gpm_are_there_since_its_window_is_waited_for() -> None:
 def test_a_gpu_that_hangs_costs_only_itself() -> None:
     view = take({"model": "H100", "faults": [HANGS]}, {"model": "T4"}, held=1, timeout_s=SHORT_S)
     assert [(row.gpu, row.state) for row in list_rows(view)] == [("0", "hung"), ("1", "unknown")]
+    assert list_rows(view)[0].why == "its first call hangs in the driver"
     assert [gpu.hung for gpu in view.gpus] == [True, False]
     assert view.status.devices_expected == 2
 
