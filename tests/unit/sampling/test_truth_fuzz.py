@@ -168,7 +168,8 @@ def play(random: Random, focus: dict[str, object] | None = None) -> tuple[TrueDe
         return answer(call, value)
 
     device._answer = slow_answer  # type: ignore[method-assign]
-    while device.now() < calm_from + REST_S:
+    end: float | None = None  # a step of the clock, or a gap, of before the rest is seen by its first reading
+    while end is None or device.now() < end:
         if device.chance(0.02):
             steps = (-3600.0, -7.0, -1.5) if driver.clock_goes_back else ()
             clock.step_wall(random.choice((1.5, 7.0, 3600.0, *steps)))  # less than a second is not seen as a step
@@ -176,6 +177,8 @@ def play(random: Random, focus: dict[str, object] | None = None) -> tuple[TrueDe
         pass_time(random.uniform(2.0, 70.0) if gap else random.uniform(0.85, 1.15) * sampler.interval_s)
         device.gpm_windows.clear()
         snapshot = sampler.sample()
+        if end is None and device.now() >= calm_from:
+            end = device.now() + REST_S
         calm_cycles, long_cycles = calm_cycles + device.calm(), long_cycles + (device.calm() and sampler.interval_s > 4)
         for reading in (snapshot, *snapshot.instances):
             if reading.activity is not None and reading.activity.unit == unit:
