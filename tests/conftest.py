@@ -33,7 +33,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         if request.config.getoption("--update-golden"):
             path.write_text(text, encoding="utf-8")
         assert path.exists(), f"{path} is missing: run `make golden` and review it"
-        assert text == path.read_text("utf-8")
+        assert text == path.read_text("utf-8"), f"{path} differs: run `make golden` and review the diff"
 
     return compare
 

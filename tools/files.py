@@ -13,11 +13,13 @@ def write_or_check(files: Mapping[Path, str], check: bool) -> int:
     """Write generated files, or with `check` name those that differ; the exit code."""
     stale = 0
     for path, text in files.items():
+        if path.exists() and path.read_text("utf-8") == text:
+            continue
         if not check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
             print(f"wrote {path}")
-        elif not path.exists() or path.read_text("utf-8") != text:
+        else:
             print(f"{path} is stale: run `make generate`", file=sys.stderr)
             stale = 1
     return stale

@@ -94,16 +94,16 @@ def _build_sources(
     from gpu_exporter.attribution.registry import SourceOptions, find_sources
 
     asked = SourceOptions(
-        settings.attribution.timeout,
-        settings.attribution.empty_confirm,
-        options.static,
-        options.kubelet,
-        options.kubelet_socket,
-        options.kubelet_logs,
-        options.resources,
-        options.slurm,
-        options.slurm_node,
-        options.slurm_gres_conf,
+        timeout_s=settings.attribution.timeout,
+        empty_confirm_s=settings.attribution.empty_confirm,
+        static=options.static,
+        kubelet=options.kubelet,
+        kubelet_socket=options.kubelet_socket,
+        kubelet_logs=options.kubelet_logs,
+        resources=options.resources,
+        slurm=options.slurm,
+        slurm_node=options.slurm_node,
+        slurm_gres_conf=options.slurm_gres_conf,
     )
     try:
         return find_sources(asked, clock, vendor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -11,9 +12,16 @@ from pathlib import Path
 import pytest
 from tools.rooms import draw_rooms
 
-from gpu_exporter.collectors import ALL, Cycle
+from gpu_exporter.app.wiring import activity_rules
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.collectors import ALL, Collector, Cycle
+from gpu_exporter.defaults import Settings
+from gpu_exporter.devices.products import PRODUCTS
+from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
 from gpu_exporter.exposition.catalog import fixed_groups
-from gpu_exporter.sampling.witnesses import Moment
+from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.sampling.witnesses import ActivityRules, Moment
 
 PACKAGE = Path(__file__).resolve().parents[2] / "exporter" / "gpu_exporter"
 
@@ -132,6 +140,41 @@ def test_what_a_witness_looks_at_is_read_in_each_cycle_and_missed_where_it_fails
         for collector in made if filled else []:
             assert collector.witness, f"{path.name} fills {sorted(filled)}: its collector needs witness=True"
             assert not collector.every_s, f"{path.name} fills {sorted(filled)}: it must run in each cycle"
+
+
+def test_every_collector_is_in_the_list_and_declares_what_it_publishes() -> None:
+    """What is not declared has no line in docs/metrics.md, and no range that it is held against."""
+    modules = [path.stem for path in (PACKAGE / "collectors").glob("[a-z]*.py")]
+    found = [
+        value
+        for name in modules
+        for value in vars(importlib.import_module(f"gpu_exporter.collectors.{name}")).values()
+        if isinstance(value, Collector)
+    ]
+    assert {collector.name for collector in found} == {collector.name for collector in ALL}
+    declared = {family for collector in ALL for family in (*collector.families, *collector.instance_families)}
+    instances = [{"profile": "1g.10gb"}]
+    for gpu in (*({"model": model} for model in PRODUCTS), {"model": "H100", "mig": instances}):
+        clock = ManualClock()
+        scenario = parse_scenario({"gpus": [gpu]})
+        device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
+        sampler = DeviceSampler(device, ALL, clock, activity_rules(Settings()))
+        for _ in range(3):
+            clock.advance(1.0)
+            snapshot = sampler.sample()
+        published = {s.family for group in (snapshot, *snapshot.instances) for s in group.samples}
+        assert len(published) > 10
+        assert published <= declared, f"{gpu}: not in the tuple of its collector"
+
+
+def test_every_threshold_of_activity_is_a_setting_that_is_passed_on() -> None:
+    known = {"interval_s", "interval_max_s", "driver_period_max_s"}  # of sampling, and of the driver
+    ledger = Settings().ledger
+    doubled = ledger._replace(
+        **{name: 2 * getattr(ledger, name) for name in ActivityRules._fields if name not in known}
+    )
+    rules, changed = activity_rules(Settings()), activity_rules(Settings()._replace(ledger=doubled))
+    assert {name for name in ActivityRules._fields if getattr(rules, name) == getattr(changed, name)} == known
 
 
 def test_app_is_wiring() -> None:

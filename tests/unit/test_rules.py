@@ -199,7 +199,7 @@ def test_what_people_read_is_complete(rule: dict[str, Any]) -> None:
 @each_alert
 def test_an_alert_has_its_page_in_the_runbook(rule: dict[str, Any]) -> None:
     page = re.search(rf"^## {rule['alert']}\n(.*?)(?=^## |\Z)", RUNBOOK, re.M | re.S)
-    assert page is not None
+    assert page is not None, f"alerts/runbook.md needs `## {rule['alert']}` with {', '.join(PARTS)}"
     assert rule["annotations"]["runbook_url"].endswith(f"/alerts/runbook.md#{rule['alert'].lower()}")
     assert [part for part in PARTS if f"**{part}.**" not in page[1]] == []
 

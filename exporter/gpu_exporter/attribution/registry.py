@@ -20,14 +20,14 @@ class SourceOptions(NamedTuple):
 
     timeout_s: float
     empty_confirm_s: float
-    static: Path | None = None
-    kubelet: bool | None = None
-    kubelet_socket: Path = Path()
-    kubelet_logs: Path = Path()
-    resources: Sequence[str] = ()
-    slurm: bool | None = None
-    slurm_node: str = ""
-    slurm_gres_conf: Path | None = None
+    static: Path | None
+    kubelet: bool | None
+    kubelet_socket: Path
+    kubelet_logs: Path
+    resources: Sequence[str]
+    slurm: bool | None
+    slurm_node: str
+    slurm_gres_conf: Path | None
 
 
 def find_sources(options: SourceOptions, clock: Clock, vendor: Vendor) -> list[Source]:

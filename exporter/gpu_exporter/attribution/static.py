@@ -81,12 +81,12 @@ def parse_static(data: object) -> list[Grant]:
         gpus = entry.get("gpus")
         if gpus is not None and not (isinstance(gpus, int) and gpus > 0):
             raise ValueError(f"[{position}]: gpus: {gpus!r} is not a number of GPUs")
-        grants.append(Grant("uuid", texts["uuid"], static_holder(texts)._replace(units=gpus)))
+        grants.append(Grant("uuid", texts["uuid"], static_holder(texts, "static", "name")._replace(units=gpus)))
     pods = count_units([grant for grant in grants if grant.holder.pod])  # a pod is on one node; a job may be on more
     return [*pods, *(grant for grant in grants if not grant.holder.pod)]
 
 
-def static_holder(texts: dict[str, str], source: str = "static", identity: str = "name") -> Holder:
+def static_holder(texts: dict[str, str], source: str, identity: str) -> Holder:
     """A holder from plain texts: `pod` is namespace/pod/container, else `job` is a job id. Raises ValueError."""
     user, account, partition = (texts.get(key, "") for key in ("user", "account", "partition"))
     if texts.get("job"):

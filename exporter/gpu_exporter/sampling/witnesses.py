@@ -47,21 +47,12 @@ class Moment(NamedTuple):
     energy_at: float = 0.0
 
 
+FACTS = tuple(name for name in Moment._fields if name != "is_instance")  # which Cycle has under the same names
+
+
 def moment_of(cycle: Cycle) -> Moment:
     """What a cycle read of the whole GPU."""
-    return Moment(
-        cycle.gpm,
-        False,
-        cycle.engines,
-        cycle.pcie,
-        cycle.pcie_at,
-        cycle.nvlink,
-        cycle.nvlink_at,
-        cycle.power_w,
-        cycle.power_limit_w,
-        cycle.energy_j,
-        cycle.energy_at,
-    )
+    return Moment(**{name: getattr(cycle, name) for name in FACTS})
 
 
 class ActivityRules(NamedTuple):

@@ -264,7 +264,7 @@ def test_a_static_file_names_holders(tmp_path: Path, text: str, holders: list[Ho
 @pytest.mark.parametrize("texts", [{"job": "7"}, {"pod": "ml/a/main"}])
 def test_what_plain_texts_leave_out_is_empty(texts: dict[str, str]) -> None:
     expected = PLAIN if "job" in texts else IN_A._replace(units=None)
-    assert static_holder(texts) == expected
+    assert static_holder(texts, "static", "name") == expected
     assert static_holder(texts, "scenario", "") == expected._replace(source="scenario", identity="")
 
 

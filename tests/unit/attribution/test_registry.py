@@ -11,6 +11,19 @@ from gpu_exporter.attribution.registry import SourceOptions, find_sources
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.vendor import NVIDIA
 
+OPTIONS = SourceOptions(
+    timeout_s=5.0,
+    empty_confirm_s=5.0,
+    static=None,
+    kubelet=None,
+    kubelet_socket=Path("/nowhere/kubelet.sock"),
+    kubelet_logs=Path("/nowhere"),
+    resources=(),
+    slurm=None,
+    slurm_node="n0",
+    slurm_gres_conf=None,
+)
+
 
 @pytest.mark.parametrize("has_socket", [False, True])
 @pytest.mark.parametrize("has_slurm", [False, True])
@@ -30,8 +43,8 @@ def test_what_is_wanted_is_asked_and_else_what_is_there(
     if has_socket:
         socket.parent.mkdir()
     monkeypatch.setattr(registry, "is_slurm_node", lambda: has_slurm)
-    options = SourceOptions(
-        5.0, 5.0, tmp_path / "holders.yaml" if static else None, kubelet, socket, tmp_path, slurm=slurm, slurm_node="n0"
+    options = OPTIONS._replace(
+        static=tmp_path / "holders.yaml" if static else None, kubelet=kubelet, kubelet_socket=socket, slurm=slurm
     )
     expected = ["static"] if static else []
     expected += ["kubelet"] if (has_socket if kubelet is None else kubelet) else []
@@ -39,7 +52,7 @@ def test_what_is_wanted_is_asked_and_else_what_is_there(
     assert [source.name for source in find_sources(options, ManualClock(), NVIDIA)] == expected
 
 
-def test_a_wrong_expression_for_resources_is_refused(tmp_path: Path) -> None:
-    options = SourceOptions(5.0, 5.0, None, True, tmp_path / "kubelet.sock", tmp_path, ("example.com/(",), False)
+def test_a_wrong_expression_for_resources_is_refused() -> None:
+    options = OPTIONS._replace(kubelet=True, slurm=False, resources=("example.com/(",))
     with pytest.raises(ValueError, match=r"example\.com/\("):
         find_sources(options, ManualClock(), NVIDIA)
