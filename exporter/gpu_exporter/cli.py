@@ -104,6 +104,8 @@ def _build_sources(
         slurm=options.slurm,
         slurm_node=options.slurm_node,
         slurm_gres_conf=options.slurm_gres_conf,
+        slurm_interval_s=settings.attribution.slurm_interval,
+        procfs=options.procfs,
     )
     try:
         return find_sources(asked, clock, vendor)

@@ -27,7 +27,9 @@ class Attribution(NamedTuple):
     """Keys of the section `attribution`."""
 
     interval: float = 5.0
-    """seconds; poll of kubelet and Slurm; the kubelet allows 100 a second for all callers together"""
+    """seconds; poll of the kubelet and of Slurm's steps; the kubelet allows 100 a second for all callers together"""
+    slurm_interval: float = 60.0
+    """seconds; a node asks slurmctld no more often, but for jobs that begin or end on it; spread by up to half"""
     timeout: float = 5.0
     """seconds; one poll of one source"""
     keep_last: float = 300.0
@@ -199,6 +201,7 @@ DURATIONS = frozenset(
         "attribution.empty_confirm",
         "attribution.interval",
         "attribution.keep_last",
+        "attribution.slurm_interval",
         "attribution.timeout",
         "diagnosis.hold",
         "diagnosis.interval",

@@ -283,8 +283,9 @@ class Grant(NamedTuple):
 
     `running`: false while the holder is not charged, since its job is stopped. `working_wall`: Unix seconds before
     which its program could not work, infinite while it is not known to run, None where its scheduler says no more
-    than its start. `why`: what keeps it from working. `confirmed`: when its source last made it, monotonic seconds,
-    which the poller fills in.
+    than its start. `why`: what keeps it from working. `confirmed`: when its source last made it, monotonic seconds; the
+    poller fills in when it asked, where the source does not say. `renewed_s`: so often its source makes it again, 0 at
+    each poll. `share`: one of SHARED where the source says that only a part of the device is granted.
     """
 
     kind: Literal["uuid", "minor", "index", "unproven"]
@@ -298,10 +299,16 @@ class Grant(NamedTuple):
     reason: str = ""
     working_wall: float | None = None
     confirmed: float = 0.0
+    renewed_s: float = 0.0
+    share: str = ""
+
+
+SHARED = ("time_slice", "mps", "shard")
+"""How several holders divide a GPU or MIG instance: replicas of a device plugin, NVIDIA's MPS, Slurm's shards."""
 
 
 class Allocation(NamedTuple):
-    """A resolved grant: `holder` holds `unit`. `share`: none, mig, time_slice or mps.
+    """A resolved grant: `holder` holds `unit`. `share`: none, mig, or one of SHARED.
 
     `running`, `why` and `working_wall` as in Grant. `contradiction`: why the processes on the GPU say otherwise, for
     people; then the holder's time there is unknown.
@@ -315,6 +322,11 @@ class Allocation(NamedTuple):
     why: str = ""
     working_wall: float | None = None
     contradiction: str = ""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others may use the unit too, so that its activity is not the holder's alone."""
+        return self.share in SHARED
 
 
 class SourceStatus(NamedTuple):

@@ -6,15 +6,20 @@ The truth is slurmd's own log: the device files in the order of IDX.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpu_exporter.attribution.pace import Pace
 from gpu_exporter.attribution.slurm import SlurmSource
+from gpu_exporter.attribution.slurm_controller import JOB_EACH_S
 from gpu_exporter.attribution.source import Answer, SourceError
+from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices.scenario import parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, wait_for
@@ -147,7 +152,7 @@ def run_as(slurm: Slurm, user: str = "") -> Callable[[Sequence[str], float], str
         try:
             return slurm.run(*command, user=user, environment={"SLURM_TIME_FORMAT": "%s"})
         except AssertionError as exc:
-            raise SourceError(f"{command[0]} ended with an error: {exc}") from exc
+            raise SourceError(f"{command[0]} ended with an error: {str(exc).splitlines()[0]}") from exc
 
     return run
 
@@ -217,10 +222,44 @@ def test_filters_in_the_environment_hide_no_job(slurm: Slurm, host: Host) -> Non
 
 def test_a_job_that_gives_back_a_node_holds_fewer_gpus(slurm: Slurm, host: Host) -> None:
     job = slurm.submit("--gres=gpu:2", "-N2", "-n2")
-    source = SlurmSource("n0", run=run_as(slurm), gres_conf=slurm.root / "etc" / "gres.conf")
+    clock = ManualClock()
+    source = SlurmSource("n0", run=run_as(slurm), gres_conf=slurm.root / "etc" / "gres.conf", clock=clock)
     assert {grant.holder.units for grant in source.poll().grants} == {4}
     slurm.run("scontrol", "update", f"JobId={job}", "NumNodes=1")
-    wait_for(lambda: {grant.holder.units for grant in source.poll().grants} == {2}, "the smaller job", 20)
+    clock.advance(JOB_EACH_S)
+    assert {grant.holder.units for grant in source.poll().grants} == {2}
+
+
+def requests(slurm: Slurm) -> Counter[str]:
+    """What the controller was asked so far, by type of message, without what asks this."""
+    _, _, table = slurm.run("sdiag").partition("statistics by message type")
+    rows = re.findall(
+        r"^\s+(REQUEST_\w+)\s+\(\s*\d+\) count:(\d+)", table.partition("statistics by user")[0], re.MULTILINE
+    )
+    return Counter({name: int(count) for name, count in rows if name != "REQUEST_STATS_INFO"})
+
+
+def test_a_quiet_node_hardly_asks_the_controller(slurm: Slurm, host: Host) -> None:
+    """Ten minutes of polls each 5 s. Of a job with steps a node learns by itself; one without has a question a minute."""
+    working = slurm.submit("--gres=gpu:1", *ON_N0)
+    others = [slurm.submit("-w", "n1", "-N1") for _ in range(3)]
+    clock = ManualClock()
+    pace = Pace(60.0, lambda: 0.0)
+    source = SlurmSource("n0", run=run_as(slurm), gres_conf=slurm.root / "etc" / "gres.conf", clock=clock, pace=pace)
+    assert [grant.holder.job_id for grant in source.poll().grants] == [working]
+    before = requests(slurm)
+    for _ in range(120):
+        clock.advance(5.0)
+        answer = source.poll()
+        assert [(grant.holder.job_id, grant.confirmed) for grant in answer.grants] == [(working, 0.0)]
+        assert (answer.problem, answer.notice) == ("", "")
+    assert others
+    asked = requests(slurm) - before
+    assert asked["REQUEST_NODE_INFO_SINGLE"] == 10  # one sinfo a minute
+    assert 0 < asked["REQUEST_JOB_INFO_SINGLE"] <= 2 * 2
+    assert asked["REQUEST_JOB_INFO"] == 0  # which has every job of the cluster
+    assert asked["REQUEST_NODE_INFO"] <= 2  # and every node: `scontrol show job -d` of 22.05
+    assert asked.total() <= 30, asked
 
 
 def test_a_suspended_job_holds_and_an_ended_one_does_not(

@@ -24,7 +24,7 @@ from tests.testbed.servers import require
 
 GPUS = 4
 USER = "nobody"
-COMMANDS = ("sbatch", "scancel", "scontrol", "sinfo", "slurmctld", "slurmd", "squeue")
+COMMANDS = ("sbatch", "scancel", "scontrol", "sdiag", "sinfo", "slurmctld", "slurmd", "squeue")
 # In a mount namespace of its own, so that nothing stays mounted. /tmp holds configuration and state.
 IN_CHROOT = """#!/bin/sh
 exec unshare --mount --propagation private sh -c '

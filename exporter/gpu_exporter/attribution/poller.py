@@ -104,8 +104,10 @@ class Poller:
         hidden = any(memory.hides_users or memory.confirmed is None for memory in self._memory.values())
         known: list[Grant] = []
         for memory in self._memory.values():
-            if memory.confirmed is not None and now - memory.confirmed <= self._keep_last_s:
-                known += [self._show(grant, hidden)._replace(confirmed=memory.confirmed) for grant in memory.grants]
+            for grant in memory.grants:
+                confirmed = grant.confirmed or memory.confirmed or 0.0
+                if now - confirmed <= max(self._keep_last_s, grant.renewed_s):
+                    known.append(self._show(grant, hidden)._replace(confirmed=confirmed))
         return known
 
     def _show(self, grant: Grant, hidden: bool) -> Grant:

@@ -15,7 +15,8 @@ from gpu_exporter.vendor import Vendor
 class SourceOptions(NamedTuple):
     """What the admin chose. `kubelet`, `slurm`: None where this host decides. `resources`: regular expressions of
     further resources whose devices are GPUs. `timeout_s`: of one question. `empty_confirm_s`: how long an empty answer
-    of the kubelet is doubted.
+    of the kubelet is doubted. `slurm_interval_s`: how often this node asks slurmctld of its own accord, at most.
+    `procfs`: the host's /proc.
     """
 
     timeout_s: float
@@ -28,6 +29,8 @@ class SourceOptions(NamedTuple):
     slurm: bool | None
     slurm_node: str
     slurm_gres_conf: Path | None
+    slurm_interval_s: float
+    procfs: Path
 
 
 def find_sources(options: SourceOptions, clock: Clock, vendor: Vendor) -> list[Source]:
@@ -63,9 +66,18 @@ def _make_kubelet(options: SourceOptions, clock: Clock, vendor: Vendor) -> Sourc
 def _make_slurm(options: SourceOptions, clock: Clock, vendor: Vendor) -> Source | None:
     if not _is_wanted(options.slurm, is_slurm_node):
         return None
+    from gpu_exporter.attribution.pace import Pace
     from gpu_exporter.attribution.slurm import SlurmSource
 
-    return SlurmSource(options.slurm_node, options.timeout_s, options.slurm_gres_conf, clock=clock, vendor=vendor)
+    return SlurmSource(
+        options.slurm_node,
+        options.timeout_s,
+        options.slurm_gres_conf,
+        clock=clock,
+        vendor=vendor,
+        pace=Pace(options.slurm_interval_s),
+        procfs=options.procfs,
+    )
 
 
 # The admin's own list is believed before what a scheduler says.

@@ -76,8 +76,8 @@ def resolve(
         slices, whole = finder.slices.get(unit.mig_uuid, (1.0, 1.0))
         for grant, replica in holders:
             share = "mig" if unit.mig_uuid else "none"
-            if replica or len(holders) > 1:
-                share = "time_slice"
+            if grant.share or replica or len(holders) > 1:
+                share = grant.share or "time_slice"
             ratio = board_share(slices, whole, len(holders))
             allocation = Allocation(unit, grant.holder, share, ratio, grant.running, grant.why, grant.working_wall)
             if other := contradicted.get(unit):

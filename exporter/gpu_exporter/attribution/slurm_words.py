@@ -45,7 +45,10 @@ GRES = re.compile(
 OTHER = re.compile(
     r"(?!(?:gres[:/])?(?:gpu|shard|mps)(?:[:(]|$))[^\s:,()][^\s,]*"
 )  # network cards, licences, bandwidth
+SHARES = re.compile(r"(?:\d+|-)/\d+(?:,(?:\d+|-)/\d+)*")
 MAX_GRES_TEXT = 65_536
+SINFO_WIDTH = 8192
+SINFO_FORMAT = f"GresUsed:{SINFO_WIDTH}|"
 
 
 class Job(NamedTuple):
@@ -98,16 +101,36 @@ def parse_squeue(text: str) -> list[Job]:
     return jobs
 
 
+def parse_listpids(text: str) -> dict[str, frozenset[int]]:
+    """Processes by job id, of `scontrol listpids`: PID, JOBID, STEPID and two more columns that are not read.
+
+    The extern step counts without a process of its own (pid -1). Raises SourceError on any other shape.
+    """
+    pids: dict[str, set[int]] = {}
+    for line in text.splitlines()[1:]:
+        cells = line.split()
+        if not cells:
+            continue
+        if len(cells) < 3 or not _is_number(cells[0].removeprefix("-")) or not _is_number(cells[1]):
+            raise SourceError(f"scontrol listpids printed a line that is not understood: {line.strip()[:80]!r}")
+        pids.setdefault(cells[1], set()).update({int(cells[0])} if _is_number(cells[0]) else ())
+    return {job: frozenset(numbers) for job, numbers in pids.items()}
+
+
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 18
 
 
 class Gres(NamedTuple):
-    """The GPUs of one GRES list. `unnamed`: how many are counted without an index; `shares`: shard or mps in use."""
+    """The GPUs of one GRES list. `shared`: those of which a part is used, and how they are divided (shard, mps).
+
+    `unnamed`: how many GPUs are counted without an index; `unnamed_share`: the item that names no GPU that it is of.
+    """
 
     indexes: tuple[int, ...] = ()
     unnamed: int = 0
-    shares: str = ""
+    shared: tuple[tuple[int, str], ...] = ()
+    unnamed_share: str = ""
 
 
 def parse_gres(text: str) -> Gres:
@@ -118,8 +141,9 @@ def parse_gres(text: str) -> Gres:
     if len(text) > MAX_GRES_TEXT:
         raise ValueError(f"a GRES list of {len(text)} characters is not understood")
     indexes: list[int] = []
+    shared: dict[int, str] = {}
     unnamed = 0
-    shares = ""
+    unnamed_share = ""
     for item in _split_gres(text):
         match = GRES.fullmatch(item)
         if not match and OTHER.fullmatch(item):
@@ -129,14 +153,17 @@ def parse_gres(text: str) -> Gres:
         name, count = match["name"], int(match["count"] or 1)
         detail = match["detail"] or ""
         if name in ("shard", "mps"):
-            shares = shares or (item if count else "")
+            found = _parse_shares(detail)
+            shared |= dict.fromkeys(found, name)
+            if count and not found:
+                unnamed_share = unnamed_share or item
         elif name == "gpu":
             found = _parse_index(detail)
             indexes += found
             unnamed += max(0, count - len(found))
     if len(set(indexes)) != len(indexes):
         raise ValueError(f"{text[:80]!r} names one index twice")
-    return Gres(tuple(indexes), unnamed, shares)
+    return Gres(tuple(indexes), unnamed, tuple(sorted(shared.items())), unnamed_share)
 
 
 def _split_gres(text: str) -> list[str]:
@@ -164,16 +191,28 @@ def _parse_index(detail: str) -> list[int]:
     return parse_ranges(numbers)
 
 
-class JobGpus(NamedTuple):
-    """A job's GPUs on one node by IDX, and how many it has on all its nodes together.
+def _parse_shares(detail: str) -> list[int]:
+    """The GPUs of a share: `IDX:1`, since 23.11 `0/4,1/4,-/4`: how much of each GPU, in order, is allocated."""
+    if not SHARES.fullmatch(detail):
+        return _parse_index(detail)
+    return [index for index, part in enumerate(detail.split(",")) if part.partition("/")[0].strip("0-")]
 
-    `unnamed`: GPUs on this node that Slurm counts and gives no index. `shares` as in Gres.
+
+class JobGpus(NamedTuple):
+    """A job's GPUs on one node by IDX, and how many whole ones it has on all its nodes together.
+
+    `unnamed`: GPUs on this node that Slurm counts and gives no index. `shared`, `unnamed_share` as in Gres.
     """
 
     indexes: tuple[int, ...]
     total: int
     unnamed: int = 0
-    shares: str = ""
+    shared: tuple[tuple[int, str], ...] = ()
+    unnamed_share: str = ""
+
+    def positions(self) -> tuple[int, ...]:
+        """Every position that it has a GPU or a part of a GPU at."""
+        return (*self.indexes, *(index for index, _ in self.shared))
 
 
 def parse_job_gpus(text: str, node: str) -> dict[str, JobGpus]:
@@ -220,7 +259,7 @@ def _read_gpus(row: dict[str, Any], node: str) -> JobGpus | None:
     if node not in nodes:
         return JobGpus((), total)
     own = gres[nodes.index(node)]
-    return JobGpus(own.indexes, total, own.unnamed, own.shares)
+    return JobGpus(own.indexes, total, own.unnamed, own.shared, own.unnamed_share)
 
 
 class NodeRecord(NamedTuple):
@@ -246,6 +285,20 @@ def parse_node(text: str) -> NodeRecord:
         return NodeRecord(_configured(configured), parse_gres(used), None if start is None else float(start))
     except ValueError as exc:
         raise SourceError(f"scontrol show node -d: {exc}") from exc
+
+
+def parse_sinfo(text: str) -> Gres:
+    """What one node has in use, of `sinfo -h -N -n NODE -O SINFO_FORMAT`: a line for each of its partitions.
+
+    Raises SourceError when it says nothing that is understood.
+    """
+    cells = {line.rpartition("|")[0].strip() for line in text.splitlines()}
+    if len(cells) != 1 or not (cell := cells.pop()) or len(cell) >= SINFO_WIDTH:
+        raise SourceError("sinfo prints no GresUsed of this node, so no GPU is known to be free")
+    try:
+        return parse_gres(cell)
+    except ValueError as exc:
+        raise SourceError(f"sinfo: {exc}") from exc
 
 
 def _configured(text: str) -> tuple[tuple[str, int], ...]:
@@ -299,15 +352,14 @@ def parse_job_text(text: str, job_id: str, node: str) -> JobGpus | None:
         return None
     if not _DETAILS.fullmatch(found + details):
         return None
-    indexes: tuple[int, ...] = ()
-    total = unnamed = 0
-    shares = ""
+    own = Gres()
+    total = 0
     try:
         for hosts_text, gres_text in _DETAIL.findall(details):
             hosts, gres = parse_names(hosts_text), parse_gres(gres_text)
             total += (len(gres.indexes) + gres.unnamed) * len(hosts)
             if node in hosts:
-                indexes, unnamed, shares = gres.indexes, gres.unnamed, gres.shares
+                own = gres
     except ValueError:
         return None
-    return JobGpus(indexes, total, unnamed, shares)
+    return JobGpus(own.indexes, total, own.unnamed, own.shared, own.unnamed_share)

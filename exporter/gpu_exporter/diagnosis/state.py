@@ -25,7 +25,6 @@ class StateRules(NamedTuple):
     low_ratio: float
     high_ratio: float
     throttled_share: float
-    lag_s: float = 15.0
 
 
 def state_rules(settings: Settings) -> StateRules:
@@ -37,7 +36,6 @@ def state_rules(settings: Settings) -> StateRules:
         low_ratio=settings.ledger.low_ratio,
         high_ratio=settings.ledger.high_ratio,
         throttled_share=settings.diagnosis.throttled_share,
-        lag_s=settings.attribution.stale_after_polls * settings.attribution.interval,
     )
 
 
@@ -47,7 +45,8 @@ class Window(NamedTuple):
     `values`: mean utilization per bucket, None unknown. `held_s`: how long we have seen this holder. `idle_run_s`: the
     present unbroken run of known zero, with every witness quiet; None while it is not known.
     `active_by`: who showed the unit's last activity (UnitTotals). `processes`: contexts there now, None while unproven.
-    `throttled_share`: worst share of the window in one harmful throttle reason, None unknown.
+    `throttled_share`: worst share of the window in one harmful throttle reason, None unknown. `lag_s`: the newest
+    readings may be so much older than the present, since they wait for the holder to be confirmed.
     """
 
     values: Sequence[float | None]
@@ -57,6 +56,7 @@ class Window(NamedTuple):
     processes: float | None = None
     throttled_share: float | None = None
     throttled_reason: str = ""
+    lag_s: float = 15.0
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -79,7 +79,7 @@ def judge_state(window: Window, rules: StateRules) -> Verdict:
     mean = sum(known) / len(known)
     low, high = percentile(known, 0.05), percentile(known, 0.95)
     if mean == 0.0:
-        return _judge_zero(window, coverage * min(window.held_s, rules.window_s) - rules.lag_s)
+        return _judge_zero(window, coverage * min(window.held_s, rules.window_s) - window.lag_s)
     if window.throttled_share is not None and window.throttled_share > rules.throttled_share:
         return Verdict("throttled", f"{window.throttled_reason} for {window.throttled_share:.0%} of the time")
     if high >= rules.high_ratio and low < rules.low_ratio:

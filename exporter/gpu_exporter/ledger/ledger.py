@@ -53,21 +53,21 @@ class LedgerRules(NamedTuple):
     history_s: float = 600.0
     bucket_s: float = 1.0
 
-    @property
-    def longest_unconfirmed_s(self) -> float:
-        """A mapping older than this charges nobody."""
-        return self.stale_after_polls * self.poll_interval_s
+    def longest_unconfirmed_s(self, renewed_s: float = 0.0) -> float:
+        """A mapping older than this charges nobody. `renewed_s`: so often its source makes it again."""
+        return self.stale_after_polls * max(self.poll_interval_s, renewed_s)
 
 
 class ConfirmedAllocation(NamedTuple):
     """An allocation, when its source last said so, (Slurm) since when it provably holds, and since when its holder can
-    work where that is known; monotonic seconds.
+    work where that is known; monotonic seconds. `renewed_s` as in Grant.
     """
 
     allocation: Allocation
     confirmed: float
     start: float | None
     working: float | None = None
+    renewed_s: float = 0.0
 
 
 class _Charge(NamedTuple):
@@ -192,7 +192,7 @@ class Ledger:
         for entry in confirmed:
             holder_id = (entry.allocation.unit, entry.allocation.holder.key)
             shown.add(holder_id)
-            is_alone = holders_of[entry.allocation.unit] == 1 and entry.allocation.share != "time_slice"
+            is_alone = holders_of[entry.allocation.unit] == 1 and not entry.allocation.is_shared
             # Neither a holder that cannot work nor one whose mapping is contradicted has a time that is known.
             known = entry.allocation.running and not entry.allocation.contradiction
             account = self.holders.get(holder_id)
@@ -204,13 +204,15 @@ class Ledger:
             if not known:
                 self.long_run_ended |= account.idle_run_s > self.rules.idle_run_unknown_reset_s
                 account.end_run()
+            account.renewed_s = entry.renewed_s
             self._note_working(account, entry.working)
             self._charge(entry.allocation.unit, account, entry.confirmed, alone and running)
             latest[holder_id[0]] = max(account.confirmed, latest.get(holder_id[0], account.confirmed))
         for holder_id in self.holders.keys() - shown:
             self._leaving[holder_id] = self.restored_holders[holder_id] = self.holders.pop(holder_id)
         self._book_late(now)
-        self.tenants.charge_poll(now, self.rules.longest_unconfirmed_s, confirmed, self.holders, self._leaving)
+        longest = self.rules.longest_unconfirmed_s
+        self.tenants.charge_poll(now, longest, confirmed, self.holders, self._leaving)
         self._forget(now)
         self.tenants.forget((*self.holders, *self.restored_holders))
 
@@ -251,7 +253,7 @@ class Ledger:
             return restored
         begin = entry.confirmed
         if entry.start is not None:  # provable start: charged from there, but never for time before our own
-            oldest = now - self.rules.longest_unconfirmed_s
+            oldest = now - self.rules.longest_unconfirmed_s(entry.renewed_s)
             begin = min(entry.confirmed, max(entry.start, self.started, oldest, other if other is not None else oldest))
         start_wall = holder.start_wall if holder.start_wall is not None else wall - (now - entry.confirmed)
         account = HolderAccount(begin, begin, begin, start_wall, known_until=begin)
@@ -264,7 +266,7 @@ class Ledger:
             return
         account.confirmed = until
         account.held_s += gap
-        if gap > self.rules.longest_unconfirmed_s or not chargeable:
+        if gap > self.rules.longest_unconfirmed_s(account.renewed_s) or not chargeable:
             # no source says who held it in between, or the reading is not this holder's own, or it cannot work
             account.booked = account.energy_booked = until
         else:
@@ -330,13 +332,14 @@ class Ledger:
             if now - since > KEEP_ABSENT_S or absent[holder_id[0]] > KEEP_ABSENT:
                 del self.restored_holders[holder_id]
         self._forget_instances(now)
-        oldest = now - self.rules.longest_unconfirmed_s
+        oldest = now - self.rules.longest_unconfirmed_s()
         settled: dict[UnitId, float] = {}
         for (unit, _), account in self.holders.items():
             booked = min(account.booked, account.energy_booked)
+            booked = max(booked, now - self.rules.longest_unconfirmed_s(account.renewed_s))
             settled[unit] = min(booked, settled.get(unit, booked))
         for unit, pending in self._pending.items():
-            until = max(oldest, settled.get(unit, oldest))
+            until = settled.get(unit, oldest)
             while pending.spans and pending.spans[0].end <= until:
                 pending.spans.popleft()
             while pending.energy and pending.energy[0].end <= until:
@@ -392,7 +395,8 @@ class Ledger:
 
     def _idle_run(self, account: HolderAccount, now: float) -> float | None:
         """The run as of now, None when too much time up to now is unknown, or its program is not known to run."""
-        if now - account.known_until > self.rules.idle_run_unknown_reset_s or (account.working or 0.0) > now:
+        late_s = now - account.known_until - account.renewed_s  # readings wait until the holder is confirmed
+        if late_s > self.rules.idle_run_unknown_reset_s or (account.working or 0.0) > now:
             return None
         return account.idle_run_s
 

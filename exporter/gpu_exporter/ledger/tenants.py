@@ -10,7 +10,7 @@ Pure: no clock, no lock, no file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -47,6 +47,7 @@ class _Last(NamedTuple):
     tenant: TenantKey
     share: float
     confirmed: float
+    renewed_s: float
 
 
 class Tenants:
@@ -67,13 +68,13 @@ class Tenants:
     def charge_poll(
         self,
         now: float,
-        longest_s: float,
+        longest_s: Callable[[float], float],
         confirmed: Sequence[ConfirmedAllocation],
         holders: Mapping[HolderId, HolderAccount],
         leaving: Mapping[HolderId, HolderAccount],
     ) -> None:
         """Add what the accounts of `holders` have grown by since the last poll, and those of holders that are gone and
-        may still grow. A gap above `longest_s` is unknown.
+        may still grow. `longest_s`: the gap that is still known, for a holder that is renewed so often.
         """
         shown: dict[HolderId, _Last] = {}
         for entry in confirmed:
@@ -83,12 +84,12 @@ class Tenants:
             account = self._account(tenant, now)
             self._add(account, holder_id, holders[holder_id], share)
             if is_new and entry.start is None and self._polled is not None:
-                account.held_s += share * _half(entry.confirmed - self._polled, longest_s)
-            shown[holder_id] = _Last(tenant, share, entry.confirmed)
+                account.held_s += share * _half(entry.confirmed - self._polled, longest_s(entry.renewed_s))
+            shown[holder_id] = _Last(tenant, share, entry.confirmed, entry.renewed_s)
         for holder_id, last in self._last.items():
             if holder_id not in shown:
                 self._left[holder_id] = last
-                if half := _half(now - last.confirmed, longest_s):
+                if half := _half(now - last.confirmed, longest_s(last.renewed_s)):
                     self._account(last.tenant, now).held_s += last.share * half
         self._left = {holder_id: last for holder_id, last in self._left.items() if holder_id in leaving}
         for holder_id, last in self._left.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -26,7 +25,6 @@ from gpu_exporter.model import (
     DeviceIdentity,
     DeviceSnapshot,
     Grant,
-    HolderKey,
     StateStatus,
     TenantKey,
     TenantTotals,
@@ -73,12 +71,10 @@ class NodeState:
         )
         self._view_rules = ViewRules(
             withhold_s=max(settings.sampling.withhold_min, settings.sampling.withhold_after_intervals * longest),
-            unconfirmed_s=self.ledger.rules.longest_unconfirmed_s,
             keep_last_s=settings.attribution.keep_last,
         )
         self._answered: dict[str, DeviceSnapshot] = {}  # last snapshot in which the GPU answered
         self._resolution = Resolution([], [], [])
-        self._confirmed: dict[tuple[UnitId, HolderKey], float] = {}
         self._numbers = NumberMemory()
         self._net = ProcessNet()
         self._in_use: dict[UnitId, str] = {}
@@ -164,16 +160,13 @@ class NodeState:
             self._version += 1
             now, wall = self._clock.monotonic(), self._clock.wall()
             self._resolution, self._in_use = resolution, self._net.in_use
-            self._confirmed = {
-                (allocation.unit, allocation.holder.key): grant.confirmed
-                for allocation, grant in self._resolution.allocations
-            }
             held = [
                 ConfirmedAllocation(
                     allocation,
                     grant.confirmed,
                     self._start_of(allocation, now, wall),
                     None if allocation.working_wall is None else now - (wall - allocation.working_wall),
+                    grant.renewed_s,
                 )
                 for allocation, grant in self._resolution.allocations
             ]
@@ -242,8 +235,8 @@ class NodeState:
             gpus = {key: self._gpu_record(each, now, wall) for key, each in placed.items()}
             holders = tuple(
                 record
-                for allocation, _ in self._resolution.allocations
-                if (record := self._holder_record(allocation, now, wall)) is not None
+                for allocation, grant in self._resolution.allocations
+                if (record := self._holder_record(allocation, grant, now, wall)) is not None
             )
             return NodeRecords(now, wall, gpus, holders, tuple(self._tenant_totals()))
 
@@ -259,7 +252,7 @@ class NodeState:
         shown = snapshot if self._processes_proven else _without_processes(snapshot)
         return GpuRecord(shown, placed.hung, totals, self.xids.counts(uuid), in_use)
 
-    def _holder_record(self, allocation: Allocation, now: float, wall: float) -> HolderRecord | None:
+    def _holder_record(self, allocation: Allocation, grant: Grant, now: float, wall: float) -> HolderRecord | None:
         unit, key = allocation.unit, allocation.holder.key
         totals = self.ledger.holder_totals(allocation, now, wall)
         if totals is None:
@@ -269,7 +262,8 @@ class NodeState:
         answered = self._answered.get(unit.uuid)  # a holder keeps a GPU that was lost before our start
         instances = answered.instances if answered is not None else ()
         mig = next((instance.mig for instance in instances if instance.uuid == unit.mig_uuid), "")
-        return HolderRecord(allocation, totals, now - self._confirmed.get((unit, key), -math.inf), mig)
+        stale_s = self.ledger.rules.longest_unconfirmed_s(grant.renewed_s)
+        return HolderRecord(allocation, totals, now - grant.confirmed, stale_s, mig)
 
     def _tenant_totals(self) -> Iterator[tuple[TenantKey, TenantTotals]]:
         for key, totals in self.ledger.tenants.totals():
@@ -301,13 +295,13 @@ class NodeState:
         ]
         return Evidence([gpu.snapshot for gpu in records.gpus.values() if gpu.snapshot.up], subjects)
 
-    def _ended_by(self, unit: UnitTotals | None, idle_run_s: float) -> tuple[str, ...]:
+    def _ended_by(self, unit: UnitTotals | None, idle_run_s: float, stale_s: float) -> tuple[str, ...]:
         """The witnesses of the unit's last activity, unless that lies too far back to have ended the last idle run."""
         rules = self.ledger.rules
         if unit is None or unit.last_active_wall is None:
             return ()
         unknown_s = max(rules.idle_run_unknown_reset_s, rules.idle_run_unknown_max_ratio * idle_run_s)
-        reach_s = idle_run_s + unknown_s + rules.longest_unconfirmed_s
+        reach_s = idle_run_s + unknown_s + stale_s
         return unit.active_by if self._clock.wall() - unit.last_active_wall <= reach_s else ()
 
     def _window(self, record: HolderRecord, gpu: GpuRecord) -> Window:
@@ -318,8 +312,9 @@ class NodeState:
             values=self.history(unit, length_s).values,
             held_s=totals.held_s,
             idle_run_s=totals.idle_run_s,
-            active_by=self._ended_by(of_unit, totals.idle_run_s or 0.0),
+            active_by=self._ended_by(of_unit, totals.idle_run_s or 0.0, record.stale_s),
             processes=gpu.snapshot.facts.compute_processes if not unit.mig_uuid else None,
+            lag_s=record.stale_s,
         )
 
 

@@ -24,12 +24,11 @@ from gpu_exporter.model import (
 
 
 class ViewRules(NamedTuple):
-    """Seconds. A reading older than `withhold_s` is not shown; a holder that no source has confirmed for
-    `unconfirmed_s` is unknown, and gone after `keep_last_s`.
+    """Seconds. A reading older than `withhold_s` is not shown; a holder that no source has confirmed for `keep_last_s`
+    is gone.
     """
 
     withhold_s: float
-    unconfirmed_s: float
     keep_last_s: float
 
 
@@ -44,12 +43,19 @@ class GpuRecord(NamedTuple):
 
 
 class HolderRecord(NamedTuple):
-    """What is known of one allocation. `mig`: the instance's place, also while the GPU does not answer."""
+    """What is known of one allocation. `unconfirmed_s`: no source has confirmed it for so long, which makes it unknown
+    above `stale_s`. `mig`: the instance's place, also while the GPU does not answer.
+    """
 
     allocation: Allocation
     totals: HolderTotals
     unconfirmed_s: float
+    stale_s: float
     mig: str
+
+    @property
+    def is_confirmed(self) -> bool:
+        return self.unconfirmed_s <= self.stale_s
 
     @property
     def id(self) -> AllocationId:
@@ -72,8 +78,7 @@ def build_view(
     """The picture of this moment."""
     gpus = {key: _view_gpu(record, records.monotonic, rules) for key, record in records.gpus.items()}
     allocations = [
-        _view_allocation(record, gpus[record.allocation.unit.uuid], verdicts, rules)
-        for record in _shown(records, rules)
+        _view_allocation(record, gpus[record.allocation.unit.uuid], verdicts) for record in _shown(records, rules)
     ]
     allocations.sort(key=lambda view: (view.gpu, view.mig, view.allocation.holder.key))
     return View(records.wall, status, tuple(gpus.values()), tuple(allocations), records.tenants)
@@ -83,13 +88,14 @@ def list_standings(records: NodeRecords, rules: ViewRules) -> Iterator[tuple[Hol
     """Each allocation that is shown, its GPU, and why nothing can be said of it now, "" when it can."""
     for record in _shown(records, rules):
         gpu = records.gpus[record.allocation.unit.uuid]
-        yield record, gpu, _why_unknown(record, _view_gpu(gpu, records.monotonic, rules), rules)
+        yield record, gpu, _why_unknown(record, _view_gpu(gpu, records.monotonic, rules))
 
 
 def _shown(records: NodeRecords, rules: ViewRules) -> Iterator[HolderRecord]:
     for record in records.holders:
         # Beyond keep_last the polls themselves hang, since else attribution had dropped the mapping.
-        if record.allocation.unit.uuid in records.gpus and record.unconfirmed_s <= rules.keep_last_s:
+        keep_s = max(rules.keep_last_s, record.stale_s)
+        if record.allocation.unit.uuid in records.gpus and record.unconfirmed_s <= keep_s:
             yield record
 
 
@@ -107,34 +113,31 @@ def _view_gpu(record: GpuRecord, now: float, rules: ViewRules) -> GpuView:
     )
 
 
-def _why_unknown(record: HolderRecord, gpu: GpuView, rules: ViewRules) -> str:
+def _why_unknown(record: HolderRecord, gpu: GpuView) -> str:
     """Why nothing can be said of an allocation at this moment, whatever its window shows."""
     allocation = record.allocation
     if gpu.snapshot.away:
         return gpu.snapshot.error
     if gpu.withheld:
         return "the GPU does not answer"
-    if record.unconfirmed_s > rules.unconfirmed_s:
+    if not record.is_confirmed:
         return f"no source has confirmed the holder for {record.unconfirmed_s:.0f} s"
-    shared = "the GPU is shared and each holder's activity is not known" if allocation.share == "time_slice" else ""
+    shared = "the GPU is shared and each holder's activity is not known" if allocation.is_shared else ""
     return allocation.contradiction or allocation.why or shared
 
 
-def _view_allocation(
-    record: HolderRecord, gpu: GpuView, verdicts: Mapping[AllocationId, Verdict], rules: ViewRules
-) -> AllocationView:
+def _view_allocation(record: HolderRecord, gpu: GpuView, verdicts: Mapping[AllocationId, Verdict]) -> AllocationView:
     allocation, totals, snapshot = record.allocation, record.totals, gpu.snapshot
     unit = allocation.unit
-    is_confirmed = record.unconfirmed_s <= rules.unconfirmed_s
-    if gpu.withheld or not is_confirmed:
+    if gpu.withheld or not record.is_confirmed:
         totals = totals._replace(idle_run_s=None)  # 0 would say that it works
-    why = _why_unknown(record, gpu, rules)
+    why = _why_unknown(record, gpu)
     verdict = Verdict("unknown", why) if why else verdicts.get(record.id, NOT_JUDGED)
     if verdict.state in IDLE_STATES and not totals.idle_run_s:
         verdict = Verdict("unknown", "it was active after it was last judged")
     instance = next((i for i in snapshot.instances if i.uuid == unit.mig_uuid), None)
-    is_alone = not (allocation.share == "time_slice" or allocation.contradiction)
-    fresh = is_confirmed and is_alone and not gpu.withheld and (not unit.mig_uuid or instance is not None)
+    is_alone = not (allocation.is_shared or allocation.contradiction)
+    fresh = record.is_confirmed and is_alone and not gpu.withheld and (not unit.mig_uuid or instance is not None)
     facts = (snapshot.facts if instance is None else instance.facts) if fresh else Facts()
     return AllocationView(
         allocation=allocation,

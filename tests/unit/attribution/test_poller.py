@@ -67,6 +67,17 @@ def test_the_last_mapping_stays_for_a_bounded_time_with_the_time_of_its_answer()
     assert not poller.is_known()
 
 
+def test_a_grant_is_as_old_as_its_source_says_and_kept_until_it_is_due_again() -> None:
+    clock, script, poller = make()
+    old = clock.monotonic() - 250.0
+    script.answer = [GRANT, GRANT._replace(confirmed=old), GRANT._replace(confirmed=old, renewed_s=400.0)]
+    assert [grant.confirmed for grant in poller.poll()] == [clock.monotonic(), old, old]
+    clock.advance(60.0)
+    assert [grant.confirmed for grant in poller.poll()] == [clock.monotonic(), old]
+    clock.advance(91.0)
+    assert [grant.confirmed for grant in poller.poll()] == [clock.monotonic()]
+
+
 def test_a_fault_of_ours_in_a_source_is_an_outage_of_that_source_only() -> None:
     clock = ManualClock()
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.attribution.cgroup import Owner
-from gpu_exporter.attribution.processes import READ_MAX, TICKS_PER_S, UNIT_MAX, ProcessOwners, parse_stat
+from gpu_exporter.attribution.processes import UNIT_MAX, ProcessOwners
+from gpu_exporter.attribution.procfs import READ_MAX, TICKS_PER_S, parse_stat
 from gpu_exporter.clock import ManualClock, SystemClock
 from gpu_exporter.model import DeviceIdentity, DeviceSnapshot, GpuProcess, InstanceReading, ProcessList, UnitId
 
@@ -127,7 +128,7 @@ def test_a_pid_that_changes_hands_while_it_is_read_is_nothing(proc: Proc, monkey
     clock = ManualClock()
     proc.add(101, "0::/slurm/job_42/step_0", start_s=1.0)
     look = owners(proc, clock)
-    read = look._text
+    read = look._procfs.text
 
     def reading(pid: int, name: str) -> str | None:
         text = read(pid, name)
@@ -135,7 +136,7 @@ def test_a_pid_that_changes_hands_while_it_is_read_is_nothing(proc: Proc, monkey
             proc.add(101, "0::/slurm/job_43/step_0", start_s=2.0)
         return text
 
-    monkeypatch.setattr(look, "_text", reading)
+    monkeypatch.setattr(look._procfs, "text", reading)
     assert look.read([snapshot(GpuProcess(101), at=clock.monotonic())]) == {}
 
 
@@ -194,7 +195,7 @@ def test_a_living_child_is_found_in_the_real_proc_and_a_dead_one_is_not() -> Non
 @pytest.mark.parametrize(("name", "parsed"), [("sh", "sh"), ("a b", "a b"), (") S 1 (", ") S 1 ("), ("((", "((")])
 def test_a_name_may_hold_anything(name: str, parsed: str) -> None:
     stat = parse_stat(f"7 ({name}) R 1 1 1 0 -1 64 " + "0 " * 12 + f"{5 * TICKS_PER_S} 0 0")
-    assert stat == (parsed, 64, 5.0)
+    assert stat == (parsed, "R", 64, 5.0)
 
 
 @pytest.mark.parametrize(

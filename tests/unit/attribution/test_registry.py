@@ -22,6 +22,8 @@ OPTIONS = SourceOptions(
     slurm=None,
     slurm_node="n0",
     slurm_gres_conf=None,
+    slurm_interval_s=60.0,
+    procfs=Path("/proc"),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -13,13 +14,16 @@ from hypothesis import strategies as st
 
 from gpu_exporter.attribution.slurm_words import (
     COLUMNS,
+    SINFO_WIDTH,
     Gres,
     JobGpus,
     parse_config,
     parse_gres,
     parse_job_gpus,
     parse_job_text,
+    parse_listpids,
     parse_node,
+    parse_sinfo,
     parse_squeue,
 )
 from gpu_exporter.attribution.source import SourceError
@@ -110,15 +114,17 @@ def test_anything_else_from_squeue_is_refused(text: str) -> None:
         ("gpu:1g.10gb:1(IDX:4)", Gres((4,))),
         ("gpu:2", Gres((), 2)),  # GresUsed of GPUs without a type names no position (seen on both releases)
         ("gpu:a100:4(S:0-1)", Gres((), 4)),
-        ("gpu:a100:1(IDX:3),shard:4(IDX:1)", Gres((3,), 0, "shard:4(IDX:1)")),
-        ("shard:1(0/0,0/0,1/4,0/4)", Gres((), 0, "shard:1(0/0,0/0,1/4,0/4)")),
+        ("gpu:a100:1(IDX:3),shard:4(IDX:1)", Gres((3,), 0, ((1, "shard"),))),
+        ("shard:1(0/0,0/0,1/4,0/4)", Gres((), 0, ((2, "shard"),))),
+        ("shard:h100:5(-/4,4/4,1/4,0/4),mps:50(IDX:3)", Gres((), 0, ((1, "shard"), (2, "shard"), (3, "mps")))),
+        ("shard:2(0/4,0/4)", Gres((), 0, (), "shard:2(0/4,0/4)")),
         ("shard:0(IDX:N/A),mps:0,craynetwork:2", Gres()),
         ("gres:gpu:2(IDX:1-2)", Gres((1, 2))),
         ("craynetwork:2,gpu:h100:1(IDX:3)", Gres((3,))),
         ("gpu:h100:2,gpu:a100:3,gpu:v100:1(IDX:5)", Gres((5,), 5)),
         ("gpu", Gres((), 1)),  # a count that is left out is one, as Slurm reads it
         ("gpu:h100,gpu:a100(IDX:1)", Gres((1,), 1)),
-        ("shard", Gres((), 0, "shard")),
+        ("shard", Gres((), 0, (), "shard")),
     ],
 )
 def test_gres_lists(text: str, expected: Gres) -> None:
@@ -166,7 +172,7 @@ def test_a_job_on_several_nodes_gets_each_nodes_own_devices() -> None:
 
 def test_a_job_may_have_shares_of_gpus_beside_whole_ones() -> None:
     text = jobs({"job_id": 5, "nodes": "n0", "gres_detail": ["gpu:a100:1(IDX:3),shard:4(IDX:1)"]})
-    assert parse_job_gpus(text, "n0") == {"5": JobGpus((3,), 1, 0, "shard:4(IDX:1)")}
+    assert parse_job_gpus(text, "n0") == {"5": JobGpus((3,), 1, 0, ((1, "shard"),))}
 
 
 @pytest.mark.parametrize(
@@ -275,7 +281,7 @@ def test_a_plain_record_of_a_job_on_nodes_that_give_it_different_gpus() -> None:
     )
     text = fixture("scontrol_two_gpus.txt")
     text = text.replace("JOB_GRES=gpu:h100:2   Nodes=n0 CPU_IDs=7 Mem=0 GRES=gpu:h100:2(IDX:0-1)", details)
-    assert parse_job_text(text, "1", "n0") == JobGpus((1, 2), 14, 0, "shard:4(IDX:1)")
+    assert parse_job_text(text, "1", "n0") == JobGpus((1, 2), 14, 0, ((1, "shard"),))
     assert parse_job_text(text, "1", "n3") == JobGpus((0,), 14, 3)
 
 
@@ -329,3 +335,47 @@ def test_no_job_name_can_claim_a_device_that_its_record_does_not_give(name: str,
         text = text.replace("JOB_GRES=gpu:h100:2", "JOB_GRES=(null)").replace("GRES=gpu:h100:2(IDX:0-1)", "GRES=")
     found = parse_job_text(text.replace("JobName=job.sh", "JobName=" + name), "1", "n0")
     assert found in (None, JobGpus((0, 1), 2) if has_gpus else JobGpus((), 0))
+
+
+def sinfo(*cells: str) -> str:
+    return "".join(f"{cell:{SINFO_WIDTH}}|\n" for cell in cells)
+
+
+def test_what_a_node_has_in_use_in_each_of_its_partitions() -> None:
+    used = "gpu:h100:2(IDX:0,2),shard:h100:1(IDX:1)"
+    assert parse_sinfo(sinfo(used, used)) == Gres((0, 2), 0, ((1, "shard"),))
+    assert parse_sinfo(sinfo("(null)")) == Gres()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", sinfo(""), sinfo("gpu:1(IDX:0)", "gpu:1(IDX:1)"), sinfo("x" * SINFO_WIDTH), sinfo("gpu:1(IDX:")]
+)
+def test_a_node_of_which_sinfo_says_nothing_certain_is_not_known(text: str) -> None:
+    with pytest.raises(SourceError, match="sinfo"):
+        parse_sinfo(text)
+
+
+LISTPIDS = """PID      JOBID    STEPID   LOCALID GLOBALID
+9483     3        batch    0       0
+9484     3        batch    -       -
+-1       3        extern   0       0
+9471     3        extern   -       -
+-1       4294967294 extern 0       0
+"""
+
+
+def test_processes_of_the_steps_of_each_job() -> None:
+    assert parse_listpids(LISTPIDS) == {"3": frozenset({9483, 9484, 9471}), "4294967294": frozenset()}
+    assert parse_listpids("PID JOBID STEPID LOCALID GLOBALID\n\n") == {}
+
+
+@pytest.mark.parametrize("line", ["1 2", "x 2 batch - -", "1 job batch - -", "1 2x batch - -", "--1 2 batch - -"])
+def test_a_line_of_listpids_in_another_shape_is_refused(line: str) -> None:
+    with pytest.raises(SourceError, match="listpids printed a line that is not understood"):
+        parse_listpids(f"PID JOBID STEPID LOCALID GLOBALID\n{line}\n")
+
+
+@given(st.text(alphabet="PID 0123456789-\nbatchx", max_size=60))
+def test_listpids_never_fails_in_another_way(text: str) -> None:
+    with contextlib.suppress(SourceError):
+        assert all(pid > 0 for pids in parse_listpids(text).values() for pid in pids)

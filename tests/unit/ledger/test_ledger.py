@@ -36,11 +36,12 @@ class Bench:
     def silence(self, seconds: float) -> None:
         self.now += seconds
 
-    def poll(self, *holders: Holder, confirmed: float | None = None, start: float | None = None) -> None:
+    def poll(
+        self, *holders: Holder, confirmed: float | None = None, start: float | None = None, renewed_s: float = 0.0
+    ) -> None:
         when = self.now if confirmed is None else confirmed
-        self.ledger.charge_poll(
-            self.now, self.wall, [ConfirmedAllocation(Allocation(UNIT, h), when, start) for h in holders]
-        )
+        held = [ConfirmedAllocation(Allocation(UNIT, h), when, start, renewed_s=renewed_s) for h in holders]
+        self.ledger.charge_poll(self.now, self.wall, held)
 
     def run(self, seconds: int, ratio: float, *holders: Holder, other: tuple[str, ...] = ()) -> None:
         for _ in range(0, seconds, 5):
@@ -452,7 +453,7 @@ def test_a_job_that_began_while_nobody_polled_is_charged_for_what_could_be_confi
     bench.run(10, 0.5, JOB)
     bench.silence(200.0)
     bench.poll(MORE, start=bench.now - 100.0)
-    assert bench.totals(MORE).held_s == RULES.longest_unconfirmed_s
+    assert bench.totals(MORE).held_s == RULES.longest_unconfirmed_s()
 
 
 def test_the_start_of_a_pod_is_when_its_source_was_asked(bench: Bench) -> None:
@@ -479,3 +480,44 @@ def test_nothing_is_kept_of_an_instance_that_is_gone(bench: Bench) -> None:
     bench.silence(2000.0)
     bench.poll()
     assert not {gone, silent} & {*bench.ledger.units, *bench.ledger.rings, *bench.ledger._pending}
+
+
+def run_renewed(bench: Bench, minutes: int, ratio: float, renewed_s: float = 60.0) -> list[float | None]:
+    """A job whose source confirms it each minute, between polls of 5 s; its idle run after each of them."""
+    runs: list[float | None] = []
+    for _ in range(minutes):
+        confirmed = bench.now
+        for _ in range(12):
+            bench.poll(JOB, confirmed=confirmed, start=START, renewed_s=renewed_s)
+            runs.append(bench.totals(JOB).idle_run_s)
+            bench.observe(5, ratio)
+    return runs
+
+
+def test_a_holder_that_is_confirmed_each_minute_is_charged_all_its_time(bench: Bench) -> None:
+    runs = run_renewed(bench, 10, 0.0)
+    totals = bench.totals(JOB)
+    assert (totals.held_s, totals.observed_s, totals.idle_s) == (540.0, 540.0, 540.0)  # up to the last confirmation
+    assert None not in runs  # what waits for the next one is not unknown
+    run_renewed(bench, 3, 1.0)
+    assert bench.totals(JOB).idle_run_s == 0.0
+    assert bench.totals(JOB).busy_s == pytest.approx(120.0)
+
+
+def test_a_holder_that_is_confirmed_each_minute_is_in_doubt_after_three(bench: Bench) -> None:
+    run_renewed(bench, 5, 0.0)
+    confirmed = bench.now
+    bench.poll(JOB, confirmed=confirmed, renewed_s=60.0)
+    bench.observe(121, 0.0)
+    bench.poll(JOB, confirmed=confirmed, renewed_s=60.0)
+    assert bench.totals(JOB).idle_run_s is None
+    bench.observe(60, 0.0)
+    bench.poll(JOB, renewed_s=60.0)
+    totals = bench.totals(JOB)
+    assert totals.held_s - totals.observed_s == pytest.approx(181.0)  # nobody says who held it in between
+
+
+def test_activity_ends_the_run_of_a_holder_at_once_however_seldom_it_is_confirmed(bench: Bench) -> None:
+    run_renewed(bench, 5, 0.0)
+    bench.observe(1, 0.5)
+    assert bench.totals(JOB).idle_run_s == 0.0

@@ -10,7 +10,7 @@ from gpu_exporter.model import AllocationView, HolderKey, UnitId, Verdict
 from gpu_exporter.node.view import HolderRecord, NodeRecords, ViewRules, build_view
 
 POD = {"gpu": 0, "kind": "pod", "name": "ml/a/main", "processes": 1, "memory_gib": 2}
-RULES = ViewRules(withhold_s=5.0, unconfirmed_s=15.0, keep_last_s=300.0)
+RULES = ViewRules(withhold_s=5.0, keep_last_s=300.0)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,15 @@ def test_a_holder_that_is_not_confirmed_is_first_unknown_and_then_gone(node: Sim
     )
     assert shown(node, changed(node, unconfirmed_s=300.0)) is not None
     assert shown(node, changed(node, unconfirmed_s=301.0)) is None
+
+
+def test_a_holder_that_is_confirmed_less_often_is_doubted_later(node: SimulatedNode) -> None:
+    """As a job without a step here, which only the controller can confirm."""
+    seen = shown(node, changed(node, unconfirmed_s=200.0, stale_s=200.0))
+    assert (seen.verdict.state, seen.totals.idle_run_s is not None) == ("held_idle", True)
+    assert shown(node, changed(node, unconfirmed_s=201.0, stale_s=200.0)).verdict.state == "unknown"
+    assert shown(node, changed(node, unconfirmed_s=700.0, stale_s=720.0)) is not None
+    assert shown(node, changed(node, unconfirmed_s=721.0, stale_s=720.0)) is None
 
 
 def test_a_holder_of_a_gpu_that_is_not_here_is_not_shown(node: SimulatedNode) -> None:

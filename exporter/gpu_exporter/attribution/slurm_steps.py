@@ -1,0 +1,59 @@
+"""Which jobs have a step on this node, without a question to the controller.
+
+`scontrol listpids` asks the slurmstepds of this node over sockets in SlurmdSpoolDir: it answers while slurmctld and
+slurmd are down, needs no right, and names jobs by number, also where processes stay in slurmd's cgroup
+(proctrack/linuxproc) or cgroups are called by SLUID (tried on 22.05.8 and 24.11.5). A job between its prolog and its
+first step is not in it, unless PrologFlags has Contain: then each job has an extern step from its start to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from gpu_exporter.attribution.procfs import STOPPED, Procfs
+from gpu_exporter.attribution.slurm_words import parse_listpids
+from gpu_exporter.attribution.source import SourceError
+
+# What it ends with (status 1) where there is no step, on all releases tried.
+NO_STEPS = "No job steps exist on this node"
+
+
+class Steps(NamedTuple):
+    """The jobs that have a step here: of each the processes, and those of which no process may run."""
+
+    pids: Mapping[str, frozenset[int]]
+    stopped: frozenset[str] = frozenset()
+
+
+class StepReader:
+    """Asks for the steps of one node. `procfs`: the host's /proc, to see that a job is stopped."""
+
+    def __init__(self, node: str, ask: Callable[[Sequence[str]], str], procfs: Procfs) -> None:
+        self._node = node
+        self._ask = ask
+        self._procfs = procfs
+
+    def read(self) -> Steps:
+        """The steps of this moment. Raises SourceError where they cannot be seen."""
+        try:
+            pids = parse_listpids(self._ask(("scontrol", "listpids", "*", self._node)))
+        except SourceError as exc:
+            if NO_STEPS not in str(exc):
+                raise
+            return Steps({})
+        if not self._procfs.is_host():
+            return Steps(pids)  # these numbers mean other processes here
+        return Steps(pids, frozenset(job for job, numbers in pids.items() if self._is_stopped(numbers)))
+
+    def _is_stopped(self, pids: frozenset[int]) -> bool:
+        """Whether all that could run is stopped, which takes one process that is seen."""
+        seen = False
+        for pid in pids:
+            stat = self._procfs.stat(pid)
+            if stat is None:
+                continue
+            if stat.state != STOPPED:
+                return False
+            seen = True
+        return seen

@@ -1,0 +1,226 @@
+"""How the Slurm source leaves the controller in peace, and what it knows meanwhile."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.unit.attribution.test_slurm import SINFO, Cluster, fail
+
+from gpu_exporter.attribution.pace import Pace
+from gpu_exporter.attribution.source import SourceError
+
+ONE = "gpu:h100:1(IDX:0)"
+KTHREADD = "2 (kthreadd) S 0 0 0 0 -1 2129984 " + "0 " * 40
+
+
+class Node(Cluster):
+    """One that asks each minute, and whose /proc is the host's."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.source = self.new_source(Pace(60.0, lambda: 0.0))
+        self.put(2, KTHREADD)
+
+    def put(self, pid: int, stat: str) -> None:
+        folder = self.directory / "proc" / str(pid)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "stat").write_text(stat, "utf-8")
+
+    def run_job(self, pid: int, state: str) -> None:
+        self.put(pid, f"{pid} (python) {state} 1 1 1 0 -1 64 " + "0 " * 30)
+
+    def begin(self, **jobs: str) -> None:
+        """Jobs j1, j2 ... with these GPUs, each with one process."""
+        self.jobs = {name[1:]: [gres] for name, gres in jobs.items()}
+        self.used = ",".join(jobs.values())
+
+    def questions(self, seconds: float) -> list[str]:
+        """What the controller is asked in this time, in polls of 5 s."""
+        self.asked.clear()
+        for _ in range(int(seconds / 5)):
+            self.clock.advance(5.0)
+            self.source.poll()
+        return [text for text in self.asked if "listpids" not in text]
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        monkeypatch.delenv(name)
+    return Node(tmp_path)
+
+
+def test_a_quiet_node_asks_for_its_own_record_once_a_minute(node: Node) -> None:
+    node.begin(j1=ONE)
+    node.source.poll()
+    assert node.questions(240) == [SINFO] * 4
+
+
+def test_each_job_is_asked_for_again_within_minutes(node: Node) -> None:
+    node.begin(j1=ONE)
+    node.source.poll()
+    assert len([text for text in node.questions(600) if "squeue" in text]) == 2
+
+
+def test_a_job_that_begins_is_known_at_the_next_poll(node: Node) -> None:
+    node.source.poll()
+    node.questions(20)
+    node.begin(j1=ONE)
+    node.clock.advance(5.0)
+    assert node.grants() == [("job 1", "minor", "0")]
+
+
+def test_a_job_that_ends_is_gone_at_the_next_poll(node: Node) -> None:
+    node.begin(j1=ONE)
+    node.source.poll()
+    node.questions(20)
+    node.begin()
+    node.clock.advance(5.0)
+    assert node.grants() == []
+
+
+def test_a_job_that_slurm_ends_later_than_its_steps_is_looked_after(node: Node) -> None:
+    """An epilog may run for long. The looks become rarer: it may also be an allocation whose owner has gone home."""
+    node.begin(j1=ONE)
+    node.source.poll()
+    node.questions(20)
+    node.steps = {}
+    looks = []
+    for second in range(5, 205, 5):
+        if node.questions(5):
+            looks.append(second)
+    assert looks == [5, 10, 20, 40, 80, 140, 200]
+    node.begin()
+    assert node.questions(60)
+    assert node.grants() == []
+
+
+def test_jobs_of_another_kind_cost_a_look_at_the_node_and_no_more(node: Node) -> None:
+    node.begin(j1=ONE)
+    node.source.poll()
+    node.jobs["2"] = [""]
+    assert node.questions(5) == [SINFO]
+
+
+def test_what_a_step_proves_is_as_new_as_the_poll_and_the_rest_as_old_as_the_answer(node: Node) -> None:
+    node.begin(j1=ONE, j2="gpu:h100:1(IDX:1)")
+    node.used = "gpu:h100:3(IDX:0-2)"
+    node.steps = {"1": {1001}}
+    node.source.poll()
+    node.questions(300)  # until the hidden job is nothing new
+    while not node.questions(5):
+        pass
+    asked = node.clock.monotonic()
+    node.clock.advance(30.0)
+    grants = {grant.holder.label: grant for grant in node.source.poll().grants}
+    assert (grants["job 1"].confirmed, grants["job 1"].renewed_s) == (0.0, 0.0)  # the poller fills the time in
+    for label in ("job 2", "a hidden job"):
+        assert (grants[label].confirmed, grants[label].renewed_s) == (asked, 60.0)
+
+
+def test_a_controller_that_is_down_leaves_jobs_with_steps_known(node: Node) -> None:
+    node.begin(j1=ONE, j2="gpu:h100:1(IDX:1)")
+    node.steps = {"1": {1001}}
+    asked = node.clock.monotonic()
+    node.source.poll()
+    failed = fail(node, "sinfo", "Unable to contact slurm controller")
+    for _ in range(120):
+        node.clock.advance(5.0)
+        answer = node.source.poll()
+    assert answer.problem == "Unable to contact slurm controller"
+    assert [(grant.holder.label, grant.confirmed, grant.renewed_s) for grant in answer.grants] == [
+        ("job 1", 0.0, 0.0),
+        ("job 2", asked, 60.0),
+    ]
+    assert len(failed) <= 6  # in ten minutes
+    node.source._controller._run_command = node.run
+    node.clock.advance(300.0)
+    assert node.source.poll().problem == ""
+
+
+def test_a_controller_that_never_answered_is_no_answer(node: Node) -> None:
+    fail(node, "config", "Unable to contact slurm controller")
+    for _ in range(3):
+        with pytest.raises(SourceError, match="Unable to contact slurm controller"):
+            node.source.poll()
+        node.clock.advance(5.0)
+
+
+def test_a_job_that_was_requeued_between_two_polls_is_asked_for_again(node: Node) -> None:
+    node.begin(j1=ONE)
+    node.steps = {"1": {1001, 1002}}
+    node.source.poll()
+    node.steps = {"1": {1002, 1003}}  # steps come and go
+    assert node.questions(5) == []
+    node.columns = {"RestartCnt": "1", "StartTime": "1700000500"}
+    node.steps = {"1": {2001}}
+    node.clock.advance(5.0)
+    (grant,) = node.source.poll().grants
+    assert grant.holder.key.incarnation == "lab/1/1/1700000500"
+
+
+def test_without_a_question_left_a_job_with_other_processes_is_not_proven_to_be_the_same(node: Node) -> None:
+    node.begin(j1=ONE)
+    node.source.poll()
+    fail(node, "sinfo", "slow")
+    node.steps = {"1": {2001}}
+    node.clock.advance(5.0)
+    (grant,) = node.source.poll().grants
+    assert grant.confirmed != 0.0
+
+
+@pytest.mark.parametrize(
+    ("states", "runs"), [("S", True), ("T", False), ("TS", True), ("TT", False), ("t", True), ("", True)]
+)
+def test_a_job_whose_processes_are_all_stopped_does_not_run(node: Node, states: str, runs: bool) -> None:
+    """As after `scontrol suspend`, which nobody tells this node of. A job whose processes are not seen runs."""
+    node.begin(j1=ONE)
+    pids = set(range(1001, 1001 + max(1, len(states))))
+    for pid, state in zip(sorted(pids), states, strict=False):
+        node.run_job(pid, state)
+    node.steps = {"1": pids}
+    (grant,) = node.source.poll().grants
+    assert (grant.running, grant.why) == (runs, "" if runs else "all processes of the job are stopped")
+
+
+def test_a_job_that_goes_on_is_not_suspended_for_minutes(node: Node) -> None:
+    node.begin(j1=ONE)
+    node.steps = {"1": {1001}}
+    node.run_job(1001, "T")
+    node.states = {"1": "SUSPENDED"}
+    assert node.source.poll().grants[0].why == "the job is SUSPENDED"
+    node.run_job(1001, "S")
+    node.states = {}
+    node.clock.advance(5.0)
+    assert node.source.poll().grants[0].running
+
+
+def test_pids_of_another_proc_say_nothing(node: Node) -> None:
+    """In a pod without hostPID the numbers of slurmstepd's processes are those of other processes."""
+    (node.directory / "proc" / "2" / "stat").unlink()
+    node.begin(j1=ONE)
+    node.steps = {"1": {1001}}
+    node.run_job(1001, "T")
+    assert node.source.poll().grants[0].running
+
+
+def test_a_node_whose_steps_are_not_seen_says_so_and_asks_each_minute(node: Node) -> None:
+    node.blind = "scontrol: error: Domain socket directory /var/spool/slurmd: No such file or directory"
+    node.begin(j1=ONE)
+    answer = node.source.poll()
+    assert [grant.holder.label for grant in answer.grants] == ["job 1"]
+    assert answer.problem == ""
+    assert node.blind in answer.notice
+    assert len([text for text in node.questions(300) if text == SINFO]) == 5
+    # Without steps only Slurm knows whether the job still runs: one small question each time.
+    assert len([text for text in node.questions(300) if "squeue" in text and "-j 1" in text]) == 5
+
+
+def test_a_line_of_listpids_that_is_not_understood_proves_nothing(node: Node) -> None:
+    node.begin(j1=ONE)
+    node.steps = {"1; reboot": {1}}
+    answer = node.source.poll()
+    assert "a line that is not understood" in answer.notice
+    assert answer.grants[0].confirmed != 0.0
