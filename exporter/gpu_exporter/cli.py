@@ -105,6 +105,7 @@ def _build_sources(
         slurm_node=options.slurm_node,
         slurm_gres_conf=options.slurm_gres_conf,
         slurm_interval_s=settings.attribution.slurm_interval,
+        slurm_job_files=options.slurm_job_files,
         procfs=options.procfs,
     )
     try:

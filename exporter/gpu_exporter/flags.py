@@ -230,6 +230,14 @@ def _add_sources(parser: Parser) -> None:
         default=None,
         help="the gres.conf that slurmd reads (default: beside slurm.conf, or slurmd's own copy)",
     )
+    parser.flag(
+        "--attribution.slurm.job-files",
+        dest="slurm_job_files",
+        type=Path,
+        default=None,
+        help="directory in which a prolog writes who has which GPU: ours, jobstats' gpustat, dcgm-exporter's "
+        "hpc-job-mapping-dir (default: /run/gpu-exporter/jobs where it is)",
+    )
     _add_resources(parser)
     parser.flag(
         "--attribution.process",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import gpu_exporter
 from gpu_exporter.attribution.pace import Pace
 from gpu_exporter.attribution.slurm import SlurmSource
 from gpu_exporter.attribution.slurm_controller import JOB_EACH_S
@@ -319,3 +321,57 @@ def test_a_gpu_that_leaves_the_list_over_a_restart_swaps_no_jobs(
         metrics = fetch(f"{url}/metrics") or ""
         assert "gpu_allocated{" not in metrics  # the third job holds one of them
         assert f'job_id="{later}"' not in metrics
+
+
+PROLOG = {
+    f"{name}.sh": (Path(gpu_exporter.__file__).parent / "contrib" / "slurm" / f"{name}.sh").read_text("utf-8")
+    for name in ("prolog", "epilog")
+}
+
+
+@pytest.mark.parametrize("release", ["22.05", "24.11"])
+def test_nodes_whose_prolog_writes_files_ask_nothing(
+    release: str, processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable
+) -> None:
+    """200 nodes for ten minutes, all of them n0; and before, our prolog and epilog run by slurmd itself."""
+    layout = Layout(
+        files={name: text.replace("/run/gpu-exporter/jobs", "{root}/jobs") for name, text in PROLOG.items()},
+        settings="PrologFlags=Contain\nProlog={root}/etc/prolog.sh\nEpilog={root}/etc/epilog.sh\n",
+    )
+    with start_slurm(processes, build_chroot() if release == "24.11" else None, layout) as slurm:
+        files = slurm.root / "jobs"
+        first, second = slurm.submit("--gres=gpu:1"), slurm.submit("--gres=gpu:2")
+        slurm.submit()
+        assert {path.name: path.read_text().splitlines()[0] for path in files.iterdir()} == {
+            first: "gpus=0",
+            second: "gpus=1,2",
+        }
+        clock = ManualClock(wall=time.time())
+        nodes = [
+            SlurmSource(
+                "n0", run=run_as(slurm), gres_conf=slurm.root / "etc" / "gres.conf", clock=clock, job_files=files
+            )
+            for _ in range(200 if release == "22.05" else 5)
+        ]
+
+        def poll() -> None:
+            clock.advance(5.0)
+            for node in nodes:
+                answer = node.poll()
+                assert sorted((grant.holder.job_id, grant.device) for grant in answer.grants) == held
+                assert (answer.problem, answer.notice) == ("", "")
+
+        held = [(first, "0"), (second, "1"), (second, "2")]
+        nodes[0].poll()  # the steps of all of them, which are one node's, are read once a poll
+        steps = nodes[0]._presence._steps.read()
+        for node in nodes[1:]:
+            node._presence._steps.read = lambda: steps  # type: ignore[method-assign]
+        for _ in range(20):  # until each has had its first minute
+            poll()
+        before = requests(slurm)
+        for _ in range(120):
+            poll()
+        assert requests(slurm) == before
+        slurm.run("scancel", first)
+        wait_for(lambda: not (files / first).exists(), "the epilog to remove the file of the job")
+        assert (files / second).exists()

@@ -236,6 +236,8 @@ def _configure(root: Path, chroot: Path | None, layout: Layout) -> dict[str, str
     (root / "etc" / "slurm.conf").write_text(lines, encoding="utf-8")
     for name, text in {"gres.conf": layout.conf, **layout.files}.items():
         (root / "etc" / name).write_text(text.replace("{root}", str(root)), encoding="utf-8")
+        if name.endswith(".sh"):
+            (root / "etc" / name).chmod(0o755)
     own = "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n"
     cgroup = own if chroot is None else "CgroupPlugin=disabled\n"  # 22.05 knows no "disabled"
     (root / "etc" / "cgroup.conf").write_text(cgroup, encoding="utf-8")

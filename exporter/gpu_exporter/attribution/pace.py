@@ -9,6 +9,7 @@ SPREAD = 0.5  # nodes that were started together ask at different times: up to h
 COST = 100.0  # a controller that is slow is asked less: it spends 1 % of the time on a node's questions at most
 BACKOFF_S = 15.0  # after a question that failed; twice as long after each further one
 INTERVAL_MAX_S = 240.0  # below attribution.keep_last, so that what is known does not lapse between two questions
+QUIET_S = 21_600.0  # all the same, should something have changed that nobody tells a node, such as a job's size
 SOON_S = 5.0  # after an answer that cannot be the last word; twice as long after each further one
 BURST = 12.0  # questions before their time, since something began or ended here; they come back one an interval
 
@@ -40,11 +41,13 @@ class Pace:
         self._extra -= 1.0
         return True
 
-    def answered(self, now: float, took_s: float, unsettled: bool) -> None:
-        """Set the time of the next question. `unsettled`: what was asked for is still changing."""
+    def answered(self, now: float, took_s: float, unsettled: bool, quiet: bool = False) -> None:
+        """Set the time of the next question. `unsettled`: what was asked for is still changing; `quiet`: whatever
+        changes will be known without asking.
+        """
         self._failed, self._asked = 0, now
         longest = max(self._each_s * (1.0 + SPREAD * self._spread()), COST * took_s)
-        self.interval_s = min(longest, max(INTERVAL_MAX_S, self._each_s))
+        self.interval_s = QUIET_S if quiet else min(longest, max(INTERVAL_MAX_S, self._each_s))
         self._soon_s = self._soon_s * 2 if unsettled else SOON_S
         if unsettled:
             self.interval_s = min(self.interval_s, self._soon_s / 2)

@@ -30,6 +30,7 @@ class SourceOptions(NamedTuple):
     slurm_node: str
     slurm_gres_conf: Path | None
     slurm_interval_s: float
+    slurm_job_files: Path | None
     procfs: Path
 
 
@@ -77,6 +78,7 @@ def _make_slurm(options: SourceOptions, clock: Clock, vendor: Vendor) -> Source 
         vendor=vendor,
         pace=Pace(options.slurm_interval_s),
         procfs=options.procfs,
+        job_files=options.slurm_job_files,
     )
 
 

@@ -1,29 +1,34 @@
 """Jobs by Slurm: who has which GPU of this node.
 
-Steps (slurm_steps.py) say each poll, without a question to the controller, that a job is still here. The controller
-(slurm_controller.py) is asked who has what when a job begins or ends here, and otherwise about once a minute (pace.py):
-what it says of jobs without a step counts until it is asked again. What an IDX means is in gres.conf (gres_conf.py);
-where that is not proven, nothing is resolved.
+Each poll reads on this node alone which jobs are here (slurm_presence.py). The controller (slurm_controller.py) is
+asked who has what when a job begins or ends here, and otherwise about once a minute (pace.py), or not at all where a
+prolog writes who has GPUs: what it says of jobs that the node does not see counts until it is asked again. What an IDX
+means is in gres.conf (gres_conf.py); where that is not proven, only a UUID that the prolog wrote names the GPU.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from gpu_exporter.attribution import slurm_commands
 from gpu_exporter.attribution.gres_conf import GpuOrder
 from gpu_exporter.attribution.gres_files import list_places, read_order
+from gpu_exporter.attribution.job_files import JobFile
 from gpu_exporter.attribution.pace import Pace
 from gpu_exporter.attribution.procfs import Procfs
 from gpu_exporter.attribution.slurm_controller import Controller, Known, Look, Run
+from gpu_exporter.attribution.slurm_presence import Presence, Present
 from gpu_exporter.attribution.slurm_steps import StepReader, Steps
 from gpu_exporter.attribution.slurm_words import Job, JobGpus, SlurmConfig
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.model import Grant, Holder, HolderKey
 from gpu_exporter.vendor import NVIDIA, Vendor
+
+Watched: TypeAlias = "tuple[frozenset[str], frozenset[str]]"
+"""Jobs that are here, and those of them that are stopped."""
 
 
 class SlurmSource:
@@ -41,20 +46,23 @@ class SlurmSource:
         vendor: Vendor = NVIDIA,
         pace: Pace | None = None,
         procfs: Path = Path("/proc"),
+        job_files: Path | None = None,
     ) -> None:
-        """`pace`: when the controller is asked, each 60 s by default; `procfs`: the host's /proc."""
+        """`pace`: when the controller is asked, each 60 s by default; `procfs`: the host's /proc; `job_files`: where a
+        prolog says who has what, None for the place where ours does.
+        """
         self._vendor = vendor
         self._node = node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
         self._gres_conf = gres_conf
         self._clock = clock
         self._controller = Controller(self._node, timeout_s, run, clock)
-        self._steps = StepReader(self._node, lambda command: run(command, timeout_s), Procfs(procfs))
+        steps = StepReader(self._node, lambda command: run(command, timeout_s), Procfs(procfs))
+        self._presence = Presence(steps, job_files, clock)
         self._pace = pace if pace is not None else Pace(60.0)
         self._look: Look | None = None
         self._renewed_s = 0.0  # after so long another look follows
         self._failed = ""  # why the last question was not answered
-        self._blind = ""  # why the steps of this node are not seen
-        self._asked_with = Steps({})  # at the last look
+        self._seen: Watched | None = None  # at the last look
         self._before = Steps({})  # at the last poll
         self._misfit = False  # gres.conf proves no order, with what Slurm says of the node
         self._again: set[str] = set()  # jobs whose processes are all others than before: it may have been requeued
@@ -63,29 +71,26 @@ class SlurmSource:
     def poll(self) -> Answer:
         """Raises SourceError while the controller has never answered."""
         now = self._clock.monotonic()
-        steps = self._read_steps()
-        self._again |= {job for job, pids in steps.pids.items() if _is_other(self._before.pids.get(job), pids)}
-        self._before = steps
-        asked = self._asked_with
-        changed = steps.pids.keys() != asked.pids.keys() or steps.stopped != asked.stopped or bool(self._again)
-        if self._pace.is_due(now, changed):
-            self._ask(steps, now)
+        present = self._presence.read(self._look.config.prolog_flags if self._look is not None else None)
+        pids = present.steps.pids
+        self._again |= {job for job in pids if _is_other(self._before.pids.get(job), pids[job])}
+        self._before = present.steps
+        if self._pace.is_due(now, self._watch(present) != self._seen or bool(self._again)):
+            self._ask(present, now)
+            self._seen = self._watch(present)
         if self._look is None:
             raise SourceError(self._failed)
-        return self._answer(self._look, steps)
+        return self._answer(self._look, present)
 
-    def _read_steps(self) -> Steps:
-        try:
-            steps = self._steps.read()
-        except SourceError as exc:
-            self._blind = f"{exc}: so a job that begins or ends is seen when slurmctld is asked, about once a minute"
-            return Steps({})
-        self._blind = ""
-        return steps
+    def _watch(self, present: Present) -> Watched:
+        """What takes a question when it changes. Where a prolog writes files, jobs that have none hold no GPU."""
+        jobs = present.jobs
+        if present.is_complete and self._look is not None:
+            jobs = jobs & (present.files.keys() | self._look.jobs.keys())
+        return jobs, present.steps.stopped & jobs
 
-    def _ask(self, steps: Steps, now: float) -> None:
-        here = frozenset(steps.pids)
-        self._asked_with = steps
+    def _ask(self, present: Present, now: float) -> None:
+        here = present.jobs
         try:
             look = self._controller.look(here - self._again, renew=self._misfit)
         except SourceError as exc:
@@ -97,17 +102,23 @@ class SlurmSource:
         # A job whose steps have ended is on its way out; one that never had any may stay so for days.
         moving = self._settled & look.jobs.keys() - here
         moving |= {job for job, known in look.jobs.items() if known.job.state == "CONFIGURING"}
-        self._pace.answered(now, self._clock.monotonic() - now, unsettled=bool(moving or look.doubt()))
+        is_proven = look.jobs.keys() <= here and not look.unexplained() and not look.problem
+        self._pace.answered(
+            now,
+            self._clock.monotonic() - now,
+            unsettled=bool(moving or look.doubt()),
+            quiet=present.is_complete and is_proven,
+        )
         self._renewed_s = self._pace.interval_s
 
-    def _answer(self, look: Look, steps: Steps) -> Answer:
+    def _answer(self, look: Look, present: Present) -> Answer:
         """Grants of the jobs that the node's own record confirms, and of the GPUs in use that no job explains.
 
         Raises SourceError where the record cannot say which of the jobs' grants is wrong.
         """
         node, config = look.node, look.config
         problems = [text for text in (self._failed, look.problem) if text]
-        notices = [self._blind] if self._blind else []
+        notices = list(present.notices)
         used = look.in_use()
         if node.used.unnamed:
             surplus = look.surplus()
@@ -131,10 +142,15 @@ class SlurmSource:
                     f"{holder.label} has {gpus.unnamed} GPUs without an index: "
                     "File= in gres.conf must name device files"
                 )
+            file = present.files.get(job_id, JobFile())
+            conflicts += bool(_why_contradicted(gpus, file))
             for index, share in (*((index, "") for index in gpus.indexes), *gpus.shared):
                 if index in used:
-                    grant = _grant(index, order, holder, self._why_not_running(known, steps))._replace(share=share)
-                    grants.append(grant if self._is_here(job_id, steps) else self._as_of(look, grant))
+                    why = _why_contradicted(gpus, file) or _why_not_running(known, present.steps)
+                    grant = _grant(index, order, holder, why)._replace(share=share)
+                    if grant.kind == "unproven":
+                        grant = _name(grant, index, gpus, file)
+                    grants.append(grant if self._is_here(job_id, present) else self._as_of(look, grant))
                     continue
                 conflicts += 1
                 problems.append(f"{holder.label} claims IDX {index}, which node {self._node} does not have in use")
@@ -155,18 +171,13 @@ class SlurmSource:
             hides_users=bool(config.private & {"jobs", "users"}),
         )
 
-    def _is_here(self, job_id: str, steps: Steps) -> bool:
+    def _is_here(self, job_id: str, present: Present) -> bool:
         """Whether this poll proves by itself that the job still holds what it held at the last look."""
-        return job_id in steps.pids and job_id not in self._again
+        return job_id in present.jobs and job_id not in self._again
 
     def _as_of(self, look: Look, grant: Grant) -> Grant:
         """A grant that rests on the controller alone: it is as old as its answer."""
         return grant._replace(confirmed=look.asked, renewed_s=self._renewed_s)
-
-    def _why_not_running(self, known: Known, steps: Steps) -> str:
-        if known.job.state != "RUNNING":
-            return f"the job is {known.job.state}"
-        return "all processes of the job are stopped" if known.job.job_id in steps.stopped else ""
 
     def _holder(self, job: Job, config: SlurmConfig, gpus: JobGpus) -> Holder:
         # Cluster, job id, restart count and start: a requeued job is a new holder.
@@ -229,6 +240,29 @@ def _grant(index: int, order: GpuOrder, holder: Holder, why: str) -> Grant:
         total=order.total,
         reason=reason,
     )
+
+
+def _why_not_running(known: Known, steps: Steps) -> str:
+    if known.job.state != "RUNNING":
+        return f"the job is {known.job.state}"
+    return "all processes of the job are stopped" if known.job.job_id in steps.stopped else ""
+
+
+def _why_contradicted(gpus: JobGpus, file: JobFile) -> str:
+    """Prolog and controller name other GPUs; a job that was resized may have fewer than it began with."""
+    if not file.indexes or set(gpus.positions()) <= set(file.indexes):
+        return ""
+    sayings = (",".join(map(str, indexes)) for indexes in (file.indexes, gpus.positions()))
+    return "the prolog's file says IDX {}, slurmctld says IDX {}".format(*sayings)
+
+
+def _name(grant: Grant, index: int, gpus: JobGpus, file: JobFile) -> Grant:
+    """A grant whose position proves nothing, by the UUID that the prolog wrote; as it was where it wrote none."""
+    if file.indexes and len(file.indexes) == len(file.uuids) and index in file.indexes:
+        return grant._replace(kind="uuid", device=file.uuids[file.indexes.index(index)])
+    if not file.indexes and len(file.uuids) == len(gpus.positions()):
+        return grant._replace(kind="uuid", device=file.uuids[sorted(gpus.positions()).index(index)])
+    return grant
 
 
 def _is_other(before: frozenset[int] | None, now: frozenset[int]) -> bool:

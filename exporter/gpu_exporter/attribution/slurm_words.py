@@ -312,12 +312,13 @@ def _field(text: str, pattern: str) -> str | None:
 
 
 class SlurmConfig(NamedTuple):
-    """What `scontrol show config` says: names as they are printed, "" where they are not."""
+    """What `scontrol show config` says: names as they are printed, "" where they are not; lists in lower case."""
 
     cluster: str
     path: str
     spool: str
     private: frozenset[str]
+    prolog_flags: frozenset[str] = frozenset()
 
 
 def parse_config(text: str) -> SlurmConfig:
@@ -326,8 +327,12 @@ def parse_config(text: str) -> SlurmConfig:
     def value(name: str) -> str:
         return _field(text, rf"^{name}\s*=\s*(.*?)\s*$") or ""
 
-    private = frozenset(word.strip().lower() for word in value("PrivateData").split(","))
-    return SlurmConfig(value("ClusterName"), value("SLURM_CONF"), value("SlurmdSpoolDir"), private)
+    def words(name: str) -> frozenset[str]:
+        return frozenset(word.strip().lower() for word in value(name).split(",") if word.strip())
+
+    return SlurmConfig(
+        value("ClusterName"), value("SLURM_CONF"), value("SlurmdSpoolDir"), words("PrivateData"), words("PrologFlags")
+    )
 
 
 _DETAILS = re.compile(r"JOB_GRES=\S+(?:\s+Nodes=\S+ CPU_IDs=\S* Mem=\S+ GRES=\S*)+\s*")

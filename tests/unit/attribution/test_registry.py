@@ -23,6 +23,7 @@ OPTIONS = SourceOptions(
     slurm_node="n0",
     slurm_gres_conf=None,
     slurm_interval_s=60.0,
+    slurm_job_files=None,
     procfs=Path("/proc"),
 )
 

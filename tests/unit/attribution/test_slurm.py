@@ -38,6 +38,7 @@ class Cluster:
         self.configured = "gpu:h100:4"
         self.slurmd_start: object = 4_000_000_000
         self.private = "none"
+        self.flags = "(null)"
         self.hidden: set[str] = set()
         self.json = "all"  # which commands speak JSON: all, squeue, none
         self.ambiguous = False  # whether a job's name makes the plain text ambiguous
@@ -85,7 +86,7 @@ class Cluster:
         if text.startswith("scontrol show config"):
             return (
                 f"ClusterName = lab\nPrivateData = {self.private}\nSLURM_CONF = {self.directory}/slurm.conf\n"
-                f"SlurmdSpoolDir = {self.directory}/spool/%n\n"
+                f"SlurmdSpoolDir = {self.directory}/spool/%n\nPrologFlags = {self.flags}\n"
             )
         if text.startswith("scontrol show node"):
             used = "" if self.used is None else f"   GresUsed={self.used}\n"

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.attribution.test_slurm import SINFO, Cluster, fail
 
 from gpu_exporter.attribution.pace import Pace
+from gpu_exporter.attribution.slurm import SlurmSource
 from gpu_exporter.attribution.source import SourceError
 
 ONE = "gpu:h100:1(IDX:0)"
@@ -224,3 +225,160 @@ def test_a_line_of_listpids_that_is_not_understood_proves_nothing(node: Node) ->
     answer = node.source.poll()
     assert "a line that is not understood" in answer.notice
     assert answer.grants[0].confirmed != 0.0
+
+
+class Filing(Node):
+    """A node whose prolog writes files, in a cluster with PrologFlags=Contain."""
+
+    def __init__(self, directory: Path, flags: str = "Alloc,Contain") -> None:
+        super().__init__(directory)
+        self.flags = flags
+        self.files = directory / "jobs"
+        self.files.mkdir(mode=0o755)
+        self.source = SlurmSource(
+            "n0",
+            run=self.run,
+            clock=self.clock,
+            pace=Pace(60.0, lambda: 0.0),
+            procfs=directory / "proc",
+            job_files=self.files,
+        )
+
+    def file(self, job: str, text: str, written_s_ago: float = 0.0) -> None:
+        path = self.files / job
+        path.write_text(text, "utf-8")
+        path.chmod(0o644)
+        when = self.clock.wall() - written_s_ago
+        os.utime(path, (when, when))
+
+    def settle(self) -> None:
+        """The first answer also says which PrologFlags there are."""
+        self.source.poll()
+        self.questions(60)
+
+
+@pytest.fixture
+def filing(node: Node, tmp_path: Path) -> Filing:
+    (tmp_path / "filing").mkdir()
+    return Filing(tmp_path / "filing")
+
+
+def test_a_node_with_files_of_a_prolog_asks_nothing_until_something_changes(filing: Filing) -> None:
+    filing.begin(j1=ONE)
+    filing.file("1", "gpus=0\nvisible=0\n")
+    filing.settle()
+    assert filing.questions(3600) == []
+    filing.begin(j1=ONE, j2="gpu:h100:1(IDX:1)")
+    filing.used = "gpu:h100:2(IDX:0-1)"
+    filing.file("2", "gpus=1\nvisible=1\n")
+    filing.clock.advance(5.0)
+    assert filing.grants() == [("job 1", "minor", "0"), ("job 2", "minor", "1")]
+    filing.begin(j2="gpu:h100:1(IDX:1)")
+    (filing.files / "1").unlink()
+    filing.clock.advance(5.0)
+    assert filing.grants() == [("job 2", "minor", "1")]
+    assert filing.questions(3600) == []
+
+
+def test_jobs_without_a_gpu_are_no_news_where_a_prolog_writes_files(filing: Filing) -> None:
+    filing.begin(j1=ONE)
+    filing.file("1", "gpus=0\nvisible=0\n")
+    filing.settle()
+    filing.jobs["2"] = [""]
+    assert filing.questions(600) == []
+
+
+def test_a_job_that_began_before_the_prolog_was_there_is_known_by_its_step(filing: Filing) -> None:
+    filing.begin(j1=ONE)
+    filing.settle()
+    assert filing.questions(600) == []
+    filing.begin()
+    filing.clock.advance(5.0)
+    assert filing.grants() == []
+
+
+def test_a_file_that_its_epilog_has_left_is_no_job(filing: Filing) -> None:
+    filing.file("7", "gpus=0\nvisible=0\n", written_s_ago=61.0)
+    filing.begin(j1="gpu:h100:1(IDX:1)")
+    filing.file("1", "gpus=1\nvisible=1\n")
+    answer = filing.source.poll()
+    assert [grant.holder.job_id for grant in answer.grants] == ["1"]
+    answer = filing.source.poll()
+    assert answer.notice == "the files of 7 have no job: has the epilog failed?"
+    assert filing.questions(600) == []
+
+
+def test_a_file_without_a_step_is_asked_about_where_nothing_else_shows_that_the_job_lives(filing: Filing) -> None:
+    filing.flags = "Alloc"
+    filing.begin(j1=ONE)
+    filing.steps = {}
+    filing.file("1", "gpus=0\nvisible=0\n", written_s_ago=3600.0)
+    filing.source.poll()
+    asked = filing.questions(300)
+    assert len([text for text in asked if text == SINFO]) == 5
+    filing.begin()
+    filing.clock.advance(60.0)
+    assert filing.grants() == []  # though its file is still there
+
+
+def test_without_alloc_a_job_may_hold_gpus_before_its_prolog(filing: Filing) -> None:
+    filing.flags = "(null)"
+    filing.begin(j1=ONE)
+    filing.file("1", "gpus=0\nvisible=0\n")
+    filing.source.poll()
+    assert len(filing.questions(300)) == 5 + 2  # and the job's own, after five minutes
+    assert "PrologFlags has no Alloc" in filing.source.poll().notice
+
+
+def test_a_gpu_in_use_that_no_file_explains_is_looked_after(filing: Filing) -> None:
+    filing.begin(j1=ONE)
+    filing.file("1", "gpus=0\nvisible=0\n")
+    filing.used = "gpu:h100:2(IDX:0-1)"
+    filing.source.poll()
+    assert len([text for text in filing.questions(600) if text == SINFO]) >= 10
+
+
+def test_prolog_and_controller_that_name_other_gpus_contradict_each_other(filing: Filing) -> None:
+    filing.begin(j1="gpu:h100:1(IDX:2)")
+    filing.file("1", "gpus=1\nvisible=1\n")
+    answer = filing.source.poll()
+    (grant,) = answer.grants
+    assert (grant.running, grant.why) == (False, "the prolog's file says IDX 1, slurmctld says IDX 2")
+    assert answer.conflicts == 1
+
+
+def test_a_job_that_gave_gpus_back_contradicts_nobody(filing: Filing) -> None:
+    filing.begin(j1="gpu:h100:1(IDX:2)")
+    filing.file("1", "gpus=1-2\nvisible=1,2\n")
+    answer = filing.source.poll()
+    assert [(grant.device, grant.running) for grant in answer.grants] == [("2", True)]
+    assert answer.conflicts == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("1", "gpus=0,4\nvisible=GPU-a,MIG-b\n"), ("MIG-b", "1 1000\n")], ids=["ours", "gpustat"]
+)
+def test_a_position_that_is_no_whole_gpu_has_the_uuid_that_the_prolog_wrote(
+    filing: Filing, name: str, text: str
+) -> None:
+    filing.begin(j1="gpu:h100:1(IDX:4)" if name != "1" else "gpu:h100:2(IDX:0,4)")
+    filing.file(name, text)
+    grants = filing.source.poll().grants
+    assert [(grant.kind, grant.device) for grant in grants][-1] == ("uuid", "MIG-b")
+    if name == "1":
+        assert (grants[0].kind, grants[0].device) == ("minor", "0")  # a proven order is believed before
+
+
+def test_files_that_others_may_write_change_nothing(filing: Filing) -> None:
+    filing.begin(j1=ONE)
+    filing.file("1", "gpus=0\nvisible=0\n")
+    filing.files.chmod(0o777)
+    answer = filing.source.poll()
+    assert [grant.device for grant in answer.grants] == ["0"]
+    assert "others may write there" in answer.notice
+    assert len([text for text in filing.questions(300) if text == SINFO]) == 5
+
+
+def test_a_directory_that_was_named_and_is_not_there_is_said(filing: Filing) -> None:
+    filing.files.rmdir()
+    assert "no such directory: has the prolog run?" in filing.source.poll().notice

@@ -1,0 +1,121 @@
+"""Files that a site's prolog and epilog keep: which jobs hold GPUs of this node, without a question to anybody.
+
+Three layouts, told apart by what is in them:
+- ours (contrib/slurm): JOBID with lines `gpus=0,3` (SLURM_JOB_GPUS, positions) and `visible=...` (the prolog's
+  CUDA_VISIBLE_DEVICES, whose UUIDs count where it has any: since Slurm 25.11 with AutoDetect=nvml, and for MIG);
+- of plazonic/nvidia_gpu_prometheus_exporter and jobstats (/run/gpustat): GPU-<uuid>, MIG-<uuid> or a number, with
+  `JOBID UID`;
+- of dcgm-exporter (--hpc-job-mapping-dir): GPU or GPU.INSTANCE, with a job id a line. A number there means an index of
+  the driver's at the time of the prolog, so only the UUIDs say which GPU it is; the job is here all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from gpu_exporter.attribution.hostlist import parse_ranges
+from gpu_exporter.attribution.source import SourceError
+
+DEFAULT_PLACE = Path("/run/gpu-exporter/jobs")
+FILES_MAX = 1024  # jobs or GPUs and instances of a node; more are none of a prolog
+READ_MAX = 4096  # bytes of one file
+JOB = re.compile(r"[1-9][0-9]{0,17}")
+UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
+NUMBER = re.compile(r"[0-9]{1,4}(?:[.:][0-9]{1,4})?")
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class JobFile(NamedTuple):
+    """What the prolog says of one job: positions (IDX) and UUIDs, as far as it knows them, in the same order."""
+
+    indexes: tuple[int, ...] = ()
+    uuids: tuple[str, ...] = ()
+    written_wall: float = 0.0
+
+
+class Filed(NamedTuple):
+    """The jobs by id. `problem`: what was not understood, so that some may be missing."""
+
+    jobs: dict[str, JobFile]
+    problem: str = ""
+
+
+def read_job_files(directory: Path) -> Filed:
+    """The jobs that the files in `directory` name. Raises FileNotFoundError without a directory, else SourceError.
+
+    Who may write there decides which GPUs look held, so it has to be root or who runs this.
+    """
+    try:
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        raise SourceError(f"{directory}: {exc.strerror}") from exc
+    try:
+        _check_writers(os.fstat(handle), str(directory))
+        names = sorted(os.listdir(handle))  # noqa: PTH208 -- of the directory that was checked
+        if len(names) > FILES_MAX:
+            raise SourceError(f"{directory}: {len(names)} files are more than a prolog makes ({FILES_MAX})")
+        jobs: dict[str, JobFile] = {}
+        problems: list[str] = []
+        for name in names:
+            if name.startswith("."):
+                continue  # one that is being written
+            try:
+                _add(jobs, name, *_read(handle, name))
+            except FileNotFoundError:  # its job has just ended
+                continue
+            except (OSError, ValueError, SourceError) as exc:
+                problems.append(f"{directory}/{name[:80]}: {exc}")
+        return Filed(jobs, problems[0] if problems else "")
+    finally:
+        os.close(handle)
+
+
+def _check_writers(status: os.stat_result, name: str) -> None:
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & OTHERS_WRITE:
+        mode = stat.S_IMODE(status.st_mode)
+        raise SourceError(
+            f"{name}: others may write there (uid {status.st_uid}, mode {mode:04o}), so it is not believed"
+        )
+
+
+def _read(directory: int, name: str) -> tuple[str, float]:
+    """Text and date of a file. Raises OSError, ValueError, SourceError."""
+    handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("no regular file")
+        _check_writers(status, "the file")
+        data = os.read(handle, READ_MAX)
+        if len(data) == READ_MAX:
+            raise ValueError(f"longer than {READ_MAX} bytes")
+        return data.decode("ascii"), status.st_mtime
+    finally:
+        os.close(handle)
+
+
+def _add(jobs: dict[str, JobFile], name: str, text: str, written: float) -> None:
+    """Raises ValueError for a file that is not understood."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if JOB.fullmatch(name) and any("=" in line for line in lines):
+        values = dict(line.partition("=")[::2] for line in lines)
+        visible = [word for word in values.get("visible", "").split(",") if UUID.fullmatch(word)]
+        jobs[name] = JobFile(
+            tuple(parse_ranges(values.get("gpus", "")) if values.get("gpus") else ()), tuple(visible), written
+        )
+        return
+    if not (UUID.fullmatch(name) or NUMBER.fullmatch(name)):
+        raise ValueError("neither the name of a GPU nor of a job")
+    for line in lines:  # none: the GPU is free
+        job = line.split()[0]
+        if not JOB.fullmatch(job):
+            raise ValueError(f"{job[:40]!r} is not a job id")
+        known = jobs.get(job, JobFile())
+        uuids = (*known.uuids, name) if UUID.fullmatch(name) and name not in known.uuids else known.uuids
+        jobs[job] = JobFile((), uuids, max(known.written_wall, written))

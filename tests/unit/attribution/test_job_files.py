@@ -1,0 +1,187 @@
+"""Files of a prolog: three layouts, read only where nobody else could have written them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gpu_exporter
+from gpu_exporter.attribution.job_files import FILES_MAX, READ_MAX, read_job_files
+from gpu_exporter.attribution.source import SourceError
+
+SCRIPTS = Path(gpu_exporter.__file__).parent / "contrib" / "slurm"
+MIG = "MIG-3d7a1c2b-5e6f-5a0b-9c8d-112233445566"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    directory = tmp_path / "jobs"
+    directory.mkdir(mode=0o755)
+    return directory
+
+
+def put(place: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        (place / name).write_text(text, "utf-8")
+        (place / name).chmod(0o644)
+
+
+def read(place: Path) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
+    filed = read_job_files(place)
+    assert filed.problem == ""
+    return {job: (file.indexes, file.uuids) for job, file in filed.jobs.items()}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"42": "gpus=0,3\nvisible=0,3\n"}, {"42": ((0, 3), ())}),
+        ({"42": "gpus=0-2\nvisible=\n"}, {"42": ((0, 1, 2), ())}),
+        ({"42": f"gpus=4\nvisible={MIG}\n", "43": "gpus=\nvisible=\n"}, {"42": ((4,), (MIG,)), "43": ((), ())}),
+        ({"42": "gpus=1,2\nvisible=GPU-a,GPU-b\n"}, {"42": ((1, 2), ("GPU-a", "GPU-b"))}),
+        # /run/gpustat: one file a GPU or instance, by number and by UUID
+        ({"GPU-a": "42 1000\n", "0": "42 1000\n", "GPU-b": "42 1000", "2.1": "43 7"}, {"42": ((), ("GPU-a", "GPU-b")), "43": ((), ())}),
+        ({MIG: "42 1000\n"}, {"42": ((), (MIG,))}),
+        # dcgm-exporter: job ids by line, twice the same once, an empty file is a free GPU
+        ({"0": "42\n42\n", "1": "", "2.3": "42\n43\n"}, {"42": ((), ()), "43": ((), ())}),
+        ({".42.17": "gpus=", "42": "gpus=1\nvisible="}, {"42": ((1,), ())}),  # one is being written
+        ({}, {}),
+    ],
+)  # fmt: skip
+def test_layouts(place: Path, files: Mapping[str, str], expected: object) -> None:
+    put(place, files)
+    assert read(place) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("42", "gpus=3-1\nvisible=\n", "'3-1' is not a range of at most"),
+        ("42", "gpus=0;reboot\nvisible=\n", "is not a range of numbers"),
+        ("42", "gpus=0-999999\n", "is not a range of at most"),
+        ("readme.txt", "42\n", "neither the name of a GPU nor of a job"),
+        ("0", "alice\n", "'alice' is not a job id"),
+        ("0", "-3\n", "'-3' is not a job id"),
+        ("42", "gpus=" + "1," * READ_MAX, f"longer than {READ_MAX} bytes"),
+        ("42", "gpus=é\n", "ordinal not in range"),
+    ],
+)
+def test_a_file_that_is_not_understood_costs_no_other_its_job_and_is_named(
+    place: Path, name: str, text: str, why: str
+) -> None:
+    put(place, {"7": "gpus=1\nvisible=\n", name: text})
+    filed = read_job_files(place)
+    assert filed.jobs["7"].indexes == (1,)
+    assert filed.problem.startswith(f"{place}/{name}: ")
+    assert why in filed.problem
+
+
+def test_what_is_no_plain_file_is_not_opened(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("gpus=1\n")
+    (place / "42").symlink_to(tmp_path / "secret")
+    assert "42: " in read_job_files(place).problem
+    (place / "42").unlink()
+    os.mkfifo(place / "42", 0o644)
+    assert "no regular file" in read_job_files(place).problem
+    (place / "42").unlink()
+    (place / "42").mkdir()
+    assert "no regular file" in read_job_files(place).problem
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+def test_a_directory_that_others_may_write_to_is_not_believed(place: Path, mode: int) -> None:
+    put(place, {"42": "gpus=0\n"})
+    place.chmod(mode)
+    with pytest.raises(SourceError, match="others may write there"):
+        read_job_files(place)
+
+
+def test_a_file_that_others_may_write_to_is_not_believed(place: Path) -> None:
+    put(place, {"42": "gpus=0\n"})
+    (place / "42").chmod(0o666)
+    filed = read_job_files(place)
+    assert (filed.jobs, "others may write there" in filed.problem) == ({}, True)
+
+
+def test_a_place_that_is_not_there_is_none(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_job_files(tmp_path / "none")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SourceError, match="Not a directory"):
+        read_job_files(tmp_path / "file")
+
+
+def test_more_files_than_a_prolog_makes_are_not_believed(place: Path) -> None:
+    put(place, {str(number): "gpus=0\n" for number in range(1, FILES_MAX + 2)})
+    with pytest.raises(SourceError, match="more than a prolog makes"):
+        read_job_files(place)
+
+
+@given(name=st.text(min_size=1, max_size=20), text=st.text(max_size=80))
+def test_any_file_is_a_job_or_a_problem(tmp_path_factory: pytest.TempPathFactory, name: str, text: str) -> None:
+    place = tmp_path_factory.mktemp("jobs")
+    place.chmod(0o755)
+    try:
+        path = place / name
+        if path.parent != place or name in (".", ".."):
+            return
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    except (OSError, ValueError):  # no name of a file
+        return
+    path.chmod(0o644)
+    filed = read_job_files(place)
+    assert all(job.isascii() and job.isdigit() for job in filed.jobs)
+
+
+@pytest.fixture(params=["dash", "bash"])
+def shell(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield str(request.param)
+
+
+def run(shell: str, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """As slurmd runs it: with its own small environment."""
+    command = [shell, *(["--posix"] if shell == "bash" else []), str(SCRIPTS / script)]
+    return subprocess.run(
+        command, env={"PATH": "/usr/bin:/bin", **variables}, capture_output=True, text=True, check=False, timeout=10
+    )
+
+
+def test_what_our_prolog_writes_is_what_is_read_until_our_epilog(shell: str, tmp_path: Path) -> None:
+    place = tmp_path / "run" / "jobs"
+    common = {"GPU_EXPORTER_JOB_FILES": str(place), "SLURM_JOB_ID": "42"}
+    done = run(shell, "prolog.sh", **common, SLURM_JOB_GPUS="1,2", CUDA_VISIBLE_DEVICES="GPU-a,GPU-b")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert read(place) == {"42": ((1, 2), ("GPU-a", "GPU-b"))}
+    assert oct(place.stat().st_mode & 0o777) == "0o755"
+    assert [path.name for path in place.iterdir()] == ["42"]
+    run(shell, "prolog.sh", **common | {"SLURM_JOB_ID": "43"}, SLURM_SHARDS_ON_NODE="2")
+    run(shell, "prolog.sh", **common | {"SLURM_JOB_ID": "44"})  # a job without a GPU
+    assert read(place).keys() == {"42", "43"}
+    done = run(shell, "epilog.sh", **common)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert read(place).keys() == {"43"}
+
+
+@pytest.mark.parametrize("script", ["prolog.sh", "epilog.sh"])
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"SLURM_JOB_ID": ""},
+        {"SLURM_JOB_ID": "../../etc/passwd"},
+        {"SLURM_JOB_ID": "4 2"},
+        {"SLURM_JOB_ID": "42", "GPU_EXPORTER_JOB_FILES": "/proc/nowhere/jobs"},
+        {"SLURM_JOB_ID": "42", "GPU_EXPORTER_JOB_FILES": "/dev/null"},
+    ],
+)
+def test_no_fault_of_ours_fails_a_job(shell: str, script: str, variables: dict[str, str], tmp_path: Path) -> None:
+    place = {"GPU_EXPORTER_JOB_FILES": str(tmp_path / "jobs"), "SLURM_JOB_GPUS": "0"}
+    done = run(shell, script, **place | variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (tmp_path / "jobs").exists() or list((tmp_path / "jobs").iterdir()) == []
