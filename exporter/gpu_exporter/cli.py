@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     commands = {
         "reconcile": _reconcile,
+        "holders": _holders,
         "digest": _digest,
         "demo": _demo,
         "check-config": _check_config,
@@ -158,8 +159,8 @@ def _enabled(options: argparse.Namespace) -> list[Collector]:
 
 def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
     """A combination that cannot be honoured is an error, never ignored."""
-    if not options.once and (options.output is not None or options.format != "prometheus"):
-        parser.error("--output and --format are for --once")
+    if not options.once and (options.output is not None or options.format != "prometheus" or options.check != "all"):
+        parser.error("--output, --format and --check are for --once")
     if options.once and options.textfile is not None:
         parser.error("--once and --textfile.output exclude each other; --once --output FILE writes one textfile")
     if options.textfile is not None and options.textfile.suffix != ".prom":
@@ -192,6 +193,10 @@ def _serve(given: list[str]) -> int:
     sources = [*_build_sources(parser, options, clock, settings, backend.vendor), *simulated]
     processes = _build_processes(parser, options, backend, clock)
     return _run_daemon(parser, options, settings, backend, sources, processes, state_directory)
+
+
+def _holders(given: list[str]) -> int:
+    return _serve(["--once", "--format=holders", *given])
 
 
 def _run_once(
@@ -227,6 +232,7 @@ def _run_once(
             options.timeout,
             socket_path,
             backend.name,
+            devices_only=options.check == "devices",
         )
     except OSError as exc:
         parser.fail(str(exc))

@@ -37,6 +37,7 @@ DESCRIPTION = """Who holds which GPU, is it used, and if not, why.
 commands:
   (none)        serve metrics and the status page; with --once print one reading
   reconcile     decide from metrics which holders are underused; with --apply, mark them
+  holders       who holds what, and by which evidence; takes the flags of --once
   digest        what some days came to, by tenant and holder, from Prometheus
   demo          a simulated node on a compressed clock
   check-config  read a configuration file and print what is in force
@@ -99,9 +100,17 @@ def build_serve_parser() -> Parser:
     parser.flag(
         "--format",
         dest="format",
-        choices=("prometheus", "openmetrics", "json", "table"),
+        choices=("prometheus", "openmetrics", "json", "table", "holders"),
         default="prometheus",
         help="form of --once (default prometheus)",
+    )
+    parser.flag(
+        "--check",
+        dest="check",
+        choices=("all", "devices"),
+        default="all",
+        help="what the exit code of --once is about: devices leaves out sources of holders, as a node's health check "
+        "should (default all)",
     )
     parser.flag("--output", dest="output", type=Path, default=None, help="with --once: write here, by rename")
     parser.flag(

@@ -310,8 +310,8 @@ SHARED = ("time_slice", "mps", "shard")
 class Allocation(NamedTuple):
     """A resolved grant: `holder` holds `unit`. `share`: none, mig, or one of SHARED.
 
-    `running`, `why` and `working_wall` as in Grant. `contradiction`: why the processes on the GPU say otherwise, for
-    people; then the holder's time there is unknown.
+    `running`, `why` and `working_wall` as in Grant. `basis`: what shows that the grant is of this unit, for people.
+    `contradiction`: why the processes on the GPU say otherwise, for people; then the holder's time there is unknown.
     """
 
     unit: UnitId
@@ -322,6 +322,7 @@ class Allocation(NamedTuple):
     why: str = ""
     working_wall: float | None = None
     contradiction: str = ""
+    basis: str = ""
 
     @property
     def is_shared(self) -> bool:
@@ -407,13 +408,14 @@ class GpuView(NamedTuple):
 
 
 class AllocationView(NamedTuple):
-    """One allocation as published, joined with its unit."""
+    """One allocation as published, joined with its unit. `unconfirmed_s`: since a source last confirmed it."""
 
     allocation: Allocation
     gpu: int
     mig: str
     totals: HolderTotals
     verdict: Verdict
+    unconfirmed_s: float = 0.0
     utilization: float | None = None
     memory_used_bytes: float | None = None
     power_w: float | None = None

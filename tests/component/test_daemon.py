@@ -255,7 +255,7 @@ def test_a_resident_textfile_stays_fresh_without_http(
         (["--web.listen-address=nonsense"], "'nonsense' is not [host]:port"),
         (["--timeout=10"], "argument --timeout: '10' is not a duration"),
         (["reconcil"], "'reconcil' is not a command; the commands are reconcile, digest, demo, check-config"),
-        (["--format=json"], "--output and --format are for --once"),
+        (["--format=json"], "--output, --format and --check are for --once"),
         (["--textfile.output=/tmp/x.txt"], "node_exporter reads only files named *.prom"),
         (["--web.telemetry-path=metrics"], "--web.telemetry-path metrics: must start with /"),
         (["--devices.replay=/nonexistent.csv"], "/nonexistent.csv: no such file"),

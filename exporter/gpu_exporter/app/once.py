@@ -25,6 +25,7 @@ PATHS = {  # which no flag of the daemon changes
     "openmetrics": "/api/v1/metrics",
     "json": "/api/v1/status",
     "table": "/api/v1/table",
+    "holders": "/api/v1/holders",
 }
 
 ACCEPT = {"openmetrics": "Accept: application/openmetrics-text\r\n"}
@@ -40,6 +41,10 @@ def render(view: View, form: str) -> str:
         from gpu_exporter.exposition.table import render_table
 
         return render_table(view)
+    if form == "holders":
+        from gpu_exporter.exposition.holders import render_holders
+
+        return render_holders(view)
     from gpu_exporter.exposition.series import list_series
     from gpu_exporter.exposition.text import TextRenderer
 
@@ -96,8 +101,10 @@ def run_once(
     timeout_s: float,
     socket_path: Path | None,
     backend_name: str,
+    *,
+    devices_only: bool = False,
 ) -> int:
-    """Print or write one body. Returns the exit code."""
+    """Print or write one body. Returns the exit code, to which with `devices_only` no source of holders counts."""
     if socket_path is not None:
         try:
             body = read_from_daemon(socket_path, form, min(2.0, timeout_s))
@@ -107,7 +114,7 @@ def run_once(
         else:
             if body is not None and status is not None:
                 _deliver(body, output)
-                return _conclude_for_daemon(status)
+                return _conclude_for_daemon(status, "devices_health" if devices_only else "health")
     result: list[View | Exception] = []
 
     def work() -> None:
@@ -130,13 +137,13 @@ def run_once(
         raise view
     _deliver(render(view, form), output)
     reason = view.status.driver_error or "the driver lists no GPU that answers"
-    return _conclude(judge_health(view), reason, view.status.warnings)
+    return _conclude(judge_health(view, devices_only=devices_only), reason, view.status.warnings)
 
 
-def _conclude_for_daemon(status: str) -> int:
-    """The exit code that the daemon's JSON asks for."""
+def _conclude_for_daemon(status: str, health: str) -> int:
+    """The exit code that this key of the daemon's JSON asks for."""
     data = json.loads(status)
-    return _conclude(data.get("health", ""), data.get("driver_error") or "no GPU answers", data.get("warnings", ()))
+    return _conclude(data.get(health, ""), data.get("driver_error") or "no GPU answers", data.get("warnings", ()))
 
 
 def _conclude(health: str, reason: str, warnings: Iterable[str]) -> int:

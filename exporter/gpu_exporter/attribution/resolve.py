@@ -41,7 +41,7 @@ def resolve(
     that while its numbers lead nowhere; where they lead to another device now, neither is believed.
     """
     finder = _Finder(snapshots, incomplete)
-    units: dict[UnitId, list[tuple[Grant, str]]] = {}
+    units: dict[UnitId, list[tuple[Grant, str, str]]] = {}
     unresolved: list[tuple[Grant, str]] = []
     conflicts: list[Grant] = []
     contradicted: dict[UnitId, Grant] = {}
@@ -51,16 +51,17 @@ def resolve(
         is_kept = bool(grant.number) and not grant.holder.identity  # a name alone may be another holder by now
         before = numbers.get(number) if is_kept else None
         unit, replica, reason = finder.find(grant)
-        if unit is None:
-            unit = before
+        basis = _describe_basis(grant)
+        if unit is None and before is not None:
+            unit, basis = before, f"{grant.number}, which led here when the holder began"
+        elif unit is None:
+            unresolved.append((grant, reason))
+            continue
         elif before is not None and unit != before:
             kept[number] = before  # neither is believed, for as long as the holder runs
             reason = f"it led to {before.uuid} when the holder began and leads to {unit.uuid} now"
             unresolved.append((grant, reason))
             conflicts.append(grant)
-            continue
-        if unit is None:
-            unresolved.append((grant, reason))
             continue
         if is_kept:
             kept[number] = unit
@@ -69,22 +70,33 @@ def resolve(
             if others[0][0].holder.names.isdisjoint(grant.holder.names):
                 conflicts.append(grant)
                 contradicted.setdefault(unit, grant)
-        elif all(other.holder.key != grant.holder.key for other, _ in others):
-            others.append((grant, replica))
+        elif all(other.holder.key != grant.holder.key for other, _, _ in others):
+            others.append((grant, replica, basis))
     allocations: list[tuple[Allocation, Grant]] = []
     for unit, holders in units.items():
         slices, whole = finder.slices.get(unit.mig_uuid, (1.0, 1.0))
-        for grant, replica in holders:
+        for grant, replica, basis in holders:
             share = "mig" if unit.mig_uuid else "none"
             if grant.share or replica or len(holders) > 1:
                 share = grant.share or "time_slice"
             ratio = board_share(slices, whole, len(holders))
-            allocation = Allocation(unit, grant.holder, share, ratio, grant.running, grant.why, grant.working_wall)
+            allocation = Allocation(
+                unit, grant.holder, share, ratio, grant.running, grant.why, grant.working_wall, basis=basis
+            )
             if other := contradicted.get(unit):
                 sayings = (f"{each.holder.source} says {each.holder.label}" for each in (grant, other))
                 allocation = allocation._replace(contradiction=", ".join(sayings))
             allocations.append((allocation, grant))
     return Resolution(allocations, unresolved, conflicts, kept)
+
+
+def _describe_basis(grant: Grant) -> str:
+    """How the words of the source lead to the device."""
+    name = f"{grant.number}: " if grant.number and grant.number != grant.device else ""
+    device = grant.device.partition("::")[0]
+    if grant.kind == "minor":
+        return f"{name}/dev/nvidia{device}"
+    return f"{name}position {device} of the driver's list" if grant.kind == "index" else f"{name}UUID"
 
 
 class _Finder:

@@ -21,11 +21,12 @@ def render_json(view: View) -> str:
             "backend": status.backend,
             "note": status.note,
             "health": judge_health(view),
+            "devices_health": judge_health(view, devices_only=True),
             "driver_up": status.driver_up,
             "driver_error": status.driver_error,
             "warnings": list(status.warnings),
             "gpus": [_gpu(gpu) for gpu in view.gpus],
-            "allocations": [_allocation(allocation) for allocation in view.allocations],
+            "allocations": [_allocation(allocation, view.wall) for allocation in view.allocations],
             "tenants": [
                 {
                     **key._asdict(),
@@ -92,7 +93,7 @@ def _last_activity(totals: UnitTotals | None) -> dict[str, Any]:
     }
 
 
-def _allocation(view: AllocationView) -> dict[str, Any]:
+def _allocation(view: AllocationView, wall: float) -> dict[str, Any]:
     unit, holder, totals = view.allocation.unit, view.allocation.holder, view.totals
     return {
         "gpu": view.gpu,
@@ -115,6 +116,8 @@ def _allocation(view: AllocationView) -> dict[str, Any]:
         "partition": holder.partition,
         "qos": holder.qos,
         "source": holder.source,
+        "basis": view.allocation.basis,
+        "confirmed_timestamp_seconds": wall - view.unconfirmed_s,
         "share": view.allocation.share,
         "share_ratio": view.allocation.share_ratio,
         "start_timestamp_seconds": totals.start_wall,

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gpu_exporter.exposition.holders import render_holders
 from gpu_exporter.exposition.json_format import JSON_TYPE, render_json
 from gpu_exporter.exposition.page import HTML_TYPE, render_page
 from gpu_exporter.exposition.series import Series, list_series
@@ -20,6 +21,7 @@ CONTENT_TYPES = {
     "openmetrics": OPENMETRICS_TYPE,
     "json": JSON_TYPE,
     "table": TABLE_TYPE,
+    "holders": TABLE_TYPE,
     "page": HTML_TYPE,
 }
 
@@ -93,4 +95,4 @@ class Publisher:
             return self._renderer.render(edition.series, openmetrics=form == "openmetrics", names=names)
         if form == "page":
             return render_page(edition.view, self._history)
-        return {"json": render_json, "table": render_table}[form](edition.view)
+        return {"json": render_json, "table": render_table, "holders": render_holders}[form](edition.view)

@@ -9,7 +9,7 @@ from gpu_exporter.web.request import Request
 from gpu_exporter.web.server import TEXT, Reply
 
 METRICS = "/api/v1/metrics"  # always, whatever --web.telemetry-path is
-FORMS = {"/": "page", "/api/v1/status": "json", "/api/v1/table": "table"}
+FORMS = {"/": "page", "/api/v1/status": "json", "/api/v1/table": "table", "/api/v1/holders": "holders"}
 
 
 class ExporterSite:

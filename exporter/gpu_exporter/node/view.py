@@ -145,6 +145,7 @@ def _view_allocation(record: HolderRecord, gpu: GpuView, verdicts: Mapping[Alloc
         mig=record.mig,
         totals=totals,
         verdict=verdict,
+        unconfirmed_s=record.unconfirmed_s,
         utilization=facts.utilization,
         memory_used_bytes=facts.memory_used_bytes,
         power_w=facts.power_w,

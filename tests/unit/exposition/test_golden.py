@@ -16,6 +16,7 @@ from tests.testbed.simulated_node import SimulatedNode
 import gpu_exporter
 from gpu_exporter.app.demo import PERIOD_MAX_S, SAMPLE_PERIOD_S, demo_settings
 from gpu_exporter.devices.scenario import Scenario, load_scenario, parse_scenario
+from gpu_exporter.exposition.holders import render_holders
 from gpu_exporter.exposition.json_format import render_json
 from gpu_exporter.exposition.page import render_page
 from gpu_exporter.exposition.publisher import no_history
@@ -54,6 +55,10 @@ def test_openmetrics(view: View, golden: Callable[[str, str], None]) -> None:
 
 def test_json(view: View, golden: Callable[[str, str], None]) -> None:
     golden("demo.json", render_json(view) + "\n")
+
+
+def test_holders(view: View, golden: Callable[[str, str], None]) -> None:
+    golden("demo.holders", render_holders(view))
 
 
 def test_table(view: View, golden: Callable[[str, str], None]) -> None:
