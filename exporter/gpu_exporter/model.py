@@ -139,7 +139,8 @@ class InstanceReading(NamedTuple):
     """One MIG instance at one moment. `mig` is "gpu instance id/compute instance id".
 
     `sm_slices`: compute slices of the board that are its own; a fraction where compute instances that report none share
-    a GPU instance. `energy_j` is the running estimate of its part of the board's energy.
+    a GPU instance. `energy_j` is the running estimate of its part of the board's energy. `placement`: profile id and
+    first slice of its GPU instance, None where the driver does not say.
     """
 
     uuid: str
@@ -150,6 +151,7 @@ class InstanceReading(NamedTuple):
     activity: Activity | None
     energy_j: float | None = None
     facts: Facts = Facts()
+    placement: tuple[int, int] | None = None
 
 
 class GpuProcess(NamedTuple):
@@ -276,10 +278,11 @@ class Grant(NamedTuple):
     """One device that a scheduler has granted to a holder, in the words of the source.
 
     `kind` says how to read `device`: "uuid" (GPU-... or MIG-..., with or without a replica suffix), "minor" (the N of
-    /dev/nvidiaN), "index" (a position in NVML's order, among the GPUs with the minor numbers `among`, or all of them)
-    or "unproven" (a number whose order is not known, for `reason`). An index counts only where NVML lists `total` GPUs,
-    0 any number. `number` is what the scheduler calls the device where that is not a UUID: a running holder keeps the
-    device that it once led to.
+    /dev/nvidiaN), "instance" (N/G, the MIG instance with GPU instance id G of GPU N), "placement" (N/PROFILE/ID/START,
+    the one with this profile, by name and id, that begins at this slice), "index" (a position in NVML's order, among
+    the GPUs with the minor numbers `among`, or all of them) or "unproven" (a name that shows no device, for `reason`).
+    An index counts only where NVML lists `total` GPUs, 0 any number. `number` is what the scheduler calls the device
+    where that is not a UUID: a running holder keeps the device that it once led to.
 
     `running`: false while the holder is not charged, since its job is stopped. `working_wall`: Unix seconds before
     which its program could not work, infinite while it is not known to run, None where its scheduler says no more
@@ -288,7 +291,7 @@ class Grant(NamedTuple):
     each poll. `share`: one of SHARED where the source says that only a part of the device is granted.
     """
 
-    kind: Literal["uuid", "minor", "index", "unproven"]
+    kind: Literal["uuid", "minor", "instance", "placement", "index", "unproven"]
     device: str
     holder: Holder
     running: bool = True

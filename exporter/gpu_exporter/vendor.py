@@ -15,9 +15,12 @@ class Vendor(NamedTuple):
     """One maker. Patterns must match the whole text.
 
     `resource`: Kubernetes resources whose devices are GPUs or parts of them. `device_id`: ids of device plugins that
-    are the driver's own, wherever they occur. `numbered_id`: ids that hold the number of the device file, and a
-    replica or "". `claim_driver`: drivers of dynamic resource allocation that hand out GPUs. `device_file`: path of the
-    device file, with its number; `device_file_name` is how people write it. `autodetect`: Slurm's AutoDetect in
+    are the driver's own, wherever they occur. `numbered_id`: ids that hold the number of the device file; groups minor,
+    instance, share. `unfaithful_id`: ids of a device that the pod need not have got. `cdi_id`: names of the Container
+    Device Interface; group name is the driver's, or a position. `claim_driver`: drivers of dynamic resource allocation
+    that hand out GPUs, `claim_device` their names for them: groups minor, and for a part of a GPU profile, id and
+    start; `claim_elsewhere` those of GPUs that are given to virtual machines. `device_file`: path of the device file,
+    with its number; `device_file_name` is how people write it. `autodetect`: Slurm's AutoDetect in
     gres.conf that lists GPUs in the driver's order. `pci_vendor` as in sysfs. `kernel_driver`: the module that the
     driver talks to.
     """
@@ -26,7 +29,11 @@ class Vendor(NamedTuple):
     resource: re.Pattern[str]
     device_id: re.Pattern[str]
     numbered_id: re.Pattern[str]
+    unfaithful_id: re.Pattern[str]
+    cdi_id: re.Pattern[str]
     claim_driver: re.Pattern[str]
+    claim_device: re.Pattern[str]
+    claim_elsewhere: re.Pattern[str]
     device_file: re.Pattern[str]
     device_file_name: str
     autodetect: frozenset[str]
@@ -51,9 +58,18 @@ NVIDIA = Vendor(
     resource=re.compile(r"nvidia\.com/(gpu(\..+)?|mig-.+)"),
     # GPU-<uuid>, MIG-<uuid>, MIG-GPU-<uuid>/gi/ci (drivers before R470), each with "::N" when it is a replica
     device_id=re.compile(r"(GPU|MIG)-[0-9A-Za-z-]+(/\d+/\d+)?(::\d+)?"),
-    numbered_id=re.compile(r"nvidia(\d+)(?:/(vgpu\d+))?"),  # GKE's; with vgpu it is one of several shares
+    # GKE's: nvidia0, nvidia0/gi3 (a MIG instance), each with /vgpu2 when it is one of several shares
+    numbered_id=re.compile(r"nvidia(?P<minor>\d{1,4})(?:/gi(?P<instance>\d{1,4}))?(?:/(?P<share>vgpu\d{1,4}))?"),
+    # HAMi's and Volcano's: a UUID and a number. They choose the device themselves and write it on the pod.
+    unfaithful_id=re.compile(r"GPU(?:-[0-9a-f]+){5}-\d+"),
+    cdi_id=re.compile(r"nvidia\.com/(?:gpu|mig)=(?P<name>.+)"),
     # compute-domain.nvidia.com hands out channels between GPUs, and no GPU.
     claim_driver=re.compile(r"gpu\.nvidia\.com|k8s\.gpu\.nvidia\.com.*|nvidia\.com/gpu.*"),
+    # kubernetes-sigs/dra-driver-nvidia-gpu: gpu-1, gpu-1-mig-2g47gb-14-0 (profile id and placement start)
+    claim_device=re.compile(
+        r"gpu-(?P<minor>\d{1,4})(?:-mig-(?P<profile>[0-9a-z-]{1,60})-(?P<id>\d{1,4})-(?P<start>\d{1,4}))?"
+    ),
+    claim_elsewhere=re.compile(r"gpu-vfio-\d+"),
     device_file=re.compile(r".*nvidia(\d+)"),
     device_file_name="/dev/nvidiaN",
     autodetect=frozenset(("nvml",)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -18,7 +19,10 @@ from gpu_exporter.attribution.kubelet import KubeletSource
 from gpu_exporter.attribution.podresources import LIST
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.clock import ManualClock
+from gpu_exporter.devices.scenario import parse_scenario
+from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.podresources import Kubelet, begin_container
+from tests.testbed.processes import run_exporter
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 MIG = "MIG-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
@@ -225,11 +229,11 @@ def test_a_restart_of_the_kubelet_costs_no_pod_its_uid(kubelet: Kubelet, source:
 def test_a_device_id_that_is_not_understood_is_a_problem_and_not_silence(
     kubelet: Kubelet, source: KubeletSource
 ) -> None:
-    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": ["nvidia0/gi1", UUID]}}
+    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": ["nvidia0/gi1/ci2", UUID]}}
     answer = source.poll()
     assert [grant.device for grant in answer.grants] == [UUID]
     assert answer.grants[0].holder.units == 2
-    assert answer.problem == "device id 'nvidia0/gi1' of ml/a/main is not understood"
+    assert answer.problem == "device id 'nvidia0/gi1/ci2' of ml/a/main is not understood"
 
 
 @pytest.mark.parametrize(
@@ -264,6 +268,89 @@ def test_further_resources_are_gpus_when_the_site_names_them(
         KubeletSource(clock, kubelet.socket, tmp_path, resources=["("])
 
 
+HAMI = "its scheduler chooses the device and writes it on the pod, whatever the kubelet says"
+
+
+@pytest.mark.parametrize(
+    ("device_id", "kind", "device", "reason"),
+    [
+        (UUID, "uuid", UUID, ""),
+        (f"{UUID}::3", "uuid", f"{UUID}::3", ""),
+        ("MIG-3d7a1c2b-5e6f-5a0b-9c8d-112233445566::1", "uuid", "MIG-3d7a1c2b-5e6f-5a0b-9c8d-112233445566::1", ""),
+        (f"MIG-{UUID}/3/0", "uuid", f"MIG-{UUID}/3/0", ""),
+        ("nvidia0", "minor", "0", ""),
+        ("nvidia0/vgpu2", "minor", "0::vgpu2", ""),
+        ("nvidia0/gi3", "instance", "0/3", ""),
+        ("nvidia1/gi3/vgpu0", "instance", "1/3::vgpu0", ""),
+        ("3", "index", "3", ""),
+        ("nvidia.com/gpu=2", "index", "2", ""),
+        (f"nvidia.com/gpu={UUID}", "uuid", UUID, ""),
+        ("GPU-8dcd427f-483b-b48f-d7e5-75fb19a52b76-4", "unproven", "GPU-8dcd427f-483b-b48f-d7e5-75fb19a52b76-4", HAMI),
+    ],
+)
+def test_forms_of_device_ids(
+    kubelet: Kubelet, source: KubeletSource, device_id: str, kind: str, device: str, reason: str
+) -> None:
+    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [device_id]}}
+    answer = source.poll()
+    assert [(grant.kind, grant.device, grant.reason) for grant in answer.grants] == [(kind, device, reason)]
+    assert answer.problem == ""
+
+
+@pytest.mark.parametrize("device_id", ["nvidia.com/gpu=all", "nvidia.com/gpu=0:1", "nvidiactl", "GPU", "0x3", "٣"])
+def test_names_of_no_one_device_are_a_problem(kubelet: Kubelet, source: KubeletSource, device_id: str) -> None:
+    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [device_id]}}
+    answer = source.poll()
+    assert (answer.grants, "is not understood" in answer.problem) == ([], True)
+
+
+@pytest.mark.parametrize(
+    ("device", "share", "kind", "granted"),
+    [
+        ("gpu-3", "", "minor", "3"),
+        ("gpu-3", "c0ffee", "minor", "3"),
+        ("gpu-1-mig-2g47gb-14-4", "", "placement", "1/2g47gb/14/4"),
+        ("gpu-0-mig-1g10gb-me-20-0", "", "placement", "0/1g10gb-me/20/0"),
+    ],
+)
+def test_devices_of_a_resource_claim(
+    kubelet: Kubelet, source: KubeletSource, device: str, share: str, kind: str, granted: str
+) -> None:
+    kubelet.pods["ml", "a"] = {"main": {}}
+    kubelet.claimed["ml", "a", "main"] = [("gpu.nvidia.com", device, share)]
+    answer = source.poll()
+    assert [(grant.kind, grant.device, grant.number, grant.share) for grant in answer.grants] == [
+        (kind, granted, f"{device} of claim ml/claim", "time_slice" if share else "")
+    ]
+    assert (answer.problem, answer.grants[0].holder.units) == ("", 1)
+
+
+def test_a_claim_that_several_pods_use_is_held_by_each_of_them(kubelet: Kubelet, source: KubeletSource) -> None:
+    for name in ("a", "b"):
+        kubelet.pods["ml", name] = {"main": {}}
+        kubelet.claimed["ml", name, "main"] = [("gpu.nvidia.com", "gpu-3", "")]
+    assert sorted(grant.holder.pod for grant in source.poll().grants) == ["a", "b"]
+
+
+def test_a_gpu_that_a_virtual_machine_has_is_none_of_the_drivers(kubelet: Kubelet, source: KubeletSource) -> None:
+    kubelet.pods["vm", "a"] = {"main": {}}
+    kubelet.claimed["vm", "a", "main"] = [("gpu.nvidia.com", "gpu-vfio-2", "")]
+    assert source.poll() == ([], "", "", 0, False)
+
+
+@pytest.mark.parametrize("device", ["gpu-x", "gpu-1-mig-2g47gb", "mig-1", "gpu-3/../4", "gpu-99999"])
+def test_a_claimed_device_with_another_name_leaves_no_gpu_free(
+    kubelet: Kubelet, source: KubeletSource, device: str
+) -> None:
+    kubelet.pods["ml", "a"] = {"main": {}}
+    kubelet.claimed["ml", "a", "main"] = [("gpu.nvidia.com", device, "")]
+    answer = source.poll()
+    assert answer.grants == []
+    assert answer.problem == (
+        f"ml/a/main has GPUs of a resource claim, and {device!r} names no device of this node, so no GPU is called free"
+    )
+
+
 @pytest.mark.parametrize(
     ("driver", "names"),
     [
@@ -272,7 +359,7 @@ def test_further_resources_are_gpus_when_the_site_names_them(
         ("", ["nvidia.com/gpu=0"]),
     ],
 )
-def test_gpus_of_a_resource_claim_leave_no_gpu_free(
+def test_gpus_of_a_resource_claim_without_a_device_leave_no_gpu_free(
     kubelet: Kubelet, source: KubeletSource, driver: str, names: list[str]
 ) -> None:
     kubelet.pods["ml", "a"] = {"main": {}}
@@ -280,7 +367,7 @@ def test_gpus_of_a_resource_claim_leave_no_gpu_free(
     answer = source.poll()
     assert answer.grants == []
     assert answer.problem == (
-        f"ml/a/main has GPUs of a resource claim ({driver or names[0]}): claims are not attributed, "
+        f"ml/a/main has GPUs of a resource claim, and {names[0]!r} names no device of this node, "
         "so no GPU is called free"
     )
 
@@ -443,3 +530,45 @@ def test_a_server_that_speaks_something_else_is_an_error(tmp_path: Path, answer:
         with pytest.raises(CallError):
             call(str(path), LIST, b"", 2.0)
         thread.join()
+
+
+MIG_BOARD = {
+    "model": "H100",
+    "mig": [{"profile": "2g.20gb", "gi": 3}, {"profile": "2g.20gb", "gi": 5}, {"profile": "1g.10gb", "gi": 9}],
+}
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["places", "no-places"])
+def test_claimed_instances_are_found_by_their_place_on_the_board(
+    kubelet: Kubelet,
+    tmp_path: Path,
+    nvml_environment: dict[str, str],
+    nvml_table: NvmlTable,
+    refused: bool,
+) -> None:
+    """By the driver's own answer; where it refuses, two instances of a profile are told apart by nobody."""
+    faults = (
+        [{"at": 0, "call": "nvmlDeviceGetGpuInstanceById", "error": "NVML_ERROR_NO_PERMISSION"}] if refused else []
+    )
+    scenario = parse_scenario({"gpus": [{**MIG_BOARD, "faults": faults}]})
+    ScenarioFeeder(scenario, nvml_table)
+    claimed = {"a": "gpu-0-mig-2g20gb-14-2", "b": "gpu-0-mig-1g10gb-19-4", "c": "gpu-0-mig-1g10gb-19-6"}
+    for name, device in claimed.items():
+        kubelet.pods["ml", name] = {"main": {}}
+        kubelet.claimed["ml", name, "main"] = [("gpu.nvidia.com", device, "")]
+    done = run_exporter(
+        "--once", "--format=json", "--state.directory=", *kubelet.flags(tmp_path), environment=nvml_environment
+    )
+    status = json.loads(done.stdout)
+    second, last = (scenario.gpus[0].instances[position].uuid for position in (1, 2))
+    held = {allocation["pod"]: allocation["mig_uuid"] for allocation in status["allocations"]}
+    assert held == ({} if refused else {"a": second, "b": last})
+    if not refused:
+        assert status["allocations"][0]["basis"] == f"{claimed['a']} of claim ml/claim: MIG instance of /dev/nvidia0"
+    (kubelet_says,) = [source for source in status["attribution"] if source["source"] == "kubelet"]
+    wanted = (
+        "several MIG instances"
+        if refused
+        else "no MIG instance of the GPU with device file number 0 can be 1g10gb-19-6"
+    )
+    assert wanted in kubelet_says["error"]

@@ -29,13 +29,15 @@ def begin_container(logs: Path, pod: str, number: int = 0, container: str = "mai
 class Kubelet:
     """Answers List from `pods`: (namespace, pod) to {container: {resource: device ids}}.
 
-    `claims`: of dynamic resource allocation, (namespace, pod, container) to [(driver, names of CDI devices)].
+    `claims`: of dynamic resource allocation, (namespace, pod, container) to [(driver, names of CDI devices)], as kubelets
+    before 1.34 list them; `claimed`: likewise to [(driver, device, share id or "")].
     """
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.pods: dict[tuple[str, str], Mapping[str, Mapping[str, Sequence[str]]]] = {}
         self.claims: dict[tuple[str, str, str], Sequence[tuple[str, Sequence[str]]]] = {}
+        self.claimed: dict[tuple[str, str, str], Sequence[tuple[str, str, str]]] = {}
         self.allocatable: list[str] = []
         self.status: grpc.StatusCode | None = None
         self._server: grpc.Server | None = None
@@ -66,9 +68,16 @@ class Kubelet:
                             container.devices.add(resource_name=resource, device_ids=ids)
                         for driver, names in kubelet.claims.get((namespace, name, container_name), ()):
                             dynamic = container.dynamic_resources.add(claim_name="claim", claim_namespace=namespace)
-                            claim = dynamic.claim_resources.add(driver_name=driver, pool_name="node", device_name="d")
+                            claim = dynamic.claim_resources.add(driver_name=driver)
                             for cdi in names:
                                 claim.cdi_devices.add(name=cdi)
+                        for driver, device, share in kubelet.claimed.get((namespace, name, container_name), ()):
+                            dynamic = container.dynamic_resources.add(claim_name="claim", claim_namespace=namespace)
+                            claim = dynamic.claim_resources.add(driver_name=driver, pool_name="node")
+                            claim.device_name = device
+                            claim.cdi_devices.add(name=f"k8s.{driver}/claim=uid-{device}")
+                            if share:
+                                claim.share_id = share
                 return response
 
             def GetAllocatableResources(self, request: Any, context: Any) -> Any:

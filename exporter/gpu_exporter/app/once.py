@@ -114,7 +114,9 @@ def run_once(
         else:
             if body is not None and status is not None:
                 _deliver(body, output)
-                return _conclude_for_daemon(status, "devices_health" if devices_only else "health")
+                data = json.loads(status)
+                health = data.get("devices_health" if devices_only else "health", "")
+                return _conclude(health, data.get("driver_error") or "no GPU answers", data.get("warnings", ()))
     result: list[View | Exception] = []
 
     def work() -> None:
@@ -138,12 +140,6 @@ def run_once(
     _deliver(render(view, form), output)
     reason = view.status.driver_error or "the driver lists no GPU that answers"
     return _conclude(judge_health(view, devices_only=devices_only), reason, view.status.warnings)
-
-
-def _conclude_for_daemon(status: str, health: str) -> int:
-    """The exit code that this key of the daemon's JSON asks for."""
-    data = json.loads(status)
-    return _conclude(data.get(health, ""), data.get("driver_error") or "no GPU answers", data.get("warnings", ()))
 
 
 def _conclude(health: str, reason: str, warnings: Iterable[str]) -> int:

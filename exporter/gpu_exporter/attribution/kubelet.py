@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from gpu_exporter.attribution.grpc_unix import CallError, call
 from gpu_exporter.attribution.podresources import ALLOCATABLE, LIST, ContainerDevices, parse_pod_resources
@@ -63,9 +64,12 @@ class KubeletSource:
     def poll(self) -> Answer:
         listed = self._list()
         entries = [gpus for entry in listed if (gpus := self._gpus_of(entry)) is not None]
-        pods = {(entry.namespace, entry.pod) for entry in entries}
         # Sorted, since the kubelet's order varies and the problem names the first.
         claimed = sorted(entry for entry in listed if entry.claimed and self._is_claimed_gpu(entry))
+        named = [entry for entry in claimed if self._vendor.claim_device.fullmatch("".join(entry.device_ids[:1]))]
+        unnamed = [entry for entry in claimed if entry not in named]
+        entries += named
+        pods = {(entry.namespace, entry.pod) for entry in entries}
         gone = self._held - pods
         self._check_missing(pods)
         for name in gone:  # one that comes back under its name is another pod, though its directory is still there
@@ -76,11 +80,11 @@ class KubeletSource:
             counts[entry.namespace, entry.pod] += len(entry.device_ids)
         grants: list[Grant] = []
         problem = ""
-        if claimed:
-            first = claimed[0]
+        if unnamed:
+            first = unnamed[0]
             problem = (
-                f"{first.namespace}/{first.pod}/{first.container} has GPUs of a resource claim "
-                f"({first.resource or first.device_ids[0]}): claims are not attributed, so no GPU is called free"
+                f"{first.namespace}/{first.pod}/{first.container} has GPUs of a resource claim, and "
+                f"{''.join(first.device_ids[:1])[:80]!r} names no device of this node, so no GPU is called free"
             )
         odd: set[str] = set()
         starts: dict[tuple[str, str], tuple[int, float]] = {}
@@ -89,7 +93,7 @@ class KubeletSource:
             holder = self._holder(entry, uid, counts)
             working, why = self._read_start(entry, uid, starts)
             for device_id in entry.device_ids:
-                grant = self._grant(device_id, holder)
+                grant = self._grant_claimed(entry, holder) if entry.claimed else self._grant(device_id, holder)
                 if grant is None:
                     odd.add(f"device id {device_id[:80]!r} of {holder.label} is not understood")
                     continue
@@ -217,15 +221,40 @@ class KubeletSource:
 
     def _is_claimed_gpu(self, entry: ContainerDevices) -> bool:
         """Whether the claim is on GPUs, by its driver, else by the names of its CDI devices."""
+        if self._vendor.claim_elsewhere.fullmatch("".join(entry.device_ids[:1])):
+            return False  # a GPU of a virtual machine
         names = [entry.resource] if entry.resource else [name.partition("=")[0] for name in entry.device_ids]
         return any(self._vendor.claim_driver.fullmatch(name) for name in names)
 
+    def _grant_claimed(self, entry: ContainerDevices, holder: Holder) -> Grant | None:
+        """The grant of a device of dynamic resource allocation."""
+        match = self._vendor.claim_device.fullmatch(entry.device_ids[0])
+        if match is None:
+            return None
+        kind: Literal["minor", "placement"] = "minor"
+        device = match["minor"]
+        if match["profile"]:
+            kind, device = "placement", "/".join(match.group("minor", "profile", "id", "start"))
+        share = "time_slice" if entry.is_share else ""
+        return Grant(kind, device, holder, number=f"{entry.device_ids[0]} of claim {entry.claim}", share=share)
+
     def _grant(self, device_id: str, holder: Holder) -> Grant | None:
         """The grant of a device id, None when it is not understood."""
-        if self._vendor.device_id.fullmatch(device_id):
+        vendor = self._vendor
+        if vendor.unfaithful_id.fullmatch(device_id):
+            reason = "its scheduler chooses the device and writes it on the pod, whatever the kubelet says"
+            return Grant("unproven", device_id, holder, reason=reason)
+        if vendor.device_id.fullmatch(device_id):
             return Grant("uuid", device_id, holder)
-        if match := self._vendor.numbered_id.fullmatch(device_id):
-            return Grant("minor", match[1] + (f"::{match[2]}" if match[2] else ""), holder, number=device_id)
+        if match := vendor.numbered_id.fullmatch(device_id):
+            replica = f"::{match['share']}" if match["share"] else ""
+            if match["instance"]:
+                return Grant("instance", f"{match['minor']}/{match['instance']}{replica}", holder, number=device_id)
+            return Grant("minor", match["minor"] + replica, holder, number=device_id)
+        if match := vendor.cdi_id.fullmatch(device_id):
+            if vendor.device_id.fullmatch(match["name"]):
+                return Grant("uuid", match["name"], holder, number=device_id)
+            device_id = match["name"]
         if device_id.isascii() and device_id.isdigit() and len(device_id) <= 4:  # --device-id-strategy=index
             return Grant("index", device_id, holder, number=device_id)
         return None

@@ -16,7 +16,12 @@ ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 
 
 class ContainerDevices(NamedTuple):
-    """One resource of one container as PodResources lists it. `claimed`: by a claim of dynamic resource allocation."""
+    """One resource of one container as PodResources lists it.
+
+    `claimed`: by a claim of dynamic resource allocation; then `resource` is the driver's name and there is one device,
+    `claim` its claim (NAMESPACE/NAME), `cdi` the names for the container runtime, and `is_share` says that others may
+    have a part of it too. Kubelets before 1.34 name no driver and no device, and give the CDI names as `device_ids`.
+    """
 
     namespace: str
     pod: str
@@ -24,6 +29,9 @@ class ContainerDevices(NamedTuple):
     resource: str
     device_ids: tuple[str, ...]
     claimed: bool = False
+    claim: str = ""
+    cdi: tuple[str, ...] = ()
+    is_share: bool = False
 
 
 def parse_pod_resources(message: bytes) -> list[ContainerDevices]:
@@ -69,20 +77,33 @@ def _parse_container(namespace: str, pod: str, message: bytes) -> Iterator[Conta
         ids = tuple(read_text(payload) for number, payload in fields if number == 2)
         yield ContainerDevices(namespace, pod, name, resource, ids)
     for resource_claim in dynamic:
-        for driver, ids in _parse_dynamic(resource_claim):
-            yield ContainerDevices(namespace, pod, name, driver, ids, claimed=True)
+        for claimed in _parse_dynamic(resource_claim):
+            yield ContainerDevices(namespace, pod, name, *claimed)
 
 
-def _parse_dynamic(message: bytes) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(driver, names of CDI devices) of each ClaimResource of a DynamicResource; the driver is "" on older kubelets."""
-    for field, resource in read_fields(message):
-        if field != 4:
-            continue
+def _parse_dynamic(message: bytes) -> Iterator[tuple[str, tuple[str, ...], bool, str, tuple[str, ...], bool]]:
+    """The fields of ContainerDevices from `resource` on, for each ClaimResource of a DynamicResource."""
+    claim = claim_namespace = ""
+    resources: list[bytes] = []
+    for field, payload in read_fields(message):
+        if field == 2:
+            claim = read_text(payload)
+        elif field == 3:
+            claim_namespace = read_text(payload)
+        elif field == 4:
+            resources.append(payload)
+    for resource in resources:
         names: list[str] = []
-        driver = ""
+        driver = device = ""
+        is_share = False
         for number, payload in read_fields(resource):
             if number == 1:
                 names += [read_text(name) for inner, name in read_fields(payload) if inner == 1]
             elif number == 2:
                 driver = read_text(payload)
-        yield driver, tuple(names)
+            elif number == 4:
+                device = read_text(payload)
+            elif number == 5:
+                is_share = True
+        cdi = tuple(names)
+        yield driver, (device,) if device else cdi, True, f"{claim_namespace}/{claim}", cdi, is_share

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
-from gpu_exporter.model import Allocation, DeviceSnapshot, Grant, HolderKey, UnitId
+from gpu_exporter.model import Allocation, DeviceSnapshot, Grant, HolderKey, InstanceReading, UnitId
 from gpu_exporter.shares import board_share, count_slices
 
+NOT_IN_NAMES = re.compile(r"[^0-9a-z]")  # 2g.47gb is 2g47gb in the name of a device
 NumberKey = tuple[HolderKey, str]
 
 
@@ -40,7 +42,7 @@ def resolve(
     be here are): then no position counts. `numbers`: where each holder's numbers led before. A running holder keeps
     that while its numbers lead nowhere; where they lead to another device now, neither is believed.
     """
-    finder = _Finder(snapshots, incomplete)
+    finder = _Finder(snapshots, incomplete, {grant.device for grant in grants if grant.kind == "placement"})
     units: dict[UnitId, list[tuple[Grant, str, str]]] = {}
     unresolved: list[tuple[Grant, str]] = []
     conflicts: list[Grant] = []
@@ -90,21 +92,38 @@ def resolve(
     return Resolution(allocations, unresolved, conflicts, kept)
 
 
+def _placed(instances: Sequence[InstanceReading], profile: str, profile_id: str, start: str) -> list[InstanceReading]:
+    """The instances that a name of dynamic resource allocation may mean.
+
+    By profile id and first slice where the driver says these (it needs rights for that), else by the profile's name.
+    """
+    placement = (int(profile_id), int(start))
+    exact = [instance for instance in instances if instance.placement == placement]
+    if exact:
+        return exact
+    return [i for i in instances if i.placement is None and NOT_IN_NAMES.sub("", i.profile) == profile.replace("-", "")]
+
+
 def _describe_basis(grant: Grant) -> str:
     """How the words of the source lead to the device."""
     name = f"{grant.number}: " if grant.number and grant.number != grant.device else ""
     device = grant.device.partition("::")[0]
     if grant.kind == "minor":
         return f"{name}/dev/nvidia{device}"
+    if grant.kind in ("instance", "placement"):
+        return f"{name}MIG instance of /dev/nvidia{device.partition('/')[0]}"
     return f"{name}position {device} of the driver's list" if grant.kind == "index" else f"{name}UUID"
 
 
 class _Finder:
     """Looks devices up by what the sources call them."""
 
-    def __init__(self, snapshots: Iterable[DeviceSnapshot], incomplete: str) -> None:
+    def __init__(self, snapshots: Iterable[DeviceSnapshot], incomplete: str, placements: Set[str]) -> None:
+        """`placements`: every one that is asked for."""
+        self._placements = placements
         self._by_uuid: dict[str, UnitId] = {}
         self._by_minor: dict[str, UnitId] = {}
+        self._instances_of: dict[str, Sequence[InstanceReading]] = {}  # by minor number
         self._incomplete = incomplete
         self.slices: dict[str, tuple[float, float]] = {}  # by MIG UUID: the instance's, and the board's
         known = list(snapshots)
@@ -119,6 +138,8 @@ class _Finder:
             self._by_uuid[identity.uuid] = unit
             if identity.mig_mode != "enabled" and identity.minor >= 0:
                 self._by_minor[str(identity.minor)] = unit
+            if identity.minor >= 0:
+                self._instances_of[str(identity.minor)] = snapshot.instances
             whole = count_slices(identity.mig_slices, (instance.sm_slices for instance in snapshot.instances))
             for instance in snapshot.instances:
                 mig_unit = UnitId(identity.uuid, instance.uuid)
@@ -135,8 +156,27 @@ class _Finder:
             return self._by_minor.get(device), replica, f"no whole GPU here has the device file number {device}"
         if grant.kind == "unproven":
             return None, replica, grant.reason
+        if grant.kind in ("instance", "placement"):
+            unit, reason = self._instance(grant.kind, device)
+            return unit, replica, reason
         unit, reason = self._at(grant, device)
         return unit, replica, reason
+
+    def _instance(self, kind: str, device: str) -> tuple[UnitId | None, str]:
+        """The MIG instance of the GPU with a minor number, where only one can be meant."""
+        minor, *which = device.split("/")
+        listed = self._instances_of.get(minor, ())
+        if kind == "instance":
+            matching = [instance for instance in listed if instance.mig.partition("/")[0] == which[0]]
+        else:
+            matching = _placed(listed, *which)
+            others = {other for other in self._placements if other.startswith(f"{minor}/{which[0]}/")} - {device}
+            if others and matching and matching[0].placement is None:  # the one that is there may be another claim's
+                matching = [*matching, *matching]
+        if len(matching) == 1:
+            return self._by_uuid[matching[0].uuid], ""
+        many = "several MIG instances" if matching else "no MIG instance"
+        return None, f"{many} of the GPU with device file number {minor} can be {'-'.join(which)}"
 
     def _at(self, grant: Grant, device: str) -> tuple[UnitId | None, str]:
         """The GPU at a position of NVML's order, and only where that order is proven."""

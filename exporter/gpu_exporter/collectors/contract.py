@@ -75,6 +75,7 @@ class InstanceCycle(NamedTuple):
     gpm: Gpm | None
     gpm_at: float
     energy_j: float | None
+    placement: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)

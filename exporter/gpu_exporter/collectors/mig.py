@@ -152,6 +152,7 @@ def collect_mig(cycle: Cycle) -> None:
                 entry.gpm,
                 entry.gpm_at,
                 energies.get(identity.uuid),
+                identity.placement,
             )
         )
     if listed is not None:

@@ -113,6 +113,7 @@ class InstanceIdentity(NamedTuple):
     """One MIG instance. `mig` is "gpu instance id/compute instance id".
 
     `sm_slices`: its own compute slices; a fraction where compute instances share a GPU instance and report none.
+    `placement` as in model.InstanceReading.
     """
 
     uuid: str
@@ -120,6 +121,7 @@ class InstanceIdentity(NamedTuple):
     profile: str
     sm_slices: float
     memory_slices: int = 0  # 0 is unknown
+    placement: tuple[int, int] | None = None
 
 
 class Instance(Protocol):

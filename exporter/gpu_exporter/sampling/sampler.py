@@ -140,4 +140,5 @@ class DeviceSampler:
             activity,
             instance.energy_j,
             take_facts(instance.samples),
+            instance.placement,
         )

@@ -12,14 +12,14 @@ import math
 import mmap
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gpu_exporter.clock import Clock, SystemClock
 from gpu_exporter.devices import loads
 from gpu_exporter.devices.nvml import constants
 from gpu_exporter.devices.protocol import ENGINES
-from gpu_exporter.devices.scenario import Scenario, ScenarioGpu, load_scenario
+from gpu_exporter.devices.scenario import Scenario, ScenarioGpu, ScenarioInstance, load_scenario
 from gpu_exporter.devices.simulated import Partitioned, ScenarioTime, SimulatedDevice, resolve_parts
 from tests.testbed.nvml import layout
 
@@ -28,6 +28,7 @@ FEED_S = 0.05
 ERROR_NUMBERS = {name: number for number, name in constants.ERROR_NAMES.items()}
 UINT, ULONGLONG = 1, 3  # nvmlValueType_t
 MIB = 1024.0**2
+PROFILE_IDS = {1: 19, 2: 14, 3: 9, 4: 5, 7: 0}  # by compute slices, as `nvidia-smi mig -lgip` of an A100 lists them
 FIRST_PID = 5_000_000  # above the largest pid of Linux (4,194,304), so that no process of this machine is meant
 NO_INSTANCE = 0xFFFFFFFF
 # Percent or MiB/s by GPM metric: from which part, and what a part of 1 is in that unit (traffic: see _rates).
@@ -270,6 +271,7 @@ class ScenarioFeeder:
             entry.name = f"{gpu.product.name} MIG {instance.profile}".encode()
             entry.gpu_instance, entry.compute_instance = (int(part) for part in instance.mig.split("/"))
             entry.slices, entry.compute_slices = instance.gpu_slices, instance.sm_slices
+            entry.profile_id, entry.start = PROFILE_IDS.get(instance.gpu_slices, 0), _first_slice(present, position)
             entry.memory_total = instance.memory
             entry.memory_used = sum(
                 holder.memory for holder in self.stage.scenario.holders_at(now) if holder.unit.mig_uuid == instance.uuid
@@ -295,6 +297,17 @@ class ScenarioFeeder:
             if fault is not None:
                 error = fault.error
             self._table.set_call(index, name, error, fault.hang_s if fault else 0.0)
+
+
+def _first_slice(present: Sequence[ScenarioInstance], position: int) -> int:
+    """Where the GPU instance begins when they lie one after the other."""
+    before: dict[str, int] = {}
+    for instance in present:
+        gpu_instance = instance.mig.partition("/")[0]
+        if gpu_instance == present[position].mig.partition("/")[0]:
+            break
+        before[gpu_instance] = instance.gpu_slices
+    return sum(before.values())
 
 
 def _instance_ids(mig: str) -> tuple[int, int]:

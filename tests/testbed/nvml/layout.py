@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 MAGIC = 0x4C4D564E  # "NVML"
-VERSION = 5
+VERSION = 6
 MAX_DEVICES = 16
 MAX_SAMPLES = 100  # what a real driver keeps is not documented; the ring must be finite to be honest
 MAX_PROCESSES = 128
@@ -57,6 +57,7 @@ CALLS = (
     "nvmlDeviceGetComputeRunningProcesses",
     "nvmlDeviceGetGraphicsRunningProcesses",
     "nvmlDeviceGetMigDeviceHandleByIndex",
+    "nvmlDeviceGetGpuInstanceById",
 )
 
 u32, u64, i32, double = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32, ctypes.c_double
@@ -116,6 +117,8 @@ class Instance(ctypes.Structure):
         ("compute_instance", u32),
         ("slices", u32),
         ("compute_slices", u32),
+        ("profile_id", u32),
+        ("start", u32),  # first slice
         ("memory_total", u64),
         ("memory_used", u64),
         ("memory_free", u64),

@@ -180,6 +180,26 @@ ret_t nvmlDeviceGetComputeInstanceId(dev_t_ handle, unsigned *out) {
     *out = d.instances[handle->instance].compute_instance;
     return OK;
 }
+/* A handle of a GPU instance is that of a MIG device in it. */
+ret_t nvmlDeviceGetGpuInstanceById(dev_t_ handle, unsigned id, dev_t_ *out) {
+    ENTER(nvmlDeviceGetGpuInstanceById);
+    WHOLE_ONLY();
+    for (unsigned i = 0; i < d.instance_count; i++) {
+        if (!d.instances[i].uuid[0] || d.instances[i].gpu_instance != id) continue;
+        *out = &part[handle->device][i];
+        return OK;
+    }
+    return NOT_FOUND;
+}
+typedef struct { dev_t_ device; unsigned id, profile, start, size; } instance_info_t;
+ret_t nvmlGpuInstanceGetInfo(dev_t_ handle, instance_info_t *out) {
+    ENTER(nvmlDeviceGetGpuInstanceById);
+    if (handle->instance < 0) return INVALID_ARGUMENT;
+    *out = (instance_info_t){&whole[handle->device], d.instances[handle->instance].gpu_instance,
+                             d.instances[handle->instance].profile_id, d.instances[handle->instance].start,
+                             d.instances[handle->instance].slices};
+    return OK;
+}
 typedef struct { unsigned sm, copy, decoder, encoder, jpeg, ofa, gpu_slices, compute_slices; unsigned long long memory_mb; }
     attributes_t;
 ret_t nvmlDeviceGetAttributes_v2(dev_t_ handle, attributes_t *out) {

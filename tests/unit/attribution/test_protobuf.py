@@ -34,10 +34,16 @@ def test_every_message_of_the_real_implementation_is_read_back(pods: list, numbe
                 device.topology.nodes.add(ID=3)
                 expected.append(ContainerDevices(namespace, name, container_name, resource, tuple(ids)))
             for driver, names in claims:
-                claim = container.dynamic_resources.add(claim_name="c").claim_resources.add(driver_name=driver)
+                dynamic = container.dynamic_resources.add(claim_name="c", claim_namespace=namespace)
+                claim = dynamic.claim_resources.add(driver_name=driver)
                 for cdi in names:
                     claim.cdi_devices.add(name=cdi)
-                expected.append(ContainerDevices(namespace, name, container_name, driver, tuple(names), claimed=True))
+                whose = (namespace, name, container_name, driver)
+                before_1_34 = ContainerDevices(*whose, tuple(names), True, f"{namespace}/c", tuple(names))
+                expected.append(before_1_34)
+                named = dynamic.claim_resources.add(driver_name=driver, pool_name="node", device_name=f"gpu-{number}")
+                named.share_id = ""  # there, though empty
+                expected.append(before_1_34._replace(device_ids=(f"gpu-{number}",), cdi=(), is_share=True))
     assert parse_pod_resources(response.SerializeToString()) == expected
 
 

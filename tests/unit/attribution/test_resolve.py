@@ -196,3 +196,79 @@ def test_two_sources_that_disagree_make_the_holder_unknown() -> None:
     assert allocation.contradiction == f"kubelet says {POD.label}, slurm says job 7"
     alone = resolve([Grant("uuid", "GPU-0", POD), Grant("uuid", "GPU-1", JOB)], SNAPSHOTS).allocations
     assert [a.contradiction for a, _ in alone] == ["", ""]
+
+
+def partitioned(*instances: InstanceReading, minor: int = 1) -> DeviceSnapshot:
+    identity = DeviceIdentity(0, "GPU-p", "H100", "580", "0000:00", minor, "enabled")
+    return DeviceSnapshot(identity, 0.0, 0.0, True, instances=instances)
+
+
+def instance(
+    uuid: str, mig: str, profile: str = "2g.20gb", placement: tuple[int, int] | None = None
+) -> InstanceReading:
+    return InstanceReading(uuid, mig, profile, 2, (), None, placement=placement)
+
+
+def found(grant: Grant, *instances: InstanceReading) -> str:
+    """UUID of the instance that a grant leads to, else why it leads to none."""
+    result = resolve([grant], [partitioned(*instances)])
+    return result.allocations[0][0].unit.mig_uuid if result.allocations else result.unresolved[0][1]
+
+
+PLACED = (
+    instance("MIG-a", "3/0", placement=(14, 0)),
+    instance("MIG-b", "5/0", placement=(14, 2)),
+    instance("MIG-c", "9/0", "1g.10gb", placement=(19, 4)),
+)
+
+
+def test_a_claimed_instance_is_the_one_at_its_place() -> None:
+    assert found(Grant("placement", "1/2g20gb/14/0", POD), *PLACED) == "MIG-a"
+    assert found(Grant("placement", "1/2g20gb/14/2", POD), *PLACED) == "MIG-b"
+    assert found(Grant("placement", "1/2g20gb/14/2", POD), *reversed(PLACED)) == "MIG-b"
+
+
+def test_a_claim_whose_instance_is_not_there_yet_leads_nowhere() -> None:
+    """Dynamic MIG makes the instance when its pod starts."""
+    for device in ("1/2g20gb/14/4", "1/1g10gb/15/4", "2/2g20gb/14/0"):
+        assert found(Grant("placement", device, POD), *PLACED).startswith("no MIG instance of the GPU")
+
+
+def test_without_the_right_to_see_places_only_the_one_of_its_profile_is_meant() -> None:
+    blind = [each._replace(placement=None) for each in PLACED]
+    assert found(Grant("placement", "1/1g10gb/19/4", POD), *blind) == "MIG-c"
+    assert found(Grant("placement", "1/2g20gb/14/0", POD), *blind) == (
+        "several MIG instances of the GPU with device file number 1 can be 2g20gb-14-0"
+    )
+
+
+def test_without_that_right_two_claims_of_a_profile_are_told_apart_by_nobody() -> None:
+    """The one instance that is there may be either's."""
+    alone = PLACED[0]._replace(placement=None)
+    both = [Grant("placement", "1/2g20gb/14/0", POD), Grant("placement", "1/2g20gb/14/2", POD2)]
+    result = resolve(both, [partitioned(alone)])
+    assert (result.allocations, len(result.unresolved)) == ([], 2)
+    shared = [both[0], both[0]._replace(holder=POD2)]  # one claim of two pods
+    assert len(resolve(shared, [partitioned(alone)]).allocations) == 2
+
+
+def test_a_profile_with_more_than_a_name_is_found_by_its_letters() -> None:
+    media = instance("MIG-m", "7/0", "1g.10gb+me")
+    assert found(Grant("placement", "1/1g10gb-me/20/0", POD), media, instance("MIG-n", "8/0", "1g.10gb")) == "MIG-m"
+
+
+def test_an_instance_by_its_number_within_the_board() -> None:
+    assert found(Grant("instance", "1/5", POD), *PLACED) == "MIG-b"
+    assert found(Grant("instance", "1/5::vgpu1", POD), *PLACED) == "MIG-b"
+    assert found(Grant("instance", "1/4", POD), *PLACED).startswith("no MIG instance")
+    divided = (instance("MIG-a", "3/0"), instance("MIG-b", "3/1"))
+    assert found(Grant("instance", "1/3", POD), *divided).startswith("several MIG instances")
+
+
+def test_a_part_that_the_source_calls_one_is_shared_though_its_holder_is_alone() -> None:
+    assert units(Grant("minor", "3", JOB, share="shard")) == [(UnitId("GPU-0"), "shard", 1.0)]
+    two = units(
+        Grant("minor", "3", JOB, share="mps"),
+        Grant("minor", "3", JOB._replace(key=HolderKey("slurm", "8")), share="mps"),
+    )
+    assert two == [(UnitId("GPU-0"), "mps", 0.5)] * 2

@@ -43,6 +43,7 @@ from gpu_exporter.shares import divide_gpu_instance
 
 log = logging.getLogger(__name__)
 SLOW_ANSWER_TTL_S = 5.0
+PLACEMENTS_MAX = 64  # MIG instances that are remembered; dynamic MIG makes new UUIDs again and again
 MIB = 1024.0**2
 ENGINE_CALLS = {
     "encoder": "nvmlDeviceGetEncoderUtilization",
@@ -64,6 +65,7 @@ class NvmlDevice(Device):
         self._once: dict[str, Any] = {}
         self._recent: dict[str, tuple[float, Any]] = {}
         self._windows: set[str] = set()  # of GPM, of the instances
+        self._placements: dict[str, tuple[int, int] | None] = {}  # by UUID of the instance
         self._instance_support: dict[str, SupportMatrix] = {}
         self._instances_warned: set[str] = set()
         self._nvlink = self._make_nvlink()
@@ -340,6 +342,21 @@ class NvmlDevice(Device):
             return 0
         return round(self.identity.mig_memory_slices * memory_mib * MIB / float(board))
 
+    def _placement(self, uuid: str, gpu_instance: int) -> tuple[int, int] | None:
+        """Where an instance lies on the board, asked once for each; the driver tells it to some users only."""
+        if uuid not in self._placements:
+            placement: tuple[int, int] | None = None
+            try:
+                placement = self._library.ask("nvmlGpuInstanceGetInfo", self.ask.handle, gpu_instance)
+            except DeviceLost:
+                raise
+            except DeviceError as exc:
+                log.debug("gpu %d, mig %d: its place is not known: %s", self.identity.index, gpu_instance, exc)
+            if len(self._placements) >= PLACEMENTS_MAX:
+                self._placements.clear()
+            self._placements[uuid] = placement
+        return self._placements[uuid]
+
     def _enumerate(self) -> list[tuple[Handle, InstanceIdentity]]:
         """Each instance with its handle, found again each time: a handle may be reused for another instance."""
         found: list[tuple[Handle, InstanceIdentity]] = []
@@ -362,7 +379,12 @@ class NvmlDevice(Device):
                     raise DeviceError(exc.call, exc.error) from exc  # an instance is there: its absence is not reported
                 raise
             identity = InstanceIdentity(
-                uuid, f"{gpu_instance}/{compute_instance}", profile, slices, self._memory_slices(memory_mib)
+                uuid,
+                f"{gpu_instance}/{compute_instance}",
+                profile,
+                slices,
+                self._memory_slices(memory_mib),
+                self._placement(uuid, gpu_instance),
             )
             found.append((handle, identity))
             compute.setdefault(gpu_instance, []).append(own[0] if own else 0)

@@ -175,6 +175,12 @@ def _attributes(handle: Handle) -> tuple[int, int, int]:
     return attributes.gpuInstanceSliceCount, attributes.memorySizeMB, attributes.computeInstanceSliceCount
 
 
+def _placement(handle: Handle, gpu_instance: int) -> tuple[int, int]:
+    """Profile id and first slice of a GPU instance, which is asked for by a handle of its own."""
+    info = pynvml.nvmlGpuInstanceGetInfo(pynvml.nvmlDeviceGetGpuInstanceById(handle.raw, gpu_instance))
+    return int(info.profileId), int(info.placement.start)
+
+
 def _simple(call: str) -> Callable[..., Any]:
     """A call whose answer is plain already."""
 
@@ -245,6 +251,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetGpuInstanceId": _simple("nvmlDeviceGetGpuInstanceId"),
     "nvmlDeviceGetComputeInstanceId": _simple("nvmlDeviceGetComputeInstanceId"),
     "nvmlDeviceGetAttributes_v2": _attributes,
+    "nvmlGpuInstanceGetInfo": _placement,
     "nvmlGpmQueryDeviceSupport": lambda handle: int(pynvml.nvmlGpmQueryDeviceSupport(handle.raw).isSupportedDevice),
     "nvmlDeviceGetSupportedEventTypes": _simple("nvmlDeviceGetSupportedEventTypes"),
     "nvmlEventSetCreate": lambda _: Handle("events", pynvml.nvmlEventSetCreate()),
