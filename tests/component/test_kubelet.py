@@ -547,9 +547,7 @@ def test_claimed_instances_are_found_by_their_place_on_the_board(
     refused: bool,
 ) -> None:
     """By the driver's own answer; where it refuses, two instances of a profile are told apart by nobody."""
-    faults = (
-        [{"at": 0, "call": "nvmlDeviceGetGpuInstanceById", "error": "NVML_ERROR_NO_PERMISSION"}] if refused else []
-    )
+    faults = [{"at": 0, "call": "nvmlDeviceGetGpuInstanceById", "error": "NVML_ERROR_NO_PERMISSION"}] if refused else []
     scenario = parse_scenario({"gpus": [{**MIG_BOARD, "faults": faults}]})
     ScenarioFeeder(scenario, nvml_table)
     claimed = {"a": "gpu-0-mig-2g20gb-14-2", "b": "gpu-0-mig-1g10gb-19-4", "c": "gpu-0-mig-1g10gb-19-6"}
