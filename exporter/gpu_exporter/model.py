@@ -157,12 +157,15 @@ class InstanceReading(NamedTuple):
 class GpuProcess(NamedTuple):
     """A process with a context on a GPU. `mig` is "gpu instance id/compute instance id", "" on a whole GPU.
 
+    `memory_bytes`: what it uses there, None where the driver does not say.
+
     The pid serves to find the process's cgroup on this host, and nothing else: it is never published, logged or
     recorded.
     """
 
     pid: int
     mig: str = ""
+    memory_bytes: int | None = None
 
     def __repr__(self) -> str:
         return "GpuProcess(...)"  # what prints a snapshot must not print a pid
@@ -411,7 +414,10 @@ class GpuView(NamedTuple):
 
 
 class AllocationView(NamedTuple):
-    """One allocation as published, joined with its unit. `unconfirmed_s`: since a source last confirmed it."""
+    """One allocation as published, joined with its unit. `unconfirmed_s`: since a source last confirmed it.
+
+    `processes`: those of the holder, None while not each process on the unit is known to be its own or another's.
+    """
 
     allocation: Allocation
     gpu: int
@@ -423,6 +429,7 @@ class AllocationView(NamedTuple):
     memory_used_bytes: float | None = None
     power_w: float | None = None
     temperature_celsius: float | None = None
+    processes: int | None = None
 
 
 class Buckets(NamedTuple):

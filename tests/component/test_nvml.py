@@ -181,12 +181,20 @@ def test_a_missing_permission_is_told_once_with_what_would_grant_it(
     ]
 
 
+MIB = 1024**2
+
+
+def listed(pid: int, mig: str = "") -> GpuProcess:
+    """As `list_pids` lists it."""
+    return GpuProcess(pid, mig, pid * MIB)
+
+
 def list_pids(table: NvmlTable, *processes: tuple[int, int, str]) -> None:
-    """The first GPU's processes: (pid, kind, MIG ids or "")."""
+    """The first GPU's processes: (pid, kind, MIG ids or ""), each with as many MiB of memory as its pid."""
     with table.writing(0) as out:
         for position, (pid, kind, mig) in enumerate(processes):
             entry = out.processes[position]
-            entry.pid, entry.graphics = pid, kind
+            entry.pid, entry.graphics, entry.memory = pid, kind, pid * MIB
             ids = tuple(map(int, mig.split("/"))) if mig else (0xFFFFFFFF, 0xFFFFFFFF)
             entry.gpu_instance, entry.compute_instance = ids
         out.process_count = len(processes)
@@ -199,10 +207,10 @@ def test_processes_are_listed_with_their_pids(backend: NvmlBackend, nvml_table: 
     device = first_device(backend)
     assert device.read_processes() == (0, 0, ())
     list_pids(nvml_table, (4711, 0, ""), (4712, 1, ""), (4711, 1, ""), (4713, 0, ""))
-    assert device.read_processes() == (2, 2, (GpuProcess(4711), GpuProcess(4713), GpuProcess(4712)))
+    assert device.read_processes() == (2, 2, (listed(4711), listed(4713), listed(4712)))
     many = range(6000, 6100)  # more than the first room, so the driver refuses once
     list_pids(nvml_table, *((pid, 0, "") for pid in many))
-    assert device.read_processes() == (100, 0, tuple(map(GpuProcess, many)))
+    assert device.read_processes() == (100, 0, tuple(map(listed, many)))
 
 
 def test_processes_of_mig_instances_by_the_board_or_by_each_instance(
@@ -212,7 +220,7 @@ def test_processes_of_mig_instances_by_the_board_or_by_each_instance(
     feed(nvml_table, mig=[{"profile": "1g.10gb", "gi": 7}, {"profile": "2g.20gb", "gi": 3, "ci": 1}])
     list_pids(nvml_table, (4711, 0, "7/0"), (4712, 0, "3/1"), (4712, 1, "3/1"))
     device = first_device(make_backend(clock))
-    found = (GpuProcess(4711, "7/0"), GpuProcess(4712, "3/1"))
+    found = (listed(4711, "7/0"), listed(4712, "3/1"))
     assert device.read_processes() == (2, 1, found)
     with nvml_table.writing(0) as out:
         out.processes_by_instance = 1  # as without the right to see the board's
@@ -231,11 +239,11 @@ def test_a_board_that_names_no_instance_has_its_instances_asked(backend: NvmlBac
     feed(nvml_table, mig=[{"profile": "1g.10gb", "gi": 7}])
     list_pids(nvml_table, (4711, 0, ""))
     device = first_device(backend)
-    assert device.read_processes() == (1, 0, (GpuProcess(4711),))  # on which instance it is, no call says
+    assert device.read_processes() == (1, 0, (listed(4711),))  # on which instance it is, no call says
     with nvml_table.writing(0) as out:
         out.processes_by_instance = 2
     list_pids(nvml_table, (4711, 0, "7/0"))
-    assert device.read_processes() == (1, 0, (GpuProcess(4711, "7/0"),))
+    assert device.read_processes() == (1, 0, (listed(4711, "7/0"),))
 
 
 def test_no_pid_is_printed_with_what_holds_it() -> None:

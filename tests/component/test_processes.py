@@ -80,6 +80,12 @@ class Node:
         """The driver lists these processes on a GPU, each with its MIG instance if any."""
         self._feeder.pids[gpu] = tuple((pid, "") if isinstance(pid, int) else pid for pid in pids)
 
+    def list_with_memory(self, gpu: int, **memory_gib: tuple[str, int]) -> None:
+        """The driver lists a new process for each: (its cgroup, GiB of memory)."""
+        pids = {self.start_process(path): gib for path, gib in memory_gib.values()}
+        self._feeder.memory |= {pid: gib * 2**30 for pid, gib in pids.items()}
+        self.list_on(gpu, *pids)
+
     def hold(self, *entries: dict[str, Any]) -> None:
         self._holders.write_text(json.dumps(list(entries)), encoding="utf-8")
 
@@ -249,3 +255,37 @@ def test_the_flag_asks_for_the_hosts_proc(node: Node, tmp_path: Path) -> None:
     )
     done = node.once(*QUIET, "--attribution.process", "--no-collector.processes")
     assert (done.returncode, "needs the collector processes" in done.stderr) == (2, True)
+
+
+MEMORY, PROCESSES = "gpu_allocation_memory_used_bytes", "gpu_allocation_processes"
+LONE = "user.slice/user-1000.slice"  # of nobody that a scheduler knows
+
+
+def uses(url: str, **names: str) -> tuple[float | None, float | None]:
+    """Processes of a holder, and their memory in GiB."""
+    memory = read(url, MEMORY, **names)
+    return read(url, PROCESSES, **names), None if memory is None else memory / 2**30
+
+
+def test_holders_that_share_a_gpu_have_the_memory_of_their_own_processes(node: Node) -> None:
+    node.hold(
+        {"uuid": node.uuids[0], "job": "42"}, {"uuid": node.uuids[0], "job": "43"}, {"uuid": node.uuids[1], "job": "44"}
+    )
+    own = {"a": (job(42), 3), "b": (job(42), 1), "c": (job(43), 8)}
+    node.list_with_memory(0, **own)
+    node.list_with_memory(1, d=(job(44), 2))
+    url = node.start()
+    wait_for(lambda: uses(url, job_id="42") == (2.0, 4.0), "what job 42 uses")
+    assert uses(url, job_id="43") == (1.0, 8.0)
+    assert read(url, "gpu_allocation_utilization_ratio", job_id="42") is None  # the device's is nobody's own
+    # A whole GPU has one holder, and its memory is the device's, of processes that are not listed too.
+    assert uses(url, job_id="44")[0] == 1.0
+    assert read(url, MEMORY, job_id="44") == read(url, "gpu_memory_used_bytes", gpu="1")
+
+    node.list_with_memory(0, **own, e=(LONE, 5))  # may be a job's that Slurm does not track by cgroup
+    wait_for(lambda: uses(url, job_id="42") == (None, None), "one unknown process to leave all unknown")
+    assert uses(url, job_id="43") == (None, None)
+
+    node.list_with_memory(0, a=(job(42), 3))
+    wait_for(lambda: uses(url, job_id="43") == (0.0, 0.0), "a holder without a process")
+    assert uses(url, job_id="42") == (1.0, 3.0)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from gpu_exporter import collectors
 from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.app.wiring import activity_rules
+from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.poller import Poller
-from gpu_exporter.attribution.processes import Owners
+from gpu_exporter.attribution.processes import Owners, UnitOwners, Use
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import Scenario
@@ -37,7 +40,7 @@ class SimulatedNode:
         self.state = NodeState(self.settings, self.clock, state)
         self.poller = Poller([source], self.clock, self.settings.attribution.keep_last)
         self.hung: set[str] = set()
-        self.owners: Owners = {}
+        self.owners: Mapping[UnitId, Sequence[Owner]] = {}  # of one process each, with a GiB of memory
         self.inventory = Inventory()
         self.readings: dict[int, DeviceSnapshot] = {}
         self.diagnosis = DiagnosisLoop(self.settings, lambda: self.state.evidence(self.placed()), self.clock)
@@ -56,11 +59,17 @@ class SimulatedNode:
             if sample:
                 self.sample()
             if self._is_due(self.settings.attribution.interval):
-                resolution = self.state.on_poll(self.poller.poll(), self.placed(), self.owners)
+                resolution = self.state.on_poll(self.poller.poll(), self.placed(), self._seen_owners())
                 self.poller.note_resolution(resolution.conflicts, resolution.unresolved)
             if self._is_due(self.settings.diagnosis.interval):
                 self.diagnosis.judge()
         return self.view()
+
+    def _seen_owners(self) -> Owners:
+        return {
+            unit: UnitOwners({owner: Use(1, 2**30) for owner in several}, is_complete=True)
+            for unit, several in self.owners.items()
+        }
 
     def sample(self) -> None:
         """Read each GPU once."""

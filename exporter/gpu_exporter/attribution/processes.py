@@ -8,20 +8,44 @@ means a process of the host, so /proc must be the host's (hostPID in a pod, or t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from gpu_exporter.attribution.cgroup import Owner, parse_cgroup
 from gpu_exporter.attribution.procfs import Procfs
 from gpu_exporter.clock import Clock
-from gpu_exporter.model import DeviceSnapshot, ProcessList, UnitId
+from gpu_exporter.model import DeviceSnapshot, GpuProcess, ProcessList, UnitId
 
 UNIT_MAX = 256  # processes of one GPU that are looked at; the rest are not known
 # NVIDIA's MPS server runs the kernels of all its clients, and may be in a pod of its own. Linux keeps 15 bytes of it.
 MPS_SERVER = "nvidia-cuda-mps"
 
-Owners = Mapping[UnitId, tuple[Owner, ...]]
-"""The distinct owners of the processes on each unit that could be looked up. A unit that is missing is not known."""
+
+class Use(NamedTuple):
+    """What some processes use of a unit. `memory_bytes` is None where the driver does not say it of each."""
+
+    processes: int = 0
+    memory_bytes: int | None = 0
+
+    def plus(self, other: Use) -> Use:
+        known = self.memory_bytes is not None and other.memory_bytes is not None
+        memory = (self.memory_bytes or 0) + (other.memory_bytes or 0) if known else None
+        return Use(self.processes + other.processes, memory)
+
+
+class UnitOwners(NamedTuple):
+    """The distinct owners of the processes on one unit, each with what it uses.
+
+    `is_complete`: every process there could be looked up.
+    """
+
+    uses: Mapping[Owner, Use]
+    is_complete: bool
+
+
+Owners = Mapping[UnitId, UnitOwners]
+"""Of each unit whose processes the driver has listed. A unit that is missing is not known."""
 
 
 class ProcessOwners:
@@ -43,22 +67,30 @@ class ProcessOwners:
 
     def read(self, snapshots: Iterable[DeviceSnapshot]) -> Owners:
         """The owners on each unit of the GPUs whose processes were listed."""
-        owners: dict[UnitId, tuple[Owner, ...]] = {}
+        owners: dict[UnitId, UnitOwners] = {}
         for snapshot in snapshots:
             if not (snapshot.up and snapshot.processes is not None and snapshot.identity.uuid):
                 continue
             uuid = snapshot.identity.uuid
             has_mig = snapshot.identity.mig_mode == "enabled"
             units = {i.mig: UnitId(uuid, i.uuid) for i in snapshot.instances} if has_mig else {"": UnitId(uuid)}
-            found: dict[UnitId, dict[Owner, None]] = {}
+            listed = snapshot.processes
             # A process on an instance that is not listed, or on none, is on no unit that we know.
-            listed = [process for process in snapshot.processes.processes if process.mig in units]
-            for process in listed[:UNIT_MAX]:
-                owner = self._owner(process.pid, snapshot.processes)
-                if owner is not None:
-                    found.setdefault(units[process.mig], {})[owner] = None
-            owners.update((unit, tuple(several)) for unit, several in found.items())
+            nowhere = any(process.mig not in units for process in listed.processes)
+            for mig, unit in units.items():
+                here = [process for process in listed.processes if process.mig == mig]
+                owners[unit] = self._read_unit(here, listed, is_complete=not nowhere)
         return owners
+
+    def _read_unit(self, here: Sequence[GpuProcess], listed: ProcessList, is_complete: bool) -> UnitOwners:
+        uses: dict[Owner, Use] = {}
+        for process in here[:UNIT_MAX]:
+            owner = self._owner(process.pid, listed)
+            if owner is None:
+                is_complete = False
+            else:
+                uses[owner] = uses.get(owner, Use()).plus(Use(1, process.memory_bytes))
+        return UnitOwners(uses, is_complete and len(here) <= UNIT_MAX)
 
     def _owner(self, pid: int, listed: ProcessList) -> Owner | None:
         """None when the process is gone, another one has its pid, it may not be looked at, or it serves all."""

@@ -160,7 +160,13 @@ ALLOCATION_UTILIZATION = Family(
 ALLOCATION_MEMORY = Family(
     "gpu_allocation_memory_used_bytes",
     "gauge",
-    "Memory used on the holder's GPU or instance; absent when shared",
+    "Memory used on the holder's GPU or instance; where that is shared, by the holder's own processes, and absent "
+    "while not each process there is known to be one holder's",
+)
+ALLOCATION_PROCESSES = Family(
+    "gpu_allocation_processes",
+    "gauge",
+    "Processes of the holder on its GPU or instance; absent while not each process there is known to be one holder's",
 )
 ALLOCATION_POWER = Family("gpu_allocation_power_watts", "gauge", "Power of the whole GPU that the holder holds alone")
 ALLOCATION_TEMPERATURE = Family(
@@ -191,6 +197,7 @@ ALLOCATION_FAMILIES = (
     ALLOCATION_ENERGY,
     ALLOCATION_UTILIZATION,
     ALLOCATION_MEMORY,
+    ALLOCATION_PROCESSES,
     ALLOCATION_POWER,
     ALLOCATION_TEMPERATURE,
     ALLOCATION_STATE,

@@ -126,6 +126,7 @@ def _allocation(view: AllocationView, wall: float) -> dict[str, Any]:
         "observed_seconds": totals.observed_s if totals.known else None,
         "utilization_ratio": view.utilization,
         "memory_used_bytes": view.memory_used_bytes,
+        "processes": view.processes,
         "state": view.verdict.state,
         "evidence": view.verdict.evidence,
     }

@@ -167,6 +167,7 @@ def _add_allocation(table: _Table, view: AllocationView) -> None:
         (catalog.ALLOCATION_ENERGY, totals.energy_j),
         (catalog.ALLOCATION_UTILIZATION, view.utilization),
         (catalog.ALLOCATION_MEMORY, view.memory_used_bytes),
+        (catalog.ALLOCATION_PROCESSES, view.processes),
         (catalog.ALLOCATION_POWER, view.power_w),
         (catalog.ALLOCATION_TEMPERATURE, view.temperature_celsius),
     ]

@@ -10,6 +10,7 @@ from gpu_exporter.attribution.contradict import ProcessNet
 from gpu_exporter.attribution.numbers import NumberMemory
 from gpu_exporter.attribution.processes import Owners
 from gpu_exporter.attribution.resolve import Resolution, resolve
+from gpu_exporter.attribution.usage import Uses, measure
 from gpu_exporter.clock import Clock
 from gpu_exporter.collectors.processes import PROCESSES
 from gpu_exporter.defaults import Settings
@@ -78,6 +79,7 @@ class NodeState:
         self._numbers = NumberMemory()
         self._net = ProcessNet()
         self._in_use: dict[UnitId, str] = {}
+        self._uses: Uses = {}
         self._processes_proven = False  # a process of somebody was listed: so we can see them
         self._version = 0
         self._last_sample: tuple[float, float] | None = None  # monotonic and wall time of the newest answer of a GPU
@@ -155,11 +157,15 @@ class NodeState:
                 numbers=self._numbers.units(),
             )
             self._numbers.note(resolution.numbers, now)
-        resolution = self._net.check(resolution, owners or {}, _places(inventory))  # may log, so without the lock
+        seen = owners or {}
+        names = {unit: tuple(found.uses) for unit, found in seen.items()}
+        resolution = self._net.check(resolution, names, _places(inventory))  # may log, so without the lock
+        uses = measure((allocation for allocation, _ in resolution.allocations), seen)
         with self._lock:
             self._version += 1
             now, wall = self._clock.monotonic(), self._clock.wall()
             self._resolution, self._in_use = resolution, self._net.in_use
+            self._uses = uses if self._processes_proven else {}
             held = [
                 ConfirmedAllocation(
                     allocation,
@@ -263,7 +269,7 @@ class NodeState:
         instances = answered.instances if answered is not None else ()
         mig = next((instance.mig for instance in instances if instance.uuid == unit.mig_uuid), "")
         stale_s = self.ledger.rules.longest_unconfirmed_s(grant.renewed_s)
-        return HolderRecord(allocation, totals, now - grant.confirmed, stale_s, mig)
+        return HolderRecord(allocation, totals, now - grant.confirmed, stale_s, mig, self._uses.get((unit, key)))
 
     def _tenant_totals(self) -> Iterator[tuple[TenantKey, TenantTotals]]:
         for key, totals in self.ledger.tenants.totals():

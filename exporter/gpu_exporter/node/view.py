@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from gpu_exporter.attribution.processes import Use
 from gpu_exporter.diagnosis.hold import IDLE_STATES, NOT_JUDGED, AllocationId
 from gpu_exporter.model import (
     AgentStatus,
@@ -44,7 +45,8 @@ class GpuRecord(NamedTuple):
 
 class HolderRecord(NamedTuple):
     """What is known of one allocation. `unconfirmed_s`: no source has confirmed it for so long, which makes it unknown
-    above `stale_s`. `mig`: the instance's place, also while the GPU does not answer.
+    above `stale_s`. `mig`: the instance's place, also while the GPU does not answer. `use`: what its own processes use
+    there, None while that is not known.
     """
 
     allocation: Allocation
@@ -52,6 +54,7 @@ class HolderRecord(NamedTuple):
     unconfirmed_s: float
     stale_s: float
     mig: str
+    use: Use | None = None
 
     @property
     def is_confirmed(self) -> bool:
@@ -139,6 +142,8 @@ def _view_allocation(record: HolderRecord, gpu: GpuView, verdicts: Mapping[Alloc
     is_alone = not (allocation.is_shared or allocation.contradiction)
     fresh = record.is_confirmed and is_alone and not gpu.withheld and (not unit.mig_uuid or instance is not None)
     facts = (snapshot.facts if instance is None else instance.facts) if fresh else Facts()
+    use = record.use if record.is_confirmed and not gpu.withheld else None
+    memory = facts.memory_used_bytes if is_alone else use.memory_bytes if use is not None else None
     return AllocationView(
         allocation=allocation,
         gpu=snapshot.identity.index,
@@ -147,7 +152,8 @@ def _view_allocation(record: HolderRecord, gpu: GpuView, verdicts: Mapping[Alloc
         verdict=verdict,
         unconfirmed_s=record.unconfirmed_s,
         utilization=facts.utilization,
-        memory_used_bytes=facts.memory_used_bytes,
+        memory_used_bytes=memory,
         power_w=facts.power_w,
         temperature_celsius=snapshot.facts.temperature_celsius if fresh else None,
+        processes=use.processes if use is not None else None,
     )

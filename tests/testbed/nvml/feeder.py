@@ -122,6 +122,7 @@ class ScenarioFeeder:
         self._refused = [False] * len(self._devices)  # what the product lacks is written once
         # By GPU (pid, MIG ids or ""): listed in place of its holders' made-up processes.
         self.pids: dict[int, tuple[tuple[int, str], ...]] = {}
+        self.memory: dict[int, int] = {}  # of these processes, bytes by pid
         self._pushed: set[tuple[int, float, int]] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
@@ -248,7 +249,7 @@ class ScenarioFeeder:
     def _feed_processes(self, out: layout.Device, gpu: ScenarioGpu) -> None:
         count = 0
         for pid, mig in self.pids.get(gpu.index, ()):
-            out.processes[count].pid = pid
+            out.processes[count].pid, out.processes[count].memory = pid, self.memory.get(pid, 0)
             out.processes[count].gpu_instance, out.processes[count].compute_instance = _instance_ids(mig)
             count += 1
         for holder in self.stage.scenario.holders_at(self.stage.now()):

@@ -53,8 +53,15 @@ def proc(tmp_path: Path) -> Proc:
     return Proc(tmp_path)
 
 
-def owners(proc: Proc, clock: ManualClock) -> ProcessOwners:
-    return ProcessOwners(proc.root, clock, lambda: BOOT_S)
+class Look(ProcessOwners):
+    """`names`: the owners alone, of the units where some are known."""
+
+    def names(self, snapshots: list[DeviceSnapshot]) -> dict[UnitId, tuple[Owner, ...]]:
+        return {unit: tuple(found.uses) for unit, found in self.read(snapshots).items() if found.uses}
+
+
+def owners(proc: Proc, clock: ManualClock) -> Look:
+    return Look(proc.root, clock, lambda: BOOT_S)
 
 
 def test_the_distinct_owners_of_a_gpus_processes(proc: Proc) -> None:
@@ -63,7 +70,7 @@ def test_the_distinct_owners_of_a_gpus_processes(proc: Proc) -> None:
         proc.add(pid, "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0")
     proc.add(103, "0::/user.slice")
     seen = snapshot(*map(GpuProcess, (101, 102, 103)), at=clock.monotonic())
-    assert owners(proc, clock).read([seen]) == {UNIT: (JOB, Owner())}
+    assert owners(proc, clock).names([seen]) == {UNIT: (JOB, Owner())}
 
 
 def test_processes_of_instances_are_their_own(proc: Proc) -> None:
@@ -72,7 +79,7 @@ def test_processes_of_instances_are_their_own(proc: Proc) -> None:
     proc.add(102, "0::/slurm/job_43/step_0")
     listed = (GpuProcess(101, "7/0"), GpuProcess(102, "8/0"), GpuProcess(102, "9/0"), GpuProcess(102))
     seen = snapshot(*listed, at=clock.monotonic(), mig="enabled", instances=("7/0", "8/0"))
-    assert owners(proc, clock).read([seen]) == {
+    assert owners(proc, clock).names([seen]) == {
         UnitId("GPU-a", "MIG-7/0"): (JOB,),
         UnitId("GPU-a", "MIG-8/0"): (JOB._replace(job="43"),),
     }
@@ -86,7 +93,7 @@ def test_a_process_that_has_ended_or_is_hidden_is_nothing(proc: Proc) -> None:
     (proc.root / "103" / "cgroup").unlink()
     proc.add(104, "0::/slurm/job_42/step_0")
     (proc.root / "104" / "stat").write_text("nonsense")
-    assert owners(proc, clock).read([snapshot(*map(GpuProcess, (101, 102, 103, 104)), at=clock.monotonic())]) == {}
+    assert owners(proc, clock).names([snapshot(*map(GpuProcess, (101, 102, 103, 104)), at=clock.monotonic())]) == {}
 
 
 def test_without_a_list_or_an_answer_nothing_is_known(proc: Proc) -> None:
@@ -94,23 +101,23 @@ def test_without_a_list_or_an_answer_nothing_is_known(proc: Proc) -> None:
     proc.add(101, "0::/slurm/job_42/step_0")
     seen = snapshot(GpuProcess(101), at=clock.monotonic())
     look = owners(proc, clock)
-    assert look.read([seen]) == {UNIT: (JOB,)}
-    assert look.read([seen._replace(processes=None)]) == {}
-    assert look.read([seen._replace(up=False)]) == {}
+    assert look.names([seen]) == {UNIT: (JOB,)}
+    assert look.names([seen._replace(processes=None)]) == {}
+    assert look.names([seen._replace(up=False)]) == {}
 
 
 def test_a_gpu_without_a_list_hides_no_other(proc: Proc) -> None:
     clock = ManualClock()
     proc.add(101, "0::/slurm/job_42/step_0")
     seen = snapshot(GpuProcess(101), at=clock.monotonic())
-    assert owners(proc, clock).read([seen._replace(up=False), seen]) == {UNIT: (JOB,)}
+    assert owners(proc, clock).names([seen._replace(up=False), seen]) == {UNIT: (JOB,)}
 
 
 def test_a_path_that_is_not_utf_8_names_its_owner_all_the_same(proc: Proc) -> None:
     clock = ManualClock()
     proc.add(101, "")
     (proc.root / "101" / "cgroup").write_bytes(b"0::/slurm/job_42/step_0/\xff")
-    assert owners(proc, clock).read([snapshot(GpuProcess(101), at=clock.monotonic())]) == {UNIT: (JOB,)}
+    assert owners(proc, clock).names([snapshot(GpuProcess(101), at=clock.monotonic())]) == {UNIT: (JOB,)}
 
 
 @pytest.mark.parametrize(("start_s", "owner"), [(BOOT_S - 5.0, (JOB,)), (BOOT_S - 4.9, None)])
@@ -121,7 +128,7 @@ def test_a_process_younger_than_the_list_has_the_pid_of_another(
     seen = snapshot(GpuProcess(101), at=clock.monotonic())
     clock.advance(5.0)
     proc.add(101, "0::/slurm/job_42/step_0", start_s=start_s)
-    assert owners(proc, clock).read([seen]).get(UNIT) == owner
+    assert owners(proc, clock).names([seen]).get(UNIT) == owner
 
 
 def test_a_pid_that_changes_hands_while_it_is_read_is_nothing(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +144,7 @@ def test_a_pid_that_changes_hands_while_it_is_read_is_nothing(proc: Proc, monkey
         return text
 
     monkeypatch.setattr(look._procfs, "text", reading)
-    assert look.read([snapshot(GpuProcess(101), at=clock.monotonic())]) == {}
+    assert look.names([snapshot(GpuProcess(101), at=clock.monotonic())]) == {}
 
 
 def test_the_mps_server_works_for_all(proc: Proc) -> None:
@@ -146,23 +153,23 @@ def test_the_mps_server_works_for_all(proc: Proc) -> None:
     proc.add(101, pod, name="nvidia-cuda-mps")
     proc.add(102, pod, name="python")
     look = owners(proc, clock)
-    assert look.read([snapshot(GpuProcess(101), at=clock.monotonic())]) == {}
-    assert UNIT in look.read([snapshot(GpuProcess(102), at=clock.monotonic())])
+    assert look.names([snapshot(GpuProcess(101), at=clock.monotonic())]) == {}
+    assert UNIT in look.names([snapshot(GpuProcess(102), at=clock.monotonic())])
 
 
 def test_a_file_that_is_cut_off_names_no_owner(proc: Proc) -> None:
     clock = ManualClock()
     line = "0::/slurm/job_42/step_0"
     proc.add(101, "0::/\n" * ((READ_MAX - len(line)) // 5 + 1) + line)
-    assert owners(proc, clock).read([snapshot(GpuProcess(101), at=clock.monotonic())]) == {}
+    assert owners(proc, clock).names([snapshot(GpuProcess(101), at=clock.monotonic())]) == {}
 
 
 def test_only_so_many_processes_of_a_gpu_are_looked_at(proc: Proc) -> None:
     clock = ManualClock()
     proc.add(UNIT_MAX + 1, "0::/slurm/job_42/step_0")
     listed = tuple(map(GpuProcess, range(1, UNIT_MAX + 2)))
-    assert owners(proc, clock).read([snapshot(*listed, at=clock.monotonic())]) == {}
-    assert owners(proc, clock).read([snapshot(*listed[1:], at=clock.monotonic())]) == {UNIT: (JOB,)}
+    assert owners(proc, clock).names([snapshot(*listed, at=clock.monotonic())]) == {}
+    assert owners(proc, clock).names([snapshot(*listed[1:], at=clock.monotonic())]) == {UNIT: (JOB,)}
 
 
 def test_the_host_is_where_the_kernel_started_pid_2(proc: Proc) -> None:
@@ -179,17 +186,17 @@ def test_the_host_is_where_the_kernel_started_pid_2(proc: Proc) -> None:
 def test_a_living_child_is_found_in_the_real_proc_and_a_dead_one_is_not() -> None:
     """Its start is no later than now, by the kernel's own clock."""
     clock = SystemClock()
-    look = ProcessOwners(Path("/proc"), clock)
+    look = Look(Path("/proc"), clock)
     child = subprocess.Popen(["sleep", "60"])
     try:
         seen = snapshot(GpuProcess(child.pid), at=clock.monotonic())
-        assert UNIT in look.read([seen])
+        assert UNIT in look.names([seen])
         before = snapshot(GpuProcess(child.pid), at=clock.monotonic() - 60.0)
-        assert look.read([before]) == {}  # a minute ago this pid was another's
+        assert look.names([before]) == {}  # a minute ago this pid was another's
     finally:
         child.kill()
         child.wait()
-    assert look.read([seen]) == {}
+    assert look.names([seen]) == {}
 
 
 @pytest.mark.parametrize(("name", "parsed"), [("sh", "sh"), ("a b", "a b"), (") S 1 (", ") S 1 ("), ("((", "((")])

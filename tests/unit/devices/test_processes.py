@@ -43,12 +43,16 @@ class Driver:
 @given(ENTRIES, st.sampled_from([24, 32]), st.booleans())
 @example(entries=[(1, 0, 0, 0)] * 48, size=24, clears=True)  # three quarters of an even room
 @example(entries=[(1, 0, 0, 0)] * 49, size=24, clears=True)
+@example(entries=[(1, 2**64 - 1, 0, 0), (2, 2**64 - 2, 0, 0)], size=24, clears=False)
 def test_pids_are_read_from_entries_of_either_size(
     entries: list[tuple[int, int, int, int]], size: int, clears: bool
 ) -> None:
     code, answer = list_processes(Driver(entries, size, clears=clears).ask, Buffer())
     assert code == nvml.NVML_SUCCESS
-    assert answer == tuple((pid, gpu, compute) for pid, _, gpu, compute in entries)
+    none = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE
+    assert answer == tuple(
+        (pid, gpu, compute, None if memory == none else memory) for pid, memory, gpu, compute in entries
+    )
 
 
 @given(ENTRIES.filter(len), st.sampled_from([16, 40, 48]))
@@ -66,7 +70,7 @@ def test_entries_of_a_size_unheard_of_give_their_number_and_no_wrong_pid(
     if size > 32:
         assert answer == len(entries)
     elif isinstance(answer, tuple):  # the mark would have to be a pid's neighbour: no entry looks like ours
-        assert [row[1:] for row in answer][-1] == (0xA5A5A5A5, 0xA5A5A5A5)
+        assert [row[1:3] for row in answer][-1] == (0xA5A5A5A5, 0xA5A5A5A5)
 
 
 def test_without_any_mark_the_number_is_left() -> None:
@@ -97,4 +101,4 @@ def test_what_stood_in_the_buffer_before_is_never_an_answer() -> None:
     buffer = Buffer()
     list_processes(Driver([(7, 0, 0, 0), (8, 0, 0, 0)]).ask, buffer)
     assert list_processes(Driver([]).ask, buffer) == (nvml.NVML_SUCCESS, ())
-    assert list_processes(Driver([(9, 0, 1, 2)]).ask, buffer) == (nvml.NVML_SUCCESS, ((9, 1, 2),))
+    assert list_processes(Driver([(9, 0, 1, 2)]).ask, buffer) == (nvml.NVML_SUCCESS, ((9, 1, 2, 0),))

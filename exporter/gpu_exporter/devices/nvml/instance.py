@@ -41,7 +41,7 @@ def read_processes(ask: Asker, mig: str = "") -> Processes:
     The third version of the calls came with driver 510. A recording has the number alone.
     """
     numbers: list[int] = []
-    listed: dict[GpuProcess, None] = {}  # a process may have contexts of both kinds
+    listed: dict[tuple[int, str], GpuProcess] = {}  # a process may have contexts of both kinds
     complete = True
     for kind in ("Compute", "Graphics"):
         answer = ask.first((f"nvmlDeviceGet{kind}RunningProcesses_v3",), (f"nvmlDeviceGet{kind}RunningProcesses_v2",))
@@ -50,10 +50,11 @@ def read_processes(ask: Asker, mig: str = "") -> Processes:
             complete = False
             continue
         numbers.append(len(answer))
-        for pid, gpu_instance, compute_instance in answer:
+        for pid, gpu_instance, compute_instance, memory in answer:
             known = NO_INSTANCE not in (gpu_instance, compute_instance)
-            listed[GpuProcess(pid, f"{gpu_instance}/{compute_instance}" if known else mig)] = None
-    return Processes(numbers[0], numbers[1], tuple(listed) if complete else None)
+            place = f"{gpu_instance}/{compute_instance}" if known else mig
+            listed.setdefault((pid, place), GpuProcess(pid, place, memory))  # which has the same memory in both lists
+    return Processes(numbers[0], numbers[1], tuple(listed.values()) if complete else None)
 
 
 def add_processes(parts: Sequence[Processes]) -> Processes:

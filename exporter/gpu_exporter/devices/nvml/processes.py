@@ -22,8 +22,10 @@ FIRST_ROOM = 65  # entries; a GPU with more processes costs a second call once
 MOST_ROOM = 4097  # entries; a driver that wants more is not believed
 TRIES = 4  # the list may grow between two calls
 
-Row: TypeAlias = tuple[int, int, int]
-"""pid, GPU instance, compute instance; the two are 0xFFFFFFFF where the process is on no MIG instance."""
+NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF  # NVML_VALUE_NOT_AVAILABLE
+
+Row: TypeAlias = "tuple[int, int, int, int | None]"
+"""pid, GPU instance, compute instance, bytes of memory; the instances are 0xFFFFFFFF where the process is on none."""
 Answer: TypeAlias = "tuple[Row, ...] | int"
 """The processes, or their number alone where the size of an entry is unclear."""
 
@@ -82,7 +84,10 @@ def parse_processes(raw: bytes, count: int) -> Answer:
     if size is None:
         return count
     rows = (ENTRY.unpack_from(raw, position * size) for position in range(count))
-    return tuple((pid, gpu_instance, compute_instance) for pid, _, gpu_instance, compute_instance in rows)
+    return tuple(
+        (pid, gpu_instance, compute_instance, None if memory == NOT_AVAILABLE else memory)
+        for pid, memory, gpu_instance, compute_instance in rows
+    )
 
 
 def entry_size(raw: bytes, count: int) -> int | None:

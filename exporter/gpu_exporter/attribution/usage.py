@@ -1,0 +1,45 @@
+"""What the holders' own processes use of a unit, also where several holders share it.
+
+A value of the device is never a holder's where others use it too. What NVML says of each process is: with the pid's
+cgroup it has one owner, and an owner is one holder's or nobody's. Where a single process on the unit is not known to be
+one holder's or another's (MPS, whose server works for all; a pid that cannot be looked up), nothing is said. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from gpu_exporter.attribution.contradict import relate
+from gpu_exporter.attribution.processes import Owners, UnitOwners, Use
+from gpu_exporter.model import Allocation, Holder, HolderKey, UnitId
+
+Uses: TypeAlias = "dict[tuple[UnitId, HolderKey], Use]"
+
+
+def measure(allocations: Iterable[Allocation], owners: Owners) -> Uses:
+    """The use of each allocation for which it is known, none of one that is contradicted."""
+    holders: dict[UnitId, list[Allocation]] = {}
+    for allocation in allocations:
+        holders.setdefault(allocation.unit, []).append(allocation)
+    found: Uses = {}
+    for unit, several in holders.items():
+        seen = owners.get(unit)
+        if seen is None or not seen.is_complete or any(allocation.contradiction for allocation in several):
+            continue
+        if (uses := _divide(seen, [allocation.holder for allocation in several])) is not None:
+            found.update(((unit, key), use) for key, use in uses.items())
+    return found
+
+
+def _divide(seen: UnitOwners, holders: list[Holder]) -> dict[HolderKey, Use] | None:
+    """None when some owner may be one holder or another."""
+    uses = {holder.key: Use() for holder in holders}
+    for owner, use in seen.uses.items():
+        relations = [relate(holder, owner) for holder in holders]
+        own = [holder for holder, relation in zip(holders, relations, strict=True) if relation == "own"]
+        if len(own) > 1 or (not own and "unknown" in relations):
+            return None
+        for holder in own:
+            uses[holder.key] = uses[holder.key].plus(use)
+    return uses

@@ -1,0 +1,102 @@
+"""What the holders' own processes use: each process is one holder's, or nothing is said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.processes import UnitOwners, Use
+from gpu_exporter.attribution.usage import measure
+from gpu_exporter.model import Allocation, Holder, HolderKey, UnitId
+
+UNIT = UnitId("GPU-a")
+GIB = 2**30
+
+
+def job(number: int) -> Holder:
+    return Holder(HolderKey("slurm", f"lab/{number}/0/1"), job_id=str(number), source="slurm")
+
+
+def pod(uid: str, container: str = "main") -> Holder:
+    key = HolderKey("kubernetes", f"{uid}/{container}")
+    return Holder(key, pod_uid=uid, container=container, source="kubelet")
+
+
+def of_job(number: int, step: str = "0") -> Owner:
+    return Owner(slurm=True, job=str(number), step=step)
+
+
+def of_pod(uid: str) -> Owner:
+    return Owner(pods=(uid,), container="f" * 64)
+
+
+UID, OTHER = "12345678-0000-4000-8000-000000000000", "87654321-0000-4000-8000-000000000000"
+
+
+def use(
+    holders: Sequence[Holder], uses: dict[Owner, Use], is_complete: bool = True, contradiction: str = ""
+) -> dict[str, Use]:
+    """By incarnation."""
+    allocations = [Allocation(UNIT, holder, contradiction=contradiction) for holder in holders]
+    found = measure(allocations, {UNIT: UnitOwners(uses, is_complete)})
+    return {key.incarnation.split("/")[1 if key.scheduler == "slurm" else 0]: each for (_, key), each in found.items()}
+
+
+def test_each_holder_has_its_own_processes_of_all_its_steps() -> None:
+    found = use(
+        [job(1), job(2)], {of_job(1): Use(2, 3 * GIB), of_job(1, "batch"): Use(1, GIB), of_job(2): Use(1, 8 * GIB)}
+    )
+    assert found == {"1": Use(3, 4 * GIB), "2": Use(1, 8 * GIB)}
+
+
+def test_a_holder_without_a_process_uses_nothing() -> None:
+    assert use([job(1), job(2)], {of_job(2): Use(1, GIB)}) == {"1": Use(0, 0), "2": Use(1, GIB)}
+
+
+def test_what_belongs_to_no_holder_is_nobodys() -> None:
+    """As what a previous holder left running: the others are told apart all the same."""
+    assert use([job(1)], {of_job(9): Use(1, GIB)}) == {"1": Use(0, 0)}
+    assert use([pod(UID)], {of_pod(OTHER): Use(1, GIB)}) == {UID: Use(0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("holders", "owner"),
+    [
+        ([job(1)], Owner()),  # with proctrack/linuxproc a job's processes look like this
+        ([job(1)], Owner(slurm=True)),  # a SLUID: some job's
+        ([pod(UID), pod(UID, "sidecar")], of_pod(UID)),  # two containers of one pod
+        ([pod("")], of_pod(UID)),  # whose UID is not known
+        ([pod(UID)], Owner(container="f" * 64)),
+    ],
+)
+def test_a_process_that_may_be_one_holders_or_anothers_leaves_all_unknown(holders: list[Holder], owner: Owner) -> None:
+    assert use(holders, {owner: Use(1, GIB)}) == {}
+
+
+def test_what_could_not_be_looked_up_leaves_all_unknown() -> None:
+    assert use([job(1)], {of_job(1): Use(1, GIB)}, is_complete=False) == {}
+    assert measure([Allocation(UNIT, job(1))], {}) == {}
+
+
+def test_a_contradicted_mapping_has_no_use() -> None:
+    assert use([job(1)], {of_job(1): Use(1, GIB)}, contradiction="processes of job 2 run here") == {}
+
+
+def test_memory_that_the_driver_does_not_say_is_not_0() -> None:
+    assert use([job(1)], {of_job(1): Use(1, GIB).plus(Use(1, None))}) == {"1": Use(2, None)}
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 2), st.integers(0, GIB)), max_size=20), st.integers(1, 4))
+def test_holders_never_have_more_than_there_is(processes: list[tuple[int, int, int]], holders: int) -> None:
+    uses: dict[Owner, Use] = {}
+    for number, step, memory in processes:
+        owner = of_job(number, str(step))
+        uses[owner] = uses.get(owner, Use()).plus(Use(1, memory))
+    found = use([job(number) for number in range(1, holders + 1)], uses)
+    held = [(memory, number) for number, _, memory in processes if number <= holders]
+    assert sum(each.processes for each in found.values()) == len(held)
+    assert sum(each.memory_bytes or 0 for each in found.values()) == sum(memory for memory, _ in held)
