@@ -281,9 +281,10 @@ class Grant(NamedTuple):
     """One device that a scheduler has granted to a holder, in the words of the source.
 
     `kind` says how to read `device`: "uuid" (GPU-... or MIG-..., with or without a replica suffix), "minor" (the N of
-    /dev/nvidiaN), "instance" (N/G, the MIG instance with GPU instance id G of GPU N), "placement" (N/PROFILE/ID/START,
-    the one with this profile, by name and id, that begins at this slice), "index" (a position in NVML's order, among
-    the GPUs with the minor numbers `among`, or all of them) or "unproven" (a name that shows no device, for `reason`).
+    /dev/nvidiaN), "instance" (N/G or N/G/C, the MIG instance of GPU N with GPU instance id G, and compute instance id
+    C), "placement" (N/PROFILE/ID/START, the one with this profile, by name and id, that begins at this slice), "index"
+    (a position in NVML's order, among the GPUs with the minor numbers `among`, or all of them) or "unproven" (a name
+    that shows no device, for `reason`).
     An index counts only where NVML lists `total` GPUs, 0 any number. `number` is what the scheduler calls the device
     where that is not a UUID: a running holder keeps the device that it once led to.
 

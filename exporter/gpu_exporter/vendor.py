@@ -20,7 +20,8 @@ class Vendor(NamedTuple):
     Device Interface; group name is the driver's, or a position. `claim_driver`: drivers of dynamic resource allocation
     that hand out GPUs, `claim_device` their names for them: groups minor, and for a part of a GPU profile, id and
     start; `claim_elsewhere` those of GPUs that are given to virtual machines. `device_file`: path of the device file,
-    with its number; `device_file_name` is how people write it. `autodetect`: Slurm's AutoDetect in
+    with its number; `device_file_name` is how people write it; `capability_file`
+    likewise of a file that opens a part of a GPU. `autodetect`: Slurm's AutoDetect in
     gres.conf that lists GPUs in the driver's order. `pci_vendor` as in sysfs. `kernel_driver`: the module that the
     driver talks to.
     """
@@ -36,6 +37,7 @@ class Vendor(NamedTuple):
     claim_elsewhere: re.Pattern[str]
     device_file: re.Pattern[str]
     device_file_name: str
+    capability_file: re.Pattern[str]
     autodetect: frozenset[str]
     pci_vendor: str
     kernel_driver: str
@@ -72,6 +74,7 @@ NVIDIA = Vendor(
     claim_elsewhere=re.compile(r"gpu-vfio-\d+"),
     device_file=re.compile(r".*nvidia(\d+)"),
     device_file_name="/dev/nvidiaN",
+    capability_file=re.compile(r".*nvidia-cap(\d{1,6})"),
     autodetect=frozenset(("nvml",)),
     pci_vendor="0x10de",
     kernel_driver="nvidia",

@@ -40,6 +40,7 @@ ACME = Vendor(
     claim_elsewhere=re.compile(r"(?!)"),
     device_file=re.compile(r"/dev/npu/(\d+)"),
     device_file_name="/dev/npu/N",
+    capability_file=re.compile(r"(?!)"),
     autodetect=frozenset(("acme",)),
     pci_vendor="0xacce",
     kernel_driver="acmenpu",

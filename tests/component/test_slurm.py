@@ -375,3 +375,33 @@ def test_nodes_whose_prolog_writes_files_ask_nothing(
         slurm.run("scancel", first)
         wait_for(lambda: not (files / first).exists(), "the epilog to remove the file of the job")
         assert (files / second).exists()
+
+
+PARTS = Layout(
+    gres="gpu:1g.10gb:2,gpu:h100:2",
+    conf="Name=gpu Type=h100 File={root}/dev/nvidia[0-1]\n"
+    "Name=gpu Type=1g.10gb MultipleFiles={root}/dev/nvidia2,{root}/dev/nvidia-cap30,{root}/dev/nvidia-cap31\n"
+    "Name=gpu Type=1g.10gb MultipleFiles={root}/dev/nvidia2,{root}/dev/nvidia-cap39,{root}/dev/nvidia-cap40\n",
+    devices=("nvidia-cap30", "nvidia-cap31", "nvidia-cap39", "nvidia-cap40"),
+)
+
+
+@pytest.mark.parametrize("release", ["22.05", "24.11"])
+def test_mig_devices_by_their_files_beside_whole_gpus(release: str, processes: Processes, tmp_path: Path) -> None:
+    """The truth is slurmd's own log: the files of each position, in the order of IDX."""
+    minors = tmp_path / "driver" / "nvidia-caps" / "mig-minors"
+    minors.parent.mkdir(parents=True)
+    minors.write_text("gpu2/gi7/access 30\ngpu2/gi7/ci0/access 31\ngpu2/gi8/access 39\ngpu2/gi8/ci0/access 40\n")
+    opened = {"nvidia-cap30": ("instance", "2/7/0"), "nvidia-cap39": ("instance", "2/8/0")}
+    opened |= {f"nvidia{minor}": ("minor", str(minor)) for minor in (0, 1)}
+    with start_slurm(processes, build_chroot() if release == "24.11" else None, PARTS) as slurm:
+        jobs = [slurm.submit(f"--gres=gpu:{kind}:1") for kind in ("1g.10gb", "h100", "1g.10gb", "h100")]
+        source = SlurmSource("n0", run=run_as(slurm), gres_conf=slurm.root / "etc" / "gres.conf", procfs=tmp_path)
+        answer = source.poll()
+        files = re.findall(r"gpu device number \d+\([^)]*/(nvidia[^/)]+)\):", slurm.node.log())[:8]
+        truth = [opened[name] for name in files if name in opened]
+        assert len(truth) == 4
+        assert answer.problem == ""
+        assert {grant.holder.job_id: (grant.kind, grant.device) for grant in answer.grants} == {
+            job: truth[idx_of(slurm, job)] for job in jobs
+        }

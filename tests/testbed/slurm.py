@@ -57,7 +57,7 @@ class Layout(NamedTuple):
 
     `gres`: of each node in slurm.conf; `conf`: gres.conf; `files`: more files beside it, by name, fake_gpus.conf among
     them, which slurmd takes for what NVML found; `settings`: lines of slurm.conf; `tracking`: its ProctrackType;
-    `nodes`: how many, all on this host.
+    `nodes`: how many, all on this host; `devices`: more device files, by name.
     """
 
     gres: str = f"gpu:h100:{GPUS}"
@@ -66,6 +66,7 @@ class Layout(NamedTuple):
     settings: str = ""
     tracking: str = "proctrack/linuxproc"
     nodes: int = 1
+    devices: tuple[str, ...] = ()
 
 
 class Slurm:
@@ -195,6 +196,8 @@ def _configure(root: Path, chroot: Path | None, layout: Layout) -> dict[str, str
         shutil.chown(root / name, owner)
     for minor in range(GPUS):
         os.mknod(root / "dev" / f"nvidia{minor}", 0o666 | 0o020000, os.makedev(195, minor))
+    for minor, name in enumerate(layout.devices):
+        os.mknod(root / "dev" / name, 0o666 | 0o020000, os.makedev(240, minor))
     (root / "job.sh").write_text("#!/bin/sh\nsleep 600\n", encoding="utf-8")
     (root / "job.sh").chmod(0o755)
     host = os.uname().nodename.partition(".")[0]

@@ -47,7 +47,8 @@ class GresLine(NamedTuple):
 class GpuOrder(NamedTuple):
     """What an IDX means. `minors` are texts.
 
-    kind "minor": position to minor number, "" where the entry is not a whole GPU. kind "index": position in NVML's
+    kind "minor": position to minor number, "" where the entry is not a whole GPU; `caps` then has the minor numbers of
+    its capability files (`/dev/nvidia-caps/nvidia-capN`). kind "index": position in NVML's
     order among `minors`, or among all GPUs when empty; only where NVML lists `total` of them. kind "unknown": `problem`
     says why, with the remedy.
     """
@@ -56,14 +57,18 @@ class GpuOrder(NamedTuple):
     minors: tuple[str, ...] = ()
     total: int = 0
     problem: str = ""
+    caps: tuple[tuple[int, ...], ...] = ()
 
 
 class _Entry(NamedTuple):
-    """One GPU of the file: its type, its minor number ("" where it is a part of a GPU), and where it stands."""
+    """One GPU of the file: its type, its minor number ("" where it is a part of a GPU), where it stands, and of a part
+    its capability files.
+    """
 
     kind: str
     minor: str
     place: str
+    caps: tuple[int, ...] = ()
 
 
 def parse_gres_conf(text: str, name: str, read_file: Callable[[str], str] | None = None) -> list[GresLine]:
@@ -140,7 +145,8 @@ def order_of(
         if line.options.get("name", "").lower() == "gpu":
             found = _files(line, vendor)
             fileless = fileless or ("" if found else line.place)
-            entries += [_Entry(line.options.get("type", "").lower(), minor, line.place) for minor in found]
+            kind = line.options.get("type", "").lower()
+            entries += [_Entry(kind, minor, line.place, caps) for minor, caps in found]
     if detect in vendor.autodetect:
         return _nvml_order(entries, fileless, configured)
     if detect not in OFF:
@@ -170,7 +176,8 @@ def _file_order(entries: Sequence[_Entry], configured: Sequence[tuple[str, int]]
     if len(ordered) != len(entries):
         spare = next(entry for entry in entries if entry not in ordered)
         return _unknown(f"{spare.place}: this GPU is not in the node's Gres in slurm.conf")
-    return GpuOrder("minor", tuple(entry.minor for entry in ordered))
+    caps = tuple(entry.caps for entry in ordered)
+    return GpuOrder("minor", tuple(entry.minor for entry in ordered), caps=caps if any(caps) else ())
 
 
 def _nvml_order(entries: Sequence[_Entry], fileless: str, configured: Sequence[tuple[str, int]]) -> GpuOrder:
@@ -212,8 +219,8 @@ def _autodetect(lines: list[GresLine]) -> str:
     return own or general
 
 
-def _files(line: GresLine, vendor: Vendor) -> list[str]:
-    """Minor numbers of the line's GPUs, "" for an entry that is a part of one."""
+def _files(line: GresLine, vendor: Vendor) -> list[tuple[str, tuple[int, ...]]]:
+    """Minor numbers of the line's GPUs, "" for an entry that is a part of one, with its capability files."""
     try:
         files = parse_names(line.options.get("file", line.options.get("files", "")))
     except ValueError as exc:
@@ -221,7 +228,7 @@ def _files(line: GresLine, vendor: Vendor) -> list[str]:
     if "multiplefiles" in line.options:
         if files:
             raise GresConfError(f"{line.place}: File and MultipleFiles exclude each other")
-        return [""]  # a MIG device: several files are one entry (gres.conf(5), MultipleFiles)
+        return [("", _caps(line, vendor))]  # a MIG device: several files are one entry (gres.conf(5), MultipleFiles)
     count = line.options.get("count", "")
     if files and count and count != str(len(files)):
         raise GresConfError(f"{line.place}: Count={count[:20]}, but File= names {len(files)} devices")
@@ -230,4 +237,13 @@ def _files(line: GresLine, vendor: Vendor) -> list[str]:
         raise GresConfError(
             f"{line.place}: {files[minors.index(None)][:80]!r} is not a device {vendor.device_file_name}"
         )
-    return [str(int(minor)) for minor in minors if minor is not None]
+    return [(str(int(minor)), ()) for minor in minors if minor is not None]
+
+
+def _caps(line: GresLine, vendor: Vendor) -> tuple[int, ...]:
+    """The capability files of a MIG device; a file of another kind beside them says nothing."""
+    try:
+        files = parse_names(line.options["multiplefiles"])
+    except ValueError as exc:
+        raise GresConfError(f"{line.place}: MultipleFiles: {exc}") from exc
+    return tuple(int(match[1]) for file in files if (match := vendor.capability_file.fullmatch(file)))

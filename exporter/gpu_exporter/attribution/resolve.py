@@ -167,7 +167,8 @@ class _Finder:
         minor, *which = device.split("/")
         listed = self._instances_of.get(minor, ())
         if kind == "instance":
-            matching = [instance for instance in listed if instance.mig.partition("/")[0] == which[0]]
+            named = "/".join(which)
+            matching = [i for i in listed if named in (i.mig, i.mig.partition("/")[0])]
         else:
             matching = _placed(listed, *which)
             others = {other for other in self._placements if other.startswith(f"{minor}/{which[0]}/")} - {device}

@@ -16,6 +16,7 @@ from gpu_exporter.attribution import slurm_commands
 from gpu_exporter.attribution.gres_conf import GpuOrder
 from gpu_exporter.attribution.gres_files import list_places, read_order
 from gpu_exporter.attribution.job_files import JobFile
+from gpu_exporter.attribution.mig_caps import find_instance, read_caps
 from gpu_exporter.attribution.pace import Pace
 from gpu_exporter.attribution.procfs import Procfs
 from gpu_exporter.attribution.slurm_controller import Controller, Known, Look, Run
@@ -55,6 +56,7 @@ class SlurmSource:
         self._node = node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
         self._gres_conf = gres_conf
         self._clock = clock
+        self._procfs = procfs
         self._controller = Controller(self._node, timeout_s, run, clock)
         steps = StepReader(self._node, lambda command: run(command, timeout_s), Procfs(procfs))
         self._presence = Presence(steps, job_files, clock)
@@ -148,6 +150,8 @@ class SlurmSource:
                 if index in used:
                     why = _why_contradicted(gpus, file) or _why_not_running(known, present.steps)
                     grant = _grant(index, order, holder, why)._replace(share=share)
+                    if grant.kind == "unproven":
+                        grant = _open(grant, index, order, self._procfs)
                     if grant.kind == "unproven":
                         grant = _name(grant, index, gpus, file)
                     grants.append(grant if self._is_here(job_id, present) else self._as_of(look, grant))
@@ -254,6 +258,13 @@ def _why_contradicted(gpus: JobGpus, file: JobFile) -> str:
         return ""
     sayings = (",".join(map(str, indexes)) for indexes in (file.indexes, gpus.positions()))
     return "the prolog's file says IDX {}, slurmctld says IDX {}".format(*sayings)
+
+
+def _open(grant: Grant, index: int, order: GpuOrder, procfs: Path) -> Grant:
+    """The grant of a MIG instance by the files that gres.conf names for it."""
+    caps = order.caps[index] if index < len(order.caps) else ()
+    instance = find_instance(caps, read_caps(procfs)) if caps else ""
+    return grant._replace(kind="instance", device=instance) if instance else grant
 
 
 def _name(grant: Grant, index: int, gpus: JobGpus, file: JobFile) -> Grant:

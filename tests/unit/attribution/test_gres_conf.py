@@ -112,7 +112,15 @@ def test_what_proves_no_order_is_unknown_with_line_and_remedy(
 
 def test_a_mig_device_of_several_files_is_one_position_and_no_whole_gpu() -> None:
     text = "Name=gpu File=/dev/nvidia0\nName=gpu MultipleFiles=/dev/nvidia4,/dev/nvidia-caps/nvidia-cap30"
-    assert order(text, (("", 2),)).minors == ("0", "")
+    found = order(text, (("", 2),))
+    assert (found.minors, found.caps) == (("0", ""), ((), (30,)))
+
+
+def test_capability_files_of_a_list_and_files_of_other_kinds() -> None:
+    text = "Name=gpu MultipleFiles=/dev/nvidia4,/dev/nvidia-caps/nvidia-cap[30-31],/dev/nvidiactl"
+    assert order(text, (("", 1),)).caps == ((30, 31),)
+    with pytest.raises(GresConfError, match=r"MultipleFiles: .*brackets do not match"):
+        order("Name=gpu MultipleFiles=/dev/nvidia[4", (("", 1),))
 
 
 @pytest.mark.parametrize(

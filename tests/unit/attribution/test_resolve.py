@@ -263,6 +263,7 @@ def test_an_instance_by_its_number_within_the_board() -> None:
     assert found(Grant("instance", "1/4", POD), *PLACED).startswith("no MIG instance")
     divided = (instance("MIG-a", "3/0"), instance("MIG-b", "3/1"))
     assert found(Grant("instance", "1/3", POD), *divided).startswith("several MIG instances")
+    assert found(Grant("instance", "1/3/1", POD), *divided) == "MIG-b"
 
 
 def test_a_part_that_the_source_calls_one_is_shared_though_its_holder_is_alone() -> None:

@@ -382,3 +382,26 @@ def test_files_that_others_may_write_change_nothing(filing: Filing) -> None:
 def test_a_directory_that_was_named_and_is_not_there_is_said(filing: Filing) -> None:
     filing.files.rmdir()
     assert "no such directory: has the prolog run?" in filing.source.poll().notice
+
+
+MIXED = """Name=gpu Type=h100 File=/dev/nvidia[0-3]
+Name=gpu Type=1g.10gb MultipleFiles=/dev/nvidia4,/dev/nvidia-caps/nvidia-cap30,/dev/nvidia-caps/nvidia-cap31
+Name=gpu Type=1g.10gb MultipleFiles=/dev/nvidia4,/dev/nvidia-caps/nvidia-cap39,/dev/nvidia-caps/nvidia-cap40
+"""
+
+
+def test_mig_devices_are_found_by_the_files_that_gres_conf_names(node: Node) -> None:
+    minors = node.directory / "proc" / "driver" / "nvidia-caps" / "mig-minors"
+    minors.parent.mkdir(parents=True)
+    minors.write_text("gpu4/gi7/access 30\ngpu4/gi7/ci0/access 31\ngpu4/gi8/access 39\ngpu4/gi8/ci0/access 40\n")
+    node.gres_conf.write_text(MIXED, "utf-8")
+    node.configured = "gpu:h100:4,gpu:1g.10gb:2"
+    node.begin(j1=ONE, j2="gpu:1g.10gb:1(IDX:5)", j3="gpu:1g.10gb:1(IDX:4)")
+    assert sorted(node.grants()) == [
+        ("job 1", "minor", "0"),
+        ("job 2", "instance", "4/8/0"),
+        ("job 3", "instance", "4/7/0"),
+    ]
+    minors.unlink()  # whole GPUs stay attributed
+    node.clock.advance(5.0)
+    assert sorted(node.grants()) == [("job 1", "minor", "0"), ("job 2", "unproven", ""), ("job 3", "unproven", "")]
