@@ -47,7 +47,12 @@ def relate(holder: Holder, owner: Owner) -> Relation:
 def _compare(held: str, found: Sequence[str], is_comparable: Callable[[str], bool]) -> Relation:
     if held and held in found:
         return "own"
-    return "other" if held and all(is_comparable(name) for name in (held, *found)) else "unknown"
+    if not held or not is_comparable(held):
+        return "unknown"
+    for name in found:  # a loop, since this is asked of each holder and owner of each unit
+        if not is_comparable(name):
+            return "unknown"
+    return "other"
 
 
 def identify(holder: Holder) -> Who | None:
@@ -160,6 +165,7 @@ class _Look:
         self._unresolved = {identify(grant.holder) for grant in unresolved}
         self._owners = owners
         self._strays = self._find_strays()
+        self._others: dict[UnitId, list[Owner]] = {}  # of processes of nobody who holds the unit, once asked for
 
     def _find_strays(self) -> dict[Who, UnitId]:
         """Holders that work on a unit that they do not hold, and that unit; an unresolved grant may mean just it."""
@@ -179,12 +185,13 @@ class _Look:
     def judge(self, allocation: Allocation, places: Mapping[UnitId, str]) -> _Finding | None:
         """What this look finds against an allocation."""
         unit, holder = allocation.unit, allocation.holder
-        others = [
-            owner
-            for owner in self._owners.get(unit, ())
-            if all(relate(each, owner) == "other" for each in self.holders[unit])
-        ]
-        if others:
+        if unit not in self._others:
+            self._others[unit] = [
+                owner
+                for owner in self._owners.get(unit, ())
+                if all(relate(each, owner) == "other" for each in self.holders[unit])
+            ]
+        if others := self._others[unit]:
             whos = frozenset(who for owner in others for who in _whos(owner)) or frozenset({("job", "")})
             return _Finding(self._join(others), "", whos, holder.source, _short(holder))
         who = identify(holder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import NamedTuple
@@ -120,7 +121,7 @@ class _Finder:
 
     def __init__(self, snapshots: Iterable[DeviceSnapshot], incomplete: str, placements: Set[str]) -> None:
         """`placements`: every one that is asked for."""
-        self._placements = placements
+        self._wanted = Counter(tuple(placement.split("/")[:2]) for placement in placements)  # of each board and profile
         self._by_uuid: dict[str, UnitId] = {}
         self._by_minor: dict[str, UnitId] = {}
         self._instances_of: dict[str, Sequence[InstanceReading]] = {}  # by minor number
@@ -171,9 +172,8 @@ class _Finder:
             matching = [i for i in listed if named in (i.mig, i.mig.partition("/")[0])]
         else:
             matching = _placed(listed, *which)
-            others = {other for other in self._placements if other.startswith(f"{minor}/{which[0]}/")} - {device}
-            if others and matching and matching[0].placement is None:  # the one that is there may be another claim's
-                matching = [*matching, *matching]
+            if matching and matching[0].placement is None and self._wanted[minor, which[0]] > 1:
+                matching = [*matching, *matching]  # the one that is there may be another claim's
         if len(matching) == 1:
             return self._by_uuid[matching[0].uuid], ""
         many = "several MIG instances" if matching else "no MIG instance"
