@@ -292,7 +292,8 @@ class Grant(NamedTuple):
     which its program could not work, infinite while it is not known to run, None where its scheduler says no more
     than its start. `why`: what keeps it from working. `confirmed`: when its source last made it, monotonic seconds; the
     poller fills in when it asked, where the source does not say. `renewed_s`: so often its source makes it again, 0 at
-    each poll. `share`: one of SHARED where the source says that only a part of the device is granted.
+    each poll. `share`: one of SHARED where the source says that only a part of the device is granted. `witnesses`: who
+    says that the holder is there, for people.
     """
 
     kind: Literal["uuid", "minor", "instance", "placement", "index", "unproven"]
@@ -308,6 +309,7 @@ class Grant(NamedTuple):
     confirmed: float = 0.0
     renewed_s: float = 0.0
     share: str = ""
+    witnesses: str = ""
 
 
 SHARED = ("time_slice", "mps", "shard")

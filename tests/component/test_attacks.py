@@ -305,7 +305,7 @@ def test_names_that_are_no_text(
     assert uuid is not None
     holders.write_text(f'- {{uuid: {uuid[1]}, job: "\\ud83d\\e[2J", user: "a\\nb"}}\n')
     wait_for(lambda: "ud83d" in (fetch(f"http://127.0.0.1:{port}/metrics") or "") or None, "the holder", 30)
-    for path in ("/", "/api/v1/status", "/api/v1/table"):
+    for path in ("/", "/api/v1/status", "/api/v1/table", "/api/v1/holders"):
         body = fetch(f"http://127.0.0.1:{port}{path}")
         assert body is not None
         assert "\x1b" not in body

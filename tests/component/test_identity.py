@@ -12,7 +12,7 @@ from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import Processes, fetch, run_exporter, wait_for
 
 QUIET = ("--no-attribution.slurm", "--no-attribution.kubelet")
-PATHS = ("/metrics", "/", "/api/v1/status", "/api/v1/table")
+PATHS = ("/metrics", "/", "/api/v1/status", "/api/v1/table", "/api/v1/holders")
 
 
 @pytest.fixture

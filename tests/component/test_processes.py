@@ -167,7 +167,7 @@ def test_no_pid_leaves_the_exporter(node: Node, places: Places) -> None:
     node.hold({"uuid": node.uuids[0], "job": "42", "gpus": 1})
     url = node.start("--log.level=debug")
     wait_for(lambda: states(url).get("42", ("", ""))[0] == "unknown", "the contradiction")
-    for path in ("/metrics", "/api/v1/status", "/api/v1/table", "/"):
+    for path in ("/metrics", "/api/v1/status", "/api/v1/table", "/api/v1/holders", "/"):
         assert str(PID) not in (fetch(url + path) or str(PID))
     assert str(PID) not in node.log()
 

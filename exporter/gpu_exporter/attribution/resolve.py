@@ -84,7 +84,14 @@ def resolve(
                 share = grant.share or "time_slice"
             ratio = board_share(slices, whole, len(holders))
             allocation = Allocation(
-                unit, grant.holder, share, ratio, grant.running, grant.why, grant.working_wall, basis=basis
+                unit,
+                grant.holder,
+                share,
+                ratio,
+                grant.running,
+                grant.why,
+                grant.working_wall,
+                basis=f"{basis} ({grant.witnesses})" if grant.witnesses else basis,
             )
             if other := contradicted.get(unit):
                 sayings = (f"{each.holder.source} says {each.holder.label}" for each in (grant, other))

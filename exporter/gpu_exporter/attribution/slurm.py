@@ -149,7 +149,9 @@ class SlurmSource:
             for index, share in (*((index, "") for index in gpus.indexes), *gpus.shared):
                 if index in used:
                     why = _why_contradicted(gpus, file) or _why_not_running(known, present.steps)
-                    grant = _grant(index, order, holder, why)._replace(share=share)
+                    grant = _grant(index, order, holder, why)._replace(
+                        share=share, witnesses=_list_witnesses(job_id, present)
+                    )
                     if grant.kind == "unproven":
                         grant = _open(grant, index, order, self._procfs)
                     if grant.kind == "unproven":
@@ -258,6 +260,12 @@ def _why_contradicted(gpus: JobGpus, file: JobFile) -> str:
         return ""
     sayings = (",".join(map(str, indexes)) for indexes in (file.indexes, gpus.positions()))
     return "the prolog's file says IDX {}, slurmctld says IDX {}".format(*sayings)
+
+
+def _list_witnesses(job_id: str, present: Present) -> str:
+    """What shows that the job is here."""
+    own = ["step"] * (job_id in present.steps.pids) + ["prolog"] * (job_id in present.files)
+    return ", ".join((*own, "slurmctld"))
 
 
 def _open(grant: Grant, index: int, order: GpuOrder, procfs: Path) -> Grant:

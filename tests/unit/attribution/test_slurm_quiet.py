@@ -117,6 +117,7 @@ def test_what_a_step_proves_is_as_new_as_the_poll_and_the_rest_as_old_as_the_ans
     node.clock.advance(30.0)
     grants = {grant.holder.label: grant for grant in node.source.poll().grants}
     assert (grants["job 1"].confirmed, grants["job 1"].renewed_s) == (0.0, 0.0)  # the poller fills the time in
+    assert [grants[label].witnesses for label in ("job 1", "job 2")] == ["step, slurmctld", "slurmctld"]
     for label in ("job 2", "a hidden job"):
         assert (grants[label].confirmed, grants[label].renewed_s) == (asked, 60.0)
 
@@ -344,6 +345,7 @@ def test_prolog_and_controller_that_name_other_gpus_contradict_each_other(filing
     answer = filing.source.poll()
     (grant,) = answer.grants
     assert (grant.running, grant.why) == (False, "the prolog's file says IDX 1, slurmctld says IDX 2")
+    assert grant.witnesses == "step, prolog, slurmctld"
     assert answer.conflicts == 1
 
 

@@ -34,6 +34,7 @@ def lines(view: View) -> list[str]:
         (Grant("uuid", "{uuid}", JOB, number="IDX 0"), "IDX 0: UUID"),
         (Grant("uuid", "{uuid}::2", JOB), "UUID"),
         (Grant("index", "0", JOB, number="0"), "position 0 of the driver's list"),
+        (Grant("uuid", "{uuid}", JOB, witnesses="step, slurmctld"), "UUID (step, slurmctld)"),
     ],
 )
 def test_the_words_of_the_source_and_how_they_lead_to_the_device(node: SimulatedNode, grant: Grant, basis: str) -> None:
