@@ -17,7 +17,7 @@ from gpu_exporter.attribution.gres_conf import GpuOrder
 from gpu_exporter.attribution.gres_files import list_places, read_order
 from gpu_exporter.attribution.job_files import JobFile
 from gpu_exporter.attribution.mig_caps import find_instance, read_caps
-from gpu_exporter.attribution.pace import Pace
+from gpu_exporter.attribution.pace import INTERVAL_MAX_S, Pace
 from gpu_exporter.attribution.procfs import Procfs
 from gpu_exporter.attribution.slurm_controller import Controller, Known, Look, Run
 from gpu_exporter.attribution.slurm_presence import Presence, Present
@@ -111,7 +111,8 @@ class SlurmSource:
             unsettled=bool(moving or look.doubt()),
             quiet=present.is_complete and is_proven,
         )
-        self._renewed_s = self._pace.interval_s
+        # What needs no question needs none until something changes; then its age counts as that of any other answer.
+        self._renewed_s = min(self._pace.interval_s, INTERVAL_MAX_S)
 
     def _answer(self, look: Look, present: Present) -> Answer:
         """Grants of the jobs that the node's own record confirms, and of the GPUs in use that no job explains.

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 # A job that is COMPLETING has given its GPUs back, while its epilog still runs (seen on 22.05.8).
 HOLDING = ("RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED")
 CONFIG_EACH_S = 3600.0  # what `scontrol show config` says, and of a node its configuration, changes rarely
+RENEW_EACH_S = 300.0  # ... but it is asked again where gres.conf does not fit it: slurmd may have been restarted
 JOB_EACH_S = 300.0  # a resize is seen within this time
 LIST_EACH_S = 600.0  # GPUs in use by jobs that squeue does not list are asked about again this often
 LOOK_TIMEOUTS = 2  # a look has this many times the timeout of one command
@@ -120,6 +121,7 @@ class Controller:
         self._config: SlurmConfig | None = None
         self._config_at = -math.inf
         self._record: NodeRecord | None = None
+        self._record_at = -math.inf
         self._known: dict[str, Known] = {}
         self._doubted_at = -math.inf
         self._doubt_before: tuple[int, ...] = ()
@@ -137,7 +139,7 @@ class Controller:
         """
         self._until = self._clock.monotonic() + LOOK_TIMEOUTS * self._timeout_s
         config = self._read_config()
-        if renew:
+        if renew and self._clock.monotonic() - self._record_at >= RENEW_EACH_S:
             self._record = None
         look = self._look(config, here)
         doubt = look.doubt()
@@ -151,6 +153,7 @@ class Controller:
         now = self._clock.monotonic()
         if self._record is None:
             node = self._record = parse_node(self._run("scontrol", "show", "node", self.node, "-d"))
+            self._record_at = now
         else:
             used = parse_sinfo(self._run("sinfo", "-h", "-N", "-n", self.node, "-O", SINFO_FORMAT))
             node = self._record._replace(used=used)
@@ -176,7 +179,10 @@ class Controller:
         }
         self._ask(due, now)
         if picture().unexplained():
-            self._ask(set(here) - self._known.keys(), now)
+            new = set(here) - self._known.keys()
+            self._ask(new, now)
+            # What squeue does not show, though it has a step here, is ending or hidden from us.
+            self._refused.update((job, now + JOB_EACH_S) for job in new - self._known.keys() - self._refused.keys())
         doubt, unexplained = picture().doubt(), picture().unexplained()
         if doubt and now - self._doubted_at >= DOUBT_EACH_S:
             self._doubted_at = now
@@ -188,10 +194,11 @@ class Controller:
 
     def _ask(self, jobs: Set[str], now: float, again: bool = False) -> None:
         """Rows and GPUs of these jobs; one that has ended is forgotten. `again`: what is known is in doubt."""
+        self._refused = {job: until for job, until in self._refused.items() if now < until}
+        jobs = jobs - self._refused.keys()
         if len(jobs) > SINGLES_MAX:
             return self._list(now, again)
-        self._refused = {job: until for job, until in self._refused.items() if now < until}
-        for job in sorted(jobs - self._refused.keys()):
+        for job in sorted(jobs):
             try:
                 rows = parse_squeue(self._squeue("-j", job))  # of an array or het job more than the one
             except OutOfTime:

@@ -16,7 +16,14 @@ import pytest
 from gpu_exporter.attribution import registry
 from gpu_exporter.attribution.pace import Pace
 from gpu_exporter.attribution.slurm import SlurmSource
-from gpu_exporter.attribution.slurm_controller import CONFIG_EACH_S, DOUBT_EACH_S, JOB_EACH_S, LIST_EACH_S, SINGLES_MAX
+from gpu_exporter.attribution.slurm_controller import (
+    CONFIG_EACH_S,
+    DOUBT_EACH_S,
+    JOB_EACH_S,
+    LIST_EACH_S,
+    RENEW_EACH_S,
+    SINGLES_MAX,
+)
 from gpu_exporter.attribution.slurm_words import COLUMNS, SINFO_FORMAT, SQUEUE_FORMAT
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.clock import ManualClock
@@ -504,6 +511,10 @@ def test_a_gres_conf_newer_than_slurmd_is_not_what_slurmd_goes_by(cluster: Clust
     assert answer.grants[0].kind == "unproven"
     assert "was changed after slurmd started, which still counts as before: restart slurmd" in answer.problem
     cluster.slurmd_start = now + 120
+    cluster.asked.clear()
+    assert cluster.source.poll().grants[0].kind == "unproven"
+    assert not [text for text in cluster.asked if "show node" in text]  # which has every node of the cluster
+    cluster.clock.advance(RENEW_EACH_S)
     assert cluster.source.poll().grants[0].kind == "minor"
 
 
@@ -563,7 +574,7 @@ def test_a_job_that_cannot_be_asked_about_costs_no_other_its_attribution(cluster
         tries.append(len(failed))
     assert len([asked for asked in cluster.asked if "show job 42" in asked]) <= 2
     assert tries == [tries[0]] * 5
-    cluster.clock.advance(DOUBT_EACH_S)
+    cluster.clock.advance(JOB_EACH_S)
     cluster.source.poll()
     assert len(failed) > tries[0]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.unit.attribution.test_slurm import SINFO, Cluster, fail
 
-from gpu_exporter.attribution.pace import Pace
+from gpu_exporter.attribution.pace import INTERVAL_MAX_S, Pace
 from gpu_exporter.attribution.slurm import SlurmSource
 from gpu_exporter.attribution.source import SourceError
 
@@ -407,3 +407,29 @@ def test_mig_devices_are_found_by_the_files_that_gres_conf_names(node: Node) -> 
     minors.unlink()  # whole GPUs stay attributed
     node.clock.advance(5.0)
     assert sorted(node.grants()) == [("job 1", "minor", "0"), ("job 2", "unproven", ""), ("job 3", "unproven", "")]
+
+
+def test_a_job_that_ends_on_a_quiet_node_while_the_controller_is_away_is_soon_no_holder(filing: Filing) -> None:
+    """A quiet node has not asked for hours, so nothing but the step and the file has shown that the job is here."""
+    filing.begin(j1=ONE)
+    filing.file("1", "gpus=0\nvisible=0\n")
+    filing.settle()
+    assert filing.questions(3600) == []
+    fail(filing, "show", "Unable to contact slurm controller")
+    filing.begin()
+    (filing.files / "1").unlink()
+    filing.clock.advance(5.0)
+    answer = filing.source.poll()
+    assert answer.problem == "Unable to contact slurm controller"
+    for grant in answer.grants:
+        assert filing.clock.monotonic() - grant.confirmed > 3600
+        assert grant.renewed_s <= INTERVAL_MAX_S
+
+
+def test_jobs_that_are_hidden_from_us_are_not_asked_for_each_minute(node: Node) -> None:
+    node.begin(**{f"j{number}": "" for number in range(1, 20)})
+    node.used = "gpu:h100:1(IDX:0)"
+    node.hidden = set(node.jobs)
+    node.source.poll()
+    node.questions(120)
+    assert [text for text in node.questions(180) if "squeue" in text] == []
