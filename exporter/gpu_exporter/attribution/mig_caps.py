@@ -28,7 +28,7 @@ def read_caps(procfs: Path) -> Mapping[int, str]:
 
 def find_instance(caps: Sequence[int], known: Mapping[int, str]) -> str:
     """The one instance that these files open together, as in `read_caps`; "" where they open none, or several."""
-    opened = sorted({known[cap] for cap in caps if cap in known}, key=len)
+    opened = sorted({known[cap] for cap in caps if cap in known})  # what begins another name comes before it
     if not opened or any(not f"{opened[-1]}/".startswith(f"{name}/") for name in opened):
         return ""
     return opened[-1]

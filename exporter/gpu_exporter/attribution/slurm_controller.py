@@ -129,6 +129,7 @@ class Controller:
         self._listed_for: tuple[int | str, ...] = ()  # what the last list of all jobs left unexplained
         self._refused: dict[str, float] = {}  # jobs that could not be asked about, and until when they are left alone
         self._has_json = True
+        self._all_refused_until = -math.inf
         self._until = 0.0
 
     def look(self, here: Collection[str], renew: bool = False) -> Look:
@@ -252,7 +253,7 @@ class Controller:
             try:
                 gpus = self._ask_one(job)
                 if gpus is None and not self._has_json:
-                    everything = self._ask_all() if everything is None else everything
+                    everything = self._ask_all(now) if everything is None else everything
                     gpus = everything.get(job)
             except OutOfTime:
                 return
@@ -276,14 +277,17 @@ class Controller:
             self._has_json = False
         return parse_job_text(self._run("scontrol", "-o", "show", "job", "-d", job), job, self.node)
 
-    def _ask_all(self) -> dict[str, JobGpus]:
-        """The GPUs on this node of every job, by job id: 22.05 has JSON for all jobs only, and some builds for none."""
-        try:
-            return parse_job_gpus(self._run("squeue", "--json", "-a"), self.node)
-        except SourceError as exc:
-            if not WITHOUT_JSON.search(str(exc)) and "printed more than" not in str(exc):
-                raise
+    def _ask_all(self, now: float) -> dict[str, JobGpus]:
+        """The GPUs on this node of every job, by job id: 22.05 has JSON for all jobs only, and some builds for none.
+
+        Raises SourceError; where that was no use it is not tried again for a while, since it is the largest answer.
+        """
+        if now < self._all_refused_until:
             return {}
+        self._all_refused_until = now + LIST_EACH_S
+        everything = parse_job_gpus(self._run("squeue", "--json", "-a"), self.node)
+        self._all_refused_until = -math.inf
+        return everything
 
     def _read_config(self) -> SlurmConfig:
         now = self._clock.monotonic()

@@ -109,6 +109,34 @@ def test_a_file_that_others_may_write_to_is_not_believed(place: Path) -> None:
     assert (filed.jobs, "others may write there" in filed.problem) == ({}, True)
 
 
+@pytest.mark.parametrize(("owner", "us", "believed"), [(0, 1000, True), (1000, 1000, True), (2000, 1000, False)])
+def test_files_are_roots_or_of_who_reads_them(
+    place: Path, monkeypatch: pytest.MonkeyPatch, owner: int, us: int, believed: bool
+) -> None:
+    put(place, {"42": "gpus=0\n"})
+    real = os.fstat
+
+    def status(handle: int) -> os.stat_result:
+        fields = list(real(handle))
+        fields[4] = owner  # st_uid
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(os, "fstat", status)
+    monkeypatch.setattr(os, "geteuid", lambda: us)
+    if believed:
+        assert read(place).keys() == {"42"}
+    else:
+        with pytest.raises(SourceError, match="others may write there"):
+            read_job_files(place)
+
+
+def test_a_job_is_as_old_as_its_newest_file(place: Path) -> None:
+    put(place, {"GPU-a": "42 7", "GPU-b": "42 7", "43": "gpus=0\n"})
+    for name, when in {"GPU-a": 500, "GPU-b": 400, "43": 300}.items():
+        os.utime(place / name, (when, when))
+    assert {job: file.written_wall for job, file in read_job_files(place).jobs.items()} == {"42": 500.0, "43": 300.0}
+
+
 def test_a_place_that_is_not_there_is_none(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_job_files(tmp_path / "none")

@@ -31,6 +31,12 @@ def test_the_drivers_list_of_what_could_be(tmp_path: Path) -> None:
     assert read_caps(put(tmp_path, MINORS)) == {30: "0/7", 31: "0/7/0", 32: "0/7/1", 39: "0/8", 170: "12/3/1"}
 
 
+def test_a_list_of_bytes_that_are_no_text_is_read_where_it_is_one(tmp_path: Path) -> None:
+    put(tmp_path, "")
+    (tmp_path / PLACE).write_bytes(b"\xff\xfe\ngpu0/gi7/access 30\n")
+    assert read_caps(tmp_path) == {30: "0/7"}
+
+
 def test_a_driver_without_such_a_list(tmp_path: Path) -> None:
     assert read_caps(tmp_path) == {}
 

@@ -57,6 +57,12 @@ def test_a_controller_that_fails_is_left_in_peace_for_longer_each_time() -> None
     assert pace.interval_s == BACKOFF_S
 
 
+def test_nodes_that_fail_together_come_back_one_by_one() -> None:
+    pace = make(spread=1.0)
+    pace.failed(0.0)
+    assert pace.interval_s == 1.5 * BACKOFF_S
+
+
 def test_what_is_still_changing_is_looked_at_soon_and_then_ever_later() -> None:
     pace = make()
     waits = []

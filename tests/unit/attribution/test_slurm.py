@@ -201,6 +201,22 @@ def test_jobs_without_a_step_are_listed_when_a_gpu_in_use_is_not_explained(clust
     assert cluster.asked[1:] == [SINFO, f"squeue -h -a --local -j 42 {COLUMNS_OF}"]
 
 
+def test_a_job_that_the_node_contradicts_is_asked_for_again_before_its_time(cluster: Cluster) -> None:
+    """As after `scontrol update` gave it another GPU, and its row is the same."""
+    assert hold(cluster) == "minor"
+    cluster.clock.advance(DOUBT_EACH_S)
+    cluster.jobs, cluster.used = {"42": ["gpu:h100:1(IDX:2)"]}, "gpu:h100:1(IDX:2)"
+    assert cluster.grants() == [("job 42", "minor", "2")]
+
+
+def test_as_many_jobs_as_are_asked_for_singly(cluster: Cluster) -> None:
+    cluster.jobs = {str(number): [""] for number in range(1, SINGLES_MAX)} | {"42": ["gpu:h100:1(IDX:0)"]}
+    cluster.used = "gpu:h100:1(IDX:0)"
+    assert cluster.grants() == [("job 42", "minor", "0")]
+    assert len([text for text in cluster.asked if " -j " in text]) == SINGLES_MAX
+    assert not [text for text in cluster.asked if " -w " in text]
+
+
 def test_many_new_jobs_are_asked_for_at_once(cluster: Cluster) -> None:
     cluster.jobs = {str(number): [""] for number in range(1, SINGLES_MAX + 1)} | {"42": ["gpu:h100:1(IDX:0)"]}
     cluster.used = "gpu:h100:1(IDX:0)"
@@ -605,6 +621,9 @@ def test_squeue_that_does_not_answer_in_json_is_asked_so_again(cluster: Cluster)
     assert cluster.grants() == [("a hidden job", "minor", "0")]
     cluster.squeue_fault = ""
     cluster.clock.advance(DOUBT_EACH_S)
+    assert cluster.grants() == [("a hidden job", "minor", "0")]
+    assert len([text for text in cluster.asked if text.startswith("squeue --json")]) == 1  # all jobs of the cluster
+    cluster.clock.advance(LIST_EACH_S)
     assert cluster.grants() == [("job 42", "minor", "0")]
     assert cluster.asked[-1] == "squeue --json -a"
 
