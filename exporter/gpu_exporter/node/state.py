@@ -320,7 +320,7 @@ class NodeState:
             idle_run_s=totals.idle_run_s,
             active_by=self._ended_by(of_unit, totals.idle_run_s or 0.0, record.stale_s),
             processes=gpu.snapshot.facts.compute_processes if not unit.mig_uuid else None,
-            lag_s=record.stale_s,
+            lag_s=self.ledger.rules.longest_unconfirmed_s() + record.unconfirmed_s,
         )
 
 

@@ -382,3 +382,24 @@ def test_a_run_that_a_contradiction_ends_is_soon_known_to_the_state_file() -> No
     node.owners = {node.unit(0): (of_job("43"),)}
     node.run(10)
     assert node.state.wants_write()
+
+
+def test_a_holder_that_is_confirmed_each_minute_is_judged_over_the_whole_window(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its readings wait for the controller, by up to a minute and not by the three after which it is in doubt."""
+    decoder = {"kind": "curve", "points": [[0, 1], [300, 1], [300, 0]]}
+    node = node_of({"model": "H100", "decoder": decoder}, holders=[JOB])
+    poll = node.poller.poll
+    began = node.clock.monotonic()
+
+    def seldom() -> list[Grant]:
+        minute = (node.clock.monotonic() - began) // 60 * 60 + began
+        return [grant._replace(confirmed=minute, renewed_s=60.0) for grant in poll()]
+
+    monkeypatch.setattr(node.poller, "poll", seldom)
+    seen = only(node.run(815))
+    assert 440 < (seen.totals.idle_run_s or 0.0) < 480  # up to 780, the last time that it was confirmed
+    assert (seen.verdict.state, seen.unconfirmed_s) == ("unknown", pytest.approx(35, abs=5))
+    assert "decoder showed activity before" in seen.verdict.evidence
+    assert only(node.run(500)).verdict.state == "held_idle"
