@@ -84,6 +84,22 @@ class Span(NamedTuple):
     witnesses: int = 0
 
 
+class Split(NamedTuple):
+    """What the processes on one shared unit did over (start, end] of the monotonic clock, by holder: shares, 0 to 1.
+
+    A holder that is missing in `ratios` has no process that did anything. `others`: what processes did that belong to
+    no holder of the unit, or to nobody known; None without such processes. `slack`: how far the sum may stay below the
+    unit's utilization, since every number is rounded. `problem`: why all of this is not known, "" when it is.
+    """
+
+    start: float
+    end: float
+    ratios: Mapping[HolderKey, float]
+    others: float | None = None
+    slack: float = 0.0
+    problem: str = ""
+
+
 class Activity(NamedTuple):
     """What one reading adds to the knowledge of one unit. Time not covered by a span is unknown.
 
@@ -178,6 +194,32 @@ class ProcessList(NamedTuple):
     processes: tuple[GpuProcess, ...]
 
 
+class ProcessShare(NamedTuple):
+    """One process and the share of a period that its kernels ran, 0 to 1. `monotonic`: when it was last seen at work.
+
+    The pid serves as that of GpuProcess.
+    """
+
+    pid: int
+    ratio: float
+    monotonic: float
+
+    def __repr__(self) -> str:
+        return "ProcessShare(...)"
+
+
+class ProcessPeriod(NamedTuple):
+    """Who worked on one whole GPU over (start, end] of the monotonic clock, as the driver tells it by process.
+
+    `problem`: why it does not tell, "" when it does.
+    """
+
+    start: float
+    end: float
+    shares: tuple[ProcessShare, ...] = ()
+    problem: str = ""
+
+
 class CollectorOutcome(NamedTuple):
     """How one collector fared in one cycle. `error` is "" on success and on no data."""
 
@@ -203,6 +245,7 @@ class DeviceSnapshot(NamedTuple):
     processes: ProcessList | None = None  # None while they cannot be listed
     away: bool = False  # taken away on purpose (driver released, given to a virtual machine): not lost, just unknown
     facts: Facts = Facts()
+    period: ProcessPeriod | None = None  # None where nobody needs it
 
 
 class XidCounts(NamedTuple):
@@ -358,7 +401,8 @@ class UnitTotals(NamedTuple):
 
     `active_by`: who showed the last activity, UTILIZATION or other witnesses. `other_s`: time at utilization 0 that is
     not idle, by the witness that was active (of several the first: UTILIZATION, then in the order of
-    sampling/witnesses.py), since this process started.
+    sampling/witnesses.py), since this process started. `unattributed_s`, `unattributed_j`: seconds of full load and
+    joules that belong to no known holder; joules are None without a counter.
     Invariant: busy_s + idle_s <= observed_s.
     """
 
@@ -369,6 +413,8 @@ class UnitTotals(NamedTuple):
     last_active_wall: float | None
     active_by: tuple[str, ...] = ()
     other_s: Mapping[str, float] = {}
+    unattributed_s: float = 0.0
+    unattributed_j: float | None = None
 
 
 class HolderTotals(NamedTuple):

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+# Boards from T4 to B200 draw 0.10 to 0.15 of their limit at rest (see devices/products.py for the sources). Whoever
+# divides a board needs a bound, since holders that never rest together hide what rest is.
+REST_MAX_SHARE = 0.15
+
 
 def divide_gpu_instance(slices: int, compute: Sequence[int]) -> list[float]:
     """Slices of each compute instance of one GPU instance that has `slices`.

@@ -2,143 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from gpu_exporter.devices.scenario import parse_scenario
-from tests.testbed.cgroups import Places, ProcFiles, RealCgroups
-from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
+from tests.testbed.cgroups import Places
 from tests.testbed.podresources import Kubelet, begin_container
-from tests.testbed.processes import Processes, Running, fetch, run_exporter, wait_for
+from tests.testbed.process_node import QUIET, Node, job, read, states
+from tests.testbed.processes import fetch, wait_for
 
-QUIET = ("--no-attribution.slurm", "--no-attribution.kubelet")
-FAST = "sampling: {interval: 100ms, deadline: 500ms, withhold_min: 1s}\nattribution: {interval: 200ms}\n"
 UID = "2c9f8a79-5391-454b-88cb-86190881cb96"
 POD = f"kubepods/burstable/pod{UID}/{'f' * 64}"
 RUN = "gpu_allocation_idle_run_seconds"
 PID = 4_194_303  # the largest that Linux knows, so that no other number looks like it
 CONFLICTS = "gpu_exporter_attribution_conflicts_total"
-
-
-def job(number: int | str) -> str:
-    return f"slurm/uid_0/job_{number}/step_0"
-
-
-@pytest.fixture(params=["cgroups", "files"])
-def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
-    made: Places = RealCgroups() if request.param == "cgroups" else ProcFiles(tmp_path)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def children(places: Places, tmp_path: Path) -> Iterator[Processes]:
-    """Processes that end before their cgroups go."""
-    with Processes(tmp_path) as started:
-        yield started
-
-
-class Node:
-    """Idle GPUs with processes on them, and an exporter with a file of who holds what."""
-
-    def __init__(
-        self,
-        processes: Processes,
-        environment: dict[str, str],
-        table: NvmlTable,
-        places: Places,
-        children: Processes,
-        path: Path,
-    ) -> None:
-        self._processes, self._environment, self._places, self._children = processes, environment, places, children
-        mig = [{"profile": "1g.10gb", "gi": 7}, {"profile": "1g.10gb", "gi": 8}]
-        scenario = parse_scenario({"gpus": [{"model": "H100"}, {"model": "H100"}, {"model": "H100", "mig": mig}]})
-        self.uuids = [gpu.uuid for gpu in scenario.gpus]
-        self.instances = [instance.uuid for instance in scenario.gpus[2].instances]
-        self._feeder = ScenarioFeeder(scenario, table)
-        self._feeder.start()
-        self._config, self._holders = path / "fast.yaml", path / "holders.json"
-        self._config.write_text(FAST, encoding="utf-8")
-        self.running: Running | None = None
-
-    def close(self) -> None:
-        self._feeder.stop()
-
-    def start_process(self, path: str) -> int:
-        """A process that sleeps in that cgroup; its pid."""
-        pid = self._children.start(["sleep", "600"]).process.pid
-        self._places.put(pid, path)
-        return pid
-
-    def list_on(self, gpu: int, *pids: int | tuple[int, str]) -> None:
-        """The driver lists these processes on a GPU, each with its MIG instance if any."""
-        self._feeder.pids[gpu] = tuple((pid, "") if isinstance(pid, int) else pid for pid in pids)
-
-    def list_with_memory(self, gpu: int, **memory_gib: tuple[str, int]) -> None:
-        """The driver lists a new process for each: (its cgroup, GiB of memory)."""
-        pids = {self.start_process(path): gib for path, gib in memory_gib.values()}
-        self._feeder.memory |= {pid: gib * 2**30 for pid, gib in pids.items()}
-        self.list_on(gpu, *pids)
-
-    def hold(self, *entries: dict[str, Any]) -> None:
-        self._holders.write_text(json.dumps(list(entries)), encoding="utf-8")
-
-    def flags(self) -> tuple[str | Path, ...]:
-        return (
-            *QUIET,
-            f"--config.file={self._config}",
-            f"--attribution.static={self._holders}",
-            f"--path.procfs={self._places.procfs}",
-        )
-
-    def start(self, *flags: str) -> str:
-        self.running, url = self._processes.start_exporter(*self.flags(), *flags, environment=self._environment)
-        return url
-
-    def once(self, *flags: str | Path) -> subprocess.CompletedProcess[str]:
-        return run_exporter("--once", "--state.directory=", *flags, environment=self._environment)
-
-    def log(self) -> str:
-        assert self.running is not None
-        return self.running.log()
-
-
-@pytest.fixture
-def node(
-    processes: Processes,
-    nvml_environment: dict[str, str],
-    nvml_table: NvmlTable,
-    places: Places,
-    children: Processes,
-    tmp_path: Path,
-) -> Iterator[Node]:
-    made = Node(processes, nvml_environment, nvml_table, places, children, tmp_path)
-    yield made
-    made.close()
-
-
-def read(url: str, family: str, **labels: str) -> float | None:
-    """The value of the one series of a family with these labels."""
-    found = [
-        sample.value
-        for metric in text_string_to_metric_families(fetch(f"{url}/metrics") or "")
-        for sample in metric.samples
-        if sample.name == family and labels.items() <= sample.labels.items()
-    ]
-    assert len(found) < 2, found
-    return found[0] if found else None
-
-
-def states(url: str, key: str = "job_id") -> dict[str, tuple[str, str]]:
-    """State and evidence by job or pod."""
-    status = json.loads(fetch(f"{url}/api/v1/status") or "{}")
-    return {a[key]: (a["state"], a["evidence"]) for a in status.get("allocations", [])}
 
 
 def test_a_mapping_to_the_wrong_gpu_is_unknown_until_the_holders_own_process_is_seen(node: Node) -> None:

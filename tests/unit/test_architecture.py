@@ -45,7 +45,7 @@ ALLOWED = {
     "devices": {"model", "clock", "shares", "files", "vendor"},
     "collectors": {"model", "devices", "shares"},
     "sampling": {"model", "clock", "devices", "collectors", "threads"},
-    "ledger": {"model", "files"},
+    "ledger": {"model", "files", "shares"},
     "attribution": {"model", "clock", "shares", "commands", "threads", "vendor"},
     "inventory": {"model", "files", "vendor"},
     "diagnosis": {"model", "clock", "defaults", "durations"},

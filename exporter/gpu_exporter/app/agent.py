@@ -65,7 +65,7 @@ class Agent:
         self._state = state
         self._note = note
         self._publish_interval_s = publish_interval_s
-        self.node = NodeState(settings, clock, state)
+        self.node = NodeState(settings, clock, state, processes)
         directory = state.path.parent if state is not None else None
         self._inventory = InventoryKeeper(ExpectedDevices(directory, read_boot_id()), sysfs, backend.vendor)
         self.driver = Driver(backend, clock, settings.sampling.deadline, self._expects_gpus)

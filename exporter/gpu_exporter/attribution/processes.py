@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gpu_exporter.attribution.cgroup import Owner, parse_cgroup
 from gpu_exporter.attribution.procfs import Procfs
 from gpu_exporter.clock import Clock
-from gpu_exporter.model import DeviceSnapshot, GpuProcess, ProcessList, UnitId
+from gpu_exporter.model import DeviceSnapshot, GpuProcess, ProcessList, ProcessPeriod, UnitId
 
 UNIT_MAX = 256  # processes of one GPU that are looked at; the rest are not known
 # NVIDIA's MPS server runs the kernels of all its clients, and may be in a pod of its own. Linux keeps 15 bytes of it.
@@ -46,6 +46,23 @@ class UnitOwners(NamedTuple):
 
 Owners = Mapping[UnitId, UnitOwners]
 """Of each unit whose processes the driver has listed. A unit that is missing is not known."""
+
+
+class OwnedPeriod(NamedTuple):
+    """What each owner's processes did on one whole GPU over (start, end] of the monotonic clock: shares, 0 to 1.
+
+    `owner` is None where it could not be looked up. `problem` as in ProcessPeriod.
+    """
+
+    start: float
+    end: float
+    shares: tuple[tuple[Owner | None, float], ...]
+    problem: str = ""
+
+
+def without_owners(period: ProcessPeriod) -> OwnedPeriod:
+    """For a node where the owners of processes are not seen."""
+    return OwnedPeriod(period.start, period.end, tuple((None, each.ratio) for each in period.shares), period.problem)
 
 
 class ProcessOwners:
@@ -82,24 +99,34 @@ class ProcessOwners:
                 owners[unit] = self._read_unit(here, listed, is_complete=not nowhere)
         return owners
 
+    def own(self, period: ProcessPeriod) -> OwnedPeriod:
+        """The owners of the processes that worked on a GPU; to be asked soon, while the processes live."""
+        known = [(self._owner(each.pid, each.monotonic), each.ratio) for each in period.shares[:UNIT_MAX]]
+        rest = sum(each.ratio for each in period.shares[UNIT_MAX:])
+        shares = (*known, (None, rest)) if rest else tuple(known)
+        return OwnedPeriod(period.start, period.end, shares, period.problem)
+
     def _read_unit(self, here: Sequence[GpuProcess], listed: ProcessList, is_complete: bool) -> UnitOwners:
         uses: dict[Owner, Use] = {}
         for process in here[:UNIT_MAX]:
-            owner = self._owner(process.pid, listed)
+            owner = self._owner(process.pid, listed.monotonic)
             if owner is None:
                 is_complete = False
             else:
                 uses[owner] = uses.get(owner, Use()).plus(Use(1, process.memory_bytes))
         return UnitOwners(uses, is_complete and len(here) <= UNIT_MAX)
 
-    def _owner(self, pid: int, listed: ProcessList) -> Owner | None:
-        """None when the process is gone, another one has its pid, it may not be looked at, or it serves all."""
+    def _owner(self, pid: int, seen: float) -> Owner | None:
+        """None when the process is gone, another one has its pid, it may not be looked at, or it serves all.
+
+        `seen`: when the driver saw the process (monotonic seconds).
+        """
         stat = self._procfs.stat(pid)
         if stat is None or stat.name.startswith(MPS_SERVER):
             return None
-        age_s = self._clock.monotonic() - listed.monotonic
+        age_s = self._clock.monotonic() - seen
         if stat.start_s > self._since_boot() - age_s:
-            return None  # started after the driver listed the pid
+            return None  # started after the driver saw the pid
         text = self._procfs.text(pid, "cgroup")
         again = self._procfs.stat(pid)
         if text is None or again is None or again.start_s != stat.start_s:

@@ -1,4 +1,4 @@
-"""What the holders' own processes use of a unit, also where several holders share it.
+"""What the holders' own processes use of a unit, and do there, also where several holders share it.
 
 A value of the device is never a holder's where others use it too. What NVML says of each process is: with the pid's
 cgroup it has one owner, and an owner is one holder's or nobody's. Where a single process on the unit is not known to be
@@ -7,12 +7,12 @@ one holder's or another's (MPS, whose server works for all; a pid that cannot be
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from gpu_exporter.attribution.contradict import relate
-from gpu_exporter.attribution.processes import Owners, UnitOwners, Use
-from gpu_exporter.model import Allocation, Holder, HolderKey, UnitId
+from gpu_exporter.attribution.processes import OwnedPeriod, Owners, UnitOwners, Use
+from gpu_exporter.model import Allocation, Holder, HolderKey, Split, UnitId
 
 Uses: TypeAlias = "dict[tuple[UnitId, HolderKey], Use]"
 
@@ -43,3 +43,22 @@ def _divide(seen: UnitOwners, holders: list[Holder]) -> dict[HolderKey, Use] | N
         for holder in own:
             uses[holder.key] = uses[holder.key].plus(use)
     return uses
+
+
+ROUNDING = 0.01  # NVML's shares are whole percent
+# The device's own utilization and the sum over its processes are taken by the driver at moments of its own.
+SLACK = 0.05
+
+
+def divide_period(period: OwnedPeriod, holders: Sequence[Holder]) -> Split:
+    """What the processes of each holder did on the unit that they share. What is not one holder's is others'."""
+    ratios: dict[HolderKey, float] = {}
+    others: float | None = None
+    for owner, ratio in period.shares:
+        own = [] if owner is None else [holder for holder in holders if relate(holder, owner) == "own"]
+        if len(own) == 1:
+            ratios[own[0].key] = ratios.get(own[0].key, 0.0) + ratio
+        else:
+            others = (others or 0.0) + ratio
+    slack = SLACK + ROUNDING * len(period.shares)
+    return Split(period.start, period.end, ratios, others, slack, period.problem)

@@ -16,7 +16,7 @@ from gpu_exporter.collectors.plausible import CELSIUS, MEMORY_BYTES, RATIO
 from gpu_exporter.collectors.thermal import GPU_TEMPERATURE
 from gpu_exporter.devices.protocol import Gpm, Instance, InstanceIdentity
 from gpu_exporter.model import Family, Sample
-from gpu_exporter.shares import count_slices
+from gpu_exporter.shares import REST_MAX_SHARE, count_slices
 
 GPU_MIG_INFO = Family(
     "gpu_mig_info",
@@ -69,8 +69,6 @@ RATIOS = {
         ("dram", "Memory bandwidth used, of the most there is", "nvmlGpmMetricsGet 10"),
     )
 }
-# Boards from T4 to B200 draw 0.10 to 0.15 of their limit at rest (see devices/products.py for the sources).
-REST_MAX_SHARE = 0.15
 SLOW_READ_S = 0.1  # the shortest GPM window
 METHODS = ("slices", "activity")  # without and with activity
 _ESTIMATE = "nvmlDeviceGetTotalEnergyConsumption, divided"

@@ -55,6 +55,24 @@ class Processes(NamedTuple):
     listed: tuple[GpuProcess, ...] | None = None
 
 
+class ProcessUtilization(NamedTuple):
+    """What one process has used of the device since it was last asked about.
+
+    `wall`: Unix seconds of its newest sample. `ratio`: mean share of the time that its kernels ran. `is_active`: it has
+    used anything, an engine too. Both are as the driver says: a share above 1 is none.
+
+    The pid serves to find the process's cgroup on this host, and nothing else.
+    """
+
+    pid: int
+    wall: float
+    ratio: float
+    is_active: bool
+
+    def __repr__(self) -> str:
+        return "ProcessUtilization(...)"
+
+
 class Clocks(NamedTuple):
     """Hertz."""
 
@@ -244,6 +262,12 @@ class Device:
 
     def read_processes(self) -> Processes:
         raise self._nothing("nvmlDeviceGetComputeRunningProcesses")
+
+    def read_process_utilization(self, since_wall: float) -> Sequence[ProcessUtilization]:
+        """Every process that has used the device since `since_wall` (Unix seconds), as the driver says; at times also
+        entries that stand for no process.
+        """
+        raise self._nothing("nvmlDeviceGetProcessUtilization")
 
     def read_persistence_mode(self) -> bool:
         """Whether the driver stays initialised while nobody uses the GPU."""

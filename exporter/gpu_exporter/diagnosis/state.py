@@ -46,7 +46,8 @@ class Window(NamedTuple):
     present unbroken run of known zero, with every witness quiet; None while it is not known.
     `active_by`: who showed the unit's last activity (UnitTotals). `processes`: contexts there now, None while unproven.
     `throttled_share`: worst share of the window in one harmful throttle reason, None unknown. `lag_s`: the newest
-    readings may be so much older than the present, since they wait for the holder to be confirmed.
+    readings may be so much older than the present, since they wait for the holder to be confirmed. `gap`: why some of
+    the time is not known, where that can be said.
     """
 
     values: Sequence[float | None]
@@ -57,6 +58,7 @@ class Window(NamedTuple):
     throttled_share: float | None = None
     throttled_reason: str = ""
     lag_s: float = 15.0
+    gap: str = ""
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -72,10 +74,12 @@ def judge_state(window: Window, rules: StateRules) -> Verdict:
         seen, whole = describe_duration(window.held_s), describe_duration(rules.window_s)
         return Verdict("unknown", f"seen for {seen}, judged over {whole}")
     if not known:
-        return Verdict("unknown", "no source of activity")
+        return Verdict("unknown", window.gap or "no source of activity")
     coverage = len(known) / len(window.values)
     if coverage < rules.coverage_min:
-        return Verdict("unknown", f"only {coverage:.0%} of the window is known")
+        return Verdict(
+            "unknown", f"only {coverage:.0%} of the window is known{f': {window.gap}' if window.gap else ''}"
+        )
     mean = sum(known) / len(known)
     low, high = percentile(known, 0.05), percentile(known, 0.95)
     if mean == 0.0:

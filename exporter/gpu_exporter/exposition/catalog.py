@@ -57,10 +57,29 @@ GPU_OTHER_ACTIVITY = Family("gpu_other_activity_seconds_total", "counter", _OTHE
 MIG_OTHER_ACTIVITY = Family(
     "gpu_mig_other_activity_seconds_total", "counter", _OTHER_ACTIVITY, ("witness",), source="GPM"
 )
-UNIT_FAMILIES = (GPU_BUSY, GPU_OBSERVED, GPU_IDLE, GPU_IDLE_WITNESSES, GPU_LAST_ACTIVE)
+GPU_UNATTRIBUTED_BUSY = Family(
+    "gpu_unattributed_busy_seconds_total",
+    "counter",
+    "Integral of utilization that belongs to no known holder: nobody held it, or several did and it was none of "
+    "theirs; with the busy time of the holders it makes gpu_busy_seconds_total, some seconds later",
+)
+GPU_UNATTRIBUTED_ENERGY = Family(
+    "gpu_unattributed_energy_joules_total",
+    "counter",
+    "Energy that belongs to no known holder, since the exporter first saw it",
+)
+UNIT_FAMILIES = (
+    GPU_BUSY,
+    GPU_OBSERVED,
+    GPU_IDLE,
+    GPU_IDLE_WITNESSES,
+    GPU_LAST_ACTIVE,
+    GPU_UNATTRIBUTED_BUSY,
+    GPU_UNATTRIBUTED_ENERGY,
+)
 MIG_UNIT_FAMILIES = tuple(
     Family(family.name.replace("gpu_", "gpu_mig_", 1), family.type, family.help, source="GPM")
-    for family in (GPU_BUSY, GPU_OBSERVED, GPU_IDLE, GPU_IDLE_WITNESSES, GPU_LAST_ACTIVE)
+    for family in UNIT_FAMILIES
 )
 
 GPU_XID_EVENTS = Family(
@@ -136,7 +155,11 @@ ALLOCATION_IDLE_WITNESSES = Family(
     "Fewest witnesses of idleness that any part of the present idle run rests on, 0 while there is no run",
 )
 ALLOCATION_HELD = Family("gpu_allocation_held_seconds_total", "counter", "Time held since first seen")
-ALLOCATION_BUSY = Family("gpu_allocation_busy_seconds_total", "counter", "Integral of utilization while held")
+ALLOCATION_BUSY = Family(
+    "gpu_allocation_busy_seconds_total",
+    "counter",
+    "Integral of utilization while held; of a shared GPU of its own part",
+)
 ALLOCATION_OBSERVED = Family(
     "gpu_allocation_observed_seconds_total", "counter", "Time held for which utilization is known"
 )
@@ -150,12 +173,18 @@ ALLOCATION_HIGH = Family(
     "gpu_allocation_high_seconds_total", "counter", "Time held at or above ledger.high_ratio (default 0.70)"
 )
 ALLOCATION_ENERGY = Family(
-    "gpu_allocation_energy_joules_total", "counter", "Energy of the whole GPU while this holder held it alone"
+    "gpu_allocation_energy_joules_total",
+    "counter",
+    "Energy of what the holder holds, by method: board (a whole GPU's counter), mig (the instance's estimate), "
+    "busy_time (a shared GPU: what it draws at rest by the number of holders, the rest by busy time)",
+    ("method",),
 )
+ENERGY_METHODS, ENERGY_DIVIDED = {"none": "board", "mig": "mig"}, "busy_time"  # by Allocation.share
 ALLOCATION_UTILIZATION = Family(
     "gpu_allocation_utilization_ratio",
     "gauge",
-    "Utilization of the holder's GPU or instance; absent when shared",
+    "Utilization of the holder's GPU or instance; where that is shared, by the holder's own processes, and absent "
+    "while that is not known",
 )
 ALLOCATION_MEMORY = Family(
     "gpu_allocation_memory_used_bytes",
@@ -247,7 +276,9 @@ TENANT_IDLE = Family(
     "gpu_tenant_idle_gpu_seconds_total", "counter", "GPU-seconds held at exactly 0 with every other witness quiet"
 )
 TENANT_ENERGY = Family(
-    "gpu_tenant_energy_joules_total", "counter", "Energy of GPUs and MIG instances while a tenant held them alone"
+    "gpu_tenant_energy_joules_total",
+    "counter",
+    "Energy of GPUs and MIG instances while a tenant held them, and of its part of shared ones",
 )
 TENANT_FAMILIES = (TENANT_HELD, TENANT_KNOWN, TENANT_BUSY, TENANT_IDLE, TENANT_ENERGY)
 LAST_SAMPLE = Family(

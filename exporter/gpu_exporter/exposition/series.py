@@ -116,6 +116,8 @@ def _add_totals(
         totals.idle_s,
         float(totals.witnesses),
         totals.last_active_wall,
+        totals.unattributed_s,
+        totals.unattributed_j,
     )
     for family, value in zip(families, values, strict=True):
         table.add(family, names, place, value)
@@ -164,7 +166,6 @@ def _add_allocation(table: _Table, view: AllocationView) -> None:
         (catalog.ALLOCATION_HOLDER_UNITS, holder.units),
         (catalog.ALLOCATION_START, totals.start_wall),
         (catalog.ALLOCATION_HELD, totals.held_s),
-        (catalog.ALLOCATION_ENERGY, totals.energy_j),
         (catalog.ALLOCATION_UTILIZATION, view.utilization),
         (catalog.ALLOCATION_MEMORY, view.memory_used_bytes),
         (catalog.ALLOCATION_PROCESSES, view.processes),
@@ -184,6 +185,8 @@ def _add_allocation(table: _Table, view: AllocationView) -> None:
         ]
     for family, value in values:
         table.add(family, names, place, value)
+    method = catalog.ENERGY_METHODS.get(view.allocation.share, catalog.ENERGY_DIVIDED)
+    table.add(catalog.ALLOCATION_ENERGY, names, place, totals.energy_j, (method,))
     table.add(catalog.ALLOCATION_STATE, names, place, 1.0, (view.verdict.state,))
 
 

@@ -20,6 +20,8 @@ class UnitAccount:
     last_active_wall: tuple[float, float] | None = None  # (last_active, its wall time): see _date
     energy_j: float | None = None
     power_limit_w: float | None = None
+    unattributed_s: float = 0.0
+    unattributed_j: float | None = None
 
 
 @dataclass(slots=True)

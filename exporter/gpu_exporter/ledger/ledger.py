@@ -7,37 +7,45 @@ Rules (docs/concepts.md explains them to users):
   spans wait until the next poll confirms who held the unit; the interval of a change goes to nobody.
 - While a mapping is not confirmed, its holder's observed, busy and idle time do not grow. Held time does, also over our
   own absence: so observed / held is the share of the holder's time that is known.
-- Only the one holder of a unit is charged, and only for time at both ends of which it was the only one.
+- The one holder of a unit is charged for all that the unit does, and only for time at both ends of which it was the
+  only one. Several are charged for what their own processes do (division.py).
+- What no holder was charged for is unattributed: busy(holders) + unattributed = busy(unit).
 - The idle run is the unbroken run of known zero since the unit's last activity: unknown time does not add to it, and
   too much of that, in sequence or in all, ends it. So does a start of the holder's container within it. Activity ends
-  it the moment it is known, whichever holder is charged.
+  it the moment it is known, whichever holder is charged; where holders share the unit, with the next poll.
 Pure: no clock, no lock, no file. The caller passes the time and keeps other threads out.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpu_exporter.ledger.accounts import HolderAccount, UnitAccount, read_date
+from gpu_exporter.ledger.division import Charge, Division, Waiting, divide_joules
 from gpu_exporter.ledger.ring import Ring
 from gpu_exporter.ledger.tenants import HolderId, Tenants
 from gpu_exporter.model import (
     UTILIZATION,
     Activity,
     Allocation,
+    HolderKey,
     HolderTotals,
     Span,
+    Split,
     UnitId,
     UnitTotals,
 )
+from gpu_exporter.shares import REST_MAX_SHARE
 
 KEEP_ABSENT_S = 900.0  # a holder may be missing this long (an outage of its source) and go on where it was
 KEEP_ABSENT = 4  # ... and at most so many of one unit: pods that come and go each few seconds must not fill the memory
 LATE_S = 15.0  # after a holder's last poll its readings may come so late: a long cycle, and what a ring lags
 WAIT_S = 300.0  # readings wait so long for the poll that says whose they are; a slow one takes some ten seconds
+REST_MIN_S = 0.5  # over less than this the steps of the driver's energy counter make any power
 RESTART_S = 1.0  # a container start that moved by less is the same one, read from another clock
 
 
@@ -70,21 +78,15 @@ class ConfirmedAllocation(NamedTuple):
     renewed_s: float = 0.0
 
 
-class _Charge(NamedTuple):
-    """Energy drawn over (start, end]."""
-
-    start: float
-    end: float
-    joules: float
-
-
 @dataclass(slots=True)
 class _Pending:
-    """Readings of one unit that wait for the next poll to say whose they are."""
+    """Readings of one unit that wait for the next poll to say whose they are. `rest_w`: least power ever drawn."""
 
-    spans: deque[Span] = field(default_factory=deque)
-    energy: deque[_Charge] = field(default_factory=deque)
+    spans: deque[Waiting] = field(default_factory=deque)
+    energy: deque[Charge] = field(default_factory=deque)
+    divisions: deque[Division] = field(default_factory=deque)
     energy_at: float | None = None
+    rest_w: float | None = None
 
 
 @dataclass(slots=True)
@@ -106,6 +108,7 @@ class Ledger:
         self.restored_units: dict[UnitId, UnitAccount] = {}
         self.restored_holders: dict[HolderId, HolderAccount] = {}
         self.rings: dict[UnitId, Ring] = {}
+        self.holder_rings: dict[HolderId, Ring] = {}  # of holders that share their unit
         self.tenants = Tenants()
         self.long_run_ended = False  # an idle run worth remembering ended: the state file should learn it soon
         self._pending: dict[UnitId, _Pending] = {}
@@ -134,9 +137,9 @@ class Ledger:
                 other_s[span.other[0]] = other_s.get(span.other[0], 0.0) + length
             self._ring(activity.unit).add(span.start, span.end, span.ratio)
             waiting = self._pending.setdefault(activity.unit, _Pending()).spans
-            waiting.append(span)
-            while waiting[0].end < span.end - WAIT_S:
-                waiting.popleft()  # while polls hang; no later one may charge it
+            waiting.append(Waiting(span))
+            while waiting[0].span.end < span.end - WAIT_S:
+                account.unattributed_s += waiting.popleft().unclaimed_s  # while polls hang; no later one may charge it
 
     def record_energy(self, unit: UnitId, monotonic: float, joules: float, limit_w: float | None) -> None:
         """Book the driver's energy counter of a whole GPU; a counter that fell was reset with the driver."""
@@ -146,9 +149,27 @@ class Ledger:
         previous, account.energy_j = account.energy_j, joules
         since, pending.energy_at = pending.energy_at, monotonic
         if previous is not None and since is not None and joules >= previous:
-            pending.energy.append(_Charge(since, monotonic, joules - previous))
+            charge = Charge(since, monotonic, joules - previous)
+            pending.energy.append(charge)
+            if charge.joules and monotonic - since >= REST_MIN_S:
+                power_w = charge.joules / (monotonic - since)
+                pending.rest_w = min(power_w, pending.rest_w if pending.rest_w is not None else power_w)
             while pending.energy[0].end < monotonic - WAIT_S:
-                pending.energy.popleft()
+                self._drop_charge(account, pending)
+
+    def record_split(self, unit: UnitId, split: Split) -> None:
+        """Book what the processes on a shared unit did, whose activity of that time was recorded before."""
+        pending = self._pending.setdefault(unit, _Pending())
+        if pending.divisions and split.start < pending.divisions[-1].end:
+            split = split._replace(start=pending.divisions[-1].end)
+        if split.end > split.start:
+            pending.divisions.append(Division(split, (waiting.span for waiting in pending.spans)))
+
+    @staticmethod
+    def _drop_charge(account: UnitAccount, pending: _Pending) -> None:
+        """What nobody has had of the oldest charge is nobody's."""
+        charge = pending.energy.popleft()
+        account.unattributed_j = (account.unattributed_j or 0.0) + charge.unclaimed_j
 
     def _unit(self, unit: UnitId) -> UnitAccount:
         account = self.units.get(unit)
@@ -171,8 +192,8 @@ class Ledger:
             account.last_active = active_until
             self._signs.setdefault(unit, _Signs()).active_by = (UTILIZATION,) if active.ratio else active.other
         for (held, _), holder in (*self.holders.items(), *self.restored_holders.items()):
-            if held != unit:
-                continue
+            if held != unit or not (holder.alone or active.end <= active.start):
+                continue  # of several holders their own processes tell; a mere sign of life may be anybody's
             if holder.idle_run_s > self.rules.idle_run_unknown_reset_s:
                 self.long_run_ended = True
             holder.end_run()
@@ -206,7 +227,8 @@ class Ledger:
                 account.end_run()
             account.renewed_s = entry.renewed_s
             self._note_working(account, entry.working)
-            self._charge(entry.allocation.unit, account, entry.confirmed, alone and running)
+            share = 1.0 / holders_of[entry.allocation.unit]
+            self._charge(holder_id, account, entry, share, alone=alone, running=running)
             latest[holder_id[0]] = max(account.confirmed, latest.get(holder_id[0], account.confirmed))
         for holder_id in self.holders.keys() - shown:
             self._leaving[holder_id] = self.restored_holders[holder_id] = self.holders.pop(holder_id)
@@ -222,8 +244,10 @@ class Ledger:
             if self.restored_holders.get(holder_id) is not account or now - account.confirmed > LATE_S:
                 del self._leaving[holder_id]  # it came back, or was forgotten
                 continue
-            if account.alone and account.running:
+            if account.running and account.alone:
                 self._book_waiting(holder_id[0], account, account.confirmed)
+            elif account.running:
+                self._book_divided(holder_id, account, account.confirmed, share=0.0)
             account.end_run()  # should it come back, nothing is known of the time in between
 
     @staticmethod
@@ -260,36 +284,97 @@ class Ledger:
         self.holders[holder_id] = account
         return account
 
-    def _charge(self, unit: UnitId, account: HolderAccount, until: float, chargeable: bool) -> None:
+    def _charge(
+        self,
+        holder_id: HolderId,
+        account: HolderAccount,
+        entry: ConfirmedAllocation,
+        share: float,
+        *,
+        alone: bool,
+        running: bool,
+    ) -> None:
+        """`share`: of the unit, by the number of holders. `alone`, `running`: at both ends of the time since the holder
+        was confirmed before.
+        """
+        until = entry.confirmed
         gap = until - account.confirmed
         if gap <= 0:
             return
         account.confirmed = until
         account.held_s += gap
-        if gap > self.rules.longest_unconfirmed_s(account.renewed_s) or not chargeable:
-            # no source says who held it in between, or the reading is not this holder's own, or it cannot work
+        if gap > self.rules.longest_unconfirmed_s(account.renewed_s) or not running:
+            # no source says who held it in between, or it cannot work
             account.booked = account.energy_booked = until
+        elif alone:
+            self._book_waiting(holder_id[0], account, until)
         else:
-            self._book_waiting(unit, account, until)
+            self._book_divided(holder_id, account, until, share)
 
     def _book_waiting(self, unit: UnitId, account: HolderAccount, until: float) -> None:
         """Book the readings up to `until` that this holder has not had yet."""
         pending = self._pending.get(unit)
         if pending is None:
             return
-        for span in pending.spans:
-            start, end = max(span.start, account.booked), min(span.end, until)
+        for waiting in pending.spans:
+            start, end = max(waiting.span.start, account.booked), min(waiting.span.end, until)
             if end > start:
-                self._book(account, span._replace(start=start, end=end), self.units[unit].last_active)
+                self._book(account, waiting, waiting.span._replace(start=start, end=end), self.units[unit].last_active)
         for charge in pending.energy:
             start, end = max(charge.start, account.energy_booked), min(charge.end, until)
             if end > start:
-                share = (end - start) / (charge.end - charge.start)
-                account.energy_j = (account.energy_j or 0.0) + charge.joules * share
+                self._book_energy(account, charge, charge.joules * (end - start) / (charge.end - charge.start))
                 account.energy_booked = end
 
-    def _book(self, account: HolderAccount, span: Span, unit_active: float | None) -> None:
+    def _book_divided(self, holder_id: HolderId, account: HolderAccount, until: float, share: float) -> None:
+        """Book what this holder did on a unit that others use too; what is not known to be its own is nobody's."""
+        unit, key = holder_id
+        pending = self._pending.get(unit)
+        if pending is None:
+            return
+        # A period that is not over when the holder was confirmed waits for the next poll, and so do readings to come.
+        until = min([until, *(division.start for division in pending.divisions if division.end > until)])
+        until = min(until, self._unit(unit).covered_until)
+        ring = self.holder_rings.get(holder_id)
+        if ring is None:
+            ring = self.holder_rings[holder_id] = Ring(self.rules.history_s, self.rules.bucket_s)
+        begin = account.booked
+        for waiting in pending.spans:
+            for own in _own_parts(waiting.span, pending.divisions, key, begin, until):
+                self._book(account, waiting, own, account.last_active)
+                ring.add(own.start, own.end, own.ratio)
+        account.booked = max(begin, until)
+        self._divide_energy(unit, pending, account, until, share, key)
+
+    def _divide_energy(
+        self, unit: UnitId, pending: _Pending, account: HolderAccount, until: float, share: float, key: HolderKey
+    ) -> None:
+        limit_w = self.units[unit].power_limit_w if unit in self.units else None
+        rest_w = pending.rest_w or 0.0
+        if limit_w is not None:
+            rest_w = min(rest_w, REST_MAX_SHARE * limit_w)
+        for charge in pending.energy:
+            begin, end = max(charge.start, account.energy_booked), min(charge.end, until)
+            if end <= begin:
+                continue
+            power_w = charge.joules / (charge.end - charge.start)
+            edges = sorted({begin, end, *(d.end for d in pending.divisions if begin < d.end < end)})
+            for start, stop in itertools.pairwise(edges):
+                division = next((d for d in pending.divisions if d.start <= start and stop <= d.end), None)
+                part = None if division is None else division.part_of(key)
+                length = stop - start
+                self._book_energy(account, charge, divide_joules(power_w * length, rest_w * length, share, part))
+            account.energy_booked = end
+
+    @staticmethod
+    def _book_energy(account: HolderAccount, charge: Charge, joules: float) -> None:
+        charge.booked_j += joules
+        account.energy_j = (account.energy_j or 0.0) + joules
+
+    def _book(self, account: HolderAccount, waiting: Waiting, span: Span, last_active: float | None) -> None:
+        """`span`: the holder's own part of what waits; `last_active`: of the unit, or where that is shared its own."""
         length = span.end - span.start
+        waiting.booked_s += length * span.ratio
         self._bridge(account, span.start)
         account.known = True
         account.known_until = account.booked = span.end
@@ -301,11 +386,12 @@ class Ledger:
             account.high_s += length
         if _is_idle(span):
             account.idle_s += length
-            begin = max(t for t in (span.start, unit_active, account.working) if t is not None)
+            begin = max(t for t in (span.start, last_active, account.working) if t is not None)
             if span.end > begin:
                 account.run_witnesses = min(span.witnesses, account.run_witnesses or span.witnesses)
                 account.idle_run_s += span.end - begin
         else:
+            self.long_run_ended |= account.idle_run_s > self.rules.idle_run_unknown_reset_s
             account.end_run()
             account.last_active = max(account.last_active or span.end, span.end)
 
@@ -340,10 +426,15 @@ class Ledger:
             settled[unit] = min(booked, settled.get(unit, booked))
         for unit, pending in self._pending.items():
             until = settled.get(unit, oldest)
-            while pending.spans and pending.spans[0].end <= until:
-                pending.spans.popleft()
+            of_unit = self._unit(unit)
+            while pending.spans and pending.spans[0].span.end <= until:
+                of_unit.unattributed_s += pending.spans.popleft().unclaimed_s
             while pending.energy and pending.energy[0].end <= until:
-                pending.energy.popleft()
+                self._drop_charge(of_unit, pending)
+            while pending.divisions and pending.divisions[0].end <= until:
+                pending.divisions.popleft()
+        for holder_id in self.holder_rings.keys() - self.holders.keys() - self._leaving.keys():
+            del self.holder_rings[holder_id]
 
     def _forget_instances(self, now: float) -> None:
         """MIG instances that were not read for long: each new layout has new ones, while GPUs stay few."""
@@ -370,6 +461,8 @@ class Ledger:
             read_date(account, now, wall),
             signs.active_by,
             dict(signs.other_s),
+            account.unattributed_s,
+            account.unattributed_j,
         )
 
     def holder_totals(self, allocation: Allocation, now: float, wall: float) -> HolderTotals | None:
@@ -399,6 +492,20 @@ class Ledger:
         if late_s > self.rules.idle_run_unknown_reset_s or (account.working or 0.0) > now:
             return None
         return account.idle_run_s
+
+
+def _own_parts(span: Span, divisions: Iterable[Division], key: HolderKey, begin: float, until: float) -> Iterator[Span]:
+    """What a span of a shared unit says of one holder, within (begin, until]: nothing where that is not known."""
+    start, end = max(span.start, begin), min(span.end, until)
+    if end <= start:
+        return
+    if _is_idle(span):
+        yield span._replace(start=start, end=end)
+        return
+    for division in divisions:
+        first, last = max(start, division.start), min(end, division.end)
+        if last > first and (own := division.judge(span._replace(start=first, end=last), key)) is not None:
+            yield own
 
 
 def _is_idle(span: Span) -> bool:

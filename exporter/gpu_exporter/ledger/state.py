@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 VERSION = 2
 HEADER = "gpu-exporter-state"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-UNIT_COUNTERS = ("busy_s", "observed_s", "idle_s")
+UNIT_COUNTERS = ("busy_s", "observed_s", "idle_s", "unattributed_s")
 HOLDER_COUNTERS = ("held_s", "busy_s", "observed_s", "idle_s", "low_s", "high_s")
 MAX_BOARD_POWER_W = 3000.0  # where the limit is unknown; above any board sold in 2026
 
@@ -172,7 +172,8 @@ class StateFile:
 
     def bound_unit(self, unit: UnitId, totals: UnitTotals) -> UnitTotals:
         """The totals, but nothing beyond the marks on disk."""
-        return totals._replace(**self._bounded(unit, None, totals, UNIT_COUNTERS))
+        counters = UNIT_COUNTERS if totals.unattributed_j is None else (*UNIT_COUNTERS, "unattributed_j")
+        return totals._replace(**self._bounded(unit, None, totals, counters))
 
     def bound_holder(self, unit: UnitId, key: HolderKey, totals: HolderTotals) -> HolderTotals:
         """The totals, but nothing beyond the marks on disk."""
@@ -271,6 +272,8 @@ def _ahead_unit(account: UnitAccount, margin: float) -> UnitAccount:
     for counter in UNIT_COUNTERS:
         setattr(ahead, counter, getattr(account, counter) + margin)
     ahead.observed_s = max(ahead.observed_s, ahead.busy_s + ahead.idle_s)
+    if ahead.unattributed_j is not None:
+        ahead.unattributed_j += margin * (account.power_limit_w or MAX_BOARD_POWER_W)
     return ahead
 
 
@@ -308,6 +311,8 @@ def _marks_of(
     for unit, account in units.items():
         for counter in UNIT_COUNTERS:
             marks[unit, None, counter] = getattr(account, counter)
+        if account.unattributed_j is not None:
+            marks[unit, None, "unattributed_j"] = account.unattributed_j
     for (unit, key), holder in holders.items():
         for counter in HOLDER_COUNTERS:
             marks[unit, key, counter] = getattr(holder, counter)

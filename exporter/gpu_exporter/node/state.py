@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_exporter.attribution.contradict import ProcessNet
 from gpu_exporter.attribution.numbers import NumberMemory
-from gpu_exporter.attribution.processes import Owners
+from gpu_exporter.attribution.processes import OwnedPeriod, Owners, ProcessOwners, without_owners
 from gpu_exporter.attribution.resolve import Resolution, resolve
 from gpu_exporter.attribution.usage import Uses, measure
 from gpu_exporter.clock import Clock
@@ -35,6 +35,7 @@ from gpu_exporter.model import (
     View,
 )
 from gpu_exporter.node.place import Placed
+from gpu_exporter.node.sharing import Sharing
 from gpu_exporter.node.view import (
     GpuRecord,
     HolderRecord,
@@ -51,7 +52,16 @@ log = logging.getLogger(__name__)
 class NodeState:
     """Safe to call from every thread; one lock, never held while anything else is waited for."""
 
-    def __init__(self, settings: Settings, clock: Clock, state: StateFile | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        state: StateFile | None = None,
+        processes: ProcessOwners | None = None,
+    ) -> None:
+        """`processes`: looks up whose processes run on each GPU, None where that is not known."""
+        self._processes = processes
+        self._sharing = Sharing()
         self._settings = settings
         self._clock = clock
         self._state = state
@@ -99,6 +109,10 @@ class NodeState:
     def on_snapshot(self, snapshot: DeviceSnapshot) -> None:
         """Book one device cycle."""
         uuid = snapshot.identity.uuid
+        period: OwnedPeriod | None = None
+        if snapshot.period is not None:  # at once, while the processes live, and without the lock
+            look_up = without_owners if self._processes is None else self._processes.own
+            period = look_up(snapshot.period)
         with self._lock:
             self._version += 1
             if not snapshot.up:
@@ -115,6 +129,8 @@ class NodeState:
             for activity in (snapshot.activity, *(i.activity for i in snapshot.instances)):
                 if activity is not None:
                     self.ledger.record(activity)
+            if period is not None:
+                self._sharing.note(UnitId(uuid), period)
             energy = snapshot.facts.energy_j
             if energy is not None:
                 limit = snapshot.facts.power_limit_w
@@ -123,6 +139,10 @@ class NodeState:
                     if instance.energy_j is not None:
                         unit = UnitId(uuid, instance.uuid)
                         self.ledger.record_energy(unit, snapshot.monotonic, instance.energy_j, limit)
+
+    def is_shared(self, uuid: str) -> bool:
+        """Whether what single processes do on this GPU has to be asked."""
+        return uuid in self._sharing.gpus
 
     def touch(self) -> None:
         """Something that a view shows has changed elsewhere."""
@@ -176,6 +196,8 @@ class NodeState:
                 )
                 for allocation, grant in self._resolution.allocations
             ]
+            for unit, split in self._sharing.divide(entry.allocation for entry in held):
+                self.ledger.record_split(unit, split)
             self.ledger.charge_poll(now, wall, held)
             return self._resolution
 
@@ -269,7 +291,8 @@ class NodeState:
         instances = answered.instances if answered is not None else ()
         mig = next((instance.mig for instance in instances if instance.uuid == unit.mig_uuid), "")
         stale_s = self.ledger.rules.longest_unconfirmed_s(grant.renewed_s)
-        return HolderRecord(allocation, totals, now - grant.confirmed, stale_s, mig, self._uses.get((unit, key)))
+        use, ratio = self._uses.get((unit, key)), self._sharing.ratios.get((unit, key))
+        return HolderRecord(allocation, totals, now - grant.confirmed, stale_s, mig, use, ratio)
 
     def _tenant_totals(self) -> Iterator[tuple[TenantKey, TenantTotals]]:
         for key, totals in self.ledger.tenants.totals():
@@ -310,16 +333,33 @@ class NodeState:
         reach_s = idle_run_s + unknown_s + stale_s
         return unit.active_by if self._clock.wall() - unit.last_active_wall <= reach_s else ()
 
+    @staticmethod
+    def _process_count(record: HolderRecord, gpu: GpuRecord, *, is_alone: bool) -> float | None:
+        """Contexts of the holder, None where they are not known to be its own."""
+        if not is_alone:
+            return record.use.processes if record.use is not None else None
+        return gpu.snapshot.facts.compute_processes if not record.allocation.unit.mig_uuid else None
+
+    def _own_history(self, record: HolderRecord, length_s: float) -> tuple[float | None, ...]:
+        """Of what a holder may use of a unit that it shares, how much it used: neighbours who work leave it no more."""
+        with self._lock:
+            ring = self.ledger.holder_rings.get(record.id)
+            values = ring.values(self._clock.monotonic(), length_s) if ring is not None else ()
+            holders = self._sharing.count_holders(record.allocation.unit)
+        return tuple(None if value is None else min(1.0, holders * value) for value in values)
+
     def _window(self, record: HolderRecord, gpu: GpuRecord) -> Window:
         unit, totals = record.allocation.unit, record.totals
+        is_alone = not record.allocation.is_shared
         of_unit = gpu.totals.get(unit.mig_uuid)
         length_s = min(self._settings.diagnosis.window, totals.held_s)
         return Window(
-            values=self.history(unit, length_s).values,
+            values=self.history(unit, length_s).values if is_alone else self._own_history(record, length_s),
             held_s=totals.held_s,
             idle_run_s=totals.idle_run_s,
-            active_by=self._ended_by(of_unit, totals.idle_run_s or 0.0, record.stale_s),
-            processes=gpu.snapshot.facts.compute_processes if not unit.mig_uuid else None,
+            active_by=self._ended_by(of_unit, totals.idle_run_s or 0.0, record.stale_s) if is_alone else (),
+            processes=self._process_count(record, gpu, is_alone=is_alone),
+            gap="" if is_alone else self._sharing.doubts.get(unit, ""),
             lag_s=self.ledger.rules.longest_unconfirmed_s() + record.unconfirmed_s,
         )
 

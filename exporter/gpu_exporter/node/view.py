@@ -46,7 +46,7 @@ class GpuRecord(NamedTuple):
 class HolderRecord(NamedTuple):
     """What is known of one allocation. `unconfirmed_s`: no source has confirmed it for so long, which makes it unknown
     above `stale_s`. `mig`: the instance's place, also while the GPU does not answer. `use`: what its own processes use
-    there, None while that is not known.
+    there, None while that is not known; `ratio`: what they do there, where others use it too.
     """
 
     allocation: Allocation
@@ -55,6 +55,7 @@ class HolderRecord(NamedTuple):
     stale_s: float
     mig: str
     use: Use | None = None
+    ratio: float | None = None
 
     @property
     def is_confirmed(self) -> bool:
@@ -125,8 +126,7 @@ def _why_unknown(record: HolderRecord, gpu: GpuView) -> str:
         return "the GPU does not answer"
     if not record.is_confirmed:
         return f"no source has confirmed the holder for {record.unconfirmed_s:.0f} s"
-    shared = "the GPU is shared and each holder's activity is not known" if allocation.is_shared else ""
-    return allocation.contradiction or allocation.why or shared
+    return allocation.contradiction or allocation.why
 
 
 def _view_allocation(record: HolderRecord, gpu: GpuView, verdicts: Mapping[AllocationId, Verdict]) -> AllocationView:
@@ -143,6 +143,7 @@ def _view_allocation(record: HolderRecord, gpu: GpuView, verdicts: Mapping[Alloc
     fresh = record.is_confirmed and is_alone and not gpu.withheld and (not unit.mig_uuid or instance is not None)
     facts = (snapshot.facts if instance is None else instance.facts) if fresh else Facts()
     use = record.use if record.is_confirmed and not gpu.withheld else None
+    ratio = record.ratio if record.is_confirmed and not (gpu.withheld or allocation.contradiction) else None
     memory = facts.memory_used_bytes if is_alone else use.memory_bytes if use is not None else None
     return AllocationView(
         allocation=allocation,
@@ -151,7 +152,7 @@ def _view_allocation(record: HolderRecord, gpu: GpuView, verdicts: Mapping[Alloc
         totals=totals,
         verdict=verdict,
         unconfirmed_s=record.unconfirmed_s,
-        utilization=facts.utilization,
+        utilization=facts.utilization if is_alone else ratio,
         memory_used_bytes=memory,
         power_w=facts.power_w,
         temperature_celsius=snapshot.facts.temperature_celsius if fresh else None,

@@ -44,6 +44,9 @@ class SnapshotSink(Protocol):
     def on_snapshot(self, snapshot: DeviceSnapshot) -> None:
         """Book one cycle of one GPU."""
 
+    def is_shared(self, uuid: str) -> bool:
+        """Whether several holders share this GPU, or may, so that what each process does there matters."""
+
     def touch(self) -> None:
         """Something that is shown of the GPUs has changed."""
 
@@ -225,7 +228,7 @@ class DeviceManager:
             self._persistence.pop(identity.uuid, None)
         totals = self._totals.setdefault(identity.uuid, Totals())
         totals.forget_last()
-        return DeviceSampler(device, self._enabled, self._clock, self._rules, totals)
+        return DeviceSampler(device, self._enabled, self._clock, self._rules, totals, self._sink.is_shared)
 
     def _deliver(self, snapshot: DeviceSnapshot) -> None:
         """One that stopped answering because it was given away is not lost: the bus is asked before it is shown."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gpu_exporter.clock import Clock
@@ -12,8 +12,18 @@ from gpu_exporter.collectors.contract import InstanceCycle
 from gpu_exporter.collectors.facts import take_facts
 from gpu_exporter.devices.errors import DeviceLost
 from gpu_exporter.devices.protocol import Device
-from gpu_exporter.model import Activity, CollectorOutcome, DeviceSnapshot, InstanceReading, ProcessList, Sample, UnitId
+from gpu_exporter.model import (
+    Activity,
+    CollectorOutcome,
+    DeviceSnapshot,
+    InstanceReading,
+    ProcessList,
+    ProcessPeriod,
+    Sample,
+    UnitId,
+)
 from gpu_exporter.sampling.activity import ActivityReader, instance_activity
+from gpu_exporter.sampling.process_periods import ProcessPeriods
 from gpu_exporter.sampling.witnesses import ActivityRules, Witnesses
 
 
@@ -36,13 +46,18 @@ class DeviceSampler:
         clock: Clock,
         rules: ActivityRules,
         totals: Totals | None = None,
+        is_shared: Callable[[str], bool] = lambda uuid: False,
     ) -> None:
-        """`totals`: of an earlier sampler of this device, whose sums go on."""
+        """`totals`: of an earlier sampler of this device, whose sums go on. `is_shared`: whether what each process does
+        on the GPU with this UUID has to be told apart.
+        """
         self.device = device
         self.error_counts: Counter[tuple[str, str]] = Counter()
         self._collectors = [collector for collector in collectors if collector.collect is not None]
         self._clock = clock
         self._rules = rules
+        self._is_shared = is_shared
+        self._periods = ProcessPeriods()
         self._activity = ActivityReader(UnitId(device.identity.uuid), rules)
         self._witnesses = Witnesses(rules)  # of every instance
         self._totals = totals or Totals()
@@ -63,15 +78,20 @@ class DeviceSampler:
             self.error_counts.update([*cycle.errors, *cycle.remarks, (exc.call, exc.error)])
             self.device.take_errors()
             return self._down(str(exc))
-        self.error_counts.update(cycle.errors)
         if self.device.answers == answers and cycle.errors:
             # Nothing at all was answered: more than a few failing calls.
+            self.error_counts.update(cycle.errors)
             return self._down(f"no call is answered, the first was {' '.join(cycle.errors[0])}")
         monotonic, wall = self._clock.monotonic(), self._clock.wall()
         # In a cycle that dragged on, one witness spoke of another time than the next.
         cycle.witness_missing |= monotonic - begin > self._rules.interval_s
         activity = self._activity.read(cycle, monotonic, wall)  # which also reviews what GPM says
-        self.error_counts.update(cycle.remarks)
+        try:
+            period = self._read_period(cycle, monotonic, wall)
+        except DeviceLost as exc:
+            self.error_counts.update([*cycle.errors, *cycle.remarks, (exc.call, exc.error)])
+            return self._down(str(exc))
+        self.error_counts.update([*cycle.errors, *cycle.remarks])
         return DeviceSnapshot(
             identity=self.device.identity,
             monotonic=monotonic,
@@ -84,7 +104,16 @@ class DeviceSampler:
             instances_known=cycle.instances_known,
             processes=cycle.processes,
             facts=take_facts(cycle.samples),
+            period=period,
         )
+
+    def _read_period(self, cycle: Cycle, monotonic: float, wall: float) -> ProcessPeriod | None:
+        """What each process did, where the GPU's holders share it. MIG instances have no such source."""
+        if not self._is_shared(self.device.identity.uuid):
+            self._periods.forget()
+            return None
+        newest_wall = self._activity.newest_wall
+        return self._periods.read(cycle, wall if newest_wall is None else newest_wall, monotonic, wall)
 
     @property
     def interval_s(self) -> float:
@@ -93,6 +122,7 @@ class DeviceSampler:
 
     def _down(self, reason: str) -> DeviceSnapshot:
         self._kept.clear()
+        self._periods.forget()
         self._totals.forget_last()
         return DeviceSnapshot(self.device.identity, self._clock.monotonic(), self._clock.wall(), up=False, error=reason)
 

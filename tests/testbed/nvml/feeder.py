@@ -87,6 +87,20 @@ class NvmlTable:
                 entry.rc = ERROR_NUMBERS[error] if error else 0
                 entry.delay_us = int(delay_s * 1e6)
 
+    def push_work(self, index: int, wall: float, pid: int, percent: int, decoder: int = 0) -> None:
+        """What one process did in the period that ends at `wall`; the oldest entry falls out.
+
+        Call inside `writing`.
+        """
+        device = self.table.devices[index]
+        if device.work_count == layout.MAX_WORK:
+            size = ctypes.sizeof(layout.Work)
+            ctypes.memmove(device.work, ctypes.byref(device.work, size), size * (layout.MAX_WORK - 1))
+            device.work_count -= 1
+        entry = device.work[device.work_count]
+        entry.time_us, entry.pid, entry.sm, entry.decoder = int(wall * 1e6), pid, percent, decoder
+        device.work_count += 1
+
     def push_sample(self, index: int, wall: float, percent: int, **engines: int) -> None:
         """Append to the device's ring, percent by engine beside its utilization; the oldest entry falls out.
 
@@ -123,6 +137,7 @@ class ScenarioFeeder:
         # By GPU (pid, MIG ids or ""): listed in place of its holders' made-up processes.
         self.pids: dict[int, tuple[tuple[int, str], ...]] = {}
         self.memory: dict[int, int] = {}  # of these processes, bytes by pid
+        self.work: dict[int, loads.Load] = {}  # of these processes, what each does on its GPU, by pid
         self._pushed: set[tuple[int, float, int]] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
@@ -181,6 +196,10 @@ class ScenarioFeeder:
                     engines = {name: loads.mean(load, end - PERIOD_S, end) for name, load in device.parts.items()}
                     percent = {name: math.ceil(100 * engines[name]) for name in ENGINES if name in engines}
                     self._table.push_sample(index, sample.wall, round(sample.ratio * 100), **percent)
+                    for pid, _ in self.pids.get(index, ()):
+                        share = loads.mean(self.work[pid], end - PERIOD_S, end) if pid in self.work else 0.0
+                        if share > 0.0:
+                            self._table.push_work(index, sample.wall, pid, round(share * 100))
                     self._sampled_until[index] = sample.wall
         if gpu.faults or not self._refused[index]:
             self._feed_calls(index, gpu, now)

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 MAGIC = 0x4C4D564E  # "NVML"
-VERSION = 6
+VERSION = 7
 MAX_DEVICES = 16
 MAX_SAMPLES = 100  # what a real driver keeps is not documented; the ring must be finite to be honest
 MAX_PROCESSES = 128
+MAX_WORK = 512  # entries of what single processes did
 MAX_INSTANCES = 8
 MAX_FIELDS = 96
 MAX_GPM = 24
@@ -56,6 +57,7 @@ CALLS = (
     "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetComputeRunningProcesses",
     "nvmlDeviceGetGraphicsRunningProcesses",
+    "nvmlDeviceGetProcessUtilization",
     "nvmlDeviceGetMigDeviceHandleByIndex",
     "nvmlDeviceGetGpuInstanceById",
 )
@@ -87,6 +89,12 @@ class Process(ctypes.Structure):
     """One process with a context."""
 
     _fields_ = (("pid", u32), ("graphics", u32), ("gpu_instance", u32), ("compute_instance", u32), ("memory", u64))
+
+
+class Work(ctypes.Structure):
+    """What one process did in one period of the driver, in percent."""
+
+    _fields_ = (("time_us", u64), ("pid", u32), ("sm", u32), ("decoder", u32), ("padding", u32))
 
 
 class Field(ctypes.Structure):
@@ -181,6 +189,9 @@ class Device(ctypes.Structure):
         ("process_count", u32),
         ("instance_count", u32),
         ("processes", Process * MAX_PROCESSES),
+        ("work_count", u32),
+        ("zombies", u32),  # entries of no process that nvmlDeviceGetProcessUtilization adds (Syllo/nvtop issue 110)
+        ("work", Work * MAX_WORK),
         ("instances", Instance * MAX_INSTANCES),
         ("calls", Call * len(CALLS)),
     )
@@ -212,6 +223,7 @@ STRUCTS = (
     (Call, "call_t"),
     (RingSample, "ring_sample_t"),
     (Process, "process_t"),
+    (Work, "work_t"),
     (Field, "answer_t"),
     (GpmMetric, "gpm_metric_t"),
     (Event, "event_t"),

@@ -264,6 +264,35 @@ ret_t nvmlDeviceGetSamples(dev_t_ handle, int type, unsigned long long since, in
     return found ? OK : NOT_FOUND;
 }
 
+typedef struct { unsigned pid; unsigned long long time_us; unsigned sm, memory, encoder, decoder; } work_sample_t;
+/* One entry for each process that did anything since: the time it was last seen at work, and its mean over all periods
+ * since. So answer the drivers of Syllo/nvtop issue 110 and NVIDIA/go-nvml issue 51; and so do their entries of none. */
+ret_t nvmlDeviceGetProcessUtilization(dev_t_ handle, work_sample_t *out, unsigned *count, unsigned long long since) {
+    ENTER(nvmlDeviceGetProcessUtilization);
+    WHOLE_ONLY();
+    if (d.mig_mode) return NOT_SUPPORTED;
+    unsigned found = 0, room = out ? *count : 0, periods = 0;
+    for (unsigned i = 0; i < d.sample_count; i++) periods += d.samples[i].time_us > since;
+    for (unsigned i = 0; i < d.work_count; i++) {
+        const work_t *w = &d.work[i];
+        unsigned seen = 0, sm = 0, decoder = 0;
+        uint64_t last = 0;
+        if (w->time_us <= since) continue;
+        for (unsigned j = 0; j < d.work_count; j++) {
+            if (d.work[j].pid != w->pid || d.work[j].time_us <= since) continue;
+            seen += j < i;
+            sm += d.work[j].sm, decoder += d.work[j].decoder, last = d.work[j].time_us;
+        }
+        if (seen) continue;
+        if (found < room) out[found] = (work_sample_t){w->pid, last, sm / (periods ? periods : 1), 0, 0, decoder / (periods ? periods : 1)};
+        found++;
+    }
+    for (unsigned i = 0; i < d.zombies; i++, found++)
+        if (found < room) out[found] = (work_sample_t){i % 2 ? 0 : 2000000000u + i, since + 1, 4000000000u, 7, 4000000000u, 0};
+    *count = found;
+    return !found ? NOT_FOUND : found > room ? INSUFFICIENT_SIZE : OK;
+}
+
 typedef struct { unsigned long long total, free, used; } memory_t;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory_v2_t;
 ret_t nvmlDeviceGetMemoryInfo_v2(dev_t_ handle, memory_v2_t *out) {

@@ -241,17 +241,6 @@ def test_the_end_of_a_long_run_asks_for_a_state_write(bench: Bench) -> None:
     assert bench.ledger.long_run_ended
 
 
-def test_holders_that_share_a_unit_are_charged_nothing(bench: Bench) -> None:
-    second = POD._replace(key=HolderKey("kubernetes", "uid-2/main"), pod="train-1")
-    bench.poll(POD, second)
-    bench.run(20, 0.0, POD, second)
-    for holder in (POD, second):
-        totals = bench.totals(holder)
-        assert not totals.known
-        assert (totals.idle_s, totals.idle_run_s) == (0.0, 0.0)
-        assert totals.held_s == pytest.approx(20.0)
-
-
 def test_activity_that_is_charged_to_nobody_ends_the_run_for_good(bench: Bench) -> None:
     """While the source was away the GPU worked: the run must not come back with the source."""
     bench.poll(POD)

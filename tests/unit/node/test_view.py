@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.testbed.simulated_node import SimulatedNode
 
+from gpu_exporter.attribution.processes import Use
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.model import AllocationView, HolderKey, UnitId, Verdict
 from gpu_exporter.node.view import HolderRecord, NodeRecords, ViewRules, build_view
@@ -66,11 +67,15 @@ def test_a_holder_of_a_gpu_that_is_not_here_is_not_shown(node: SimulatedNode) ->
     assert shown(node, changed(node, allocation=allocation._replace(unit=UnitId("GPU-elsewhere")))) is None
 
 
-def test_sharers_are_never_judged(node: SimulatedNode) -> None:
-    allocation = node.state.records(node.placed()).holders[0].allocation
-    seen = shown(node, changed(node, allocation=allocation._replace(share="time_slice")))
-    assert seen.verdict == ("unknown", "the GPU is shared and each holder's activity is not known")
-    assert (seen.utilization, seen.memory_used_bytes) == (None, None)
+def test_no_value_of_a_shared_gpu_is_a_holders(node: SimulatedNode) -> None:
+    allocation = node.state.records(node.placed()).holders[0].allocation._replace(share="time_slice")
+    seen = shown(node, changed(node, allocation=allocation))
+    assert (seen.utilization, seen.memory_used_bytes, seen.power_w) == (None, None, None)
+    own = shown(node, changed(node, allocation=allocation, ratio=0.25, use=Use(2, 2**30)))
+    assert (own.utilization, own.memory_used_bytes, own.processes) == (0.25, 2**30, 2)
+    doubted = changed(node, allocation=allocation._replace(contradiction="processes of others"), ratio=0.25)
+    assert shown(node, doubted).utilization is None
+    assert shown(node, changed(node, allocation=allocation, ratio=0.25, unconfirmed_s=16.0)).utilization is None
 
 
 def test_a_holder_without_a_verdict_is_unknown(node: SimulatedNode) -> None:

@@ -33,6 +33,7 @@ from gpu_exporter.devices.protocol import (
     Memory,
     Pcie,
     Processes,
+    ProcessUtilization,
     Rates,
     RowRemaps,
     Traffic,
@@ -300,6 +301,18 @@ class NvmlDevice(Device):
         label = f"gpu {self.identity.index}, mig {identity.mig}"
         ask = Asker(self._library, handle, support, label, self._instances_warned)
         return read_processes(ask, identity.mig)
+
+    def read_process_utilization(self, since_wall: float) -> Sequence[ProcessUtilization]:
+        call = "nvmlDeviceGetProcessUtilization"
+        if self.identity.mig_mode == "enabled":  # documented as not supported
+            raise NotSupported(call, "NVML_ERROR_NOT_SUPPORTED")
+        entries = self.ask(call, int(since_wall * 1e6), about=call)
+        if isinstance(entries, int):  # a recording names no process
+            raise NotSupported(call, "NVML_ERROR_NO_DATA")
+        return [
+            ProcessUtilization(pid, stamp / 1e6, sm / 100.0, any((sm, memory, encoder, decoder)))  # us, percent
+            for pid, stamp, sm, memory, encoder, decoder in entries
+        ]
 
     def read_persistence_mode(self) -> bool:
         return bool(self.ask("nvmlDeviceGetPersistenceMode") == nvml.NVML_FEATURE_ENABLED)

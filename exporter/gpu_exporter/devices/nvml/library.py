@@ -84,6 +84,7 @@ def _margin(handle: Handle) -> int:
 
 
 RING_MAX = 65536  # entries; no driver is known to keep more than some hundred
+PROCESSES_MAX = 4096  # entries; some drivers list a hundred that are none (Syllo/nvtop issue 110)
 
 
 def _processes(call: str, handle: Handle) -> processes.Answer:
@@ -105,6 +106,7 @@ class _Buffers(threading.local):
     def __init__(self) -> None:
         self.fields: dict[tuple[tuple[int, int], ...], Any] = {}
         self.samples: Any = (structures.Sample * 256)()
+        self.utilizations: Any = (structures.ProcessUtilization * 128)()
         self.processes = processes.Buffer()
 
 
@@ -134,6 +136,28 @@ def _samples(handle: Handle, kind: int, since_us: int) -> tuple[tuple[int, float
     values: list[Any] = words.cast(nvml.VALUE_FORMATS.get(value_type.value, "I")).tolist()  # type: ignore[call-overload]
     step = len(values) // len(stamps) if stamps else 1
     return tuple(zip(stamps, values[step // 2 :: step], strict=True))
+
+
+def _process_utilization(handle: Handle, since_us: int) -> tuple[tuple[int, int, int, int, int, int], ...] | int:
+    """(pid, stamp in microseconds, and percent of SM, memory, encoder, decoder) of each process that has worked since.
+
+    The binding takes no entry for an error. NOT_FOUND means that there is none.
+    """
+    call = "nvmlDeviceGetProcessUtilization"
+    while True:
+        buffer = _buffers.utilizations
+        count = ctypes.c_uint(len(buffer))
+        code = _raw(call)(handle.raw, buffer, ctypes.byref(count), ctypes.c_ulonglong(since_us))
+        if code != nvml.NVML_ERROR_INSUFFICIENT_SIZE or len(buffer) >= PROCESSES_MAX:
+            break
+        _buffers.utilizations = (structures.ProcessUtilization * (2 * len(buffer)))()
+    if nvml.error_name(code) == "NVML_ERROR_NOT_FOUND":
+        return ()
+    _check(call, code)
+    return tuple(
+        (entry.pid, entry.stamp, entry.sm, entry.memory, entry.encoder, entry.decoder)
+        for entry in buffer[: min(count.value, len(buffer))]
+    )
 
 
 def _fields(handle: Handle, ids: tuple[tuple[int, int], ...]) -> tuple[tuple[int, float], ...]:
@@ -243,6 +267,7 @@ CALLS: dict[str, Callable[..., Any]] = {
         for kind in ("Compute", "Graphics")
         for version in ("v3", "v2")
     },
+    "nvmlDeviceGetProcessUtilization": _process_utilization,
     "nvmlDeviceGetMigMode": lambda handle: int(pynvml.nvmlDeviceGetMigMode(handle.raw)[0]),
     "nvmlDeviceGetMaxMigDeviceCount": _simple("nvmlDeviceGetMaxMigDeviceCount"),
     "nvmlDeviceGetMigDeviceHandleByIndex": lambda handle, position: Handle(

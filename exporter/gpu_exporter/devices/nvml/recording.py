@@ -29,6 +29,7 @@ from gpu_exporter.files import read_gzip
 
 FORMAT, VERSION = "gpu-exporter-recording", 1
 FIELDS, SAMPLES, GPM = "nvmlDeviceGetFieldValues", "nvmlDeviceGetSamples", "nvmlGpmMetricsGet"
+UTILIZATIONS = "nvmlDeviceGetProcessUtilization"
 WAIT, FREE = "nvmlEventSetWait_v2", "nvmlGpmSampleFree"
 Question = tuple[str, str, tuple[Any, ...]]  # call, place of the device, arguments that distinguish questions
 RECORDING_MAX = 256 * 2**20  # bytes of text: a node of 8 GPUs for a day
@@ -105,7 +106,7 @@ class Recorder:
             kind = answer.partition("-")[0]
             digest = hashlib.sha256(self._salt + answer.encode()).hexdigest()
             return f"{kind}-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
-        if "RunningProcesses" in call and not isinstance(answer, int):
+        if ("RunningProcesses" in call or call == UTILIZATIONS) and not isinstance(answer, int):
             return len(answer)  # pids are the host's own: their number is enough to play the node back
         return answer.name if isinstance(answer, Handle) else answer
 
@@ -147,6 +148,8 @@ def _questions(call: str, handle: Handle, arguments: tuple[Any, ...]) -> Iterato
         yield call, handle.name, (arguments[1],)
     elif call == SAMPLES:
         yield call, handle.name, (arguments[0],)
+    elif call == UTILIZATIONS:
+        yield call, handle.name, ()  # the stamp differs each time
     elif call == WAIT:
         yield call, "", ()
     elif call != FREE:

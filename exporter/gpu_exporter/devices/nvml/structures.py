@@ -32,6 +32,12 @@ class Sample(ctypes.Structure):
     _fields_ = (("stamp", u64), ("value", Value))
 
 
+class ProcessUtilization(ctypes.Structure):
+    """nvmlProcessUtilizationSample_t; `stamp` in microseconds of the wall clock, the others in percent."""
+
+    _fields_ = (("pid", u32), ("stamp", u64), ("sm", u32), ("memory", u32), ("encoder", u32), ("decoder", u32))
+
+
 class FieldValue(ctypes.Structure):
     """nvmlFieldValue_t."""
 

@@ -1,0 +1,63 @@
+"""Which units several holders share, and what each holder's processes did there since the last poll.
+
+Not thread-safe: NodeState's lock is over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from gpu_exporter.attribution.processes import OwnedPeriod
+from gpu_exporter.attribution.usage import divide_period
+from gpu_exporter.model import Allocation, Holder, HolderKey, Split, UnitId
+
+PERIODS_MAX = 300  # of one GPU between two polls: more would be five minutes of a poll that hangs
+NO_SOURCE = "of the holders of a MIG instance nothing tells what each does"
+NOT_ASKED = "the holders share the GPU, and what each does was not known yet"
+OTHERS = "a process of none of its holders works on the shared GPU, or of one that cannot be looked up"
+REST = "the holders' processes do not account for what the shared GPU does"
+
+
+class Sharing:
+    """`gpus`: UUIDs of whole GPUs that are shared. `ratios`: what each holder did in the newest period, where known.
+
+    `doubts`: by unit, why that is not known of every holder at present.
+    """
+
+    def __init__(self) -> None:
+        self.gpus: frozenset[str] = frozenset()
+        self.ratios: Mapping[tuple[UnitId, HolderKey], float] = {}
+        self.doubts: Mapping[UnitId, str] = {}
+        self._counts: Mapping[UnitId, int] = {}
+        self._periods: dict[UnitId, list[OwnedPeriod]] = {}
+
+    def note(self, unit: UnitId, period: OwnedPeriod) -> None:
+        """Keep what processes did until the next poll says whose they are."""
+        waiting = self._periods.setdefault(unit, [])
+        waiting.append(period)
+        del waiting[:-PERIODS_MAX]
+
+    def count_holders(self, unit: UnitId) -> int:
+        """How many holders share this unit, 1 where it is not shared."""
+        return self._counts.get(unit, 1)
+
+    def divide(self, allocations: Iterable[Allocation]) -> Iterator[tuple[UnitId, Split]]:
+        """What was kept, divided among those who hold the units now."""
+        shared: dict[UnitId, list[Holder]] = {}
+        for allocation in allocations:
+            if allocation.is_shared:
+                shared.setdefault(allocation.unit, []).append(allocation.holder)
+        self._counts = {unit: len(holders) for unit, holders in shared.items()}
+        self.gpus = frozenset(unit.uuid for unit in shared if not unit.mig_uuid)
+        periods, self._periods = self._periods, {}
+        ratios: dict[tuple[UnitId, HolderKey], float] = {}
+        doubts = {unit: NO_SOURCE if unit.mig_uuid else NOT_ASKED for unit in shared}
+        for unit, holders in shared.items():
+            for period in periods.get(unit, ()):
+                split = divide_period(period, holders)
+                doubts[unit] = split.problem or (REST if split.others is None else OTHERS)
+                own = {(unit, holder.key): split.ratios.get(holder.key, 0.0) for holder in holders}
+                known = not split.problem and split.others is None
+                ratios |= own if known else {key: value for key, value in own.items() if value}
+                yield unit, split
+        self.ratios, self.doubts = ratios, doubts

@@ -1,0 +1,143 @@
+"""Several holders on one GPU, each with processes of known loads: each has its own, and the rest is nobody's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpu_exporter.devices.loads import Constant
+from tests.testbed.process_node import Node, job, read, states
+from tests.testbed.processes import fetch, wait_for
+
+SETTINGS = """
+sampling: {interval: 500ms, interval_max: 1s, deadline: 2s}
+attribution: {interval: 1s}
+diagnosis: {window: 20s, interval: 1s, hold: 1s}
+"""
+LONE = f"system.slice/docker-{'a' * 64}.scope"  # a container that no scheduler knows
+BUSY, IDLE, OBSERVED, HELD, ENERGY = (
+    f"gpu_allocation_{name}_total"
+    for name in ("busy_seconds", "idle_seconds", "observed_seconds", "held_seconds", "energy_joules")
+)
+RUN = "gpu_allocation_idle_run_seconds"
+NOBODY = "gpu_unattributed_busy_seconds_total"
+POINTS = 0.02
+
+
+class Seen(NamedTuple):
+    """Counters of one scrape, by family and by job or GPU."""
+
+    values: Mapping[tuple[str, str], float]
+
+    def since(self, before: Seen, family: str, subject: str) -> float:
+        return self.values.get((family, subject), 0.0) - before.values.get((family, subject), 0.0)
+
+
+def look(url: str) -> Seen:
+    """Families of allocations by job, those of GPUs by gpu."""
+    found: dict[tuple[str, str], float] = {}
+    for metric in text_string_to_metric_families(fetch(f"{url}/metrics") or ""):
+        for sample in metric.samples:
+            job_id, gpu = sample.labels.get("job_id"), sample.labels.get("gpu")
+            subject = f"job {job_id}" if job_id else f"gpu {gpu}"
+            if job_id or (gpu is not None and set(sample.labels) <= {"gpu", "uuid"}):
+                found[sample.name, subject] = sample.value
+    return Seen(found)
+
+
+@pytest.fixture
+def shared(make_node: Callable[..., Node]) -> Node:
+    """gpu 0: jobs 42 and 43 work, 44 has a process that does nothing, and drivers list zombies. gpu 1: job 45 works and
+    so does a container of nobody, 46 has no process. gpu 2: work without a holder. gpu 3: nobody works.
+    """
+    loads = (0.75, 0.8, 0.4, 0.0)
+    node = make_node(
+        gpus=[{"model": "H100", "load": {"kind": "constant", "value": load}} for load in loads], settings=SETTINGS
+    )
+    works = {0: ((42, 0.25), (42, 0.15), (43, 0.35), (44, 0.0)), 1: ((45, 0.5), (0, 0.3)), 3: ((47, 0.0), (48, 0.0))}
+    for gpu, processes in works.items():
+        pids = []
+        for number, load in processes:
+            pids.append(node.start_process(job(number) if number else LONE))
+            node.work(pids[-1], Constant(load))
+        node.list_on(gpu, *pids)
+    node.add_zombies(0, 100)
+    holders = {0: (42, 43, 44), 1: (45, 46), 3: (47, 48)}
+    node.hold(
+        *({"uuid": node.uuids[gpu], "job": str(number)} for gpu, numbers in holders.items() for number in numbers)
+    )
+    return node
+
+
+def test_each_holder_has_its_own_busy_time_and_the_rest_is_nobodys(shared: Node) -> None:
+    url = shared.start()
+    # Readings of a GPU without a holder wait for three polls.
+    wait_for(lambda: (look(url).values.get((NOBODY, "gpu 2")) or 0) > 1, "the first time of nobody", 60)
+    before = look(url)
+    wait_for(lambda: look(url).since(before, "gpu_observed_seconds_total", "gpu 0") > 15, "15 seconds", 60)
+    seen = look(url)
+
+    def ratio(family: str, subject: str) -> float:
+        held = seen.since(before, HELD, subject)
+        return seen.since(before, family, subject) / (held or seen.since(before, "gpu_observed_seconds_total", subject))
+
+    for number, load in ((42, 0.4), (43, 0.35), (44, 0.0), (45, 0.5)):
+        assert ratio(BUSY, f"job {number}") == pytest.approx(load, abs=POINTS), number
+    for number in (44, 47, 48):  # beside busy neighbours, and where nobody works
+        assert ratio(IDLE, f"job {number}") > 0.9, number
+        assert (read(url, RUN, job_id=str(number)) or 0) > 10
+    for number in (42, 43, 45):
+        assert read(url, RUN, job_id=str(number)) == 0
+    for gpu, load in ((0, 0.0), (1, 0.3), (2, 0.4), (3, 0.0)):  # settled a second or so at once, so less exact
+        assert ratio(NOBODY, f"gpu {gpu}") == pytest.approx(load, abs=0.06), gpu
+    # While somebody unknown works there, no holder of that GPU is idle.
+    assert seen.since(before, OBSERVED, "job 46") == 0
+    assert not read(url, RUN, job_id="46")
+
+    # Together the GPU, but for what still waits for its holder.
+    for gpu, numbers in ((0, (42, 43, 44)), (1, (45, 46)), (2, ()), (3, (47, 48))):
+        parts = sum(seen.values.get((BUSY, f"job {number}"), 0.0) for number in numbers)
+        whole, known = seen.values["gpu_busy_seconds_total", f"gpu {gpu}"], parts + seen.values[NOBODY, f"gpu {gpu}"]
+        assert known <= whole + 1e-6 and whole - known < 5.0
+    energy = {number: seen.since(before, ENERGY, f"job {number}") for number in (42, 43, 44)}
+    drawn = seen.since(before, "gpu_energy_joules_total", "gpu 0")
+    assert sum(energy.values()) == pytest.approx(drawn, rel=0.1)  # read at moments of their own
+    assert energy[42] > energy[43] > energy[44] > 0
+    assert energy[42] - energy[44] == pytest.approx((energy[43] - energy[44]) * 0.40 / 0.35, rel=0.02)
+    utilization = {number: read(url, "gpu_allocation_utilization_ratio", job_id=str(number)) for number in (42, 44, 46)}
+    assert utilization == {42: pytest.approx(0.4, abs=POINTS), 44: 0.0, 46: None}
+
+    wait_for(lambda: states(url)["44"][0] == "held_idle" or None, "the idle sharer to be judged", 60)
+    found = states(url)
+    assert found["42"][0] in ("healthy", "bursty")
+    assert found["46"] == (
+        "unknown",
+        "a process of none of its holders works on the shared GPU, or of one that cannot be looked up",
+    )
+    assert {found[name][0] for name in ("47", "48")} == {"held_idle"}
+
+
+@pytest.mark.parametrize("places", ["files"], indirect=True)
+def test_without_the_hosts_processes_a_busy_shared_gpu_leaves_its_holders_unknown(shared: Node) -> None:
+    url = shared.start("--no-attribution.process")
+    wait_for(lambda: (look(url).values.get((NOBODY, "gpu 0")) or 0) > 5, "busy time", 60)
+    for number in (42, 43, 44):
+        assert not read(url, OBSERVED, job_id=str(number))
+        assert not read(url, RUN, job_id=str(number))
+    assert (read(url, RUN, job_id="47") or 0) > 3  # a GPU at rest is everybody's idle time
+
+
+@pytest.mark.parametrize("places", ["files"], indirect=True)
+@pytest.mark.parametrize("error", ["NVML_ERROR_NOT_SUPPORTED", "NVML_ERROR_NO_PERMISSION", "NVML_ERROR_UNKNOWN"])
+def test_a_driver_that_tells_nothing_of_processes_leaves_the_holders_unknown(shared: Node, error: str) -> None:
+    shared.refuse(0, "nvmlDeviceGetProcessUtilization", error)
+    url = shared.start()
+    wait_for(lambda: (look(url).values.get((NOBODY, "gpu 0")) or 0) > 5, "busy time", 60)
+    assert [read(url, OBSERVED, job_id=str(number)) or 0 for number in (42, 43, 44)] == [0, 0, 0]
+    wait_for(lambda: "single processes" in states(url)["44"][1] or None, "the reason", 60)
+    status = json.loads(fetch(f"{url}/api/v1/status") or "{}")
+    assert all(gpu["up"] for gpu in status["gpus"])

@@ -1,0 +1,254 @@
+"""A shared GPU: what its holders did, what is nobody's, and that no one who worked is idle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
+from gpu_exporter.model import Activity, Allocation, Holder, HolderKey, HolderTotals, Span, Split, UnitId, UnitTotals
+
+UNIT = UnitId("GPU-0")
+START, WALL = 1_000.0, 1_700_000_000.0
+RULES = LedgerRules(
+    poll_interval_s=5.0, stale_after_polls=3, low_ratio=0.1, high_ratio=0.7, idle_run_unknown_reset_s=60.0
+)
+A, B, C = (
+    Holder(HolderKey("kubernetes", f"uid-{name}/main"), namespace="ml", pod=name, container="main") for name in "abc"
+)
+
+
+class Shared:
+    """A ledger with one shared GPU: a span a second, a period and a poll each five."""
+
+    def __init__(self, *holders: Holder) -> None:
+        self.ledger = Ledger(RULES, START)
+        self.now = START
+        self.holders = holders
+        self.joules = 0.0
+        self.ledger.record_energy(UNIT, self.now, 0.0, 400.0)
+        self.poll()
+
+    def poll(self, *holders: Holder) -> None:
+        held = [
+            ConfirmedAllocation(Allocation(UNIT, holder, "time_slice", 0.5), self.now, None)
+            for holder in holders or self.holders
+        ]
+        self.ledger.charge_poll(self.now, WALL + self.now - START, held)
+
+    def observe(self, unit: Sequence[float], other: tuple[str, ...] = (), watts: float = 100.0) -> None:
+        """Utilization of the whole GPU, second by second."""
+        for ratio in unit:
+            self.now += 1.0
+            span = Span(self.now - 1.0, self.now, ratio, other)
+            self.ledger.record(Activity(UNIT, (span,), 3))
+            self.joules += watts
+            self.ledger.record_energy(UNIT, self.now, self.joules, 400.0)
+
+    def period(
+        self,
+        unit: float | Sequence[float],
+        ratios: Mapping[Holder, float] | None,
+        others: float | None = None,
+        other: tuple[str, ...] = (),
+        watts: float = 100.0,
+    ) -> None:
+        """Five seconds and a poll. `ratios` None: the driver tells nothing of processes."""
+        values = [unit] * 5 if isinstance(unit, float) else unit
+        begin = self.now
+        self.observe(values, other, watts)
+        if ratios is not None:
+            split = Split(begin, self.now, {holder.key: ratio for holder, ratio in ratios.items()}, others, 0.06)
+            self.ledger.record_split(UNIT, split)
+        self.poll()
+
+    def totals(self, holder: Holder) -> HolderTotals:
+        totals = self.ledger.holder_totals(Allocation(UNIT, holder), self.now, WALL + self.now - START)
+        assert totals is not None
+        return totals
+
+    def unit(self) -> UnitTotals:
+        totals = self.ledger.unit_totals(UNIT, self.now, WALL + self.now - START)
+        assert totals is not None
+        return totals
+
+    def settle(self) -> None:
+        """Until every reading has its holder, or nobody."""
+        for _ in range(4):
+            self.period(0.0, {}, watts=0.0)
+
+
+def test_each_holder_has_the_busy_time_of_its_own_processes() -> None:
+    shared = Shared(A, B)
+    for _ in range(4):
+        shared.period(0.9, {A: 0.6, B: 0.3})
+    for holder, ratio in ((A, 0.6), (B, 0.3)):
+        totals = shared.totals(holder)
+        assert (totals.busy_s, totals.observed_s, totals.idle_s) == pytest.approx((20 * ratio, 20.0, 0.0))
+        assert totals.idle_run_s == 0.0
+    assert shared.unit().unattributed_s == 0.0
+
+
+def test_a_holder_is_idle_beside_busy_neighbours() -> None:
+    shared = Shared(A, B)
+    for _ in range(4):
+        shared.period(0.9, {A: 0.88})
+    idle = shared.totals(B)
+    assert (idle.idle_s, idle.idle_run_s, idle.busy_s) == pytest.approx((20.0, 20.0, 0.0))
+    assert idle.idle_run_witnesses == 2
+    shared.period(0.9, {A: 0.8, B: 0.005})
+    assert shared.totals(B).idle_run_s == 0.0
+
+
+def test_a_gpu_at_rest_is_everybodys_idle_time_without_asking_anybody() -> None:
+    shared = Shared(A, B)
+    for _ in range(4):
+        shared.period(0.0, None)
+    for holder in (A, B):
+        assert (shared.totals(holder).idle_run_s, shared.totals(holder).idle_run_witnesses) == (20.0, 3)
+
+
+def test_what_is_not_known_of_processes_is_unknown_and_nobodys() -> None:
+    shared = Shared(A, B)
+    for _ in range(4):
+        shared.period(0.5, None)
+    shared.settle()
+    for holder in (A, B):
+        totals = shared.totals(holder)
+        assert (totals.busy_s, totals.observed_s, totals.held_s) == pytest.approx((0.0, 20.0, 40.0))
+    assert shared.unit().unattributed_s == pytest.approx(10.0)
+
+
+def test_a_process_of_nobody_leaves_no_holder_idle() -> None:
+    """An MPS server, a container that a job has started, a pid that cannot be looked up."""
+    shared = Shared(A, B)
+    for _ in range(4):
+        shared.period(0.8, {A: 0.3}, others=0.5)
+    assert (shared.totals(B).observed_s, shared.totals(B).idle_run_s) == (0.0, 0.0)
+    assert shared.totals(A).busy_s == pytest.approx(20 * 0.3)
+    shared.settle()
+    assert shared.unit().unattributed_s == pytest.approx(20 * 0.5)
+
+
+def test_a_process_that_the_driver_leaves_out_leaves_no_holder_idle() -> None:
+    shared = Shared(A, B)
+    shared.period(0.8, {A: 0.7})
+    assert shared.totals(B).observed_s == 0.0  # a tenth is nobody's
+    shared.period(0.8, {})
+    assert shared.totals(B).observed_s == 0.0
+    shared.period(0.04, {})
+    assert shared.totals(B).observed_s == 0.0  # what works a little is not explained by nobody
+    shared.period(0.8, {A: 0.75})
+    assert shared.totals(B).idle_s == 5.0
+
+
+def test_shares_that_come_to_more_than_the_gpu_are_scaled_down() -> None:
+    shared = Shared(A, B)
+    shared.period(0.5, {A: 0.9, B: 0.6})
+    shared.settle()
+    assert shared.totals(A).busy_s == pytest.approx(5 * 0.3)
+    assert shared.totals(B).busy_s == pytest.approx(5 * 0.2)
+    assert shared.unit().unattributed_s == pytest.approx(0.0)
+
+
+def test_what_another_witness_saw_is_the_neighbours_only_where_they_were_at_work() -> None:
+    shared = Shared(A, B)
+    shared.period(0.0, {A: 0.005}, other=("decoder",))
+    assert (shared.totals(B).idle_s, shared.totals(A).idle_s, shared.totals(A).observed_s) == (5.0, 0.0, 5.0)
+    shared.period(0.0, {}, other=("decoder",))
+    assert shared.totals(B).observed_s == 5.0
+
+
+def test_a_sign_of_life_of_nobody_known_ends_the_run_of_each() -> None:
+    shared = Shared(A, B)
+    shared.period(0.0, None)
+    shared.ledger.record(Activity(UNIT, (Span(shared.now, shared.now, 0.0, ("power",)),), 0))
+    assert (shared.totals(A).idle_run_s, shared.totals(B).idle_run_s) == (0.0, 0.0)
+
+
+def test_a_period_that_reaches_beyond_the_poll_waits_for_the_next() -> None:
+    shared = Shared(A, B)
+    begin = shared.now
+    shared.observe([0.6] * 4)
+    confirmed = shared.now
+    shared.observe([0.6] * 2)
+    shared.ledger.record_split(UNIT, Split(begin, shared.now, {A.key: 0.6}, None, 0.06))
+    held = [ConfirmedAllocation(Allocation(UNIT, h, "time_slice", 0.5), confirmed, None) for h in (A, B)]
+    shared.ledger.charge_poll(shared.now, WALL, held)
+    assert (shared.totals(A).observed_s, shared.totals(B).observed_s) == (0.0, 0.0)
+    shared.poll()
+    assert (shared.totals(A).busy_s, shared.totals(B).idle_s) == pytest.approx((3.6, 6.0))
+
+
+def test_where_little_is_known_of_the_gpu_itself_nothing_is_compared() -> None:
+    shared = Shared(A, B)
+    begin = shared.now
+    shared.observe([0.6] * 3)
+    shared.now += 2.0
+    shared.ledger.record_split(UNIT, Split(begin, shared.now, {A.key: 0.6}, None, 0.06))
+    shared.poll()
+    assert (shared.totals(A).observed_s, shared.totals(B).observed_s) == (0.0, 0.0)
+
+
+def test_the_last_holder_of_a_shared_gpu_is_not_charged_for_the_one_that_left() -> None:
+    shared = Shared(A, B)
+    shared.period(0.9, {A: 0.9})
+    shared.period(0.9, {A: 0.9})
+    shared.holders = (B,)
+    shared.period(0.9, {}, others=0.9)
+    assert shared.totals(B).busy_s == 0.0
+    assert shared.totals(B).idle_s == 10.0
+
+
+def test_energy_is_divided_by_busy_time_and_at_rest_by_the_number_of_holders() -> None:
+    shared = Shared(A, B)
+    for _ in range(4):
+        shared.period(0.0, {}, watts=50.0)  # what the board draws at rest
+    for holder in (A, B):
+        assert shared.totals(holder).energy_j == pytest.approx(20 * 50 / 2)
+    for _ in range(4):
+        shared.period(0.8, {A: 0.6, B: 0.2}, watts=250.0)
+    assert shared.totals(A).energy_j == pytest.approx(500 + 20 * (25 + 200 * 0.75))
+    assert shared.totals(B).energy_j == pytest.approx(500 + 20 * (25 + 200 * 0.25))
+
+
+Periods = st.lists(
+    st.tuples(
+        st.lists(st.sampled_from((0.0, 0.01, 0.3, 0.5, 1.0)), min_size=5, max_size=5),
+        st.none() | st.dictionaries(st.sampled_from((A, B, C)), st.sampled_from((0.005, 0.1, 0.4, 1.0))),
+        st.none() | st.sampled_from((0.1, 0.9)),
+        st.sampled_from((50.0, 100.0, 400.0)),
+        st.sets(st.sampled_from((A, B, C))),
+    ),
+    max_size=8,
+)
+
+
+@given(Periods)
+def test_holders_and_nobody_together_are_the_gpu(
+    periods: list[tuple[list[float], dict[Holder, float] | None, float | None, float, set[Holder]]],
+) -> None:
+    """Whoever comes and goes: no second and no joule is lost, or counted twice."""
+    shared = Shared(A, B)
+    seen: dict[HolderKey, list[float]] = {}
+    for unit, ratios, others, watts, holders in periods:
+        shared.holders = tuple(sorted(holders, key=lambda holder: holder.pod)) or (A,)
+        shared.period(unit, ratios, others, watts=watts)
+        for holder in shared.holders:
+            totals = shared.totals(holder)
+            assert totals.busy_s + totals.idle_s <= totals.observed_s + 1e-9 <= totals.held_s + 2e-9
+    shared.settle()
+    for holder in (A, B, C):
+        account = shared.ledger.holders.get((UNIT, holder.key)) or shared.ledger.restored_holders.get(
+            (UNIT, holder.key)
+        )
+        if account is not None:
+            seen[holder.key] = [account.busy_s, account.energy_j or 0.0]
+    unit_totals = shared.unit()
+    assert sum(busy for busy, _ in seen.values()) + unit_totals.unattributed_s == pytest.approx(unit_totals.busy_s)
+    waiting = sum(charge.joules - charge.booked_j for charge in shared.ledger._pending[UNIT].energy)
+    joules = sum(energy for _, energy in seen.values()) + (unit_totals.unattributed_j or 0.0) + waiting
+    assert joules == pytest.approx(shared.joules)
