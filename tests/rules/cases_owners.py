@@ -236,6 +236,12 @@ def low() -> Iterator[Case]:
     yield Case("monitoring that is younger than the holder", world, firing(106, minutes))
 
     world = World(minutes)
+    node = Node(world)
+    node.hold(0, lazy, share=0.5)
+    node.hold(0, lazy, share=0.5, pod="train-1")
+    yield Case("two pods at a tenth of a GPU that they share", world, about=["GpuHolderLow"])
+
+    world = World(minutes)
     Node(world).hold(0, lambda t: 0.2)
     yield Case("a pod at a fifth", world, about=["GpuHolderLow"])
 

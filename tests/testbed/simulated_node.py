@@ -9,7 +9,7 @@ from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.poller import Poller
-from gpu_exporter.attribution.processes import Owners, UnitOwners, Use
+from gpu_exporter.attribution.processes import Owners, ProcessOwners, UnitOwners, Use
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import Scenario
@@ -33,11 +33,12 @@ class SimulatedNode:
         state: StateFile | None = None,
         sample_period_s: float = 0.2,
         driver_period_max_s: float = 1.0,
+        processes: ProcessOwners | None = None,
     ) -> None:
         self.clock = ManualClock()
         self.settings = settings or Settings()
         backend, source = build_simulation(scenario, self.clock, sample_period_s)
-        self.state = NodeState(self.settings, self.clock, state)
+        self.state = NodeState(self.settings, self.clock, state, processes)
         self.poller = Poller([source], self.clock, self.settings.attribution.keep_last)
         self.hung: set[str] = set()
         self.owners: Mapping[UnitId, Sequence[Owner]] = {}  # of one process each, with a GiB of memory
@@ -46,7 +47,8 @@ class SimulatedNode:
         self.diagnosis = DiagnosisLoop(self.settings, lambda: self.state.evidence(self.placed()), self.clock)
         rules = activity_rules(self.settings, driver_period_max_s)
         self.samplers = [
-            DeviceSampler(backend.find(i), collectors.DEFAULT, self.clock, rules) for i in range(backend.count())
+            DeviceSampler(backend.find(i), collectors.DEFAULT, self.clock, rules, is_shared=self.state.is_shared)
+            for i in range(backend.count())
         ]
         self._elapsed = 0.0
 

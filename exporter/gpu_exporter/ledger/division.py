@@ -69,13 +69,10 @@ class Division:
         self._mean = busy_s / known_s if known_s else 0.0
         self._sum = sum(split.ratios.values()) + (split.others or 0.0)
 
-    @property
-    def is_explained(self) -> bool:
+    def _is_explained(self) -> bool:
         """Whether the holders' own processes account for all that the unit did."""
-        split = self._split
-        if split.problem or split.others is not None or not self._is_covered:
-            return False
-        return self._sum > 0.0 and self._sum >= self._mean - split.slack
+        is_all = self._split.others is None and self._sum > 0.0
+        return is_all and self._sum >= self._mean - self._split.slack
 
     def part_of(self, key: HolderKey) -> float | None:
         """Which part of the unit's activity is this holder's, 0 to 1; None while that is not known."""
@@ -83,7 +80,7 @@ class Division:
             return None
         ratio = self._split.ratios.get(key)
         if ratio is None:
-            return 0.0 if self.is_explained else None
+            return 0.0 if self._is_explained() else None
         return ratio / max(self._sum, self._mean)
 
     def judge(self, span: Span, key: HolderKey) -> Span | None:

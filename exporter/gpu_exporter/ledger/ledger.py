@@ -486,6 +486,14 @@ class Ledger:
             last_active_wall=(last_active if last_active is not None else start) if account.known else None,
         )
 
+    def newest_ratio(self, allocation: Allocation, now: float) -> float | None:
+        """Mean utilization of a holder that shares its unit over the newest bucket that is known; None where the last
+        poll brought none.
+        """
+        ring = self.holder_rings.get((allocation.unit, allocation.holder.key))
+        values = ring.values(now, self.rules.longest_unconfirmed_s()) if ring is not None else ()
+        return next((value for value in reversed(values) if value is not None), None)
+
     def _idle_run(self, account: HolderAccount, now: float) -> float | None:
         """The run as of now, None when too much time up to now is unknown, or its program is not known to run."""
         late_s = now - account.known_until - account.renewed_s  # readings wait until the holder is confirmed

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from gpu_exporter.attribution.processes import OwnedPeriod
 from gpu_exporter.attribution.usage import divide_period
-from gpu_exporter.model import Allocation, Holder, HolderKey, Split, UnitId
+from gpu_exporter.model import Allocation, Holder, Split, UnitId
 
 PERIODS_MAX = 300  # of one GPU between two polls: more would be five minutes of a poll that hangs
 NO_SOURCE = "of the holders of a MIG instance nothing tells what each does"
@@ -19,14 +19,10 @@ REST = "the holders' processes do not account for what the shared GPU does"
 
 
 class Sharing:
-    """`gpus`: UUIDs of whole GPUs that are shared. `ratios`: what each holder did in the newest period, where known.
-
-    `doubts`: by unit, why that is not known of every holder at present.
-    """
+    """`gpus`: UUIDs of whole GPUs that are shared. `doubts`: by unit, why what each holder does may not be known."""
 
     def __init__(self) -> None:
         self.gpus: frozenset[str] = frozenset()
-        self.ratios: Mapping[tuple[UnitId, HolderKey], float] = {}
         self.doubts: Mapping[UnitId, str] = {}
         self._counts: Mapping[UnitId, int] = {}
         self._periods: dict[UnitId, list[OwnedPeriod]] = {}
@@ -50,14 +46,10 @@ class Sharing:
         self._counts = {unit: len(holders) for unit, holders in shared.items()}
         self.gpus = frozenset(unit.uuid for unit in shared if not unit.mig_uuid)
         periods, self._periods = self._periods, {}
-        ratios: dict[tuple[UnitId, HolderKey], float] = {}
         doubts = {unit: NO_SOURCE if unit.mig_uuid else NOT_ASKED for unit in shared}
         for unit, holders in shared.items():
             for period in periods.get(unit, ()):
                 split = divide_period(period, holders)
                 doubts[unit] = split.problem or (REST if split.others is None else OTHERS)
-                own = {(unit, holder.key): split.ratios.get(holder.key, 0.0) for holder in holders}
-                known = not split.problem and split.others is None
-                ratios |= own if known else {key: value for key, value in own.items() if value}
                 yield unit, split
-        self.ratios, self.doubts = ratios, doubts
+        self.doubts = doubts

@@ -291,7 +291,7 @@ class NodeState:
         instances = answered.instances if answered is not None else ()
         mig = next((instance.mig for instance in instances if instance.uuid == unit.mig_uuid), "")
         stale_s = self.ledger.rules.longest_unconfirmed_s(grant.renewed_s)
-        use, ratio = self._uses.get((unit, key)), self._sharing.ratios.get((unit, key))
+        use, ratio = self._uses.get((unit, key)), self.ledger.newest_ratio(allocation, now)
         return HolderRecord(allocation, totals, now - grant.confirmed, stale_s, mig, use, ratio)
 
     def _tenant_totals(self) -> Iterator[tuple[TenantKey, TenantTotals]]:

@@ -10,10 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.attribution.cgroup import Owner
-from gpu_exporter.attribution.processes import UNIT_MAX, ProcessOwners
+from gpu_exporter.attribution.processes import UNIT_MAX, OwnedPeriod, ProcessOwners, without_owners
 from gpu_exporter.attribution.procfs import READ_MAX, TICKS_PER_S, parse_stat
 from gpu_exporter.clock import ManualClock, SystemClock
-from gpu_exporter.model import DeviceIdentity, DeviceSnapshot, GpuProcess, InstanceReading, ProcessList, UnitId
+from gpu_exporter.model import (
+    DeviceIdentity,
+    DeviceSnapshot,
+    GpuProcess,
+    InstanceReading,
+    ProcessList,
+    ProcessPeriod,
+    ProcessShare,
+    UnitId,
+)
 
 UNIT = UnitId("GPU-a")
 JOB = Owner(slurm=True, job="42", step="0")
@@ -229,3 +238,26 @@ def test_the_real_stat_of_this_process_is_understood() -> None:
     stat = parse_stat(Path("/proc/self/stat").read_text())
     assert stat is not None
     assert stat.start_s > 0
+
+
+def test_whose_processes_worked(proc: Proc) -> None:
+    """One that began after it was seen at work is another with the same pid."""
+    clock = ManualClock()
+    now = clock.monotonic()
+    proc.add(101, "0::/slurm/job_42/step_0", start_s=BOOT_S - 8.0)
+    proc.add(102, "0::/slurm/job_43/step_0", start_s=BOOT_S - 4.0)
+    proc.add(103, "0::/slurm/job_43/step_0", name="nvidia-cuda-mps-server"[:15])
+    shares = (ProcessShare(101, 0.25, now - 5.0), ProcessShare(102, 0.5, now - 5.0), ProcessShare(103, 0.1, now))
+    period = ProcessPeriod(now - 6.0, now - 1.0, (*shares, ProcessShare(104, 0.01, now)))
+    found = owners(proc, clock).own(period)
+    assert found == OwnedPeriod(period.start, period.end, ((JOB, 0.25), (None, 0.5), (None, 0.1), (None, 0.01)), "")
+    assert without_owners(period).shares == ((None, 0.25), (None, 0.5), (None, 0.1), (None, 0.01))
+
+
+def test_of_too_many_processes_at_work_the_rest_is_nobodys(proc: Proc) -> None:
+    clock = ManualClock()
+    proc.add(101, "0::/slurm/job_42/step_0")
+    shares = [ProcessShare(101, 0.001, clock.monotonic())] * (UNIT_MAX + 100)
+    found = owners(proc, clock).own(ProcessPeriod(0.0, 5.0, tuple(shares), ""))
+    assert len(found.shares) == UNIT_MAX + 1
+    assert found.shares[-1] == (None, pytest.approx(0.1))

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.attribution.cgroup import Owner
-from gpu_exporter.attribution.processes import UnitOwners, Use
-from gpu_exporter.attribution.usage import measure
+from gpu_exporter.attribution.processes import OwnedPeriod, UnitOwners, Use
+from gpu_exporter.attribution.usage import divide_period, measure
 from gpu_exporter.model import Allocation, Holder, HolderKey, UnitId
 
 UNIT = UnitId("GPU-a")
@@ -100,3 +100,45 @@ def test_holders_never_have_more_than_there_is(processes: list[tuple[int, int, i
     held = [(memory, number) for number, _, memory in processes if number <= holders]
     assert sum(each.processes for each in found.values()) == len(held)
     assert sum(each.memory_bytes or 0 for each in found.values()) == sum(memory for memory, _ in held)
+
+
+def split(holders: Sequence[Holder], *shares: tuple[Owner | None, float]) -> tuple[dict[str, float], float | None]:
+    """By incarnation, and what is others'."""
+    found = divide_period(OwnedPeriod(10.0, 15.0, shares), holders)
+    assert (found.start, found.end, found.problem) == (10.0, 15.0, "")
+    assert found.slack == pytest.approx(0.05 + 0.01 * len(shares))
+    ratios = {
+        key.incarnation.split("/")[1 if key.scheduler == "slurm" else 0]: ratio for key, ratio in found.ratios.items()
+    }
+    return ratios, found.others
+
+
+def test_what_a_holders_processes_do_is_added_up() -> None:
+    shares = ((of_job(1), 0.25), (of_job(1, "batch"), 0.25), (of_job(2), 0.125))
+    assert split([job(1), job(2), job(3)], *shares) == ({"1": 0.5, "2": 0.125}, None)
+    assert split([pod(UID), pod(OTHER)], (of_pod(UID), 0.5)) == ({UID: 0.5}, None)
+    assert split([job(1)]) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        None,  # gone, or an MPS server
+        Owner(),  # the system's
+        Owner(container="a" * 64),  # a container that a job has started
+        of_job(3),
+        of_pod(OTHER),
+        Owner(slurm=True),  # a job of unknown number
+    ],
+)
+def test_what_is_not_one_holders_is_others(owner: Owner | None) -> None:
+    assert split([job(1), job(2)], (of_job(1), 0.5), (owner, 0.25), (owner, 0.125)) == ({"1": 0.5}, 0.375)
+
+
+def test_a_process_of_a_pod_with_two_containers_on_the_gpu_is_neithers() -> None:
+    assert split([pod(UID, "main"), pod(UID, "side")], (of_pod(UID), 0.5)) == ({}, 0.5)
+
+
+def test_a_period_of_which_nothing_is_known_stays_so() -> None:
+    found = divide_period(OwnedPeriod(10.0, 15.0, (), "the driver does not tell"), [job(1)])
+    assert (found.problem, found.ratios) == ("the driver does not tell", {})

@@ -84,6 +84,18 @@ def test_of_processes_their_number_alone_is_recorded(tmp_path: Path, clock: Manu
     assert play(recorder, tmp_path / "x.rec.gz", clock).ask(call, GPU) == 2
 
 
+def test_of_what_processes_do_their_number_alone_is_recorded(tmp_path: Path, clock: ManualClock) -> None:
+    call = "nvmlDeviceGetProcessUtilization"
+    script = Script()
+    script.answers[call] = lambda since: ((4711, since + 1, 40, 0, 0, 0), (4712, since + 1, 50, 0, 0, 0))
+    recorder = Recorder(script, hashed=False, clock=clock.monotonic)
+    for since in (1_000_000, 2_000_000):
+        assert len(recorder.ask(call, GPU, since)) == 2
+        clock.advance(1.0)
+    assert b"471" not in gzip.decompress(recorder.render(exporter="TEST"))
+    assert play(recorder, tmp_path / "x.rec.gz", clock).ask(call, GPU, 3_000_000) == 2
+
+
 def test_fields_are_recorded_one_by_one_and_asked_in_any_company(tmp_path: Path, clock: ManualClock) -> None:
     script = Script()
     script.answers["nvmlDeviceGetFieldValues"] = lambda ids: tuple((0, 10 * field) for field, _ in ids)

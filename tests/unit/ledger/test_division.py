@@ -154,6 +154,26 @@ def test_shares_that_come_to_more_than_the_gpu_are_scaled_down() -> None:
     assert shared.unit().unattributed_s == pytest.approx(0.0)
 
 
+def test_of_shares_that_come_to_too_much_nobodys_are_scaled_down_too() -> None:
+    shared = Shared(A, B)
+    shared.period(0.5, {A: 0.6}, others=0.4)
+    shared.settle()
+    assert shared.totals(A).busy_s == pytest.approx(5 * 0.3)
+    assert shared.unit().unattributed_s == pytest.approx(5 * 0.2)
+
+
+def test_the_newest_utilization_of_a_sharer_is_forgotten_with_the_time_that_it_was_of() -> None:
+    shared = Shared(A, B)
+    shared.period(0.8, {A: 0.5, B: 0.3})
+    newest = {holder: shared.ledger.newest_ratio(Allocation(UNIT, holder), shared.now) for holder in (A, B, C)}
+    assert newest == {A: pytest.approx(0.5), B: pytest.approx(0.3), C: None}
+    shared.period(0.0, {})
+    assert shared.ledger.newest_ratio(Allocation(UNIT, A), shared.now) == 0.0
+    for _ in range(4):
+        shared.period(0.8, None)
+    assert shared.ledger.newest_ratio(Allocation(UNIT, A), shared.now) is None
+
+
 def test_what_another_witness_saw_is_the_neighbours_only_where_they_were_at_work() -> None:
     shared = Shared(A, B)
     shared.period(0.0, {A: 0.005}, other=("decoder",))
@@ -252,3 +272,80 @@ def test_holders_and_nobody_together_are_the_gpu(
     waiting = sum(charge.joules - charge.booked_j for charge in shared.ledger._pending[UNIT].energy)
     joules = sum(energy for _, energy in seen.values()) + (unit_totals.unattributed_j or 0.0) + waiting
     assert joules == pytest.approx(shared.joules)
+
+
+def test_readings_that_come_after_the_poll_are_booked_with_the_next() -> None:
+    """The driver's ring lags behind by a second."""
+    shared = Shared(A, B)
+    for _ in range(4):
+        begin = shared.now - 1.0
+        shared.observe([0.0] * 4 + [0.5])
+        shared.now += 1.0  # the poll is later than the newest reading
+        shared.ledger.record_split(UNIT, Split(begin + 1.0, shared.now - 1.0, {A.key: 0.1}, None, 0.06))
+        shared.poll()
+        shared.now -= 1.0
+    shared.now += 1.0
+    shared.poll()
+    assert (shared.totals(A).observed_s, shared.totals(B).idle_s) == pytest.approx((20.0, 20.0))
+
+
+def test_periods_that_overlap_count_once() -> None:
+    shared = Shared(A, B)
+    shared.observe([0.5] * 5)
+    for begin, end in ((0.0, 3.0), (1.0, 5.0), (2.0, 4.0)):
+        shared.ledger.record_split(UNIT, Split(START + begin, START + end, {A.key: 0.5}, None, 0.06))
+    shared.poll()
+    assert (shared.totals(A).busy_s, shared.totals(A).observed_s) == pytest.approx((2.5, 5.0))
+    assert shared.totals(B).idle_s == pytest.approx(5.0)
+
+
+def test_the_end_of_a_long_idle_run_is_to_be_kept_soon() -> None:
+    shared = Shared(A, B)
+    for _ in range(12):
+        shared.period(0.5, {A: 0.5})
+    assert not shared.ledger.long_run_ended  # B's run is 60 s, which a restart may lose
+    shared.period(0.5, {A: 0.5})
+    shared.period(0.5, {A: 0.4, B: 0.1})
+    assert shared.ledger.long_run_ended
+
+
+def test_late_readings_of_a_holder_that_has_left_are_still_its_own() -> None:
+    shared = Shared(A, B)
+    shared.period(0.0, None)
+    shared.now += 5.0
+    shared.poll()
+    shared.now -= 5.0
+    shared.holders = (A,)
+    shared.observe([0.0] * 5)  # of the time before that poll
+    shared.poll()
+    assert shared.ledger.restored_holders[UNIT, B.key].idle_s == pytest.approx(10.0)
+
+
+def test_what_is_kept_of_sharers_ends_with_them() -> None:
+    shared = Shared(A, B)
+    for _ in range(100):
+        shared.period(0.5, {A: 0.5})
+    pending = shared.ledger._pending[UNIT]
+    assert max(len(pending.divisions), len(pending.spans) // 5, len(pending.energy) // 5) <= 4
+    assert shared.ledger.holder_rings.keys() == {(UNIT, A.key), (UNIT, B.key)}
+    shared.holders = (A,)
+    for _ in range(5):
+        shared.period(0.5, {A: 0.5})
+    assert shared.ledger.holder_rings.keys() == {(UNIT, A.key)}
+
+
+def test_no_power_at_rest_is_believed_above_what_boards_draw() -> None:
+    """Holders that never rest: what the board draws at rest is not seen."""
+    shared = Shared(A, B)
+    for _ in range(4):
+        shared.period(0.8, {A: 0.6, B: 0.2}, watts=300.0)
+    rest_w = 0.15 * 400.0
+    assert shared.totals(A).energy_j == pytest.approx(20 * (rest_w / 2 + (300 - rest_w) * 0.75))
+
+
+def test_a_counter_that_stood_still_says_nothing_of_rest() -> None:
+    shared = Shared(A, B)
+    shared.period(0.8, {A: 0.8}, watts=0.0)
+    for _ in range(2):
+        shared.period(0.8, {A: 0.8}, watts=50.0)
+    assert shared.totals(B).energy_j == pytest.approx(10 * 50 / 2)

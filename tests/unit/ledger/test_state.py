@@ -69,6 +69,33 @@ def test_the_energy_of_a_holder_goes_on_after_a_kill(tmp_path: Path, limit: floa
     assert file.bound_holder(UNIT, POD.key, restored).energy_j == pytest.approx(mark)
 
 
+@pytest.mark.parametrize(("limit", "ahead"), [(400.0, 2_000.0), (None, 5.0 * MAX_BOARD_POWER_W)])
+def test_what_is_nobodys_goes_on_after_a_kill(tmp_path: Path, limit: float | None, ahead: float) -> None:
+    now, ledger, state = 1_000.0, Ledger(RULES, 1_000.0), StateFile(tmp_path, 10.0, BOOT)
+    for second in range(60):
+        now += 1.0
+        ledger.record(Activity(UNIT, (Span(now - 1.0, now, 0.5),), 2))
+        ledger.record_energy(UNIT, now, 5_000.0 + 300.0 * second, limit)
+        ledger.charge_poll(now, 1e9 + now, [])
+    write(state, ledger)
+    totals = ledger.unit_totals(UNIT, now, 1e9)
+    assert totals is not None and totals.unattributed_j
+    assert totals.unattributed_s > 20.0
+    assert totals.unattributed_j > 10_000.0
+    assert state.bound_unit(UNIT, totals) == totals
+    beyond = totals._replace(unattributed_s=1e9, unattributed_j=1e9)
+    bounded = state.bound_unit(UNIT, beyond)
+    assert bounded.unattributed_s == pytest.approx(totals.unattributed_s + 5.0)
+    assert bounded.unattributed_j == pytest.approx(totals.unattributed_j + ahead)
+    again, file = Ledger(RULES, now), StateFile(tmp_path, 10.0, BOOT)
+    assert file.restore(again) == ""
+    again.record(Activity(UNIT, (Span(now, now + 1.0, 0.5),), 2))
+    restored = again.unit_totals(UNIT, now + 1.0, 1e9)
+    assert restored is not None
+    assert restored.unattributed_s == pytest.approx(bounded.unattributed_s)
+    assert restored.unattributed_j == pytest.approx(bounded.unattributed_j)
+
+
 def test_the_directory_is_made(tmp_path: Path) -> None:
     StateFile(tmp_path / "a" / "b", 10.0, BOOT).acquire()
     assert (tmp_path / "a" / "b" / "lock").is_file()

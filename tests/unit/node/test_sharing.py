@@ -1,0 +1,197 @@
+"""A whole node with shared GPUs: whoever works is never idle, whatever the others do and the driver says of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tests.testbed.simulated_node import SimulatedNode
+
+from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.processes import OwnedPeriod, ProcessOwners
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.devices import loads
+from gpu_exporter.devices.protocol import ProcessUtilization
+from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.model import AllocationView, ProcessPeriod
+from gpu_exporter.node.sharing import NO_SOURCE, OTHERS, REST
+
+SEEDS = 40
+STRANGER, GONE = 900, 901  # a process of nobody, and one that cannot be looked up
+
+
+class Owners(ProcessOwners):
+    """Pid N is a process of job N."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/nonexistent"), ManualClock())
+
+    def own(self, period: ProcessPeriod) -> OwnedPeriod:
+        return OwnedPeriod(
+            period.start, period.end, tuple((_owner(each.pid), each.ratio) for each in period.shares), period.problem
+        )
+
+
+def _owner(pid: int) -> Owner | None:
+    return None if pid == GONE else Owner() if pid == STRANGER else Owner(slurm=True, job=str(pid))
+
+
+Works = Mapping[int, Sequence[tuple[float, float]]]
+"""By pid: (from, share) of its time, seconds since the start."""
+
+
+class Tellers:
+    """What the driver says of processes that do `works`: each one's mean since it was asked."""
+
+    def __init__(self, node: SimulatedNode, works: Works, hidden: frozenset[int] = frozenset()) -> None:
+        self._curves = {pid: loads.Curve(_steps(points)) for pid, points in works.items() if pid not in hidden}
+        self._node, self._start = node, node.clock.wall()
+        device = node.samplers[0].device
+        device.read_process_utilization = self.tell  # type: ignore[method-assign]
+
+    def tell(self, since_wall: float) -> Sequence[ProcessUtilization]:
+        since, now = since_wall - self._start, self._node.clock.wall() - self._start
+        means = {pid: loads.mean(curve, max(0.0, since), now) for pid, curve in self._curves.items()}
+        return [
+            ProcessUtilization(pid, self._start + now, int(100 * mean) / 100, is_active=True)
+            for pid, mean in means.items()
+            if mean
+        ]
+
+
+def _steps(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """A curve that changes at once."""
+    out = [(0.0, points[0][1])]
+    for (_, before), (at, after) in pairwise(points):
+        out += [(at, before), (at, after)]
+    return out
+
+
+def _sum_of(works: Works) -> list[tuple[float, float]]:
+    """The whole GPU: its processes take turns."""
+    times = sorted({at for points in works.values() for at, _ in points})
+    return _steps([(at, sum(_at(points, at) for points in works.values())) for at in times])
+
+
+def _at(points: Sequence[tuple[float, float]], at: float) -> float:
+    return [share for begin, share in points if begin <= at][-1]
+
+
+MakeNode = Callable[..., SimulatedNode]
+
+
+def make(
+    works: Works, holders: Sequence[int], hidden: frozenset[int] = frozenset(), mig: bool = False
+) -> SimulatedNode:
+    """One GPU that these jobs share, with processes that do `works`."""
+    curve = {"kind": "curve", "points": [list(point) for point in _sum_of(works)]} if works else None
+    gpu = {"model": "H100", **({"load": curve} if curve else {})}
+    if mig:
+        gpu = {"model": "H100", "mig": [{"profile": "1g.10gb", "gi": 7, "load": curve}]}
+    held = [{"gpu": 0, "kind": "job", "name": str(job), **({"mig": 0} if mig else {})} for job in holders]
+    node = SimulatedNode(parse_scenario({"gpus": [gpu], "holders": held}), processes=Owners())
+    Tellers(node, works, hidden)
+    return node
+
+
+def by_job(node: SimulatedNode, seconds: float) -> dict[int, AllocationView]:
+    return {int(view.allocation.holder.job_id): view for view in node.run(seconds).allocations}
+
+
+ALWAYS = ((0.0, 0.4),)
+
+
+def test_sharers_are_judged_like_holders_of_whole_gpus() -> None:
+    seen = by_job(make({1: ALWAYS, 2: ((0.0, 0.2),)}, (1, 2, 3)), 900)
+    assert [(seen[job].verdict.state, seen[job].utilization) for job in (1, 2, 3)] == [
+        ("healthy", pytest.approx(0.4, abs=0.011)),  # more than its third
+        ("healthy", pytest.approx(0.2, abs=0.011)),
+        ("held_idle", 0.0),
+    ]
+    assert seen[3].totals.idle_run_s == pytest.approx(895, abs=10)
+    # Three may have a third each: 0.12 of the GPU is low.
+    assert by_job(make({1: ALWAYS, 2: ((0.0, 0.12),)}, (1, 2, 3)), 900)[2].verdict.state == "low"
+
+
+def test_a_shared_gpu_at_rest_is_idle_for_each() -> None:
+    seen = by_job(make({}, (1, 2)), 900)
+    assert {view.verdict.state for view in seen.values()} == {"held_idle"}
+
+
+@pytest.mark.parametrize(
+    ("works", "hidden", "reason"),
+    [
+        ({1: ALWAYS, STRANGER: ((0.0, 0.1),)}, frozenset(), OTHERS),
+        ({1: ALWAYS, GONE: ((0.0, 0.1),)}, frozenset(), OTHERS),
+        ({1: ALWAYS, 77: ((0.0, 0.2),)}, frozenset({77}), REST),
+    ],
+)
+def test_while_somebody_unknown_works_nobody_is_idle(works: Works, hidden: frozenset[int], reason: str) -> None:
+    seen = by_job(make(works, (1, 2), hidden), 900)
+    assert seen[2].verdict == ("unknown", reason)
+    assert (seen[2].totals.idle_run_s or 0.0, seen[2].utilization) == (0.0, None)
+    assert seen[1].totals.busy_s == pytest.approx(0.4 * 895, rel=0.03)
+
+
+def test_a_job_that_holds_a_gpu_alone_has_all_that_it_does() -> None:
+    """A container that it has started is no process of its cgroup."""
+    node = make({STRANGER: ((0.0, 0.3),)}, (1,))
+    seen = by_job(node, 900)
+    assert (seen[1].verdict.state, seen[1].totals.idle_s) == ("low", 0.0)
+    assert seen[1].totals.busy_s == pytest.approx(0.3 * 895, rel=0.03)
+
+
+def test_of_holders_of_one_mig_instance_nothing_tells_what_each_does() -> None:
+    node = make({1: ALWAYS}, (1, 2), mig=True)
+    seen = by_job(node, 900)
+    assert not node.state.is_shared(node.unit(0).uuid)  # which would cost a call that NVML does not have there
+    assert {view.verdict for view in seen.values()} == {("unknown", NO_SOURCE)}
+    assert {view.totals.busy_s for view in seen.values()} == {0.0}
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_no_holder_is_idle_while_it_works(seed: int) -> None:
+    """Random jobs that work now and then, some unknown, some that the driver leaves out."""
+    dice = random.Random(seed)
+    holders = tuple(range(1, dice.randint(3, 6)))
+    pids = [*holders, *dice.sample((STRANGER, GONE, 77), dice.randint(0, 2))]
+    works = {pid: _random_work(dice, len(pids)) for pid in pids}
+    hidden = frozenset({77}) if dice.random() < 0.7 else frozenset()
+    node = make(works, holders, hidden)
+    for _ in range(20):
+        views = by_job(node, 30)
+        now = node.clock.wall() - node.samplers[0].device._stage.to_wall(0.0)  # type: ignore[attr-defined]
+        for job, view in views.items():
+            last = _last_work(works[job], now)
+            # Readings wait for the poll after them, and a period has the edges of the driver's samples.
+            assert (view.totals.idle_run_s or 0.0) <= now - last + 1.0, (job, works[job])
+            true_idle = now - loads_time(works[job], now)
+            assert view.totals.idle_s <= true_idle + 1.0
+            true_busy = loads.Curve(_steps(works[job])).integral(now)
+            assert view.totals.busy_s <= true_busy * 1.05 + 3.0
+
+
+def _random_work(dice: random.Random, number: int) -> list[tuple[float, float]]:
+    points = [(0.0, 0.0)]
+    at = 0.0
+    while at < 600:
+        at += dice.choice((1.0, 2.5, 7.0, 40.0, 150.0))
+        points.append((at, dice.choice((0.0, 0.0, 0.02, 0.5, 1.0)) / number))
+    return points
+
+
+def _last_work(points: Sequence[tuple[float, float]], now: float) -> float:
+    """When it last worked, 0 if never."""
+    ends = [*(at for at, _ in points[1:]), 1e9]
+    return max(
+        (min(now, end) for (at, share), end in zip(points, ends, strict=True) if share and at < now), default=0.0
+    )
+
+
+def loads_time(points: Sequence[tuple[float, float]], now: float) -> float:
+    """Seconds at work until now."""
+    ends = [*(at for at, _ in points[1:]), 1e9]
+    return sum(max(0.0, min(now, end) - at) for (at, share), end in zip(points, ends, strict=True) if share)
