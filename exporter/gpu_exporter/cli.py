@@ -123,7 +123,7 @@ def _build_processes(
         return None  # neither a scenario nor a recording has processes of this host
     from gpu_exporter.attribution.processes import ProcessOwners
 
-    owners = ProcessOwners(options.procfs, clock)
+    owners = ProcessOwners(options.procfs, clock, pod_logs=options.kubelet_logs)
     if owners.is_host():
         return owners
     if options.process:

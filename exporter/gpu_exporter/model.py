@@ -14,7 +14,9 @@ from typing import Literal, NamedTuple, TypeAlias
 # (docs.nvidia.com/datacenter/tesla/mig-user-guide, "Supported GPUs"). RTX A3000 is another product, and has no MIG.
 FOUR_SLICES = re.compile(r"\b(A30|RTX PRO 6000 Blackwell)\b")
 MetricType: TypeAlias = Literal["counter", "gauge"]
-Scheduler: TypeAlias = Literal["kubernetes", "slurm"]
+Scheduler: TypeAlias = Literal["kubernetes", "slurm", "container"]
+"""Who started a holder; "container" is a container runtime outside both schedulers."""
+PROCESS_SOURCE = "process"  # as Holder.source: known by its processes alone, so shown and never judged
 XID_CLASSES = ("application", "hardware", "information")
 
 
@@ -266,7 +268,7 @@ class HolderKey(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """A pod container or a Slurm job, as its scheduler describes it. Empty strings are unknown.
+    """A pod container, a Slurm job or a container of neither, as its scheduler describes it. Empty strings are unknown.
 
     `cluster` is Slurm's. A task of a job array has `array_job_id` and `array_task_id`, a component of a heterogeneous
     job `het_job_id` (the leader's job id) and `het_job_offset`. `uid` is the user's number; it is published only where
@@ -299,12 +301,16 @@ class Holder(NamedTuple):
 
     @property
     def label(self) -> str:
-        """How people write it: `namespace/pod/container`, `job 42`, `job 3010_1` (array) or `job 3011+1` (het job)."""
+        """How people write it: `namespace/pod/container`, `job 42`, `job 3010_1` (array), `job 3011+1` (het job) or
+        `container 0123456789ab`.
+        """
         if self.identity == "hidden":
             return "a hidden job"
         if self.key.scheduler == "slurm":
             return f"job {self._job_name()}"
-        return f"{self.namespace}/{self.pod}/{self.container}"
+        if self.key.scheduler == "container":
+            return f"container {self.container}"
+        return "/".join((*filter(None, [self.namespace]), self.pod, self.container))
 
     @property
     def names(self) -> frozenset[str]:

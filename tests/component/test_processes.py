@@ -13,6 +13,7 @@ from tests.testbed.processes import fetch, wait_for
 
 UID = "2c9f8a79-5391-454b-88cb-86190881cb96"
 POD = f"kubepods/burstable/pod{UID}/{'f' * 64}"
+DOCKER = f"system.slice/docker-{'d' * 64}.scope"
 RUN = "gpu_allocation_idle_run_seconds"
 PID = 4_194_303  # the largest that Linux knows, so that no other number looks like it
 CONFLICTS = "gpu_exporter_attribution_conflicts_total"
@@ -70,15 +71,25 @@ def test_a_holder_that_works_on_another_gpu_is_not_idle_on_its_own(node: Node) -
     assert read(url, "gpu_allocated", gpu="1") is None
 
 
-def test_a_gpu_that_a_pod_of_no_source_uses_is_not_free(node: Node) -> None:
+def test_a_gpu_that_a_pod_of_no_source_uses_is_not_free(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "pods" / f"ops_prober-0_{UID}").mkdir(parents=True)
     node.list_on(1, node.start_process(POD))
+    node.list_on(0, node.start_process(DOCKER))
     node.hold()
-    url = node.start()
-    text = f"in use by pod {UID}, not in any source"
-    wait_for(lambda: text in (fetch(f"{url}/api/v1/table") or ""), "the row that says so")
-    assert read(url, "gpu_allocated", gpu="0") == 0
-    assert read(url, "gpu_allocated", gpu="1") is None
-    assert text in node.once("--format=table", *node.flags()).stdout
+    logs = f"--attribution.kubelet.logs={tmp_path}/pods"
+    url = node.start(logs)
+    wait_for(lambda: read(url, "gpu_allocated", gpu="1") == 1, "the pod that uses it")
+    pod = {"scheduler": "kubernetes", "namespace": "ops", "pod": "prober-0", "source": "process"}
+    assert read(url, "gpu_allocation_info", gpu="1", pod_uid=UID, **pod) == 1
+    assert read(url, "gpu_allocation_info", gpu="0", scheduler="container", container="d" * 12, source="process") == 1
+    assert states(url, "pod")["prober-0"] == (
+        "unknown",
+        "no scheduler gave it this GPU: it sees it without having asked, and is known by its processes alone",
+    )
+    assert read(url, RUN, gpu="1") is None and read(url, RUN, gpu="0") is None
+    assert node.log().count("pod ops/prober-0 uses a GPU that no source gives it: a pod sees every GPU where") == 1
+    table = node.once("--format=table", *node.flags(), logs).stdout
+    assert f"ops/prober-0/{'f' * 12}" in table and f"container {'d' * 12}" in table
     node.list_on(1)
     wait_for(lambda: read(url, "gpu_allocated", gpu="1") == 0, "the GPU to be free again", 15)
 

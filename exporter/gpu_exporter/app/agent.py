@@ -157,7 +157,7 @@ class Agent:
                 placed, expected = self._place(driver), count_expected(driver, self._inventory.value)
                 snapshots = [each.snapshot for each in placed.values()]
                 owners = self._processes.read(snapshots) if self._processes is not None else None
-                resolution = self.node.on_poll(grants, placed, owners, expected)
+                resolution = self.node.on_poll(grants, placed, owners, expected, is_complete=self.poller.has_all())
                 self.poller.note_resolution(resolution.conflicts, resolution.unresolved)
             except Exception:  # a fault of ours must not end attribution; mappings then age, which is visible
                 log.exception("a poll of the attribution sources failed")

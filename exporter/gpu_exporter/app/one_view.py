@@ -122,7 +122,7 @@ def take_one_view(
     )
     if not all(ended) and not count_answering(driver):
         raise DriverUnavailable(too_late)
-    node = NodeState(settings, clock)
+    node = NodeState(settings, clock, processes=processes)
     errors: Counter[tuple[str, str]] = Counter()
     for reader in readers:
         errors.update(reader.errors)
@@ -133,7 +133,8 @@ def take_one_view(
     expected = count_expected(driver, inventory)
     snapshots = [each.snapshot for each in placed.values()]
     owners = processes.read(snapshots) if processes is not None else None
-    resolution = node.on_poll(poller.grants(), placed, owners, expected)  # a source without an answer yet is named
+    grants = poller.grants()  # a source without an answer yet is named
+    resolution = node.on_poll(grants, placed, owners, expected, is_complete=poller.has_all())
     poller.note_resolution(resolution.conflicts, resolution.unresolved)
     status = AgentStatus(
         version=VERSION,

@@ -32,6 +32,8 @@ REMEDIES = {
 
 def relate(holder: Holder, owner: Owner) -> Relation:
     """Whether a process of `owner` is the holder's. Only what is positively another pod's or job's is "other"."""
+    if holder.key.scheduler == "container":
+        return "own" if owner.container == holder.key.incarnation else "other" if owner.container else "unknown"
     if not owner.is_scheduled:
         return "unknown"  # the system's, a login's, or of a container that no scheduler knows
     if holder.key.scheduler == "slurm":

@@ -180,6 +180,10 @@ class Poller:
             for memory in self._memory.values()
         )
 
+    def has_all(self) -> bool:
+        """Whether a holder that no source names is in none: there is no source, or each has answered."""
+        return not self._memory or self.is_known()
+
     def statuses(self) -> tuple[SourceStatus, ...]:
         return tuple(
             SourceStatus(

@@ -73,7 +73,10 @@ class ProcessOwners:
         procfs: Path,
         clock: Clock,
         since_boot: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+        pod_logs: Path | None = None,
     ) -> None:
+        """`pod_logs`: the kubelet's directory of pods' logs, whose names say which pod has a UID."""
+        self._pod_logs = pod_logs
         self._procfs = Procfs(procfs)
         self._clock = clock
         self._since_boot = since_boot
@@ -98,6 +101,17 @@ class ProcessOwners:
                 here = [process for process in listed.processes if process.mig == mig]
                 owners[unit] = self._read_unit(here, listed, is_complete=not nowhere)
         return owners
+
+    def name_pod(self, uid: str) -> tuple[str, str] | None:
+        """Namespace and name of the pod with this UID, None where the kubelet's directories do not say."""
+        if self._pod_logs is None:
+            return None
+        try:
+            names = [entry.name for entry in self._pod_logs.iterdir() if entry.name.endswith(f"_{uid}")]
+        except OSError:
+            return None
+        namespace, _, pod = names[0].removesuffix(f"_{uid}").partition("_") if len(names) == 1 else ("", "", "")
+        return (namespace, pod) if namespace and pod else None
 
     def own(self, period: ProcessPeriod) -> OwnedPeriod:
         """The owners of the processes that worked on a GPU; to be asked soon, while the processes live."""

@@ -23,14 +23,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from gpu_exporter.files import PRIVATE, make_directory, write_atomically
 from gpu_exporter.ledger.accounts import HolderAccount, UnitAccount
 from gpu_exporter.ledger.ledger import Ledger
 from gpu_exporter.ledger.tenants import COUNTERS as TENANT_COUNTERS
 from gpu_exporter.ledger.tenants import TenantAccount
-from gpu_exporter.model import HolderKey, HolderTotals, TenantKey, TenantTotals, UnitId, UnitTotals
+from gpu_exporter.model import HolderKey, HolderTotals, Scheduler, TenantKey, TenantTotals, UnitId, UnitTotals
 
 log = logging.getLogger(__name__)
 VERSION = 2
@@ -214,6 +214,7 @@ def open_state(directory: Path | None, write_interval_s: float, boot_id: str) ->
 
 
 AccountT = TypeVar("AccountT", UnitAccount, HolderAccount, TenantAccount)
+SCHEDULERS: Mapping[str, Scheduler] = {name: name for name in get_args(Scheduler)}
 FLAGS = frozenset(("known", "running", "alone"))
 
 
@@ -223,9 +224,9 @@ def _unit(value: Any) -> UnitId:
 
 def _holder(value: Any) -> HolderKey:
     scheduler, incarnation = _texts(value)
-    if scheduler not in ("kubernetes", "slurm"):
+    if scheduler not in SCHEDULERS:
         raise ValueError(f"{scheduler!r} is not a scheduler")
-    return HolderKey("kubernetes" if scheduler == "kubernetes" else "slurm", incarnation)
+    return HolderKey(SCHEDULERS[scheduler], incarnation)
 
 
 def _tenant(value: Any) -> TenantKey:

@@ -11,6 +11,7 @@ from gpu_exporter.attribution.numbers import NumberMemory
 from gpu_exporter.attribution.processes import OwnedPeriod, Owners, ProcessOwners, without_owners
 from gpu_exporter.attribution.resolve import Resolution, resolve
 from gpu_exporter.attribution.usage import Uses, measure
+from gpu_exporter.attribution.users import Users
 from gpu_exporter.clock import Clock
 from gpu_exporter.collectors.processes import PROCESSES
 from gpu_exporter.defaults import Settings
@@ -62,6 +63,7 @@ class NodeState:
         """`processes`: looks up whose processes run on each GPU, None where that is not known."""
         self._processes = processes
         self._sharing = Sharing()
+        self._users = Users(processes.name_pod) if processes is not None else None
         self._settings = settings
         self._clock = clock
         self._state = state
@@ -160,11 +162,13 @@ class NodeState:
         placed: Mapping[str, Placed],
         owners: Owners | None = None,
         expected: int = 0,
+        *,
+        is_complete: bool = True,
     ) -> Resolution:
-        """Settle one poll of the attribution sources.
+        """Settle one poll of the attribution sources: what they say, and users of GPUs that none of them names.
 
-        `placed`: the GPUs as they are shown; `owners` of the processes on each unit, as far as known; `expected`: how
-        many GPUs should answer here.
+        `is_complete`: every source has answered lately. `placed`: the GPUs as they are shown; `owners` of the processes
+        on each unit, as far as known; `expected`: how many GPUs should answer here.
         """
         with self._lock:
             now = self._clock.monotonic()
@@ -180,6 +184,9 @@ class NodeState:
         seen = owners or {}
         names = {unit: tuple(found.uses) for unit, found in seen.items()}
         resolution = self._net.check(resolution, names, _places(inventory))  # may log, so without the lock
+        if self._users is not None:
+            users = self._users.find(resolution, seen, self._clock.monotonic(), pods=is_complete)
+            resolution = resolution._replace(allocations=[*resolution.allocations, *users])
         uses = measure((allocation for allocation, _ in resolution.allocations), seen)
         with self._lock:
             self._version += 1

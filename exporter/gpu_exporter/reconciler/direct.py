@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.model import ALLOCATION_KEY
+from gpu_exporter.model import ALLOCATION_KEY, PROCESS_SOURCE
 from gpu_exporter.reconciler.coverage import Counters
 from gpu_exporter.reconciler.evidence import (
     EVIDENCE_S,
@@ -96,6 +96,8 @@ class ExporterSource:
         hidden: set[tuple[str, str]] = set()
         for page in pages:
             for key, series in page.allocations.items():
+                if series.info.get("source") == PROCESS_SOURCE:
+                    continue  # shown for people: nobody knows whether it holds the GPU while it runs no process
                 if is_hidden(series.labels) or is_hidden(series.info):
                     hidden.add((series.labels.get("uuid", ""), series.labels.get("mig_uuid", "")))
                     continue
