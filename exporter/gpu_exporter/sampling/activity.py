@@ -76,10 +76,9 @@ class ActivityReader:
             return {}
         return {name: ring.newest_wall for name, ring in ((UTILIZATION, self._ring), *self._engines)}
 
-    @property
-    def newest_wall(self) -> float | None:
-        """Up to when the device's utilization is known, Unix seconds; None where the driver has no ring of it."""
-        return self._ring.newest_wall if self._last_samples_monotonic is not None else None
+    def newest_wall(self, monotonic: float) -> float | None:
+        """Up to when the driver's ring has told the utilization, Unix seconds; None while it tells nothing."""
+        return self._ring.newest_wall if self._has_ring(monotonic) else None
 
     def read(self, cycle: Cycle, monotonic: float, wall: float) -> Activity | None:
         """Activity of the whole GPU, None when it has no source (MIG mode, or every call failed).

@@ -112,7 +112,7 @@ class DeviceSampler:
         if not self._is_shared(self.device.identity.uuid):
             self._periods.forget()
             return None
-        newest_wall = self._activity.newest_wall
+        newest_wall = self._activity.newest_wall(monotonic)
         return self._periods.read(cycle, wall if newest_wall is None else newest_wall, monotonic, wall)
 
     @property

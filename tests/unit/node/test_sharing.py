@@ -84,15 +84,20 @@ MakeNode = Callable[..., SimulatedNode]
 
 
 def make(
-    works: Works, holders: Sequence[int], hidden: frozenset[int] = frozenset(), mig: bool = False
+    works: Works,
+    holders: Sequence[int],
+    hidden: frozenset[int] = frozenset(),
+    mig: bool = False,
+    period_s: float = 0.2,
+    **more: object,
 ) -> SimulatedNode:
     """One GPU that these jobs share, with processes that do `works`."""
     curve = {"kind": "curve", "points": [list(point) for point in _sum_of(works)]} if works else None
-    gpu = {"model": "H100", **({"load": curve} if curve else {})}
+    gpu = {"model": "H100", **({"load": curve} if curve else {}), **more}
     if mig:
         gpu = {"model": "H100", "mig": [{"profile": "1g.10gb", "gi": 7, "load": curve}]}
     held = [{"gpu": 0, "kind": "job", "name": str(job), **({"mig": 0} if mig else {})} for job in holders]
-    node = SimulatedNode(parse_scenario({"gpus": [gpu], "holders": held}), processes=Owners())
+    node = SimulatedNode(parse_scenario({"gpus": [gpu], "holders": held}), sample_period_s=period_s, processes=Owners())
     Tellers(node, works, hidden)
     return node
 
@@ -114,6 +119,25 @@ def test_sharers_are_judged_like_holders_of_whole_gpus() -> None:
     assert seen[3].totals.idle_run_s == pytest.approx(895, abs=10)
     # Three may have a third each: 0.12 of the GPU is low.
     assert by_job(make({1: ALWAYS, 2: ((0.0, 0.12),)}, (1, 2, 3)), 900)[2].verdict.state == "low"
+
+
+@pytest.mark.parametrize("begin", [0, 400])
+def test_without_the_drivers_ring_sharers_are_judged_by_its_rates(begin: float) -> None:
+    """Never there, or gone after a while."""
+    ring = [{"at": begin, "call": "nvmlDeviceGetSamples", "error": "NVML_ERROR_NOT_SUPPORTED"}]
+    seen = by_job(make({1: ALWAYS, 2: ((0.0, 0.2),)}, (1, 2, 3), faults=ring), 1500)
+    assert [seen[job].verdict.state for job in (1, 2, 3)] == ["healthy", "healthy", "held_idle"]
+    assert seen[3].totals.idle_s == pytest.approx(1495, rel=0.05)
+
+
+@pytest.mark.parametrize("model", ["T4", "A100", "H100"])
+@pytest.mark.parametrize("period_s", [0.2, 0.7, 0.9])
+def test_a_neighbour_that_comes_and_goes_does_not_hide_that_one_is_idle(model: str, period_s: float) -> None:
+    """What is not known where the driver's periods do not fit ours is little, and no run ends of it."""
+    now_and_then = [(float(at), 0.9 * (number % 2)) for number, at in enumerate(range(0, 1200, 13))]
+    idle = by_job(make({1: now_and_then}, (1, 2), period_s=period_s, model=model), 900)[2]
+    assert idle.verdict.state == "held_idle"
+    assert idle.totals.idle_run_s == pytest.approx(895, rel=0.08)
 
 
 def test_a_shared_gpu_at_rest_is_idle_for_each() -> None:
