@@ -190,6 +190,26 @@ def describe_listing(device: NvmlDevice, pid: int) -> str:
     return "yes" if any(process.pid == pid for process in found.listed) else f"not among {len(found.listed)}"
 
 
+def describe_share(device: NvmlDevice, pid: int, since_wall: float) -> dict[str, Any] | str:
+    """What the driver tells of the process's own utilization since a moment, and how long it takes to tell."""
+    times_us: list[float] = []
+    try:
+        for _ in range(20):
+            begin = time.perf_counter()
+            found = device.read_process_utilization(since_wall)
+            times_us.append(1e6 * (time.perf_counter() - begin))
+    except DeviceError as exc:
+        return str(exc)
+    own = [entry for entry in found if entry.pid == pid]
+    return {
+        "ratio": sum(entry.ratio for entry in own) / len(own) if own else None,
+        "entries": len(own),
+        "entries_of_others": len(found) - len(own),
+        "newest_s_ago": time.time() - max(entry.wall for entry in own) if own else None,
+        "p50_us": statistics.median(times_us),
+    }
+
+
 def check_loads(device: NvmlDevice, seconds: float) -> dict[str, Any]:
     """Busy and idle of a running exporter beside loads whose truth is known."""
     results: dict[str, Any] = {}
@@ -207,10 +227,10 @@ def check_loads(device: NvmlDevice, seconds: float) -> dict[str, Any]:
             assert load.stdout is not None
             load.stdout.readline()  # `ready`, or the end of a load that cannot run here
             listed = describe_listing(device, load.pid)
-            before = read_gpu(url)
+            before, since = read_gpu(url), time.time()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 load.wait(seconds)
-            after = read_gpu(url)
+            after, share = read_gpu(url), describe_share(device, load.pid, max(since, time.time() - 10.0))
             out, errors = load.communicate(timeout=120)
             key = f"{kind} {share:.0%}" if kind == "kernels" else kind
             if load.returncode:
@@ -225,6 +245,7 @@ def check_loads(device: NvmlDevice, seconds: float) -> dict[str, Any]:
                 "idle_s": gone.get("gpu_idle_seconds_total"),
                 "observed_s": observed,
                 "pid_listed": listed,
+                "own_share": share,
                 "within_bar": kind != "kernels" or (busy is not None and abs(busy - float(out)) <= BAR),
                 "gauges": {n: v for n, v in after.items() if not n.endswith("_total")},
             }
@@ -236,6 +257,13 @@ def check_loads(device: NvmlDevice, seconds: float) -> dict[str, Any]:
     results["encoder only"] = "not measured: no load of ours uses the video encoder yet"
     results["graphics"] = "not measured: no load of ours draws yet"
     return results
+
+
+def _render_share(share: dict[str, Any] | str) -> str:
+    if isinstance(share, str):
+        return share
+    ratio = "not listed" if share["ratio"] is None else f"{share['ratio']:.2f}"
+    return f"{ratio}, {share['entries_of_others']} other entries, {share['p50_us']:.0f} us"
 
 
 def render(report: dict[str, Any]) -> str:
@@ -252,16 +280,17 @@ def render(report: dict[str, Any]) -> str:
     out += [f"- rings of samples: {report['rings']}", f"- `--once`: {report['once']}", ""]
     out += ["| call | times | p50 us | p99 us |", "| --- | --- | --- | --- |"]
     out += [f"| {c} | {f['times']} | {f['p50_us']:.0f} | {f['p99_us']:.0f} |" for c, f in report["latencies"].items()]
-    out += ["", "| load | truth | busy | idle s of observed s | within 2 points | pid listed |"]
-    out += ["| --- | --- | --- | --- | --- | --- |"]
+    out += ["", "| load | truth | busy | idle s of observed s | within 2 points | pid listed | of the process |"]
+    out += ["| --- | --- | --- | --- | --- | --- | --- |"]
     for name, result in report["loads"].items():
         if not isinstance(result, dict):
-            out.append(f"| {name} | {result} | | | | |")
+            out.append(f"| {name} | {result} | | | | | |")
             continue
         busy = "-" if result["busy"] is None else f"{result['busy']:.3f}"
         idle = f"{result['idle_s']} of {result['observed_s']:.0f}"
         out.append(
-            f"| {name} | {result['truth']:.3f} | {busy} | {idle} | {result['within_bar']} | {result['pid_listed']} |"
+            f"| {name} | {result['truth']:.3f} | {busy} | {idle} | {result['within_bar']} | {result['pid_listed']} "
+            f"| {_render_share(result['own_share'])} |"
         )
     return "\n".join(out) + "\n"
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from gpu_exporter.devices.loads import Constant
 from gpu_exporter.devices.nvml.recording import is_recording
 from tests.gpu_check import ranges
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
@@ -38,6 +39,38 @@ def test_it_measures_and_writes_what_it_promises(
     page = (tmp_path / "gpu-check.md").read_text("utf-8")
     assert page.startswith("# What NVIDIA H100 80GB HBM3 answers\n")
     assert "GPM ids: 1-3, 5, 10, 20-21, 30, 40, 50, 60-61, 166, 248-249" in page
+
+
+def test_it_measures_what_a_process_does(nvml_environment: dict[str, str], nvml_table: NvmlTable) -> None:
+    """Also where the driver lists hundreds of entries that stand for no process."""
+    feeder = ScenarioFeeder(build("h100"), nvml_table)
+    feeder.pids[0], feeder.work[4711] = ((4711, ""), (4712, "")), Constant(0.25)
+    feeder.work[4712] = Constant(0.5)
+    nvml_table.table.devices[0].zombies = 300
+    feeder.start()
+    script = "; ".join(
+        (
+            "import json, time",
+            "from tests.gpu_check import describe_share",
+            "from gpu_exporter.devices.nvml.backend import NvmlBackend",
+            "backend = NvmlBackend()",
+            "backend.open()",
+            "begin = time.time()",
+            "time.sleep(1.5)",
+            "print(json.dumps(describe_share(backend.find(0), 4711, begin)))",
+        )
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", script], cwd=ROOT, env=nvml_environment, capture_output=True, text=True, check=False
+        )
+    finally:
+        feeder.stop()
+    found = json.loads(done.stdout or "{}")
+    assert found["ratio"] == 0.25, done.stderr
+    assert (found["entries"], found["entries_of_others"]) == (1, 301)
+    assert found["newest_s_ago"] < 5.0
+    assert found["p50_us"] > 0
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
