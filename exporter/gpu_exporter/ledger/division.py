@@ -10,11 +10,13 @@ Pure: no clock, no lock, no file.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gpu_exporter.model import HolderKey, Span, Split
 
+TOUCHING_S = 1e-6  # between spans that follow one another: stamps cross the border as floats
 NOTHING = 1e-9  # of seconds or joules: what sums of fractions leave over
 COVERED_MIN = 0.8  # of a period: where less of it is known of the GPU itself, nothing can be compared
 # Who vouches for a holder that is idle beside busy neighbours: the driver's list of processes, and its sum, which
@@ -34,6 +36,28 @@ class Waiting:
         """Seconds of full load that are nobody's."""
         rest_s = (self.span.end - self.span.start) * self.span.ratio - self.booked_s
         return rest_s if rest_s > NOTHING else 0.0
+
+
+def merge_active(spans: Iterable[Waiting], split: Split) -> deque[Waiting]:
+    """Spans of a period that follow one another, each with utilization, as one: of single processes the driver tells no
+    more than the period, and every holder would have to be charged for each span.
+    """
+    merged: deque[Waiting] = deque()
+    for waiting in spans:
+        span, last = waiting.span, merged[-1] if merged else None
+        if last is not None and _is_one(last.span, span, split):
+            busy_s = sum((each.end - each.start) * each.ratio for each in (last.span, span))
+            ratio, witnesses = busy_s / (span.end - last.span.start), min(last.span.witnesses, span.witnesses)
+            whole = Span(last.span.start, span.end, ratio, (), witnesses)
+            merged[-1] = Waiting(whole, last.booked_s + waiting.booked_s)
+        else:
+            merged.append(waiting)
+    return merged
+
+
+def _is_one(before: Span, after: Span, split: Split) -> bool:
+    is_inside = split.start <= before.start and after.end <= split.end
+    return is_inside and before.ratio > 0.0 < after.ratio and after.start - before.end <= TOUCHING_S
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gpu_exporter.ledger.accounts import HolderAccount, UnitAccount, read_date
-from gpu_exporter.ledger.division import Charge, Division, Waiting, divide_joules
+from gpu_exporter.ledger.division import Charge, Division, Waiting, divide_joules, merge_active
 from gpu_exporter.ledger.ring import Ring
 from gpu_exporter.ledger.tenants import HolderId, Tenants
 from gpu_exporter.model import (
@@ -164,6 +164,7 @@ class Ledger:
             split = split._replace(start=pending.divisions[-1].end)
         if split.end > split.start:
             pending.divisions.append(Division(split, (waiting.span for waiting in pending.spans)))
+            pending.spans = merge_active(pending.spans, split)
 
     @staticmethod
     def _drop_charge(account: UnitAccount, pending: _Pending) -> None:

@@ -103,6 +103,27 @@ def test_a_holder_is_idle_beside_busy_neighbours() -> None:
     assert shared.totals(B).idle_run_s == 0.0
 
 
+def test_the_time_at_which_the_gpu_rests_within_a_period_is_idle_for_each() -> None:
+    shared = Shared(A, B)
+    shared.period([1.0, 0.0, 0.5, 0.5, 0.0], {A: 0.2, B: 0.2})
+    for holder in (A, B):
+        totals = shared.totals(holder)
+        assert (totals.busy_s, totals.idle_s, totals.observed_s) == pytest.approx((1.0, 2.0, 5.0))
+        assert totals.idle_run_s == pytest.approx(1.0)
+    assert shared.totals(A).low_s == pytest.approx(2.0)
+
+
+def test_a_hole_in_what_is_known_of_the_gpu_is_nobodys_time() -> None:
+    shared = Shared(A, B)
+    begin = shared.now
+    shared.observe([0.5] * 8)
+    shared.now += 1.0
+    shared.observe([0.5])
+    shared.ledger.record_split(UNIT, Split(begin, shared.now, {A.key: 0.5}, None, 0.06))
+    shared.poll()
+    assert (shared.totals(A).observed_s, shared.totals(B).idle_s) == pytest.approx((9.0, 9.0))
+
+
 def test_a_gpu_at_rest_is_everybodys_idle_time_without_asking_anybody() -> None:
     shared = Shared(A, B)
     for _ in range(4):
