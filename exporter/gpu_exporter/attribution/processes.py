@@ -8,7 +8,7 @@ means a process of the host, so /proc must be the host's (hostPID in a pod, or t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,6 +101,15 @@ class ProcessOwners:
                 here = [process for process in listed.processes if process.mig == mig]
                 owners[unit] = self._read_unit(here, listed, is_complete=not nowhere)
         return owners
+
+    def list_pods(self) -> Set[str] | None:
+        """UIDs of all pods that have a process on this host, None where none is seen at all."""
+        found: set[str] = set()
+        for pid in self._procfs.list_pids():
+            text = self._procfs.text(pid, "cgroup")
+            if text is not None and "pod" in text:
+                found.update(parse_cgroup(text).pods)
+        return found or None  # without any, the exporter's own pod too, they are hidden from us
 
     def name_pod(self, uid: str) -> tuple[str, str] | None:
         """Namespace and name of the pod with this UID, None where the kubelet's directories do not say."""

@@ -44,6 +44,13 @@ class Procfs:
         stat = self.stat(KTHREADD)
         return stat is not None and stat.name == "kthreadd" and bool(stat.flags & PF_KTHREAD)
 
+    def list_pids(self) -> list[int]:
+        """Every process that is shown, empty where the folder cannot be read."""
+        try:
+            return [int(entry.name) for entry in self._root.iterdir() if entry.name.isdecimal()]
+        except OSError:
+            return []
+
     def stat(self, pid: int) -> Stat | None:
         """None as for `text`."""
         text = self.text(pid, "stat")

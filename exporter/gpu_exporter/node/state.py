@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_exporter.attribution.contradict import ProcessNet
+from gpu_exporter.attribution.ended import EndedPods
 from gpu_exporter.attribution.numbers import NumberMemory
 from gpu_exporter.attribution.processes import OwnedPeriod, Owners, ProcessOwners, without_owners
 from gpu_exporter.attribution.resolve import Resolution, resolve
@@ -64,6 +65,7 @@ class NodeState:
         self._processes = processes
         self._sharing = Sharing()
         self._users = Users(processes.name_pod) if processes is not None else None
+        self._ended = EndedPods(processes.list_pods) if processes is not None else None
         self._settings = settings
         self._clock = clock
         self._state = state
@@ -170,6 +172,9 @@ class NodeState:
         `is_complete`: every source has answered lately. `placed`: the GPUs as they are shown; `owners` of the processes
         on each unit, as far as known; `expected`: how many GPUs should answer here.
         """
+        seen = owners or {}
+        if self._ended is not None:
+            grants = self._ended.apply(grants, seen, self._clock.monotonic())
         with self._lock:
             now = self._clock.monotonic()
             # The newest last: after the driver's list was renumbered an index means the GPU that has it now.
@@ -181,7 +186,6 @@ class NodeState:
                 numbers=self._numbers.units(),
             )
             self._numbers.note(resolution.numbers, now)
-        seen = owners or {}
         names = {unit: tuple(found.uses) for unit, found in seen.items()}
         resolution = self._net.check(resolution, names, _places(inventory))  # may log, so without the lock
         if self._users is not None:

@@ -16,7 +16,7 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices import loads
 from gpu_exporter.devices.protocol import ProcessUtilization
 from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.model import AllocationView, ProcessPeriod
+from gpu_exporter.model import AllocationView, Grant, Holder, HolderKey, ProcessPeriod
 from gpu_exporter.node.sharing import NO_SOURCE, OTHERS, REST
 
 SEEDS = 40
@@ -219,3 +219,37 @@ def loads_time(points: Sequence[tuple[float, float]], now: float) -> float:
     """Seconds at work until now."""
     ends = [*(at for at, _ in points[1:]), 1e9]
     return sum(max(0.0, min(now, end) - at) for (at, share), end in zip(points, ends, strict=True) if share)
+
+
+class Hosts(Owners):
+    """A host on which only this pod has processes."""
+
+    def list_pods(self) -> set[str]:
+        return {NEXT}
+
+
+DONE, NEXT = (f"2c9f8a79-5391-454b-88cb-86190881cb9{number}" for number in (0, 1))
+
+
+def test_a_pod_that_has_ended_shares_its_gpu_with_nobody() -> None:
+    node = SimulatedNode(parse_scenario({"gpus": [{"model": "H100"}]}), processes=Hosts())
+    node.run(5)
+    shares: list[list[tuple[str, str]]] = []
+    for _ in range(3):
+        node.clock.advance(31)
+        node.sample()
+        grants = [
+            Grant(
+                "uuid",
+                node.unit(0).uuid,
+                Holder(HolderKey("kubernetes", f"{uid}/main"), "ml", pod, "main", pod_uid=uid, source="kubelet"),
+                working_wall=node.clock.wall() - 100.0,
+                confirmed=node.clock.monotonic(),
+            )
+            for uid, pod in ((DONE, "done-0"), (NEXT, "next-0"))
+        ]
+        node.state.on_poll(grants, node.placed())
+        held = [view.allocation for view in node.view().allocations]
+        shares.append([(each.holder.pod, each.share) for each in held])
+    assert shares[0] == [("done-0", "time_slice"), ("next-0", "time_slice")]
+    assert shares[2] == [("next-0", "none")]

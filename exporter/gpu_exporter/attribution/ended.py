@@ -1,0 +1,65 @@
+"""Pods that the kubelet still lists though they have ended: before 1.34 it lists terminated pods of the node too
+(kubernetes#119423, #132020), and two pods may then have one exclusive GPU.
+
+What has ended has no process: of a pod that runs at least one is in its cgroup, the sandbox's or its program's. Where
+another pod with processes has the same device, it holds nothing. Else it keeps the device and is not judged: with a
+runtime that has no sandbox processes it may as well wait to be started again after a crash. Where the host's processes
+are not seen, nothing is said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence, Set
+
+from gpu_exporter.attribution.processes import Owners
+from gpu_exporter.model import Grant
+
+LOOK_S = 30.0  # a look at every process of the host takes some 20 us for each
+WHY = "no process of the pod runs: it has ended, or waits to be started again"
+
+
+class EndedPods:
+    """Remembers what the last looks at the host's processes showed."""
+
+    def __init__(self, list_pods: Callable[[], Set[str] | None]) -> None:
+        """`list_pods`: UIDs of the pods that have a process, None where they are not seen."""
+        self._list_pods = list_pods
+        self._looked: float | None = None
+        self._without: Set[str] = frozenset()  # seen without a process at the last look
+        self._ended: Set[str] = (
+            frozenset()
+        )  # ... and at the one before it: a container that starts has none for a moment
+
+    def apply(self, grants: Sequence[Grant], owners: Owners, now: float) -> Sequence[Grant]:
+        """The grants without those of pods that hold nothing; others that may have ended are marked as not running.
+
+        `owners` of the processes on each unit; `now`: monotonic seconds.
+        """
+        working = {uid for seen in owners.values() for owner in seen.uses for uid in owner.pods}
+        doubtful = {grant.holder.pod_uid for grant in grants if _has_begun(grant)} - working
+        if not doubtful:
+            return grants
+        if self._looked is None or now - self._looked >= LOOK_S:
+            running = self._list_pods()
+            without = frozenset[str]() if running is None else frozenset(doubtful - running)
+            self._looked, self._without, self._ended = now, without, without & self._without
+        ended = self._ended & doubtful
+        alive = {_device(grant) for grant in grants if grant.holder.pod_uid not in ended}
+        return [
+            grant._replace(running=False, why=grant.why or WHY) if grant.holder.pod_uid in ended else grant
+            for grant in grants
+            if grant.holder.pod_uid not in ended or _device(grant) not in alive
+        ]
+
+
+def _has_begun(grant: Grant) -> bool:
+    """Whether it is a pod's whose container has been started, so that it had a process once.
+
+    A static pod's UID is a hash for the kubelet, and others may have it from the API server.
+    """
+    return "-" in grant.holder.pod_uid and grant.working_wall is not None and math.isfinite(grant.working_wall)
+
+
+def _device(grant: Grant) -> tuple[str, str]:
+    return grant.kind, grant.device

@@ -1,0 +1,121 @@
+"""Pods without any process: ended, and still in the kubelet's list."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Set
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.ended import LOOK_S, WHY, EndedPods
+from gpu_exporter.attribution.processes import ProcessOwners, UnitOwners, Use
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.model import Grant, Holder, HolderKey, UnitId
+
+UIDS = tuple(f"2c9f8a79-5391-454b-88cb-86190881cb9{number}" for number in range(3))
+DONE, NEXT, THIRD = UIDS
+
+
+def grant(uid: str, device: str = "GPU-a", working: float | None = 1e9, why: str = "") -> Grant:
+    holder = Holder(
+        HolderKey("kubernetes", f"{uid}/main"), "ml", f"pod-{uid[-1:]}", "main", pod_uid=uid, source="kubelet"
+    )
+    return Grant("uuid", device, holder, working_wall=working, why=why)
+
+
+class Looks:
+    """Polls each ten seconds, with these pods at work."""
+
+    def __init__(self, running: Set[str] | None) -> None:
+        self.running, self.looks, self.now = running, 0, 100.0
+        self.ended = EndedPods(self._list)
+
+    def _list(self) -> Set[str] | None:
+        self.looks += 1
+        return self.running
+
+    def poll(self, *grants: Grant, seconds: float = 2 * LOOK_S, on_gpu: tuple[str, ...] = ()) -> list[Grant]:
+        owners = {UnitId("GPU-a"): UnitOwners({Owner(pods=(uid,)): Use(1, 0) for uid in on_gpu}, is_complete=True)}
+        found = self.ended.apply(grants, owners, self.now)
+        for _ in range(int(seconds / 10)):
+            self.now += 10.0
+            found = self.ended.apply(grants, owners, self.now)
+        return list(found)
+
+
+def test_of_two_pods_on_one_gpu_the_one_that_has_ended_holds_nothing() -> None:
+    looks = Looks({NEXT})
+    pods = (grant(DONE), grant(NEXT))
+    assert looks.poll(*pods, seconds=0) == list(pods)  # seen once
+    assert looks.poll(*pods) == [grant(NEXT)]
+    assert looks.looks == 4 - 1  # at 0, and each half minute
+
+
+def test_a_pod_without_a_process_that_is_alone_on_its_gpu_keeps_it_and_is_not_judged() -> None:
+    held = grant(DONE)
+    (found,) = Looks({NEXT}).poll(held)
+    assert found == held._replace(running=False, why=WHY)
+    replicas = (grant(DONE, "GPU-a::0"), grant(NEXT, "GPU-a::1"))
+    assert [each.running for each in Looks({NEXT}).poll(*replicas)] == [False, True]
+
+
+def test_with_no_process_of_either_both_are_unknown() -> None:
+    assert [each.why for each in Looks({THIRD}).poll(grant(DONE), grant(NEXT))] == [WHY, WHY]
+
+
+def test_where_both_run_or_processes_are_hidden_nothing_is_said() -> None:
+    pods = (grant(DONE), grant(NEXT))
+    assert Looks({DONE, NEXT}).poll(*pods) == list(pods)
+    assert Looks(None).poll(*pods) == list(pods)
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        grant(DONE, working=math.inf, why="its container has not begun"),
+        grant(DONE, working=None),
+        grant("f" * 32),  # a static pod
+        grant(""),
+    ],
+)
+def test_what_has_not_begun_has_not_ended(holder: Grant) -> None:
+    looks = Looks({NEXT})
+    assert looks.poll(holder) == [holder]
+    assert looks.looks == 0
+
+
+def test_a_process_on_a_gpu_is_proof_enough() -> None:
+    looks = Looks({NEXT})
+    assert looks.poll(grant(DONE), on_gpu=(DONE,)) == [grant(DONE)]
+    assert looks.looks == 0
+    assert looks.poll(grant(DONE))[0].why == WHY
+    assert looks.poll(grant(DONE), seconds=0, on_gpu=(DONE,)) == [grant(DONE)]
+
+
+def test_a_pod_that_comes_back_is_believed_at_the_next_look() -> None:
+    looks = Looks({NEXT})
+    assert looks.poll(grant(DONE))[0].why == WHY
+    looks.running = {NEXT, DONE}
+    assert looks.poll(grant(DONE), seconds=LOOK_S) == [grant(DONE)]
+    looks.running = {NEXT}
+    assert looks.poll(grant(DONE), seconds=LOOK_S) == [grant(DONE)]  # once is a container that starts
+    assert looks.poll(grant(DONE), seconds=LOOK_S)[0].why == WHY
+
+
+def test_the_pods_of_a_host_are_those_of_its_processes(tmp_path: Path) -> None:
+    owners = ProcessOwners(tmp_path, ManualClock())
+    assert owners.list_pods() is None
+    assert ProcessOwners(tmp_path / "nowhere", ManualClock()).list_pods() is None
+    for pid, cgroup in (
+        (1, "0::/init.scope"),
+        (20, f"0::/kubepods/burstable/pod{DONE}/{'a' * 64}"),
+        (21, f"0::/kubepods.slice/kubepods-pod{NEXT.replace('-', '_')}.slice/cri-containerd-{'b' * 64}.scope"),
+        (22, f"0::/kubepods/burstable/pod{DONE}/{'c' * 64}"),
+    ):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cgroup").write_text(f"{cgroup}\n", encoding="utf-8")
+    (tmp_path / "23").mkdir()  # hidden, or gone
+    (tmp_path / "self").mkdir()
+    assert owners.list_pods() == {DONE, NEXT}
