@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence, Set
 from gpu_exporter.attribution.processes import Owners
 from gpu_exporter.model import Grant
 
-LOOK_S = 30.0  # a look at every process of the host takes some 20 us for each
+LOOK_S = 60.0  # a look at every process of the host takes some 30 us for each
 WHY = "no process of the pod runs: it has ended, or waits to be started again"
 
 

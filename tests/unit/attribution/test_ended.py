@@ -50,7 +50,7 @@ def test_of_two_pods_on_one_gpu_the_one_that_has_ended_holds_nothing() -> None:
     pods = (grant(DONE), grant(NEXT))
     assert looks.poll(*pods, seconds=0) == list(pods)  # seen once
     assert looks.poll(*pods) == [grant(NEXT)]
-    assert looks.looks == 4 - 1  # at 0, and each half minute
+    assert looks.looks == 4 - 1  # at 0, and each minute
 
 
 def test_a_pod_without_a_process_that_is_alone_on_its_gpu_keeps_it_and_is_not_judged() -> None:

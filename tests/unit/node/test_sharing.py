@@ -236,7 +236,7 @@ def test_a_pod_that_has_ended_shares_its_gpu_with_nobody() -> None:
     node.run(5)
     shares: list[list[tuple[str, str]]] = []
     for _ in range(3):
-        node.clock.advance(31)
+        node.clock.advance(61)
         node.sample()
         grants = [
             Grant(
