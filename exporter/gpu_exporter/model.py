@@ -211,9 +211,9 @@ class ProcessShare(NamedTuple):
 
 
 class ProcessPeriod(NamedTuple):
-    """Who worked on one whole GPU over (start, end] of the monotonic clock, as the driver tells it by process.
+    """What each process did on one whole GPU over (start, end] of the monotonic clock, as the driver reports it.
 
-    `problem`: why it does not tell, "" when it does.
+    `problem`: why the driver reports nothing, "" when it does.
     """
 
     start: float

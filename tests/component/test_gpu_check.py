@@ -56,8 +56,10 @@ def test_it_measures_what_a_process_does(nvml_environment: dict[str, str], nvml_
             "backend = NvmlBackend()",
             "backend.open()",
             "begin = time.time()",
-            "time.sleep(1.5)",
-            "print(json.dumps(describe_share(backend.find(0), 4711, begin)))",
+            "from tests.testbed.processes import wait_for",
+            "device = backend.find(0)",
+            "wait_for(lambda: len(device.read_utilization_samples(begin)) > 3 or None, 'a few samples')",
+            "print(json.dumps(describe_share(device, 4711, begin)))",
         )
     )
     try:

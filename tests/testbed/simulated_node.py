@@ -36,6 +36,7 @@ class SimulatedNode:
         processes: ProcessOwners | None = None,
     ) -> None:
         self.clock = ManualClock()
+        self.sample_period_s = sample_period_s
         self.settings = settings or Settings()
         backend, source = build_simulation(scenario, self.clock, sample_period_s)
         self.state = NodeState(self.settings, self.clock, state, processes)

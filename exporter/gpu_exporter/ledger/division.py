@@ -19,8 +19,8 @@ from gpu_exporter.model import HolderKey, Span, Split
 TOUCHING_S = 1e-6  # between spans that follow one another: stamps cross the border as floats
 NOTHING = 1e-9  # of seconds or joules: what sums of fractions leave over
 COVERED_MIN = 0.8  # of a period: where less of it is known of the GPU itself, nothing can be compared
-# Who vouches for a holder that is idle beside busy neighbours: the driver's list of processes, and its sum, which
-# agrees with the GPU's own utilization.
+# A holder that is idle beside busy neighbours rests on two witnesses: it is missing in the driver's list of processes,
+# and the sum of that list agrees with the GPU's own utilization.
 WITNESSES = 2
 
 
@@ -39,8 +39,8 @@ class Waiting:
 
 
 def merge_active(spans: Iterable[Waiting], split: Split) -> deque[Waiting]:
-    """Spans of a period that follow one another, each with utilization, as one: of single processes the driver tells no
-    more than the period, and every holder would have to be charged for each span.
+    """Merge the spans of a period that follow one another and have utilization. The driver reports processes by period
+    only, and charging every holder for each span would cost CPU.
     """
     merged: deque[Waiting] = deque()
     for waiting in spans:
@@ -107,8 +107,12 @@ class Division:
             return 0.0 if self._is_explained() else None
         return ratio / max(self._sum, self._mean)
 
+    def contradicts_rest(self, key: HolderKey) -> bool:
+        """Whether the driver reports work of this holder, or of an unknown process, while the unit reports none."""
+        return self._mean == 0.0 and (key in self._split.ratios or self._split.others is not None)
+
     def judge(self, span: Span, key: HolderKey) -> Span | None:
-        """What a span, in which the unit was active, says of this holder; None when nothing."""
+        """What a span, in which the unit was active, says of this holder; None when the activity may be its own."""
         part = self.part_of(key)
         if part is None:
             return None

@@ -139,7 +139,9 @@ class Ledger:
             waiting = self._pending.setdefault(activity.unit, _Pending()).spans
             waiting.append(Waiting(span))
             while waiting[0].span.end < span.end - WAIT_S:
-                account.unattributed_s += waiting.popleft().unclaimed_s  # while polls hang; no later one may charge it
+                dropped = waiting.popleft()  # while polls hang; no later one may charge it
+                self._end_unbooked(activity.unit, dropped, dropped.span.end)
+                account.unattributed_s += dropped.unclaimed_s
 
     def record_energy(self, unit: UnitId, monotonic: float, joules: float, limit_w: float | None) -> None:
         """Book the driver's energy counter of a whole GPU; a counter that fell was reset with the driver."""
@@ -192,12 +194,12 @@ class Ledger:
         if account.last_active is None or active_until >= account.last_active:
             account.last_active = active_until
             self._signs.setdefault(unit, _Signs()).active_by = (UTILIZATION,) if active.ratio else active.other
-        for (held, _), holder in (*self.holders.items(), *self.restored_holders.items()):
-            if held != unit or not (holder.alone or active.end <= active.start):
-                continue  # of several holders their own processes tell; a mere sign of life may be anybody's
-            if holder.idle_run_s > self.rules.idle_run_unknown_reset_s:
-                self.long_run_ended = True
-            holder.end_run()
+        for holder_id, holder in (*self.holders.items(), *self.restored_holders.items()):
+            if holder_id[0] != unit:
+                continue
+            if holder_id in self.holders and not holder.alone and active.end > active.start:
+                continue  # it is judged by its own processes, with the next poll
+            self._end_run(holder)
             if active_until > holder.known_until:
                 holder.last_active = active_until
 
@@ -306,6 +308,9 @@ class Ledger:
         account.held_s += gap
         if gap > self.rules.longest_unconfirmed_s(account.renewed_s) or not running:
             # no source says who held it in between, or it cannot work
+            pending = self._pending.get(holder_id[0])
+            for waiting in pending.spans if pending is not None else ():
+                self._end_unbooked(holder_id[0], waiting, until)
             account.booked = account.energy_booked = until
         elif alone:
             self._book_waiting(holder_id[0], account, until)
@@ -342,8 +347,11 @@ class Ledger:
         begin = account.booked
         for waiting in pending.spans:
             for own in _own_parts(waiting.span, pending.divisions, key, begin, until):
-                self._book(account, waiting, own, account.last_active)
-                ring.add(own.start, own.end, own.ratio)
+                if own is None:
+                    self._end_run(account)
+                else:
+                    self._book(account, waiting, own, account.last_active)
+                    ring.add(own.start, own.end, own.ratio)
         account.booked = max(begin, until)
         self._divide_energy(unit, pending, account, until, share, key)
 
@@ -392,9 +400,20 @@ class Ledger:
                 account.run_witnesses = min(span.witnesses, account.run_witnesses or span.witnesses)
                 account.idle_run_s += span.end - begin
         else:
-            self.long_run_ended |= account.idle_run_s > self.rules.idle_run_unknown_reset_s
-            account.end_run()
+            self._end_run(account)
             account.last_active = max(account.last_active or span.end, span.end)
+
+    def _end_run(self, account: HolderAccount) -> None:
+        self.long_run_ended |= account.idle_run_s > self.rules.idle_run_unknown_reset_s
+        account.end_run()
+
+    def _end_unbooked(self, unit: UnitId, waiting: Waiting, until: float) -> None:
+        """Activity of a shared unit up to `until` that a holder was not judged by may be that holder's."""
+        if _is_idle(waiting.span):
+            return
+        for (held, _), account in self.holders.items():
+            if held == unit and not account.alone and account.booked < min(waiting.span.end, until):
+                self._end_run(account)
 
     def _bridge(self, account: HolderAccount, start: float) -> None:
         """Take the unknown time up to `start` into the idle run, or end the run where it would be too much."""
@@ -429,7 +448,9 @@ class Ledger:
             until = settled.get(unit, oldest)
             of_unit = self._unit(unit)
             while pending.spans and pending.spans[0].span.end <= until:
-                of_unit.unattributed_s += pending.spans.popleft().unclaimed_s
+                waiting = pending.spans.popleft()
+                self._end_unbooked(unit, waiting, waiting.span.end)
+                of_unit.unattributed_s += waiting.unclaimed_s
             while pending.energy and pending.energy[0].end <= until:
                 self._drop_charge(of_unit, pending)
             while pending.divisions and pending.divisions[0].end <= until:
@@ -503,18 +524,31 @@ class Ledger:
         return account.idle_run_s
 
 
-def _own_parts(span: Span, divisions: Iterable[Division], key: HolderKey, begin: float, until: float) -> Iterator[Span]:
-    """What a span of a shared unit says of one holder, within (begin, until]: nothing where that is not known."""
+def _own_parts(
+    span: Span, divisions: Iterable[Division], key: HolderKey, begin: float, until: float
+) -> Iterator[Span | None]:
+    """What a span of a shared unit says of one holder, within (begin, until], in order of time.
+
+    None is activity that may be this holder's: it is not booked, and ends the idle run.
+    """
     start, end = max(span.start, begin), min(span.end, until)
     if end <= start:
         return
-    if _is_idle(span):
-        yield span._replace(start=start, end=end)
-        return
+    is_idle, judged_until = _is_idle(span), start
     for division in divisions:
         first, last = max(start, division.start), min(end, division.end)
-        if last > first and (own := division.judge(span._replace(start=first, end=last), key)) is not None:
-            yield own
+        if last <= first:
+            continue
+        if first > judged_until:
+            yield span._replace(start=judged_until, end=first) if is_idle else None
+        part = span._replace(start=first, end=last)
+        if is_idle:
+            yield None if division.contradicts_rest(key) else part
+        else:
+            yield division.judge(part, key)
+        judged_until = last
+    if judged_until < end:
+        yield span._replace(start=judged_until, end=end) if is_idle else None
 
 
 def _is_idle(span: Span) -> bool:

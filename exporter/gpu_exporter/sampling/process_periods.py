@@ -1,9 +1,9 @@
-"""Who worked on a shared GPU, by process: periods that lie end to end, each as long as what the driver's ring has told.
+"""What each process did on a shared GPU, in periods that follow one another and end with the driver's newest sample.
 
-The driver tells each process's mean over its samples since a moment (nvmlDeviceGetProcessUtilization). It is asked from
-the newest entry of its ring of utilization that the cycle before has read, so that both speak of the same time. What it
-says is believed as far as it can be true: drivers list a hundred entries with pids of nobody and shares of millions
-once a process is a zombie (Syllo/nvtop issue 110).
+The driver reports each process's mean over its samples since a moment (nvmlDeviceGetProcessUtilization). It is asked
+from the newest entry of its ring of utilization that the cycle before has read, so that both are of the same time.
+Entries that cannot be true are left out: once a process is a zombie, drivers list a hundred with pids that do not exist
+and shares of millions (Syllo/nvtop issue 110).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpu_exporter.model import ProcessPeriod, ProcessShare
 
 LONGEST_S = 15.0  # what the driver keeps of single processes is not documented; its rings keep some 16 s
 LEAST = 0.005  # a process that is listed with a share that rounds to 0 has worked all the same; half of NVML's step
-AHEAD_S = 1.0  # an entry that is stamped after this is none: the longest period of a driver
+AHEAD_S = 1.0  # an entry may be stamped so much later than now: the longest sample period of a driver
 PID_MAX = 2**22  # of Linux (PID_MAX_LIMIT)
 UNSUPPORTED = "the driver does not tell what single processes do"
 TOO_LONG = "what single processes did was not asked in time"
@@ -29,7 +29,7 @@ class ProcessPeriods:
         self._since: float | None = None  # wall
 
     def forget(self) -> None:
-        """Nobody needs the periods for now, or the device does not answer."""
+        """The GPU is not shared, or does not answer: the next period begins with the next read."""
         self._since = None
 
     def read(self, cycle: Cycle, newest_wall: float, monotonic: float, wall: float) -> ProcessPeriod | None:
@@ -51,7 +51,7 @@ class ProcessPeriods:
         entries = cycle.read(lambda: cycle.device.read_process_utilization(since))
         if entries is None:
             return ProcessPeriod(start, end, problem=UNSUPPORTED)
-        believed = [entry for entry in entries if _is_plausible(entry, since, newest_wall + AHEAD_S)]
+        believed = [entry for entry in entries if _is_plausible(entry, since, wall + AHEAD_S)]
         return ProcessPeriod(start, end, _by_process(believed, shift))
 
 

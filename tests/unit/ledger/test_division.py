@@ -143,6 +143,51 @@ def test_what_is_not_known_of_processes_is_unknown_and_nobodys() -> None:
     assert shared.unit().unattributed_s == pytest.approx(10.0)
 
 
+def test_activity_that_may_be_a_holders_ends_its_idle_run() -> None:
+    """Unknown time alone would be bridged: a holder that works five seconds of each minute would be idle for hours."""
+    for ratios, others, unit in (
+        (None, None, 0.5),  # the driver reports no processes
+        ({A: 0.2}, 0.3, 0.5),  # a process of no holder
+        ({A: 0.2}, None, 0.5),  # less than the GPU did
+        ({A: 0.2, B: 0.005}, None, 0.0),  # B is listed, though the GPU reports nothing
+        ({}, 0.01, 0.0),
+    ):
+        shared = Shared(A, B)
+        for _ in range(6):
+            shared.period(0.0, {})
+        assert shared.totals(B).idle_run_s == 30.0
+        shared.period(unit, ratios, others)
+        assert shared.totals(B).idle_run_s == 0.0, (ratios, others)
+        shared.period(0.0, {})
+        assert shared.totals(B).idle_run_s == 5.0
+
+
+def test_activity_while_no_source_confirms_the_holders_ends_their_runs() -> None:
+    """It is early in an outage, whose readings are dropped before a source answers again."""
+    for outage in (16, 40):
+        shared = Shared(A, B)
+        for _ in range(6):
+            shared.period(0.0, {})
+        confirmed = shared.now
+        shared.observe([0.5] * 3 + [0.0] * (outage - 3))
+        for at in range(int(confirmed) + 5, int(shared.now), 5):
+            held = [ConfirmedAllocation(Allocation(UNIT, h, "time_slice", 0.5), confirmed, None) for h in (A, B)]
+            shared.ledger.charge_poll(float(at), WALL, held)
+        shared.poll()
+        for holder in (A, B):
+            assert (shared.totals(holder).idle_run_s or 0.0) <= outage - 3.0
+
+
+def test_activity_ends_the_run_of_a_sharer_that_is_away() -> None:
+    shared = Shared(A, B)
+    for _ in range(6):
+        shared.period(0.0, {})
+    account = shared.ledger.holders.pop((UNIT, B.key))
+    shared.ledger.restored_holders[UNIT, B.key] = account  # as after a restart
+    shared.observe([0.5])
+    assert account.idle_run_s == 0.0
+
+
 def test_a_process_of_nobody_leaves_no_holder_idle() -> None:
     """An MPS server, a container that a job has started, a pid that cannot be looked up."""
     shared = Shared(A, B)

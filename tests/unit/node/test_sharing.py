@@ -53,12 +53,15 @@ class Tellers:
         device.read_process_utilization = self.tell  # type: ignore[method-assign]
 
     def tell(self, since_wall: float) -> Sequence[ProcessUtilization]:
-        since, now = since_wall - self._start, self._node.clock.wall() - self._start
+        """Over whole samples, those of the ring of utilization."""
+        period_s = self._node.sample_period_s
+        since = period_s * round((since_wall - self._start) / period_s)
+        now = period_s * int((self._node.clock.wall() - self._start) / period_s + 1e-9)
         means = {pid: loads.mean(curve, max(0.0, since), now) for pid, curve in self._curves.items()}
         return [
             ProcessUtilization(pid, self._start + now, int(100 * mean) / 100, is_active=True)
             for pid, mean in means.items()
-            if mean
+            if mean > 1e-9
         ]
 
 
@@ -130,14 +133,28 @@ def test_without_the_drivers_ring_sharers_are_judged_by_its_rates(begin: float) 
     assert seen[3].totals.idle_s == pytest.approx(1495, rel=0.05)
 
 
-@pytest.mark.parametrize("model", ["T4", "A100", "H100"])
-@pytest.mark.parametrize("period_s", [0.2, 0.7, 0.9])
+@pytest.mark.parametrize(("model", "period_s"), [("T4", 0.2), ("T4", 0.7), ("A100", 0.2), ("A100", 0.9), ("H100", 0.2)])
 def test_a_neighbour_that_comes_and_goes_does_not_hide_that_one_is_idle(model: str, period_s: float) -> None:
-    """What is not known where the driver's periods do not fit ours is little, and no run ends of it."""
     now_and_then = [(float(at), 0.9 * (number % 2)) for number, at in enumerate(range(0, 1200, 13))]
     idle = by_job(make({1: now_and_then}, (1, 2), period_s=period_s, model=model), 900)[2]
     assert idle.verdict.state == "held_idle"
     assert idle.totals.idle_run_s == pytest.approx(895, rel=0.08)
+
+
+@pytest.mark.parametrize("hidden", [frozenset({1}), frozenset[int]()])
+def test_a_sharer_that_works_a_little_is_never_idle_where_processes_are_not_seen(hidden: frozenset[int]) -> None:
+    """Four seconds of each minute are less than the unknown time that an idle run may bridge."""
+    now_and_then = [
+        (0.0, 0.0),
+        *((at, share) for begin in range(57, 1200, 60) for at, share in ((float(begin), 1.0), (begin + 4.0, 0.0))),
+    ]
+    node = make({1: now_and_then}, (1, 2), hidden)
+    if not hidden:
+        node.state._processes = None  # as without hostPID
+    for _ in range(20):
+        for view in by_job(node, 60).values():
+            assert (view.totals.idle_run_s or 0.0) < 65
+            assert view.verdict.state == "unknown"
 
 
 def test_a_shared_gpu_at_rest_is_idle_for_each() -> None:
