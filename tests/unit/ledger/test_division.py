@@ -166,7 +166,7 @@ def test_activity_while_no_source_confirms_the_holders_ends_their_runs() -> None
     """It is early in an outage, whose readings are dropped before a source answers again."""
     for outage in (16, 40):
         shared = Shared(A, B)
-        for _ in range(6):
+        for _ in range(20):
             shared.period(0.0, {})
         confirmed = shared.now
         shared.observe([0.5] * 3 + [0.0] * (outage - 3))
