@@ -45,6 +45,7 @@ KEEP_ABSENT_S = 900.0  # a holder may be missing this long (an outage of its sou
 KEEP_ABSENT = 4  # ... and at most so many of one unit: pods that come and go each few seconds must not fill the memory
 LATE_S = 15.0  # after a holder's last poll its readings may come so late: a long cycle, and what a ring lags
 WAIT_S = 300.0  # readings wait so long for the poll that says whose they are; a slow one takes some ten seconds
+EDGE_S = 0.05  # stamps of periods and of spans, both of the driver's clock, are converted at moments of their own
 REST_MIN_S = 0.5  # over less than this the steps of the driver's energy counter make any power
 RESTART_S = 1.0  # a container start that moved by less is the same one, read from another clock
 
@@ -539,16 +540,20 @@ def _own_parts(
         first, last = max(start, division.start), min(end, division.end)
         if last <= first:
             continue
-        if first > judged_until:
-            yield span._replace(start=judged_until, end=first) if is_idle else None
+        if is_idle and first > judged_until:
+            yield span._replace(start=judged_until, end=first)
+        elif first - judged_until > EDGE_S:
+            yield None
         part = span._replace(start=first, end=last)
         if is_idle:
             yield None if division.contradicts_rest(key) else part
         else:
             yield division.judge(part, key)
         judged_until = last
-    if judged_until < end:
-        yield span._replace(start=judged_until, end=end) if is_idle else None
+    if is_idle and judged_until < end:
+        yield span._replace(start=judged_until, end=end)
+    elif judged_until == start or end - judged_until > EDGE_S:
+        yield None
 
 
 def _is_idle(span: Span) -> bool:

@@ -162,6 +162,20 @@ def test_activity_that_may_be_a_holders_ends_its_idle_run() -> None:
         assert shared.totals(B).idle_run_s == 5.0
 
 
+@pytest.mark.parametrize("jitter", [-2e-5, 2e-5])
+def test_periods_and_spans_need_not_meet_to_the_microsecond(jitter: float) -> None:
+    shared = Shared(A, B)
+    for _ in range(6):
+        begin = shared.now
+        shared.observe([0.5] * 5)
+        split = Split(begin + jitter, shared.now - jitter, {A.key: 0.5}, None, 0.06)
+        shared.ledger.record_split(UNIT, split)
+        shared.poll()
+    shared.observe([0.0] * 5)
+    shared.poll()
+    assert shared.totals(B).idle_run_s == pytest.approx(35.0, abs=0.01)
+
+
 def test_activity_while_no_source_confirms_the_holders_ends_their_runs() -> None:
     """It is early in an outage, whose readings are dropped before a source answers again."""
     for outage in (16, 40):
