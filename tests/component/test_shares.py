@@ -105,7 +105,8 @@ def test_each_holder_has_its_own_busy_time_and_the_rest_is_nobodys(shared: Node)
         assert known <= whole + 1e-6 and whole - known < 5.0
     energy = {number: seen.since(before, ENERGY, f"job {number}") for number in (42, 43, 44)}
     drawn = seen.since(before, "gpu_energy_joules_total", "gpu 0")
-    assert sum(energy.values()) == pytest.approx(drawn, rel=0.1)  # read at moments of their own
+    # Up to three of some 16 seconds wait for their holder; that nothing is lost is test_division.py's matter.
+    assert 0.8 * drawn < sum(energy.values()) < 1.2 * drawn
     assert energy[42] > energy[43] > energy[44] > 0
     assert energy[42] - energy[44] == pytest.approx((energy[43] - energy[44]) * 0.40 / 0.35, rel=0.02)
     utilization = {number: read(url, "gpu_allocation_utilization_ratio", job_id=str(number)) for number in (42, 44, 46)}
