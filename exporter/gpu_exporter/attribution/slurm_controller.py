@@ -179,6 +179,8 @@ class Controller:
             if job not in here or known.job.state != "RUNNING" or now - known.asked >= JOB_EACH_S
         }
         self._ask(due, now)
+        # The last look may have run out of time before it had asked for these.
+        self._ask_gpus({job for job, known in self._known.items() if known.gpus_asked == -math.inf}, now, again=False)
         if picture().unexplained():
             new = set(here) - self._known.keys()
             self._ask(new, now)

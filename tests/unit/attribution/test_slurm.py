@@ -721,3 +721,18 @@ def test_a_look_at_a_slow_slurm_has_one_deadline_however_many_jobs_there_are(clu
     source.poll()
     # None of the jobs is left alone for what was not its fault.
     assert len({text for text in cluster.asked if text.startswith("scontrol show job")}) == 20
+
+
+def test_one_slow_answer_leaves_no_job_without_its_gpus_for_long(cluster: Cluster) -> None:
+    """As slurmctld 24.11.5 does now and then: five seconds for an answer, though it has nothing else to do."""
+    cluster.jobs = {"7": ["gpu:h100:1(IDX:0)"], "8": ["gpu:h100:1(IDX:1)"]}
+    cluster.used = "gpu:h100:2(IDX:0-1)"
+
+    def run(command: Sequence[str], timeout_s: float) -> str:
+        answer = cluster.run(command, timeout_s)
+        if command[0] == "squeue" and cluster.asked[-2].startswith("scontrol show node"):
+            cluster.clock.advance(5.02)
+        return answer
+
+    source = SlurmSource("n0", run=run, clock=cluster.clock, pace=Pace(60.0))
+    assert sorted(grant.holder.job_id for grant in source.poll().grants) == ["7", "8"]
