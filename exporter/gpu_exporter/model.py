@@ -456,6 +456,7 @@ class GpuView(NamedTuple):
     """One GPU as published. `withheld`: its last reading is too old, so device families are left out.
 
     `xids` is None while nobody listens for them. They are published for a lost GPU too: it is then that they matter.
+    `allocatable`: whether its scheduler may give it, or an instance of it, to somebody; None while that is not known.
     """
 
     snapshot: DeviceSnapshot
@@ -465,7 +466,8 @@ class GpuView(NamedTuple):
     totals: UnitTotals | None
     instance_totals: Mapping[str, UnitTotals] = {}  # by mig_uuid
     xids: XidCounts | None = None
-    in_use: Mapping[str, str] = {}  # by mig_uuid ("" the GPU): who uses a unit without a holder, so that it is not free
+    not_free: Mapping[str, str] = {}  # by mig_uuid ("" the GPU): why a unit without a holder is not free
+    allocatable: bool | None = None
 
 
 class AllocationView(NamedTuple):

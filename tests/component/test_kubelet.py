@@ -17,7 +17,7 @@ import pytest
 from gpu_exporter.attribution.grpc_unix import CallError, call
 from gpu_exporter.attribution.kubelet import KubeletSource
 from gpu_exporter.attribution.podresources import LIST
-from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices.scenario import parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
@@ -325,6 +325,24 @@ def test_devices_of_a_resource_claim(
     assert (answer.problem, answer.grants[0].holder.units) == ("", 1)
 
 
+def offered(answer: Answer) -> list[tuple[str, str]] | None:
+    return None if answer.offers is None else [(offer.kind, offer.device) for offer in answer.offers]
+
+
+def test_what_may_be_given_is_known_once_a_plugin_has_offered_gpus(kubelet: Kubelet, source: KubeletSource) -> None:
+    assert offered(source.poll()) is None, "no plugin, or none yet"
+    kubelet.allocatable = [f"{UUID}::0", f"{UUID}::1", "2"]
+    assert offered(source.poll()) == [("uuid", f"{UUID}::0"), ("uuid", f"{UUID}::1"), ("index", "2")]
+    kubelet.allocatable = []
+    assert offered(source.poll()) == [], "the plugin is down"
+    kubelet.allocatable = [UUID, "odd"]
+    assert offered(source.poll()) is None, "the odd one may be any GPU"
+    kubelet.allocatable = [UUID]
+    kubelet.pods["ml", "a"] = {"main": {}}
+    kubelet.claimed["ml", "a", "main"] = [("gpu.nvidia.com", "gpu-3", "")]
+    assert offered(source.poll()) is None, "what claims may still get is not the kubelet's knowledge"
+
+
 def test_a_claim_that_several_pods_use_is_held_by_each_of_them(kubelet: Kubelet, source: KubeletSource) -> None:
     for name in ("a", "b"):
         kubelet.pods["ml", name] = {"main": {}}
@@ -335,7 +353,7 @@ def test_a_claim_that_several_pods_use_is_held_by_each_of_them(kubelet: Kubelet,
 def test_a_gpu_that_a_virtual_machine_has_is_none_of_the_drivers(kubelet: Kubelet, source: KubeletSource) -> None:
     kubelet.pods["vm", "a"] = {"main": {}}
     kubelet.claimed["vm", "a", "main"] = [("gpu.nvidia.com", "gpu-vfio-2", "")]
-    assert source.poll() == ([], "", "", 0, False)
+    assert source.poll() == Answer([])
 
 
 @pytest.mark.parametrize("device", ["gpu-x", "gpu-1-mig-2g47gb", "mig-1", "gpu-3/../4", "gpu-99999"])

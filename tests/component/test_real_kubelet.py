@@ -174,6 +174,30 @@ def test_devices_of_another_plugin_are_no_gpus(node: Node, watcher: Watcher) -> 
         network.stop()
 
 
+def test_a_gpu_that_the_kubelet_gives_to_nobody_is_not_free(node: Node, watcher: Watcher) -> None:
+    def shows(name: str) -> dict[str, float]:
+        lines = series_of(watcher, name)
+        return {line.partition('uuid="')[2].partition('"')[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+    pod = run_pod(node, "holder", 3)
+    wait_for(lambda: watcher.latest() == {pod: 3}, "the pod to hold its GPUs")
+    wait_for(lambda: shows("gpu_allocatable") == dict.fromkeys(UUIDS, 1.0), "every GPU to be allocatable")
+    (left,) = (uuid for uuid, held in shows("gpu_allocated").items() if not held)
+    used = next(uuid for uuid in UUIDS if uuid != left)
+
+    node.plugin.call_unhealthy(left, used)
+    expected = {uuid: float(uuid not in (left, used)) for uuid in UUIDS}
+    wait_for(lambda: shows("gpu_allocatable") == expected, "both to be given to nobody")
+    assert shows("gpu_allocated") == {uuid: 1.0 for uuid in UUIDS if uuid != left}, "a held GPU stays held"
+    node.plugin.call_unhealthy()
+    wait_for(
+        lambda: shows("gpu_allocated") == {uuid: float(uuid != left) for uuid in UUIDS}, "the one to be free again"
+    )
+    node.plugin.stop()
+    wait_for(lambda: shows("gpu_allocatable") == dict.fromkeys(UUIDS, 0.0), "the end of the plugin to be noticed")
+    assert left not in shows("gpu_allocated")
+
+
 def test_a_pod_that_still_stages_its_data_is_not_idle(node: Node, watcher: Watcher) -> None:
     pod = static_pod("staging", 1)
     stage = {"name": "stage", "image": PAUSE, "imagePullPolicy": "Never", "args": ["8"]}

@@ -105,6 +105,28 @@ def hardware() -> Iterator[Case]:
         Node(world).put(metric, {**gpu, **labels}, 0)
         yield Case(f"{name}: all is well", world, about=[name])
 
+    world = World(120)
+    node = Node(world, gpus=2, scraped=lambda t: t != 50)
+    node.free(0)
+    node.put("gpu_allocatable", {**gpu}, between(30, 80, always(0.0), always(1.0)))
+    node.put("gpu_allocatable", {"gpu": "1", "uuid": node.uuids[1]}, always(1.0))
+    yield Case("a GPU that is given to no pod", world, [Firing("GpuNotAllocatable", 40, 81 + KEPT, gpu)])
+
+    world = World(60)
+    Node(world).put("gpu_allocatable", gpu, 1)
+    Node(world, "n2")
+    yield Case("GPUs that pods may get, or of which that is not known", world, about=["GpuNotAllocatable"])
+
+    world = World(60)
+    for target, given in (("a", 0.0), ("b", 1.0)):
+        Node(world, target={"instance": target}).put("gpu_allocatable", gpu, given)
+    yield Case("one of two targets knows that pods may get the GPU", world, [wrong], about=["GpuNotAllocatable"])
+
+    world = World(60)
+    node = Node(world, gpus=2, gpu_up={0: always(0.0)})
+    node.put("gpu_allocatable", gpu, 0)
+    yield Case("a lost GPU is given to nobody", world, [Firing("GpuLost", 10, 60, gpu)], about=["GpuNotAllocatable"])
+
     world = World(60)
     Node(world).put("gpu_ecc_errors_total", {**gpu, "severity": "corrected"}, 9)
     yield Case("corrected errors", world, about=["GpuEccUncorrected"])

@@ -28,22 +28,27 @@ class DevicePlugin:
         self._resource = resource
         self._endpoint = endpoint
         self._server: grpc.Server | None = None
-        self._end = threading.Event()
+        self._changed = threading.Condition()
+        self._unhealthy: frozenset[str] = frozenset()
+        self._run = 0  # of our servers: the stream of an older one ends
 
     def register(self) -> None:
         """Serve and introduce ourselves."""
         self.stop()
         pb, pb_grpc = compile_stubs("deviceplugin")
-        uuids, end = self._uuids, threading.Event()
-        self._end = end
+        plugin, run = self, self._run
 
         class Servicer(pb_grpc.DevicePluginServicer):  # type: ignore[misc, name-defined]
             def GetDevicePluginOptions(self, request: Any, context: Any) -> Any:
                 return pb.DevicePluginOptions()
 
             def ListAndWatch(self, request: Any, context: Any) -> Iterator[Any]:
-                yield pb.ListAndWatchResponse(devices=[pb.Device(ID=uuid, health="Healthy") for uuid in uuids])
-                end.wait()
+                for unhealthy in plugin._watch(run):
+                    devices = [
+                        pb.Device(ID=uuid, health="Unhealthy" if uuid in unhealthy else "Healthy")
+                        for uuid in plugin._uuids
+                    ]
+                    yield pb.ListAndWatchResponse(devices=devices)
 
             def Allocate(self, request: Any, context: Any) -> Any:
                 return pb.AllocateResponse(
@@ -63,8 +68,27 @@ class DevicePlugin:
             request = pb.RegisterRequest(version="v1beta1", endpoint=self._endpoint, resource_name=self._resource)
             pb_grpc.RegistrationStub(channel).Register(request, timeout=10)
 
+    def call_unhealthy(self, *uuids: str) -> None:
+        """From now on these devices are unhealthy, and no others."""
+        with self._changed:
+            self._unhealthy = frozenset(uuids)
+            self._changed.notify_all()
+
+    def _watch(self, run: int) -> Iterator[frozenset[str]]:
+        """The devices that are unhealthy, at first and after each change."""
+        said: list[frozenset[str]] = []
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._run != run or said[-1:] != [self._unhealthy])
+                if self._run != run:
+                    return
+                said.append(self._unhealthy)
+            yield said[-1]
+
     def stop(self) -> None:
-        self._end.set()
+        with self._changed:
+            self._run += 1
+            self._changed.notify_all()
         if self._server is not None:
             self._server.stop(None).wait()
             self._server = None

@@ -16,7 +16,7 @@ from gpu_exporter.devices.scenario import Scenario
 from gpu_exporter.diagnosis.loop import DiagnosisLoop
 from gpu_exporter.inventory.inventory import Inventory
 from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model import AgentStatus, DeviceSnapshot, UnitId, View
+from gpu_exporter.model import AgentStatus, DeviceSnapshot, Grant, UnitId, View
 from gpu_exporter.node.place import Placed, count_answering, count_expected, place
 from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.driver import DriverView, Position
@@ -52,6 +52,7 @@ class SimulatedNode:
             for i in range(backend.count())
         ]
         self._elapsed = 0.0
+        self.offers: list[Grant] | None = None  # what a scheduler may give
 
     def run(self, seconds: float, *, sample: bool = True) -> View:
         """Let time pass, one sampling interval after the other."""
@@ -62,7 +63,8 @@ class SimulatedNode:
             if sample:
                 self.sample()
             if self._is_due(self.settings.attribution.interval):
-                resolution = self.state.on_poll(self.poller.poll(), self.placed(), self._seen_owners())
+                grants, owners = self.poller.poll(), self._seen_owners()
+                resolution = self.state.on_poll(grants, self.placed(), owners, offers=self.offers)
                 self.poller.note_resolution(resolution.conflicts, resolution.unresolved)
             if self._is_due(self.settings.diagnosis.interval):
                 self.diagnosis.judge()

@@ -222,6 +222,7 @@ def test_the_names_of_alerts_are_a_promise() -> None:
     """Runbook, dashboards and other tools rely on the names."""
     assert {rule["alert"] for rule in ALERTS} == {
         *("GpuHolderIdle", "GpuHolderPartlyIdle", "GpuHolderLow"),
+        "GpuNotAllocatable",
         *(
             "GpuThrottled",
             "GpuXid",

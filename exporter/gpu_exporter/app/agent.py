@@ -83,9 +83,8 @@ class Agent:
         self._kernel_log = (
             KernelLogLoop(kmsg, self.node.xids, self._list_gpus, clock, self.node.touch) if kmsg is not None else None
         )
-        self.poller = Poller(
-            sources, clock, settings.attribution.keep_last, Identity(settings.identity.user, directory), PATIENCE_S
-        )
+        identity = Identity(settings.identity.user, directory)
+        self.poller = Poller(sources, clock, settings.attribution.keep_last, identity, PATIENCE_S)
         self._processes = processes
         self._first_poll = threading.Event()
         self._stop = threading.Event()
@@ -157,7 +156,9 @@ class Agent:
                 placed, expected = self._place(driver), count_expected(driver, self._inventory.value)
                 snapshots = [each.snapshot for each in placed.values()]
                 owners = self._processes.read(snapshots) if self._processes is not None else None
-                resolution = self.node.on_poll(grants, placed, owners, expected, is_complete=self.poller.has_all())
+                resolution = self.node.on_poll(
+                    grants, placed, owners, expected, is_complete=self.poller.has_all(), offers=self.poller.offers()
+                )
                 self.poller.note_resolution(resolution.conflicts, resolution.unresolved)
             except Exception:  # a fault of ours must not end attribution; mappings then age, which is visible
                 log.exception("a poll of the attribution sources failed")

@@ -114,12 +114,8 @@ def take_one_view(
     start(asking)
     inventory = _read_inventory(backend.vendor, state_directory, sysfs)
     ended = [reader.join(deadline) for reader in readers]
-    driver = DriverView(
-        {
-            position: Position(reader.identity, reader.snapshot, reader.is_hung, reader.error)
-            for position, reader in enumerate(readers)
-        }
-    )
+    found = (Position(reader.identity, reader.snapshot, reader.is_hung, reader.error) for reader in readers)
+    driver = DriverView(dict(enumerate(found)))
     if not all(ended) and not count_answering(driver):
         raise DriverUnavailable(too_late)
     node = NodeState(settings, clock, processes=processes)
@@ -134,7 +130,7 @@ def take_one_view(
     snapshots = [each.snapshot for each in placed.values()]
     owners = processes.read(snapshots) if processes is not None else None
     grants = poller.grants()  # a source without an answer yet is named
-    resolution = node.on_poll(grants, placed, owners, expected, is_complete=poller.has_all())
+    resolution = node.on_poll(grants, placed, owners, expected, is_complete=poller.has_all(), offers=poller.offers())
     poller.note_resolution(resolution.conflicts, resolution.unresolved)
     status = AgentStatus(
         version=VERSION,

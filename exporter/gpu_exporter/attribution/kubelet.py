@@ -7,6 +7,8 @@ runs its init containers has none, and its GPUs are held, but nothing that could
 A restarted kubelet answers OK with an empty list for up to a second, with or without allocatable devices (measured),
 so an answer of a new kubelet that lacks pods seen before, and an empty one of a kubelet without devices, are believed
 after a second such answer only (docs/decisions/0005).
+Which devices it may give at all is asked too: a GPU whose plugin is down, or that its plugin calls unhealthy,
+is held by nobody and yet not free.
 """
 
 from __future__ import annotations
@@ -20,8 +22,14 @@ from pathlib import Path
 from typing import Literal
 
 from gpu_exporter.attribution.grpc_unix import CallError, call
-from gpu_exporter.attribution.podresources import ALLOCATABLE, LIST, ContainerDevices, parse_pod_resources
-from gpu_exporter.attribution.protobuf import ProtobufError, read_fields
+from gpu_exporter.attribution.podresources import (
+    ALLOCATABLE,
+    LIST,
+    ContainerDevices,
+    parse_allocatable,
+    parse_pod_resources,
+)
+from gpu_exporter.attribution.protobuf import ProtobufError
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import Clock
 from gpu_exporter.model import Grant, Holder, HolderKey
@@ -29,6 +37,7 @@ from gpu_exporter.vendor import NVIDIA, Vendor
 
 LOG = re.compile(r"(\d+)\.log")
 MAX_STARTS = 4096
+NOBODY = Holder(HolderKey("kubernetes", ""))
 
 
 class KubeletSource:
@@ -59,6 +68,7 @@ class KubeletSource:
         self._kubelet: tuple[int, int] | None = None  # which kubelet gave it
         self._lacking: tuple[float, tuple[int, int] | None] | None = None  # since when, and which kubelet's answers
         self._uids: dict[tuple[str, str], str] = {}
+        self._has_offered = False  # a plugin has offered GPUs here, so that none means that it is down
         self._left: set[str] = set()  # UIDs of pods that were replaced: their directories stay for a while
 
     def poll(self) -> Answer:
@@ -103,7 +113,19 @@ class KubeletSource:
                 grants.append(grant._replace(working_wall=working, why=why))
         problem = problem or min(odd, default="")
         self._starts = dict(list(starts.items())[-MAX_STARTS:])
-        return Answer(grants, problem)
+        # Claims are given by the scheduler, which the kubelet does not ask for what is left.
+        offers = None if claimed else self._read_offers()
+        return Answer(grants, problem, offers=offers)
+
+    def _read_offers(self) -> list[Grant] | None:
+        """None while it is not known that a plugin offers GPUs here at all, or one has an id that is not understood."""
+        devices = self._list_allocatable()
+        if devices is None:
+            return None
+        ids = [device_id for entry in devices if (gpus := self._gpus_of(entry)) for device_id in gpus.device_ids]
+        offers = [offer for device_id in ids if (offer := self._grant(device_id, NOBODY)) is not None]
+        self._has_offered = self._has_offered or bool(offers)
+        return offers if self._has_offered and len(offers) == len(ids) else None
 
     def _gpus_of(self, entry: ContainerDevices) -> ContainerDevices | None:
         """The entry with its GPUs alone, None when it has none.
@@ -156,7 +178,7 @@ class KubeletSource:
         """Raise SourceError while pods may be missing only because the kubelet has just restarted."""
         kubelet = self._identify()  # after the answer: if the socket is still the old one, the old process answered
         missing = self._held - held
-        if missing and (kubelet != self._kubelet or not (held or self._shows_devices())):
+        if missing and (kubelet != self._kubelet or not (held or self._list_allocatable())):
             now = self._clock.monotonic()
             if self._lacking is None or self._lacking[1] != kubelet:
                 self._lacking = (now, kubelet)
@@ -173,12 +195,11 @@ class KubeletSource:
             return None
         return status.st_ino, status.st_ctime_ns
 
-    def _shows_devices(self) -> bool:
+    def _list_allocatable(self) -> list[ContainerDevices] | None:
         try:
-            answer = call(str(self._socket), ALLOCATABLE, b"", self._timeout_s)
-            return any(number == 1 for number, _ in read_fields(answer))
+            return parse_allocatable(call(str(self._socket), ALLOCATABLE, b"", self._timeout_s))
         except (CallError, ProtobufError):
-            return False
+            return None
 
     def _read_pod_uids(self, listed: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
         """UID by (namespace, pod): of several directories under one name the newest, but never one that was left."""

@@ -60,6 +60,27 @@ def parse_pod_resources(message: bytes) -> list[ContainerDevices]:
     return entries
 
 
+def parse_allocatable(message: bytes) -> list[ContainerDevices]:
+    """The devices of an AllocatableResourcesResponse, which have no pod: those of device plugins that are healthy.
+
+    Raises ProtobufError.
+    """
+    entries: list[ContainerDevices] = []
+    for number, device in read_fields(message):
+        if number == 1:
+            entries.append(_parse_devices("", "", "", device))
+        if len(entries) > ENTRIES_MAX:
+            raise ProtobufError(f"more than {ENTRIES_MAX} devices")
+    return entries
+
+
+def _parse_devices(namespace: str, pod: str, container: str, message: bytes) -> ContainerDevices:
+    fields = list(read_fields(message))
+    resource = "".join(read_text(payload) for number, payload in fields if number == 1)
+    ids = tuple(read_text(payload) for number, payload in fields if number == 2)
+    return ContainerDevices(namespace, pod, container, resource, ids)
+
+
 def _parse_container(namespace: str, pod: str, message: bytes) -> Iterator[ContainerDevices]:
     name = ""
     devices: list[bytes] = []
@@ -72,10 +93,7 @@ def _parse_container(namespace: str, pod: str, message: bytes) -> Iterator[Conta
         elif field == 5:
             dynamic.append(payload)
     for device in devices:
-        fields = list(read_fields(device))
-        resource = "".join(read_text(payload) for number, payload in fields if number == 1)
-        ids = tuple(read_text(payload) for number, payload in fields if number == 2)
-        yield ContainerDevices(namespace, pod, name, resource, ids)
+        yield _parse_devices(namespace, pod, name, device)
     for resource_claim in dynamic:
         for claimed in _parse_dynamic(resource_claim):
             yield ContainerDevices(namespace, pod, name, *claimed)

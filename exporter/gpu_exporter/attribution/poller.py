@@ -49,6 +49,7 @@ class _Question:
 class _Memory:
     question: _Question | None = None
     grants: Sequence[Grant] = ()
+    offers: Sequence[Grant] | None = None
     confirmed: float | None = None
     confirmed_wall: float | None = None
     error: str = ""
@@ -110,6 +111,15 @@ class Poller:
                     known.append(self._show(grant, hidden)._replace(confirmed=confirmed))
         return known
 
+    def offers(self) -> Sequence[Grant] | None:
+        """What the schedulers may give; None while one of them does not say: what it alone has is free all the same."""
+        offers: list[Grant] = []
+        for memory in self._memory.values():
+            if memory.offers is None:
+                return None
+            offers += memory.offers
+        return offers if self.is_known() else None
+
     def _show(self, grant: Grant, hidden: bool) -> Grant:
         return grant if self._identity is None else grant._replace(holder=self._identity.apply(grant.holder, hidden))
 
@@ -137,6 +147,7 @@ class Poller:
             log.info("attribution %s: %s", name, answer.notice)
         memory.notice = answer.notice
         memory.conflicts += answer.conflicts
+        memory.offers = answer.offers
         memory.grants, memory.confirmed, memory.confirmed_wall = answer.grants, question.asked, question.asked_wall
         memory.answered, memory.incomplete = not answer.problem, bool(answer.problem)
         memory.hides_users = answer.hides_users

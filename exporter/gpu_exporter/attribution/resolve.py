@@ -100,6 +100,15 @@ def resolve(
     return Resolution(allocations, unresolved, conflicts, kept)
 
 
+def find_offered(
+    offers: Sequence[Grant], snapshots: Iterable[DeviceSnapshot], incomplete: str = ""
+) -> frozenset[UnitId] | None:
+    """The units that a scheduler may give; None where one that it names may be any of them. `incomplete` as above."""
+    finder = _Finder(snapshots, incomplete, set())
+    units = [finder.find(offer)[0] for offer in offers]
+    return frozenset(unit for unit in units if unit is not None) if None not in units else None
+
+
 def _placed(instances: Sequence[InstanceReading], profile: str, profile_id: str, start: str) -> list[InstanceReading]:
     """The instances that a name of dynamic resource allocation may mean.
 

@@ -17,7 +17,8 @@ class Answer(NamedTuple):
 
     `problem`: what was not understood, so that some grants may be missing; then a GPU without a grant is not known to
     be free. `notice`: what people should know although no grant is missing. `conflicts`: grants that were dropped since
-    the source itself contradicts them. `hides_users`: the scheduler hides who runs what.
+    the source itself contradicts them. `hides_users`: the scheduler hides who runs what. `offers`: every device that
+    the scheduler may give, whether it is held or not, as grants to nobody; None where that is not known.
     """
 
     grants: Sequence[Grant]
@@ -25,6 +26,7 @@ class Answer(NamedTuple):
     notice: str = ""
     conflicts: int = 0
     hides_users: bool = False
+    offers: Sequence[Grant] | None = None
 
 
 class Source(Protocol):

@@ -24,8 +24,16 @@ GPU_UP = Family(
 GPU_ALLOCATED = Family(
     "gpu_allocated",
     "gauge",
-    "1 while the GPU or an instance of it is held, 0 while it is free; absent while holders are not known, and while a "
-    "pod, job or container uses it that does not hold it",
+    "1 while the GPU or an instance of it is held, 0 while it is free; absent while holders are not known, while a "
+    "pod, job or container uses it that does not hold it, and while nobody holds it and the kubelet gives it to no pod",
+)
+GPU_ALLOCATABLE = Family(
+    "gpu_allocatable",
+    "gauge",
+    "1 while the kubelet may give the GPU or an instance of it to a pod, or has; 0 while it does not: the device "
+    "plugin is down, leaves it out or calls it unhealthy; absent where that is not known, as with Slurm and resource "
+    "claims",
+    source="PodResources GetAllocatableResources",
 )
 GPU_BUSY = Family(
     "gpu_busy_seconds_total",
@@ -353,7 +361,7 @@ def fixed_groups() -> Iterator[tuple[str, tuple[str, ...], tuple[Family, ...]]]:
     yield (
         "GPU: identity and ledger",
         DEVICE_LABELS,
-        (GPU_INFO, GPU_UP, GPU_ALLOCATED, *UNIT_FAMILIES, GPU_OTHER_ACTIVITY),
+        (GPU_INFO, GPU_UP, GPU_ALLOCATED, GPU_ALLOCATABLE, *UNIT_FAMILIES, GPU_OTHER_ACTIVITY),
     )
     yield "GPU: collector `xid`, published for a lost GPU too", DEVICE_LABELS, XID_FAMILIES
     yield "MIG instance: ledger", MIG_LABELS, (*MIG_UNIT_FAMILIES, MIG_OTHER_ACTIVITY)

@@ -42,9 +42,9 @@ def _rows(gpu: GpuView, view: View, by_unit: dict[UnitId, list[AllocationView]])
         for held in holders:
             yield _held(label, name, held, view.wall)
         if not holders and not (gpu.snapshot.instances and not unit.mig_uuid):
-            in_use = gpu.in_use.get(unit.mig_uuid, "")
-            is_free = view.status.attribution_known and not in_use
-            doubt = in_use or ("" if is_free else "not every source has answered")
+            not_free = gpu.not_free.get(unit.mig_uuid, "")
+            is_free = view.status.attribution_known and not not_free
+            doubt = not_free or ("" if is_free else "not every source has answered")
             yield (label, name, "(free)" if is_free else "(unknown)", *[NONE] * 6, doubt)
 
 

@@ -46,21 +46,22 @@ def _gpu_rows(gpu: GpuView, view: View, by_unit: dict[UnitId, list[AllocationVie
     for allocation in whole:
         yield _row(gpu, view, str(identity.index), identity.name, allocation)
     if not whole:
-        state = "mig" if gpu.snapshot.instances else _unheld(view, gpu.in_use.get("", ""))
-        yield _row(gpu, view, str(identity.index), identity.name, None, state, in_use=gpu.in_use.get("", ""))
+        not_free = "" if gpu.snapshot.instances else gpu.not_free.get("", "")
+        state = "mig" if gpu.snapshot.instances else _unheld(view, not_free)
+        yield _row(gpu, view, str(identity.index), identity.name, None, state, not_free=not_free)
     for instance in gpu.snapshot.instances:
         label = f"{identity.index}:{instance.mig}"
         holders = by_unit.get(UnitId(identity.uuid, instance.uuid), [])
         for held in holders:
             yield _row(gpu, view, label, instance.profile, held, mig=True)
         if not holders:
-            in_use = gpu.in_use.get(instance.uuid, "")
-            yield _row(gpu, view, label, instance.profile, None, _unheld(view, in_use), mig=True, in_use=in_use)
+            not_free = gpu.not_free.get(instance.uuid, "")
+            yield _row(gpu, view, label, instance.profile, None, _unheld(view, not_free), mig=True, not_free=not_free)
 
 
-def _unheld(view: View, in_use: str) -> str:
+def _unheld(view: View, not_free: str) -> str:
     """Free only when every source of holders has answered; without sources nothing is known of holders."""
-    if in_use:
+    if not_free:
         return "unknown"
     if view.status.attribution_known:
         return "free"
@@ -76,7 +77,7 @@ def _row(
     state: str = "",
     *,
     mig: bool = False,
-    in_use: str = "",
+    not_free: str = "",
 ) -> Row:
     why = ""
     fresh = gpu.snapshot.up and not gpu.withheld
@@ -91,8 +92,8 @@ def _row(
         state, why = "stale", f"last answer {format_age(gpu.age_s)} ago"
     elif allocation is not None:
         state, why = allocation.verdict.state, allocation.verdict.evidence
-    elif in_use:
-        why = in_use
+    elif not_free:
+        why = not_free
     elif gpu.snapshot.facts.utilization:
         why = "in use, but nobody is known to hold it"
     failed = [outcome.error for outcome in gpu.snapshot.outcomes if not outcome.success]

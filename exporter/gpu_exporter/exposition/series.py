@@ -72,8 +72,10 @@ def _add_gpu(table: _Table, gpu: GpuView, held: bool, attribution: bool) -> None
     table.add(catalog.GPU_INFO, names, place, 1.0, info)
     if not gpu.snapshot.away:
         table.add(catalog.GPU_UP, names, place, float(gpu.snapshot.up and not gpu.withheld and not gpu.hung))
-    if attribution and (held or not gpu.in_use):  # without a holder, and yet in use: neither held nor free
+    if attribution and (held or not gpu.not_free):
         table.add(catalog.GPU_ALLOCATED, names, place, float(held))
+    if gpu.allocatable is not None:
+        table.add(catalog.GPU_ALLOCATABLE, names, place, float(gpu.allocatable))
     if gpu.totals is not None:
         _add_totals(table, catalog.UNIT_FAMILIES, catalog.GPU_OTHER_ACTIVITY, names, place, gpu.totals)
     if gpu.xids is not None:

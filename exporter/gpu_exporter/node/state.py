@@ -10,7 +10,7 @@ from gpu_exporter.attribution.contradict import ProcessNet
 from gpu_exporter.attribution.ended import EndedPods
 from gpu_exporter.attribution.numbers import NumberMemory
 from gpu_exporter.attribution.processes import OwnedPeriod, Owners, ProcessOwners, without_owners
-from gpu_exporter.attribution.resolve import Resolution, resolve
+from gpu_exporter.attribution.resolve import Resolution, find_offered, resolve
 from gpu_exporter.attribution.usage import Uses, measure
 from gpu_exporter.attribution.users import Users
 from gpu_exporter.clock import Clock
@@ -49,6 +49,7 @@ from gpu_exporter.node.view import (
 from gpu_exporter.sampling.events import XidBook
 
 log = logging.getLogger(__name__)
+NOT_OFFERED = "the kubelet gives it to no pod: its device plugin is down, leaves it out or calls it unhealthy"
 
 
 class NodeState:
@@ -93,6 +94,7 @@ class NodeState:
         self._numbers = NumberMemory()
         self._net = ProcessNet()
         self._in_use: dict[UnitId, str] = {}
+        self._offered: frozenset[UnitId] | None = None
         self._uses: Uses = {}
         self._processes_proven = False  # a process of somebody was listed: so we can see them
         self._version = 0
@@ -166,11 +168,12 @@ class NodeState:
         expected: int = 0,
         *,
         is_complete: bool = True,
+        offers: Sequence[Grant] | None = None,
     ) -> Resolution:
         """Settle one poll of the attribution sources: what they say, and users of GPUs that none of them names.
 
         `is_complete`: every source has answered lately. `placed`: the GPUs as they are shown; `owners` of the processes
-        on each unit, as far as known; `expected`: how many GPUs should answer here.
+        on each unit, as far as known; `expected`: how many GPUs should answer here; `offers`: all that may be given.
         """
         seen = owners or {}
         if self._ended is not None:
@@ -179,12 +182,9 @@ class NodeState:
             now = self._clock.monotonic()
             # The newest last: after the driver's list was renumbered an index means the GPU that has it now.
             inventory = sorted(self._answered.values(), key=lambda snapshot: snapshot.monotonic)
-            resolution = resolve(
-                grants,
-                inventory,
-                incomplete=_incomplete(placed, expected),
-                numbers=self._numbers.units(),
-            )
+            incomplete = _incomplete(placed, expected)
+            resolution = resolve(grants, inventory, incomplete=incomplete, numbers=self._numbers.units())
+            self._offered = None if offers is None else find_offered(offers, inventory, incomplete)
             self._numbers.note(resolution.numbers, now)
         names = {unit: tuple(found.uses) for unit, found in seen.items()}
         resolution = self._net.check(resolution, names, _places(inventory))  # may log, so without the lock
@@ -287,9 +287,16 @@ class NodeState:
             for mig_uuid in ("", *(instance.uuid for instance in snapshot.instances))
             if (unit_totals := self._unit_totals(UnitId(uuid, mig_uuid), now, wall)) is not None
         }
-        in_use = {used.mig_uuid: text for used, text in self._in_use.items() if used.uuid == uuid}
         shown = snapshot if self._processes_proven else _without_processes(snapshot)
-        return GpuRecord(shown, placed.hung, totals, self.xids.counts(uuid), in_use)
+        not_free: dict[str, str] = {}
+        allocatable: bool | None = None
+        if self._offered is not None:
+            offered = {unit.mig_uuid for unit in self._offered if unit.uuid == uuid}
+            allocatable = bool(offered)
+            here = ("", *(instance.uuid for instance in snapshot.instances))
+            not_free = {mig_uuid: NOT_OFFERED for mig_uuid in here if mig_uuid not in offered}
+        not_free |= {used.mig_uuid: text for used, text in self._in_use.items() if used.uuid == uuid}
+        return GpuRecord(shown, placed.hung, totals, self.xids.counts(uuid), not_free, allocatable)
 
     def _holder_record(self, allocation: Allocation, grant: Grant, now: float, wall: float) -> HolderRecord | None:
         unit, key = allocation.unit, allocation.holder.key

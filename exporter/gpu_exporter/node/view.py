@@ -40,7 +40,8 @@ class GpuRecord(NamedTuple):
     hung: bool
     totals: Mapping[str, UnitTotals]  # by mig_uuid, "" the GPU itself
     xids: XidCounts | None
-    in_use: Mapping[str, str]  # by mig_uuid
+    not_free: Mapping[str, str]  # by mig_uuid
+    allocatable: bool | None = None
 
 
 class HolderRecord(NamedTuple):
@@ -113,7 +114,8 @@ def _view_gpu(record: GpuRecord, now: float, rules: ViewRules) -> GpuView:
         totals=record.totals.get(""),
         instance_totals={uuid: totals for uuid, totals in record.totals.items() if uuid},
         xids=record.xids,
-        in_use=record.in_use,
+        not_free=record.not_free,
+        allocatable=record.allocatable,
     )
 
 

@@ -323,3 +323,21 @@ def test_a_static_file_that_is_made_to_take_all_memory_is_refused(tmp_path) -> N
     path.write_text(f"- &a0 [x]\n{doubled}- {{uuid: GPU-0, job: *a19}}\n", encoding="utf-8")
     with pytest.raises(SourceError, match=r"\[0\]: expected a mapping, not list"):
         StaticSource(path).poll()
+
+
+def test_what_may_be_given_is_known_while_every_source_says_so() -> None:
+    clock = ManualClock()
+    kubelet = named("kubelet", Answer([], offers=[GRANT]))
+    poller = Poller([kubelet], clock, keep_last_s=300.0)
+    assert poller.offers() is None
+    poller.poll()
+    assert poller.offers() == [GRANT]
+    clock.advance(301)
+    assert poller.offers() is None
+    beside = Poller([kubelet, named("slurm", Answer([]))], clock, keep_last_s=300.0)
+    beside.poll()
+    assert beside.offers() is None, "what the kubelet does not offer may be Slurm's"
+    empty = named("kubelet", Answer([], "an odd device", offers=[GRANT]))
+    partly = Poller([empty], clock, keep_last_s=300.0)
+    partly.poll()
+    assert partly.offers() is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.attribution.resolve import resolve
+from gpu_exporter.attribution.resolve import find_offered, resolve
 from gpu_exporter.model import DeviceIdentity, DeviceSnapshot, Grant, Holder, HolderKey, InstanceReading, UnitId
 
 
@@ -273,3 +273,12 @@ def test_a_part_that_the_source_calls_one_is_shared_though_its_holder_is_alone()
         Grant("minor", "3", JOB._replace(key=HolderKey("slurm", "8")), share="mps"),
     )
     assert two == [(UnitId("GPU-0"), "mps", 0.5)] * 2
+
+
+def test_what_may_be_given_is_known_where_every_name_leads_to_a_device() -> None:
+    offers = [Grant("uuid", "GPU-0::0", POD), Grant("uuid", "GPU-0::1", POD), Grant("uuid", "MIG-a", POD)]
+    assert find_offered(offers, SNAPSHOTS) == {UnitId("GPU-0"), UnitId("GPU-2", "MIG-a")}
+    assert find_offered([*offers, Grant("uuid", "GPU-9", POD)], SNAPSHOTS) is None
+    assert find_offered([Grant("index", "1", POD)], SNAPSHOTS) == {UnitId("GPU-1")}
+    assert find_offered([Grant("index", "1", POD)], SNAPSHOTS, incomplete="gpu 2 is lost") is None
+    assert find_offered([], SNAPSHOTS) == set()

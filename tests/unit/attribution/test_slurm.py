@@ -25,7 +25,7 @@ from gpu_exporter.attribution.slurm_controller import (
     SINGLES_MAX,
 )
 from gpu_exporter.attribution.slurm_words import COLUMNS, SINFO_FORMAT, SQUEUE_FORMAT
-from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.model import Holder, HolderKey
 
@@ -482,7 +482,7 @@ def test_only_this_nodes_lines_of_gres_conf_count(cluster: Cluster) -> None:
 
 def test_an_idle_node_without_a_gres_conf_has_no_problem(cluster: Cluster) -> None:
     cluster.gres_conf.unlink()
-    assert cluster.source.poll() == ([], "", "", 0, False)
+    assert cluster.source.poll() == Answer([])
 
 
 def test_two_files_that_disagree_prove_nothing(cluster: Cluster) -> None:

@@ -71,8 +71,8 @@ def test_a_gpu_is_free_only_when_every_source_says_so(node: SimulatedNode) -> No
     status = view.status._replace(attribution_known=False)
     assert lines(view._replace(status=status))[2].endswith("not every source has answered")
     used = view.gpus
-    in_use = used[1]._replace(in_use={"": "in use by container 0123456789ab, not in any source"})
-    assert "(unknown)" in lines(view._replace(gpus=(used[0], in_use)))[2]
+    not_free = used[1]._replace(not_free={"": "in use by container 0123456789ab, not in any source"})
+    assert "(unknown)" in lines(view._replace(gpus=(used[0], not_free)))[2]
 
 
 def test_each_source_says_how_it_fares(node: SimulatedNode) -> None:

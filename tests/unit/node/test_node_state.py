@@ -362,6 +362,26 @@ def test_a_gpu_in_use_without_a_holder_is_not_free() -> None:
     assert list_rows(view)[1].state == "free"
 
 
+def test_a_gpu_that_its_scheduler_gives_to_nobody_is_not_free() -> None:
+    node = node_of(IDLE, GPU, {"model": "H100", "mig": [{"profile": "1g.10gb"}, {"profile": "1g.10gb"}]}, holders=[JOB])
+    assert values(node.run(30), "gpu_allocatable") == []
+    nobody = Holder(HolderKey("kubernetes", ""))
+    first = node.view().gpus[2].snapshot.instances[0].uuid
+    node.offers = [Grant("uuid", first, nobody)]
+    view = node.run(30)
+    assert values(view, "gpu_allocatable") == [0.0, 0.0, 1.0]
+    assert values(view, "gpu_allocated") == [1.0], "held is held"
+    shown = [(row.gpu, row.state, row.why.partition(":")[0]) for row in list_rows(view)[1:]]
+    assert shown == [
+        ("1", "unknown", "the kubelet gives it to no pod"),
+        ("2", "mig", ""),
+        ("2:1/0", "free", ""),
+        ("2:2/0", "unknown", "the kubelet gives it to no pod"),
+    ]
+    node.offers = [Grant("uuid", "GPU-of-another-node", nobody)]
+    assert values(node.run(30), "gpu_allocatable") == []
+
+
 def test_an_instance_in_use_without_a_holder_is_not_free() -> None:
     node = node_of({"model": "H100", "mig": [{"profile": "1g.10gb"}, {"profile": "1g.10gb"}]}, holders=[])
     instances = node.run(30).gpus[0].snapshot.instances
