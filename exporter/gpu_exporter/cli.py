@@ -21,6 +21,7 @@ from gpu_exporter.flags import (
     build_reconcile_parser,
     build_record_parser,
     build_serve_parser,
+    build_slurm_collector_parser,
 )
 from gpu_exporter.parser import Parser
 from gpu_exporter.version import VERSION
@@ -46,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = {
         "reconcile": _reconcile,
         "holders": _holders,
+        "slurm-collector": _collect_slurm,
         "digest": _digest,
         "demo": _demo,
         "check-config": _check_config,
@@ -107,6 +109,7 @@ def _build_sources(
         slurm_gres_conf=options.slurm_gres_conf,
         slurm_interval_s=settings.attribution.slurm_interval,
         slurm_job_files=options.slurm_job_files,
+        slurm_collected=options.slurm_collected,
         procfs=options.procfs,
     )
     try:
@@ -387,6 +390,23 @@ def _digest(given: list[str]) -> int:
     return print_digest(
         options.prometheus, options.matcher, settings.alerts.interval, client, options.since, options.format
     )
+
+
+def _collect_slurm(given: list[str]) -> int:
+    parser = build_slurm_collector_parser()
+    options = parser.parse_args(given)
+    from gpu_exporter.app.collect import collect
+    from gpu_exporter.logs import set_up_logging
+
+    set_up_logging(options.log_level, options.log_format)
+    if options.directory is None and (options.once or not options.address):
+        parser.error("--directory or --web.listen-address is needed, and --once needs --directory")
+    if options.directory is not None and not options.directory.is_dir():
+        parser.fail(f"{options.directory}: no such directory")
+    try:
+        return collect(options.directory, options.interval, options.address, options.web_config, once=options.once)
+    except (ValueError, OSError) as exc:
+        parser.fail(str(exc))
 
 
 def _demo(given: list[str]) -> int:

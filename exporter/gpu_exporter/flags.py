@@ -54,6 +54,10 @@ exit codes:
 
 def _add_common(parser: Parser) -> None:
     parser.flag("--config.file", dest="config_file", type=Path, default=None, help="YAML file over the defaults")
+    _add_logging(parser)
+
+
+def _add_logging(parser: Parser) -> None:
     parser.flag(
         "--log.level",
         dest="log_level",
@@ -247,6 +251,12 @@ def _add_sources(parser: Parser) -> None:
         help="directory in which a prolog writes who has which GPU: ours, jobstats' gpustat, dcgm-exporter's "
         "hpc-job-mapping-dir (default: /run/gpu-exporter/jobs where it is)",
     )
+    parser.flag(
+        "--attribution.slurm.collected",
+        dest="slurm_collected",
+        default="",
+        help="directory or http(s):// address of `gpu-exporter slurm-collector`; then this node never asks slurmctld",
+    )
     _add_resources(parser)
     parser.flag(
         "--attribution.process",
@@ -379,6 +389,27 @@ def build_reconcile_parser() -> Parser:
     )
     parser.flag("--interval", type=positive_duration, default="30s", help="time between two cycles (default 30s)")
     _add_common(parser)
+    return parser
+
+
+def build_slurm_collector_parser() -> Parser:
+    """Flags of `slurm-collector`."""
+    parser = Parser(
+        "gpu-exporter slurm-collector",
+        "Ask slurmctld once for all nodes: what their exporters read with --attribution.slurm.collected. Run one in a "
+        "cluster, as root or SlurmUser, so that it sees every job.",
+    )
+    parser.flag(
+        "--directory",
+        type=Path,
+        default=None,
+        help="write NODE.json for each node, in a directory that the nodes see and nobody else may write in",
+    )
+    parser.flag("--web.listen-address", dest="address", default="", help="[host]:port, to serve the nodes over HTTP")
+    _add_web_config(parser)
+    parser.flag("--interval", type=positive_duration, default="90s", help="time between two rounds (default 90s)")
+    parser.flag("--once", action="store_true", default=False, help="one round, then exit: 3 without an answer of Slurm")
+    _add_logging(parser)
     return parser
 
 

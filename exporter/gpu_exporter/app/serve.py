@@ -110,14 +110,14 @@ def _end(agent: Agent, stop: threading.Event) -> Ended:
     return Ended.CLEAN if clean else Ended.HUNG
 
 
-def repeat(tick: Callable[[], None], each_s: float, stop: threading.Event) -> None:
+def repeat(tick: Callable[[], object], each_s: float, stop: threading.Event) -> None:
     """Call `tick` every `each_s` until `stop`."""
     while not stop.is_set():
         tick()
         stop.wait(each_s)
 
 
-def repeat_aside(tick: Callable[[], None], each_s: float, stop: threading.Event) -> None:
+def repeat_aside(tick: Callable[[], object], each_s: float, stop: threading.Event) -> None:
     """`repeat` in a thread of its own: whatever a tick waits for, the program ends soon after `stop`.
 
     Raises what ended the ticks.

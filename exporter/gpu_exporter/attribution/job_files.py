@@ -76,25 +76,40 @@ def read_job_files(directory: Path) -> Filed:
         os.close(handle)
 
 
-def _check_writers(status: os.stat_result, name: str) -> None:
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & OTHERS_WRITE:
+def read_trusted(path: Path, most: int) -> str:
+    """The text of a file in a directory that only its owner may write.
+
+    Raises OSError, ValueError; SourceError for one that others may write, too.
+    """
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        owner = os.fstat(directory)
+        _check_writers(owner, str(path.parent), owner.st_uid)
+        return _read(directory, path.name, most, owner.st_uid)[0]
+    finally:
+        os.close(directory)
+
+
+def _check_writers(status: os.stat_result, name: str, owner: int = 0) -> None:
+    if status.st_uid not in (0, os.geteuid(), owner) or status.st_mode & OTHERS_WRITE:
         mode = stat.S_IMODE(status.st_mode)
         raise SourceError(
             f"{name}: others may write there (uid {status.st_uid}, mode {mode:04o}), so it is not believed"
         )
 
 
-def _read(directory: int, name: str) -> tuple[str, float]:
-    """Text and date of a file. Raises OSError, ValueError, SourceError."""
+def _read(directory: int, name: str, most: int = READ_MAX, owner: int = 0) -> tuple[str, float]:
+    """Text and date of a file, which belongs to root, to us or to `owner`. Raises OSError, ValueError, SourceError."""
     handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("no regular file")
-        _check_writers(status, "the file")
-        data = os.read(handle, READ_MAX)
-        if len(data) == READ_MAX:
-            raise ValueError(f"longer than {READ_MAX} bytes")
+        _check_writers(status, "the file", owner)
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            data = file.read(most)
+        if len(data) == most:
+            raise ValueError(f"longer than {most} bytes")
         return data.decode("ascii"), status.st_mtime
     finally:
         os.close(handle)

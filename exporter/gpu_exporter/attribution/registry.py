@@ -11,12 +11,14 @@ from gpu_exporter.attribution.source import Source
 from gpu_exporter.clock import Clock
 from gpu_exporter.vendor import Vendor
 
+COLLECTED_EACH_S = 15.0  # a file that is read costs nobody anything
+
 
 class SourceOptions(NamedTuple):
     """What the admin chose. `kubelet`, `slurm`: None where this host decides. `resources`: regular expressions of
     further resources whose devices are GPUs. `timeout_s`: of one question. `empty_confirm_s`: how long an empty answer
     of the kubelet is doubted. `slurm_interval_s`: how often this node asks slurmctld of its own accord, at most.
-    `procfs`: the host's /proc.
+    `slurm_collected`: directory or address of a collector. `procfs`: the host's /proc.
     """
 
     timeout_s: float
@@ -31,6 +33,7 @@ class SourceOptions(NamedTuple):
     slurm_gres_conf: Path | None
     slurm_interval_s: float
     slurm_job_files: Path | None
+    slurm_collected: str
     procfs: Path
 
 
@@ -76,9 +79,10 @@ def _make_slurm(options: SourceOptions, clock: Clock, vendor: Vendor) -> Source 
         options.slurm_gres_conf,
         clock=clock,
         vendor=vendor,
-        pace=Pace(options.slurm_interval_s),
+        pace=Pace(options.slurm_interval_s if not options.slurm_collected else COLLECTED_EACH_S),
         procfs=options.procfs,
         job_files=options.slurm_job_files,
+        collected=options.slurm_collected,
     )
 
 

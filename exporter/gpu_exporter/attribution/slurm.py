@@ -19,6 +19,7 @@ from gpu_exporter.attribution.job_files import JobFile
 from gpu_exporter.attribution.mig_caps import find_instance, read_caps
 from gpu_exporter.attribution.pace import INTERVAL_MAX_S, Pace
 from gpu_exporter.attribution.procfs import Procfs
+from gpu_exporter.attribution.slurm_collected import Collected
 from gpu_exporter.attribution.slurm_controller import Controller, Known, Look, Run
 from gpu_exporter.attribution.slurm_presence import Presence, Present
 from gpu_exporter.attribution.slurm_steps import StepReader, Steps
@@ -48,16 +49,22 @@ class SlurmSource:
         pace: Pace | None = None,
         procfs: Path = Path("/proc"),
         job_files: Path | None = None,
+        collected: str = "",
     ) -> None:
         """`pace`: when the controller is asked, each 60 s by default; `procfs`: the host's /proc; `job_files`: where a
-        prolog says who has what, None for the place where ours does.
+        prolog says who has what, None for the place where ours does. `collected`: directory or address of a collector;
+        then the controller is not asked. Raises ValueError for a name that is none of a node.
         """
         self._vendor = vendor
         self._node = node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
         self._gres_conf = gres_conf
         self._clock = clock
         self._procfs = procfs
-        self._controller = Controller(self._node, timeout_s, run, clock)
+        self._controller = (
+            Controller(self._node, timeout_s, run, clock)
+            if not collected
+            else Collected(self._node, collected, timeout_s, clock)
+        )
         steps = StepReader(self._node, lambda command: run(command, timeout_s), Procfs(procfs))
         self._presence = Presence(steps, job_files, clock)
         self._pace = pace if pace is not None else Pace(60.0)
@@ -108,11 +115,11 @@ class SlurmSource:
         self._pace.answered(
             now,
             self._clock.monotonic() - now,
-            unsettled=bool(moving or look.doubt()),
+            unsettled=bool(moving or look.doubt() or look.is_late),
             quiet=present.is_complete and is_proven,
         )
         # What needs no question needs none until something changes; then its age counts as that of any other answer.
-        self._renewed_s = min(self._pace.interval_s, INTERVAL_MAX_S)
+        self._renewed_s = min(self._pace.interval_s + look.each_s, INTERVAL_MAX_S)
 
     def _answer(self, look: Look, present: Present) -> Answer:
         """Grants of the jobs that the node's own record confirms, and of the GPUs in use that no job explains.

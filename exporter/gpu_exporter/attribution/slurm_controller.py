@@ -68,7 +68,8 @@ class Known(NamedTuple):
 class Look(NamedTuple):
     """What Slurm says of a node, from `asked` on (monotonic seconds); `jobs` by job id, each with its GPUs.
 
-    `problem`: why jobs may be missing although Slurm answers.
+    `problem`: why jobs may be missing although Slurm answers. `each_s`: it is not from now, but from a picture that is
+    taken so often; `is_late`: jobs have begun since.
     """
 
     asked: float
@@ -76,6 +77,8 @@ class Look(NamedTuple):
     node: NodeRecord
     jobs: Mapping[str, Known]
     problem: str = ""
+    each_s: float = 0.0
+    is_late: bool = False
 
     def gpus(self) -> Iterator[JobGpus]:
         """Of each job."""

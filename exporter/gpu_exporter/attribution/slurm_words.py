@@ -243,23 +243,28 @@ def parse_job_gpus(text: str, node: str) -> dict[str, JobGpus]:
 
 def _read_gpus(row: dict[str, Any], node: str) -> JobGpus | None:
     """None while the job has no nodes: then nothing is known of its GPUs."""
-    names = row["nodes"]
-    details = row["gres_detail"]
+    by_node = divide_gpus(row["nodes"], row["gres_detail"])
+    if not by_node:
+        return None
+    return by_node.get(node) or JobGpus((), next(iter(by_node.values())).total)
+
+
+def divide_gpus(names: Any, details: Any) -> dict[str, JobGpus]:
+    """By node, what a job has there: `gres_detail` has one entry for each of the `nodes`, in their order, or none.
+
+    Raises TypeError and ValueError for what is not understood.
+    """
     if not isinstance(names, str) or not isinstance(details, list):
         raise TypeError("nodes and gres_detail are not a text and a list")
     nodes = parse_names(names)
-    if not nodes:
-        return None
-    gres = [parse_gres(str(detail)) for detail in details]
-    if not gres:
-        return JobGpus((), 0)
+    gres = [parse_gres(str(detail)) for detail in details] or [Gres()] * len(nodes)
     if len(gres) != len(nodes):
         raise ValueError("gres_detail does not have one entry for each node")
     total = sum(len(each.indexes) + each.unnamed for each in gres)
-    if node not in nodes:
-        return JobGpus((), total)
-    own = gres[nodes.index(node)]
-    return JobGpus(own.indexes, total, own.unnamed, own.shared, own.unnamed_share)
+    return {
+        node: JobGpus(own.indexes, total, own.unnamed, own.shared, own.unnamed_share)
+        for node, own in zip(nodes, gres, strict=True)
+    }
 
 
 class NodeRecord(NamedTuple):

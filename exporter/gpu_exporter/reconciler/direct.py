@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_exporter.clock import Clock
+from gpu_exporter.fetch import shorten
 from gpu_exporter.model import ALLOCATION_KEY, PROCESS_SOURCE
 from gpu_exporter.reconciler.coverage import Counters
 from gpu_exporter.reconciler.evidence import (
@@ -32,7 +33,7 @@ from gpu_exporter.reconciler.evidence import (
     is_hidden,
     refuse_renamed,
 )
-from gpu_exporter.reconciler.fetch import fetch_text, shorten
+from gpu_exporter.reconciler.fetch import fetch_text
 from gpu_exporter.threads import NoThread, start
 
 MAX_EXPORTERS = 200

@@ -1,119 +1,28 @@
-"""HTTP answers of a source of evidence, bounded in time and in size, whoever answers."""
+"""Answers of a source of evidence over HTTP."""
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import http.client
-import json
-import socket
 import ssl
-import threading
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any
-from urllib.parse import urlsplit
 
-from gpu_exporter.plain import one_line
+from gpu_exporter import fetch
+from gpu_exporter.fetch import ANSWER_S, MOST_BYTES
 from gpu_exporter.reconciler.evidence import EvidenceError
-from gpu_exporter.threads import start
-
-ANSWER_S = 10.0  # for a whole answer, from its connection to its last byte
-CHUNK = 65536
-MIB = 1024 * 1024
-# Of an answer whose size cannot be guessed: a page of 8 GPUs x 7 instances x 56 holders has 3 MiB.
-MOST_BYTES = 64 * MIB
-REASON_MAX = 200  # characters of what Prometheus says of a query; of any other answer only the status is repeated
 
 
-class _Deadline:
-    """Ends the connections that it watches when its time is over.
-
-    A timeout of a socket is one of each read: a peer that sends a byte now and then is never too late for that.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.is_over = False
-        self._lock = threading.Lock()
-        self._watched: list[socket.socket] = []
-        self._timer = threading.Timer(seconds, self._end)
-        self._timer.daemon = True
-
-    def watch(self, connection: socket.socket) -> None:
-        """A duplicate is kept, since TLS takes the socket over."""
-        with self._lock:
-            self._watched.append(connection.dup())
-        if self.is_over:
-            self._end()
-
-    def _end(self) -> None:
-        with self._lock:
-            self.is_over = True
-            for connection in self._watched:
-                with contextlib.suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
-
-    def __enter__(self) -> _Deadline:
-        start(self._timer)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._timer.cancel()
-        with self._lock:
-            for connection in self._watched:
-                connection.close()
-            self._watched.clear()
-
-
-class _Watched(http.client.HTTPConnection):
-    deadline: _Deadline
-
-    def connect(self) -> None:
-        super().connect()
-        self.deadline.watch(self.sock)
-
-
-class _WatchedTls(http.client.HTTPSConnection, _Watched):
-    """HTTPSConnection.connect calls ours for the TCP part, so the handshake is watched too."""
-
-
-class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
-    """Opens watched connections."""
-
-    def __init__(self, deadline: _Deadline, context: ssl.SSLContext | None) -> None:
-        super().__init__()
-        self._deadline = deadline
-        self._tls = context
-
-    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._connect(_Watched), request)
-
-    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._connect(_WatchedTls), request, context=self._tls)
-
-    def _connect(self, kind: type[_Watched]) -> Any:
-        def connect(host: str, **options: Any) -> _Watched:
-            connection = kind(host, **options)
-            connection.deadline = self._deadline
-            return connection
-
-        return connect
-
-
-class _SamePlace(urllib.request.HTTPRedirectHandler):
-    """Follows redirects within one server only: what another one says is not evidence."""
-
-    def redirect_request(self, req: urllib.request.Request, *answer: Any) -> urllib.request.Request | None:
-        target = urlsplit(answer[-1])
-        if (target.scheme, target.netloc) != urlsplit(req.full_url)[:2]:
-            raise EvidenceError(f"{shorten(req.full_url)}: redirects to another server, which is not followed")
-        return super().redirect_request(req, *answer)
+def fetch_text(
+    url: str,
+    form: Mapping[str, str] | None = None,
+    most_bytes: int = MOST_BYTES,
+    within_s: float = ANSWER_S,
+    context: ssl.SSLContext | None = None,
+) -> str:
+    """As `fetch.fetch_text`. Raises EvidenceError."""
+    try:
+        return fetch.fetch_text(url, form, most_bytes, within_s, context)
+    except fetch.FetchError as exc:
+        raise EvidenceError(str(exc)) from exc
 
 
 class Client:
@@ -154,83 +63,3 @@ class Client:
         except OSError as exc:  # ssl.SSLError is one
             raise EvidenceError(f"--source.tls: {exc}") from exc
         return fetch_text(url, form, most_bytes, within_s, self._context)
-
-
-def shorten(url: str) -> str:
-    """The address without its query and without a password."""
-    return urllib.parse.urlunsplit(urlsplit(_without_user(url))._replace(query="", fragment=""))
-
-
-def fetch_text(
-    url: str,
-    form: Mapping[str, str] | None = None,
-    most_bytes: int = MOST_BYTES,
-    within_s: float = ANSWER_S,
-    context: ssl.SSLContext | None = None,
-) -> str:
-    """GET, or POST of a form. Raises EvidenceError: no answer, an error, longer than `most_bytes` or `within_s`.
-
-    `context`: of TLS, None for the certificate authorities of the system.
-
-    The text of the error repeats nothing of an answer but the reason that a PromQL API gives for its own errors.
-    """
-    if urlsplit(url).scheme not in ("http", "https"):
-        raise EvidenceError(f"{shorten(url)}: expected http:// or https://")
-    body = None if form is None else urllib.parse.urlencode(form).encode()
-    request = urllib.request.Request(_without_user(url), body, _authorization(url))  # noqa: S310 - the scheme is checked above
-    with _Deadline(within_s) as deadline:
-        try:
-            opener = urllib.request.build_opener(_Handler(deadline, context), _SamePlace())
-            with opener.open(request, timeout=within_s) as answer:
-                text = _read(answer, url, most_bytes)
-        except EvidenceError:
-            raise
-        except urllib.error.HTTPError as exc:
-            raise EvidenceError(f"{shorten(url)}: HTTP status {exc.code}{_reason(exc)}") from exc
-        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as exc:
-            if deadline.is_over:
-                raise EvidenceError(f"{shorten(url)}: no whole answer within {within_s:.3g} s") from exc
-            raise EvidenceError(f"{shorten(url)}: {getattr(exc, 'reason', None) or exc}") from exc
-        if deadline.is_over:  # an answer without a length ends where its connection does
-            raise EvidenceError(f"{shorten(url)}: no whole answer within {within_s:.3g} s")
-    return text.decode("utf-8", "replace")
-
-
-def _without_user(url: str) -> str:
-    parts = urlsplit(url)
-    return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-
-
-def _authorization(url: str) -> dict[str, str]:
-    """The header for a user and a password in the address."""
-    user, at, _ = urlsplit(url).netloc.rpartition("@")
-    if not at:
-        return {}
-    return {"Authorization": f"Basic {base64.b64encode(urllib.parse.unquote_to_bytes(user)).decode()}"}
-
-
-def _read(answer: http.client.HTTPResponse, url: str, most_bytes: int) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
-    while chunk := answer.read1(CHUNK):
-        size += len(chunk)
-        if size > most_bytes:
-            raise EvidenceError(f"{shorten(url)}: the answer is longer than {most_bytes / MIB:.3g} MiB")
-        chunks.append(chunk)
-    if answer.length:
-        raise http.client.IncompleteRead(b"", answer.length)
-    return b"".join(chunks)
-
-
-def _reason(error: urllib.error.HTTPError) -> str:
-    """What a PromQL API says of a query that it refuses. Other bodies are left out: they may hold what is not ours."""
-    try:
-        said = json.loads(error.read(CHUNK))["error"]
-    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError):
-        return ""
-    return f": {clean(said)}" if isinstance(said, str) else ""
-
-
-def clean(text: str) -> str:
-    """A peer's own words for a log: one line, REASON_MAX of it."""
-    return one_line(text)[:REASON_MAX]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from gpu_exporter.clock import Clock
+from gpu_exporter.fetch import ANSWER_S, MIB, MOST_BYTES, clean
 from gpu_exporter.model import ALLOCATION_KEY
 from gpu_exporter.reconciler.coverage import coverage
 from gpu_exporter.reconciler.evidence import (
@@ -29,7 +30,7 @@ from gpu_exporter.reconciler.evidence import (
     is_hidden,
     refuse_renamed,
 )
-from gpu_exporter.reconciler.fetch import ANSWER_S, MIB, MOST_BYTES, clean, fetch_text
+from gpu_exporter.reconciler.fetch import fetch_text
 from gpu_exporter.threads import NoThread, run_ahead
 
 MATCHER_MAX = 12_000  # characters; VictoriaMetrics takes queries of 16 KiB

@@ -24,6 +24,7 @@ OPTIONS = SourceOptions(
     slurm_gres_conf=None,
     slurm_interval_s=60.0,
     slurm_job_files=None,
+    slurm_collected="",
     procfs=Path("/proc"),
 )
 

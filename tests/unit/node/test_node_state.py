@@ -382,6 +382,13 @@ def test_a_gpu_that_its_scheduler_gives_to_nobody_is_not_free() -> None:
     assert values(node.run(30), "gpu_allocatable") == []
 
 
+def test_what_a_position_offers_is_not_known_while_a_gpu_is_lost() -> None:
+    node = node_of(GPU, {"model": "H100", "faults": LOST}, holders=[])
+    node.offers = [Grant("index", "0", Holder(HolderKey("kubernetes", "")))]
+    assert values(node.run(25), "gpu_allocatable") == [1.0, 0.0]
+    assert values(node.run(30), "gpu_allocatable") == []
+
+
 def test_an_instance_in_use_without_a_holder_is_not_free() -> None:
     node = node_of({"model": "H100", "mig": [{"profile": "1g.10gb"}, {"profile": "1g.10gb"}]}, holders=[])
     instances = node.run(30).gpus[0].snapshot.instances

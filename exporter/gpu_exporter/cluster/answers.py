@@ -1,0 +1,119 @@
+"""All nodes and jobs of a cluster, out of two answers of Slurm. Pure.
+
+`squeue --json` and `scontrol show node -d` are one message to slurmctld and two, however many nodes there are (measured
+on 22.05.8 and 24.11.5), and a job's owner can shape neither: a name in JSON cannot imitate another field.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+from gpu_exporter.attribution.slurm_words import (
+    Job,
+    JobGpus,
+    NodeRecord,
+    divide_gpus,
+    parse_node,
+)
+from gpu_exporter.attribution.source import SourceError
+
+_NODE = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
+# Of the flags that a state may have, those that squeue prints in place of RUNNING.
+_STATES = ("CONFIGURING", "STOPPED", "SUSPENDED", "RUNNING")
+
+
+class ClusterJob(NamedTuple):
+    """A job that may hold GPUs, with what it has on each of its nodes."""
+
+    job: Job
+    gpus: dict[str, JobGpus]
+
+
+def parse_cluster_nodes(text: str) -> dict[str, NodeRecord]:
+    """By name, every node of `scontrol show node -d` that has GPUs. One that is not understood is left out.
+
+    Raises SourceError where that is all of them.
+    """
+    nodes: dict[str, NodeRecord] = {}
+    _, *records = _NODE.split(text)  # name, record, name, record ...
+    problem = "" if records else "scontrol show node -d names no node"
+    for name, record_text in zip(records[::2], records[1::2], strict=True):
+        try:
+            record = parse_node(record_text)
+        except SourceError as exc:
+            problem = f"node {name}: {exc}"
+            continue
+        if record.configured:
+            nodes[name] = record
+    if problem and not nodes:
+        raise SourceError(problem)
+    return nodes
+
+
+def parse_cluster_jobs(text: str) -> list[ClusterJob]:
+    """Every job of `squeue --json` that runs, in whatever way. A job that is not understood is left out.
+
+    Each job is reduced as soon as it is read: the parsed answer would take ten times the memory of its text. Raises
+    SourceError for anything but such an answer.
+    """
+    try:
+        answer: Any = json.loads(text, object_hook=_reduce)
+        rows, errors = answer["jobs"], answer.get("errors") or ()
+        jobs = [row for row in rows if isinstance(row, ClusterJob)]
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
+        raise SourceError(f"squeue --json printed what is not understood: {type(exc).__name__}") from exc
+    if errors:  # 22.05 ends with status 0 and no jobs when the controller does not answer
+        raise SourceError(f"squeue --json answered with errors: {str(errors)[:200]}")
+    return jobs
+
+
+def _reduce(fields: dict[str, Any]) -> Any:
+    """A number of 23.02 and later is the number, a job is what is needed of it, None where it is not understood."""
+    if fields.keys() == {"set", "infinite", "number"}:
+        return fields["number"] if fields["set"] and not fields["infinite"] else None
+    if "job_id" not in fields or "gres_detail" not in fields:
+        return fields
+    try:
+        return _read_job(fields)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _read_job(row: dict[str, Any]) -> ClusterJob | None:
+    states = row["job_state"]
+    flags = set(states) if isinstance(states, list) else {str(states)}
+    state = next((each for each in _STATES if each in flags), "")
+    if not state or "COMPLETING" in flags:  # then its GPUs are given back
+        return None
+    task = row.get("array_task_id")
+    array, leader = _number(row.get("array_job_id")), _number(row.get("het_job_id"))
+    start = _number(row.get("start_time"))
+    job = Job(
+        job_id=str(int(row["job_id"])),
+        user=_word(row.get("user_name")),
+        account=_word(row.get("account")),
+        partition=_word(row.get("partition")),
+        qos=_word(row.get("qos")),
+        state=state,
+        start=float(start) if start else None,
+        restarts=str(_number(row.get("restart_cnt"))),
+        array_job_id=str(array) if array and task is not None else "",
+        array_task_id=str(_number(task)) if array and task is not None else "",
+        het_job_id=str(leader) if leader else "",
+        het_job_offset=str(_number(row.get("het_job_offset"))) if leader else "",
+        uid=str(_number(row.get("user_id"))),
+    )
+    return ClusterJob(job, divide_gpus(row["nodes"], row["gres_detail"]))
+
+
+def _number(value: Any) -> int:
+    """0 for what is not set. Raises ValueError, TypeError."""
+    return int(value or 0)
+
+
+def _word(value: Any) -> str:
+    if value is not None and not isinstance(value, str):
+        raise TypeError("a name is no text")
+    return value or ""

@@ -1,0 +1,105 @@
+"""Asks slurmctld for a whole cluster, in place of each of its nodes, and has an answer for each of them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpu_exporter.attribution.slurm_controller import CONFIG_EACH_S, Run
+from gpu_exporter.attribution.slurm_picture import Picture, render_picture
+from gpu_exporter.attribution.slurm_words import Job, JobGpus, NodeRecord, SlurmConfig, parse_config
+from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.clock import Clock
+from gpu_exporter.cluster.answers import parse_cluster_jobs, parse_cluster_nodes
+from gpu_exporter.files import READABLE, write_atomically
+
+log = logging.getLogger(__name__)
+MAX_ANSWER = 512 * 1024 * 1024  # 45,000 jobs as 24.11 prints them
+TIMEOUT_S = 60.0
+PRIVATE = 0o640  # where Slurm hides jobs or users: whoever may read the directory's group
+BETWEEN_S = 5.0  # a job that began lately may have done so after the nodes were asked
+STATES = "RUNNING,CONFIGURING,SUSPENDED,STOPPED"
+
+
+class Collector:
+    """Remembers what it was told of the cluster's configuration."""
+
+    def __init__(self, run: Run, clock: Clock, each_s: float) -> None:
+        """`each_s`: how often `collect` is called, which its readers are told."""
+        self._run = run
+        self._clock = clock
+        self._each_s = each_s
+        self._config: SlurmConfig | None = None
+        self._config_at = -math.inf
+
+    def collect(self) -> dict[str, Picture]:
+        """The picture of each node that has GPUs, by its name. Raises SourceError."""
+        config = self._read_config()
+        asked = self._clock.wall()
+        nodes = parse_cluster_nodes(self._run(("scontrol", "show", "node", "-d"), TIMEOUT_S))
+        jobs: dict[str, dict[str, tuple[Job, JobGpus]]] = {node: {} for node in nodes}
+        for job, by_node in parse_cluster_jobs(self._run(("squeue", "--json", "-a", "-t", STATES), TIMEOUT_S)):
+            for node in by_node.keys() & jobs.keys():
+                gpus = by_node[node]
+                jobs[node][job.job_id] = (job, gpus)
+                if job.start is not None and job.start > asked - BETWEEN_S:
+                    nodes[node] = _with(nodes[node], gpus)
+        return {name: Picture(asked, self._each_s, config, node, jobs[name]) for name, node in nodes.items()}
+
+    def _read_config(self) -> SlurmConfig:
+        now = self._clock.monotonic()
+        if self._config is None or now - self._config_at >= CONFIG_EACH_S:
+            self._config, self._config_at = parse_config(self._run(("scontrol", "show", "config"), TIMEOUT_S)), now
+        return self._config
+
+
+def _with(node: NodeRecord, gpus: JobGpus) -> NodeRecord:
+    """The node with these GPUs in use, too."""
+    used = node.used
+    indexes = tuple(sorted({*used.indexes, *gpus.indexes}))
+    return node._replace(used=used._replace(indexes=indexes, shared=tuple(sorted({*used.shared, *gpus.shared}))))
+
+
+def write_answers(answers: Mapping[str, str], directory: Path, mode: int) -> None:
+    """NODE.json for each. Raises OSError, also where every user may write in `directory`."""
+    for name, text in answers.items():
+        write_atomically(directory / f"{name}.json", text.encode(), mode)
+
+
+class CollectorRun:
+    """One round after the other; what fails is logged when it changes, and the answers age meanwhile."""
+
+    def __init__(self, collector: Collector, directory: Path | None, clock: Clock) -> None:
+        """`directory`: where NODE.json is written for each node, None for answers over HTTP alone."""
+        self._collector = collector
+        self._directory = directory
+        self._clock = clock
+        self._problem: str | None = None
+        self.answers: Mapping[str, str] = {}
+        """The newest answer for each node with GPUs."""
+        self.last_success_wall: float | None = None
+        self.rounds = 0
+        self.failures = 0
+
+    def __call__(self) -> bool:
+        """Whether there are new answers."""
+        problem = ""
+        try:
+            pictures = self._collector.collect()
+            self.answers = {name: render_picture(picture) for name, picture in pictures.items()}
+            if self._directory is not None:
+                is_private = any(picture.config.private & {"jobs", "users"} for picture in pictures.values())
+                write_answers(self.answers, self._directory, PRIVATE if is_private else READABLE)
+            self.last_success_wall = self._clock.wall()
+        except (SourceError, OSError) as exc:
+            problem = str(exc)
+        self.rounds += 1
+        self.failures += bool(problem)
+        if problem and problem != self._problem:
+            log.warning("nothing new for the nodes: %s", problem)
+        elif not problem and self._problem != "":
+            log.info("%d nodes with GPUs have an answer", len(self.answers))
+        self._problem = problem
+        return not problem

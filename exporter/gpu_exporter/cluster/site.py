@@ -1,0 +1,63 @@
+"""What a collector serves: an answer for each node, its own metrics, and probes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from gpu_exporter.attribution.slurm_collected import ANSWERS
+from gpu_exporter.cluster.collector import CollectorRun
+from gpu_exporter.web.request import Request
+from gpu_exporter.web.server import TEXT, Reply
+
+
+class CollectorSite:
+    """Alive is a collector that serves; whether Slurm answers it, its metrics and the age of its answers say."""
+
+    def __init__(self, run: CollectorRun) -> None:
+        self._run = run
+        self._registry = CollectorRegistry()
+        self._registry.register(_Metrics(run))
+
+    def answer_at_once(self, request: Request) -> Reply | None:
+        if request.path == "/metrics":
+            return None
+        if request.path == "/-/healthy":
+            return Reply(200, TEXT, b"healthy\n")
+        if request.path == "/-/ready":
+            is_ready = bool(self._run.last_success_wall)
+            return Reply(200, TEXT, b"ready\n") if is_ready else Reply(503, TEXT, b"Slurm has not answered yet\n")
+        if request.path.startswith(ANSWERS):
+            answer = self._run.answers.get(request.path.removeprefix(ANSWERS))
+            if answer is not None:
+                return Reply(200, "application/json", answer.encode())
+            return Reply(404, TEXT, b"no node with GPUs has this name\n")
+        return Reply(404, TEXT, f"no such page; try /metrics or {ANSWERS}NODE\n".encode())
+
+    def answer(self, request: Request) -> Reply:
+        return Reply(200, CONTENT_TYPE_LATEST, generate_latest(self._registry))
+
+
+class _Metrics(Collector):
+    """The newest round. `gpu_slurm_collector_last_success_timestamp_seconds` is absent until there was one."""
+
+    def __init__(self, run: CollectorRun) -> None:
+        self._run = run
+
+    def collect(self) -> Iterator[Metric]:
+        name = "gpu_slurm_collector"
+        success = GaugeMetricFamily(
+            f"{name}_last_success_timestamp_seconds", "End of the last round in which Slurm answered."
+        )
+        if self._run.last_success_wall is not None:
+            success.add_metric([], self._run.last_success_wall)
+        yield success
+        yield GaugeMetricFamily(f"{name}_nodes", "Nodes with GPUs that have an answer.", value=len(self._run.answers))
+        rounds = CounterMetricFamily(f"{name}_rounds", "Rounds, by their result.", labels=["result"])
+        rounds.add_metric(["success"], self._run.rounds - self._run.failures)
+        rounds.add_metric(["error"], self._run.failures)
+        yield rounds

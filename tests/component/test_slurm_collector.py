@@ -1,0 +1,127 @@
+"""One collector asks the real slurmctld for a whole cluster; its nodes ask nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.attribution.slurm import SlurmSource
+from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.cluster.collector import Collector, CollectorRun
+from gpu_exporter.model import Grant
+from tests.component.test_slurm import requests, run_as
+from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, wait_for
+from tests.testbed.slurm import Layout, Slurm, build_chroot, start_slurm
+
+pytestmark = pytest.mark.slurm
+NODES = 200
+
+
+@pytest.fixture(params=["22.05", "24.11"])
+def slurm(request: pytest.FixtureRequest, processes: Processes) -> Iterator[Slurm]:
+    chroot = build_chroot() if request.param == "24.11" else None
+    with start_slurm(processes, chroot, Layout(nodes=2)) as started:
+        yield started
+
+
+def facts(grants: list[Grant]) -> list[tuple[object, ...]]:
+    """All that a node says of its holders, but for when it was told."""
+    return sorted(
+        (grant.holder, *grant._replace(confirmed=0.0, renewed_s=0.0)[:2], grant.running, grant.why) for grant in grants
+    )
+
+
+def test_nodes_learn_from_a_collector_what_slurmctld_would_say(
+    slurm: Slurm, processes: Processes, tmp_path: Path
+) -> None:
+    (tmp_path / "shared").mkdir()
+    ask = run_as(slurm)
+    gres_conf = slurm.root / "etc" / "gres.conf"
+    clock = ManualClock(wall=time.time())
+
+    def collect() -> None:
+        command = [*GPU_EXPORTER, "slurm-collector", f"--directory={tmp_path / 'shared'}", "--once"]
+        done = subprocess.run(command, env=slurm.environment, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr
+        clock.advance(time.time() - clock.wall())
+
+    def answers(node: str) -> list[list[tuple[object, ...]]]:
+        collect()
+        asking = SlurmSource(node, run=ask, gres_conf=gres_conf, clock=clock).poll()
+        reading = SlurmSource(
+            node, run=ask, gres_conf=gres_conf, clock=clock, collected=str(tmp_path / "shared")
+        ).poll()
+        assert (asking.problem, reading.problem) == ("", "")
+        return [facts(list(answer.grants)) for answer in (asking, reading)]
+
+    assert answers("n0") == [[], []]
+    stopped = slurm.submit("--gres=gpu:1", "-w", "n0", "-N1", "-J", '"}],"jobs":[{"job_id":1')
+    slurm.submit("--gres=gpu:1", "--array=7-7", "-w", "n0", "-N1")
+    slurm.submit("--gres=gpu:1", "-w", "n[0-1]", "-N2", "-n2", "--account=phys")
+    slurm.submit("-w", "n0", "-N1")
+    slurm.run("scontrol", "suspend", stopped)
+    for node, held in (("n0", 3), ("n1", 1)):
+        asked, read = answers(node)
+        assert read == asked
+        assert len(read) == held
+    port = free_port()
+    collector = [*GPU_EXPORTER, "slurm-collector", f"--web.listen-address=127.0.0.1:{port}", "--interval=1s"]
+    processes.start(collector, environment=slurm.environment)
+    url = f"http://127.0.0.1:{port}"
+    wait_for(lambda: fetch(f"{url}/-/ready"), "the collector's first round", 30)
+    overheard = SlurmSource("n0", run=ask, gres_conf=gres_conf, clock=clock, collected=f"{url}/").poll()
+    assert (facts(list(overheard.grants)), overheard.problem) == (answers("n0")[1], "")
+    metrics = fetch(f"{url}/metrics") or ""
+    assert "\ngpu_slurm_collector_nodes 2.0\n" in metrics
+    with pytest.raises(SourceError, match=r"/nodes/n7: HTTP status 404; does `gpu-exporter slurm-collector` run"):
+        SlurmSource("n7", run=ask, clock=clock, collected=url).poll()
+
+    name = tmp_path / "shared" / "n0.json"
+    assert '"jobs":[{"job_id":1' not in name.read_text()
+    assert len(json.loads(name.read_text())["jobs"]) == 4
+    with pytest.raises(SourceError, match=r"n7\.json: no such file; does `gpu-exporter slurm-collector"):
+        SlurmSource("n7", run=ask, clock=clock, collected=str(tmp_path / "shared")).poll()
+
+
+def test_a_cluster_with_a_collector_asks_twice_a_minute(slurm: Slurm, tmp_path: Path) -> None:
+    """Ten minutes with 200 nodes, of which each polls each 5 s; a job that begins is known after one round."""
+    clock = ManualClock(wall=time.time())
+    ask = run_as(slurm)
+    run = CollectorRun(Collector(ask, clock, 90.0), tmp_path, clock)
+    first = slurm.submit("--gres=gpu:1", "-w", "n0", "-N1")
+    assert run()
+    nodes = [
+        SlurmSource("n0", run=ask, gres_conf=slurm.root / "etc" / "gres.conf", clock=clock, collected=str(tmp_path))
+        for _ in range(NODES)
+    ]
+    nodes[0].poll()
+    steps = [nodes[0]._presence._steps.read()]  # of all of them, which are one node's
+    for node in nodes:
+        node._presence._steps.read = lambda: steps[-1]  # type: ignore[method-assign]
+    before = requests(slurm)
+    held, asked = [first], Counter[str]()
+    seen = []
+    for poll in range(120):
+        clock.advance(5.0)
+        if poll == 60:
+            asked = requests(slurm) - before
+            held.append(slurm.submit("--gres=gpu:1", "-w", "n0", "-N1"))
+            steps.append(SlurmSource("n0", run=ask, clock=clock, collected=str(tmp_path))._presence._steps.read())
+            before = requests(slurm)
+        if poll % 18 == 17:
+            assert run()
+        for node in nodes:
+            answer = node.poll()
+            assert answer.problem == ""
+        seen.append(sorted(grant.holder.job_id for grant in answer.grants))
+    asked += requests(slurm) - before
+    assert seen[59] == [first]
+    assert seen[-1] == sorted(held)
+    assert asked.total() <= 20, asked
