@@ -55,9 +55,11 @@ class Node:
     def close(self) -> None:
         self._feeder.stop()
 
-    def start_process(self, path: str) -> int:
-        """A process that sleeps in that cgroup; its pid."""
-        pid = self._children.start(["sleep", "600"]).process.pid
+    def start_process(
+        self, path: str, command: Sequence[str] = ("sleep", "600"), environment: Mapping[str, str] | None = None
+    ) -> int:
+        """A process in that cgroup, by default one that sleeps; its pid."""
+        pid = self._children.start(command, environment).process.pid
         self._places.put(pid, path)
         return pid
 
@@ -99,7 +101,10 @@ class Node:
         return url
 
     def once(self, *flags: str | Path) -> subprocess.CompletedProcess[str]:
-        return run_exporter("--once", "--state.directory=", *flags, environment=self._environment)
+        return self.run("--once", "--state.directory=", *flags)
+
+    def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return run_exporter(*arguments, environment=self._environment)
 
     def log(self) -> str:
         assert self.running is not None
