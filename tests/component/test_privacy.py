@@ -8,6 +8,8 @@ import shutil
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from tests.component.test_processes import DOCKER, POD
 from tests.testbed.process_node import Node, job, states
 from tests.testbed.processes import wait_for
@@ -19,6 +21,7 @@ FORMS = ("prometheus", "openmetrics", "json", "table", "holders")
 PAGES = ("/metrics", "/api/v1/status", "/api/v1/table", "/api/v1/holders", "/")
 
 
+@pytest.mark.parametrize("places", ["cgroups"], indirect=True)
 def test_nothing_of_a_users_process_is_in_any_output(node: Node, tmp_path: Path) -> None:
     home, state = tmp_path / f"{SECRET}-home", tmp_path / "state"
     home.mkdir()

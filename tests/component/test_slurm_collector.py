@@ -90,6 +90,7 @@ def test_nodes_learn_from_a_collector_what_slurmctld_would_say(
         SlurmSource("n7", run=ask, clock=clock, collected=str(tmp_path / "shared")).poll()
 
 
+@pytest.mark.parametrize("slurm", ["22.05"], indirect=True)
 def test_a_cluster_with_a_collector_asks_twice_a_minute(slurm: Slurm, tmp_path: Path) -> None:
     """Ten minutes with 200 nodes, of which each polls each 5 s; a job that begins is known after one round."""
     clock = ManualClock(wall=time.time())

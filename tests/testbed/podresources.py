@@ -40,6 +40,7 @@ class Kubelet:
         self.claimed: dict[tuple[str, str, str], Sequence[tuple[str, str, str]]] = {}
         self.allocatable: list[str] = []
         self.status: grpc.StatusCode | None = None
+        self.listed = 0  # how often List was answered
         self._server: grpc.Server | None = None
 
     def flags(self, logs: Path) -> tuple[str, ...]:
@@ -57,6 +58,7 @@ class Kubelet:
 
         class Servicer(pb_grpc.PodResourcesListerServicer):  # type: ignore[misc, name-defined]
             def List(self, request: Any, context: Any) -> Any:
+                kubelet.listed += 1
                 if kubelet.status is not None:
                     context.abort(kubelet.status, "rejected by rate limit")
                 response = pb.ListPodResourcesResponse()

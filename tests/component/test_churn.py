@@ -1,0 +1,63 @@
+"""Ten thousand pods that come and go leave nothing behind in the agent."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from gpu_exporter.devices.scenario import parse_scenario
+from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
+from tests.testbed.podresources import Kubelet, begin_container
+from tests.testbed.processes import Processes, fetch, wait_for
+
+INSTANCES = [{"profile": "1g.10gb", "gi": 7 + position} for position in range(7)]
+SCENARIO = parse_scenario({"gpus": [{"model": "H100", "mig": INSTANCES}] * 8})
+UNITS = [instance.uuid for gpu in SCENARIO.gpus for instance in gpu.instances]
+PODS = 10_000
+SETTLED = 5_000  # by then everything that is kept for a while has been filled once, and the heap has its holes
+GROWTH_MAX_KIB = 1024
+
+
+def test_pods_that_come_and_go_leave_no_memory_behind(
+    processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
+) -> None:
+    ScenarioFeeder(SCENARIO, nvml_table)
+    logs = tmp_path / "pods"
+    logs.mkdir()
+    config = tmp_path / "config.yaml"
+    config.write_text("attribution: {interval: 20ms}\nsampling: {interval: 1s}\n", encoding="utf-8")
+    kubelet = Kubelet(tmp_path / "kubelet.sock")
+    kubelet.allocatable = UNITS
+    kubelet.start()
+    flags = (*kubelet.flags(logs), f"--config.file={config}", f"--state.directory={tmp_path / 'state'}")
+    running, url = processes.start_exporter(*flags, environment=nvml_environment)
+    sizes: list[int] = []
+    try:
+        for first in range(0, PODS, len(UNITS)):
+            if first >= SETTLED > first - len(UNITS):
+                sizes.append(resident_kib(running.process.pid))
+            names = [f"pod-{first + position}" for position in range(len(UNITS))]
+            shutil.rmtree(logs)
+            for name in names:
+                begin_container(logs, f"team-{first % 40}_{name}_uid-{name}")
+            kubelet.pods = {
+                (f"team-{first % 40}", name): {"main": {"nvidia.com/gpu": [unit]}}
+                for name, unit in zip(names, UNITS, strict=True)
+            }
+            seen = kubelet.listed + 2  # one may be under way
+            wait_for(lambda seen=seen: kubelet.listed >= seen, "two polls", 20, 0.01)
+            if first % (10 * len(UNITS)) == 0:
+                fetch(f"{url}/metrics")
+        sizes.append(resident_kib(running.process.pid))
+        held = {entry["pod"] for entry in json.loads(fetch(f"{url}/api/v1/status") or "{}")["allocations"]}
+        assert held == set(names)
+    finally:
+        kubelet.stop()
+    print(f"{sizes[0] / 1024:.1f} MiB after {SETTLED} pods, {sizes[1] / 1024:.1f} MiB after {PODS}")
+    assert sizes[1] - sizes[0] < GROWTH_MAX_KIB
+
+
+def resident_kib(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text("ascii")
+    return int(status.partition("VmRSS:")[2].split()[0])
