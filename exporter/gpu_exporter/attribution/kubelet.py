@@ -7,8 +7,8 @@ runs its init containers has none, and its GPUs are held, but nothing that could
 A restarted kubelet answers OK with an empty list for up to a second, with or without allocatable devices (measured),
 so an answer of a new kubelet that lacks pods seen before, and an empty one of a kubelet without devices, are believed
 after a second such answer only (docs/decisions/0005).
-Which devices it may give at all is asked too: a GPU whose plugin is down, or that its plugin calls unhealthy,
-is held by nobody and yet not free.
+GetAllocatableResources lists the devices that it may give to pods: a GPU that is missing there is not free, even while
+no pod holds it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class KubeletSource:
         self._kubelet: tuple[int, int] | None = None  # which kubelet gave it
         self._lacking: tuple[float, tuple[int, int] | None] | None = None  # since when, and which kubelet's answers
         self._uids: dict[tuple[str, str], str] = {}
-        self._has_offered = False  # a plugin has offered GPUs here, so that none means that it is down
+        self._has_offered = (
+            False  # whether a device plugin has ever offered a GPU here: no offer then means that it is down
+        )
         self._left: set[str] = set()  # UIDs of pods that were replaced: their directories stay for a while
 
     def poll(self) -> Answer:
@@ -113,12 +115,12 @@ class KubeletSource:
                 grants.append(grant._replace(working_wall=working, why=why))
         problem = problem or min(odd, default="")
         self._starts = dict(list(starts.items())[-MAX_STARTS:])
-        # Claims are given by the scheduler, which the kubelet does not ask for what is left.
+        # The kubelet does not know which devices are left for resource claims.
         offers = None if claimed else self._read_offers()
         return Answer(grants, problem, offers=offers)
 
     def _read_offers(self) -> list[Grant] | None:
-        """None while it is not known that a plugin offers GPUs here at all, or one has an id that is not understood."""
+        """None before a device plugin has offered a GPU, and while it offers one with an id that is not understood."""
         devices = self._list_allocatable()
         if devices is None:
             return None

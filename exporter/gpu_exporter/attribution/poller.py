@@ -112,7 +112,7 @@ class Poller:
         return known
 
     def offers(self) -> Sequence[Grant] | None:
-        """What the schedulers may give; None while one of them does not say: what it alone has is free all the same."""
+        """The devices that schedulers may give; None unless every source reports its own."""
         offers: list[Grant] = []
         for memory in self._memory.values():
             if memory.offers is None:
@@ -149,7 +149,7 @@ class Poller:
         memory.conflicts += answer.conflicts
         memory.offers = answer.offers
         memory.grants, memory.confirmed, memory.confirmed_wall = answer.grants, question.asked, question.asked_wall
-        memory.answered, memory.incomplete = not answer.problem, bool(answer.problem)
+        memory.answered, memory.incomplete = not answer.problem, bool(answer.problem) or answer.is_late
         memory.hides_users = answer.hides_users
 
     @staticmethod

@@ -11,7 +11,7 @@ from gpu_exporter.attribution.source import Source
 from gpu_exporter.clock import Clock
 from gpu_exporter.vendor import Vendor
 
-COLLECTED_EACH_S = 15.0  # a file that is read costs nobody anything
+COLLECTED_EACH_S = 15.0  # to read a collector's answer costs slurmctld nothing
 
 
 class SourceOptions(NamedTuple):

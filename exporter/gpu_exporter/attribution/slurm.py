@@ -9,6 +9,7 @@ means is in gres.conf (gres_conf.py); where that is not proven, only a UUID that
 from __future__ import annotations
 
 import os
+from collections.abc import Set
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -53,7 +54,7 @@ class SlurmSource:
     ) -> None:
         """`pace`: when the controller is asked, each 60 s by default; `procfs`: the host's /proc; `job_files`: where a
         prolog says who has what, None for the place where ours does. `collected`: directory or address of a collector;
-        then the controller is not asked. Raises ValueError for a name that is none of a node.
+        then the controller is not asked. Raises ValueError for a name that no node can have.
         """
         self._vendor = vendor
         self._node = node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
@@ -115,7 +116,7 @@ class SlurmSource:
         self._pace.answered(
             now,
             self._clock.monotonic() - now,
-            unsettled=bool(moving or look.doubt() or look.is_late),
+            unsettled=bool(moving or look.doubt() or _list_late(look, present)),
             quiet=present.is_complete and is_proven,
         )
         # What needs no question needs none until something changes; then its age counts as that of any other answer.
@@ -183,6 +184,7 @@ class SlurmSource:
             notice="; ".join(notices[:3]),
             conflicts=conflicts,
             hides_users=bool(config.private & {"jobs", "users"}),
+            is_late=bool(_list_late(look, present)),
         )
 
     def _is_here(self, job_id: str, present: Present) -> bool:
@@ -254,6 +256,14 @@ def _grant(index: int, order: GpuOrder, holder: Holder, why: str) -> Grant:
         total=order.total,
         reason=reason,
     )
+
+
+def _list_late(look: Look, present: Present) -> Set[str]:
+    """Jobs that are here, may have GPUs, and began after the collector's round."""
+    if not look.each_s:
+        return frozenset()  # this node asks about each job that begins
+    jobs = present.files.keys() if present.is_complete else present.jobs
+    return jobs - look.jobs.keys()
 
 
 def _why_not_running(known: Known, steps: Steps) -> str:

@@ -1,4 +1,4 @@
-"""What a collector of the cluster says of this node: an answer of slurmctld that this node did not ask for."""
+"""What slurmctld has answered to the collector of the cluster about this node."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 READ_MAX = 4 * 1024 * 1024  # a node with 5,000 jobs
 AGE_MAX_S = 300.0  # as attribution.keep_last
 ANSWERS = "/api/v1/slurm/nodes/"  # where a collector serves them, by name of the node
-HINT = "does `gpu-exporter slurm-collector` run, and has this node GPUs in slurm.conf?"
-AHEAD_MAX_S = 30.0  # the collector's clock may be ahead of ours by so much, and its picture is then called new
+HINT = "does `gpu-exporter slurm-collector` run, and does this node have GPUs in slurm.conf?"
+AHEAD_MAX_S = 30.0  # of the collector's clock; such a picture counts as new
 
 
 class Collected:
-    """Reads the answer for one node: as Controller, without a question to slurmctld."""
+    """Takes the place of Controller and reads the collector's answer for one node."""
 
     def __init__(self, node: str, place: str, timeout_s: float, clock: Clock) -> None:
         """`place`: the collector's directory, or its address (http:// or https://).
 
-        Raises ValueError for a name that is none of a node.
+        Raises ValueError for a name that no node can have.
         """
         if not NODE.fullmatch(node):
             raise ValueError(f"{node!r} is not the name of a node: see --attribution.slurm.node")
@@ -38,8 +38,8 @@ class Collected:
         self._clock = clock
 
     def look(self, here: Collection[str], renew: bool = False) -> Look:
-        """Raises SourceError for an answer that is not there, not to be believed, or too old."""
-        del renew  # each picture has all that is known of the node
+        """Raises SourceError for an answer that is missing, too old, or that others may have written."""
+        del here, renew  # each picture has all that is known of the node
         try:
             picture = parse_picture(self._read())
         except FetchError as exc:  # which says where
@@ -60,7 +60,6 @@ class Collected:
             picture.node,
             {job.job_id: Known(job, asked, gpus, asked) for job, gpus in picture.jobs.values()},
             each_s=picture.each_s,
-            is_late=any(job not in picture.jobs for job in here),
         )
 
     def _read(self) -> str:

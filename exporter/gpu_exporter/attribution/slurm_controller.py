@@ -68,8 +68,8 @@ class Known(NamedTuple):
 class Look(NamedTuple):
     """What Slurm says of a node, from `asked` on (monotonic seconds); `jobs` by job id, each with its GPUs.
 
-    `problem`: why jobs may be missing although Slurm answers. `each_s`: it is not from now, but from a picture that is
-    taken so often; `is_late`: jobs have begun since.
+    `problem`: why jobs may be missing although Slurm answers. `each_s`: the interval of the collector's rounds if it is
+    of one of them, else 0.
     """
 
     asked: float
@@ -78,7 +78,6 @@ class Look(NamedTuple):
     jobs: Mapping[str, Known]
     problem: str = ""
     each_s: float = 0.0
-    is_late: bool = False
 
     def gpus(self) -> Iterator[JobGpus]:
         """Of each job."""

@@ -1,7 +1,4 @@
-"""What a collector says of one node, as the text that it hands over. Pure.
-
-A later collector may say more; what is not known here is passed over.
-"""
+"""A collector's answer for one node, as JSON. Pure. Fields that are not known here are ignored."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ class Answer(NamedTuple):
     `problem`: what was not understood, so that some grants may be missing; then a GPU without a grant is not known to
     be free. `notice`: what people should know although no grant is missing. `conflicts`: grants that were dropped since
     the source itself contradicts them. `hides_users`: the scheduler hides who runs what. `offers`: every device that
-    the scheduler may give, whether it is held or not, as grants to nobody; None where that is not known.
+    the scheduler may give, held or not, as grants without a holder; None where that is not known. `is_late`: holders
+    have begun whose devices are not known yet, so a GPU without a grant is not known to be free.
     """
 
     grants: Sequence[Grant]
@@ -27,6 +28,7 @@ class Answer(NamedTuple):
     conflicts: int = 0
     hides_users: bool = False
     offers: Sequence[Grant] | None = None
+    is_late: bool = False
 
 
 class Source(Protocol):

@@ -25,13 +25,13 @@ GPU_ALLOCATED = Family(
     "gpu_allocated",
     "gauge",
     "1 while the GPU or an instance of it is held, 0 while it is free; absent while holders are not known, while a "
-    "pod, job or container uses it that does not hold it, and while nobody holds it and the kubelet gives it to no pod",
+    "pod, job or container uses it that does not hold it, and while no pod holds it and the kubelet does not offer it",
 )
 GPU_ALLOCATABLE = Family(
     "gpu_allocatable",
     "gauge",
-    "1 while the kubelet may give the GPU or an instance of it to a pod, or has; 0 while it does not: the device "
-    "plugin is down, leaves it out or calls it unhealthy; absent where that is not known, as with Slurm and resource "
+    "1 while the kubelet offers the GPU or an instance of it to pods, held or not; 0 while it does not: the device "
+    "plugin is down, excludes it or reports it unhealthy; absent where that is not known, as with Slurm and resource "
     "claims",
     source="PodResources GetAllocatableResources",
 )

@@ -49,7 +49,7 @@ from gpu_exporter.node.view import (
 from gpu_exporter.sampling.events import XidBook
 
 log = logging.getLogger(__name__)
-NOT_OFFERED = "the kubelet gives it to no pod: its device plugin is down, leaves it out or calls it unhealthy"
+NOT_OFFERED = "the kubelet does not offer it to pods: its device plugin is down, excludes it or reports it unhealthy"
 
 
 class NodeState:

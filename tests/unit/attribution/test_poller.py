@@ -341,3 +341,14 @@ def test_what_may_be_given_is_known_while_every_source_says_so() -> None:
     partly = Poller([empty], clock, keep_last_s=300.0)
     partly.poll()
     assert partly.offers() is None
+
+
+def test_while_a_source_does_not_know_yet_what_new_holders_have_nothing_is_free() -> None:
+    source = named("slurm", Answer([GRANT], is_late=True))
+    poller = Poller([source], ManualClock(), keep_last_s=300.0)
+    poller.poll()
+    assert not poller.is_known()
+    assert [status.up for status in poller.statuses()] == [True], "it is no fault of the source"
+    source.whole = Answer([GRANT])
+    poller.poll()
+    assert poller.is_known()

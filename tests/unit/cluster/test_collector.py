@@ -57,17 +57,22 @@ class Cluster:
         if self.fault:
             raise SourceError(self.fault)
         if text == "scontrol show config":
-            return f"ClusterName = lab\nPrivateData = {self.private}\nSLURM_CONF = /etc/slurm/slurm.conf\n"
+            return f"ClusterName = lab\nPrivateData = {self.private}\nSLURM_CONF = /etc/slurm/slurm.conf\nPrologFlags = Contain\n"
         if text == "scontrol show node -d":
             nodes = [NODE.format(name=name, gres="gpu:h100:4", used=used) for name, used in self.used.items()]
             return "".join([*nodes, NODE.format(name="login", gres="(null)", used="gpu:0")])
         assert text.startswith("squeue --json -a -t RUNNING,"), text
         return json.dumps({"jobs": self.jobs, "errors": [], "meta": {"job_id": 1}})
 
-    def source(self, node: str = "n0", each_s: float = 15.0) -> SlurmSource:
-        pace = Pace(each_s, lambda: 0.0)
+    def source(self, node: str = "n0", each_s: float = 15.0, job_files: Path | None = None) -> SlurmSource:
         return SlurmSource(
-            node, run=self.run, gres_conf=self.gres_conf, clock=self.clock, pace=pace, collected=str(self.directory)
+            node,
+            run=self.run,
+            gres_conf=self.gres_conf,
+            clock=self.clock,
+            pace=Pace(each_s, lambda: 0.0),
+            job_files=job_files,
+            collected=str(self.directory),
         )
 
     def begin(self, job: int, **fields: Any) -> None:
@@ -209,10 +214,25 @@ def test_a_job_that_is_not_in_the_picture_yet_is_looked_for_again_soon(cluster: 
     cluster.used["n0"] = "gpu:h100:1(IDX:0)"
     cluster.here = {"7": 70}
     cluster.clock.advance(5.0)
-    assert source.poll().grants == []
+    answer = source.poll()
+    assert (answer.grants, answer.problem, answer.is_late) == ([], "", True)
     assert cluster.round()
     cluster.clock.advance(5.0)
-    assert held(source.poll()) == [("7", "0")]
+    answer = source.poll()
+    assert (held(answer), answer.is_late) == ([("7", "0")], False)
+
+
+def test_where_a_prolog_writes_files_only_jobs_with_a_file_may_have_gpus(cluster: Cluster, tmp_path: Path) -> None:
+    files = tmp_path / "jobs"
+    files.mkdir(mode=0o755)
+    assert cluster.round()
+    source = cluster.source(job_files=files)
+    assert not source.poll().is_late
+    cluster.here = {"7": 70}
+    assert not source.poll().is_late, "a job without GPUs"
+    cluster.here = {"7": 70, "8": 80}
+    (files / "8").write_text("gpus=0\n")
+    assert source.poll().is_late
 
 
 def test_a_job_that_began_after_the_nodes_were_asked_holds_what_it_has(cluster: Cluster) -> None:

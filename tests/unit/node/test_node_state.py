@@ -373,10 +373,10 @@ def test_a_gpu_that_its_scheduler_gives_to_nobody_is_not_free() -> None:
     assert values(view, "gpu_allocated") == [1.0], "held is held"
     shown = [(row.gpu, row.state, row.why.partition(":")[0]) for row in list_rows(view)[1:]]
     assert shown == [
-        ("1", "unknown", "the kubelet gives it to no pod"),
+        ("1", "unknown", "the kubelet does not offer it to pods"),
         ("2", "mig", ""),
         ("2:1/0", "free", ""),
-        ("2:2/0", "unknown", "the kubelet gives it to no pod"),
+        ("2:2/0", "unknown", "the kubelet does not offer it to pods"),
     ]
     node.offers = [Grant("uuid", "GPU-of-another-node", nobody)]
     assert values(node.run(30), "gpu_allocatable") == []
