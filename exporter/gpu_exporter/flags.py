@@ -35,15 +35,15 @@ COLLECTORS = {  # name: on by default. A test compares with collectors.ALL, whic
 DESCRIPTION = """Who holds which GPU, is it used, and if not, why.
 
 commands:
-  (none)          serve metrics and the status page; with --once print one reading
-  reconcile       decide from metrics which holders are underused; with --apply, mark them
-  holders         who holds what, and by which evidence; takes the flags of --once
-  digest          what some days came to, by tenant and holder, from Prometheus
-  slurm-collector ask slurmctld for all nodes, in place of each of them
-  demo            a simulated node on a compressed clock
-  check-config    read a configuration file and print what is in force
-  record          write down what the driver answers, to be replayed elsewhere
-  forget          a GPU was taken out: no longer expect it
+  (none)           serve metrics and the status page; with --once print one reading
+  reconcile        decide from metrics which holders are underused; with --apply, mark them
+  holders          who holds what, and by which evidence; takes the flags of --once
+  digest           what some days came to, by tenant and holder, from Prometheus
+  slurm-collector  ask slurmctld for all nodes, in place of each of them
+  demo             a simulated node on a compressed clock
+  check-config     read a configuration file and print what is in force
+  record           write down what the driver answers, to be replayed elsewhere
+  forget           a GPU was taken out: no longer expect it
 """
 EPILOG = f"""signals:
   SIGUSR1       release the driver (for an upgrade, or to switch MIG)

@@ -75,7 +75,9 @@ class SlurmSource:
         self._seen: Watched | None = None  # at the last look
         self._before = Steps({})  # at the last poll
         self._misfit = False  # gres.conf proves no order, with what Slurm says of the node
-        self._again: set[str] = set()  # jobs whose processes are all others than before: it may have been requeued
+        self._again: dict[
+            str, float
+        ] = {}  # jobs whose processes are all others since then: they may have been requeued
         self._settled: set[str] = set()  # jobs that had a step here at some look
 
     def poll(self) -> Answer:
@@ -83,7 +85,7 @@ class SlurmSource:
         now = self._clock.monotonic()
         present = self._presence.read(self._look.config.prolog_flags if self._look is not None else None)
         pids = present.steps.pids
-        self._again |= {job for job in pids if _is_other(self._before.pids.get(job), pids[job])}
+        self._again |= {job: now for job in pids if _is_other(self._before.pids.get(job), pids[job])}
         self._before = present.steps
         if self._pace.is_due(now, self._watch(present) != self._seen or bool(self._again)):
             self._ask(present, now)
@@ -102,12 +104,13 @@ class SlurmSource:
     def _ask(self, present: Present, now: float) -> None:
         here = present.jobs
         try:
-            look = self._controller.look(here - self._again, renew=self._misfit)
+            look = self._controller.look(here - self._again.keys(), renew=self._misfit)
         except SourceError as exc:
             self._failed = str(exc)
             self._pace.failed(now)
             return
-        self._look, self._failed, self._again = look, "", set()
+        self._look, self._failed = look, ""
+        self._again = {job: since for job, since in self._again.items() if since > look.asked}
         self._settled = (self._settled | here) & (look.jobs.keys() | here)
         # A job whose steps have ended is on its way out; one that never had any may stay so for days.
         moving = self._settled & look.jobs.keys() - here

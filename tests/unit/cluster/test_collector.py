@@ -222,6 +222,29 @@ def test_a_job_that_is_not_in_the_picture_yet_is_looked_for_again_soon(cluster: 
     assert (held(answer), answer.is_late) == ([("7", "0")], False)
 
 
+def test_a_job_that_was_requeued_since_the_round_is_not_confirmed_as_the_one_before(cluster: Cluster) -> None:
+    cluster.begin(7)
+    cluster.used["n0"] = "gpu:h100:1(IDX:0)"
+    cluster.here = {"7": 70}
+    assert cluster.round()
+    asked = cluster.clock.monotonic()
+    source = cluster.source()
+    cluster.clock.advance(5.0)
+    (grant,) = source.poll().grants
+    assert grant.confirmed == 0.0, "its step confirms it now"
+    cluster.here = {"7": 71}
+    for _ in range(4):
+        cluster.clock.advance(5.0)
+        (grant,) = source.poll().grants
+        assert grant.confirmed == asked
+    cluster.jobs[0]["restart_cnt"] = 2
+    assert cluster.round()
+    for _ in range(5):
+        cluster.clock.advance(5.0)
+        (grant,) = source.poll().grants
+    assert (grant.confirmed, grant.holder.key.incarnation) == (0.0, "lab/7/2/1000")
+
+
 def test_where_a_prolog_writes_files_only_jobs_with_a_file_may_have_gpus(cluster: Cluster, tmp_path: Path) -> None:
     files = tmp_path / "jobs"
     files.mkdir(mode=0o755)
