@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_exporter.devices.loads import Constant
+from tests.testbed.cgroups import Places
 from tests.testbed.process_node import Node, job, read, states
 from tests.testbed.processes import fetch, wait_for
 
@@ -50,11 +53,13 @@ def look(url: str) -> Seen:
 
 
 @pytest.fixture
-def shared(make_node: Callable[..., Node]) -> Node:
+def shared(make_node: Callable[..., Node], places: Places, tmp_path: Path) -> Node:
     """gpu 0: jobs 42 and 43 work, 44 has a process that does nothing, and drivers list zombies. gpu 1: job 45 works and
-    so does a container of nobody, 46 has no process. gpu 2: work without a holder. gpu 3: nobody works.
+    so does a container of nobody, 46 has no process. gpu 2: work without a holder. gpu 3: nobody works. gpu 4: jobs 49
+    and 50 are clients of an MPS server, which the driver lists alone and job 49 has started. gpu 5: all work of job 51 is
+    done by a container that it has started, outside its own cgroup.
     """
-    loads = (0.75, 0.8, 0.4, 0.0)
+    loads = (0.75, 0.8, 0.4, 0.0, 0.6, 0.6)
     node = make_node(
         gpus=[{"model": "H100", "load": {"kind": "constant", "value": load}} for load in loads], settings=SETTINGS
     )
@@ -66,7 +71,15 @@ def shared(make_node: Callable[..., Node]) -> Node:
             node.work(pids[-1], Constant(load))
         node.list_on(gpu, *pids)
     node.add_zombies(0, 100)
-    holders = {0: (42, 43, 44), 1: (45, 46), 3: (47, 48)}
+    server = shutil.copy(shutil.which("sleep") or "", tmp_path / "nvidia-cuda-mps-server")
+    for gpu, path, program in ((4, job(49), str(server)), (5, LONE, "sleep")):
+        pid = node.start_process(path, (program, "600"))
+        comm = Path(f"/proc/{pid}/comm")
+        wait_for(lambda comm=comm, name=Path(program).name: comm.read_text().strip() == name[:15], "it to run")
+        places.put(pid, path)  # again, for the program's name
+        node.work(pid, Constant(0.6))
+        node.list_on(gpu, pid)
+    holders = {0: (42, 43, 44), 1: (45, 46), 3: (47, 48), 4: (49, 50), 5: (51,)}
     node.hold(
         *({"uuid": node.uuids[gpu], "job": str(number)} for gpu, numbers in holders.items() for number in numbers)
     )
@@ -85,21 +98,29 @@ def test_each_holder_has_its_own_busy_time_and_the_rest_is_nobodys(shared: Node)
         held = seen.since(before, HELD, subject)
         return seen.since(before, family, subject) / (held or seen.since(before, "gpu_observed_seconds_total", subject))
 
-    for number, load in ((42, 0.4), (43, 0.35), (44, 0.0), (45, 0.5)):
+    for number, load in ((42, 0.4), (43, 0.35), (44, 0.0), (45, 0.5), (51, 0.6)):
         assert ratio(BUSY, f"job {number}") == pytest.approx(load, abs=POINTS), number
     for number in (44, 47, 48):  # beside busy neighbours, and where nobody works
         assert ratio(IDLE, f"job {number}") > 0.9, number
         assert (read(url, RUN, job_id=str(number)) or 0) > 10
-    for number in (42, 43, 45):
+    for number in (42, 43, 45, 51):
         assert read(url, RUN, job_id=str(number)) == 0
-    for gpu, load in ((0, 0.0), (1, 0.3), (2, 0.4), (3, 0.0)):  # settled a second or so at once, so less exact
+    for gpu, load in (
+        (0, 0.0),
+        (1, 0.3),
+        (2, 0.4),
+        (3, 0.0),
+        (4, 0.6),
+        (5, 0.0),
+    ):  # settled a second or so at once, so less exact
         assert ratio(NOBODY, f"gpu {gpu}") == pytest.approx(load, abs=0.06), gpu
     # While somebody unknown works there, no holder of that GPU is idle.
-    assert seen.since(before, OBSERVED, "job 46") == 0
-    assert not read(url, RUN, job_id="46")
+    for number in (46, 49, 50):
+        assert seen.since(before, OBSERVED, f"job {number}") == 0
+        assert not read(url, RUN, job_id=str(number))
 
     # Together the GPU, but for what still waits for its holder.
-    for gpu, numbers in ((0, (42, 43, 44)), (1, (45, 46)), (2, ()), (3, (47, 48))):
+    for gpu, numbers in ((0, (42, 43, 44)), (1, (45, 46)), (2, ()), (3, (47, 48)), (4, (49, 50)), (5, (51,))):
         parts = sum(seen.values.get((BUSY, f"job {number}"), 0.0) for number in numbers)
         whole, known = seen.values["gpu_busy_seconds_total", f"gpu {gpu}"], parts + seen.values[NOBODY, f"gpu {gpu}"]
         assert known <= whole + 1e-6 and whole - known < 5.0
@@ -119,6 +140,7 @@ def test_each_holder_has_its_own_busy_time_and_the_rest_is_nobodys(shared: Node)
         "unknown",
         "a process of none of its holders works on the shared GPU, or of one that cannot be looked up",
     )
+    assert {found[name][0] for name in ("49", "50")} == {"unknown"}
     assert {found[name][0] for name in ("47", "48")} == {"held_idle"}
 
 
