@@ -40,7 +40,7 @@ class Collector:
         asked = self._clock.wall()
         nodes = parse_cluster_nodes(self._run(("scontrol", "show", "node", "-d"), TIMEOUT_S))
         jobs: dict[str, dict[str, tuple[Job, JobGpus]]] = {node: {} for node in nodes}
-        for job, by_node in parse_cluster_jobs(self._run(("squeue", "--json", "-a", "-t", STATES), TIMEOUT_S)):
+        for job, by_node in parse_cluster_jobs(self._run(("squeue", "--json", "-a", "--local", "-t", STATES), TIMEOUT_S)):
             for node in by_node.keys() & jobs.keys():
                 gpus = by_node[node]
                 jobs[node][job.job_id] = (job, gpus)

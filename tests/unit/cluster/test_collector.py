@@ -61,7 +61,7 @@ class Cluster:
         if text == "scontrol show node -d":
             nodes = [NODE.format(name=name, gres="gpu:h100:4", used=used) for name, used in self.used.items()]
             return "".join([*nodes, NODE.format(name="login", gres="(null)", used="gpu:0")])
-        assert text.startswith("squeue --json -a -t RUNNING,"), text
+        assert text.startswith("squeue --json -a --local -t RUNNING,"), text
         return json.dumps({"jobs": self.jobs, "errors": [], "meta": {"job_id": 1}})
 
     def source(self, node: str = "n0", each_s: float = 15.0, job_files: Path | None = None) -> SlurmSource:
