@@ -17,7 +17,7 @@ from gpu_exporter.web.server import HttpServer
 def collect(directory: Path | None, each_s: float, address: str, web_config: Path | None, *, once: bool) -> int:
     """Until a signal, or one round; the exit code. Raises OSError, ValueError."""
     collector = Collector(functools.partial(slurm_commands.run, limit=MAX_ANSWER), SYSTEM_CLOCK, each_s)
-    run = CollectorRun(collector, directory, SYSTEM_CLOCK)
+    run = CollectorRun(collector, directory, SYSTEM_CLOCK, is_open=bool(address) and web_config is None)
     if once:
         return Exit.DONE if run() else Exit.NO_DATA
     if address:

@@ -1,4 +1,4 @@
-"""Asks slurmctld for a whole cluster, in place of each of its nodes, and has an answer for each of them."""
+"""Asks slurmctld for a whole cluster, in place of each of its nodes, and keeps an answer for each node."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from gpu_exporter.files import READABLE, write_atomically
 log = logging.getLogger(__name__)
 MAX_ANSWER = 512 * 1024 * 1024  # 45,000 jobs as 24.11 prints them
 TIMEOUT_S = 60.0
-PRIVATE = 0o640  # where Slurm hides jobs or users: whoever may read the directory's group
-BETWEEN_S = 5.0  # a job that began lately may have done so after the nodes were asked
+PRIVATE = 0o640  # where PrivateData hides jobs or users: for the owner and the group only
+BETWEEN_S = 5.0  # a job that began so shortly before may be missing in the nodes' record
 STATES = "RUNNING,CONFIGURING,SUSPENDED,STOPPED"
 
 
 class Collector:
-    """Remembers what it was told of the cluster's configuration."""
+    """Asks for the cluster's configuration once an hour, and for nodes and jobs in each round."""
 
     def __init__(self, run: Run, clock: Clock, each_s: float) -> None:
-        """`each_s`: how often `collect` is called, which its readers are told."""
+        """`each_s`: seconds between two rounds, which each answer names."""
         self._run = run
         self._clock = clock
         self._each_s = each_s
@@ -40,7 +40,9 @@ class Collector:
         asked = self._clock.wall()
         nodes = parse_cluster_nodes(self._run(("scontrol", "show", "node", "-d"), TIMEOUT_S))
         jobs: dict[str, dict[str, tuple[Job, JobGpus]]] = {node: {} for node in nodes}
-        for job, by_node in parse_cluster_jobs(self._run(("squeue", "--json", "-a", "--local", "-t", STATES), TIMEOUT_S)):
+        for job, by_node in parse_cluster_jobs(
+            self._run(("squeue", "--json", "-a", "--local", "-t", STATES), TIMEOUT_S)
+        ):
             for node in by_node.keys() & jobs.keys():
                 gpus = by_node[node]
                 jobs[node][job.job_id] = (job, gpus)
@@ -71,8 +73,11 @@ def write_answers(answers: Mapping[str, str], directory: Path, mode: int) -> Non
 class CollectorRun:
     """One round after the other; what fails is logged when it changes, and the answers age meanwhile."""
 
-    def __init__(self, collector: Collector, directory: Path | None, clock: Clock) -> None:
-        """`directory`: where NODE.json is written for each node, None for answers over HTTP alone."""
+    def __init__(self, collector: Collector, directory: Path | None, clock: Clock, *, is_open: bool = False) -> None:
+        """`directory`: where NODE.json is written for each node, None for answers over HTTP alone. `is_open`: these
+        need no password, so there are none where PrivateData hides jobs or users.
+        """
+        self._is_open = is_open
         self._collector = collector
         self._directory = directory
         self._clock = clock
@@ -88,9 +93,15 @@ class CollectorRun:
         problem = ""
         try:
             pictures = self._collector.collect()
+            is_private = any(picture.config.private & {"jobs", "users"} for picture in pictures.values())
+            if is_private and self._is_open:
+                self.answers = {}
+                raise SourceError(
+                    "PrivateData hides jobs or users, and everybody can read the port: set passwords or client "
+                    "certificates with --web.config.file, or leave --web.listen-address out"
+                )
             self.answers = {name: render_picture(picture) for name, picture in pictures.items()}
             if self._directory is not None:
-                is_private = any(picture.config.private & {"jobs", "users"} for picture in pictures.values())
                 write_answers(self.answers, self._directory, PRIVATE if is_private else READABLE)
             self.last_success_wall = self._clock.wall()
         except (SourceError, OSError) as exc:

@@ -327,6 +327,16 @@ def test_what_slurm_hides_is_not_for_everybody(cluster: Cluster, private: str, m
     assert (cluster.directory / "n0.json").stat().st_mode & 0o777 == mode
 
 
+def test_what_slurm_hides_is_not_served_without_a_password(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    run = CollectorRun(Collector(cluster.run, cluster.clock, 90.0), cluster.directory, cluster.clock, is_open=True)
+    assert run()
+    cluster.private = "users"
+    cluster.clock.advance(3600.0)
+    assert not run()
+    assert run.answers == {}
+    assert "set passwords or client certificates with --web.config.file" in caplog.text
+
+
 def test_a_round_without_an_answer_leaves_the_files_and_says_so_once(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
