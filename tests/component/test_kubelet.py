@@ -493,8 +493,8 @@ def test_pods_that_come_and_go_leave_nothing_behind(
         kubelet.allocatable = [UUID]
         assert source.poll().grants[0].holder.pod_uid == f"uid-{number}"
         shutil.rmtree(pod)
-    assert len(source._uids) <= 1
-    assert len(source._starts) <= 1
+    assert len(source._logs._uids) <= 1
+    assert len(source._logs._starts) <= 1
 
 
 def test_a_restarted_kubelet_is_reached_at_once(kubelet: Kubelet, source: KubeletSource) -> None:

@@ -1,9 +1,7 @@
 """Pods by the kubelet's PodResources API, v1.
 
-The API (podresources.py) names no pod UID: that comes from the
-names of the directories under /var/log/pods (namespace_pod_uid), which the kubelet makes for every pod. The same place
-shows when a container began: its runtime makes CONTAINER/N.log for start number N. A pod that still pulls an image or
-runs its init containers has none, and its GPUs are held, but nothing that could use them runs.
+The API (podresources.py) names no pod UID and no time: both come from the folders of the pods' logs (pod_logs.py). A
+pod that still pulls an image or runs its init containers holds its GPUs, but nothing that could use them runs.
 A restarted kubelet answers OK with an empty list for up to a second, with or without allocatable devices (measured),
 so an answer of a new kubelet that lacks pods seen before, and an empty one of a kubelet without devices, are believed
 after a second such answer only (docs/decisions/0005).
@@ -13,15 +11,13 @@ no pod holds it.
 
 from __future__ import annotations
 
-import contextlib
-import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from gpu_exporter.attribution.grpc_unix import CallError, call
+from gpu_exporter.attribution.pod_logs import PodLogs
 from gpu_exporter.attribution.podresources import (
     ALLOCATABLE,
     LIST,
@@ -35,8 +31,6 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.model import Grant, Holder, HolderKey
 from gpu_exporter.vendor import NVIDIA, Vendor
 
-LOG = re.compile(r"(\d+)\.log")
-MAX_STARTS = 4096
 NOBODY = Holder(HolderKey("kubernetes", ""))
 
 
@@ -58,20 +52,15 @@ class KubeletSource:
         """`resources`: regular expressions of further resources whose devices are GPUs. Raises ValueError."""
         self._vendor = vendor
         self._resources = vendor.resources(resources)
-        self._starts: dict[tuple[str, str], tuple[int, float]] = {}  # by (UID, container): number and time of its start
         self._clock = clock
         self._socket = socket
-        self._log_directory = log_directory
+        self._logs = PodLogs(log_directory, clock)
         self._timeout_s = timeout_s
         self._empty_confirm_s = empty_confirm_s
         self._held: set[tuple[str, str]] = set()  # pods with GPUs in the last answer that was believed
         self._kubelet: tuple[int, int] | None = None  # which kubelet gave it
         self._lacking: tuple[float, tuple[int, int] | None] | None = None  # since when, and which kubelet's answers
-        self._uids: dict[tuple[str, str], str] = {}
-        self._has_offered = (
-            False  # whether a device plugin has ever offered a GPU here: no offer then means that it is down
-        )
-        self._left: set[str] = set()  # UIDs of pods that were replaced: their directories stay for a while
+        self._has_offered = False  # once a device plugin has offered a GPU, no offer means that it is down
 
     def poll(self) -> Answer:
         listed = self._list()
@@ -84,9 +73,7 @@ class KubeletSource:
         pods = {(entry.namespace, entry.pod) for entry in entries}
         gone = self._held - pods
         self._check_missing(pods)
-        for name in gone:  # one that comes back under its name is another pod, though its directory is still there
-            self._left |= {uid for uid in [self._uids.pop(name, "")] if uid}
-        uids = self._read_pod_uids(pods)
+        uids = self._logs.begin_poll(pods, gone)
         counts: Counter[tuple[str, str]] = Counter()
         for entry in entries:
             counts[entry.namespace, entry.pod] += len(entry.device_ids)
@@ -99,22 +86,20 @@ class KubeletSource:
                 f"{''.join(first.device_ids[:1])[:80]!r} names no device of this node, so no GPU is called free"
             )
         odd: set[str] = set()
-        starts: dict[tuple[str, str], tuple[int, float]] = {}
         for entry in entries:
-            uid = uids.get((entry.namespace, entry.pod), "")
+            name = (entry.namespace, entry.pod)
+            uid = uids.get(name, "")
             holder = self._holder(entry, uid, counts)
-            working, why = self._read_start(entry, uid, starts)
+            start = self._logs.read_start(name, uid, entry.container)
             for device_id in entry.device_ids:
                 grant = self._grant_claimed(entry, holder) if entry.claimed else self._grant(device_id, holder)
                 if grant is None:
                     odd.add(f"device id {device_id[:80]!r} of {holder.label} is not understood")
                     continue
                 if grant.kind == "index":  # the runtime looks the index up at each start of the container
-                    number = f"device {device_id}, start {starts[uid, entry.container][0]}" if not why else ""
-                    grant = grant._replace(number=number)
-                grants.append(grant._replace(working_wall=working, why=why))
+                    grant = grant._replace(number=f"device {device_id}, start {start.number}" if not start.why else "")
+                grants.append(grant._replace(working_wall=start.wall, why=start.why))
         problem = problem or min(odd, default="")
-        self._starts = dict(list(starts.items())[-MAX_STARTS:])
         # The kubelet does not know which devices are left for resource claims.
         offers = None if claimed else self._read_offers()
         return Answer(grants, problem, offers=offers)
@@ -141,30 +126,6 @@ class KubeletSource:
             return entry
         ids = tuple(device_id for device_id in entry.device_ids if self._vendor.device_id.fullmatch(device_id))
         return entry._replace(device_ids=ids) if ids else None
-
-    def _read_start(
-        self, entry: ContainerDevices, uid: str, starts: dict[tuple[str, str], tuple[int, float]]
-    ) -> tuple[float, str]:
-        """Unix seconds of the container's present start, infinite when it is not known to have begun, and why not.
-
-        The log directory's time is that of the start when it is first seen. It moves when a log is rotated, so it is
-        read once for each start; a rotation before makes the start later, which only shortens an idle run.
-        """
-        if not uid:
-            return math.inf, f"not known when its container began: mount {self._log_directory}"
-        directory = self._log_directory / f"{entry.namespace}_{entry.pod}_{uid}" / entry.container
-        try:
-            numbers = [int(match[1]) for log in directory.iterdir() if (match := LOG.fullmatch(log.name))]
-            changed = directory.stat().st_mtime
-        except OSError:
-            numbers, changed = [], 0.0
-        if not numbers:
-            return math.inf, "its container has not begun"
-        known = self._starts.get((uid, entry.container))
-        if known is None or known[0] != max(numbers):
-            known = (max(numbers), min(changed, self._clock.wall()))
-        starts[uid, entry.container] = known
-        return known[1], ""
 
     def _list(self) -> list[ContainerDevices]:
         try:
@@ -202,31 +163,6 @@ class KubeletSource:
             return parse_allocatable(call(str(self._socket), ALLOCATABLE, b"", self._timeout_s))
         except (CallError, ProtobufError):
             return None
-
-    def _read_pod_uids(self, listed: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
-        """UID by (namespace, pod): of several directories under one name the newest, but never one that was left."""
-        found: dict[tuple[str, str], list[tuple[float, str]]] = {}
-        try:
-            entries = list(self._log_directory.iterdir())
-        except OSError:
-            return {}  # not mounted: identity by name, marked as such
-        for entry in entries:
-            namespace, _, rest = entry.name.partition("_")
-            pod, _, uid = rest.partition("_")
-            if uid and (namespace, pod) in listed:
-                with contextlib.suppress(OSError):  # the kubelet just removed it
-                    found.setdefault((namespace, pod), []).append((entry.stat().st_mtime, uid))
-        chosen: dict[tuple[str, str], str] = {}
-        for name, candidates in found.items():
-            fresh = [candidate for candidate in candidates if candidate[1] not in self._left]
-            if fresh:
-                chosen[name] = max(fresh)[1]
-        replaced = {uid for name, uid in self._uids.items() if name in chosen and chosen[name] != uid}
-        self._left = (self._left | replaced) & {entry.name.rpartition("_")[2] for entry in entries}
-        # Kept while the pod's directory is there, so that one that returns under its name is known as another.
-        there = {entry.name.rpartition("_")[2] for entry in entries}
-        self._uids = {name: uid for name, uid in self._uids.items() if uid in there} | chosen
-        return chosen
 
     def _holder(self, entry: ContainerDevices, uid: str, counts: Counter[tuple[str, str]]) -> Holder:
         incarnation = f"{uid}/{entry.container}" if uid else f"{entry.namespace}/{entry.pod}/{entry.container}"
