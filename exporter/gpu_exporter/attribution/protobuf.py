@@ -29,16 +29,21 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 def read_fields(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Length-delimited fields (number, payload) in order; numbers of other types are skipped over."""
-    position = 0
-    while position < len(data):
-        tag, position = _read_varint(data, position)
+    position, end = 0, len(data)
+    while position < end:
+        tag, position = data[position], position + 1
+        if tag > 0x7F:  # nearly every tag and length is one byte
+            tag, position = _read_varint(data, position - 1)
         kind = tag & 7
         if kind == VARINT:
             _, position = _read_varint(data, position)
         elif kind in (FIXED64, FIXED32):
             position += 8 if kind == FIXED64 else 4
         elif kind == LENGTH:
-            length, position = _read_varint(data, position)
+            if position < end and data[position] < 0x80:
+                length, position = data[position], position + 1
+            else:
+                length, position = _read_varint(data, position)
             payload = data[position : position + length]
             if len(payload) != length:
                 raise ProtobufError(f"field {tag >> 3} is cut off at byte {position}")
@@ -46,7 +51,7 @@ def read_fields(data: bytes) -> Iterator[tuple[int, bytes]]:
             yield tag >> 3, payload
         else:
             raise ProtobufError(f"wire type {kind} at byte {position} is not supported")
-    if position > len(data):
+    if position > end:
         raise ProtobufError("message is cut off")
 
 
