@@ -181,13 +181,16 @@ class SlurmSource:
         share = node.used.unnamed_share or next((g.unnamed_share for g in look.gpus() if g.unnamed_share), "")
         if share:
             problems.append(f"{share} is in use, and of which GPU Slurm does not say, so no GPU is called free")
+        late = sorted(_list_late(look, present))
+        if late:
+            notices.append(f"not in the collector's last round: job {', '.join(late[:3])}, so no GPU is called free")
         return Answer(
             grants,
             "; ".join(dict.fromkeys(problems)),
             notice="; ".join(notices[:3]),
             conflicts=conflicts,
             hides_users=bool(config.private & {"jobs", "users"}),
-            is_late=bool(_list_late(look, present)),
+            is_late=bool(late),
         )
 
     def _is_here(self, job_id: str, present: Present) -> bool:

@@ -216,6 +216,7 @@ def test_a_job_that_is_not_in_the_picture_yet_is_looked_for_again_soon(cluster: 
     cluster.clock.advance(5.0)
     answer = source.poll()
     assert (answer.grants, answer.problem, answer.is_late) == ([], "", True)
+    assert answer.notice == "not in the collector's last round: job 7, so no GPU is called free"
     assert cluster.round()
     cluster.clock.advance(5.0)
     answer = source.poll()
