@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from gpu_exporter.devices.scenario import parse_scenario
@@ -20,6 +21,7 @@ from tests.testbed.node import PAUSE, Node, start_node, static_pod
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import Processes, fetch, wait_for
 from tests.testbed.sandbox import SYSCTLS, left_behind
+from tests.testbed.stubs import compile_stubs
 
 pytestmark = pytest.mark.kubelet
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,6 +111,22 @@ def elapsed(condition: Callable[[], bool], what: str) -> float:
     return time.monotonic() - began
 
 
+def flood(node: Node, seconds: float) -> int:
+    """Ask the kubelet without a pause; how often it has refused for its rate limit."""
+    pb, pb_grpc = compile_stubs("podresources")
+    refused = 0
+    until = time.monotonic() + seconds
+    with grpc.insecure_channel(f"unix:{node.pod_resources}") as channel:
+        stub = pb_grpc.PodResourcesListerStub(channel)
+        while time.monotonic() < until:
+            try:
+                stub.List(pb.ListPodResourcesRequest(), timeout=10)
+            except grpc.RpcError as exc:
+                assert "rate limit" in exc.details()
+                refused += 1
+    return refused
+
+
 def test_pods_come_stay_over_restarts_of_the_kubelet_and_go(node: Node, watcher: Watcher) -> None:
     first = run_pod(node, "first", 2)
     listed = elapsed(lambda: first in str(node.list_pod_resources()), "the kubelet to list the pod")
@@ -127,6 +145,8 @@ def test_pods_come_stay_over_restarts_of_the_kubelet_and_go(node: Node, watcher:
         settled = time.monotonic() + 10 * POLL_S
         wait_for(functools.partial(watcher.since, settled), "polls after the restart")
         node.plugin.register()
+    assert flood(node, 2.0) > 100, "the kubelet's rate limit was not reached"
+    wait_for(functools.partial(watcher.since, time.monotonic() + 5 * POLL_S), "polls after that")
     during = watcher.since(began)
     assert during is not None and len(during) > 15
     assert all(pods == {first: 2, second: 1} for _, pods, _ in during), "a gap or a flip"
