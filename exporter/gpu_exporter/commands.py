@@ -27,6 +27,10 @@ class NotFound(CommandError):
     """No such program."""
 
 
+class TooSlow(CommandError):
+    """It did not end in time."""
+
+
 class Done(NamedTuple):
     """How a command ended; `reason` is the first line of what it said on standard error."""
 
@@ -87,7 +91,7 @@ def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float, limit: 
         while selector.get_map():
             left = deadline - time.monotonic()
             if left <= 0:
-                raise CommandError(f"{name} did not answer within {timeout_s:g} s")
+                raise TooSlow(f"{name} did not answer within {timeout_s:g} s")
             for key, _ in selector.select(left):
                 stream = key.fileobj  # type: ignore[assignment]
                 data = os.read(key.fd, CHUNK)
@@ -102,5 +106,5 @@ def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float, limit: 
     try:
         process.wait(max(0.1, deadline - time.monotonic()))
     except subprocess.TimeoutExpired as exc:
-        raise CommandError(f"{name} closed its output and did not end within {timeout_s:g} s") from exc
+        raise TooSlow(f"{name} closed its output and did not end within {timeout_s:g} s") from exc
     return bytes(parts[process.stdout]), bytes(parts[process.stderr])

@@ -254,7 +254,10 @@ def test_a_resident_textfile_stays_fresh_without_http(
         (["--format=xml"], "argument --format: invalid choice: 'xml'"),
         (["--web.listen-address=nonsense"], "'nonsense' is not [host]:port"),
         (["--timeout=10"], "argument --timeout: '10' is not a duration"),
-        (["reconcil"], "'reconcil' is not a command; the commands are reconcile, holders, digest, demo, check-config"),
+        (
+            ["reconcil"],
+            "'reconcil' is not a command; the commands are reconcile, holders, slurm-collector, digest, demo, check-config",
+        ),
         (["--format=json"], "--output, --format and --check are for --once"),
         (["--textfile.output=/tmp/x.txt"], "node_exporter reads only files named *.prom"),
         (["--web.telemetry-path=metrics"], "--web.telemetry-path metrics: must start with /"),

@@ -277,7 +277,7 @@ def test_a_suspended_job_holds_and_an_ended_one_does_not(
 
     wait_for(lambda: f'gpu_allocated{{gpu="3",uuid="{host.uuid_of_minor[2]}"}} 1' in metrics(), "the held GPU")
     wait_for(lambda: f'gpu_allocated{{gpu="0",uuid="{host.uuid_of_minor[3]}"}} 0' in metrics(), "the free GPU")
-    assert f'job_id="{held}"' in metrics()
+    wait_for(lambda: f'job_id="{held}"' in metrics(), "the job that holds it")
     wait_for(lambda: metrics().count("gpu_allocation_holder_units{") == 3, "both jobs with their three GPUs")
     slurm.run("scontrol", "suspend", held)
     wait_for(lambda: "SUSPENDED" in slurm.run("squeue", "-h", "-j", held, "-o", "%T"), "the job to be suspended")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -19,13 +20,24 @@ from typing import TypeVar
 from tests.testbed.programs import DIE_WITH_PARENT
 
 T = TypeVar("T")
+PORTS = (10_000, 30_000)
+_given: set[int] = set()
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that nobody listens on, on any address, and that this process has not given before.
+
+    Of those that the kernel gives to no connection and a cluster to no Service: one of its own choice would be free
+    now and somebody's end of a connection in a second, as would be that of tests that run beside these.
+    """
+    while True:
+        port = random.randrange(*PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("", port))
+            if port not in _given:
+                _given.add(port)
+                return port
 
 
 def wait_for(ask: Callable[[], T | None], what: str, timeout_s: float = 20.0, each_s: float = 0.05) -> T:

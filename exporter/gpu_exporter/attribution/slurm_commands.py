@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from gpu_exporter import commands
-from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.attribution.source import SlowSource, SourceError
 
 # SQUEUE_* and SLURM_* variables filter and reshape what is printed (SQUEUE_USERS hides jobs), so the children get these
 # and no others.
@@ -15,7 +15,7 @@ MAX_ANSWER = 16 * 1024 * 1024  # some 5,000 jobs of `squeue --json`, which befor
 
 
 def run(command: Sequence[str], timeout_s: float, limit: int = MAX_ANSWER) -> str:
-    """What the command printed. Raises SourceError that says why there is nothing to believe."""
+    """What the command printed. Raises SourceError that says why there is nothing to believe; SlowSource, if slow."""
     environment = {name: os.environ[name] for name in KEPT if name in os.environ}
     # Times as Unix seconds, and no words in the language of the user who started us.
     environment |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
@@ -23,6 +23,8 @@ def run(command: Sequence[str], timeout_s: float, limit: int = MAX_ANSWER) -> st
         done = commands.run(command, environment, timeout_s, limit)
     except commands.NotFound as exc:
         raise SourceError(f"{exc}, or pass --no-attribution.slurm") from exc
+    except commands.TooSlow as exc:
+        raise SlowSource(str(exc)) from exc
     except commands.CommandError as exc:
         raise SourceError(str(exc)) from exc
     if done.status != 0:

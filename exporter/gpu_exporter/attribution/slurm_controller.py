@@ -34,7 +34,7 @@ from gpu_exporter.attribution.slurm_words import (
     parse_sinfo,
     parse_squeue,
 )
-from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.attribution.source import SlowSource, SourceError
 from gpu_exporter.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -130,6 +130,7 @@ class Controller:
         self._listed_at = -math.inf
         self._listed_for: tuple[int | str, ...] = ()  # what the last list of all jobs left unexplained
         self._refused: dict[str, float] = {}  # jobs that could not be asked about, and until when they are left alone
+        self._slow: set[str] = set()  # jobs at whose question Slurm was too slow, once
         self._has_json = True
         self._all_refused_until = -math.inf
         self._until = 0.0
@@ -172,6 +173,7 @@ class Controller:
 
     def _learn(self, picture: Callable[[], Look], here: Collection[str], now: float) -> None:
         """Ask about the jobs that are not known or may have changed. Raises SourceError."""
+        self._slow &= self._known.keys() | set(here)
         # A job that holds nothing here is remembered as such for as long as it has a step here.
         self._known = {job: known for job, known in self._known.items() if _may_hold(known) or job in here}
         holding = {job: known for job, known in self._known.items() if _may_hold(known)}
@@ -181,8 +183,9 @@ class Controller:
             if job not in here or known.job.state != "RUNNING" or now - known.asked >= JOB_EACH_S
         }
         self._ask(due, now)
-        # The last look may have run out of time before it had asked for these.
-        self._ask_gpus({job for job, known in self._known.items() if known.gpus_asked == -math.inf}, now, again=False)
+        # The last look may have run out of time before it had asked for some of these.
+        never = {job for job, known in self._known.items() if known.gpus_asked == -math.inf}
+        self._ask_gpus(never | {job for job in holding if holding[job].gpus is not None}, now, again=False)
         if picture().unexplained():
             new = set(here) - self._known.keys()
             self._ask(new, now)
@@ -206,9 +209,9 @@ class Controller:
         for job in sorted(jobs):
             try:
                 rows = parse_squeue(self._squeue("-j", job))  # of an array or het job more than the one
-            except OutOfTime:
-                raise
             except SourceError as exc:
+                if self._is_slurms_fault(job, exc):
+                    raise OutOfTime(str(exc)) from exc
                 if GONE not in str(exc):
                     self._refuse(job, now, exc)
                     continue
@@ -259,14 +262,29 @@ class Controller:
                 if gpus is None and not self._has_json:
                     everything = self._ask_all(now) if everything is None else everything
                     gpus = everything.get(job)
-            except OutOfTime:
-                return
             except SourceError as exc:
+                if self._is_slurms_fault(job, exc):
+                    return
                 self._refuse(job, now, exc)
             else:
+                self._slow.discard(job)
                 self._known[job] = known._replace(gpus=gpus, gpus_asked=now)
 
+    def _is_slurms_fault(self, job: str, reason: SourceError) -> bool:
+        """Whether Slurm is slow and it may be by chance that it was so at this job, which the next look asks about.
+
+        slurmctld 24.11.5 takes 5 s for an answer now and then, and left a job without its GPUs for DOUBT_EACH_S. A job
+        at whose question it is slow twice is left alone, so that it does not keep the others waiting.
+        """
+        if isinstance(reason, OutOfTime):
+            return True
+        is_first = isinstance(reason, SlowSource) and job not in self._slow
+        if is_first:
+            self._slow.add(job)
+        return is_first
+
     def _refuse(self, job: str, now: float, reason: SourceError) -> None:
+        self._slow.discard(job)
         self._refused[job] = now + DOUBT_EACH_S
         log.info("job %s: its GPUs are unknown until Slurm answers: %s", job, reason)
 

@@ -12,6 +12,10 @@ class SourceError(Exception):
     """The source did not answer, or not believably. The text says where, why, and what to do."""
 
 
+class SlowSource(SourceError):
+    """The source did not answer in time."""
+
+
 class Answer(NamedTuple):
     """What a source said.
 

@@ -14,7 +14,7 @@ from gpu_exporter import commands as programs
 from gpu_exporter.attribution import slurm_commands
 from gpu_exporter.attribution.registry import runs_slurmd
 from gpu_exporter.attribution.slurm import SlurmSource
-from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.attribution.source import SlowSource, SourceError
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_a_child_that_cannot_be_ended_is_left_behind(commands: Path, monkeypatch
         patch.setattr(programs, "END_S", 0.1)
         patch.setattr("os.killpg", refuse)
         began = time.monotonic()
-        with pytest.raises(SourceError, match=r"squeue did not answer within 0\.2 s"):
+        with pytest.raises(SlowSource, match=r"squeue did not answer within 0\.2 s"):
             slurm_commands.run(["squeue"], 0.2)
         took = time.monotonic() - began
     (group,) = left
