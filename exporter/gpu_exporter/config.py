@@ -14,7 +14,12 @@ MATCHER = r'''[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\{}$]*"'''  # of PromQL, without an
 MATCHERS = f"(?:{MATCHER}(?:, ?{MATCHER})*)?"
 ADDRESS = r"""(?:https?://[^\s"'`{}$<>\\]*[^\s"'`{}$<>\\/])?"""
 LABEL = r"[A-Za-z_]\w*"
+POD = r"[\w.*?-]+/[\w.*?-]+"
 PATTERNS = {  # settings that are texts: what they must look like, and what that is called
+    "attribution.slurm_pods": (
+        f"(?:{POD}(?:, ?{POD})*)?",
+        "pods as NAMESPACE/POD with * and ?, such as slurm/*-worker-*",
+    ),
     "alerts.selector": (MATCHERS, 'matchers of PromQL such as job="gpu-exporter"'),
     "alerts.reconciler": (MATCHERS, 'matchers of PromQL such as job="gpu-exporter-reconciler"'),
     "alerts.dcgm": (MATCHERS, 'matchers of PromQL such as job="dcgm-exporter"'),

@@ -30,6 +30,8 @@ class Attribution(NamedTuple):
     """seconds; poll of the kubelet and of Slurm's steps; the kubelet allows 100 a second for all callers together"""
     slurm_interval: float = 60.0
     """seconds; a node asks slurmctld no more often, but for jobs that begin or end on it; spread by up to half"""
+    slurm_pods: str = ""
+    """pods that run slurmd, as NAMESPACE/POD with * and ?: nodes of Slurm, not holders; e.g. slurm/*-worker-*"""
     timeout: float = 5.0
     """seconds; one poll of one source"""
     keep_last: float = 300.0

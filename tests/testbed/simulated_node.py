@@ -34,12 +34,14 @@ class SimulatedNode:
         sample_period_s: float = 0.2,
         driver_period_max_s: float = 1.0,
         processes: ProcessOwners | None = None,
+        *,
+        asks_slurm: bool = False,
     ) -> None:
         self.clock = ManualClock()
         self.sample_period_s = sample_period_s
         self.settings = settings or Settings()
         backend, source = build_simulation(scenario, self.clock, sample_period_s)
-        self.state = NodeState(self.settings, self.clock, state, processes)
+        self.state = NodeState(self.settings, self.clock, state, processes, asks_slurm=asks_slurm)
         self.poller = Poller([source], self.clock, self.settings.attribution.keep_last)
         self.hung: set[str] = set()
         self.owners: Mapping[UnitId, Sequence[Owner]] = {}  # of one process each, with a GiB of memory

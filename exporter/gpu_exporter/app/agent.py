@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpu_exporter import collectors
-from gpu_exporter.app.wiring import activity_rules, flatten_counts
+from gpu_exporter.app.wiring import activity_rules, asks_slurm, flatten_counts
 from gpu_exporter.attribution.identity import Identity
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.attribution.processes import ProcessOwners
@@ -65,7 +65,7 @@ class Agent:
         self._state = state
         self._note = note
         self._publish_interval_s = publish_interval_s
-        self.node = NodeState(settings, clock, state, processes)
+        self.node = NodeState(settings, clock, state, processes, asks_slurm=asks_slurm(sources))
         directory = state.path.parent if state is not None else None
         self._inventory = InventoryKeeper(ExpectedDevices(directory, read_boot_id()), sysfs, backend.vendor)
         self.driver = Driver(backend, clock, settings.sampling.deadline, self._expects_gpus)

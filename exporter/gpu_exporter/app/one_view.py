@@ -100,7 +100,7 @@ def take_one_view(
     if readers is None:
         raise DriverUnavailable(too_late)
     # Loaded while the GPUs are read.
-    from gpu_exporter.app.wiring import flatten_counts
+    from gpu_exporter.app.wiring import asks_slurm, flatten_counts
     from gpu_exporter.attribution.identity import Identity
     from gpu_exporter.attribution.poller import Poller
     from gpu_exporter.diagnosis.loop import DiagnosisLoop
@@ -118,7 +118,7 @@ def take_one_view(
     driver = DriverView(dict(enumerate(found)))
     if not all(ended) and not count_answering(driver):
         raise DriverUnavailable(too_late)
-    node = NodeState(settings, clock, processes=processes)
+    node = NodeState(settings, clock, processes=processes, asks_slurm=asks_slurm(sources))
     errors: Counter[tuple[str, str]] = Counter()
     for reader in readers:
         errors.update(reader.errors)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
+from gpu_exporter.attribution.source import Source
 from gpu_exporter.defaults import Settings
 from gpu_exporter.sampling.witnesses import ActivityRules
 
@@ -27,3 +29,8 @@ def activity_rules(settings: Settings, driver_period_max_s: float = 1.0) -> Acti
 def flatten_counts(errors: Counter[tuple[str, str]]) -> tuple[tuple[str, str, int], ...]:
     """(call, error, count), sorted."""
     return tuple((call, error, count) for (call, error), count in sorted(errors.items()))
+
+
+def asks_slurm(sources: Iterable[Source]) -> bool:
+    """Whether Slurm itself says here which of its jobs have which GPU."""
+    return any(source.name == "slurm" for source in sources)

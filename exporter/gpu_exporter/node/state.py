@@ -11,6 +11,7 @@ from gpu_exporter.attribution.ended import EndedPods
 from gpu_exporter.attribution.numbers import NumberMemory
 from gpu_exporter.attribution.processes import OwnedPeriod, Owners, ProcessOwners, without_owners
 from gpu_exporter.attribution.resolve import Resolution, find_offered, resolve
+from gpu_exporter.attribution.slurm_pods import SlurmPods
 from gpu_exporter.attribution.usage import Uses, measure
 from gpu_exporter.attribution.users import Users
 from gpu_exporter.clock import Clock
@@ -61,12 +62,17 @@ class NodeState:
         clock: Clock,
         state: StateFile | None = None,
         processes: ProcessOwners | None = None,
+        *,
+        asks_slurm: bool = False,
     ) -> None:
-        """`processes`: looks up whose processes run on each GPU, None where that is not known."""
+        """`processes`: looks up whose processes run on each GPU, None where that is not known. `asks_slurm`: Slurm is
+        among the sources.
+        """
         self._processes = processes
         self._sharing = Sharing()
         self._users = Users(processes.name_pod) if processes is not None else None
         self._ended = EndedPods(processes.list_pods) if processes is not None else None
+        self._slurm_pods = SlurmPods(settings.attribution.slurm_pods, asks_slurm=asks_slurm)
         self._settings = settings
         self._clock = clock
         self._state = state
@@ -178,6 +184,7 @@ class NodeState:
         seen = owners or {}
         if self._ended is not None:
             grants = self._ended.apply(grants, seen, self._clock.monotonic())
+        grants, seen = self._slurm_pods.apply(grants, seen)
         with self._lock:
             now = self._clock.monotonic()
             # The newest last: after the driver's list was renumbered an index means the GPU that has it now.

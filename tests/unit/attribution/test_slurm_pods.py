@@ -1,0 +1,133 @@
+"""Pods that run slurmd: whose their GPUs are, with and without Slurm's own word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from tests.testbed.simulated_node import SimulatedNode
+
+from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.processes import UnitOwners, Use
+from gpu_exporter.attribution.slurm_pods import WHY, SlurmPods
+from gpu_exporter.defaults import Settings
+from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.model import Grant, Holder, HolderKey, UnitId
+
+FIRST, SECOND, OTHER = (f"2c9f8a79-5391-454b-88cb-86190881cb9{number}" for number in range(3))
+NAMES = {FIRST: ("slurm", "gpu-worker-0"), SECOND: ("slurm", "gpu-worker-1"), OTHER: ("ml", "train-0")}
+PATTERN = "slurm/*-worker-?, hpc/slurmd-*"
+GPU = UnitId("GPU-a")
+
+
+def pod(uid: str, device: str = "GPU-a", known: bool = True) -> Grant:
+    namespace, name = NAMES[uid]
+    key = HolderKey("kubernetes", f"{uid}/main")
+    return Grant("uuid", device, Holder(key, namespace, name, "main", pod_uid=uid if known else "", source="kubelet"))
+
+
+def job(number: int, device: str = "GPU-a") -> Grant:
+    return Grant("uuid", device, Holder(HolderKey("slurm", f"lab/{number}/0/"), job_id=str(number), source="slurm"))
+
+
+def seen(*owners: Owner) -> dict[UnitId, UnitOwners]:
+    return {GPU: UnitOwners({owner: Use(1, 100) for owner in owners}, is_complete=True)}
+
+
+def inside(uid: str, number: int | str = "") -> Owner:
+    """A process of slurmd's pod, of a job whose number the cgroup shows, or of proctrack/linuxproc."""
+    return Owner((uid,), bool(number), str(number), "batch" if number else "", "c" * 64)
+
+
+@pytest.mark.parametrize("known", [True, False])  # without the folders of the pods' logs there is no UID
+def test_a_named_pod_holds_nothing_and_its_jobs_do(known: bool) -> None:
+    pods = SlurmPods(PATTERN, asks_slurm=True)
+    held = [pod(FIRST, known=known), pod(FIRST, "GPU-b", known=known), pod(OTHER, "GPU-c"), job(42)]
+    assert pods.apply(held, {})[0] == [pod(OTHER, "GPU-c"), job(42)]
+
+
+def test_a_pod_in_which_a_job_of_this_node_works_is_known_without_a_name_and_stays_so() -> None:
+    pods = SlurmPods("", asks_slurm=True)
+    held = [pod(FIRST), pod(FIRST, "GPU-b"), pod(OTHER, "GPU-c"), job(42)]
+    assert pods.apply(held, {})[0] == held
+    assert pods.apply(held, seen(inside(FIRST, 42)))[0] == [pod(OTHER, "GPU-c"), job(42)]
+    assert pods.apply([pod(FIRST), pod(OTHER, "GPU-c")], {})[0] == [pod(OTHER, "GPU-c")]  # the job has ended
+    assert pods.apply([pod(OTHER, "GPU-c")], {})[0] == [pod(OTHER, "GPU-c")]
+    assert pods.apply([pod(FIRST)], {})[0] == [pod(FIRST)]  # a kubelet that forgot it: shown again by its next job
+
+
+@pytest.mark.parametrize("owner", [inside(FIRST, 43), inside(FIRST), Owner((), True, "42"), Owner((OTHER,))])
+def test_no_pod_is_slurms_by_a_job_that_slurm_does_not_have_here(owner: Owner) -> None:
+    held = [pod(FIRST), job(42, "GPU-b")]
+    assert SlurmPods("", asks_slurm=True).apply(held, seen(owner)) == (held, seen(owner))
+
+
+@pytest.mark.parametrize("namespace", ["slurm-test", "ml"])
+def test_a_pattern_is_for_the_whole_name(namespace: str) -> None:
+    held = [pod(FIRST)._replace(holder=pod(FIRST).holder._replace(namespace=namespace))]
+    assert SlurmPods(PATTERN, asks_slurm=True).apply(held, {})[0] == held
+
+
+def test_where_slurm_is_not_asked_the_pod_holds_and_is_not_judged() -> None:
+    held = [pod(FIRST), pod(OTHER, "GPU-c")]
+    found, owners = SlurmPods(PATTERN, asks_slurm=False).apply(held, seen(inside(FIRST, 42)))
+    assert owners == seen(inside(FIRST, 42))  # the pod's own
+    assert found == [pod(FIRST)._replace(running=False, why=WHY), pod(OTHER, "GPU-c")]
+
+
+def test_of_two_slurm_nodes_on_one_host_only_the_one_with_our_jobs_has_free_gpus() -> None:
+    """Slurm was asked about one node: of the other one nothing is known."""
+    pods = SlurmPods(PATTERN, asks_slurm=True)
+    both = [pod(FIRST), pod(SECOND, "GPU-b")]
+    doubted = [grant._replace(running=False, why=WHY) for grant in both]
+    assert pods.apply(both, {})[0] == doubted
+    assert pods.apply([*both, job(42)], seen(inside(FIRST, 42)))[0] == [doubted[1], job(42)]
+
+
+def test_what_works_in_such_a_pod_is_a_jobs() -> None:
+    pods = SlurmPods(PATTERN, asks_slurm=True)
+    around = [inside(FIRST, 42), inside(FIRST), inside(FIRST)._replace(container="d" * 64), Owner((OTHER,))]
+    _, found = pods.apply([pod(FIRST), job(42)], seen(*around))
+    assert found[GPU].uses == {
+        Owner(slurm=True, job="42", step="batch"): Use(1, 100),
+        Owner(slurm=True): Use(2, 200),
+        Owner((OTHER,)): Use(1, 100),
+    }
+
+
+TWO = {"gpus": [{"model": "H100"}, {"model": "H100"}]}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "owner"), [(PATTERN, None), (PATTERN, inside(FIRST)), ("", inside(FIRST, 42)), (PATTERN, "rest")]
+)
+def test_a_slurm_job_in_a_pod_is_judged_and_the_gpu_beside_it_is_free(
+    patterns: str, owner: Owner | str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings()
+    settings = settings._replace(attribution=settings.attribution._replace(slurm_pods=patterns))
+    node = SimulatedNode(parse_scenario(TWO), settings, asks_slurm=True)
+    uuids = [node.unit(index).uuid for index in range(2)]
+    grants: Sequence[Grant] = [pod(FIRST, uuids[0]), pod(FIRST, uuids[1]), job(42, uuids[0])]
+    monkeypatch.setattr(node.poller, "grants", lambda: [g._replace(confirmed=node.clock.monotonic()) for g in grants])
+    if isinstance(owner, Owner):
+        node.owners = {UnitId(uuids[0]): [owner]}
+    elif owner is not None:  # slurmd runs a job of proctrack/linuxproc where Slurm says that none is
+        node.owners = {UnitId(uuids[1]): [inside(FIRST)]}
+    view = node.run(60.0)
+    (held,) = view.allocations
+    assert (held.allocation.holder.job_id, held.allocation.contradiction) == ("42", "")
+    assert held.totals.idle_run_s is not None and held.totals.idle_run_s > 40.0
+    in_use = "in use by a Slurm job of unknown number, not in any source"
+    assert view.gpus[1].not_free == ({"": in_use} if owner == "rest" else {})
+
+
+def test_slurm_and_the_kubelet_contradict_each_other_where_the_pod_is_not_known_to_run_slurmd(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = SimulatedNode(parse_scenario(TWO), asks_slurm=True)
+    uuid = node.unit(0).uuid
+    grants = [pod(FIRST, uuid), job(42, uuid)]
+    monkeypatch.setattr(node.poller, "grants", lambda: [g._replace(confirmed=node.clock.monotonic()) for g in grants])
+    (held,) = node.run(60.0).allocations
+    assert held.allocation.contradiction == "kubelet says slurm/gpu-worker-0/main, slurm says job 42"
