@@ -345,6 +345,8 @@ def _reconcile(given: list[str]) -> int:
     set_up_logging(options.log_level, options.log_format)
     if options.apply and options.explain:
         parser.error("--explain writes nothing: leave --apply out")
+    if options.collector and (not options.address or options.once or options.remove_all):
+        parser.error("--slurm.collector needs --web.listen-address, and is for neither --once nor --remove-all")
     if options.remove_all and (options.once or options.explain or options.format != "table"):
         parser.error("--remove-all takes neither --once nor --explain nor --format")
     policy = settings.policy
@@ -366,7 +368,9 @@ def _reconcile(given: list[str]) -> int:
         demand = build_demand(options.slurm)
         telemetry.note_mode(applies=options.apply)
         if options.address:
-            serve_telemetry(options.address, telemetry, options.interval, options.web_config)
+            serve_telemetry(
+                options.address, telemetry, options.interval, options.web_config, collects=options.collector
+            )
     except (ValueError, OSError, MarkError) as exc:
         parser.fail(str(exc))
     if dry is None:

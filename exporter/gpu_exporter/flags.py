@@ -364,6 +364,13 @@ def build_reconcile_parser() -> Parser:
         help="mark Slurm jobs (default: when squeue and scontrol are on PATH)",
     )
     parser.flag(
+        "--slurm.collector",
+        dest="collector",
+        action="store_true",
+        default=False,
+        help="be the slurm-collector too: serve its answers at --web.listen-address",
+    )
+    parser.flag(
         "--web.listen-address",
         dest="address",
         default="",

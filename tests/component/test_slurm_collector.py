@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.attribution.slurm import SlurmSource
+from gpu_exporter.attribution.slurm_collected import ANSWERS
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.cluster.collector import Collector, CollectorRun
@@ -71,15 +72,18 @@ def test_nodes_learn_from_a_collector_what_slurmctld_would_say(
         asked, read = answers(node)
         assert read == asked
         assert len(read) == held
-    port = free_port()
-    collector = [*GPU_EXPORTER, "slurm-collector", f"--web.listen-address=127.0.0.1:{port}", "--interval=1s"]
-    processes.start(collector, environment=slurm.environment)
-    url = f"http://127.0.0.1:{port}"
-    wait_for(lambda: fetch(f"{url}/-/ready"), "the collector's first round", 30)
-    overheard = SlurmSource("n0", run=ask, gres_conf=gres_conf, clock=clock, collected=f"{url}/").poll()
-    assert (facts(list(overheard.grants)), overheard.problem) == (answers("n0")[1], "")
-    metrics = fetch(f"{url}/metrics") or ""
-    assert "\ngpu_slurm_collector_nodes 2.0\n" in metrics
+    nowhere = "http://127.0.0.1:1/"
+    for command in (["slurm-collector"], ["reconcile", "--slurm.collector", f"--source.exporter={nowhere}"]):
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        collector = [*GPU_EXPORTER, *command, f"--web.listen-address=127.0.0.1:{port}"]
+        processes.start(collector, environment=slurm.environment)
+        wait_for(lambda url=url: fetch(f"{url}{ANSWERS}n1"), "the collector's first round", 30)
+        overheard = SlurmSource("n0", run=ask, gres_conf=gres_conf, clock=clock, collected=f"{url}/").poll()
+        assert (facts(list(overheard.grants)), overheard.problem) == (answers("n0")[1], "")
+        metrics = fetch(f"{url}/metrics") or ""
+        assert "\ngpu_slurm_collector_nodes 2.0\n" in metrics
+        assert ("\ngpu_reconciler_cycles_total " in metrics) == (command[0] == "reconcile")
     with pytest.raises(SourceError, match=r"/nodes/n7: HTTP status 404; does `gpu-exporter slurm-collector` run"):
         SlurmSource("n7", run=ask, clock=clock, collected=url).poll()
 

@@ -1,26 +1,71 @@
-"""`slurm-collector`: one question to slurmctld in place of one from each node."""
+"""`slurm-collector`: one question to slurmctld in place of one from each node; by itself or inside the reconciler."""
 
 from __future__ import annotations
 
 import functools
+import logging
+import threading
 from pathlib import Path
 
-from gpu_exporter.app.serve import repeat_aside, stop_on_signal
+from gpu_exporter.app.serve import repeat, repeat_aside, stop_on_signal
 from gpu_exporter.attribution import slurm_commands
+from gpu_exporter.attribution.slurm_collected import ANSWERS
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.cluster.collector import MAX_ANSWER, Collector, CollectorRun
-from gpu_exporter.cluster.site import CollectorSite
+from gpu_exporter.cluster.site import CollectorMetrics, CollectorSite
 from gpu_exporter.exits import Exit
-from gpu_exporter.web.server import HttpServer
+from gpu_exporter.reconciler.site import ReconcilerSite
+from gpu_exporter.reconciler.telemetry import Telemetry
+from gpu_exporter.threads import start
+from gpu_exporter.web.request import Request
+from gpu_exporter.web.server import HttpServer, Reply
+
+log = logging.getLogger(__name__)
+EACH_S = 90.0  # as `slurm-collector --interval` by default
 
 
 def collect(directory: Path | None, each_s: float, address: str, web_config: Path | None, *, once: bool) -> int:
     """Until a signal, or one round; the exit code. Raises OSError, ValueError."""
-    collector = Collector(functools.partial(slurm_commands.run, limit=MAX_ANSWER), SYSTEM_CLOCK, each_s)
-    run = CollectorRun(collector, directory, SYSTEM_CLOCK, is_open=bool(address) and web_config is None)
+    run = _build(directory, each_s, is_open=bool(address) and web_config is None)
     if once:
         return Exit.DONE if run() else Exit.NO_DATA
     if address:
         HttpServer(address, CollectorSite(run), web_config=web_config).start()
     repeat_aside(run, each_s, stop_on_signal())
     return Exit.DONE
+
+
+def _build(directory: Path | None, each_s: float, *, is_open: bool) -> CollectorRun:
+    collector = Collector(functools.partial(slurm_commands.run, limit=MAX_ANSWER), SYSTEM_CLOCK, each_s)
+    return CollectorRun(collector, directory, SYSTEM_CLOCK, is_open=is_open)
+
+
+class ReconcilerCollectorSite:
+    """The reconciler's site, with the answers for nodes and the collector's metrics."""
+
+    def __init__(self, reconciler: ReconcilerSite, collector: CollectorSite) -> None:
+        self._reconciler = reconciler
+        self._collector = collector
+
+    def answer_at_once(self, request: Request) -> Reply | None:
+        site = self._collector if request.path.startswith(ANSWERS) else self._reconciler
+        return site.answer_at_once(request)
+
+    def answer(self, request: Request) -> Reply:
+        return self._reconciler.answer(request)
+
+
+def collect_beside(site: ReconcilerSite, telemetry: Telemetry, *, is_open: bool) -> ReconcilerCollectorSite:
+    """Collect in a thread of its own for as long as the process lives; what to serve then. Raises NoThread."""
+    run = _build(None, EACH_S, is_open=is_open)
+    telemetry.registry.register(CollectorMetrics(run))
+
+    def tick() -> None:
+        try:
+            run()
+        except Exception:  # a fault of ours must not end the rounds; the answers age meanwhile, which the nodes see
+            log.exception("a round of the collector failed")
+
+    forever = threading.Event()
+    start(threading.Thread(target=repeat, args=(tick, EACH_S, forever), name="slurm-collector", daemon=True))
+    return ReconcilerCollectorSite(site, CollectorSite(run))

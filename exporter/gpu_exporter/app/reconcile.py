@@ -33,7 +33,7 @@ from gpu_exporter.reconciler.report import decisions_json, explain, render_decis
 from gpu_exporter.reconciler.site import ReconcilerSite
 from gpu_exporter.reconciler.telemetry import Telemetry
 from gpu_exporter.vendor import NVIDIA
-from gpu_exporter.web.server import HttpServer
+from gpu_exporter.web.server import HttpServer, Site
 
 
 def build_source(
@@ -140,9 +140,19 @@ def build_foresight(
     return Foresight(makers, {scheduler: make() for scheduler, make in makers.items() if asked[scheduler]})
 
 
-def serve_telemetry(address: str, telemetry: Telemetry, interval_s: float, web_config: Path | None) -> None:
-    """Serve /metrics and probes at `[host]:port` from threads of their own. Raises OSError, ValueError."""
-    HttpServer(address, ReconcilerSite(telemetry, interval_s), web_config=web_config).start()
+def serve_telemetry(
+    address: str, telemetry: Telemetry, interval_s: float, web_config: Path | None, *, collects: bool
+) -> None:
+    """Serve /metrics and probes at `[host]:port` from threads of their own; `collects`: and what
+    slurm-collector serves. Raises OSError, ValueError.
+    """
+    reconciler = ReconcilerSite(telemetry, interval_s)
+    site: Site = reconciler
+    if collects:
+        from gpu_exporter.app.collect import collect_beside
+
+        site = collect_beside(reconciler, telemetry, is_open=web_config is None)
+    HttpServer(address, site, web_config=web_config).start()
 
 
 def build_demand(slurm: bool | None) -> SlurmDemand | None:

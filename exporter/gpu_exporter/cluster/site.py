@@ -21,7 +21,7 @@ class CollectorSite:
     def __init__(self, run: CollectorRun) -> None:
         self._run = run
         self._registry = CollectorRegistry()
-        self._registry.register(_Metrics(run))
+        self._registry.register(CollectorMetrics(run))
 
     def answer_at_once(self, request: Request) -> Reply | None:
         if request.path == "/metrics":
@@ -42,7 +42,7 @@ class CollectorSite:
         return Reply(200, CONTENT_TYPE_LATEST, generate_latest(self._registry))
 
 
-class _Metrics(Collector):
+class CollectorMetrics(Collector):
     """The newest round. `gpu_slurm_collector_last_success_timestamp_seconds` is absent until there was one."""
 
     def __init__(self, run: CollectorRun) -> None:
