@@ -7,18 +7,16 @@ import logging
 import threading
 from pathlib import Path
 
+from prometheus_client import CollectorRegistry
+
 from gpu_exporter.app.serve import repeat, repeat_aside, stop_on_signal
 from gpu_exporter.attribution import slurm_commands
-from gpu_exporter.attribution.slurm_collected import ANSWERS
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.cluster.collector import MAX_ANSWER, Collector, CollectorRun
 from gpu_exporter.cluster.site import CollectorMetrics, CollectorSite
 from gpu_exporter.exits import Exit
-from gpu_exporter.reconciler.site import ReconcilerSite
-from gpu_exporter.reconciler.telemetry import Telemetry
 from gpu_exporter.threads import start
-from gpu_exporter.web.request import Request
-from gpu_exporter.web.server import HttpServer, Reply
+from gpu_exporter.web.server import HttpServer, Site
 
 log = logging.getLogger(__name__)
 EACH_S = 90.0  # as `slurm-collector --interval` by default
@@ -40,25 +38,10 @@ def _build(directory: Path | None, each_s: float, *, is_open: bool) -> Collector
     return CollectorRun(collector, directory, SYSTEM_CLOCK, is_open=is_open)
 
 
-class ReconcilerCollectorSite:
-    """The reconciler's site, with the answers for nodes and the collector's metrics."""
-
-    def __init__(self, reconciler: ReconcilerSite, collector: CollectorSite) -> None:
-        self._reconciler = reconciler
-        self._collector = collector
-
-    def answer_at_once(self, request: Request) -> Reply | None:
-        site = self._collector if request.path.startswith(ANSWERS) else self._reconciler
-        return site.answer_at_once(request)
-
-    def answer(self, request: Request) -> Reply:
-        return self._reconciler.answer(request)
-
-
-def collect_beside(site: ReconcilerSite, telemetry: Telemetry, *, is_open: bool) -> ReconcilerCollectorSite:
+def collect_beside(host: Site, registry: CollectorRegistry, *, is_open: bool) -> CollectorSite:
     """Collect in a thread of its own for as long as the process lives; what to serve then. Raises NoThread."""
     run = _build(None, EACH_S, is_open=is_open)
-    telemetry.registry.register(CollectorMetrics(run))
+    registry.register(CollectorMetrics(run))
 
     def tick() -> None:
         try:
@@ -68,4 +51,4 @@ def collect_beside(site: ReconcilerSite, telemetry: Telemetry, *, is_open: bool)
 
     forever = threading.Event()
     start(threading.Thread(target=repeat, args=(tick, EACH_S, forever), name="slurm-collector", daemon=True))
-    return ReconcilerCollectorSite(site, CollectorSite(run))
+    return CollectorSite(run, host)

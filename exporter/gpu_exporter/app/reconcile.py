@@ -146,12 +146,11 @@ def serve_telemetry(
     """Serve /metrics and probes at `[host]:port` from threads of their own; `collects`: and what
     slurm-collector serves. Raises OSError, ValueError.
     """
-    reconciler = ReconcilerSite(telemetry, interval_s)
-    site: Site = reconciler
+    site: Site = ReconcilerSite(telemetry, interval_s)
     if collects:
         from gpu_exporter.app.collect import collect_beside
 
-        site = collect_beside(reconciler, telemetry, is_open=web_config is None)
+        site = collect_beside(site, telemetry.registry, is_open=web_config is None)
     HttpServer(address, site, web_config=web_config).start()
 
 

@@ -12,18 +12,27 @@ from prometheus_client.registry import Collector
 from gpu_exporter.attribution.slurm_collected import ANSWERS
 from gpu_exporter.cluster.collector import CollectorRun
 from gpu_exporter.web.request import Request
-from gpu_exporter.web.server import TEXT, Reply
+from gpu_exporter.web.server import TEXT, Reply, Site
 
 
 class CollectorSite:
     """Alive is a collector that serves; whether Slurm answers it, its metrics and the age of its answers say."""
 
-    def __init__(self, run: CollectorRun) -> None:
+    def __init__(self, run: CollectorRun, host: Site | None = None) -> None:
+        """`host`: where the collector runs inside of something that has a site, whatever else is asked for is there."""
         self._run = run
+        self._host = host
         self._registry = CollectorRegistry()
         self._registry.register(CollectorMetrics(run))
 
     def answer_at_once(self, request: Request) -> Reply | None:
+        if request.path.startswith(ANSWERS):
+            answer = self._run.answers.get(request.path.removeprefix(ANSWERS))
+            if answer is not None:
+                return Reply(200, "application/json", answer.encode())
+            return Reply(404, TEXT, b"no node with GPUs has this name\n")
+        if self._host is not None:
+            return self._host.answer_at_once(request)
         if request.path == "/metrics":
             return None
         if request.path == "/-/healthy":
@@ -31,14 +40,11 @@ class CollectorSite:
         if request.path == "/-/ready":
             is_ready = bool(self._run.last_success_wall)
             return Reply(200, TEXT, b"ready\n") if is_ready else Reply(503, TEXT, b"Slurm has not answered yet\n")
-        if request.path.startswith(ANSWERS):
-            answer = self._run.answers.get(request.path.removeprefix(ANSWERS))
-            if answer is not None:
-                return Reply(200, "application/json", answer.encode())
-            return Reply(404, TEXT, b"no node with GPUs has this name\n")
         return Reply(404, TEXT, f"no such page; try /metrics or {ANSWERS}NODE\n".encode())
 
     def answer(self, request: Request) -> Reply:
+        if self._host is not None:
+            return self._host.answer(request)
         return Reply(200, CONTENT_TYPE_LATEST, generate_latest(self._registry))
 
 
