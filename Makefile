@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format unit component rules e2e bench golden faults fuzz coverage mutants rule-mutants preview gpu-check verify generate testbed programs programs-start clean
+.PHONY: help demo test check format unit component slurm rules e2e bench golden faults fuzz coverage mutants rule-mutants preview gpu-check verify generate testbed programs programs-start clean
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,7 +25,7 @@ demo: $(VENV)/runtime ## a simulated node, who holds which GPU, and what the rec
 	@$(BIN)/gpu-exporter demo
 
 test: ## everything that proves the project, but the acceptance picture (make e2e)
-	@.ci/stages testbed programs-start check programs component+rules
+	@.ci/stages testbed programs-start check programs component+rules+slurm
 
 check: $(VENV)/dev ## lint, types, generated files, unit tests
 	$(BIN)/ruff check .
@@ -41,8 +41,11 @@ format: $(VENV)/dev ## let ruff write what it can
 unit: $(VENV)/dev
 	$(PYTEST) tests/unit
 
-component: $(VENV)/dev testbed programs ## real parts: NVML library, kubelet, API server, Slurm, Prometheus, kill -9, recordings
-	$(PYTEST) tests/component
+component: $(VENV)/dev testbed programs ## real parts: NVML library, kubelet, API server, Prometheus, kill -9, recordings
+	$(PYTEST) tests/component -m "not slurm"
+
+slurm: $(VENV)/dev testbed ## the same with real Slurm 22.05, 24.11 and 26.05
+	$(PYTEST) tests/component -m slurm
 
 rules: $(VENV)/dev testbed programs ## promtool and amtool on rules and examples; what every alert does in 120 worlds
 	@if command -v promtool >/dev/null && command -v amtool >/dev/null; then \

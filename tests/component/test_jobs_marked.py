@@ -19,7 +19,7 @@ from gpu_exporter.reconciler.marks import parse_timestamp, timestamp
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.pages import serve_page
 from tests.testbed.processes import Processes, run_exporter, wait_for
-from tests.testbed.slurm import Slurm, build_chroot, start_slurm
+from tests.testbed.slurm import Slurm, chroot_of, start_slurm
 
 pytestmark = pytest.mark.slurm
 POLICY = Policy()._replace(candidate_after=1.0, underused_after=2.0, startup_grace=1.0)
@@ -44,9 +44,9 @@ class Cluster(NamedTuple):
         return float(start["number"] if isinstance(start, dict) else start)
 
 
-@pytest.fixture(scope="module", params=["22.05", "24.11"])
+@pytest.fixture(scope="module", params=["22.05", "24.11", "26.05"])
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    chroot = build_chroot() if request.param == "24.11" else None
+    chroot = chroot_of(request.param)
     with Processes(tmp_path_factory.mktemp("slurm")) as processes, start_slurm(processes, chroot) as slurm:
         assert request.param in slurm.run("scontrol", "--version")
         yield Cluster(slurm, "Comment" if chroot is None else "Extra")

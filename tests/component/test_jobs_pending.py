@@ -9,14 +9,14 @@ import pytest
 
 from tests.testbed.pages import serve_page
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, wait_for
-from tests.testbed.slurm import GPUS, Slurm, build_chroot, start_slurm
+from tests.testbed.slurm import GPUS, Slurm, chroot_of, start_slurm
 
 pytestmark = pytest.mark.slurm
 
 
-@pytest.fixture(params=["22.05", "24.11"])
+@pytest.fixture(params=["22.05", "24.11", "26.05"])
 def slurm(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Slurm]:
-    chroot = build_chroot() if request.param == "24.11" else None
+    chroot = chroot_of(request.param)
     with Processes(tmp_path) as processes, start_slurm(processes, chroot) as slurm:
         yield slurm
         slurm.cancel_all()

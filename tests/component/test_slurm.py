@@ -25,7 +25,7 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices.scenario import parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, wait_for
-from tests.testbed.slurm import GPUS, USER, Layout, Slurm, build_chroot, start_slurm
+from tests.testbed.slurm import GPUS, USER, Layout, Slurm, chroot_of, start_slurm
 
 pytestmark = pytest.mark.slurm
 MINORS = (3, 1, 0, 2)  # of the GPUs in NVML's order, which is the order of the bus
@@ -63,7 +63,7 @@ LAYOUTS = {
     ),
 }
 NEWER = ("types in another order than slurm.conf", "no type", "AutoDetect and files")
-CASES = [("22.05", name) for name in LAYOUTS] + [("24.11", name) for name in NEWER]
+CASES = [("22.05", name) for name in LAYOUTS] + [(release, name) for release in ("24.11", "26.05") for name in NEWER]
 
 
 class Host:
@@ -116,7 +116,7 @@ def test_a_job_has_the_gpu_whose_file_slurmd_gives_it(
     release: str, name: str, processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable
 ) -> None:
     layout = LAYOUTS[name]
-    with start_slurm(processes, build_chroot() if release == "24.11" else None, layout) as slurm:
+    with start_slurm(processes, chroot_of(release), layout) as slurm:
         kinds = [part.split(":")[1] for part in layout.gres.split(",") if part.count(":") == 2]
         kind_of_each = [f"gpu:{kind}:1" for kind in kinds for _ in range(GPUS // len(kinds))] or ["gpu:1"] * GPUS
         jobs = [slurm.submit(f"--gres={gres}", runs=False) for gres in kind_of_each]
@@ -128,9 +128,9 @@ def test_a_job_has_the_gpu_whose_file_slurmd_gives_it(
         assert host.held() == {job: {host.uuid_of_minor[minors[idx_of(slurm, job)]]} for job in jobs}
 
 
-@pytest.fixture(scope="module", params=["22.05", "24.11"])
+@pytest.fixture(scope="module", params=["22.05", "24.11", "26.05"])
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    chroot = build_chroot() if request.param == "24.11" else None
+    chroot = chroot_of(request.param)
     layout = Layout(settings="PrivateData=jobs,users\n", nodes=2)
     with Processes(tmp_path_factory.mktemp("slurm")) as processes, start_slurm(processes, chroot, layout) as slurm:
         yield slurm
@@ -329,7 +329,7 @@ PROLOG = {
 }
 
 
-@pytest.mark.parametrize("release", ["22.05", "24.11"])
+@pytest.mark.parametrize("release", ["22.05", "24.11", "26.05"])
 def test_nodes_whose_prolog_writes_files_ask_nothing(
     release: str, processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable
 ) -> None:
@@ -338,7 +338,7 @@ def test_nodes_whose_prolog_writes_files_ask_nothing(
         files={name: text.replace("/run/gpu-exporter/jobs", "{root}/jobs") for name, text in PROLOG.items()},
         settings="PrologFlags=Contain\nProlog={root}/etc/prolog.sh\nEpilog={root}/etc/epilog.sh\n",
     )
-    with start_slurm(processes, build_chroot() if release == "24.11" else None, layout) as slurm:
+    with start_slurm(processes, chroot_of(release), layout) as slurm:
         files = slurm.root / "jobs"
         first, second = slurm.submit("--gres=gpu:1"), slurm.submit("--gres=gpu:2")
         slurm.submit()
@@ -386,7 +386,7 @@ PARTS = Layout(
 )
 
 
-@pytest.mark.parametrize("release", ["22.05", "24.11"])
+@pytest.mark.parametrize("release", ["22.05", "24.11", "26.05"])
 def test_mig_devices_by_their_files_beside_whole_gpus(release: str, processes: Processes, tmp_path: Path) -> None:
     """The truth is slurmd's own log: the files of each position, in the order of IDX."""
     minors = tmp_path / "driver" / "nvidia-caps" / "mig-minors"
@@ -394,7 +394,7 @@ def test_mig_devices_by_their_files_beside_whole_gpus(release: str, processes: P
     minors.write_text("gpu2/gi7/access 30\ngpu2/gi7/ci0/access 31\ngpu2/gi8/access 39\ngpu2/gi8/ci0/access 40\n")
     opened = {"nvidia-cap30": ("instance", "2/7/0"), "nvidia-cap39": ("instance", "2/8/0")}
     opened |= {f"nvidia{minor}": ("minor", str(minor)) for minor in (0, 1)}
-    with start_slurm(processes, build_chroot() if release == "24.11" else None, PARTS) as slurm:
+    with start_slurm(processes, chroot_of(release), PARTS) as slurm:
         jobs = [slurm.submit(f"--gres=gpu:{kind}:1") for kind in ("1g.10gb", "h100", "1g.10gb", "h100")]
         source = SlurmSource("n0", run=run_as(slurm), gres_conf=slurm.root / "etc" / "gres.conf", procfs=tmp_path)
         answer = source.poll()

@@ -19,15 +19,15 @@ from gpu_exporter.cluster.collector import Collector, CollectorRun
 from gpu_exporter.model import Grant
 from tests.component.test_slurm import requests, run_as
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, wait_for
-from tests.testbed.slurm import Layout, Slurm, build_chroot, start_slurm
+from tests.testbed.slurm import Layout, Slurm, chroot_of, start_slurm
 
 pytestmark = pytest.mark.slurm
 NODES = 200
 
 
-@pytest.fixture(params=["22.05", "24.11"])
+@pytest.fixture(params=["22.05", "24.11", "26.05"])
 def slurm(request: pytest.FixtureRequest, processes: Processes) -> Iterator[Slurm]:
-    chroot = build_chroot() if request.param == "24.11" else None
+    chroot = chroot_of(request.param)
     with start_slurm(processes, chroot, Layout(nodes=2)) as started:
         yield started
 
