@@ -23,11 +23,11 @@ OUT = ROOT / "out" / "fuzz"
 
 
 def protobuf(data: bytes) -> None:
-    from gpu_exporter.attribution.podresources import parse_pod_resources
+    from gpu_exporter.attribution.podresources import read_pods
     from gpu_exporter.attribution.protobuf import ProtobufError
 
     try:
-        parse_pod_resources(data)
+        read_pods().read(data)
     except ProtobufError:
         return
 

@@ -22,8 +22,8 @@ from gpu_exporter.attribution.podresources import (
     ALLOCATABLE,
     LIST,
     ContainerDevices,
-    parse_allocatable,
-    parse_pod_resources,
+    read_allocatable,
+    read_pods,
 )
 from gpu_exporter.attribution.protobuf import ProtobufError
 from gpu_exporter.attribution.source import Answer, SourceError
@@ -54,6 +54,7 @@ class KubeletSource:
         self._resources = vendor.resources(resources)
         self._clock = clock
         self._socket = socket
+        self._pods, self._allocatable = read_pods(), read_allocatable()
         self._logs = PodLogs(log_directory, clock)
         self._timeout_s = timeout_s
         self._empty_confirm_s = empty_confirm_s
@@ -129,7 +130,7 @@ class KubeletSource:
 
     def _list(self) -> list[ContainerDevices]:
         try:
-            return parse_pod_resources(call(str(self._socket), LIST, b"", self._timeout_s))
+            return self._pods.read(call(str(self._socket), LIST, b"", self._timeout_s))
         except (CallError, ProtobufError) as exc:
             self._lacking = None  # two answers in a row are asked for
             hint = ""
@@ -160,7 +161,7 @@ class KubeletSource:
 
     def _list_allocatable(self) -> list[ContainerDevices] | None:
         try:
-            return parse_allocatable(call(str(self._socket), ALLOCATABLE, b"", self._timeout_s))
+            return self._allocatable.read(call(str(self._socket), ALLOCATABLE, b"", self._timeout_s))
         except (CallError, ProtobufError):
             return None
 

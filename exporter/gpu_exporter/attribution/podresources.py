@@ -5,7 +5,8 @@ Field numbers: kubernetes/kubelet, pkg/apis/podresources/v1/api.proto.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from gpu_exporter.attribution.protobuf import ProtobufError, read_fields, read_text
@@ -34,44 +35,57 @@ class ContainerDevices(NamedTuple):
     is_share: bool = False
 
 
-def parse_pod_resources(message: bytes) -> list[ContainerDevices]:
-    """The devices of a ListPodResourcesResponse: of device plugins, and of dynamic resource allocation.
+class Reader:
+    """Reads one answer after the other, and of each only what was not in the one before, byte for byte.
 
-    Raises ProtobufError.
+    A kubelet lists its pods in another order each time, and each of them in the same bytes as long as it lives.
     """
-    entries: list[ContainerDevices] = []
-    for number, pod in read_fields(message):
-        if number != 1:
-            continue
-        name = namespace = ""
-        containers: list[bytes] = []
-        for field, payload in read_fields(pod):
-            if field == 1:
-                name = read_text(payload)
-            elif field == 2:
-                namespace = read_text(payload)
-            elif field == 3:
-                containers.append(payload)
-        for container in containers:
-            for entry in _parse_container(namespace, name, container):
-                entries.append(entry)
-                if len(entries) > ENTRIES_MAX:
-                    raise ProtobufError(f"more than {ENTRIES_MAX} resources of containers")
-    return entries
+
+    def __init__(self, parse: Callable[[bytes], Iterable[ContainerDevices]]) -> None:
+        """`parse`: what is in one field of the answer."""
+        self._parse = parse
+        self._known: dict[bytes, tuple[ContainerDevices, ...]] = {}
+
+    def read(self, message: bytes) -> list[ContainerDevices]:
+        """Everything that the answer lists. Raises ProtobufError."""
+        entries: list[ContainerDevices] = []
+        known: dict[bytes, tuple[ContainerDevices, ...]] = {}
+        for number, payload in read_fields(message):
+            if number != 1:
+                continue
+            found = self._known.get(payload)
+            if found is None:
+                found = tuple(islice(self._parse(payload), ENTRIES_MAX + 1))
+            known[payload] = found
+            entries += found
+            if len(entries) > ENTRIES_MAX:
+                raise ProtobufError(f"more than {ENTRIES_MAX} lists of devices")
+        self._known = known
+        return entries
 
 
-def parse_allocatable(message: bytes) -> list[ContainerDevices]:
-    """The devices of an AllocatableResourcesResponse, which have no pod: those of device plugins that are healthy.
+def read_pods() -> Reader:
+    """For answers of LIST: the devices of containers, of device plugins and of dynamic resource allocation."""
+    return Reader(_parse_pod)
 
-    Raises ProtobufError.
-    """
-    entries: list[ContainerDevices] = []
-    for number, device in read_fields(message):
-        if number == 1:
-            entries.append(_parse_devices("", "", "", device))
-        if len(entries) > ENTRIES_MAX:
-            raise ProtobufError(f"more than {ENTRIES_MAX} devices")
-    return entries
+
+def read_allocatable() -> Reader:
+    """For answers of ALLOCATABLE: devices without a pod, those of device plugins that are healthy."""
+    return Reader(lambda device: (_parse_devices("", "", "", device),))
+
+
+def _parse_pod(message: bytes) -> Iterator[ContainerDevices]:
+    name = namespace = ""
+    containers: list[bytes] = []
+    for field, payload in read_fields(message):
+        if field == 1:
+            name = read_text(payload)
+        elif field == 2:
+            namespace = read_text(payload)
+        elif field == 3:
+            containers.append(payload)
+    for container in containers:
+        yield from _parse_container(namespace, name, container)
 
 
 def _parse_devices(namespace: str, pod: str, container: str, message: bytes) -> ContainerDevices:

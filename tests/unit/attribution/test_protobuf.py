@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.testbed.podresources import messages
 
-from gpu_exporter.attribution.podresources import ENTRIES_MAX, ContainerDevices, parse_pod_resources
+from gpu_exporter.attribution.podresources import ENTRIES_MAX, ContainerDevices, Reader, read_pods
 from gpu_exporter.attribution.protobuf import ProtobufError, read_fields, read_text
 
 NAMES = st.text(max_size=20)
@@ -44,7 +46,7 @@ def test_every_message_of_the_real_implementation_is_read_back(pods: list, numbe
                 named = dynamic.claim_resources.add(driver_name=driver, pool_name="node", device_name=f"gpu-{number}")
                 named.share_id = ""  # there, though empty
                 expected.append(before_1_34._replace(device_ids=(f"gpu-{number}",), cdi=(), is_share=True))
-    assert parse_pod_resources(response.SerializeToString()) == expected
+    assert read_pods().read(response.SerializeToString()) == expected
 
 
 def test_an_answer_of_endless_small_entries_is_refused() -> None:
@@ -52,17 +54,48 @@ def test_an_answer_of_endless_small_entries_is_refused() -> None:
     container = response.pod_resources.add(name="p", namespace="n").containers.add(name="c")
     for _ in range(ENTRIES_MAX):
         container.devices.add(resource_name="r", device_ids=["0"])
-    assert len(parse_pod_resources(response.SerializeToString())) == ENTRIES_MAX
+    assert len(read_pods().read(response.SerializeToString())) == ENTRIES_MAX
     container.devices.add(resource_name="r", device_ids=["0"])
-    with pytest.raises(ProtobufError, match="more than 20000 resources of containers"):
-        parse_pod_resources(response.SerializeToString())
+    with pytest.raises(ProtobufError, match="more than 20000 lists of devices"):
+        read_pods().read(response.SerializeToString())
+
+
+PODS = st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.sampled_from("01"), max_size=2)), max_size=4)
+
+
+@given(st.lists(PODS, max_size=4))
+def test_a_reader_says_of_each_answer_what_one_says_that_has_read_no_other(answers: list[list[Any]]) -> None:
+    reader = read_pods()
+    for pods in answers:
+        response = messages().ListPodResourcesResponse()
+        for name, ids in pods:
+            container = response.pod_resources.add(name=name, namespace="n").containers.add(name="c")
+            container.devices.add(resource_name="r", device_ids=ids)
+        found = reader.read(response.SerializeToString())
+        assert found == read_pods().read(response.SerializeToString())
+        assert [(entry.pod, [*entry.device_ids]) for entry in found] == pods
+
+
+def test_a_pod_that_was_in_the_last_answer_is_not_read_again() -> None:
+    read: list[bytes] = []
+
+    def parse(pod: bytes) -> list[ContainerDevices]:
+        read.append(pod)
+        return [ContainerDevices("n", pod.decode(), "c", "r", ())]
+
+    reader = Reader(parse)
+    for answer, expected in (("ab", "ab"), ("ba", ""), ("b", ""), ("ab", "a"), ("abc", "c")):
+        read.clear()
+        message = b"".join(b"\n\x01" + pod.encode() for pod in answer)
+        assert "".join(entry.pod for entry in reader.read(message)) == answer
+        assert b"".join(read).decode() == expected
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_an_error(data: bytes) -> None:
     try:
         list(read_fields(data))
-        parse_pod_resources(data)
+        read_pods().read(data)
     except ProtobufError:
         return
 
@@ -103,7 +136,7 @@ def test_fields_of_other_types_and_numbers_are_passed_over(other: bytes) -> None
     (pod,) = [payload for _, payload in read_fields(response.SerializeToString())]
     message = b"\n" + bytes([len(other + pod)]) + other + pod
     expected = [ContainerDevices("ml", "a", "main", "gpu", ("GPU-0",))]
-    assert parse_pod_resources(message + other + message + other) == expected * 2
+    assert read_pods().read(message + other + message + other) == expected * 2
 
 
 def test_a_text_that_is_not_utf_8_is_read_all_the_same() -> None:
