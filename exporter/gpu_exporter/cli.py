@@ -407,8 +407,13 @@ def _collect_slurm(given: list[str]) -> int:
         parser.error("--directory or --web.listen-address is needed, and --once needs --directory")
     if options.directory is not None and not options.directory.is_dir():
         parser.fail(f"{options.directory}: no such directory")
+    if bool(options.slurmrestd) != (options.token_file is not None):
+        parser.error("--slurmrestd and --slurmrestd.token-file go together")
+    slurmrestd = (options.slurmrestd, options.token_file) if options.slurmrestd else None
     try:
-        return collect(options.directory, options.interval, options.address, options.web_config, once=options.once)
+        return collect(
+            slurmrestd, options.directory, options.interval, options.address, options.web_config, once=options.once
+        )
     except (ValueError, OSError) as exc:
         parser.fail(str(exc))
 

@@ -31,6 +31,9 @@ REASON_MAX = 200  # characters of what Prometheus says of a query; of any other 
 class FetchError(Exception):
     """There is no answer to believe. The text says where and why."""
 
+    status: int | None = None
+    """Of HTTP, where there was one."""
+
 
 class _Deadline:
     """Ends the connections that it watches when its time is over.
@@ -129,17 +132,19 @@ def fetch_text(
     most_bytes: int = MOST_BYTES,
     within_s: float = ANSWER_S,
     context: ssl.SSLContext | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> str:
     """GET, or POST of a form. Raises FetchError: no answer, an error, longer than `most_bytes` or `within_s`.
 
-    `context`: of TLS, None for the certificate authorities of the system.
+    `context`: of TLS, None for the certificate authorities of the system. `headers`: more of them, such as a token.
 
     The text of the error repeats nothing of an answer but the reason that a PromQL API gives for its own errors.
     """
     if urlsplit(url).scheme not in ("http", "https"):
         raise FetchError(f"{shorten(url)}: expected http:// or https://")
     body = None if form is None else urllib.parse.urlencode(form).encode()
-    request = urllib.request.Request(_without_user(url), body, _authorization(url))  # noqa: S310 - the scheme is checked above
+    sent = {**(headers or {}), **_authorization(url)}
+    request = urllib.request.Request(_without_user(url), body, sent)  # noqa: S310 - the scheme is checked above
     with _Deadline(within_s) as deadline:
         try:
             opener = urllib.request.build_opener(_Handler(deadline, context), _SamePlace())
@@ -148,7 +153,9 @@ def fetch_text(
         except FetchError:
             raise
         except urllib.error.HTTPError as exc:
-            raise FetchError(f"{shorten(url)}: HTTP status {exc.code}{_reason(exc)}") from exc
+            refused = FetchError(f"{shorten(url)}: HTTP status {exc.code}{_reason(exc)}")
+            refused.status = exc.code
+            raise refused from exc
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as exc:
             if deadline.is_over:
                 raise FetchError(f"{shorten(url)}: no whole answer within {within_s:.3g} s") from exc

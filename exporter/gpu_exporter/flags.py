@@ -414,6 +414,19 @@ def build_slurm_collector_parser() -> Parser:
         help="write NODE.json for each node, in a directory that the nodes see and nobody else may write in",
     )
     parser.flag("--web.listen-address", dest="address", default="", help="[host]:port, to serve the nodes over HTTP")
+    parser.flag(
+        "--slurmrestd",
+        dest="slurmrestd",
+        default="",
+        help="http(s):// address of slurmrestd, to ask in place of Slurm's commands",
+    )
+    parser.flag(
+        "--slurmrestd.token-file",
+        dest="token_file",
+        type=Path,
+        default=None,
+        help="what `scontrol token` printed; read in each round",
+    )
     _add_web_config(parser)
     parser.flag("--interval", type=positive_duration, default="90s", help="time between two rounds (default 90s)")
     parser.flag("--once", action="store_true", default=False, help="one round, then exit: 3 without an answer of Slurm")

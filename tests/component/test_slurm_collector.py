@@ -15,11 +15,13 @@ from gpu_exporter.attribution.slurm import SlurmSource
 from gpu_exporter.attribution.slurm_collected import ANSWERS
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.cluster.collector import Collector, CollectorRun
+from gpu_exporter.cluster.collector import MAX_ANSWER, Collector, CollectorRun
+from gpu_exporter.cluster.command_line import CommandLine
+from gpu_exporter.cluster.rest import Rest
 from gpu_exporter.model import Grant
 from tests.component.test_slurm import requests, run_as
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, wait_for
-from tests.testbed.slurm import Layout, Slurm, chroot_of, start_slurm
+from tests.testbed.slurm import JWT_KEY, Layout, Slurm, chroot_of, start_slurm
 
 pytestmark = pytest.mark.slurm
 NODES = 200
@@ -94,12 +96,44 @@ def test_nodes_learn_from_a_collector_what_slurmctld_would_say(
         SlurmSource("n7", run=ask, clock=clock, collected=str(tmp_path / "shared")).poll()
 
 
+@pytest.mark.parametrize("release", ["22.05", "24.11", "26.05"])
+def test_slurmrestd_says_what_the_commands_say(release: str, processes: Processes, tmp_path: Path) -> None:
+    layout = Layout(
+        files={JWT_KEY: "0123456789abcdef0123456789abcdef"},
+        settings=f"AuthAltTypes=auth/jwt\nAuthAltParameters=jwt_key={{root}}/etc/{JWT_KEY}\n",
+    )
+    with start_slurm(processes, chroot_of(release), layout) as slurm:
+        slurm.submit("--gres=gpu:1", "--account=phys", "-J", '","cluster":"mine","x":"')
+        slurm.submit("--gres=gpu:2", "--array=7-7")
+        token = tmp_path / "token"
+        token.write_text(slurm.run("scontrol", "token", "username=root"))
+        rest = Rest(slurm.start_rest(processes), token, MAX_ANSWER)
+
+        def answers() -> bool:
+            try:
+                return bool(rest.read_nodes())
+            except SourceError as exc:
+                assert "efused" in str(exc), exc  # it does not listen yet
+                return False
+
+        wait_for(answers, "slurmrestd", 30)
+        commands = CommandLine(run_as(slurm))
+        assert rest.read_nodes() == commands.read_nodes()
+        assert sorted(rest.read_jobs()) == sorted(commands.read_jobs())
+        assert rest.read_config().cluster == commands.read_config().cluster == "lab"
+        token.write_text(token.read_text().strip()[:-2])
+        with pytest.raises(
+            SourceError, match=r"slurmrestd: http.*: HTTP status \d+.*; is the token valid\? write a new one"
+        ):
+            rest.read_nodes()
+
+
 @pytest.mark.parametrize("slurm", ["22.05"], indirect=True)
 def test_a_cluster_with_a_collector_asks_twice_a_minute(slurm: Slurm, tmp_path: Path) -> None:
     """Ten minutes with 200 nodes, of which each polls each 5 s; a job that begins is known after one round."""
     clock = ManualClock(wall=time.time())
     ask = run_as(slurm)
-    run = CollectorRun(Collector(ask, clock, 90.0), tmp_path, clock)
+    run = CollectorRun(Collector(CommandLine(ask), clock, 90.0), tmp_path, clock)
     first = slurm.submit("--gres=gpu:1", "-w", "n0", "-N1")
     assert run()
     nodes = [

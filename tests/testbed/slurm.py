@@ -24,7 +24,8 @@ from tests.testbed.servers import require
 
 GPUS = 4
 USER = "nobody"
-COMMANDS = ("sbatch", "scancel", "scontrol", "sdiag", "sinfo", "slurmctld", "slurmd", "squeue")
+JWT_KEY = "jwt.key"
+COMMANDS = ("sbatch", "scancel", "scontrol", "sdiag", "sinfo", "slurmctld", "slurmd", "slurmrestd", "squeue")
 # In a mount namespace of its own, so that nothing stays mounted. /tmp holds configuration and state.
 IN_CHROOT = """#!/bin/sh
 exec unshare --mount --propagation private sh -c '
@@ -32,7 +33,15 @@ root=$1; shift
 for folder in proc dev sys tmp; do mount --rbind "/$folder" "$root/$folder"; done
 exec chroot ${SLURM_LAB_USER:+--userspec="$SLURM_LAB_USER"} "$root" env PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"' sh "{root}" {command} "$@"
 """
-PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge")
+PACKAGES = (
+    "slurmctld",
+    "slurmd",
+    "slurm-client",
+    "slurm-wlm-basic-plugins",
+    "slurmrestd",
+    "slurm-wlm-jwt-plugin",
+    "munge",
+)
 DEBIAN = {"24.11": "trixie", "26.05": "forky"}  # the release of Debian that has it
 # Of a release that is still made: its lists are valid for a week, and a mirror may be older.
 UNDATED = '--aptopt=Acquire::Check-Valid-Until "false"'
@@ -47,7 +56,7 @@ def chroot_of(release: str) -> Path | None:
         assert not os.environ.get("CI"), "CI runs the Slurm tests as root"
         pytest.skip("a chroot needs root")
     suite = DEBIAN[release]
-    with fresh_entry(f"slurm-{suite}-1") as (target, making):
+    with fresh_entry(f"slurm-{suite}-2") as (target, making):
         if making is not None:
             root = making / "root"
             packages = f"--include={','.join(PACKAGES)}"
@@ -103,6 +112,15 @@ class Slurm:
         return subprocess.run(
             [*prefix, *command], env=environment, capture_output=True, text=True, check=False, timeout=30
         )
+
+    def start_rest(self, processes: Processes) -> str:
+        """A slurmrestd that wants tokens; its address. The cluster's layout has a key for these."""
+        place = f"127.0.0.1:{free_port()}"
+        environment = {**self.environment, "SLURM_JWT": "daemon", "SLURM_LAB_USER": USER}
+        prefix = [] if self._in_chroot else ["runuser", "-u", USER, "--"]
+        pages = "openapi/slurmctld" if self._in_chroot else "openapi/v0.0.38"  # without slurmdbd's, which is not here
+        processes.start([*prefix, "slurmrestd", "-s", pages, "-a", "rest_auth/jwt", place], environment)
+        return f"http://{place}"
 
     def submit(self, *flags: str, runs: bool = True) -> str:
         """A job that only sleeps; its id, once it runs unless that is not to be."""
@@ -247,6 +265,9 @@ def _configure(root: Path, chroot: Path | None, layout: Layout) -> dict[str, str
         (root / "etc" / name).write_text(text.replace("{root}", str(root)), encoding="utf-8")
         if name.endswith(".sh"):
             (root / "etc" / name).chmod(0o755)
+        elif name == JWT_KEY:  # believed if nobody else may read it
+            shutil.chown(root / "etc" / name, owner)
+            (root / "etc" / name).chmod(0o600)
     own = "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n"
     cgroup = own if chroot is None else "CgroupPlugin=disabled\n"  # 22.05 knows no "disabled"
     (root / "etc" / "cgroup.conf").write_text(cgroup, encoding="utf-8")

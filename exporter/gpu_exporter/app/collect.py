@@ -12,7 +12,9 @@ from prometheus_client import CollectorRegistry
 from gpu_exporter.app.serve import repeat, repeat_aside, stop_on_signal
 from gpu_exporter.attribution import slurm_commands
 from gpu_exporter.clock import SYSTEM_CLOCK
-from gpu_exporter.cluster.collector import MAX_ANSWER, Collector, CollectorRun
+from gpu_exporter.cluster.collector import MAX_ANSWER, Collector, CollectorRun, Slurmctld
+from gpu_exporter.cluster.command_line import CommandLine
+from gpu_exporter.cluster.rest import Rest
 from gpu_exporter.cluster.site import CollectorMetrics, CollectorSite
 from gpu_exporter.exits import Exit
 from gpu_exporter.threads import start
@@ -22,9 +24,19 @@ log = logging.getLogger(__name__)
 EACH_S = 90.0  # as `slurm-collector --interval` by default
 
 
-def collect(directory: Path | None, each_s: float, address: str, web_config: Path | None, *, once: bool) -> int:
-    """Until a signal, or one round; the exit code. Raises OSError, ValueError."""
-    run = _build(directory, each_s, is_open=bool(address) and web_config is None)
+def collect(
+    slurmrestd: tuple[str, Path] | None,
+    directory: Path | None,
+    each_s: float,
+    address: str,
+    web_config: Path | None,
+    *,
+    once: bool,
+) -> int:
+    """Until a signal, or one round; the exit code. `slurmrestd`: its address and the file of a token, None to use
+    Slurm's commands. Raises OSError, ValueError.
+    """
+    run = _build(slurmrestd, directory, each_s, is_open=bool(address) and web_config is None)
     if once:
         return Exit.DONE if run() else Exit.NO_DATA
     if address:
@@ -33,14 +45,18 @@ def collect(directory: Path | None, each_s: float, address: str, web_config: Pat
     return Exit.DONE
 
 
-def _build(directory: Path | None, each_s: float, *, is_open: bool) -> CollectorRun:
-    collector = Collector(functools.partial(slurm_commands.run, limit=MAX_ANSWER), SYSTEM_CLOCK, each_s)
-    return CollectorRun(collector, directory, SYSTEM_CLOCK, is_open=is_open)
+def _build(
+    slurmrestd: tuple[str, Path] | None, directory: Path | None, each_s: float, *, is_open: bool
+) -> CollectorRun:
+    slurmctld: Slurmctld = CommandLine(functools.partial(slurm_commands.run, limit=MAX_ANSWER))
+    if slurmrestd is not None:
+        slurmctld = Rest(*slurmrestd, MAX_ANSWER)
+    return CollectorRun(Collector(slurmctld, SYSTEM_CLOCK, each_s), directory, SYSTEM_CLOCK, is_open=is_open)
 
 
 def collect_beside(host: Site, registry: CollectorRegistry, *, is_open: bool) -> CollectorSite:
     """Collect in a thread of its own for as long as the process lives; what to serve then. Raises NoThread."""
-    run = _build(None, EACH_S, is_open=is_open)
+    run = _build(None, None, EACH_S, is_open=is_open)
     registry.register(CollectorMetrics(run))
 
     def tick() -> None:

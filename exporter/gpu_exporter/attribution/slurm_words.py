@@ -287,9 +287,14 @@ def parse_node(text: str) -> NodeRecord:
     configured = _field(text, r"^\s*Gres=(\S*)\s*$") or ""
     start = _field(text, r"\bSlurmdStartTime=(\d+)\b")
     try:
-        return NodeRecord(_configured(configured), parse_gres(used), None if start is None else float(start))
+        return read_node(configured, used, None if start is None else float(start))
     except ValueError as exc:
         raise SourceError(f"scontrol show node -d: {exc}") from exc
+
+
+def read_node(configured: str, used: str, slurmd_start: float | None) -> NodeRecord:
+    """Of GRES as Slurm writes them: those that a node has, and those in use. Raises ValueError."""
+    return NodeRecord(_configured(configured), parse_gres(used), slurmd_start)
 
 
 def parse_sinfo(text: str) -> Gres:

@@ -1,4 +1,4 @@
-"""All nodes and jobs of a cluster, out of two answers of Slurm. Pure.
+"""All nodes and jobs of a cluster, out of two answers of Slurm or slurmrestd. Pure.
 
 `squeue --json` and `scontrol show node -d` are one message to slurmctld and two, however many nodes there are (measured
 on 22.05.8 and 24.11.5), and a job's owner can shape neither: a name in JSON cannot imitate another field.
@@ -16,9 +16,12 @@ from gpu_exporter.attribution.slurm_words import (
     NodeRecord,
     divide_gpus,
     parse_node,
+    read_node,
 )
 from gpu_exporter.attribution.source import SourceError
 
+# A quotation mark in a job's name has a backslash before it, so that no name can be taken for this key.
+_CLUSTER = re.compile(r"""(?<!\\)"cluster"\s*:\s*"([^"\\]*)["]""")
 _NODE = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
 # Of the flags that a state may have, those that squeue prints in place of RUNNING.
 _STATES = ("CONFIGURING", "STOPPED", "SUSPENDED", "RUNNING")
@@ -52,6 +55,34 @@ def parse_cluster_nodes(text: str) -> dict[str, NodeRecord]:
     return nodes
 
 
+def parse_rest_nodes(text: str) -> tuple[dict[str, NodeRecord], str]:
+    """The same of slurmrestd's /nodes/, and the cluster's name, "" before Slurm 24.05, which does not say it."""
+    nodes: dict[str, NodeRecord] = {}
+    problem = ""
+    try:
+        answer = json.loads(text, object_hook=_unpack)
+        cluster = answer["meta"].get("slurm", {}).get("cluster")
+        for row in answer["nodes"]:
+            try:
+                record = read_node(row["gres"], row["gres_used"], float(row["slurmd_start_time"] or 0) or None)
+            except (KeyError, TypeError, ValueError) as exc:
+                problem = f"node {row['name']}: {type(exc).__name__} {exc}"
+                continue
+            if record.configured:
+                nodes[str(row["name"])] = record
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
+        raise SourceError(f"slurmrestd's nodes are not understood: {type(exc).__name__} {exc}") from exc
+    if problem and not nodes:
+        raise SourceError(problem)
+    return nodes, _word(cluster)
+
+
+def find_cluster(text: str) -> str:
+    """The name that the jobs of slurmrestd's /jobs/ say, "" where there is none."""
+    match = _CLUSTER.search(text)
+    return match[1] if match else ""
+
+
 def parse_cluster_jobs(text: str) -> list[ClusterJob]:
     """Every job of `squeue --json` that runs, in whatever way. A job that is not understood is left out.
 
@@ -69,10 +100,18 @@ def parse_cluster_jobs(text: str) -> list[ClusterJob]:
     return jobs
 
 
-def _reduce(fields: dict[str, Any]) -> Any:
-    """A number of 23.02 and later is the number, a job is what is needed of it, None where it is not understood."""
+def _unpack(fields: dict[str, Any]) -> Any:
+    """A number of 23.02 and later is the number."""
     if fields.keys() == {"set", "infinite", "number"}:
         return fields["number"] if fields["set"] and not fields["infinite"] else None
+    return fields
+
+
+def _reduce(fields: dict[str, Any]) -> Any:
+    """A number is the number, a job is what is needed of it, None where it is not understood."""
+    number = _unpack(fields)
+    if number is not fields:
+        return number
     if "job_id" not in fields or "gres_detail" not in fields:
         return fields
     try:

@@ -6,29 +6,41 @@ import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
-from gpu_exporter.attribution.slurm_controller import CONFIG_EACH_S, Run
+from gpu_exporter.attribution.slurm_controller import CONFIG_EACH_S
 from gpu_exporter.attribution.slurm_picture import Picture, render_picture
-from gpu_exporter.attribution.slurm_words import Job, JobGpus, NodeRecord, SlurmConfig, parse_config
+from gpu_exporter.attribution.slurm_words import Job, JobGpus, NodeRecord, SlurmConfig
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.clock import Clock
-from gpu_exporter.cluster.answers import parse_cluster_jobs, parse_cluster_nodes
+from gpu_exporter.cluster.answers import ClusterJob
 from gpu_exporter.files import READABLE, write_atomically
 
 log = logging.getLogger(__name__)
 MAX_ANSWER = 512 * 1024 * 1024  # 45,000 jobs as 24.11 prints them
-TIMEOUT_S = 60.0
 PRIVATE = 0o640  # where PrivateData hides jobs or users: for the owner and the group only
 BETWEEN_S = 5.0  # a job that began so shortly before may be missing in the nodes' record
-STATES = "RUNNING,CONFIGURING,SUSPENDED,STOPPED"
+
+
+class Slurmctld(Protocol):
+    """A way to ask it. Each method raises SourceError."""
+
+    def read_nodes(self) -> dict[str, NodeRecord]:
+        """By name, every node that has GPUs."""
+
+    def read_jobs(self) -> list[ClusterJob]:
+        """Every job that runs, in whatever way."""
+
+    def read_config(self) -> SlurmConfig:
+        """Asked after the others."""
 
 
 class Collector:
     """Asks for the cluster's configuration once an hour, and for nodes and jobs in each round."""
 
-    def __init__(self, run: Run, clock: Clock, each_s: float) -> None:
+    def __init__(self, slurmctld: Slurmctld, clock: Clock, each_s: float) -> None:
         """`each_s`: seconds between two rounds, which each answer names."""
-        self._run = run
+        self._slurmctld = slurmctld
         self._clock = clock
         self._each_s = each_s
         self._config: SlurmConfig | None = None
@@ -36,24 +48,22 @@ class Collector:
 
     def collect(self) -> dict[str, Picture]:
         """The picture of each node that has GPUs, by its name. Raises SourceError."""
-        config = self._read_config()
         asked = self._clock.wall()
-        nodes = parse_cluster_nodes(self._run(("scontrol", "show", "node", "-d"), TIMEOUT_S))
+        nodes = self._slurmctld.read_nodes()
         jobs: dict[str, dict[str, tuple[Job, JobGpus]]] = {node: {} for node in nodes}
-        for job, by_node in parse_cluster_jobs(
-            self._run(("squeue", "--json", "-a", "--local", "-t", STATES), TIMEOUT_S)
-        ):
+        for job, by_node in self._slurmctld.read_jobs():
             for node in by_node.keys() & jobs.keys():
                 gpus = by_node[node]
                 jobs[node][job.job_id] = (job, gpus)
                 if job.start is not None and job.start > asked - BETWEEN_S:
                     nodes[node] = _with(nodes[node], gpus)
+        config = self._read_config()
         return {name: Picture(asked, self._each_s, config, node, jobs[name]) for name, node in nodes.items()}
 
     def _read_config(self) -> SlurmConfig:
         now = self._clock.monotonic()
-        if self._config is None or now - self._config_at >= CONFIG_EACH_S:
-            self._config, self._config_at = parse_config(self._run(("scontrol", "show", "config"), TIMEOUT_S)), now
+        if self._config is None or not self._config.cluster or now - self._config_at >= CONFIG_EACH_S:
+            self._config, self._config_at = self._slurmctld.read_config(), now
         return self._config
 
 

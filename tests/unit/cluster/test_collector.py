@@ -25,6 +25,7 @@ from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.cluster.answers import parse_cluster_jobs, parse_cluster_nodes
 from gpu_exporter.cluster.collector import Collector, CollectorRun
+from gpu_exporter.cluster.command_line import CommandLine
 from gpu_exporter.cluster.site import CollectorSite
 from gpu_exporter.web.request import Request
 
@@ -46,7 +47,7 @@ class Cluster:
         self.here: dict[str, int] = {}  # the jobs with a step on the node, and a process of each
         self.gres_conf = directory / "gres.conf"
         self.gres_conf.write_text("Name=gpu Type=h100 File=/dev/nvidia[0-3]\n", "utf-8")
-        self.round = CollectorRun(Collector(self.run, self.clock, 90.0), self.directory, self.clock)
+        self.round = CollectorRun(Collector(CommandLine(self.run), self.clock, 90.0), self.directory, self.clock)
 
     def run(self, command: Sequence[str], timeout_s: float) -> str:
         text = " ".join(command)
@@ -329,7 +330,9 @@ def test_what_slurm_hides_is_not_for_everybody(cluster: Cluster, private: str, m
 
 
 def test_what_slurm_hides_is_not_served_without_a_password(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
-    run = CollectorRun(Collector(cluster.run, cluster.clock, 90.0), cluster.directory, cluster.clock, is_open=True)
+    run = CollectorRun(
+        Collector(CommandLine(cluster.run), cluster.clock, 90.0), cluster.directory, cluster.clock, is_open=True
+    )
     assert run()
     cluster.private = "users"
     cluster.clock.advance(3600.0)

@@ -1,0 +1,204 @@
+"""slurmrestd's answers, and what a token may be."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.testbed.memory_slurm import row_of_24_11
+
+from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.cluster.answers import find_cluster, parse_rest_nodes
+from gpu_exporter.cluster.rest import VERSIONS, Rest
+
+
+def token_of(claims: Any) -> str:
+    body = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    return f"eyJhbGciOiJIUzI1NiJ9.{body}.c2lnbmF0dXJl"
+
+
+def node(
+    name: str = "n0", gres: str = "gpu:h100:4", used: str = "gpu:h100:1(IDX:2)", start: Any = 1000
+) -> dict[str, Any]:
+    return {"name": name, "gres": gres, "gres_used": used, "slurmd_start_time": start}
+
+
+class Restd:
+    """Serves one version of the API to whoever has a token."""
+
+    def __init__(self) -> None:
+        self.version = 42
+        self.answers: dict[str, Any] = {"nodes": {"meta": {}, "nodes": [node()]}, "jobs": {"jobs": []}}
+        self.asked: list[str] = []
+        self.headers: dict[str, str] = {}
+        self.status = 200
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.asked.append(self.path)
+                outer.headers = {name.lower(): value for name, value in self.headers.items()}
+                prefix = f"/slurm/v0.0.{outer.version}/"
+                if not self.path.startswith(prefix):
+                    self.send_error(404)
+                    return
+                if outer.status != 200:
+                    self.send_error(outer.status)
+                    return
+                body = json.dumps(outer.answers[self.path.removeprefix(prefix).strip("/")]).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *arguments: Any) -> None:
+                return
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def restd() -> Iterator[Restd]:
+    served = Restd()
+    yield served
+    served.close()
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.write_text(f"SLURM_JWT={token_of({'sun': 'slurm', 'exp': 1})}\n", "utf-8")
+    return file
+
+
+def test_the_newest_version_that_is_served_is_found_once_and_again_after_an_upgrade(restd: Restd, token: Path) -> None:
+    rest = Rest(f"{restd.address}/", token, 10_000)
+    assert set(rest.read_nodes()) == {"n0"}
+    rest.read_jobs()
+    tried = [f"/slurm/v0.0.{version}/nodes/" for version in range(VERSIONS[0], 41, -1)]
+    assert restd.asked == [*tried, "/slurm/v0.0.42/jobs/"]
+    restd.version = 45
+    with pytest.raises(SourceError, match=r"serves none of /slurm/v0\.0\.38 to v0\.0\.48; is it slurmrestd\?"):
+        rest.read_nodes()
+    assert set(rest.read_nodes()) == {"n0"}
+
+
+@pytest.mark.parametrize("prefix", ["SLURM_JWT=", "", "  "])
+def test_the_user_is_who_the_token_is_for(restd: Restd, token: Path, prefix: str) -> None:
+    written = token_of({"sun": "operator", "note": "?>" * 7})
+    token.write_text(prefix + written)
+    rest = Rest(restd.address, token, 10_000)
+    rest.read_nodes()
+    assert restd.headers["x-slurm-user-name"] == "operator"
+    assert restd.headers["x-slurm-user-token"] == written
+    token.write_text(token_of({"sun": "slurm"}))  # a new one
+    rest.read_nodes()
+    assert restd.headers["x-slurm-user-name"] == "slurm"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "SLURM_JWT=",
+        "a.b",
+        "a.!!.c",
+        "\xff",
+        token_of({}),
+        token_of({"sun": 7}),
+        token_of({"sun": "a\r\nX-Other: b"}),
+        token_of(["sun"]),
+        token_of({"sun": "slurm"}) + "\n\nX-Other: b",
+    ],
+)
+def test_what_is_no_token_is_sent_to_nobody(restd: Restd, token: Path, text: str) -> None:
+    token.write_bytes(text.encode("latin-1"))
+    with pytest.raises(SourceError, match=r"/token: no token of Slurm; write a new one with `scontrol token"):
+        Rest(restd.address, token, 10_000).read_nodes()
+    assert restd.asked == []
+
+
+def test_a_token_that_is_not_there(restd: Restd, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"/none: No such file or directory; write a new one"):
+        Rest(restd.address, tmp_path / "none", 10_000).read_nodes()
+
+
+@pytest.mark.parametrize(("status", "hint"), [(401, "is the token valid"), (500, "is the token valid"), (503, "$")])
+def test_a_refusal_names_the_token_and_never_shows_it(restd: Restd, token: Path, status: int, hint: str) -> None:
+    restd.status = status
+    with pytest.raises(SourceError, match=rf"^slurmrestd: http\S+/nodes/: HTTP status {status}.*{hint}") as caught:
+        Rest(restd.address, token, 10_000).read_nodes()
+    assert token_of({"sun": "slurm", "exp": 1}) not in str(caught.value)
+
+
+def test_an_answer_without_end_is_cut(restd: Restd, token: Path) -> None:
+    restd.answers["nodes"]["nodes"] = [node(f"n{number}") for number in range(1000)]
+    with pytest.raises(SourceError, match="the answer is longer than"):
+        Rest(restd.address, token, 10_000).read_nodes()
+
+
+def test_the_cluster_is_named_by_the_answer_or_by_its_jobs(restd: Restd, token: Path) -> None:
+    rest = Rest(restd.address, token, 100_000)
+    rest.read_nodes()
+    rest.read_jobs()
+    assert rest.read_config().cluster == ""
+    restd.answers["jobs"]["jobs"] = [row_of_24_11(name='","cluster":"mine","x":"', cluster="lab")]
+    rest.read_jobs()
+    assert rest.read_config().cluster == "lab"
+    restd.answers["nodes"]["meta"] = {"slurm": {"cluster": "hpc"}}
+    rest.read_nodes()
+    assert rest.read_config().cluster == "hpc"
+    assert rest.read_config().private == {"jobs", "users"}  # nobody says whether it is
+
+
+def test_nodes_of_both_forms_of_json() -> None:
+    number = {"set": True, "infinite": False, "number": 1000}
+    rows = [node(), node("n1", start=number), node("login", "", ""), node("down", used="?("), node("new", start=0)]
+    nodes, cluster = parse_rest_nodes(json.dumps({"meta": {"Slurm": {}}, "nodes": rows}))
+    assert set(nodes) == {"n0", "n1", "new"}
+    assert nodes["n0"] == nodes["n1"]
+    assert (nodes["n0"].configured, nodes["n0"].used.indexes) == ((("h100", 4),), (2,))
+    assert (nodes["n0"].slurmd_start, nodes["new"].slurmd_start, cluster) == (1000.0, None, "")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"meta": {}, "nodes": [{}]}',
+        '{"meta": {}, "nodes": 7}',
+        '{"meta": [], "nodes": []}',
+        "[" * 10_000,
+    ],
+)
+def test_what_are_no_nodes_is_refused(answer: str) -> None:
+    with pytest.raises(SourceError, match="slurmrestd's nodes are not understood"):
+        parse_rest_nodes(answer)
+
+
+def test_one_node_that_is_not_understood_is_left_out_and_all_of_them_are_a_fault() -> None:
+    with pytest.raises(SourceError, match="node down: "):
+        parse_rest_nodes(json.dumps({"meta": {}, "nodes": [node("down", used="?(")]}))
+
+
+@given(st.text(), st.sampled_from(["name", "comment", "admin_comment"]))
+def test_no_text_of_a_job_names_the_cluster(text: str, field: str) -> None:
+    row = {field: f'{text}","cluster":"{text}mine"', "cluster": "lab"}
+    assert find_cluster(json.dumps({"jobs": [row]})) == "lab"
+    assert find_cluster(json.dumps({"jobs": [row]}, ensure_ascii=False)) == "lab"
