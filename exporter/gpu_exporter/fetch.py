@@ -31,8 +31,10 @@ REASON_MAX = 200  # characters of what Prometheus says of a query; of any other 
 class FetchError(Exception):
     """There is no answer to believe. The text says where and why."""
 
-    status: int | None = None
-    """Of HTTP, where there was one."""
+    def __init__(self, text: str, status: int | None = None) -> None:
+        """`status`: of HTTP, where there was one."""
+        super().__init__(text)
+        self.status = status
 
 
 class _Deadline:
@@ -153,9 +155,7 @@ def fetch_text(
         except FetchError:
             raise
         except urllib.error.HTTPError as exc:
-            refused = FetchError(f"{shorten(url)}: HTTP status {exc.code}{_reason(exc)}")
-            refused.status = exc.code
-            raise refused from exc
+            raise FetchError(f"{shorten(url)}: HTTP status {exc.code}{_reason(exc)}", exc.code) from exc
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as exc:
             if deadline.is_over:
                 raise FetchError(f"{shorten(url)}: no whole answer within {within_s:.3g} s") from exc
