@@ -13,7 +13,7 @@ from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.clock import Clock
 from gpu_exporter.fetch import FetchError, fetch_text, shorten
 
-NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 READ_MAX = 4 * 1024 * 1024  # a node with 5,000 jobs
 AGE_MAX_S = 300.0  # as attribution.keep_last
 ANSWERS = "/api/v1/slurm/nodes/"  # where a collector serves them, by name of the node
@@ -29,7 +29,7 @@ class Collected:
 
         Raises ValueError for a name that no node can have.
         """
-        if not NODE.fullmatch(node):
+        if not NODE_NAME.fullmatch(node):
             raise ValueError(f"{node!r} is not the name of a node: see --attribution.slurm.node")
         self._is_remote = place.startswith(("http://", "https://"))
         self._place = f"{place.rstrip('/')}{ANSWERS}{node}" if self._is_remote else str(Path(place) / f"{node}.json")

@@ -61,7 +61,7 @@ def parse_rest_nodes(text: str) -> tuple[dict[str, NodeRecord], str]:
     problem = ""
     try:
         answer = json.loads(text, object_hook=_unpack)
-        cluster = answer["meta"].get("slurm", {}).get("cluster")
+        cluster = _word(answer["meta"].get("slurm", {}).get("cluster"))
         for row in answer["nodes"]:
             try:
                 record = read_node(row["gres"], row["gres_used"], float(row["slurmd_start_time"] or 0) or None)
@@ -74,7 +74,7 @@ def parse_rest_nodes(text: str) -> tuple[dict[str, NodeRecord], str]:
         raise SourceError(f"slurmrestd's nodes are not understood: {type(exc).__name__} {exc}") from exc
     if problem and not nodes:
         raise SourceError(problem)
-    return nodes, _word(cluster)
+    return nodes, cluster
 
 
 def find_cluster(text: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from gpu_exporter.attribution.slurm_collected import NODE_NAME
 from gpu_exporter.attribution.slurm_controller import CONFIG_EACH_S
 from gpu_exporter.attribution.slurm_picture import Picture, render_picture
 from gpu_exporter.attribution.slurm_words import Job, JobGpus, NodeRecord, SlurmConfig
@@ -49,7 +50,8 @@ class Collector:
     def collect(self) -> dict[str, Picture]:
         """The picture of each node that has GPUs, by its name. Raises SourceError."""
         asked = self._clock.wall()
-        nodes = self._slurmctld.read_nodes()
+        # A name becomes that of a file.
+        nodes = {name: node for name, node in self._slurmctld.read_nodes().items() if NODE_NAME.fullmatch(name)}
         jobs: dict[str, dict[str, tuple[Job, JobGpus]]] = {node: {} for node in nodes}
         for job, by_node in self._slurmctld.read_jobs():
             for node in by_node.keys() & jobs.keys():

@@ -467,3 +467,17 @@ def test_what_no_collector_writes_is_an_error(cluster: Cluster, text: str) -> No
     (cluster.directory / "n0.json").write_text(text)
     with pytest.raises(SourceError, match=r"n0\.json: "):
         cluster.source().poll()
+
+
+@pytest.mark.parametrize("name", ["../n9", "..", "a/../../n9", "n 9", ".n9", "n" * 300, ""])
+def test_a_name_that_no_node_can_have_writes_no_file(cluster: Cluster, name: str) -> None:
+    """Whoever answers at slurmrestd's address must not choose where a root process writes."""
+
+    class Asked(CommandLine):
+        def read_nodes(self) -> dict[str, NodeRecord]:
+            record = super().read_nodes()["n0"]
+            return {"n0": record, name: record}
+
+    collector = Collector(Asked(cluster.run), cluster.clock, 90.0)
+    assert CollectorRun(collector, cluster.directory, cluster.clock)()
+    assert [path.name for path in cluster.directory.parent.rglob("*.json")] == ["n0.json"]

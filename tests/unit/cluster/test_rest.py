@@ -183,6 +183,7 @@ def test_nodes_of_both_forms_of_json() -> None:
         "{}",
         '{"meta": {}, "nodes": [{}]}',
         '{"meta": {}, "nodes": 7}',
+        '{"meta": {"slurm": {"cluster": 7}}, "nodes": []}',
         '{"meta": [], "nodes": []}',
         "[" * 10_000,
     ],
