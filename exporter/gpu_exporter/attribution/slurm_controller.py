@@ -130,7 +130,7 @@ class Controller:
         self._listed_at = -math.inf
         self._listed_for: tuple[int | str, ...] = ()  # what the last list of all jobs left unexplained
         self._refused: dict[str, float] = {}  # jobs that could not be asked about, and until when they are left alone
-        self._slow: set[str] = set()  # jobs at whose question Slurm was too slow, once
+        self._slow: set[str] = set()  # jobs at whose last question Slurm was too slow
         self._has_json = True
         self._all_refused_until = -math.inf
         self._until = 0.0
@@ -284,7 +284,6 @@ class Controller:
         return is_first
 
     def _refuse(self, job: str, now: float, reason: SourceError) -> None:
-        self._slow.discard(job)
         self._refused[job] = now + DOUBT_EACH_S
         log.info("job %s: its GPUs are unknown until Slurm answers: %s", job, reason)
 

@@ -20,8 +20,8 @@ from gpu_exporter.attribution.slurm_words import (
 )
 from gpu_exporter.attribution.source import SourceError
 
-# A quotation mark in a job's name has a backslash before it, so that no name can be taken for this key.
-_CLUSTER = re.compile(r"""(?<!\\)"cluster"\s*:\s*"([^"\\]*)["]""")
+# In a job's name a quotation mark has a backslash before it, so that no name can be taken for this key.
+_CLUSTER = re.compile(r"""\"cluster"\s*:\s*"([^"\\]*)["]""")
 _NODE = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
 # Of the flags that a state may have, those that squeue prints in place of RUNNING.
 _STATES = ("CONFIGURING", "STOPPED", "SUSPENDED", "RUNNING")

@@ -68,13 +68,15 @@ class Rest:
 
     def _headers(self) -> dict[str, str]:
         try:
-            token = self._token_file.read_bytes()[:MAX_TOKEN].decode("ascii").strip().removeprefix("SLURM_JWT=")
+            with self._token_file.open("rb") as file:
+                text = file.read(MAX_TOKEN).decode("ascii")
+            token = text.strip().removeprefix("SLURM_JWT=")
             claims = token.split(".")[1]
             user = json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["sun"]
         except OSError as exc:
             raise SourceError(f"{self._token_file}: {exc.strerror}; {HINT}") from exc
         except (ValueError, binascii.Error, LookupError, TypeError) as exc:
             raise SourceError(f"{self._token_file}: no token of Slurm; {HINT}") from exc
-        if not token.isprintable() or not isinstance(user, str) or not user.isprintable():
+        if len(text) == MAX_TOKEN or not token.isprintable() or not isinstance(user, str) or not user.isprintable():
             raise SourceError(f"{self._token_file}: no token of Slurm; {HINT}")
         return {"X-SLURM-USER-NAME": user, "X-SLURM-USER-TOKEN": token}

@@ -618,14 +618,27 @@ def test_a_job_at_whose_question_slurm_was_slow_is_asked_about_at_the_next_look(
         cluster.clock.advance(INTERVAL_MAX_S)  # a slow controller is left in peace while the node agrees with its jobs
         assert [c.holder.label for c in cluster.source.poll().grants] == ["job 42", "job 43"]
         assert [text for text in cluster.asked[asked:] if word in text and "42" in text], fault
+        assert not cluster.source._controller._slow
 
 
-def test_a_job_that_began_while_slurm_was_slow_has_its_gpus_at_the_next_look(cluster: Cluster) -> None:
-    fail(cluster, "42", SLOW, times=1)
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_job_that_was_never_answered_for_is_forgotten_with_its_end(cluster: Cluster, ends: bool) -> None:
+    fail(cluster, "42", SLOW)
+    cluster.jobs, cluster.used = {"42": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:1(IDX:0)"
+    cluster.source.poll()
+    if ends:
+        cluster.jobs, cluster.used = {}, "gpu:h100:0(IDX:N/A)"
+    cluster.clock.advance(JOB_EACH_S)
+    cluster.source.poll()
+    assert cluster.source._controller._slow == (set() if ends else {"42"})
+
+
+@pytest.mark.parametrize("word", ["--json", "-j"])
+def test_a_job_that_began_while_slurm_was_slow_has_its_gpus_at_the_next_look(cluster: Cluster, word: str) -> None:
+    fail(cluster, word, SLOW, times=1)
     for name, value in HELD.items():
         setattr(cluster, name, value)
-    answer = cluster.source.poll()
-    assert [c.holder.label for c in answer.grants] == ["a hidden job"]
+    cluster.source.poll()
     cluster.clock.advance(5.0)
     assert [c.holder.label for c in cluster.source.poll().grants] == ["job 42"]
 

@@ -62,10 +62,20 @@ def test_no_pod_is_slurms_by_a_job_that_slurm_does_not_have_here(owner: Owner) -
     assert SlurmPods("", asks_slurm=True).apply(held, seen(owner)) == (held, seen(owner))
 
 
-@pytest.mark.parametrize("namespace", ["slurm-test", "ml"])
-def test_a_pattern_is_for_the_whole_name(namespace: str) -> None:
-    held = [pod(FIRST)._replace(holder=pod(FIRST).holder._replace(namespace=namespace))]
-    assert SlurmPods(PATTERN, asks_slurm=True).apply(held, {})[0] == held
+@pytest.mark.parametrize(
+    ("namespace", "name", "is_node"),
+    [
+        ("slurm-test", "gpu-worker-0", False),
+        ("ml", "gpu-worker-0", False),
+        ("slurm", "gpu-worker-10", False),
+        ("slurm", "-worker-1", True),
+        ("hpc", "slurmd-", True),
+        ("hpc", "Slurmd-1", False),
+    ],
+)
+def test_a_pattern_is_for_the_whole_name(namespace: str, name: str, is_node: bool) -> None:
+    held = [pod(FIRST)._replace(holder=pod(FIRST).holder._replace(namespace=namespace, pod=name))]
+    assert SlurmPods(PATTERN, asks_slurm=True).apply(held, {})[0] == ([] if is_node else held)
 
 
 def test_where_slurm_is_not_asked_the_pod_holds_and_is_not_judged() -> None:

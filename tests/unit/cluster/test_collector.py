@@ -28,6 +28,7 @@ from gpu_exporter.cluster.collector import Collector, CollectorRun
 from gpu_exporter.cluster.command_line import CommandLine
 from gpu_exporter.cluster.site import CollectorSite
 from gpu_exporter.web.request import Request
+from gpu_exporter.web.server import Reply
 
 NODE = "NodeName={name} Arch=x86_64\n   Gres={gres}\n   GresUsed={used}\n   BootTime=1 SlurmdStartTime=4000000000\n\n"
 
@@ -357,6 +358,36 @@ def test_a_round_without_an_answer_leaves_the_files_and_says_so_once(
         "nothing new for the nodes",
         "2 nodes with GPUs have an answer",
     ]
+
+
+def test_a_cluster_whose_name_is_not_known_yet_is_asked_for_it_again(cluster: Cluster) -> None:
+    """slurmrestd before Slurm 24.05 says it of jobs alone."""
+    names = iter(["", "lab"])
+
+    class Asked(CommandLine):
+        def read_config(self) -> SlurmConfig:
+            return super().read_config()._replace(cluster=next(names))
+
+    collector = Collector(Asked(cluster.run), cluster.clock, 90.0)
+    assert [collector.collect()["n0"].config.cluster for _ in range(3)] == ["", "lab", "lab"]
+
+
+def test_a_collector_beside_another_site_serves_its_answers_alone(cluster: Cluster) -> None:
+    other = Reply(200, "text/plain", b"another's")
+
+    class Host:
+        def answer_at_once(self, request: Request) -> Reply | None:
+            return other if request.path != "/metrics" else None
+
+        def answer(self, request: Request) -> Reply:
+            return other
+
+    cluster.round()
+    site = CollectorSite(cluster.round, Host())
+    asked = {path: Request("GET", path, "", {}, keeps=True) for path in ("/-/ready", "/metrics", "/", f"{ANSWERS}n0")}
+    found = {path: site.answer_at_once(request) or site.answer(request) for path, request in asked.items()}
+    assert found.pop(f"{ANSWERS}n0").body.decode() == cluster.round.answers["n0"]
+    assert set(found.values()) == {other}
 
 
 def test_what_a_collector_serves(cluster: Cluster) -> None:

@@ -17,7 +17,7 @@ from tests.testbed.memory_slurm import row_of_24_11
 
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.cluster.answers import find_cluster, parse_rest_nodes
-from gpu_exporter.cluster.rest import VERSIONS, Rest
+from gpu_exporter.cluster.rest import MAX_TOKEN, VERSIONS, Rest
 
 
 def token_of(claims: Any) -> str:
@@ -123,6 +123,7 @@ def test_the_user_is_who_the_token_is_for(restd: Restd, token: Path, prefix: str
         token_of({"sun": "a\r\nX-Other: b"}),
         token_of(["sun"]),
         token_of({"sun": "slurm"}) + "\n\nX-Other: b",
+        token_of({"sun": "slurm"}) + "x" * MAX_TOKEN,
     ],
 )
 def test_what_is_no_token_is_sent_to_nobody(restd: Restd, token: Path, text: str) -> None:
@@ -161,6 +162,7 @@ def test_the_cluster_is_named_by_the_answer_or_by_its_jobs(restd: Restd, token: 
     assert rest.read_config().cluster == "lab"
     restd.answers["nodes"]["meta"] = {"slurm": {"cluster": "hpc"}}
     rest.read_nodes()
+    rest.read_jobs()
     assert rest.read_config().cluster == "hpc"
     assert rest.read_config().private == {"jobs", "users"}  # nobody says whether it is
 
@@ -200,6 +202,6 @@ def test_one_node_that_is_not_understood_is_left_out_and_all_of_them_are_a_fault
 
 @given(st.text(), st.sampled_from(["name", "comment", "admin_comment"]))
 def test_no_text_of_a_job_names_the_cluster(text: str, field: str) -> None:
-    row = {field: f'{text}","cluster":"{text}mine"', "cluster": "lab"}
+    row = {field: f'{text}","cluster":"{text}mine"', "cluster": "lab", "state": "x"}
     assert find_cluster(json.dumps({"jobs": [row]})) == "lab"
     assert find_cluster(json.dumps({"jobs": [row]}, ensure_ascii=False)) == "lab"
