@@ -14,6 +14,15 @@ from tests.testbed.process_node import Node
 from tests.testbed.processes import Processes
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nobodys_slurm(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The tests of Slurm run beside these, and an exporter that asks whatever is here would find their slurmd."""
+    with pytest.MonkeyPatch.context() as patch:
+        if getattr(request.module, "pytestmark", None) != pytest.mark.slurm:
+            patch.setenv("GPU_EXPORTER_ATTRIBUTION_SLURM", "false")
+        yield
+
+
 @pytest.fixture(params=["cgroups", "files"])
 def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
     made: Places = RealCgroups() if request.param == "cgroups" else ProcFiles(tmp_path)

@@ -98,7 +98,7 @@ def test_hours_of_namespaces_are_the_truth_across_a_restart(
         assert found["held", namespace] == pytest.approx(true, rel=0.01)
     assert found["idle", "busy"] == 0.0
     # Nothing is known of the first moments of a pod, nor of the time in which no exporter ran.
-    unknown = GPUS // 2 * (1.5 * PODS + away + 2.0)
+    unknown = GPUS // 2 * (2.0 * PODS + away + 2.0)
     assert found["busy", "busy"] >= truth["busy"] - unknown
     assert found["idle", "idle"] >= truth["idle"] - unknown
     assert found["busy", "busy"] <= found["held", "busy"] and found["idle", "idle"] <= found["held", "idle"]
