@@ -124,13 +124,16 @@ class Slurm:
 
     def submit(self, *flags: str, runs: bool = True) -> str:
         """A job that only sleeps; its id, once it runs unless that is not to be."""
-        script = str(self.root / "job.sh")
-        job = self.run(
-            "sbatch", "--parsable", "-D", "/tmp", "-o", "/dev/null", "-n1", *flags, script, user=USER
-        ).strip()
-        self._jobs.append(job)
+        job = self.submit_script(self.root / "job.sh", "-n1", *flags)
         if runs:
             self.wait_until_runs(job)
+        return job
+
+    def submit_script(self, script: Path, *flags: str) -> str:
+        """A job of that script; its id."""
+        command = ("sbatch", "--parsable", "-D", "/tmp", "-o", "/dev/null", *flags, str(script))
+        job = self.run(*command, user=USER).strip()
+        self._jobs.append(job)
         return job
 
     def minors(self) -> list[int]:

@@ -1,0 +1,148 @@
+"""Jobs of every shape on two nodes: the truth is what slurmd gave each job's step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from gpu_exporter.attribution.pace import Pace
+from gpu_exporter.attribution.slurm import SlurmSource
+from gpu_exporter.clock import ManualClock
+from tests.component.test_slurm import run_as
+from tests.testbed.processes import Processes, wait_for
+from tests.testbed.slurm import GPUS, Layout, Slurm, chroot_of, start_slurm
+
+pytestmark = pytest.mark.slurm
+NODES = ("n0", "n1")
+RELEASES = ["22.05", "24.11", "26.05"]
+# Minors are not positions: IDX 0 is /dev/nvidia2.
+FILES = "".join(f"Name=gpu Type=h100 File={{root}}/dev/nvidia[{first}-{first + 1}]\n" for first in (2, 0))
+# Each step says where it runs and what it has. SLURM_JOB_GPUS would be the first node's on every node.
+SCRIPT = """#!/bin/sh
+srun --mpi=none {groups} sh -c 'echo "$SLURM_STEP_GPUS" > {seen}/$SLURM_JOB_ID.$SLURMD_NODENAME.$$; sleep 600'
+"""
+
+
+class Jobs:
+    """Jobs and what each got; what the exporter says of both nodes."""
+
+    def __init__(self, slurm: Slurm, processes: Processes) -> None:
+        self.slurm = slurm
+        self.processes = processes
+        self.seen = slurm.root / "seen"
+        self.seen.mkdir()
+        self.seen.chmod(0o777)
+        self._minors = slurm.minors()
+        self._clock = ManualClock()
+        gres_conf = slurm.root / "etc" / "gres.conf"
+        self._sources = {
+            node: SlurmSource(node, run=run_as(slurm), gres_conf=gres_conf, clock=self._clock, pace=Pace(5.0))
+            for node in NODES
+        }
+
+    def submit(self, *flags: str, steps: int = 1, groups: str = "") -> str:
+        """Submit a job of so many tasks in all, and wait until each has said what it has."""
+        script = self.slurm.root / "shape.sh"
+        script.write_text(SCRIPT.format(seen=self.seen, groups=groups), encoding="utf-8")
+        script.chmod(0o755)
+        before = len(list(self.seen.iterdir()))
+        job = self.slurm.submit_script(script, *flags)
+        wait_for(lambda: len([p for p in self.seen.iterdir() if p.read_text()]) >= before + steps, f"{flags}", 60)
+        return job
+
+    def cancel(self, job: str) -> None:
+        self.slurm.run("scancel", job)
+        wait_for(lambda: not self.slurm.run("squeue", "-h", "-t", "R,CG", "-j", job).strip(), "its end", 60)
+        for path in self.seen.glob(f"{job}.*"):
+            path.unlink()
+
+    def truth(self) -> dict[str, set[tuple[str, str]]]:
+        """Jobs and the minor numbers of their GPUs by node, as the steps have said."""
+        found: dict[str, set[tuple[str, str]]] = {node: set() for node in NODES}
+        for path in self.seen.iterdir():
+            job, node, _ = path.name.split(".")
+            for position in re.findall(r"\d+", path.read_text()):
+                found[node].add((job, str(self._minors[int(position)])))
+        return found
+
+    def found(self) -> dict[str, set[tuple[str, str]]]:
+        """The same as the exporter says it."""
+        self._clock.advance(300.0)
+        answers = {node: source.poll() for node, source in self._sources.items()}
+        assert {(grant.kind, grant.why) for answer in answers.values() for grant in answer.grants} <= {("minor", "")}
+        return {node: {(g.holder.job_id, g.device) for g in answer.grants} for node, answer in answers.items()}
+
+
+@pytest.fixture(params=RELEASES)
+def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    path = tmp_path_factory.mktemp("slurm")
+    layout = Layout(conf=FILES, nodes=2)
+    with Processes(path) as processes, start_slurm(processes, chroot_of(request.param), layout) as slurm:
+        yield Jobs(slurm, processes)
+
+
+def test_jobs_of_every_shape_have_the_gpus_that_slurmd_gave_them(jobs: Jobs) -> None:
+    singles = [jobs.submit("--gres=gpu:1", "-w", "n0", "-N1", "-n1") for _ in range(3)]
+    jobs.cancel(singles[1])
+    jobs.submit("--gres=gpu:2", "-w", "n0", "-N1", "-n1")  # positions 1 and 3: with a gap
+    assert len(jobs.truth()["n0"]) == GPUS
+    assert jobs.found() == jobs.truth()
+    jobs.slurm.cancel_all()
+    for job in {name for held in jobs.truth().values() for name, _ in held}:
+        jobs.cancel(job)
+    assert jobs.found() == {"n0": set(), "n1": set()}
+
+    jobs.submit("--gres=gpu:1", "-w", "n0", "-N1", "-n1")
+    spread = jobs.submit("--gres=gpu:2", "-N2", "-n2", "--ntasks-per-node=1", steps=2)  # other positions on each node
+    found = jobs.found()
+    assert found == jobs.truth()
+    assert {node: {minor for job, minor in held if job == spread} for node, held in found.items()} == {
+        "n0": {"3", "0"},
+        "n1": {"2", "3"},
+    }
+    jobs.cancel(spread)
+    jobs.submit("--gpus=1", "-w", "n1", "-N1", "-n1")
+    jobs.submit("--gpus-per-task=1", "-n2", "-w", "n0", "-N1", steps=2)
+    leader = jobs.submit(
+        *("--gres=gpu:1", "-w", "n0", "-N1", "-n1", ":", "--gres=gpu:1", "-w", "n1", "-N1", "-n1"),
+        steps=2,
+        groups="--het-group=0,1",
+    )
+    second = str(int(leader) + 1)
+    truth = jobs.truth()  # a step of a heterogeneous job has the leader's number on every node
+    truth["n1"] = {(second if job == leader else job, minor) for job, minor in truth["n1"]}
+    assert jobs.found() == truth
+    holders = {
+        grant.holder.job_id: grant.holder.label
+        for source in jobs._sources.values()
+        for grant in source.poll().grants
+        if grant.holder.het_job_id
+    }
+    assert holders == {leader: f"job {leader}+0", second: f"job {leader}+1"}
+
+
+def test_jobs_keep_their_gpus_while_the_controller_is_away_and_a_requeued_one_is_another_holder(
+    jobs: Jobs,
+) -> None:
+    job = jobs.submit("--gres=gpu:2", "-w", "n0", "-N1", "-n1", "--requeue")
+    before = {grant.holder.key for grant in jobs._sources["n0"].poll().grants}
+    assert jobs.found() == jobs.truth()
+    jobs.slurm.requeue(job)
+    state = ("squeue", "-h", "-j", job, "-o", "%T")
+    wait_for(lambda: jobs.slurm.run(*state).strip() == "PENDING", "the job to wait", 60)
+    for path in jobs.seen.iterdir():
+        path.unlink()
+    assert jobs.found()["n0"] == set()
+    jobs.slurm.run_again(job)
+    wait_for(lambda: any(path.read_text() for path in jobs.seen.iterdir()), "its step", 60)
+    assert jobs.found() == jobs.truth()
+    after = {grant.holder.key for grant in jobs._sources["n0"].poll().grants}
+    assert before.isdisjoint(after)
+    jobs.slurm.run("scontrol", "shutdown", "slurmctld")
+    wait_for(lambda: jobs.slurm.attempt("scontrol", "ping").returncode != 0, "slurmctld to end", 30)
+    held = jobs._sources["n0"].poll().grants
+    assert {(grant.holder.job_id, grant.device) for grant in held} == jobs.truth()["n0"]
+    jobs.processes.start(["slurmctld", "-D"], jobs.slurm.environment)
+    wait_for(lambda: b"UP" in jobs.slurm.attempt("scontrol", "ping").stdout.encode(), "slurmctld to be back", 30)
