@@ -19,6 +19,12 @@ NODES = ("n0", "n1")
 RELEASES = ["22.05", "24.11", "26.05"]
 # Minors are not positions: IDX 0 is /dev/nvidia2.
 FILES = "".join(f"Name=gpu Type=h100 File={{root}}/dev/nvidia[{first}-{first + 1}]\n" for first in (2, 0))
+LAYOUT = Layout(
+    gres=f"gpu:h100:{GPUS},shard:{4 * GPUS}",
+    conf=FILES + "".join(f"Name=shard Count=4 File={{root}}/dev/nvidia{minor}\n" for minor in (2, 3, 0, 1)),
+    settings="GresTypes=gpu,shard\n",
+    nodes=2,
+)
 # Each step says where it runs and what it has. SLURM_JOB_GPUS would be the first node's on every node.
 SCRIPT = """#!/bin/sh
 srun --mpi=none {groups} sh -c 'echo "$SLURM_STEP_GPUS" > {seen}/$SLURM_JOB_ID.$SLURMD_NODENAME.$$; sleep 600'
@@ -78,8 +84,7 @@ class Jobs:
 @pytest.fixture(params=RELEASES)
 def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     path = tmp_path_factory.mktemp("slurm")
-    layout = Layout(conf=FILES, nodes=2)
-    with Processes(path) as processes, start_slurm(processes, chroot_of(request.param), layout) as slurm:
+    with Processes(path) as processes, start_slurm(processes, chroot_of(request.param), LAYOUT) as slurm:
         yield Jobs(slurm, processes)
 
 
@@ -121,6 +126,16 @@ def test_jobs_of_every_shape_have_the_gpus_that_slurmd_gave_them(jobs: Jobs) -> 
         if grant.holder.het_job_id
     }
     assert holders == {leader: f"job {leader}+0", second: f"job {leader}+1"}
+
+
+def test_jobs_with_shards_share_the_gpu_that_slurmd_gave_them(jobs: Jobs) -> None:
+    whole = jobs.submit("--gres=gpu:1", "-w", "n0", "-N1", "-n1")
+    parts = [jobs.submit(f"--gres=shard:{number}", "-w", "n0", "-N1", "-n1") for number in (1, 3, 2)]
+    assert jobs.found() == jobs.truth()
+    grants = jobs._sources["n0"].poll().grants
+    assert {grant.holder.job_id: grant.share for grant in grants} == {whole: "", **dict.fromkeys(parts, "shard")}
+    devices = {grant.holder.job_id: grant.device for grant in grants}
+    assert devices[parts[0]] == devices[parts[1]] != devices[parts[2]]  # 1 and 3 of 4 fill one
 
 
 def test_jobs_keep_their_gpus_while_the_controller_is_away_and_a_requeued_one_is_another_holder(
