@@ -14,8 +14,8 @@ from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence
-from gpu_exporter.reconciler.jobs import JobMarker, read_field
 from gpu_exporter.reconciler.marks import parse_timestamp, timestamp
+from gpu_exporter.reconciler.slurm.marker import JobMarker, read_field
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.pages import serve_page
 from tests.testbed.processes import Processes, run_exporter, wait_for

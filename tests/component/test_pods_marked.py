@@ -16,9 +16,10 @@ from gpu_exporter.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName, UnitEvidence
+from gpu_exporter.reconciler.kubernetes.api import Api
+from gpu_exporter.reconciler.kubernetes.checks import EVIDENCE, GPUS, OBSERVED, SINCE
+from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.marks import Mark, MarkError
-from gpu_exporter.reconciler.pod_checks import EVIDENCE, GPUS, OBSERVED, SINCE
-from gpu_exporter.reconciler.pods import PodMarker
 from gpu_exporter.reconciler.policy import LABEL
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.control_plane import ControlPlane, start_control_plane
@@ -80,7 +81,7 @@ class Bench:
         body = {"metadata": {"name": namespace}}
         plane.core.create_namespace(body)
         wait_for(lambda: plane.has_account(namespace), "the namespace's ServiceAccount", 60)
-        self.marker = PodMarker(ControlPlane.connect(plane.admin), "test")
+        self.marker = PodMarker(Api(ControlPlane.connect(plane.admin)), "test")
         self.source, self.tally = Source(namespace), Tally()
         self.clock = StoppableClock()
         self.policy = POLICY

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.reconciler import jobs
 from gpu_exporter.reconciler.policy import LABEL
+from gpu_exporter.reconciler.slurm import marker as jobs
 
 CONFIG = "ClusterName             = lab\n"
 

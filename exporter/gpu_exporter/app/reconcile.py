@@ -12,7 +12,6 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.exits import Exit
 from gpu_exporter.reconciler.apply import ApplyRuns
 from gpu_exporter.reconciler.cycle import Cycle, guard
-from gpu_exporter.reconciler.demand import SlurmDemand
 from gpu_exporter.reconciler.direct import ExporterSource
 from gpu_exporter.reconciler.dry_run import DryRun
 from gpu_exporter.reconciler.evidence import (
@@ -25,12 +24,13 @@ from gpu_exporter.reconciler.evidence import (
 )
 from gpu_exporter.reconciler.fetch import Client
 from gpu_exporter.reconciler.foresight import Foresight
-from gpu_exporter.reconciler.jobs import JobMarker, run_slurm
 from gpu_exporter.reconciler.marks import Marker, MarkError
 from gpu_exporter.reconciler.policy import Decision, decide
 from gpu_exporter.reconciler.promql import PromQLSource
 from gpu_exporter.reconciler.report import decisions_json, explain, render_decisions
 from gpu_exporter.reconciler.site import ReconcilerSite
+from gpu_exporter.reconciler.slurm.demand import SlurmDemand
+from gpu_exporter.reconciler.slurm.marker import JobMarker, run_slurm
 from gpu_exporter.reconciler.telemetry import Telemetry
 from gpu_exporter.vendor import NVIDIA
 from gpu_exporter.web.server import HttpServer, Site
@@ -105,7 +105,8 @@ def find_makers(
     makers: dict[str, Callable[[], Marker]] = {}
     if kubernetes is not False:
         try:
-            from gpu_exporter.reconciler.pods import PodMarker, connect, is_in_cluster
+            from gpu_exporter.reconciler.kubernetes.api import connect, is_in_cluster
+            from gpu_exporter.reconciler.kubernetes.marker import PodMarker
         except ModuleNotFoundError as exc:
             if kubernetes or kubeconfig:
                 hint = "pip install 'gpu-exporter[reconciler]'"

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
-from gpu_exporter.reconciler.demand import COLUMNS, SlurmDemand, parse_demand
 from gpu_exporter.reconciler.marks import MarkError
+from gpu_exporter.reconciler.slurm.demand import COLUMNS, SlurmDemand, parse_demand
 from gpu_exporter.reconciler.telemetry import Telemetry
 
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.testbed.memory_slurm import MemorySlurm, row_of_22_05, row_of_24_11
 
-from gpu_exporter.reconciler import jobs
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import MarkError, Refused
 from gpu_exporter.reconciler.policy import LABEL, Decision
+from gpu_exporter.reconciler.slurm import marker as jobs
 
 WALL = 1_800_000_000.0
 JOB = Decision(

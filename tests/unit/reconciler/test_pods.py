@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kubernetes import client
 
-from gpu_exporter.reconciler import pod_checks, pods
 from gpu_exporter.reconciler.evidence import HolderName, UnitEvidence
+from gpu_exporter.reconciler.kubernetes import api, checks
+from gpu_exporter.reconciler.kubernetes import marker as pods
 from gpu_exporter.reconciler.marks import MarkError, Refused, parse_timestamp, timestamp
 from gpu_exporter.reconciler.policy import LABEL, Decision
 from gpu_exporter.vendor import NVIDIA
@@ -53,7 +55,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 
 
 def test_a_pod_that_fits_its_evidence_is_taken() -> None:
-    pod_checks.check_markable(LIVE, POD, WALL)
+    checks.check_markable(LIVE, POD, WALL)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_a_pod_that_fits_its_evidence_is_taken() -> None:
     [
         ("metadata/uid", "uid-2", "replaced"),
         ("metadata/deletionTimestamp", "2027-01-15T08:00:00Z", "terminating"),
-        ("metadata/annotations", {pod_checks.MIRROR: "hash"}, "static"),
+        ("metadata/annotations", {checks.MIRROR: "hash"}, "static"),
         ("metadata/namespace", "kube-system", "critical"),
         ("spec/priorityClassName", "system-node-critical", "critical"),
         ("metadata/ownerReferences", [{"kind": "DaemonSet"}], "daemonset"),
@@ -79,18 +81,18 @@ def test_a_pod_that_must_not_be_marked(path: str, value: Any, reason: str) -> No
     if "GPU" in limits:
         limits["nvidia.com/gpu"] = limits.pop("GPU")
     with pytest.raises(Refused) as caught:
-        pod_checks.check_markable(pod, POD, WALL)
+        checks.check_markable(pod, POD, WALL)
     assert caught.value.reason == reason
 
 
 def test_a_container_that_has_run_for_just_long_enough_may_be_marked() -> None:
     started = changed("status/containerStatuses/0/state/running/startedAt", "2027-01-15T06:00:00Z")
-    pod_checks.check_markable(started, POD, WALL)
+    checks.check_markable(started, POD, WALL)
 
 
 def test_a_pod_whose_uid_the_evidence_does_not_know_is_refused() -> None:
     with pytest.raises(Refused) as caught:
-        pod_checks.check_markable(LIVE, POD._replace(incarnation=""), WALL)
+        checks.check_markable(LIVE, POD._replace(incarnation=""), WALL)
     assert caught.value.reason == "identity"
 
 
@@ -109,10 +111,10 @@ def test_evidence_of_another_node_is_not_of_this_pod(node: str, hosts: list[str]
     units = tuple(UnitEvidence(host, "0", "GPU-0", "", 0.0, 9000.0, 1.0, 1.0, 4, host=host) for host in hosts)
     decision = POD._replace(units=units)
     if not refused:
-        pod_checks.check_markable(pod, decision, WALL)
+        checks.check_markable(pod, decision, WALL)
         return
     with pytest.raises(Refused, match=f"^{refused}$") as caught:
-        pod_checks.check_markable(pod, decision, WALL)
+        checks.check_markable(pod, decision, WALL)
     assert caught.value.reason == "node"
 
 
@@ -120,13 +122,13 @@ def test_a_sidecar_that_holds_gpus_counts() -> None:
     pod = changed("spec/initContainers", [{"name": "s", "restartPolicy": "Always", **LIVE["spec"]["containers"][0]}])
     pod["spec"]["initContainers"][0]["name"] = "s"
     with pytest.raises(Refused, match="asks for 4 GPUs"):
-        pod_checks.check_markable(pod, POD, WALL)
+        checks.check_markable(pod, POD, WALL)
 
 
 @pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"])
 def test_only_gpus_count_as_gpus(resource: str) -> None:
     limits = {resource: "2", "nvidia.com/hostdev": "1", "nvidia.com/rdma_shared": "1", "nvidia.com/gpumem": "8000"}
-    pod_checks.check_markable(changed("spec/containers/0/resources/limits", limits), POD, WALL)
+    checks.check_markable(changed("spec/containers/0/resources/limits", limits), POD, WALL)
 
 
 SITE = NVIDIA.resources([r"example\.com/h100(-.+)?", "cpu|memory|.*gpumem"])
@@ -150,9 +152,9 @@ def site_pod(limits: dict[str, str]) -> dict[str, Any]:
 def test_gpus_of_a_resource_that_the_site_has_named_are_counted(limits: dict[str, str], asked: int) -> None:
     pod = site_pod(limits)
     if asked == 2:
-        return pod_checks.check_markable(pod, POD, WALL, SITE)
+        return checks.check_markable(pod, POD, WALL, SITE)
     with pytest.raises(Refused) as caught:
-        pod_checks.check_markable(pod, POD, WALL, SITE)
+        checks.check_markable(pod, POD, WALL, SITE)
     assert str(caught.value) == f"the pod asks for {asked} GPUs, the evidence is of 2"
 
 
@@ -160,7 +162,7 @@ def test_a_pod_that_asks_for_no_gpu_that_we_know_is_refused_with_the_remedy() ->
     """The kubelet may say so much by the UUIDs of the devices: of how many GPUs it should be is then not known."""
     for limits in ({"example.com/h100": "1"}, {}):
         with pytest.raises(Refused) as caught:
-            pod_checks.check_markable(site_pod(limits), POD, WALL)
+            checks.check_markable(site_pod(limits), POD, WALL)
         assert (caught.value.reason, str(caught.value)) == (
             "gpus",
             "the pod asks for 0 GPUs, the evidence is of 2; if its GPUs have a resource of another name, set "
@@ -169,23 +171,26 @@ def test_a_pod_that_asks_for_no_gpu_that_we_know_is_refused_with_the_remedy() ->
 
 
 def test_only_containers_that_hold_gpus_of_a_named_resource_have_to_run() -> None:
-    pod_checks.object_to_containers(site_pod({"example.com/h100": "2"}), 7200.0, WALL, SITE)
+    checks.object_to_containers(site_pod({"example.com/h100": "2"}), 7200.0, WALL, SITE)
     with pytest.raises(Refused, match="container side does not run"):
-        pod_checks.object_to_containers(site_pod({"example.com/h100": "2"}), 7200.0, WALL)
+        checks.object_to_containers(site_pod({"example.com/h100": "2"}), 7200.0, WALL)
 
 
-class OnePod(pods.PodMarker):
+class OnePod(api.Api):
     """The API server has one pod, whose GPUs have a resource of the site's."""
 
-    def _call(self, function: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
+    def call(self, function: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
         return site_pod({"example.com/h100": "2"})
 
 
 def test_the_marker_counts_the_named_resources_wherever_it_compares() -> None:
-    api = pods.client.ApiClient(pods.client.Configuration())
+    server = OnePod(client.ApiClient(client.Configuration()))
     mark = pods.read_mark({**LIVE, "metadata": {**LIVE["metadata"], "labels": {LABEL: "underused"}}})
     mark = mark._replace(live=site_pod({"example.com/h100": "2"}))
-    for marker, refuses in ((OnePod(api, resources=SITE), False), (OnePod(api), True)):
+    for marker, refuses in (
+        (pods.PodMarker(server, resources=SITE), False),
+        (pods.PodMarker(server), True),
+    ):
         for call in (
             lambda marker=marker: marker.inspect(POD, WALL),
             lambda marker=marker: marker.write(POD, WALL),
@@ -206,12 +211,12 @@ def test_the_marker_counts_the_named_resources_wherever_it_compares() -> None:
         ({"labels": {LABEL: "underused"}}, False),  # its owner took the annotations away
         ({"labels": {LABEL: "keep"}}, True),
         ({"labels": {LABEL: "keep"}, "annotations": {"other": "x"}}, True),
-        ({"labels": {LABEL: "keep"}, "annotations": {pod_checks.GPUS: "1"}}, False),  # ours, edited
+        ({"labels": {LABEL: "keep"}, "annotations": {checks.GPUS: "1"}}, False),  # ours, edited
     ],
 )
 def test_a_label_is_ours_by_its_stage_or_by_an_annotation(metadata: dict[str, Any], foreign: bool) -> None:
     pod = {**LIVE, "metadata": {**LIVE["metadata"], **metadata}}
-    assert pod_checks.is_foreign(pod) == foreign
+    assert checks.is_foreign(pod) == foreign
     if not foreign and metadata:
         assert pods.read_mark(pod).observed_wall is None
 
@@ -231,7 +236,7 @@ ALONE = POD._replace(stage="unknown", incarnation="", held=None)
     ],
 )
 def test_a_marked_pod_without_evidence_is_held_to_what_it_says_itself(path: str, value: Any, reason: str) -> None:
-    marker = pods.PodMarker(pods.client.ApiClient(pods.client.Configuration()))
+    marker = pods.PodMarker(api.Api(client.ApiClient(client.Configuration())))
     labelled = changed("metadata/labels", {LABEL: "underused"})
     for decision in (None, ALONE):
         marker.check_alone(pods.read_mark(labelled), decision, 7200.0, WALL)
@@ -248,7 +253,7 @@ def test_a_marked_pod_without_evidence_is_held_to_what_it_says_itself(path: str,
 def test_the_annotations_say_until_when_there_was_evidence() -> None:
     decision = POD._replace(observed_wall=WALL)
     annotations = pods.annotate(decision)
-    assert annotations[pod_checks.OBSERVED] == "2027-01-15T08:00:00Z"
+    assert annotations[checks.OBSERVED] == "2027-01-15T08:00:00Z"
     pod = {**LIVE, "metadata": {**LIVE["metadata"], "labels": {LABEL: "candidate"}, "annotations": annotations}}
     assert (pods.read_mark(pod).observed_wall, pods.read_mark(pod).stage) == (WALL, "candidate")
 
@@ -284,7 +289,7 @@ def test_a_time_is_read_as_it_was_written(seconds: int) -> None:
     ],
 )
 def test_answers_of_the_api_server(status: int, body: str, result: str) -> None:
-    assert pods.failure(status, body).result == result
+    assert api.failure(status, body).result == result
 
 
 def test_a_server_that_asks_for_patience_is_asked_once_and_costs_no_time(tmp_path: Path) -> None:
@@ -313,7 +318,7 @@ def test_a_server_that_asks_for_patience_is_asked_once_and_costs_no_time(tmp_pat
     }
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
     try:
-        marker = pods.PodMarker(pods.connect(str(tmp_path / "kubeconfig")))
+        marker = pods.PodMarker(api.connect(str(tmp_path / "kubeconfig")))
         with pytest.raises(MarkError) as caught:
             marker.list_marks()
     finally:

@@ -15,16 +15,17 @@ from tests.testbed.memory_slurm import MemorySlurm
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence
+from gpu_exporter.reconciler.kubernetes.api import Api
+from gpu_exporter.reconciler.kubernetes.checks import OBSERVED
+from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.marks import MarkError, timestamp
-from gpu_exporter.reconciler.pod_checks import OBSERVED
-from gpu_exporter.reconciler.pods import PodMarker
 from gpu_exporter.reconciler.policy import LABEL
 
 COUNT = 50
 START = WALL - 90_000
 
 
-class MemoryPods(PodMarker):
+class MemoryPods(Api):
     """An API server's pods in memory. A patch with an old resourceVersion is refused."""
 
     def __init__(self) -> None:
@@ -51,12 +52,12 @@ class MemoryPods(PodMarker):
     def find(self, name: str) -> dict[str, Any]:
         return next(pod for pod in self.pods if pod["metadata"]["name"] == name)
 
-    def _call(self, function: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
-        if function == self._core.list_pod_for_all_namespaces:
+    def call(self, function: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
+        if function == self.core.list_pod_for_all_namespaces:
             return {"metadata": {}, "items": copy.deepcopy(self.pods)}
-        if function == self._core.read_namespaced_pod:
+        if function == self.core.read_namespaced_pod:
             return copy.deepcopy(self.find(arguments[0]))
-        if function == self._core.patch_namespaced_pod:
+        if function == self.core.patch_namespaced_pod:
             metadata, change = self.find(arguments[0])["metadata"], arguments[2]["metadata"]
             if change.get("resourceVersion", metadata["resourceVersion"]) != metadata["resourceVersion"]:
                 raise MarkError("conflict", "the object has been modified")
@@ -120,7 +121,7 @@ def slurm(release: str) -> MemorySlurm:
 
 MARKERS: dict[str, Callable[[], Any]] = {
     "book": book,
-    "pods": MemoryPods,
+    "pods": lambda: PodMarker(MemoryPods()),
     "jobs of 22.05": lambda: slurm("22.05.8"),
     "jobs of 24.11": lambda: slurm("24.11.5"),
 }
@@ -140,15 +141,16 @@ def test_a_renewal_raises_no_mark_past_the_limit(name: str) -> None:
 
 
 def test_what_an_owner_writes_to_a_pod_after_the_list_is_not_renewed_over() -> None:
-    marker = MemoryPods()
+    api = MemoryPods()
+    marker = PodMarker(api)
     node = Node("kubernetes")
 
     def edit() -> None:
-        for pod in marker.pods:
+        for pod in api.pods:
             pod["metadata"] |= {"labels": {}, "annotations": {"mine": "x"}, "resourceVersion": "2"}
 
     node.on_read = edit
     policy = POLICY._replace(new_marks_max=0)
     assert Cycle(node, [marker], policy, node, ManualClock(wall=WALL)).run() == ""
     assert node.writes == {"conflict": COUNT}
-    assert all(pod["metadata"]["annotations"] == {"mine": "x"} for pod in marker.pods)
+    assert all(pod["metadata"]["annotations"] == {"mine": "x"} for pod in api.pods)

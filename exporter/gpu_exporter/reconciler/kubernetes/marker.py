@@ -11,25 +11,16 @@ stripped: evidence gives it its annotations back, and without evidence it goes a
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kubernetes import client
-from kubernetes.client.exceptions import ApiException
-from kubernetes.config import ConfigException
-from kubernetes.config.incluster_config import load_incluster_config
-from kubernetes.config.kube_config import load_kube_config
-from urllib3.exceptions import HTTPError
-from yaml import YAMLError
-
 from gpu_exporter.plain import utc
 from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.marks import PREFIX, Mark, MarkError, Refused, parse_timestamp, timestamp
-from gpu_exporter.reconciler.pod_checks import (
+from gpu_exporter.reconciler.kubernetes.api import Api
+from gpu_exporter.reconciler.kubernetes.checks import (
     EVIDENCE,
     GPU_RESOURCES,
     GPUS,
@@ -42,36 +33,12 @@ from gpu_exporter.reconciler.pod_checks import (
     object_to_identity,
     object_to_kind,
 )
+from gpu_exporter.reconciler.marks import PREFIX, Mark, MarkError, Refused, parse_timestamp, timestamp
 from gpu_exporter.reconciler.policy import LABEL, Decision
 
 log = logging.getLogger(__name__)
 CONTROLLER = PREFIX + "reconciler"
-TIMEOUT_S = 10.0
-PAGE = 500
 NOTE_MAX = 1024  # bytes; the API server refuses longer ones
-
-
-def connect(kubeconfig: str = "") -> client.ApiClient:
-    """The API server of this pod's service account, or of a kubeconfig. Raises MarkError that says what is missing."""
-    settings = client.Configuration()
-    settings.retries = False  # urllib3 would sleep as long as a Retry-After says; the next cycle is the retry
-    try:
-        if kubeconfig:
-            load_kube_config(kubeconfig, client_configuration=settings)
-        else:
-            load_incluster_config(settings)
-        return client.ApiClient(settings)
-    except (ConfigException, OSError, ValueError, TypeError, YAMLError) as exc:
-        raise MarkError("error", f"no way to the API server: {exc}") from exc
-
-
-def is_in_cluster() -> bool:
-    """Whether this process has a service account to speak with."""
-    try:
-        load_incluster_config(client.Configuration())
-    except ConfigException:
-        return False
-    return True
 
 
 class PodMarker:
@@ -79,26 +46,15 @@ class PodMarker:
 
     scheduler = "kubernetes"
 
-    def __init__(self, api: client.ApiClient, instance: str = "", resources: Resources = GPU_RESOURCES) -> None:
+    def __init__(self, api: Api, instance: str = "", resources: Resources = GPU_RESOURCES) -> None:
         """`resources`: whose devices are GPUs, as in the exporter's flag of that name."""
         self._resources = resources
-        self._core = client.CoreV1Api(api)
-        self._events = client.EventsV1Api(api)
+        self._api = api
         self._instance = instance or socket.gethostname()
 
     def list_marks(self) -> Sequence[Mark]:
-        marks: list[Mark] = []
-        token: str | None = None
-        while True:
-            page = self._call(
-                self._core.list_pod_for_all_namespaces, label_selector=LABEL, limit=PAGE, _continue=token or None
-            )
-            for pod in page.get("items") or ():
-                if not is_foreign(pod):
-                    marks.append(read_mark(pod))
-            token = page["metadata"].get("continue")
-            if not token:
-                return marks
+        listed = self._api.pages(self._api.core.list_pod_for_all_namespaces, label_selector=LABEL)
+        return [read_mark(pod) for pod in listed if not is_foreign(pod)]
 
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
         check_markable(mark.live, decision, wall, self._resources)
@@ -135,7 +91,7 @@ class PodMarker:
 
     def _read(self, name: HolderName) -> dict[str, Any]:
         try:
-            return self._call(self._core.read_namespaced_pod, name.name, name.namespace)
+            return self._api.call(self._api.core.read_namespaced_pod, name.name, name.namespace)
         except MarkError as exc:
             if exc.result == "replaced":
                 raise Refused("replaced", f"{name} is gone") from exc
@@ -143,8 +99,8 @@ class PodMarker:
 
     def _patch(self, name: HolderName, uid: str, change: Mapping[str, Any]) -> None:
         """Change the metadata of this incarnation. Raises MarkError."""
-        self._call(
-            self._core.patch_namespaced_pod,
+        self._api.call(
+            self._api.core.patch_namespaced_pod,
             name.name,
             name.namespace,
             {"metadata": {**change, "uid": uid}},
@@ -174,40 +130,9 @@ class PodMarker:
             },
         }
         try:
-            self._call(self._events.create_namespaced_event, name.namespace, event)
+            self._api.call(self._api.events.create_namespaced_event, name.namespace, event)
         except MarkError as exc:
             log.warning("no Event for %s: %s", name, exc)
-
-    def _call(self, function: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
-        """One request, answered in plain JSON: the client's typed objects cost ten times the memory.
-
-        Raises MarkError.
-        """
-        try:
-            response = function(*arguments, _preload_content=False, _request_timeout=TIMEOUT_S, **options)
-            status, body = response.status, response.data
-        except ApiException as exc:
-            status, body = exc.status or 0, exc.body
-        except (HTTPError, OSError) as exc:
-            raise MarkError("error", f"API server: {exc}") from exc
-        text = body.decode("utf-8", "replace") if isinstance(body, bytes) else str(body)
-        if 200 <= status < 300:
-            answer: dict[str, Any] = json.loads(text)
-            return answer
-        raise failure(status, text)
-
-
-def failure(status: int, text: str) -> MarkError:
-    """What an answer of the API server other than 2xx means."""
-    try:
-        answer = json.loads(text)
-        message = str(answer.get("message", text))
-        fields = [cause.get("field") for cause in (answer.get("details") or {}).get("causes") or ()]
-    except (ValueError, AttributeError):
-        message, fields = text, []  # throttling answers in plain text
-    results = {404: "replaced", 409: "conflict", 429: "throttled"}
-    result = "replaced" if status == 422 and "metadata.uid" in fields else results.get(status, "error")
-    return MarkError(result, f"API server: status {status}: {message[:300]}")
 
 
 def read_mark(pod: Mapping[str, Any]) -> Mark:

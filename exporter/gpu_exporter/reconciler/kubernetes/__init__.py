@@ -1,0 +1,1 @@
+"""Pods: what surrounds them, and the marks that they carry."""

@@ -1,0 +1,93 @@
+"""Requests to the API server, answered in plain JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+from kubernetes.config import ConfigException
+from kubernetes.config.incluster_config import load_incluster_config
+from kubernetes.config.kube_config import load_kube_config
+from urllib3.exceptions import HTTPError
+from yaml import YAMLError
+
+from gpu_exporter.reconciler.marks import MarkError
+
+Json: TypeAlias = dict[str, Any]
+TIMEOUT_S = 10.0
+PAGE = 500  # objects of one answer
+
+
+def connect(kubeconfig: str = "") -> Api:
+    """The API server of this pod's service account, or of a kubeconfig. Raises MarkError that says what is missing."""
+    settings = client.Configuration()
+    settings.retries = False  # urllib3 would sleep as long as a Retry-After says; the next cycle is the retry
+    try:
+        if kubeconfig:
+            load_kube_config(kubeconfig, client_configuration=settings)
+        else:
+            load_incluster_config(settings)
+        return Api(client.ApiClient(settings))
+    except (ConfigException, OSError, ValueError, TypeError, YAMLError) as exc:
+        raise MarkError("error", f"no way to the API server: {exc}") from exc
+
+
+def is_in_cluster() -> bool:
+    """Whether this process has a service account to speak with."""
+    try:
+        load_incluster_config(client.Configuration())
+    except ConfigException:
+        return False
+    return True
+
+
+class Api:
+    """One API server. Every request may raise MarkError."""
+
+    def __init__(self, connection: client.ApiClient) -> None:
+        self.core = client.CoreV1Api(connection)
+        self.events = client.EventsV1Api(connection)
+        self.discovery = client.DiscoveryV1Api(connection)
+        self.autoscaling = client.AutoscalingV2Api(connection)
+        self.custom = client.CustomObjectsApi(connection)
+
+    def call(self, function: Any, *arguments: Any, **options: Any) -> Json:
+        """One request by a function of the client, whose typed objects would cost ten times the memory."""
+        try:
+            response = function(*arguments, _preload_content=False, _request_timeout=TIMEOUT_S, **options)
+            status, body = response.status, response.data
+        except ApiException as exc:
+            status, body = exc.status or 0, exc.body
+        except (HTTPError, OSError) as exc:
+            raise MarkError("error", f"API server: {exc}") from exc
+        text = body.decode("utf-8", "replace") if isinstance(body, bytes) else str(body)
+        if 200 <= status < 300:
+            answer: Json = json.loads(text)
+            return answer
+        raise failure(status, text)
+
+    def pages(self, function: Any, *arguments: Any, **options: Any) -> Iterator[Json]:
+        """Every object of a list, read page by page."""
+        token: str | None = None
+        while True:
+            page = self.call(function, *arguments, limit=PAGE, _continue=token, **options)
+            yield from page.get("items") or ()
+            token = page["metadata"].get("continue") or None
+            if not token:
+                return
+
+
+def failure(status: int, text: str) -> MarkError:
+    """What an answer of the API server other than 2xx means."""
+    try:
+        answer = json.loads(text)
+        message = str(answer.get("message", text))
+        fields = [cause.get("field") for cause in (answer.get("details") or {}).get("causes") or ()]
+    except (ValueError, AttributeError):
+        message, fields = text, []  # throttling answers in plain text
+    results = {404: "replaced", 409: "conflict", 429: "throttled"}
+    result = "replaced" if status == 422 and "metadata.uid" in fields else results.get(status, "error")
+    return MarkError(result, f"API server: status {status}: {message[:300]}")

@@ -1,0 +1,1 @@
+"""Jobs of Slurm: what surrounds them, and the marks that they carry."""
