@@ -352,7 +352,7 @@ def _reconcile(given: list[str]) -> int:
     policy = settings.policy
     try:
         acts = options.apply or options.remove_all
-        places = options.kubernetes, options.kubeconfig, options.slurm, options.resources
+        places = policy, options.kubernetes, options.kubeconfig, options.slurm, options.resources
         markers = build_markers(*places) if acts else []
         if options.remove_all:
             return remove_all(markers, options.apply)

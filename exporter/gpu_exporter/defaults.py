@@ -105,6 +105,12 @@ class Policy(NamedTuple):
     """seconds; unbroken known zero; Princeton warns at 60 min"""
     underused_after: float = 7200.0
     """seconds; unbroken known zero; 18 % of idle runs of this length end within the hour (GenTD26)"""
+    interactive_after: float = 14400.0
+    """seconds; underused_after for notebooks and interactive jobs: people think, and go to lunch"""
+    idle_after_max: float = 43200.0
+    """seconds; an owner's gpu-exporter.io/idle-after counts up to this"""
+    exempt_max: float = 86400.0
+    """seconds; an owner's gpu-exporter.io/exempt-until holds for so long after it was set"""
     startup_grace: float = 1800.0
     """seconds; an allocation younger than this is never judged: install, load, compile"""
     coverage_min: float = 0.9
@@ -210,7 +216,10 @@ DURATIONS = frozenset(
         "diagnosis.window",
         "ledger.idle_run_unknown_reset",
         "policy.candidate_after",
+        "policy.exempt_max",
         "policy.fresh_min",
+        "policy.idle_after_max",
+        "policy.interactive_after",
         "policy.startup_grace",
         "policy.underused_after",
         "policy.unsupported_max",

@@ -14,6 +14,7 @@ from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence
+from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.marks import parse_timestamp, timestamp
 from gpu_exporter.reconciler.slurm.marker import JobMarker, read_field
 from tests.testbed.clocks import StoppableClock
@@ -56,7 +57,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def marker(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> JobMarker:
     for name in ("PATH", "SLURM_CONF"):
         monkeypatch.setenv(name, cluster.slurm.environment[name])
-    return JobMarker(SYSTEM_CLOCK)
+    return JobMarker(SYSTEM_CLOCK, POLICY)
 
 
 class Bench:
@@ -73,7 +74,7 @@ class Bench:
 
     def restart(self) -> None:
         """Another process: what the jobs carry is all that it has."""
-        self.cycle = Cycle(self, [self.marker], POLICY, self, self.clock)
+        self.cycle = Cycle(judge_of(self, [self.marker], POLICY), [self.marker], POLICY, self, self.clock)
 
     def count_write(self, result: str) -> None:
         self.writes.append(result)

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +17,13 @@ from gpu_exporter.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName, UnitEvidence
+from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.checks import EVIDENCE, GPUS, OBSERVED, SINCE
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.marks import Mark, MarkError
 from gpu_exporter.reconciler.policy import LABEL
+from tests.testbed.chart import Helm
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.control_plane import ControlPlane, start_control_plane
 from tests.testbed.node import static_pod
@@ -81,7 +84,7 @@ class Bench:
         body = {"metadata": {"name": namespace}}
         plane.core.create_namespace(body)
         wait_for(lambda: plane.has_account(namespace), "the namespace's ServiceAccount", 60)
-        self.marker = PodMarker(Api(ControlPlane.connect(plane.admin)), "test")
+        self.marker = PodMarker(Api(ControlPlane.connect(plane.admin)), POLICY, instance="test")
         self.source, self.tally = Source(namespace), Tally()
         self.clock = StoppableClock()
         self.policy = POLICY
@@ -90,7 +93,9 @@ class Bench:
     def restart(self) -> None:
         """Another process: what the pods carry is all that it has."""
         self.source.clock = self.clock
-        self.cycle = Cycle(self.source, [self.marker], self.policy, self.tally, self.clock)
+        self.cycle = Cycle(
+            judge_of(self.source, [self.marker], self.policy), [self.marker], self.policy, self.tally, self.clock
+        )
 
     def run_pod(
         self, name: str, started_s_ago: float = 9000.0, resource: str = "nvidia.com/gpu", **metadata: Any
@@ -464,22 +469,26 @@ def test_the_command_writes_with_apply_only_and_removes_all(bench: Bench) -> Non
     assert LABEL not in bench.labels("train")
 
 
-def test_the_dry_run_shows_what_apply_would_refuse(bench: Bench) -> None:
-    """In the table, as JSON and with --explain; as a user who may get and list pods, and nothing else."""
+def test_the_dry_run_shows_what_apply_would_refuse(bench: Bench, tmp_path: Path) -> None:
+    """In the table, as JSON and with --explain; as a user who has the rights of the chart's dry run."""
     pages = []
     for name, metadata in (("train", {}), ("other", {"labels": {LABEL: "mine"}})):
         uid = bench.run_pod(name, started_s_ago=20000.0, **metadata)
         pages.append(metrics_of_an_idle_pod(bench.namespace, name, uid))
     reader = bench.plane.authority.kubeconfig("reader", bench.plane.url, "reader")
     rbac = client.RbacAuthorizationV1Api(bench.plane.api)
-    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}]
-    role = {"metadata": {"name": "pod-reader"}, "rules": rules}
+    (role,) = (
+        each
+        for each in Helm(tmp_path).objects({})
+        if each["kind"] == "ClusterRole" and each["metadata"]["name"].endswith("-reconciler")
+    )
+    role = {"metadata": {"name": "pod-reader"}, "rules": role["rules"]}
     with serve_page(lambda: "".join(pages)) as address:
         command = ("reconcile", "--once", f"--source.exporter={address}", "--no-slurm")
         allowed = (*command, f"--kubernetes.kubeconfig={reader}")
         done = run_exporter(*allowed)
-        assert (done.returncode, "REFUSED" in done.stdout) == (0, False)
-        assert done.stderr.count("what --apply would refuse of pods is not shown") == 1, done.stderr
+        assert (done.returncode, LABEL in done.stdout) == (4, False), "what surrounds pods is not known"
+        assert f"not seen: what surrounds pods of {bench.namespace} cannot be read: " in done.stderr
         assert "status 403" in done.stderr
         rbac.create_cluster_role(role)
         subject = {"kind": "User", "name": "reader", "apiGroup": "rbac.authorization.k8s.io"}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName, UnitEvidence
+from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.marks import Mark, Refused
 from gpu_exporter.reconciler.policy import Decision
+from gpu_exporter.reconciler.surroundings import Surroundings, Unreadable
 
 POLICY = Policy()
 WALL = 1_000_000.0
@@ -33,6 +35,14 @@ class Book:
         self.fail: Exception | None = None
         self.fail_list: Exception | None = None
         self.calls: list[str] = []
+        self.around: dict[HolderName, Surroundings | Unreadable] = {}
+        self.surveyed: list[tuple[list[HolderName], list[HolderName]]] = []
+
+    def survey(
+        self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
+    ) -> Mapping[HolderName, Surroundings | Unreadable]:
+        self.surveyed.append((sorted(names), sorted(fresh)))
+        return {name: self.around.get(name, Surroundings()) for name in names}
 
     def list_marks(self) -> Sequence[Mark]:
         if self.fail_list:
@@ -104,6 +114,8 @@ class Bench:
         self.runs: dict[HolderName, Sequence[float]] = {}
         self.error = ""
         self.asked: Collection[HolderName] = ()
+        self.reads = 0
+        self.only_asked = False  # whether others than idle holders are shown only when they are asked for
         self.writes: list[str] = []
         self.skips: list[str] = []
         self.clock = ManualClock(wall=WALL)
@@ -112,7 +124,8 @@ class Bench:
 
     def restart(self) -> None:
         """Another process: only the books are left."""
-        self.cycle = Cycle(self, self.books, self.policy, self, self.clock, once=self.once)
+        judge = judge_of(self, self.books, self.policy)
+        self.cycle = Cycle(judge, self.books, self.policy, self, self.clock, once=self.once)
 
     def count_write(self, result: str) -> None:
         self.writes.append(result)
@@ -122,11 +135,16 @@ class Bench:
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
         self.asked = marked
+        self.reads += 1
         if self.error:
             raise EvidenceError(self.error)
-        return Evidence(
-            self.clock.wall(), tuple(holder(name, runs, self.clock.wall()) for name, runs in self.runs.items())
-        )
+        wall = self.clock.wall()
+        shown = {
+            name: runs
+            for name, runs in self.runs.items()
+            if not self.only_asked or name in marked or max(runs) >= self.policy.candidate_after
+        }
+        return Evidence(wall, tuple(holder(name, runs, wall) for name, runs in shown.items()))
 
     def run(self) -> list[str]:
         for book in self.books:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from gpu_exporter.clock import ManualClock
+from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.policy import LABEL
 from gpu_exporter.reconciler.slurm import marker as jobs
 
@@ -39,7 +40,7 @@ class MemorySlurm(jobs.JobMarker):
         self.rows = [make(job_id=i, **{field: text}) for i in range(1, 51)]
         self.calls: list[str] = []
         self.clock = ManualClock()
-        super().__init__(self.clock)
+        super().__init__(self.clock, Policy())
 
     def text(self, job_id: int) -> str:
         """What the field of this job holds."""

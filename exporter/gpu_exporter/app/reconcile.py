@@ -24,8 +24,9 @@ from gpu_exporter.reconciler.evidence import (
 )
 from gpu_exporter.reconciler.fetch import Client
 from gpu_exporter.reconciler.foresight import Foresight
+from gpu_exporter.reconciler.judge import Judge, judge_of
 from gpu_exporter.reconciler.marks import Marker, MarkError
-from gpu_exporter.reconciler.policy import Decision, decide
+from gpu_exporter.reconciler.policy import Decision
 from gpu_exporter.reconciler.promql import PromQLSource
 from gpu_exporter.reconciler.report import decisions_json, explain, render_decisions
 from gpu_exporter.reconciler.site import ReconcilerSite
@@ -51,14 +52,15 @@ def reconcile_once(source: ExplainingSource, policy: Policy, form: str, explaine
     """One cycle that writes nothing; the exit code. With `explained`, only that holder, in full, whatever its stage."""
     asked = named_holder(explained)
     try:
-        evidence = source.read_evidence([asked] if asked is not None else ())
+        evidence, decisions, problems = Judge(source, foresight.surveyor, policy).judge(
+            [asked] if asked is not None else ()
+        )
     except EvidenceError as exc:
         _complain(f"nothing decided: {exc}")
         return Exit.NO_DATA
-    decisions = decide(evidence, policy)
-    for problem in evidence.problems:
+    for problem in problems:
         _complain(f"not seen: {problem}")
-    code = Exit.PARTIAL if evidence.problems else Exit.DONE
+    code = Exit.PARTIAL if problems else Exit.DONE
     if explained:
         chosen = [decision for decision in decisions if decision.is_named(explained, asked)]
         if not chosen:
@@ -94,7 +96,7 @@ def _complain(text: str) -> None:
 
 
 def find_makers(
-    kubernetes: bool | None, kubeconfig: str, slurm: bool | None, resources: Sequence[str] = ()
+    policy: Policy, kubernetes: bool | None, kubeconfig: str, slurm: bool | None, resources: Sequence[str] = ()
 ) -> dict[str, Callable[[], Marker]]:
     """By scheduler, what makes its marker: None means wherever there is a way.
 
@@ -113,30 +115,30 @@ def find_makers(
                 raise ValueError(f"pods need the kubernetes client: {hint} ({exc})") from exc
         else:
             if kubernetes or kubeconfig or is_in_cluster():
-                makers["kubernetes"] = lambda: PodMarker(connect(kubeconfig), resources=known)
+                makers["kubernetes"] = lambda: PodMarker(connect(kubeconfig), policy, resources=known)
     if slurm or (slurm is None and JobMarker.is_present()):
-        makers["slurm"] = lambda: JobMarker(SYSTEM_CLOCK)
+        makers["slurm"] = lambda: JobMarker(SYSTEM_CLOCK, policy)
     return makers
 
 
 def build_markers(
-    kubernetes: bool | None, kubeconfig: str, slurm: bool | None, resources: Sequence[str] = ()
+    policy: Policy, kubernetes: bool | None, kubeconfig: str, slurm: bool | None, resources: Sequence[str] = ()
 ) -> list[Marker]:
     """Where marks go. Raises ValueError when there is no such place, MarkError."""
-    markers = [make() for make in find_makers(kubernetes, kubeconfig, slurm, resources).values()]
+    markers = [make() for make in find_makers(policy, kubernetes, kubeconfig, slurm, resources).values()]
     if not markers:
         raise ValueError("--apply finds neither a service account or --kubernetes.kubeconfig nor squeue and scontrol")
     return markers
 
 
 def build_foresight(
-    kubernetes: bool | None, kubeconfig: str, slurm: bool | None, resources: Sequence[str] = ()
+    policy: Policy, kubernetes: bool | None, kubeconfig: str, slurm: bool | None, resources: Sequence[str] = ()
 ) -> Foresight:
     """For a dry run: the markers where there are any, only read from.
 
     Raises ValueError and MarkError for a way that was asked for and cannot be gone.
     """
-    makers = find_makers(kubernetes, kubeconfig, slurm, resources)
+    makers = find_makers(policy, kubernetes, kubeconfig, slurm, resources)
     asked = {"kubernetes": bool(kubernetes or kubeconfig), "slurm": bool(slurm)}
     return Foresight(makers, {scheduler: make() for scheduler, make in makers.items() if asked[scheduler]})
 
@@ -180,14 +182,15 @@ def apply_forever(
     demand: SlurmDemand | None,
 ) -> int:
     """Cycle and write until a signal."""
-    runs = ApplyRuns(Cycle(source, markers, policy, telemetry, SYSTEM_CLOCK), telemetry, SYSTEM_CLOCK)
+    cycle = Cycle(judge_of(source, markers, policy), markers, policy, telemetry, SYSTEM_CLOCK)
+    runs = ApplyRuns(cycle, telemetry, SYSTEM_CLOCK)
     _cycle_until_signal(runs.run, interval_s, telemetry, demand)
     return 0
 
 
 def apply_once(source: EvidenceSource, markers: Sequence[Marker], policy: Policy, telemetry: Telemetry) -> int:
     """One cycle that writes; the exit code. Marks without evidence go at once: a single cycle cannot wait for it."""
-    cycle = Cycle(source, markers, policy, telemetry, SYSTEM_CLOCK, once=True)
+    cycle = Cycle(judge_of(source, markers, policy), markers, policy, telemetry, SYSTEM_CLOCK, once=True)
     return Exit.PARTIAL if ApplyRuns(cycle, telemetry, SYSTEM_CLOCK).run() else Exit.DONE
 
 
@@ -217,6 +220,7 @@ def reconcile_forever(
     demand: SlurmDemand | None,
 ) -> int:
     """Cycle until a signal; log each change of what --apply would write or refuse."""
-    dry = DryRun(source, policy, telemetry, foresight, SYSTEM_CLOCK)
+    judge = Judge(source, foresight.surveyor, policy)
+    dry = DryRun(judge, policy, telemetry, foresight, SYSTEM_CLOCK)
     _cycle_until_signal(dry.run, interval_s, telemetry, demand)
     return 0

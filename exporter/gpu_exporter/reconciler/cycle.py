@@ -19,10 +19,11 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.evidence import EvidenceError, EvidenceSource, HolderName
+from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
+from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.marks import Mark, Marker, MarkError, Refused
 from gpu_exporter.reconciler.plan import Withdrawal, evidence_age, is_due, plan
-from gpu_exporter.reconciler.policy import Decision, decide, needed_s
+from gpu_exporter.reconciler.policy import Decision, windows_of
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -56,7 +57,7 @@ class Cycle:
 
     def __init__(
         self,
-        source: EvidenceSource,
+        judge: Judge,
         markers: Sequence[Marker],
         policy: Policy,
         observer: Observer,
@@ -69,7 +70,7 @@ class Cycle:
         Its age does not count before that: from a cron job it is the time since the last run.
         """
         self._once = once
-        self._source = source
+        self._judge = judge
         self._markers = {marker.scheduler: marker for marker in markers}
         self._policy = policy
         self._observer = observer
@@ -132,9 +133,8 @@ class Cycle:
         """
         self._had_evidence, self.decisions = False, ()
         try:
-            evidence = self._source.read_evidence([mark.name for mark in marks])
-            problems += evidence.problems[:3]
-            decisions = decide(evidence, self._policy)
+            _, decisions, missing = self._judge.judge([mark.name for mark in marks])
+            problems += missing
             self._had_evidence, self.decisions = True, decisions
         except EvidenceError as exc:
             problems.append(str(exc))
@@ -168,7 +168,9 @@ class Cycle:
         wall = self._clock.wall()
         refused: set[HolderName] = set()
         for mark, decision in pairs:
-            marker, needed = self._markers[mark.name.scheduler], needed_s(mark.stage, self._policy)
+            marker = self._markers[mark.name.scheduler]
+            windows = decision.windows if decision is not None else None
+            needed = (windows or windows_of(self._policy)).needed_s(mark.stage)
             try:
                 if decision is None or decision.stage == "unknown":
                     guard(marker.check_alone, mark, decision, needed, wall)

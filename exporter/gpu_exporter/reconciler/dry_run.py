@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.evidence import EvidenceError, EvidenceSource, HolderName
+from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
 from gpu_exporter.reconciler.foresight import Foresight, Outlook
-from gpu_exporter.reconciler.policy import Decision, decide
+from gpu_exporter.reconciler.judge import Judge
+from gpu_exporter.reconciler.policy import Decision
 from gpu_exporter.reconciler.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -20,13 +21,13 @@ class DryRun:
 
     def __init__(
         self,
-        source: EvidenceSource,
+        judge: Judge,
         policy: Policy,
         telemetry: Telemetry,
         foresight: Foresight,
         clock: Clock,
     ) -> None:
-        self._source = source
+        self._judge = judge
         self._policy = policy
         self._telemetry = telemetry
         self._foresight = foresight
@@ -39,10 +40,11 @@ class DryRun:
         """One cycle. Raises nothing: a dry run that ends shows nothing."""
         began = self._clock.monotonic()
         problem = ""
-        complete = False
         self._decisions: Sequence[Decision] = ()
         try:
-            complete = self._run()
+            problem = self._run()
+            if problem and problem != self._last_problem:
+                log.warning("not seen: %s", problem)
         except EvidenceError as exc:
             problem = str(exc)
             if problem != self._last_problem:
@@ -54,19 +56,19 @@ class DryRun:
             if problem != self._last_problem:
                 log.exception("nothing decided: unforeseen")
         self._last_problem = problem
-        self._telemetry.note_cycle(began, complete, {}, self._decisions)
+        self._telemetry.note_cycle(began, not problem, {}, self._decisions)
 
-    def _run(self) -> bool:
-        """Whether all of the evidence was there."""
-        evidence = self._source.read_evidence()
-        self._decisions = decisions = decide(evidence, self._policy)
+    def _run(self) -> str:
+        """What was missing, "" when all was there."""
+        _, decisions, problems = self._judge.judge()
+        self._decisions = decisions
         outlooks = self._foresight.look(decisions, self._clock.wall())
         self._last_good = self._clock.monotonic()
         for notice in self._foresight.notices:
             log.warning("dry run: %s", notice)
         self._foresight.notices.clear()
         self._log(self._tracker.changes(decisions, outlooks))
-        return not evidence.problems
+        return "; ".join(problems)
 
     @staticmethod
     def _log(lines: Sequence[str]) -> None:

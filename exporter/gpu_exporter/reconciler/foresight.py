@@ -74,20 +74,30 @@ class Foresight:
     def _last_look(self, name: HolderName) -> int:
         return self._known[name][1] if name in self._known else 0
 
+    def surveyor(self, scheduler: str) -> Marker | None:
+        """The marker of a scheduler, which can say what surrounds its holders; None where there is no way to it."""
+        try:
+            return self._marker(scheduler)
+        except MarkError:
+            return None  # said by `look`
+
     def _inspect(self, decision: Decision, wall: float) -> Outlook:
         """Raises MarkError when the live object cannot be read."""
-        scheduler = decision.name.scheduler
-        if scheduler not in self._markers:
-            if scheduler not in self._makers:
-                raise MarkError("error", NO_WAY[scheduler])
-            self._markers[scheduler] = guard(self._makers[scheduler])
-        marker = self._markers[scheduler]
+        marker = self._marker(decision.name.scheduler)
         label = marker.label(decision)
         try:
             guard(marker.inspect, decision, wall)
         except Refused as exc:
             return Outlook(label, exc.reason, str(exc), True)
         return Outlook(label, checked=True)
+
+    def _marker(self, scheduler: str) -> Marker:
+        """Made when it is first needed. Raises MarkError when it cannot be."""
+        if scheduler not in self._markers:
+            if scheduler not in self._makers:
+                raise MarkError("error", NO_WAY[scheduler])
+            self._markers[scheduler] = guard(self._makers[scheduler])
+        return self._markers[scheduler]
 
 
 HOLDERS = {"kubernetes": "pods", "slurm": "jobs"}

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from gpu_exporter.plain import utc
 from gpu_exporter.reconciler.evidence import HolderName, title
 from gpu_exporter.reconciler.policy import LABEL, Decision
+from gpu_exporter.reconciler.surroundings import Surveyor
 
 PREFIX = LABEL.partition("/")[0] + "/"
 
@@ -55,8 +56,8 @@ class Refused(Exception):
         self.reason = reason
 
 
-class Marker(Protocol):
-    """One scheduler's live objects. Every call may raise MarkError."""
+class Marker(Surveyor, Protocol):
+    """One scheduler's live objects. Every call but `survey` may raise MarkError."""
 
     scheduler: str
 

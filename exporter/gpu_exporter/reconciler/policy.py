@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence, title
+from gpu_exporter.reconciler.surroundings import Surroundings
 
 LABEL = "gpu-exporter.io/utilization"
 UNDERUSED = "underused"  # the stage on which others act
@@ -20,14 +21,28 @@ WITNESSES_MIN = 2  # utilization alone misses copies, encoders and a driver whos
 FRESH_INTERVALS = 4  # a sample is fresh for policy.fresh_min, or this many sampling intervals where that is longer
 
 
+class Windows(NamedTuple):
+    """How long one holder must have been idle, in seconds, for each stage."""
+
+    candidate_s: float
+    underused_s: float
+
+    def needed_s(self, stage: str) -> float:
+        """Seconds that a holder must have been idle, and able to work, for a mark of this stage."""
+        return self.underused_s if stage == UNDERUSED else self.candidate_s
+
+
 class Decision(NamedTuple):
     """What the policy says of one holder now.
 
-    `stage`: candidate, underused, partial (labelled), or active, starting, unknown (not labelled).
+    `stage`: candidate, underused, partial (labelled), or active, starting, unknown, and what its surroundings make of
+    it: serving, exempt, waiting (none of them labelled).
     `incarnation`: the pod's UID, "" when unknown and for jobs; `start_wall`: when the newest of its units was taken;
     `needed_s`: how long the holder must have been idle, and able to work, for this stage; `active`: a fresh sample
     shows a unit that is not idle, whatever is not known of the others; `observed_wall`: time of the evidence;
     `users_id`: as in HolderEvidence; `cluster`: the one Slurm cluster of the evidence, "" when unknown and for pods.
+    `windows`: what the holder must meet, which its class and its owner may have made longer; None for those of the
+    policy. `around`: its surroundings, once they are known.
     """
 
     name: HolderName
@@ -44,6 +59,8 @@ class Decision(NamedTuple):
     observed_wall: float = 0.0
     users_id: str = ""
     cluster: str = ""
+    windows: Windows | None = None
+    around: Surroundings | None = None
 
     @property
     def title(self) -> str:
@@ -67,17 +84,25 @@ class Decision(NamedTuple):
 
 
 def decide(evidence: Evidence, policy: Policy) -> list[Decision]:
-    """One decision per holder, in the order of their names."""
+    """One decision per holder, in the order of their names, by metrics alone."""
+    windows = windows_of(policy)
     return [
-        _decide_holder(holder, evidence, policy) for holder in sorted(evidence.holders, key=lambda holder: holder.name)
+        decide_holder(holder, evidence.wall, policy, windows)
+        for holder in sorted(evidence.holders, key=lambda holder: holder.name)
     ]
 
 
-def _decide_holder(holder: HolderEvidence, evidence: Evidence, policy: Policy) -> Decision:
-    stage, reason = _judge(holder, evidence, policy)
+def windows_of(policy: Policy) -> Windows:
+    """The windows of a holder of which nothing else is known."""
+    return Windows(policy.candidate_after, policy.underused_after)
+
+
+def decide_holder(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows) -> Decision:
+    """The decision on one holder at `wall` (Unix seconds)."""
+    stage, reason = _judge(holder, wall, policy, windows)
     units = merge_units(holder.units)
-    runs = [run for run in (_number(unit.idle_run_s) for unit in units) if run >= policy.candidate_after]
-    since = evidence.wall - min(runs) if runs and stage in LABELLED else None
+    runs = [run for run in (_number(unit.idle_run_s) for unit in units) if run >= windows.candidate_s]
+    since = wall - min(runs) if runs and stage in LABELLED else None
     starts = [unit.start_wall for unit in holder.units if unit.start_wall is not None]
     return Decision(
         holder.name,
@@ -89,20 +114,16 @@ def _decide_holder(holder: HolderEvidence, evidence: Evidence, policy: Policy) -
         since,
         next(iter(holder.incarnations)) if len(holder.incarnations) == 1 else "",
         max(starts, default=None),
-        needed_s(stage, policy),
-        any(_is_fresh(unit, policy) and 0 <= _number(unit.idle_run_s) < policy.candidate_after for unit in units),
-        evidence.wall,
+        windows.needed_s(stage),
+        any(_is_fresh(unit, policy) and 0 <= _number(unit.idle_run_s) < windows.candidate_s for unit in units),
+        wall,
         holder.users_id,
         next(iter(holder.clusters)) if len(holder.clusters) == 1 else "",
+        windows,
     )
 
 
-def needed_s(stage: str, policy: Policy) -> float:
-    """Seconds that a holder must have been idle, and able to work, for a mark of this stage."""
-    return policy.underused_after if stage == UNDERUSED else policy.candidate_after
-
-
-def _judge(holder: HolderEvidence, evidence: Evidence, policy: Policy) -> tuple[str, str]:
+def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows) -> tuple[str, str]:
     # Every comparison is written so that a number that is missing or not a number fails it.
     units = merge_units(holder.units)
     if len(holder.incarnations) > 1:
@@ -119,14 +140,14 @@ def _judge(holder: HolderEvidence, evidence: Evidence, policy: Policy) -> tuple[
     silent = [unit for unit, run in zip(units, runs, strict=True) if not run >= 0]
     if silent:
         return "unknown", f"no idle run is published of {_places(silent)}: its activity is not known"
-    held_s = [evidence.wall - _number(unit.start_wall) for unit in units]
+    held_s = [wall - _number(unit.start_wall) for unit in units]
     if not all(math.isfinite(seconds) for seconds in held_s):
         return "unknown", "the start of the allocation is not known"
     if not min(held_s) >= policy.startup_grace:
         return "starting", f"held for {_minutes(min(held_s))}, judged after {_minutes(policy.startup_grace)}"
-    idle = sum(run >= policy.candidate_after for run in runs)
+    idle = sum(run >= windows.candidate_s for run in runs)
     if not idle:
-        return "active", f"longest idle run {_minutes(max(runs))}, below {_minutes(policy.candidate_after)}"
+        return "active", f"longest idle run {_minutes(max(runs))}, below {_minutes(windows.candidate_s)}"
     if max(runs) > min(held_s) + fresh_s:
         return "unknown", "an idle run is longer than the allocation: two holders under one name?"
     coverage = [_number(unit.coverage) for unit in units]
@@ -138,9 +159,9 @@ def _judge(holder: HolderEvidence, evidence: Evidence, policy: Policy) -> tuple[
     if len(units) != holder.held:
         return "unknown", f"{len(units)} GPUs are seen, the holder has {holder.held}"
     if idle < holder.held:
-        return "partial", f"{idle} of {holder.held} GPUs idle for {_minutes(policy.candidate_after)} and more"
+        return "partial", f"{idle} of {holder.held} GPUs idle for {_minutes(windows.candidate_s)} and more"
     shortest = min(runs)
-    if not shortest >= policy.underused_after:
+    if not shortest >= windows.underused_s:
         return "candidate", f"{_all(holder.held)} idle for {_minutes(shortest)}"
     if any(unit.witnesses is None for unit in units):
         return "candidate", f"idle for {_minutes(shortest)}, but how many witnesses that rests on is not published"

@@ -93,17 +93,50 @@ securityContext: {{- include "gpu-exporter.securityContext" . | nindent 2 }}
 {{- end }}
 
 {{/* A dry run reads the pods that it would mark, and changes nothing. */}}
+{{- /* What surrounds a pod: its group, its class, and who asked to keep its GPUs. */ -}}
 {{- define "gpu-exporter.dryRunRules" -}}
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list]
+{{ include "gpu-exporter.surroundingsRules" . }}
 {{- end }}
 
-{{- define "gpu-exporter.reconcilerRules" -}}
+{{- define "gpu-exporter.markRules" -}}
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, patch]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]
+{{- end }}
+
+{{- define "gpu-exporter.reconcilerRules" -}}
+{{ include "gpu-exporter.markRules" . }}
+{{ include "gpu-exporter.surroundingsRules" . }}
+{{- end }}
+
+{{- define "gpu-exporter.surroundingsRules" -}}
+- apiGroups: [""]
+  resources: [namespaces, replicationcontrollers]
+  verbs: [get]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [list]
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [list]
+- apiGroups: [autoscaling]
+  resources: [horizontalpodautoscalers]
+  verbs: [list]
+- apiGroups: [apps]
+  resources: [replicasets, deployments, statefulsets, daemonsets]
+  verbs: [get]
+- apiGroups: [batch]
+  resources: [jobs, cronjobs]
+  verbs: [get]
+{{- range $group, $resources := .Values.reconciler.ownerResources }}
+- apiGroups: [{{ $group | quote }}]
+  resources: {{ toJson $resources }}
+  verbs: [get]
+{{- end }}
 {{- end }}

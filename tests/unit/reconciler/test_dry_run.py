@@ -22,6 +22,7 @@ from gpu_exporter.reconciler.evidence import (
     title,
 )
 from gpu_exporter.reconciler.foresight import FAILURES_MAX, INSPECTIONS_MAX, Foresight, Outlook
+from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.policy import decide
 from gpu_exporter.reconciler.telemetry import Telemetry
@@ -160,7 +161,7 @@ def test_a_dry_run_goes_on_after_any_fault(caplog: pytest.LogCaptureFixture) -> 
     source, telemetry = Source(holder(A, (UNDERUSED,))), Telemetry()
     clock = ManualClock(wall=WALL)
     last = "gpu_reconciler_last_success_timestamp_seconds"
-    dry = DryRun(source, POLICY, telemetry, Foresight({}), clock)
+    dry = DryRun(Judge(source, Foresight({}).surveyor, POLICY), POLICY, telemetry, Foresight({}), clock)
     for error in (EvidenceError("Prometheus is down"), KeyError("odd"), None):
         source.error = error
         dry.run()

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes import client
 
+from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import HolderName, UnitEvidence
 from gpu_exporter.reconciler.kubernetes import api, checks
 from gpu_exporter.reconciler.kubernetes import marker as pods
@@ -188,8 +189,8 @@ def test_the_marker_counts_the_named_resources_wherever_it_compares() -> None:
     mark = pods.read_mark({**LIVE, "metadata": {**LIVE["metadata"], "labels": {LABEL: "underused"}}})
     mark = mark._replace(live=site_pod({"example.com/h100": "2"}))
     for marker, refuses in (
-        (pods.PodMarker(server, resources=SITE), False),
-        (pods.PodMarker(server), True),
+        (pods.PodMarker(server, Policy(), resources=SITE), False),
+        (pods.PodMarker(server, Policy()), True),
     ):
         for call in (
             lambda marker=marker: marker.inspect(POD, WALL),
@@ -236,7 +237,7 @@ ALONE = POD._replace(stage="unknown", incarnation="", held=None)
     ],
 )
 def test_a_marked_pod_without_evidence_is_held_to_what_it_says_itself(path: str, value: Any, reason: str) -> None:
-    marker = pods.PodMarker(api.Api(client.ApiClient(client.Configuration())))
+    marker = pods.PodMarker(api.Api(client.ApiClient(client.Configuration())), Policy())
     labelled = changed("metadata/labels", {LABEL: "underused"})
     for decision in (None, ALONE):
         marker.check_alone(pods.read_mark(labelled), decision, 7200.0, WALL)
@@ -318,7 +319,7 @@ def test_a_server_that_asks_for_patience_is_asked_once_and_costs_no_time(tmp_pat
     }
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
     try:
-        marker = pods.PodMarker(api.connect(str(tmp_path / "kubeconfig")))
+        marker = pods.PodMarker(api.connect(str(tmp_path / "kubeconfig")), Policy())
         with pytest.raises(MarkError) as caught:
             marker.list_marks()
     finally:

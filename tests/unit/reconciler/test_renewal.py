@@ -15,6 +15,7 @@ from tests.testbed.memory_slurm import MemorySlurm
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence
+from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.checks import OBSERVED
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
@@ -53,7 +54,7 @@ class MemoryPods(Api):
         return next(pod for pod in self.pods if pod["metadata"]["name"] == name)
 
     def call(self, function: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
-        if function == self.core.list_pod_for_all_namespaces:
+        if function in (self.core.list_pod_for_all_namespaces, self.core.list_namespaced_pod):
             return {"metadata": {}, "items": copy.deepcopy(self.pods)}
         if function == self.core.read_namespaced_pod:
             return copy.deepcopy(self.find(arguments[0]))
@@ -64,7 +65,7 @@ class MemoryPods(Api):
             for key in ("labels", "annotations"):
                 metadata[key].update(change.get(key, {}))
             metadata["resourceVersion"] += "1"
-        return {}
+        return {"metadata": {"name": "ml"}}
 
 
 class Node:
@@ -121,7 +122,7 @@ def slurm(release: str) -> MemorySlurm:
 
 MARKERS: dict[str, Callable[[], Any]] = {
     "book": book,
-    "pods": lambda: PodMarker(MemoryPods()),
+    "pods": lambda: PodMarker(MemoryPods(), POLICY),
     "jobs of 22.05": lambda: slurm("22.05.8"),
     "jobs of 24.11": lambda: slurm("24.11.5"),
 }
@@ -132,7 +133,7 @@ def test_a_renewal_raises_no_mark_past_the_limit(name: str) -> None:
     marker = MARKERS[name]()
     node, limit = Node(marker.scheduler), POLICY.new_marks_max
     assert limit < COUNT
-    assert Cycle(node, [marker], POLICY, node, ManualClock(wall=WALL)).run() == ""
+    assert Cycle(judge_of(node, [marker], POLICY), [marker], POLICY, node, ManualClock(wall=WALL)).run() == ""
     assert node.writes == {"written": limit, "renewed": COUNT - limit}
     assert node.skips == {"limit": COUNT - limit}
     marks = marker.list_marks()
@@ -142,7 +143,7 @@ def test_a_renewal_raises_no_mark_past_the_limit(name: str) -> None:
 
 def test_what_an_owner_writes_to_a_pod_after_the_list_is_not_renewed_over() -> None:
     api = MemoryPods()
-    marker = PodMarker(api)
+    marker = PodMarker(api, POLICY)
     node = Node("kubernetes")
 
     def edit() -> None:
@@ -151,6 +152,6 @@ def test_what_an_owner_writes_to_a_pod_after_the_list_is_not_renewed_over() -> N
 
     node.on_read = edit
     policy = POLICY._replace(new_marks_max=0)
-    assert Cycle(node, [marker], policy, node, ManualClock(wall=WALL)).run() == ""
+    assert Cycle(judge_of(node, [marker], POLICY), [marker], policy, node, ManualClock(wall=WALL)).run() == ""
     assert node.writes == {"conflict": COUNT}
     assert all(pod["metadata"]["annotations"] == {"mine": "x"} for pod in api.pods)

@@ -33,7 +33,7 @@ def check_markable(
     object_to_identity(pod, decision)
     if is_foreign(pod):
         raise Refused("foreign", f"{LABEL} has a value that is not ours")
-    asked = sum(_gpus(container, resources) for container in _long_running(pod["spec"]))
+    asked = gpus_asked(pod["spec"], resources)
     if asked != decision.held:
         hint = "" if asked else "; if its GPUs have a resource of another name, set --attribution.resource"
         raise Refused("gpus", f"the pod asks for {asked} GPUs, the evidence is of {decision.held}{hint}")
@@ -74,7 +74,7 @@ def object_to_containers(
     A holder whose container had not started, or was restarted, could not have worked for so long.
     """
     spec, status = pod["spec"], pod.get("status", {})
-    holding = [container for container in _long_running(spec) if _gpus(container, resources)]
+    holding = [container for container in long_running(spec) if _gpus(container, resources)]
     names = {container["name"] for container in holding or spec["containers"]}
     running = {
         each["name"]: (each.get("state") or {}).get("running")
@@ -90,7 +90,13 @@ def object_to_containers(
             raise Refused("restarted", f"container {name} started at {state['startedAt']}, within the idle time")
 
 
-def _long_running(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def gpus_asked(spec: Mapping[str, Any], resources: Resources = GPU_RESOURCES) -> int:
+    """GPUs and MIG instances that a pod's containers ask for together."""
+    return sum(_gpus(container, resources) for container in long_running(spec))
+
+
+def long_running(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Containers, and the init containers that stay."""
     sidecars = [each for each in spec.get("initContainers") or () if each.get("restartPolicy") == "Always"]
     return [*spec["containers"], *sidecars]
 

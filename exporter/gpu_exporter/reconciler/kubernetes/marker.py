@@ -14,9 +14,11 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from gpu_exporter.clock import SYSTEM_CLOCK, Clock
+from gpu_exporter.defaults import Policy
 from gpu_exporter.plain import utc
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.kubernetes.api import Api
@@ -33,11 +35,15 @@ from gpu_exporter.reconciler.kubernetes.checks import (
     object_to_identity,
     object_to_kind,
 )
+from gpu_exporter.reconciler.kubernetes.survey import PodSurveyor
 from gpu_exporter.reconciler.marks import PREFIX, Mark, MarkError, Refused, parse_timestamp, timestamp
 from gpu_exporter.reconciler.policy import LABEL, Decision
+from gpu_exporter.reconciler.surroundings import Surroundings, Unreadable
 
 log = logging.getLogger(__name__)
 CONTROLLER = PREFIX + "reconciler"
+# Of our own: an owner's wish is as old as the last write by the manager that wrote it.
+FIELD_MANAGER = "gpu-exporter-reconciler"
 NOTE_MAX = 1024  # bytes; the API server refuses longer ones
 
 
@@ -46,11 +52,24 @@ class PodMarker:
 
     scheduler = "kubernetes"
 
-    def __init__(self, api: Api, instance: str = "", resources: Resources = GPU_RESOURCES) -> None:
+    def __init__(
+        self,
+        api: Api,
+        policy: Policy,
+        clock: Clock = SYSTEM_CLOCK,
+        instance: str = "",
+        resources: Resources = GPU_RESOURCES,
+    ) -> None:
         """`resources`: whose devices are GPUs, as in the exporter's flag of that name."""
+        self._surveyor = PodSurveyor(api, policy, clock, resources)
         self._resources = resources
         self._api = api
         self._instance = instance or socket.gethostname()
+
+    def survey(
+        self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
+    ) -> Mapping[HolderName, Surroundings | Unreadable]:
+        return self._surveyor.survey(names, fresh, wall)
 
     def list_marks(self) -> Sequence[Mark]:
         listed = self._api.pages(self._api.core.list_pod_for_all_namespaces, label_selector=LABEL)
@@ -105,6 +124,7 @@ class PodMarker:
             name.namespace,
             {"metadata": {**change, "uid": uid}},
             _content_type="application/merge-patch+json",
+            field_manager=FIELD_MANAGER,
         )
 
     def _record(self, name: HolderName, uid: str, wall: float, reason: str, note: str) -> None:

@@ -7,76 +7,34 @@ Needs the rights of an Operator for other users' jobs.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
 
 from gpu_exporter import commands
 from gpu_exporter.clock import Clock
+from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, parse_timestamp, timestamp
 from gpu_exporter.reconciler.policy import LABEL, Decision
+from gpu_exporter.reconciler.slurm.live import MARK, LiveJob, parse_jobs, read_field
+from gpu_exporter.reconciler.slurm.survey import describe
+from gpu_exporter.reconciler.surroundings import Surroundings, Unreadable
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 30.0
 MAX_ANSWER = 128 * 1024 * 1024  # 40,000 jobs of `squeue --json`
-MARK = re.compile(re.escape(LABEL) + r"=([a-z-]+)(?:;|$)")
 # On 22.05, where every list is of all jobs, one list serves the renewals of so long: 3,000 jobs are 9 MB and half a
 # second.
 RECENT_S = 5.0
+LISTED_S = 20.0  # the list of a cycle still says what surrounds its jobs; below the shortest usual interval
 # Settings of the commands that change what they list, or which cluster they ask.
 FILTERS = re.compile(r"(SQUEUE|SCONTROL|SLURM)_(?!CONF$|JWT$)")
 EXTRA_SINCE = (23, 2)  # release of Slurm
 START_SLACK_S = 2.0  # the exporter publishes the start to the second
 # What scontrol says when the job is no longer the one that was decided on.
-FINISHED = frozenset(
-    ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY")
-)
 GONE = re.compile(r"Invalid job id|Job/step already completing or completed", re.IGNORECASE)
-
-
-class LiveJob(NamedTuple):
-    """What the reconciler needs of one job. `start`: Unix seconds, 0 while unknown.
-
-    `target`: its name for scontrol. The id of an array or of a heterogeneous job would name all of its parts, and one
-    part has it as its job id.
-    """
-
-    job_id: str
-    target: str
-    state: str
-    start: float
-    restarts: int
-    text: str
-
-    @property
-    def incarnation(self) -> str:
-        return f"{self.job_id}/{self.restarts}/{int(self.start)}"
-
-    @property
-    def mark(self) -> Mark | None:
-        """The mark that its text is, if it is one."""
-        match = MARK.match(self.text)
-        if match is None:
-            return None
-        return Mark(
-            HolderName(JobMarker.scheduler, "", self.job_id),
-            match[1],
-            self.incarnation,
-            "RUNNING" not in self.state,
-            self,
-            parse_timestamp(read_field(self.text, "observed-until")),
-            self.target if self.target != self.job_id else "",
-        )
-
-
-def read_field(text: str, name: str) -> str | None:
-    """`name=value` of a mark's text; None when it has none."""
-    fields = (part.partition("=") for part in text.split(";"))
-    return next((value for key, _, value in fields if key == name), None)
 
 
 def render_mark(decision: Decision, stage: str, start: float) -> str:
@@ -91,66 +49,10 @@ def render_mark(decision: Decision, stage: str, start: float) -> str:
     )
 
 
-def parse_jobs(text: str, field: str) -> list[LiveJob]:
-    """Jobs of an answer of `squeue --json`, with the text in `field`. Raises ValueError.
-
-    22.05 prints plain numbers and words; later releases print {"set", "infinite", "number"} and lists.
-    """
-    try:
-        answer = json.loads(text)
-        rows: list[dict[str, Any]] = answer["jobs"]
-        errors = answer.get("errors") or ()
-        parsed = [_read_job(row, field) for row in rows]
-    except (AttributeError, KeyError, TypeError, ValueError) as exc:
-        raise ValueError(f"squeue --json printed what is not understood: {exc!r}") from exc
-    if errors:  # 22.05 ends with status 0 and no jobs when the controller does not answer
-        raise ValueError(f"squeue --json answered with errors: {str(errors)[:200]}")
-    jobs = [job for job in parsed if job is not None]
-    if len(jobs) < len(rows):
-        log.warning("squeue --json: %d of %d jobs are not understood", len(rows) - len(jobs), len(rows))
-    if rows and not jobs:
-        raise ValueError(f"squeue --json printed {len(rows)} jobs, all of them not understood")
-    return jobs
-
-
-def _read_job(row: dict[str, Any], field: str) -> LiveJob | None:
-    """One job; None when it is not understood, which must not hide the others."""
-    try:
-        return LiveJob(
-            str(int(_plain(row["job_id"]))),
-            _target(row),
-            _word(row["job_state"]),
-            float(_plain(row["start_time"])),
-            int(_plain(row.get("restart_cnt", 0))),
-            str(row.get(field) or ""),
-        )
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None
-
-
-def _target(row: dict[str, Any]) -> str:
-    task = row.get("array_task_id")
-    is_task = task.get("set") if isinstance(task, dict) else task is not None
-    array = int(_plain(row.get("array_job_id")))
-    if array and is_task:
-        return f"{array}_{int(_plain(task))}"
-    if leader := int(_plain(row.get("het_job_id"))):
-        return f"{leader}+{int(_plain(row.get('het_job_offset')))}"
-    return str(int(_plain(row["job_id"])))
-
-
-def _plain(value: Any) -> float:
-    return float(value["number"] if isinstance(value, dict) else value or 0)
-
-
 def _read_setting(settings: str, name: str) -> str:
     """A value in the output of `scontrol show config`; "" when it has none."""
     match = re.search(rf"^{name}[ \t]*=[ \t]*(.*?)[ \t]*$", settings, flags=re.MULTILINE)
     return match[1] if match and match[1] != "(null)" else ""
-
-
-def _word(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def run_slurm(*command: str) -> str:
@@ -175,10 +77,12 @@ class JobMarker:
     """Slurm's ClusterName, as in the label slurm_cluster."""
     _run = staticmethod(run_slurm)
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, policy: Policy) -> None:
         """Choose the field. Raises MarkError when Slurm does not answer or the field is not free for us."""
         self._clock = clock
+        self._policy = policy
         self._recent: tuple[float, list[LiveJob]] | None = None
+        self._listed: tuple[float, list[LiveJob]] | None = None
         version = re.search(r"slurm(?:-wlm)? (\d+)\.(\d+)", self._run("scontrol", "--version"))
         release = (int(version[1]), int(version[2])) if version else (0, 0)
         self.field = "Extra" if release >= EXTRA_SINCE else "Comment"
@@ -200,8 +104,29 @@ class JobMarker:
 
     def list_marks(self) -> Sequence[Mark]:
         self._recent = None  # what is compared with these marks must be younger than they are
-        jobs = [job for job in self._jobs() if FINISHED.isdisjoint(job.state.split(","))]  # others cannot be changed
-        return [mark for mark in (job.mark for job in jobs) if mark is not None]
+        jobs = self._jobs()
+        self._listed = self._clock.monotonic(), jobs
+        return [mark for mark in (job.mark for job in jobs if not job.has_ended) if mark is not None]
+
+    def survey(
+        self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
+    ) -> Mapping[HolderName, Surroundings | Unreadable]:
+        """By the list of jobs that the marks were read from: one list a cycle."""
+        try:
+            jobs = {job.job_id: job for job in self._jobs_of_this_cycle()}
+        except MarkError as exc:
+            return dict.fromkeys(names, Unreadable(f"what surrounds jobs cannot be read: {exc}", True))
+        gone = Unreadable("squeue does not list the job")
+        return {
+            name: describe(jobs[name.name], jobs.values(), self._policy) if name.name in jobs else gone
+            for name in names
+        }
+
+    def _jobs_of_this_cycle(self) -> list[LiveJob]:
+        now = self._clock.monotonic()
+        if self._listed is None or now - self._listed[0] >= LISTED_S:
+            self._listed = now, self._jobs()
+        return self._listed[1]
 
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
         check_markable(mark.live, decision, self.cluster)
@@ -287,13 +212,15 @@ def check_markable(job: LiveJob, decision: Decision, cluster: str) -> None:
         raise Refused("cluster", f"the evidence {known}, the live job is of cluster {cluster}")
     object_to_job(job)
     object_to_start(job, decision.start_wall or 0.0)
+    if job.gpus is not None and job.gpus != decision.held:
+        raise Refused("gpus", f"Slurm gave the job {job.gpus} GPUs, the evidence is of {decision.held}")
     if job.text and job.mark is None:
         raise Refused("foreign", "the field holds a text that is not ours")
 
 
 def object_to_job(job: LiveJob) -> None:
     """Raise Refused when a live job must not carry any mark, whatever the evidence."""
-    if job.state != "RUNNING":  # flags such as COMPLETING come as further words
+    if not job.runs:
         raise Refused("not_running", f"the job is {job.state}")
 
 

@@ -1,0 +1,86 @@
+"""From evidence to decisions, as both the dry run and --apply take them: what metrics say, then what surrounds it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple, Protocol
+
+from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.evidence import Evidence, EvidenceSource, HolderName
+from gpu_exporter.reconciler.policy import LABELLED, Decision, decide
+from gpu_exporter.reconciler.settle import Around, members_of, settle
+from gpu_exporter.reconciler.surroundings import Surroundings, Surveyor, Unreadable
+
+PROBLEMS_MAX = 3  # of a kind, in a log line
+
+
+class Judgement(NamedTuple):
+    """One reading of the source, and what follows from it, in the order of the holders' names.
+
+    `problems`: what was missing, in the source or around the holders.
+    """
+
+    evidence: Evidence
+    decisions: list[Decision]
+    problems: list[str]
+
+
+class Judge:
+    """Remembers from one cycle to the next whom to ask about, and who had which stage."""
+
+    def __init__(self, source: EvidenceSource, find_surveyor: Callable[[str], Surveyor | None], policy: Policy) -> None:
+        """`find_surveyor`: by scheduler; None where there is no way to its live objects."""
+        self._source = source
+        self._find_surveyor = find_surveyor
+        self._policy = policy
+        self._members: set[HolderName] = set()
+        self._stages: dict[HolderName, str] = {}
+
+    def judge(self, marked: Collection[HolderName] = ()) -> Judgement:
+        """Read and decide, on the holders in `marked` in any case. Raises EvidenceError.
+
+        Members of gangs are asked for like them, since a member that works is in no list of idle ones.
+        """
+        evidence = self._source.read_evidence([*marked, *sorted(self._members.difference(marked))])
+        decisions = decide(evidence, self._policy)
+        around = self._survey(decisions, (), evidence.wall)
+        members = members_of(around)
+        if members - self._members - {decision.name for decision in decisions}:
+            evidence = self._source.read_evidence(sorted(members.union(marked)))
+            decisions = decide(evidence, self._policy)
+            around = self._survey(decisions, (), evidence.wall)
+        settled = settle(evidence, decisions, around, self._policy)
+        rising = [d.name for d in settled if d.stage in LABELLED and self._stages.get(d.name) != d.stage]
+        if rising:
+            around = self._survey(decisions, rising, evidence.wall)
+            settled = settle(evidence, decisions, around, self._policy)
+        self._stages = {decision.name: decision.stage for decision in settled}
+        self._members = members_of(around)
+        failures = [each.why for each in around.values() if isinstance(each, Unreadable) and each.is_failure]
+        problems = [*evidence.problems[:PROBLEMS_MAX], *list(dict.fromkeys(failures))[:PROBLEMS_MAX]]
+        return Judgement(evidence, settled, problems)
+
+    def _survey(self, decisions: Collection[Decision], rising: Collection[HolderName], wall: float) -> Around:
+        """The surroundings of whatever could be marked."""
+        by_scheduler: defaultdict[str, list[HolderName]] = defaultdict(list)
+        for decision in decisions:
+            if decision.stage in LABELLED:
+                by_scheduler[decision.name.scheduler].append(decision.name)
+        around: dict[HolderName, Surroundings | Unreadable] = {}
+        for scheduler, names in by_scheduler.items():
+            surveyor = self._find_surveyor(scheduler)
+            if surveyor is not None:
+                around |= surveyor.survey(names, rising, wall)
+        return around
+
+
+class Named(Surveyor, Protocol):
+    """A surveyor that says whose."""
+
+    scheduler: str
+
+
+def judge_of(source: EvidenceSource, surveyors: Sequence[Named], policy: Policy) -> Judge:
+    """Judges by the evidence, and by what these schedulers show around it."""
+    return Judge(source, {each.scheduler: each for each in surveyors}.get, policy)

@@ -1,0 +1,62 @@
+"""Which pods work together, so that one of them says nothing by itself. Pure.
+
+Pods that name one group in a label or annotation are together, and pods below one owner, whatever lies in between.
+Replicas of a Deployment, and the runs of a CronJob, are not: each works for itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+Key: TypeAlias = tuple[str, str]
+# Labels or annotations, each with the name of a group within the pod's namespace.
+GROUPS = (
+    "kueue.x-k8s.io/pod-group-name",
+    "jobset.sigs.k8s.io/jobset-uid",
+    "jobset.sigs.k8s.io/jobset-name",
+    "leaderworkerset.sigs.k8s.io/group-key",
+    "scheduling.k8s.io/group-name",
+    "scheduling.x-k8s.io/pod-group",
+    "volcano.sh/job-name",
+    "training.kubeflow.org/job-name",
+    "ray.io/cluster",
+)
+KUEUE_GROUP, KUEUE_TOTAL = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
+# What is above one of these is not a group of pods that wait for each other, nor is it itself.
+LOOSE = frozenset(
+    ("ReplicaSet", "ReplicationController", "Deployment", "Rollout", "CronJob", "ScaledJob", "DaemonSet", "Node")
+)
+
+
+def group_keys(metadata: Mapping[str, Any], ancestry: Sequence[Mapping[str, Any]]) -> frozenset[Key]:
+    """What a pod has in common with the others of its gang. `ancestry`: references to its controllers."""
+    named = (metadata.get("labels") or {}, metadata.get("annotations") or {})
+    keys = {(name, place[name]) for name in GROUPS for place in named if place.get(name)}
+    for reference in ancestry:
+        if reference.get("kind") in LOOSE:
+            break
+        keys.add(("uid", str(reference.get("uid"))))
+    return frozenset(keys)
+
+
+def gangs(keys: Mapping[str, frozenset[Key]]) -> dict[str, frozenset[str]]:
+    """By pod, all pods of its gang, itself among them. Pods without keys are alone."""
+    by_key: defaultdict[Key, list[str]] = defaultdict(list)
+    for pod, its in keys.items():
+        for key in its:
+            by_key[key].append(pod)
+    found: dict[str, frozenset[str]] = {}
+    for pod in keys:
+        if pod in found:
+            continue
+        together, left = {pod}, [pod]
+        while left:
+            for key in keys[left.pop()]:
+                fresh = [each for each in by_key.pop(key, ()) if each not in together]
+                together.update(fresh)
+                left.extend(fresh)
+        whole = frozenset(together)
+        found |= dict.fromkeys(whole, whole)
+    return found

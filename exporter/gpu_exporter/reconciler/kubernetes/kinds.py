@@ -1,0 +1,71 @@
+"""Whether a pod serves requests, belongs to a person at a screen, or works through a batch. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpu_exporter.reconciler.kubernetes.optouts import CLASS
+from gpu_exporter.reconciler.kubernetes.owners import Owner
+from gpu_exporter.reconciler.surroundings import BATCH, CLASSES, INTERACTIVE, SERVING, UNCLEAR
+
+# Group (without version) and kind of controllers above a pod.
+SERVING_KINDS = frozenset(
+    (
+        ("serving.kserve.io", "InferenceService"),
+        ("serving.kserve.io", "LLMInferenceService"),
+        ("serving.knative.dev", "Service"),
+        ("serving.knative.dev", "Revision"),
+        ("ray.io", "RayService"),
+        ("leaderworkerset.x-k8s.io", "LeaderWorkerSet"),
+        ("apps.nvidia.com", "NIMService"),
+        ("machinelearning.seldon.io", "SeldonDeployment"),
+    )
+)
+SERVING_LABELS = ("serving.kserve.io/inferenceservice", "serving.knative.dev/service")
+INTERACTIVE_KINDS = frozenset((("kubeflow.org", "Notebook"), ("kubeflow.org", "Workspace")))
+# Kubeflow's notebooks, and the servers that JupyterHub starts for its users.
+INTERACTIVE_LABELS = (("notebook-name", None), ("component", "singleuser-server"))
+BATCH_KINDS = frozenset(
+    (
+        ("batch", "Job"),
+        ("batch", "CronJob"),
+        ("batch.volcano.sh", "Job"),
+        ("jobset.x-k8s.io", "JobSet"),
+        ("trainer.kubeflow.org", "TrainJob"),
+        ("ray.io", "RayJob"),
+        ("argoproj.io", "Workflow"),
+    )
+)
+TRAINING_GROUP = "kubeflow.org"  # MPIJob, PyTorchJob, TFJob, XGBoostJob, PaddleJob, JAXJob
+
+
+def classify(labels: Mapping[str, str], owners: Sequence[Owner], served_by: str, scaled_by: str) -> tuple[str, str]:
+    """Class of a pod, and what it was taken from. `owners`: nearest first. `served_by`, `scaled_by`: the Service and
+    the autoscaler that it is behind, "" for none.
+
+    Notebooks come before Services, since each of them has one.
+    """
+    for title, place in (("the pod", labels), *((each.title, _labels(each)) for each in owners)):
+        if place.get(CLASS) in CLASSES:
+            return place[CLASS], f"label {CLASS} of {title}"
+    kinds = {(owner.api_version.partition("/")[0], owner.kind): owner.title for owner in owners}
+    if found := next((title for kind, title in kinds.items() if kind in SERVING_KINDS), ""):
+        return SERVING, found
+    if found := next((key for key in SERVING_LABELS if key in labels), ""):
+        return SERVING, f"label {found}"
+    if found := next((title for kind, title in kinds.items() if kind in INTERACTIVE_KINDS), ""):
+        return INTERACTIVE, found
+    for key, value in INTERACTIVE_LABELS:
+        if key in labels and value in (None, labels[key]):
+            return INTERACTIVE, f"label {key}"
+    if served_by or scaled_by:
+        return SERVING, served_by or scaled_by
+    for (group, kind), title in kinds.items():
+        if (group, kind) in BATCH_KINDS or (group == TRAINING_GROUP and kind.endswith("Job")):
+            return BATCH, title
+    return UNCLEAR, ""
+
+
+def _labels(owner: Owner) -> Mapping[str, Any]:
+    return owner.metadata.get("labels") or {}

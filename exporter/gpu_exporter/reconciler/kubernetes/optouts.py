@@ -1,0 +1,129 @@
+"""What owners of pods ask for by annotations: to keep idle GPUs for a while, or to be judged later. Pure.
+
+Nearest wins: what a pod says comes before what its controllers say, nearest first, and before its namespace. A wish
+that has ended counts as none, so that a later one further up still holds. A wish that cannot be read is not obeyed, but
+holds the pod at `candidate`: somebody meant something by it.
+
+The API server's own record (managedFields) says when an annotation was set; without one, it was set with the object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gpu_exporter.defaults import Policy
+from gpu_exporter.durations import describe_duration, format_duration, parse_duration
+from gpu_exporter.plain import one_line, shorten
+from gpu_exporter.reconciler.marks import PREFIX, parse_timestamp, timestamp
+from gpu_exporter.reconciler.surroundings import Exemption
+
+EXEMPT_UNTIL, EXEMPT_REASON, EXEMPT, IDLE_AFTER, CLASS = (
+    PREFIX + name for name in ("exempt-until", "exempt-reason", "exempt", "idle-after", "class")
+)
+# Others' signs that a pod is not to be disturbed. The presence of descheduler.alpha.kubernetes.io/evict means the
+# opposite of one, whatever its value.
+OTHERS = {
+    "karpenter.sh/do-not-disrupt": "true",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "descheduler.alpha.kubernetes.io/prefer-no-eviction": None,  # any value
+}
+REASON_MAX = 120  # characters of an owner's words
+
+
+class Wish(NamedTuple):
+    """What the annotations around a pod ask for."""
+
+    exemption: Exemption | None = None
+    idle_after_s: float = 0.0
+    idle_after_by: Exemption | None = None
+    ceiling: str = ""
+
+
+class Place(NamedTuple):
+    """An object whose annotations count. `source`: pod, owner or namespace; `title`: as people name it."""
+
+    source: str
+    title: str
+    metadata: Mapping[str, Any]
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        return self.metadata.get("annotations") or {}
+
+
+def read_wish(places: Sequence[Place], policy: Policy, wall: float) -> Wish:
+    """The wish at `wall` (Unix seconds); `places`: nearest first."""
+    exemption: Exemption | None = None
+    ceilings: list[str] = []
+    idle_after_s, idle_after_by = 0.0, None
+    for place in places:
+        if exemption is None:
+            exemption = _exemption(place, policy, wall, ceilings)
+        if not idle_after_s and IDLE_AFTER in place.annotations:
+            try:
+                wanted_s = parse_duration(place.annotations[IDLE_AFTER].strip())
+                idle_after_s = min(wanted_s, policy.idle_after_max)
+                idle_after_by = Exemption(place.source, f"{IDLE_AFTER} of {place.title} is {format_duration(wanted_s)}")
+            except ValueError as exc:
+                ceilings.append(f"{IDLE_AFTER} of {place.title} cannot be read: {exc}")
+        ceilings += _signs_of_others(place)
+    return Wish(exemption, idle_after_s, idle_after_by, "; ".join(dict.fromkeys(ceilings)))
+
+
+def _exemption(place: Place, policy: Policy, wall: float, ceilings: list[str]) -> Exemption | None:
+    annotations = place.annotations
+    reason = shorten(one_line(annotations.get(EXEMPT_REASON, "")), REASON_MAX)
+    because = f": {reason}" if reason else ""
+    if EXEMPT in annotations:
+        if place.source == "namespace" and annotations[EXEMPT] == "true":
+            return Exemption("namespace", f"{place.title} is exempt{because}")
+        if annotations[EXEMPT] != "false":
+            hint = f'only a namespace is exempt without end, by {EXEMPT}: "true"; set {EXEMPT_UNTIL} to a time'
+            ceilings.append(f"{EXEMPT} of {place.title} has no effect: {hint}")
+    text = annotations.get(EXEMPT_UNTIL)
+    if text is None:
+        return None
+    until = parse_timestamp(text)
+    if until is None:
+        hint = f"write it as {timestamp(wall + policy.exempt_max)}"
+        ceilings.append(f"{EXEMPT_UNTIL} of {place.title} cannot be read: {shorten(text, 40)!r}; {hint}")
+        return None
+    if place.source != "namespace":
+        set_wall = when_set(place.metadata, EXEMPT_UNTIL)
+        if set_wall is None:
+            ceilings.append(f"{EXEMPT_UNTIL} of {place.title}: when it was set is not known")
+            return None
+        limit = set_wall + policy.exempt_max
+        if until > limit and wall >= limit:
+            longest = describe_duration(policy.exempt_max)
+            ceilings.append(f"{EXEMPT_UNTIL} of {place.title} ended after {longest}, the longest allowed: set it again")
+            return None
+        until = min(until, limit)
+    if wall >= until:
+        return None
+    return Exemption(place.source, f"{place.title} is exempt until {timestamp(until)}{because}")
+
+
+def when_set(metadata: Mapping[str, Any], annotation: str) -> float | None:
+    """When an annotation was last written (Unix seconds), by the API server's record; else when the object was made."""
+    times = [
+        parse_timestamp(entry.get("time"))
+        for entry in metadata.get("managedFields") or ()
+        if f"f:{annotation}" in _annotations_of(entry)
+    ]
+    known = [moment for moment in times if moment is not None]
+    return max(known) if known else parse_timestamp(metadata.get("creationTimestamp"))
+
+
+def _annotations_of(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    fields = (entry.get("fieldsV1") or {}).get("f:metadata") or {}
+    return fields.get("f:annotations") or {}
+
+
+def _signs_of_others(place: Place) -> list[str]:
+    return [
+        f"{place.title} has {key}: {shorten(place.annotations[key], 20)!r}"
+        for key, value in OTHERS.items()
+        if key in place.annotations and value in (None, place.annotations[key])
+    ]

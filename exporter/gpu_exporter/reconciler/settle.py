@@ -1,0 +1,130 @@
+"""What the surroundings of a holder make of the decision on it: pure, and never more than the metrics say.
+
+A holder by itself first: what serves or is exempt is not marked, a class or a wish may ask for longer windows, and a
+sign of others keeps it at `candidate`. Then gangs: a member is as idle as the least idle one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName
+from gpu_exporter.reconciler.policy import (
+    LABELLED,
+    UNDERUSED,
+    Decision,
+    Windows,
+    decide_holder,
+    windows_of,
+)
+from gpu_exporter.reconciler.surroundings import INTERACTIVE, SERVING, Member, Surroundings, Unreadable
+
+Around: TypeAlias = Mapping[HolderName, Surroundings | Unreadable]
+IDLE = ("candidate", UNDERUSED)
+
+
+def settle(evidence: Evidence, decisions: Sequence[Decision], around: Around, policy: Policy) -> list[Decision]:
+    """The decisions, in their order. `around`: the surroundings of all holders that could be marked, where there is a
+    way to them; decisions on others stay.
+    """
+    holders = {holder.name: holder for holder in evidence.holders}
+    alone = {d.name: _settle_alone(d, holders[d.name], around.get(d.name), policy) for d in decisions}
+    return [_settle_gang(decision, alone) for decision in alone.values()]
+
+
+def members_of(around: Around) -> set[HolderName]:
+    """Every member of a gang."""
+    gangs = (each.members for each in around.values() if isinstance(each, Surroundings))
+    return {member.name for members in gangs for member in members}
+
+
+def windows_around(around: Surroundings, policy: Policy) -> Windows:
+    """How long a holder in these surroundings must have been idle."""
+    windows = windows_of(policy)
+    if around.kind == INTERACTIVE:
+        windows = windows._replace(underused_s=max(windows.underused_s, policy.interactive_after))
+    if around.idle_after_s > windows.candidate_s:  # warned then, and marked as long after that as others
+        warned_s = windows.underused_s - windows.candidate_s
+        windows = Windows(around.idle_after_s, around.idle_after_s + warned_s)
+    return windows
+
+
+def _settle_alone(
+    decision: Decision, holder: HolderEvidence, around: Surroundings | Unreadable | None, policy: Policy
+) -> Decision:
+    if around is None or decision.stage not in LABELLED:
+        return decision
+    if isinstance(around, Unreadable):
+        return _lowered(decision, "unknown", f"{decision.reason}, but {around.why}")
+    decision = decision._replace(around=around)
+    if around.exemption is not None:
+        return _lowered(decision, "exempt", f"{decision.reason}, but {around.exemption.why}")
+    if around.kind == SERVING:
+        return _lowered(decision, "serving", f"{decision.reason}, but it serves requests ({around.kind_why})")
+    again = decide_holder(holder, decision.observed_wall, policy, windows_around(around, policy))
+    if again.stage not in LABELLED and around.idle_after_by is not None:
+        return _lowered(decision, "exempt", f"{decision.reason}, but {around.idle_after_by.why}")
+    decision = again._replace(around=around)
+    if decision.stage == UNDERUSED and around.ceiling:
+        return _lowered(decision, "candidate", f"{decision.reason}; not more, since {around.ceiling}")
+    return decision
+
+
+def _settle_gang(decision: Decision, alone: Mapping[HolderName, Decision]) -> Decision:
+    """The decision on a member of a gang by those on all of them.
+
+    What ends a mark at once comes first: a wish, a member that works or cannot yet; then what is not known.
+    """
+    around = decision.around
+    if around is None or decision.stage not in LABELLED or not (around.members or around.missing):
+        return decision
+    gang = around.group or "its group"
+    others = {member: alone.get(member.name) for member in around.members if member.name != decision.name}
+    known = [of for of in others.values() if of is not None]
+    for of in known:
+        if of.stage in ("exempt", "serving"):
+            return _lowered(decision, of.stage, f"{decision.reason}, but of {of.title} of {gang}: {of.reason}")
+    if around.missing:
+        return _lowered(decision, "waiting", f"{decision.reason}, but {gang} waits for {_members(around.missing)} more")
+    for member in around.members:
+        if member.waits:
+            return _lowered(decision, "waiting", f"{decision.reason}, but {member.name} of {gang} {member.waits}")
+    if busy := next((of for of in known if of.active or of.stage in ("active", "starting", "partial")), None):
+        idle = 1 + sum(of.stage in IDLE for of in known)
+        text = f"{idle} of {len(around.members)} members of {gang} idle; {busy.title}: {busy.reason}"
+        return _lowered(decision, "partial", text)
+    for member, seen in others.items():
+        if unknown := _unknown(member, seen):
+            return _lowered(decision, "unknown", f"{decision.reason}, but of {member.name} of {gang}: {unknown}")
+    if decision.stage == UNDERUSED and (late := next((of for of in known if of.stage != UNDERUSED), None)):
+        return _lowered(decision, "candidate", f"{decision.reason}; of {late.title} of {gang}: {late.reason}")
+    if decision.stage == "partial" or not others:
+        return decision
+    return decision._replace(reason=f"{decision.reason}, and so are the other {_members(len(others))} of {gang}")
+
+
+def _unknown(member: Member, decision: Decision | None) -> str:
+    """Why the evidence does not say that a member is idle; "" when it does."""
+    if decision is None:
+        return "there are no series"
+    if decision.stage not in IDLE:
+        return decision.reason
+    if member.incarnation and decision.incarnation != member.incarnation:
+        return "the evidence is of another pod of that name"
+    if member.units is not None and decision.held != member.units:
+        return f"{decision.held} GPUs are seen, it was given {member.units}"
+    return ""
+
+
+def _lowered(decision: Decision, stage: str, reason: str) -> Decision:
+    """Another stage, never a higher one."""
+    windows = decision.windows
+    needed_s = windows.needed_s(stage) if windows is not None else decision.needed_s
+    since = decision.idle_since_wall if stage in LABELLED else None
+    return decision._replace(stage=stage, reason=reason, needed_s=needed_s, idle_since_wall=since)
+
+
+def _members(count: int) -> str:
+    return "one member" if count == 1 else f"{count} members"

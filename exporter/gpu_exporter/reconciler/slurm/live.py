@@ -1,0 +1,149 @@
+"""Jobs as `squeue --json` prints them, and the marks that they carry."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from typing import Any, NamedTuple
+
+from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.marks import Mark, parse_timestamp
+from gpu_exporter.reconciler.policy import LABEL
+
+log = logging.getLogger(__name__)
+MARK = re.compile(re.escape(LABEL) + r"=([a-z-]+)(?:;|$)")
+ALLOCATED = re.compile(r"(?:^|,)gres/gpu=(\d+)(?:,|$)")  # GPUs and MIG devices of a job, all types together
+# A job in one of these states can no longer be changed.
+FINISHED = frozenset(
+    ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY")
+)
+
+
+class LiveJob(NamedTuple):
+    """What the reconciler needs of one job. `start`: Unix seconds, 0 while unknown.
+
+    `target`: its name for scontrol. The id of an array or of a heterogeneous job would name all of its parts, and one
+    part has it as its job id. `leader`: the first component of a heterogeneous job, "" for all others. `gpus`: what
+    Slurm gave it, None where it gave none that are counted in GPUs. `title`: the job's name, and `comment` its Comment,
+    both in its owner's words.
+    """
+
+    job_id: str
+    target: str
+    state: str
+    start: float
+    restarts: int
+    text: str
+    leader: str = ""
+    is_batch: bool | None = None
+    gpus: int | None = None
+    title: str = ""
+    comment: str = ""
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self.job_id}/{self.restarts}/{int(self.start)}"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it can no longer be changed."""
+        return not FINISHED.isdisjoint(self.state.split(","))
+
+    @property
+    def runs(self) -> bool:
+        """Whether it can work: flags such as COMPLETING come as further words."""
+        return self.state == "RUNNING"
+
+    @property
+    def mark(self) -> Mark | None:
+        """The mark that its text is, if it is one."""
+        match = MARK.match(self.text)
+        if match is None:
+            return None
+        return Mark(
+            HolderName("slurm", "", self.job_id),
+            match[1],
+            self.incarnation,
+            "RUNNING" not in self.state,
+            self,
+            parse_timestamp(read_field(self.text, "observed-until")),
+            self.target if self.target != self.job_id else "",
+        )
+
+
+def read_field(text: str, name: str) -> str | None:
+    """`name=value` of a mark's text; None when it has none."""
+    fields = (part.partition("=") for part in text.split(";"))
+    return next((value for key, _, value in fields if key == name), None)
+
+
+def parse_jobs(text: str, field: str) -> list[LiveJob]:
+    """Jobs of an answer of `squeue --json`, with the text in `field`. Raises ValueError.
+
+    22.05 prints plain numbers and words; later releases print {"set", "infinite", "number"} and lists.
+    """
+    try:
+        answer = json.loads(text)
+        rows: list[dict[str, Any]] = answer["jobs"]
+        errors = answer.get("errors") or ()
+        parsed = [_read_job(row, field) for row in rows]
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        raise ValueError(f"squeue --json printed what is not understood: {exc!r}") from exc
+    if errors:  # 22.05 ends with status 0 and no jobs when the controller does not answer
+        raise ValueError(f"squeue --json answered with errors: {str(errors)[:200]}")
+    jobs = [job for job in parsed if job is not None]
+    if len(jobs) < len(rows):
+        log.warning("squeue --json: %d of %d jobs are not understood", len(rows) - len(jobs), len(rows))
+    if rows and not jobs:
+        raise ValueError(f"squeue --json printed {len(rows)} jobs, all of them not understood")
+    return jobs
+
+
+def _read_job(row: dict[str, Any], field: str) -> LiveJob | None:
+    """One job; None when it is not understood, which must not hide the others."""
+    try:
+        return LiveJob(
+            str(int(_plain(row["job_id"]))),
+            _target(row),
+            _word(row["job_state"]),
+            float(_plain(row["start_time"])),
+            int(_plain(row.get("restart_cnt", 0))),
+            str(row.get(field) or ""),
+            leader=_leader(row),
+            is_batch=row["batch_flag"] if isinstance(row.get("batch_flag"), bool) else None,
+            gpus=_gpus(row),
+            title=str(row.get("name") or ""),
+            comment=str(row.get("comment") or ""),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _target(row: dict[str, Any]) -> str:
+    task = row.get("array_task_id")
+    is_task = task.get("set") if isinstance(task, dict) else task is not None
+    array = int(_plain(row.get("array_job_id")))
+    if array and is_task:
+        return f"{array}_{int(_plain(task))}"
+    if leader := _leader(row):
+        return f"{leader}+{int(_plain(row.get('het_job_offset')))}"
+    return str(int(_plain(row["job_id"])))
+
+
+def _leader(row: dict[str, Any]) -> str:
+    leader = int(_plain(row.get("het_job_id")))
+    return str(leader) if leader else ""
+
+
+def _gpus(row: dict[str, Any]) -> int | None:
+    match = ALLOCATED.search(str(row.get("tres_alloc_str") or ""))
+    return int(match[1]) if match else None
+
+
+def _plain(value: Any) -> float:
+    return float(value["number"] if isinstance(value, dict) else value or 0)
+
+
+def _word(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

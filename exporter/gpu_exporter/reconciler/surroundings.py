@@ -1,0 +1,79 @@
+"""What a holder is part of, as its scheduler shows it now: its group, its class, and who asked to keep its GPUs.
+
+Metrics say that GPUs are idle. Whether that means anything, the surroundings say: an idle member of a working group is
+not idle, a serving pod waits for requests, and owners may know of reasons that nobody sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple, Protocol
+
+from gpu_exporter.reconciler.evidence import HolderName
+
+SERVING, INTERACTIVE, BATCH, UNCLEAR = CLASSES = ("serving", "interactive", "batch", "unclear")
+
+
+class Member(NamedTuple):
+    """One pod or job of a group that holds GPUs, alive now.
+
+    `incarnation`: the pod's UID, "" for jobs. `units`: GPUs and MIG instances that its scheduler gave it; None where
+    that cannot be counted. `waits`: why it cannot work yet, e.g. Pending; "" when it can.
+    """
+
+    name: HolderName
+    incarnation: str
+    units: int | None
+    waits: str = ""
+
+
+class Exemption(NamedTuple):
+    """Somebody asked to keep the GPUs. `source`: pod, owner, namespace, job or policy; `why`: in words, who and until
+    when.
+    """
+
+    source: str
+    why: str
+
+
+class Surroundings(NamedTuple):
+    """Of one holder.
+
+    `group`: what it is part of, as consumers name it, e.g. batch/v1/Job/train; "" for a holder by itself. `members`:
+    of its gang, itself among them; empty for a holder by itself. `missing`: members that the gang waits for and that do
+    not exist yet. `kind`: one of CLASSES, `kind_why` what it was taken from. `idle_after_s`: how long it must have been
+    idle at least, by a wish of its owner; 0 for no wish. `idle_after_by`: whose wish that is. `ceiling`: why it may not
+    rise above `candidate`; "" when it may.
+    """
+
+    group: str = ""
+    members: tuple[Member, ...] = ()
+    missing: int = 0
+    kind: str = UNCLEAR
+    kind_why: str = ""
+    exemption: Exemption | None = None
+    idle_after_s: float = 0.0
+    idle_after_by: Exemption | None = None
+    ceiling: str = ""
+
+
+class Unreadable(NamedTuple):
+    """The surroundings of a holder are not known, for this reason, which names the remedy.
+
+    `is_failure`: the scheduler did not answer, or not enough; it is not the holder that is gone.
+    """
+
+    why: str
+    is_failure: bool = False
+
+
+class Surveyor(Protocol):
+    """One scheduler's live objects around its holders."""
+
+    def survey(
+        self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
+    ) -> Mapping[HolderName, Surroundings | Unreadable]:
+        """The surroundings of each of these holders at `wall` (Unix seconds). Raises nothing.
+
+        `fresh`: those of them that are about to rise: what was read earlier does not do for them.
+        """

@@ -1,0 +1,185 @@
+"""What surroundings make of a decision: never more than the metrics say, and a gang is as idle as its least idle one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, Bench, Book, holder
+
+from gpu_exporter.reconciler.evidence import Evidence, HolderName
+from gpu_exporter.reconciler.policy import LABELLED, Decision, decide
+from gpu_exporter.reconciler.settle import settle
+from gpu_exporter.reconciler.surroundings import Exemption, Member, Surroundings, Unreadable
+
+NAMES = [HolderName("kubernetes", "ml", f"train-{i}") for i in range(4)]
+ORDER = ["unknown", "waiting", "exempt", "serving", "starting", "active", "partial", "candidate", "underused"]
+
+
+def evidence_of(runs: Sequence[Sequence[float] | None]) -> Evidence:
+    """Of NAMES, each with the idle runs of its GPUs; None for a pod without series."""
+    holders = [holder(name, its) for name, its in zip(NAMES, runs, strict=False) if its is not None]
+    return Evidence(WALL, tuple(holders))
+
+
+def gang(count: int = 4, waits: str = "", missing: int = 0, units: int = 1, uid: str = "uid") -> Surroundings:
+    members = tuple(Member(name, uid, units, waits if name == NAMES[-1] else "") for name in NAMES[:count])
+    return Surroundings("batch/v1/Job/train", members, missing, "batch", "batch/v1/Job/train")
+
+
+def decided(runs: Sequence[Sequence[float] | None], around: Surroundings | Unreadable) -> list[Decision]:
+    """The decisions on NAMES, all in the same surroundings."""
+    evidence = evidence_of(runs)
+    return settle(evidence, decide(evidence, POLICY), dict.fromkeys(NAMES, around), POLICY)
+
+
+IDLE = [UNDERUSED]
+
+
+def test_a_gang_of_which_all_are_idle_is_marked_and_says_so() -> None:
+    decisions = decided([IDLE] * 4, gang())
+    assert [decision.stage for decision in decisions] == ["underused"] * 4
+    assert decisions[0].reason.endswith("and so are the other 3 members of batch/v1/Job/train")
+
+
+@pytest.mark.parametrize(
+    ("runs", "around", "stage", "reason"),
+    [
+        ([IDLE, IDLE, IDLE, [5.0]], gang(), "partial", "3 of 4 members of batch/v1/Job/train idle; ml/train-3: "),
+        ([IDLE, IDLE, IDLE, [UNDERUSED, 5.0]], gang(), "partial", "ml/train-3: 1 of 2 GPUs idle"),
+        ([IDLE, IDLE, IDLE, None], gang(), "unknown", "of ml/train-3 of batch/v1/Job/train: there are no series"),
+        ([IDLE, IDLE, None, [5.0]], gang(), "partial", "2 of 4 members"),  # work ends a mark, whatever else is unknown
+        ([IDLE, IDLE, IDLE, [CANDIDATE]], gang(), "candidate", "of ml/train-3 of batch/v1/Job/train: "),
+        ([IDLE] * 4, gang(waits="is Pending"), "waiting", "ml/train-3 of batch/v1/Job/train is Pending"),
+        ([IDLE] * 3, gang(3, missing=2), "waiting", "batch/v1/Job/train waits for 2 members more"),
+        ([IDLE] * 1, gang(1, missing=1), "waiting", "batch/v1/Job/train waits for one member more"),
+        ([IDLE] * 4, gang(units=2), "unknown", "1 GPUs are seen, it was given 2"),
+        ([IDLE] * 4, gang(uid="other"), "unknown", "the evidence is of another pod of that name"),
+    ],
+)
+def test_a_member_of_a_gang_is_as_idle_as_the_least_idle_one(
+    runs: Sequence[Sequence[float] | None], around: Surroundings, stage: str, reason: str
+) -> None:
+    first = decided(runs, around)[0]
+    assert (first.stage, reason in first.reason) == (stage, True), first.reason
+    assert first.needed_s == (UNDERUSED - 1 if stage == "underused" else CANDIDATE - 1)
+    assert (first.idle_since_wall is not None) == (stage in LABELLED)
+
+
+@pytest.mark.parametrize(
+    ("around", "stage", "reason"),
+    [
+        (Surroundings(), "underused", "its one GPU idle for"),
+        (Surroundings(kind="serving", kind_why="Service/web"), "serving", "it serves requests (Service/web)"),
+        (Surroundings(kind="interactive"), "candidate", "its one GPU idle for 120 min"),
+        (Surroundings(exemption=Exemption("pod", "pod train is exempt until noon")), "exempt", "exempt until noon"),
+        (Surroundings(ceiling="pod train has x: 'y'"), "candidate", "not more, since pod train has x: 'y'"),
+        (Unreadable("no rights"), "unknown", "but no rights"),
+        (Surroundings(idle_after_s=9000.0, idle_after_by=Exemption("owner", "idle-after is 150m")), "exempt", "150m"),
+        (Surroundings(idle_after_s=7000.0, idle_after_by=Exemption("owner", "x")), "candidate", "idle for 120 min"),
+        (Surroundings(idle_after_s=60.0, idle_after_by=Exemption("owner", "x")), "underused", "idle for 120 min"),
+    ],
+)
+def test_class_and_wishes_lower_a_stage_and_never_raise_it(
+    around: Surroundings | Unreadable, stage: str, reason: str
+) -> None:
+    (decision,) = decided([IDLE], around)
+    assert (decision.stage, reason in decision.reason) == (stage, True), decision.reason
+    (working,) = decided([[5.0]], around)
+    assert working.stage == "active"
+
+
+def test_a_notebook_is_underused_after_its_longer_window() -> None:
+    around = Surroundings(kind="interactive")
+    assert decided([[POLICY.interactive_after]], around)[0].stage == "underused"
+    late = decided([[POLICY.interactive_after]], around)[0]
+    assert late.needed_s == POLICY.interactive_after, "and its container must have run for so long"
+
+
+def test_one_exempt_member_keeps_its_gang() -> None:
+    evidence = evidence_of([IDLE] * 4)
+    around: dict[HolderName, Surroundings | Unreadable] = dict.fromkeys(NAMES, gang())
+    around[NAMES[2]] = gang()._replace(exemption=Exemption("pod", "pod train-2 is exempt until noon"))
+    decisions = settle(evidence, decide(evidence, POLICY), around, POLICY)
+    assert [decision.stage for decision in decisions] == ["exempt"] * 4
+    assert "of ml/train-2 of batch/v1/Job/train" in decisions[0].reason
+
+
+RUNS = st.none() | st.lists(st.sampled_from([0.0, 5.0, CANDIDATE, UNDERUSED, float("nan")]), min_size=1, max_size=2)
+AROUND = st.sampled_from(
+    [
+        gang(),
+        gang(waits="is Pending"),
+        gang(missing=1),
+        Surroundings(),
+        Surroundings(ceiling="x"),
+        Surroundings(kind="interactive"),
+        Surroundings(kind="serving"),
+        Unreadable("x"),
+    ]
+)
+
+
+@given(st.lists(RUNS, min_size=4, max_size=4), st.lists(AROUND, min_size=4, max_size=4))
+def test_no_surroundings_raise_a_stage_and_no_member_is_marked_while_another_works(
+    runs: list[list[float] | None], arounds: list[Surroundings | Unreadable]
+) -> None:
+    evidence = evidence_of(runs)
+    alone = decide(evidence, POLICY)
+    around = dict(zip(NAMES, arounds, strict=True))
+    settled = {decision.name: decision for decision in settle(evidence, alone, around, POLICY)}
+    for before in alone:
+        after = settled[before.name]
+        if after.stage in LABELLED:
+            assert before.stage in LABELLED
+            assert ORDER.index(after.stage) <= ORDER.index(before.stage)
+        mine = around[before.name]
+        if after.stage == "underused" and isinstance(mine, Surroundings):
+            for member in mine.members:
+                its = runs[NAMES.index(member.name)]
+                assert its is not None and len(its) == 1 and its[0] >= POLICY.underused_after
+
+
+def test_a_gang_that_begins_to_work_loses_all_its_marks_in_that_cycle() -> None:
+    book = Book()
+    bench = Bench(book)
+    book.around = dict.fromkeys(NAMES, gang())
+    bench.runs = dict.fromkeys(NAMES, IDLE)
+    assert sorted(bench.run()) == [f"write train-{i} underused" for i in range(4)]
+    bench.runs[NAMES[1]] = [3.0]
+    calls = bench.run()
+    assert [call for call in calls if call.startswith("withdraw")] == [f"withdraw train-{i}" for i in range(4)]
+    assert bench.run() == []
+    assert book.marks == {name: "partial" for name in NAMES if name != NAMES[1]}
+
+
+def test_members_that_work_are_asked_for_although_nobody_lists_them_as_idle() -> None:
+    book = Book()
+    bench = Bench(book)
+    book.around = dict.fromkeys(NAMES, gang())
+    bench.only_asked = True  # as PromQL: idle holders, and those that are asked for
+    bench.runs = {**dict.fromkeys(NAMES, IDLE), NAMES[3]: [3.0]}
+    bench.run()
+    assert book.marks == dict.fromkeys(NAMES[:3], "partial"), "in the first cycle: it is asked again at once"
+    assert set(bench.asked) == set(NAMES)
+    reads = bench.reads
+    bench.run()
+    assert (bench.reads - reads, set(bench.asked)) == (1, set(NAMES))
+
+
+def test_what_is_about_to_rise_is_looked_at_afresh_and_nothing_else() -> None:
+    book = Book()
+    bench = Bench(book)
+    a, b = NAMES[:2]
+    bench.runs = {a: [CANDIDATE], b: [UNDERUSED]}
+    bench.run()
+    assert book.surveyed == [([a, b], []), ([a, b], [a, b])]
+    book.surveyed.clear()
+    bench.run()
+    assert book.surveyed == [([a, b], [])]
+    bench.runs[a] = [UNDERUSED]
+    book.surveyed.clear()
+    bench.run()
+    assert book.surveyed == [([a, b], []), ([a, b], [a])]
