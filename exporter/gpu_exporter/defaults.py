@@ -121,6 +121,14 @@ class Policy(NamedTuple):
     """seconds; a mark that no evidence supports for so long is withdrawn"""
     new_marks_max: int = 20
     """marks set in one cycle; withdrawals have no such limit"""
+    new_marks_namespace_max: int = 10
+    """... of them in one namespace"""
+    freeze_share: float = 0.05
+    """nothing is marked where more than this share of the GPUs held became idle within 15 min"""
+    freeze_exporters: float = 0.2
+    """... or more than this share of the last hour's exporters is gone"""
+    freeze_max: float = 14400.0
+    """seconds; GPUs that became idle together are marked all the same so long after candidate_after"""
 
 
 class Alerts(NamedTuple):
@@ -217,6 +225,7 @@ DURATIONS = frozenset(
         "ledger.idle_run_unknown_reset",
         "policy.candidate_after",
         "policy.exempt_max",
+        "policy.freeze_max",
         "policy.fresh_min",
         "policy.idle_after_max",
         "policy.interactive_after",

@@ -74,7 +74,7 @@ class Bench:
 
     def restart(self) -> None:
         """Another process: what the jobs carry is all that it has."""
-        self.cycle = Cycle(judge_of(self, [self.marker], POLICY), [self.marker], POLICY, self, self.clock)
+        self.cycle = Cycle(judge_of(self, [self.marker], POLICY, self.clock), [self.marker], POLICY, self, self.clock)
 
     def count_write(self, result: str) -> None:
         self.writes.append(result)

@@ -94,7 +94,11 @@ class Bench:
         """Another process: what the pods carry is all that it has."""
         self.source.clock = self.clock
         self.cycle = Cycle(
-            judge_of(self.source, [self.marker], self.policy), [self.marker], self.policy, self.tally, self.clock
+            judge_of(self.source, [self.marker], self.policy, self.clock),
+            [self.marker],
+            self.policy,
+            self.tally,
+            self.clock,
         )
 
     def run_pod(

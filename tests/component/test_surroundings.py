@@ -103,7 +103,7 @@ class Site(Bench):
     def judge(self) -> dict[str, Decision]:
         """The decisions of a reconciler that has just started, by pod."""
         surveyor = PodMarker(Api(ControlPlane.connect(self.plane.admin)), self.policy, self.clock)
-        decisions = judge_of(self.source, [surveyor], self.policy).judge().decisions
+        decisions = judge_of(self.source, [surveyor], self.policy, self.clock).judge().decisions
         return {decision.name.name: decision for decision in decisions}
 
     def stages(self, names: Sequence[str]) -> list[str]:
@@ -292,6 +292,6 @@ def test_a_controller_that_may_not_be_read_leaves_its_pods_unknown_and_names_the
         30,
         0.2,
     )
-    judgement = judge_of(site.source, [marker], site.policy).judge()
+    judgement = judge_of(site.source, [marker], site.policy, site.clock).judge()
     assert judgement.decisions[0].stage == "unknown"
     assert "the reconciler needs `get` on it" in judgement.problems[0]

@@ -115,6 +115,7 @@ class Bench:
         self.error = ""
         self.asked: Collection[HolderName] = ()
         self.reads = 0
+        self.exporters, self.allocations = 100, 10_000
         self.only_asked = False  # whether others than idle holders are shown only when they are asked for
         self.writes: list[str] = []
         self.skips: list[str] = []
@@ -124,7 +125,7 @@ class Bench:
 
     def restart(self) -> None:
         """Another process: only the books are left."""
-        judge = judge_of(self, self.books, self.policy)
+        judge = judge_of(self, self.books, self.policy, self.clock)
         self.cycle = Cycle(judge, self.books, self.policy, self, self.clock, once=self.once)
 
     def count_write(self, result: str) -> None:
@@ -144,7 +145,8 @@ class Bench:
             for name, runs in self.runs.items()
             if not self.only_asked or name in marked or max(runs) >= self.policy.candidate_after
         }
-        return Evidence(wall, tuple(holder(name, runs, wall) for name, runs in shown.items()))
+        found = tuple(holder(name, runs, wall) for name, runs in shown.items())
+        return Evidence(wall, found, self.exporters, self.allocations)
 
     def run(self) -> list[str]:
         for book in self.books:

@@ -52,7 +52,7 @@ def reconcile_once(source: ExplainingSource, policy: Policy, form: str, explaine
     """One cycle that writes nothing; the exit code. With `explained`, only that holder, in full, whatever its stage."""
     asked = named_holder(explained)
     try:
-        evidence, decisions, problems = Judge(source, foresight.surveyor, policy).judge(
+        evidence, decisions, problems, _ = Judge(source, foresight.surveyor, policy, SYSTEM_CLOCK).judge(
             [asked] if asked is not None else ()
         )
     except EvidenceError as exc:
@@ -182,7 +182,7 @@ def apply_forever(
     demand: SlurmDemand | None,
 ) -> int:
     """Cycle and write until a signal."""
-    cycle = Cycle(judge_of(source, markers, policy), markers, policy, telemetry, SYSTEM_CLOCK)
+    cycle = Cycle(judge_of(source, markers, policy, SYSTEM_CLOCK), markers, policy, telemetry, SYSTEM_CLOCK)
     runs = ApplyRuns(cycle, telemetry, SYSTEM_CLOCK)
     _cycle_until_signal(runs.run, interval_s, telemetry, demand)
     return 0
@@ -190,7 +190,7 @@ def apply_forever(
 
 def apply_once(source: EvidenceSource, markers: Sequence[Marker], policy: Policy, telemetry: Telemetry) -> int:
     """One cycle that writes; the exit code. Marks without evidence go at once: a single cycle cannot wait for it."""
-    cycle = Cycle(judge_of(source, markers, policy), markers, policy, telemetry, SYSTEM_CLOCK, once=True)
+    cycle = Cycle(judge_of(source, markers, policy, SYSTEM_CLOCK), markers, policy, telemetry, SYSTEM_CLOCK, once=True)
     return Exit.PARTIAL if ApplyRuns(cycle, telemetry, SYSTEM_CLOCK).run() else Exit.DONE
 
 
@@ -220,7 +220,7 @@ def reconcile_forever(
     demand: SlurmDemand | None,
 ) -> int:
     """Cycle until a signal; log each change of what --apply would write or refuse."""
-    judge = Judge(source, foresight.surveyor, policy)
+    judge = Judge(source, foresight.surveyor, policy, SYSTEM_CLOCK)
     dry = DryRun(judge, policy, telemetry, foresight, SYSTEM_CLOCK)
     _cycle_until_signal(dry.run, interval_s, telemetry, demand)
     return 0

@@ -24,7 +24,7 @@ class ApplyRuns:
         """One run; what was left undone, "" when nothing was."""
         began = self._clock.monotonic()
         problem = self._cycle.run()
-        self._telemetry.note_cycle(began, not problem, self._cycle.standing, self._cycle.decisions)
+        self._telemetry.note_cycle(began, not problem, self._cycle.standing, self._cycle.decisions, self._cycle.frozen)
         if problem != self._last_problem:  # once, not in every run
             if problem:
                 log.warning("cycle incomplete: %s", problem)

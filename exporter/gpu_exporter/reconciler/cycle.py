@@ -14,11 +14,13 @@ do not make a mark younger.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import ParamSpec, Protocol, TypeVar
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.brakes import SOURCE
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
 from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.marks import Mark, Marker, MarkError, Refused
@@ -81,6 +83,8 @@ class Cycle:
         self._had_evidence = once
         self.standing: dict[HolderName, str] = {}
         """ScenarioTime of every mark that exists after the cycle."""
+        self.frozen: dict[str, str] = {}
+        """Brakes that hold, as in Brakes.check; `source` while there is no evidence."""
         self.decisions: Sequence[Decision] = ()
         """What the last cycle's evidence says, of every holder in it; empty without evidence."""
 
@@ -131,9 +135,9 @@ class Cycle:
 
         On any error there are none, and marks age as if their holders had no series.
         """
-        self._had_evidence, self.decisions = False, ()
+        self._had_evidence, self.decisions, self.frozen = False, (), {SOURCE: "no evidence"}
         try:
-            _, decisions, missing = self._judge.judge([mark.name for mark in marks])
+            _, decisions, missing, self.frozen = self._judge.judge([mark.name for mark in marks])
             problems += missing
             self._had_evidence, self.decisions = True, decisions
         except EvidenceError as exc:
@@ -202,8 +206,11 @@ class Cycle:
         """Set marks on evidence of `wall`, while it is fresh: a slow API server must not make it old. The marked."""
         written: set[HolderName] = set()
         refusals: dict[HolderName, str] = {}
+        by_namespace: Counter[str] = Counter()
         for decision in decisions:
-            if len(written) >= self._policy.new_marks_max:
+            namespace = decision.name.namespace
+            full = namespace and by_namespace[namespace] >= self._policy.new_marks_namespace_max
+            if full or len(written) >= self._policy.new_marks_max:
                 self._observer.count_skip("limit")
                 continue
             if not self._is_fresh(wall):
@@ -224,6 +231,7 @@ class Cycle:
                     break  # the next cycle is soon enough
                 continue
             written.add(decision.name)
+            by_namespace[namespace] += 1
             self._observer.count_write("written")
             self.standing[decision.name] = decision.stage
             log.info("%s: marked %s: %s", decision.title, decision.stage, decision.reason)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.brakes import SOURCE
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
 from gpu_exporter.reconciler.foresight import Foresight, Outlook
 from gpu_exporter.reconciler.judge import Judge
@@ -41,6 +42,7 @@ class DryRun:
         began = self._clock.monotonic()
         problem = ""
         self._decisions: Sequence[Decision] = ()
+        self._frozen = {SOURCE: "no evidence"}
         try:
             problem = self._run()
             if problem and problem != self._last_problem:
@@ -56,11 +58,11 @@ class DryRun:
             if problem != self._last_problem:
                 log.exception("nothing decided: unforeseen")
         self._last_problem = problem
-        self._telemetry.note_cycle(began, not problem, {}, self._decisions)
+        self._telemetry.note_cycle(began, not problem, {}, self._decisions, self._frozen)
 
     def _run(self) -> str:
         """What was missing, "" when all was there."""
-        _, decisions, problems = self._judge.judge()
+        _, decisions, problems, self._frozen = self._judge.judge()
         self._decisions = decisions
         outlooks = self._foresight.look(decisions, self._clock.wall())
         self._last_good = self._clock.monotonic()

@@ -6,7 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
+from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.brakes import Brakes, hold
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceSource, HolderName
 from gpu_exporter.reconciler.policy import LABELLED, Decision, decide
 from gpu_exporter.reconciler.settle import Around, members_of, settle
@@ -18,22 +20,30 @@ PROBLEMS_MAX = 3  # of a kind, in a log line
 class Judgement(NamedTuple):
     """One reading of the source, and what follows from it, in the order of the holders' names.
 
-    `problems`: what was missing, in the source or around the holders.
+    `problems`: what was missing, in the source or around the holders. `frozen`: brakes that hold, as in Brakes.check.
     """
 
     evidence: Evidence
     decisions: list[Decision]
     problems: list[str]
+    frozen: dict[str, str]
 
 
 class Judge:
     """Remembers from one cycle to the next whom to ask about, and who had which stage."""
 
-    def __init__(self, source: EvidenceSource, find_surveyor: Callable[[str], Surveyor | None], policy: Policy) -> None:
+    def __init__(
+        self,
+        source: EvidenceSource,
+        find_surveyor: Callable[[str], Surveyor | None],
+        policy: Policy,
+        clock: Clock,
+    ) -> None:
         """`find_surveyor`: by scheduler; None where there is no way to its live objects."""
         self._source = source
         self._find_surveyor = find_surveyor
         self._policy = policy
+        self._brakes = Brakes(policy, clock)
         self._members: set[HolderName] = set()
         self._stages: dict[HolderName, str] = {}
 
@@ -59,7 +69,9 @@ class Judge:
         self._members = members_of(around)
         failures = [each.why for each in around.values() if isinstance(each, Unreadable) and each.is_failure]
         problems = [*evidence.problems[:PROBLEMS_MAX], *list(dict.fromkeys(failures))[:PROBLEMS_MAX]]
-        return Judgement(evidence, settled, problems)
+        frozen = self._brakes.check(evidence, settled)
+        problems += [f"frozen: {text}" for text in frozen.values()]
+        return Judgement(evidence, hold(settled, frozen), problems, frozen)
 
     def _survey(self, decisions: Collection[Decision], rising: Collection[HolderName], wall: float) -> Around:
         """The surroundings of whatever could be marked."""
@@ -81,6 +93,6 @@ class Named(Surveyor, Protocol):
     scheduler: str
 
 
-def judge_of(source: EvidenceSource, surveyors: Sequence[Named], policy: Policy) -> Judge:
+def judge_of(source: EvidenceSource, surveyors: Sequence[Named], policy: Policy, clock: Clock) -> Judge:
     """Judges by the evidence, and by what these schedulers show around it."""
-    return Judge(source, {each.scheduler: each for each in surveyors}.get, policy)
+    return Judge(source, {each.scheduler: each for each in surveyors}.get, policy, clock)

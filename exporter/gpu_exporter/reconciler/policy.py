@@ -42,7 +42,8 @@ class Decision(NamedTuple):
     shows a unit that is not idle, whatever is not known of the others; `observed_wall`: time of the evidence;
     `users_id`: as in HolderEvidence; `cluster`: the one Slurm cluster of the evidence, "" when unknown and for pods.
     `windows`: what the holder must meet, which its class and its owner may have made longer; None for those of the
-    policy. `around`: its surroundings, once they are known.
+    policy. `around`: its surroundings, once they are known. `exempt_by`: who asked to
+    keep its GPUs, one of EXEMPT_BY, for stage exempt.
     """
 
     name: HolderName
@@ -61,6 +62,7 @@ class Decision(NamedTuple):
     cluster: str = ""
     windows: Windows | None = None
     around: Surroundings | None = None
+    exempt_by: str = ""
 
     @property
     def title(self) -> str:

@@ -19,7 +19,7 @@ from gpu_exporter.reconciler.policy import (
     decide_holder,
     windows_of,
 )
-from gpu_exporter.reconciler.surroundings import INTERACTIVE, SERVING, Member, Surroundings, Unreadable
+from gpu_exporter.reconciler.surroundings import INTERACTIVE, SERVING, Exemption, Member, Surroundings, Unreadable
 
 Around: TypeAlias = Mapping[HolderName, Surroundings | Unreadable]
 IDLE = ("candidate", UNDERUSED)
@@ -60,12 +60,12 @@ def _settle_alone(
         return _lowered(decision, "unknown", f"{decision.reason}, but {around.why}")
     decision = decision._replace(around=around)
     if around.exemption is not None:
-        return _lowered(decision, "exempt", f"{decision.reason}, but {around.exemption.why}")
+        return _exempt(decision, around.exemption)
     if around.kind == SERVING:
         return _lowered(decision, "serving", f"{decision.reason}, but it serves requests ({around.kind_why})")
     again = decide_holder(holder, decision.observed_wall, policy, windows_around(around, policy))
     if again.stage not in LABELLED and around.idle_after_by is not None:
-        return _lowered(decision, "exempt", f"{decision.reason}, but {around.idle_after_by.why}")
+        return _exempt(decision, around.idle_after_by)
     decision = again._replace(around=around)
     if decision.stage == UNDERUSED and around.ceiling:
         return _lowered(decision, "candidate", f"{decision.reason}; not more, since {around.ceiling}")
@@ -85,7 +85,8 @@ def _settle_gang(decision: Decision, alone: Mapping[HolderName, Decision]) -> De
     known = [of for of in others.values() if of is not None]
     for of in known:
         if of.stage in ("exempt", "serving"):
-            return _lowered(decision, of.stage, f"{decision.reason}, but of {of.title} of {gang}: {of.reason}")
+            lowered = _lowered(decision, of.stage, f"{decision.reason}, but of {of.title} of {gang}: {of.reason}")
+            return lowered._replace(exempt_by=of.exempt_by)
     if around.missing:
         return _lowered(decision, "waiting", f"{decision.reason}, but {gang} waits for {_members(around.missing)} more")
     for member in around.members:
@@ -116,6 +117,11 @@ def _unknown(member: Member, decision: Decision | None) -> str:
     if member.units is not None and decision.held != member.units:
         return f"{decision.held} GPUs are seen, it was given {member.units}"
     return ""
+
+
+def _exempt(decision: Decision, exemption: Exemption) -> Decision:
+    lowered = _lowered(decision, "exempt", f"{decision.reason}, but {exemption.why}")
+    return lowered._replace(exempt_by=exemption.source)
 
 
 def _lowered(decision: Decision, stage: str, reason: str) -> Decision:

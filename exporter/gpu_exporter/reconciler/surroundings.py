@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from gpu_exporter.reconciler.evidence import HolderName
 
+EXEMPT_BY = ("pod", "owner", "namespace", "job")  # where holders ask to keep their GPUs
 SERVING, INTERACTIVE, BATCH, UNCLEAR = CLASSES = ("serving", "interactive", "batch", "unclear")
 
 
@@ -28,7 +29,7 @@ class Member(NamedTuple):
 
 
 class Exemption(NamedTuple):
-    """Somebody asked to keep the GPUs. `source`: pod, owner, namespace, job or policy; `why`: in words, who and until
+    """Somebody asked to keep the GPUs. `source`: one of EXEMPT_BY; `why`: in words, who and until
     when.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,8 +17,10 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gpu_exporter.clock import SYSTEM_CLOCK, Clock
+from gpu_exporter.reconciler.brakes import FREEZES
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.policy import LABELLED, Decision
+from gpu_exporter.reconciler.surroundings import EXEMPT_BY
 
 STAGES_MAX = 30_000  # series; a tenth of a site of 100,000 allocations is idle at a time, or some bug makes it so
 RESULTS = ("written", "renewed", "withdrawn", "replaced", "conflict", "throttled", "error")
@@ -131,9 +133,25 @@ class Telemetry:
         self._skipped = Counter(
             "gpu_reconciler_skipped", "Marks not set, each cycle, by reason.", ["reason"], registry=self.registry
         )
+        self._frozen = Gauge(
+            "gpu_reconciler_frozen",
+            "1 while nothing new is marked, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self._exempt = Gauge(
+            "gpu_reconciler_exempt",
+            "GPUs and MIG instances that are idle and whose holders asked to keep them, by where they asked.",
+            ["source"],
+            registry=self.registry,
+        )
         self._applies = Gauge(
             "gpu_reconciler_apply", "1 when marks are written, 0 in a dry run.", registry=self.registry
         )
+        for reason in FREEZES:
+            self._frozen.labels(reason)
+        for source in EXEMPT_BY:
+            self._exempt.labels(source)
         for result in RESULTS:
             self._writes.labels(result)
         for reason in REASONS:
@@ -164,8 +182,16 @@ class Telemetry:
         complete: bool,
         standing: Mapping[HolderName, str],
         decisions: Sequence[Decision] = (),
+        frozen: Collection[str] = (),
     ) -> None:
-        """A cycle that began at `began` (monotonic seconds) has ended."""
+        """A cycle that began at `began` (monotonic seconds) has ended; `frozen`: why nothing is marked."""
+        for reason in FREEZES:
+            self._frozen.labels(reason).set(reason in frozen)
+        exempt = Tally(
+            decision.exempt_by for decision in decisions if decision.stage == "exempt" for _ in decision.units
+        )
+        for source in EXEMPT_BY:
+            self._exempt.labels(source).set(exempt[source])
         self._stages.note(decisions)
         self._last_end = self._clock.monotonic()
         self._cycles.inc()

@@ -161,7 +161,7 @@ def test_a_dry_run_goes_on_after_any_fault(caplog: pytest.LogCaptureFixture) -> 
     source, telemetry = Source(holder(A, (UNDERUSED,))), Telemetry()
     clock = ManualClock(wall=WALL)
     last = "gpu_reconciler_last_success_timestamp_seconds"
-    dry = DryRun(Judge(source, Foresight({}).surveyor, POLICY), POLICY, telemetry, Foresight({}), clock)
+    dry = DryRun(Judge(source, Foresight({}).surveyor, POLICY, clock), POLICY, telemetry, Foresight({}), clock)
     for error in (EvidenceError("Prometheus is down"), KeyError("odd"), None):
         source.error = error
         dry.run()

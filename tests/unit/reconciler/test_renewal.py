@@ -95,6 +95,7 @@ class Node:
                 )
                 for i in range(1, COUNT + 1)
             ),
+            allocations=100 * COUNT,
         )
 
     def count_write(self, result: str) -> None:
@@ -131,9 +132,11 @@ MARKERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", MARKERS)
 def test_a_renewal_raises_no_mark_past_the_limit(name: str) -> None:
     marker = MARKERS[name]()
-    node, limit = Node(marker.scheduler), POLICY.new_marks_max
+    policy = POLICY._replace(new_marks_namespace_max=COUNT)
+    node, limit = Node(marker.scheduler), policy.new_marks_max
     assert limit < COUNT
-    assert Cycle(judge_of(node, [marker], POLICY), [marker], POLICY, node, ManualClock(wall=WALL)).run() == ""
+    clock = ManualClock(wall=WALL)
+    assert Cycle(judge_of(node, [marker], policy, clock), [marker], policy, node, clock).run() == ""
     assert node.writes == {"written": limit, "renewed": COUNT - limit}
     assert node.skips == {"limit": COUNT - limit}
     marks = marker.list_marks()
@@ -152,6 +155,11 @@ def test_what_an_owner_writes_to_a_pod_after_the_list_is_not_renewed_over() -> N
 
     node.on_read = edit
     policy = POLICY._replace(new_marks_max=0)
-    assert Cycle(judge_of(node, [marker], POLICY), [marker], policy, node, ManualClock(wall=WALL)).run() == ""
+    assert (
+        Cycle(
+            judge_of(node, [marker], POLICY, ManualClock(wall=WALL)), [marker], policy, node, ManualClock(wall=WALL)
+        ).run()
+        == ""
+    )
     assert node.writes == {"conflict": COUNT}
     assert all(pod["metadata"]["annotations"] == {"mine": "x"} for pod in api.pods)

@@ -1,0 +1,98 @@
+"""When nothing new is marked, because what looks idle is more likely a fault somewhere else.
+
+While a brake holds, every decision that would leave a mark is `unknown`: nothing new is marked, and marks that stand go
+when they have been without support for `policy.unsupported_max`. Work still ends a mark at once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+
+from gpu_exporter.clock import Clock
+from gpu_exporter.defaults import Policy
+from gpu_exporter.durations import describe_duration
+from gpu_exporter.reconciler.evidence import Evidence
+from gpu_exporter.reconciler.policy import LABELLED, Decision
+
+CORRELATED, EXPORTERS, SOURCE = FREEZES = ("correlated", "exporters", "source")
+TOGETHER_S = 15 * 60.0  # idle runs that began within so long of each other may have one cause
+TOGETHER_MIN = 8  # GPUs: a small cluster has so many for other reasons
+REMEMBERED_S = 3600.0  # exporters that were there within so long are missed
+
+
+class Brakes:
+    """Remembers how many exporters there were."""
+
+    def __init__(self, policy: Policy, clock: Clock) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._seen: deque[tuple[float, int]] = deque()  # with falling numbers, so that the first one is the highest
+
+    def check(self, evidence: Evidence, decisions: Sequence[Decision]) -> dict[str, str]:
+        """The brakes that hold now: by reason, what was seen, in words."""
+        found = {
+            CORRELATED: idle_together(decisions, evidence.allocations, self._policy),
+            EXPORTERS: self._exporters_lost(evidence.exporters),
+        }
+        return {reason: text for reason, text in found.items() if text}
+
+    def _exporters_lost(self, exporters: int) -> str:
+        now = self._clock.monotonic()
+        while self._seen and self._seen[-1][1] <= exporters:
+            self._seen.pop()
+        self._seen.append((now, exporters))
+        while now - self._seen[0][0] > REMEMBERED_S:
+            self._seen.popleft()
+        most = self._seen[0][1]
+        if exporters >= (1.0 - self._policy.freeze_exporters) * most:
+            return ""
+        hour = describe_duration(REMEMBERED_S)
+        return f"{exporters} exporters are seen, {most} were within the last {hour}: what else is wrong is not known"
+
+
+def idle_together(decisions: Iterable[Decision], allocations: int, policy: Policy) -> str:
+    """What is wrong when too many GPUs became idle at about the same time, as when their storage fails; "" else.
+
+    Of several holders in one group only those of the others count: a job that ends its work idles all of its GPUs at
+    once. After `policy.freeze_max` it is no fault any more that anyone will repair, or everybody has gone home.
+    """
+    begun: list[tuple[float, str, int]] = []
+    for decision in decisions:
+        since = decision.idle_since_wall
+        if decision.stage not in LABELLED or since is None:
+            continue
+        if decision.observed_wall - since < policy.candidate_after + policy.freeze_max:
+            group = decision.around.group if decision.around is not None else ""
+            begun.append((since, f"{decision.name.namespace} {group or decision.name.name}", len(decision.units)))
+    begun.sort()
+    limit = max(TOGETHER_MIN, policy.freeze_share * allocations)
+    by_group: defaultdict[str, int] = defaultdict(int)
+    total, first, worst = 0, 0, 0
+    for since, group, units in begun:
+        by_group[group] += units
+        total += units
+        while since - begun[first][0] > TOGETHER_S:
+            _, old, gone = begun[first]
+            by_group[old] -= gone
+            total -= gone
+            first += 1
+        if total > max(limit, worst) and total - max(by_group.values()) > limit:
+            worst = total
+    if not worst:
+        return ""
+    span = describe_duration(TOGETHER_S)
+    return f"{worst} of {allocations} GPUs became idle within {span}, in several groups: one fault?"
+
+
+def hold(decisions: Sequence[Decision], frozen: dict[str, str]) -> list[Decision]:
+    """The decisions while these brakes hold."""
+    if not frozen:
+        return list(decisions)
+    why = "; ".join(frozen.values())
+    return [
+        decision._replace(stage="unknown", reason=f"{decision.reason}, but {why}", idle_since_wall=None)
+        if decision.stage in LABELLED
+        else decision
+        for decision in decisions
+    ]

@@ -1,0 +1,121 @@
+"""What keeps the reconciler from marking what is idle for a reason that has nothing to do with its owner."""
+
+from __future__ import annotations
+
+import pytest
+from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, Bench, Book
+
+from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.surroundings import Surroundings
+
+PODS = [HolderName("kubernetes", f"team-{i % 5}", f"pod-{i}") for i in range(60)]
+PER_NAMESPACE = POLICY.new_marks_namespace_max
+
+
+def small(count: int, run_s: float = CANDIDATE) -> tuple[Book, Bench]:
+    """A cluster of 100 GPUs held, of which so many became idle at the same time."""
+    book = Book()
+    bench = Bench(book)
+    bench.allocations = 100
+    bench.runs = {name: [run_s] for name in PODS[:count]}
+    return book, bench
+
+
+def test_many_gpus_that_became_idle_together_are_a_fault_until_the_longest_wait_is_over() -> None:
+    _, bench = small(20)
+    assert bench.run() == []
+    assert set(bench.cycle.frozen) == {"correlated"}
+    assert "frozen: 20 of 100 GPUs became idle within 15m" in bench.problem
+    bench.runs = {name: [POLICY.candidate_after + POLICY.freeze_max] for name in bench.runs}
+    assert len(bench.run()) == 20
+    assert (bench.cycle.frozen, bench.problem) == ({}, "")
+
+
+def test_a_few_and_many_one_after_the_other_are_no_fault() -> None:
+    _, bench = small(9)  # all but one of them are others' than the largest group
+    assert len(bench.run()) == 9
+    _, bench = small(10)
+    assert bench.run() == []
+    _, bench = small(20)
+    bench.runs = {name: [CANDIDATE + 130.0 * i] for i, name in enumerate(bench.runs)}  # 7 within 15 minutes
+    assert len(bench.run()) == 20
+
+
+def test_a_large_cluster_has_more_of_them_at_any_time() -> None:
+    _, bench = small(60)
+    bench.allocations = 1200
+    assert bench.cycle.run() == "", "59 others of 1200 are less than a twentieth"
+    bench.allocations = 1000
+    assert bench.cycle.run().startswith("frozen: 60 of 1000 GPUs")
+
+
+def test_the_gpus_of_one_group_become_idle_together_when_its_work_ends() -> None:
+    book, bench = small(20)
+    book.around = dict.fromkeys(bench.runs, Surroundings("batch/v1/Job/train"))
+    bench.runs = {HolderName("kubernetes", "ml", name.name): run for name, run in bench.runs.items()}
+    book.around = dict.fromkeys(bench.runs, Surroundings("batch/v1/Job/train"))
+    assert len(bench.run()) == PER_NAMESPACE
+    assert bench.cycle.frozen == {}
+
+
+def test_marks_that_stand_go_after_ten_minutes_of_a_freeze_and_work_ends_one_at_once() -> None:
+    book, bench = small(20, UNDERUSED)
+    names = list(bench.runs)
+    for name in names:
+        book.marks[name], book.observed[name] = "underused", bench.clock.wall()
+    assert bench.run() == []
+    bench.runs[names[0]] = [3.0]
+    assert bench.run() == [f"withdraw {names[0].name}"]
+    bench.clock.advance(POLICY.unsupported_max - 1)
+    assert bench.run() == []
+    bench.clock.advance(1.0)
+    assert len(bench.run()) == 19
+    assert book.marks == {}
+    bench.runs = {name: [3.0] for name in names[1:]}  # the storage is back
+    assert bench.run() == []
+    assert bench.cycle.frozen == {}
+
+
+@pytest.mark.parametrize(("exporters", "frozen"), [(80, set()), (79, {"exporters"})])
+def test_nothing_is_marked_while_many_exporters_of_the_last_hour_are_gone(exporters: int, frozen: set[str]) -> None:
+    book, bench = small(0)
+    bench.run()
+    bench.exporters, bench.runs = exporters, {PODS[0]: [CANDIDATE]}
+    assert (len(bench.run()), set(bench.cycle.frozen)) == (0 if frozen else 1, frozen)
+    bench.clock.advance(3601.0)  # they are gone for good
+    bench.run()
+    assert (set(bench.cycle.frozen), set(book.marks)) == (set(), {PODS[0]})
+
+
+def test_exporters_that_come_and_go_are_remembered_at_their_most() -> None:
+    _, bench = small(0)
+    for exporters in (50, 100, 90, 60):
+        bench.exporters = exporters
+        bench.run()
+        bench.clock.advance(60.0)
+    assert set(bench.cycle.frozen) == {"exporters"}
+    bench.exporters = 100
+    bench.run()
+    assert bench.cycle.frozen == {}
+
+
+def test_no_evidence_is_a_freeze_with_its_reason() -> None:
+    _, bench = small(1)
+    bench.error = "Prometheus is down"
+    bench.run()
+    assert set(bench.cycle.frozen) == {"source"}
+    bench.error = ""
+    bench.run()
+    assert bench.cycle.frozen == {}
+
+
+def test_one_namespace_gets_no_more_than_its_share_of_a_cycle() -> None:
+    _, bench = small(0)
+    bench.allocations = 10_000
+    bench.runs = {HolderName("kubernetes", "ml", f"pod-{i:02}"): [CANDIDATE + 20 - i] for i in range(12)}
+    bench.runs[HolderName("kubernetes", "other", "pod")] = [CANDIDATE]
+    calls = bench.run()
+    assert len(calls) == PER_NAMESPACE + 1
+    assert calls.count("write pod candidate") == 1
+    assert bench.skips == ["limit"] * 2
+    assert len(bench.run()) == 2
