@@ -252,7 +252,8 @@ def test_the_agent_has_no_right_and_the_dry_run_may_read_pods_only(helm: Helm) -
     assert writable == ["state"]
     (role,) = [each for each in objects if each["kind"] == "ClusterRole" and "annotations" not in each["metadata"]]
     assert role["metadata"]["name"].endswith("-reconciler")
-    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}]
+    assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get", "list"}
+    assert all("*" not in (*rule["resources"], *rule["apiGroups"]) for rule in role["rules"])
     reconciler = find(objects, "Deployment")["spec"]["template"]["spec"]
     assert reconciler["automountServiceAccountToken"] is True
     assert "--apply" not in reconciler["containers"][0]["args"]
@@ -301,7 +302,17 @@ def test_the_reconciler_may_do_what_it_does_and_nothing_else(plane: ControlPlane
         answer = client.AuthorizationV1Api(plane.api).create_subject_access_review(review)
         return bool(answer.status.allowed)
 
-    reads = [("get", "pods"), ("list", "pods")]
+    reads = [
+        ("get", "pods"),
+        ("list", "pods"),
+        ("get", "namespaces"),
+        ("list", "services"),
+        ("list", "endpointslices", "discovery.k8s.io"),
+        ("list", "horizontalpodautoscalers", "autoscaling"),
+        ("get", "jobs", "batch"),
+        ("get", "statefulsets", "apps"),
+        ("get", "pytorchjobs", "kubeflow.org"),
+    ]
     writes = [("patch", "pods"), ("create", "events", "events.k8s.io")]
     allowed = [*reads, *writes] if apply else reads
     denied = [
@@ -315,6 +326,9 @@ def test_the_reconciler_may_do_what_it_does_and_nothing_else(plane: ControlPlane
         ("patch", "pods", "", "status"),
         ("get", "secrets"),
         ("list", "nodes"),
+        ("list", "jobs", "batch"),
+        ("patch", "jobs", "batch"),
+        ("patch", "namespaces"),
         ("patch", "deployments", "apps"),
         ("create", "events"),
         ("get", "events", "events.k8s.io"),
