@@ -169,6 +169,8 @@ def test_a_dry_run_goes_on_after_any_fault(caplog: pytest.LogCaptureFixture) -> 
         dry.run()
         assert len(caplog.records) == once > 0
         assert (telemetry.registry.get_sample_value(last) is not None) == (error is None)
+        frozen = telemetry.registry.get_sample_value("gpu_reconciler_frozen", {"reason": "source"})
+        assert frozen == (error is not None)
     lines = [record.getMessage() for record in caplog.records]
     assert lines[:2] == ["nothing decided: Prometheus is down", "nothing decided: unforeseen"]
     assert sum("nothing decided" in line for line in lines) == 2

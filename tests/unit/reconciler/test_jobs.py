@@ -38,6 +38,9 @@ def test_jobs_of_two_releases_read_the_same(make: Any, field: str) -> None:
     (job,) = jobs.parse_jobs(json.dumps({"jobs": [make()]}), field)
     assert job == jobs.LiveJob("7", "7", "RUNNING", 1_799_991_000.0, 1, "")
     jobs.check_markable(job, JOB, "lab")
+    jobs.check_markable(job._replace(gpus=JOB.held), JOB, "lab")
+    with pytest.raises(Refused, match="Slurm gave the job 3 GPUs, the evidence is of 2"):
+        jobs.check_markable(job._replace(gpus=3), JOB, "lab")
     array = (
         {"array_job_id": 5, "array_task_id": 3}
         if field == "comment"

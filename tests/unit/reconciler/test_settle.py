@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, Bench, Book, holder
 
+from gpu_exporter.reconciler.apply import ApplyRuns
 from gpu_exporter.reconciler.evidence import Evidence, HolderName
 from gpu_exporter.reconciler.policy import LABELLED, Decision, decide
 from gpu_exporter.reconciler.settle import settle
 from gpu_exporter.reconciler.surroundings import Exemption, Member, Surroundings, Unreadable
+from gpu_exporter.reconciler.telemetry import Telemetry
 
 NAMES = [HolderName("kubernetes", "ml", f"train-{i}") for i in range(4)]
 ORDER = ["unknown", "waiting", "exempt", "serving", "starting", "active", "partial", "candidate", "underused"]
@@ -183,3 +185,33 @@ def test_what_is_about_to_rise_is_looked_at_afresh_and_nothing_else() -> None:
     book.surveyed.clear()
     bench.run()
     assert book.surveyed == [([a, b], []), ([a, b], [a])]
+
+
+def test_a_standing_mark_is_held_to_the_longer_window_of_its_class() -> None:
+    """Its container was started again within it: before that, nobody could have worked."""
+    book = Book()
+    bench = Bench(book)
+    a, window_s = NAMES[0], POLICY.interactive_after
+    book.around[a], bench.runs = Surroundings(kind="interactive"), {a: [window_s + 1]}
+    book.able_s[a] = window_s
+    assert bench.run() == ["write train-0 underused"]
+    book.able_s[a] = window_s - 1
+    assert bench.run() == ["withdraw train-0"]
+
+
+def test_brakes_that_hold_and_gpus_that_are_kept_are_published() -> None:
+    book = Book()
+    bench = Bench(book)
+    telemetry = Telemetry(bench.clock)
+    runs = ApplyRuns(bench.cycle, telemetry, bench.clock)
+    value = telemetry.registry.get_sample_value
+    book.around[NAMES[0]] = Surroundings(exemption=Exemption("owner", "Job/train is exempt until noon"))
+    bench.runs = {NAMES[0]: [UNDERUSED, UNDERUSED], NAMES[1]: [UNDERUSED]}
+    runs.run()
+    assert value("gpu_reconciler_exempt", {"source": "owner"}) == 2
+    assert value("gpu_reconciler_exempt", {"source": "job"}) == 0
+    assert value("gpu_reconciler_frozen", {"reason": "source"}) == 0
+    bench.error = "Prometheus is down"
+    runs.run()
+    assert value("gpu_reconciler_frozen", {"reason": "source"}) == 1
+    assert value("gpu_reconciler_frozen", {"reason": "correlated"}) == 0

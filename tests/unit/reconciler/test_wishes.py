@@ -84,6 +84,11 @@ def test_what_cannot_be_obeyed_holds_at_candidate_and_says_what_to_do(given_plac
     assert (found.exemption, says in found.ceiling) == (None, True), found.ceiling
 
 
+def test_the_end_that_is_shown_is_the_one_that_holds() -> None:
+    exemption = wish(place(set_ago_s=HOUR, exempt_until=until(99))).exemption
+    assert exemption is not None and exemption.why == f"pod x is exempt until {until(23)}"
+
+
 def test_a_reason_is_one_short_line() -> None:
     exemption = wish(place(exempt_until=until(1), exempt_reason="a\nb" + "c" * 500)).exemption
     assert exemption is not None
@@ -154,11 +159,13 @@ def test_pods_are_together_by_one_owner_or_one_name_of_a_group_however_they_are_
         "g": group_keys({}, [reference("ReplicaSet", "r"), reference("Deployment", "p")]),
         "h": group_keys({}, [reference("Job", "j4"), reference("CronJob", "c")]),
         "i": group_keys({}, [reference("Job", "j5"), reference("CronJob", "c")]),
+        "l": group_keys({}, [reference("ReplicaSet", "r2"), reference("InferenceService", "s2")]),
+        "m": group_keys({}, [reference("ReplicaSet", "r3"), reference("InferenceService", "s2")]),
         "j": group_keys({"annotations": {"scheduling.k8s.io/group-name": "v"}}, []),
         "k": group_keys({"annotations": {"scheduling.k8s.io/group-name": "v"}}, []),
     }
     found = gangs(keys)
-    assert {"".join(sorted(gang)) for gang in found.values()} == {"abc", "de", "f", "g", "h", "i", "jk"}
+    assert {"".join(sorted(gang)) for gang in found.values()} == {"abc", "de", "f", "g", "h", "i", "jk", "l", "m"}
     assert all(pod in gang for pod, gang in found.items())
 
 
