@@ -12,6 +12,7 @@ from gpu_exporter.reconciler.policy import LABEL, Decision
 from gpu_exporter.reconciler.surroundings import Surveyor
 
 PREFIX = LABEL.partition("/")[0] + "/"
+EXEMPT_UNTIL = PREFIX + "exempt-until"  # an owner's wish to keep idle GPUs
 
 
 class Mark(NamedTuple):

@@ -10,7 +10,8 @@ from gpu_exporter.durations import format_duration
 from gpu_exporter.plain import layout, utc
 from gpu_exporter.reconciler.evidence import Evidence, HolderName, OtherActivity
 from gpu_exporter.reconciler.foresight import Outlook
-from gpu_exporter.reconciler.policy import Decision
+from gpu_exporter.reconciler.marks import EXEMPT_UNTIL
+from gpu_exporter.reconciler.policy import LABELLED, Decision, windows_of
 
 HEADER = ("HOLDER", "OWNER", "GPUS", "STAGE", "IDLE SINCE", "REASON", "WOULD WRITE")
 
@@ -57,12 +58,14 @@ def explain(
 
     `other`: which witnesses kept its GPUs from being idle.
     """
+    windows = decision.windows or windows_of(policy)
     lines = [
         f"{decision.title}: {decision.stage}",
         f"  because {decision.reason}",
-        f"  policy: candidate after {format_duration(policy.candidate_after)}, underused after "
-        f"{format_duration(policy.underused_after)}, coverage at least {policy.coverage_min:.0%}, "
+        f"  policy: candidate after {format_duration(windows.candidate_s)}, underused after "
+        f"{format_duration(windows.underused_s)}, coverage at least {policy.coverage_min:.0%}, "
         f"grace {format_duration(policy.startup_grace)}",
+        *_explain_surroundings(decision),
     ]
     for unit in decision.units:
         place = f"{unit.node} gpu {unit.gpu}" + (f" mig {unit.mig}" if unit.mig else "")
@@ -86,6 +89,21 @@ def explain(
     elif decision.label:
         lines.append(f"  would write: {outlook.label if outlook is not None else decision.label}")
     return "\n".join(lines) + "\n"
+
+
+def _explain_surroundings(decision: Decision) -> list[str]:
+    """What the holder is part of, and how its owner can keep its GPUs."""
+    around = decision.around
+    if around is None:
+        return []
+    taken_from = f", by {around.kind_why}" if around.kind_why else ""
+    group = f"; part of {around.group}" if around.group else ""
+    members = f", {len(around.members)} members with GPUs" if around.members else ""
+    lines = [f"  class {around.kind}{taken_from}{group}{members}"]
+    if decision.stage in LABELLED:
+        wish = "gpu-keep=4h in its Comment" if decision.name.scheduler == "slurm" else f"the annotation {EXEMPT_UNTIL}"
+        lines.append(f"  to keep its GPUs: {wish} (docs/reconciler.md, Keeping idle GPUs)")
+    return lines
 
 
 def decisions_json(

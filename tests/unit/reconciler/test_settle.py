@@ -12,6 +12,7 @@ from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, Bench,
 from gpu_exporter.reconciler.apply import ApplyRuns
 from gpu_exporter.reconciler.evidence import Evidence, HolderName
 from gpu_exporter.reconciler.policy import LABELLED, Decision, decide
+from gpu_exporter.reconciler.report import explain
 from gpu_exporter.reconciler.settle import settle
 from gpu_exporter.reconciler.surroundings import Exemption, Member, Surroundings, Unreadable
 from gpu_exporter.reconciler.telemetry import Telemetry
@@ -215,3 +216,12 @@ def test_brakes_that_hold_and_gpus_that_are_kept_are_published() -> None:
     runs.run()
     assert value("gpu_reconciler_frozen", {"reason": "source"}) == 1
     assert value("gpu_reconciler_frozen", {"reason": "correlated"}) == 0
+
+
+def test_explain_names_group_class_windows_and_how_to_keep_the_gpus() -> None:
+    text = explain(decided([IDLE] * 4, gang()._replace(kind="interactive", kind_why="label notebook-name"))[0], POLICY)
+    assert "underused after 4h" in text
+    assert "  class interactive, by label notebook-name; part of batch/v1/Job/train, 4 members with GPUs\n" in text
+    assert "  to keep its GPUs: the annotation gpu-exporter.io/exempt-until" in text
+    working = explain(decided([[5.0]], Surroundings())[0], POLICY)
+    assert "to keep" not in working and "class" not in working

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from gpu_exporter.defaults import Policy
 from gpu_exporter.durations import describe_duration, format_duration, parse_duration
 from gpu_exporter.plain import one_line, shorten
-from gpu_exporter.reconciler.marks import PREFIX, parse_timestamp, timestamp
+from gpu_exporter.reconciler.marks import EXEMPT_UNTIL, PREFIX, parse_timestamp, timestamp
 from gpu_exporter.reconciler.surroundings import Exemption
 
-EXEMPT_UNTIL, EXEMPT_REASON, EXEMPT, IDLE_AFTER, CLASS = (
-    PREFIX + name for name in ("exempt-until", "exempt-reason", "exempt", "idle-after", "class")
+EXEMPT_REASON, EXEMPT, IDLE_AFTER, CLASS = (
+    PREFIX + name for name in ("exempt-reason", "exempt", "idle-after", "class")
 )
 # Others' signs that a pod is not to be disturbed. The presence of descheduler.alpha.kubernetes.io/evict means the
 # opposite of one, whatever its value.
