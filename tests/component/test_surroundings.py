@@ -15,7 +15,7 @@ from kubernetes import client
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.api import Api
-from gpu_exporter.reconciler.kubernetes.checks import GPUS
+from gpu_exporter.reconciler.kubernetes.checks import GPUS, OWNER
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.policy import LABEL, Decision
 from tests.component.test_pods_marked import POLICY, Bench, bench, plane  # noqa: F401  # fixtures
@@ -130,7 +130,8 @@ def test_a_job_of_four_is_marked_as_a_whole_and_one_that_works_takes_all_marks_a
     pods = site.job("train", 4)
     site.run()
     assert [site.labels(pod).get(LABEL) for pod in pods] == ["underused"] * 4
-    assert site.annotations(pods[0])[GPUS] == "1"
+    annotations = site.annotations(pods[0])
+    assert (annotations[GPUS], annotations[OWNER]) == ("1", "batch/v1/Job/train")
     (_, note) = site.events(pods[0])[-1]
     assert "and so are the other 3 members of batch/v1/Job/train" in note
     site.set_run(pods[2], BUSY_S)
@@ -215,7 +216,7 @@ def test_wishes_on_pod_owner_and_namespace_take_a_mark_away_and_end(site: Site) 
     assert site.stages(pods) == ["exempt"] * 2
     site.clock.later += 61.0  # what was read of a namespace holds for a minute
     site.run()
-    assert LABEL not in site.labels(pods[0])
+    assert LABEL not in site.labels(pods[0]) and OWNER not in site.annotations(pods[0])
     assert "Job/train is exempt until" in site.events(pods[0])[-1][1]
     site.annotate("job", "train", exempt_until="tomorrow")
     decision = site.judge()[pods[0]]

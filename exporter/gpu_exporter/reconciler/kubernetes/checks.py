@@ -10,8 +10,9 @@ from gpu_exporter.reconciler.marks import PREFIX, Refused, parse_timestamp
 from gpu_exporter.reconciler.policy import LABEL, LABELLED, Decision
 from gpu_exporter.vendor import NVIDIA
 
-SINCE, GPUS, EVIDENCE, OBSERVED = (PREFIX + name for name in ("since", "gpus", "evidence", "observed-until"))
-OURS = frozenset((SINCE, GPUS, EVIDENCE, OBSERVED))
+SINCE, GPUS, EVIDENCE, OBSERVED, OWNER = OURS = tuple(
+    PREFIX + name for name in ("since", "gpus", "evidence", "observed-until", "owner")
+)
 MIRROR = "kubernetes.io/config.mirror"  # the kubelet's image of a static pod, on which no write has an effect
 GPU_RESOURCES = NVIDIA.resources()
 Resources: TypeAlias = Sequence[re.Pattern[str]]  # names of the resources whose devices are GPUs
@@ -22,7 +23,11 @@ def is_foreign(pod: Mapping[str, Any]) -> bool:
     """Whether the pod has our label with a value that is not ours, and no annotation of ours."""
     metadata = pod["metadata"]
     stage = (metadata.get("labels") or {}).get(LABEL)
-    return stage is not None and stage not in LABELLED and OURS.isdisjoint(metadata.get("annotations") or ())
+    return (
+        stage is not None
+        and stage not in LABELLED
+        and not any(key in OURS for key in metadata.get("annotations") or ())
+    )
 
 
 def check_markable(

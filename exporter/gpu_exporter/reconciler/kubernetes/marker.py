@@ -1,4 +1,4 @@
-"""Marks on pods: one label and four annotations, by merge patch, each with an Event that says why.
+"""Marks on pods: one label and five annotations, by merge patch, each with an Event that says why.
 
 The pod is read before it is written. UID and resourceVersion travel in the patch, so that the API server itself
 refuses when the pod was replaced (422, cause metadata.uid) or changed (409) in between. So they do in renewals, with
@@ -27,6 +27,8 @@ from gpu_exporter.reconciler.kubernetes.checks import (
     GPU_RESOURCES,
     GPUS,
     OBSERVED,
+    OURS,
+    OWNER,
     SINCE,
     Resources,
     check_markable,
@@ -103,7 +105,7 @@ class PodMarker:
         self._patch(mark.name, mark.incarnation, {"annotations": annotate(decision), "resourceVersion": version})
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
-        change = {"labels": {LABEL: None}, "annotations": dict.fromkeys((SINCE, GPUS, EVIDENCE, OBSERVED))}
+        change = {"labels": {LABEL: None}, "annotations": dict.fromkeys(OURS)}
         self._patch(mark.name, mark.incarnation, change)
         if not mark.ended:
             self._record(mark.name, mark.incarnation, wall, "GpuMarkWithdrawn", reason)
@@ -169,8 +171,10 @@ def read_mark(pod: Mapping[str, Any]) -> Mark:
 
 
 def annotate(decision: Decision) -> dict[str, str]:
-    """The evidence of a decision as annotations."""
+    """The evidence of a decision as annotations; `owner` is what somebody who takes the GPUs back has to act on."""
+    group = decision.around.group if decision.around is not None else ""
     return {
+        **({OWNER: group} if group else {}),
         SINCE: timestamp(decision.idle_since_wall or decision.observed_wall),
         GPUS: str(decision.held),
         EVIDENCE: decision.reason,
