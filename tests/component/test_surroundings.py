@@ -157,7 +157,15 @@ def test_a_job_whose_member_is_pending_or_not_there_yet_waits(site: Site) -> Non
     site.set_running(pods[1], 9000.0)
     assert site.stages(pods) == ["underused"] * 2
     quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "4"}}}
-    site.plane.core.create_namespaced_resource_quota(site.namespace, quota)
+    core = site.plane.core
+    core.create_namespaced_resource_quota(site.namespace, quota)
+    # A quota counts for nothing before the controller manager has written what is used.
+    wait_for(
+        lambda: (core.read_namespaced_resource_quota("few", site.namespace).status.used or {}).get("pods") == "2",
+        "the quota to count",
+        30,
+        0.1,
+    )
     wide = site.job("wide", 3, there=2)
     decisions = site.judge()
     assert [decisions[pod].stage for pod in (*pods, *wide)] == ["underused"] * 2 + ["waiting"] * 2
