@@ -347,13 +347,15 @@ def _reconcile(given: list[str]) -> int:
         parser.error("--explain writes nothing: leave --apply out")
     if options.collector and (not options.address or options.once or options.remove_all):
         parser.error("--slurm.collector needs --web.listen-address, and is for neither --once nor --remove-all")
+    if options.condition and not (options.apply or options.remove_all):
+        parser.error("--kubernetes.condition is for --apply")
     if options.remove_all and (options.once or options.explain or options.format != "table"):
         parser.error("--remove-all takes neither --once nor --explain nor --format")
     policy = settings.policy
     try:
         acts = options.apply or options.remove_all
         places = policy, options.kubernetes, options.kubeconfig, options.slurm, options.resources
-        markers = build_markers(*places) if acts else []
+        markers = build_markers(*places, condition=options.condition) if acts else []
         if options.remove_all:
             return remove_all(markers, options.apply)
         client = Client(options.tls_ca, options.tls_cert, options.tls_key)

@@ -356,6 +356,13 @@ def build_reconcile_parser() -> Parser:
         default="",
         help="way to the API server (default: the service account)",
     )
+    parser.flag(
+        "--kubernetes.condition",
+        dest="condition",
+        action="store_true",
+        default=False,
+        help="set the pod condition gpu-exporter.io/Underused beside the label; needs patch on pods/status",
+    )
     _add_resources(parser)
     parser.flag(
         "--slurm",

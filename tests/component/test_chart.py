@@ -50,6 +50,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         },
         "reconciler": {
             "apply": True,
+            "condition": True,
             "listenAddress": "127.0.0.1",
             "extraArgs": ["--log.format=json"],
             "extraEnv": [{"name": "A", "value": "b"}],
@@ -286,9 +287,17 @@ def test_the_kernels_log_is_read_only_when_asked_for_and_privileged(helm: Helm) 
     assert "agent.xidKmsg: only privileged containers may read /dev/kmsg; set agent.privileged=true" in refused.stderr
 
 
-@pytest.mark.parametrize("apply", [False, True], ids=["dry run", "apply"])
-def test_the_reconciler_may_do_what_it_does_and_nothing_else(plane: ControlPlane, helm: Helm, apply: bool) -> None:
-    objects = helm.objects({"reconciler": {"apply": apply}})
+@pytest.mark.parametrize(
+    ("apply", "condition"),
+    [(False, False), (False, True), (True, False), (True, True)],
+    ids=["dry run", "dry run, condition", "apply", "apply, condition"],
+)
+def test_the_reconciler_may_do_what_it_does_and_nothing_else(
+    plane: ControlPlane, helm: Helm, apply: bool, condition: bool
+) -> None:
+    objects = helm.objects({"reconciler": {"apply": apply, "condition": condition}})
+    args = find(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert ("--kubernetes.condition" in args) is (apply and condition), "the command refuses it without --apply"
     rbac = client.RbacAuthorizationV1Api(plane.api)
     role, binding = find(objects, "ClusterRole", "-reconciler"), find(objects, "ClusterRoleBinding", "-reconciler")
     rbac.create_cluster_role(role)
@@ -313,7 +322,8 @@ def test_the_reconciler_may_do_what_it_does_and_nothing_else(plane: ControlPlane
         ("get", "statefulsets", "apps"),
         ("get", "pytorchjobs", "kubeflow.org"),
     ]
-    writes = [("patch", "pods"), ("create", "events", "events.k8s.io")]
+    status = ("patch", "pods", "", "status")
+    writes = [("patch", "pods"), ("create", "events", "events.k8s.io"), *([status] if apply and condition else [])]
     allowed = [*reads, *writes] if apply else reads
     denied = [
         *(() if apply else writes),
@@ -323,7 +333,7 @@ def test_the_reconciler_may_do_what_it_does_and_nothing_else(plane: ControlPlane
         ("watch", "pods"),
         ("create", "pods", "", "eviction"),
         ("create", "pods", "", "exec"),
-        ("patch", "pods", "", "status"),
+        *(() if apply and condition else (status,)),
         ("get", "secrets"),
         ("list", "nodes"),
         ("list", "jobs", "batch"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from kubernetes import client
+from kubernetes.client.exceptions import ApiException
 
 from gpu_exporter.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.defaults import Policy
@@ -21,7 +22,8 @@ from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.checks import EVIDENCE, GPUS, OBSERVED, SINCE
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
-from gpu_exporter.reconciler.marks import Mark, MarkError
+from gpu_exporter.reconciler.kubernetes.notice import CONDITION
+from gpu_exporter.reconciler.marks import Mark, MarkError, parse_timestamp
 from gpu_exporter.reconciler.policy import LABEL
 from tests.testbed.chart import Helm
 from tests.testbed.clocks import StoppableClock
@@ -84,10 +86,15 @@ class Bench:
         body = {"metadata": {"name": namespace}}
         plane.core.create_namespace(body)
         wait_for(lambda: plane.has_account(namespace), "the namespace's ServiceAccount", 60)
-        self.marker = PodMarker(Api(ControlPlane.connect(plane.admin)), POLICY, instance="test")
         self.source, self.tally = Source(namespace), Tally()
         self.clock = StoppableClock()
         self.policy = POLICY
+        self.mark_with(sets_condition=False)
+
+    def mark_with(self, *, sets_condition: bool) -> None:
+        """Another process, with this setting."""
+        api = Api(ControlPlane.connect(self.plane.admin))
+        self.marker = PodMarker(api, POLICY, instance="test", sets_condition=sets_condition)
         self.restart()
 
     def restart(self) -> None:
@@ -300,6 +307,83 @@ def test_a_pod_that_is_idle_from_its_start_rises_without_a_withdrawal(bench: Ben
         ((["written"], []), "underused"),
     ]
     assert [reason for reason, _ in bench.events("train")] == ["GpuCandidate", "GpuUnderused"]
+
+
+def condition_of(bench: Bench, name: str) -> dict[str, Any]:
+    """Our condition on a pod, {} where there is none."""
+    conditions = bench.plane.pod(name, bench.namespace)["status"].get("conditions") or ()
+    return next((each for each in conditions if each["type"] == CONDITION), {})
+
+
+def test_a_condition_with_a_heartbeat_stands_beside_underused_and_goes_with_it(bench: Bench) -> None:
+    """Its heartbeat follows the evidence; the time of its transition and the conditions of others stay."""
+    bench.mark_with(sets_condition=True)
+    uid = bench.run_pod("train")
+    others = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    bench.plane.core.patch_namespaced_pod_status("train", bench.namespace, others)
+    bench.source.pods["train"] = (uid, 70.0)
+    assert bench.run() == (["written"], [])
+    assert condition_of(bench, "train") == {}, "a candidate is a warning"
+    bench.clock.stopped = time.time() // 1
+    bench.source.pods["train"] = (uid, 130.0)
+    assert bench.run() == (["written"], [])
+    first = condition_of(bench, "train")
+    assert (first["status"], first["reason"]) == ("True", "AllIdle")
+    assert re.fullmatch(
+        r"1 of 1 GPUs idle since [0-9-]+ [0-9:]+Z; to keep them: annotation gpu-exporter.io/exempt-until",
+        first["message"],
+    )
+    assert (
+        parse_timestamp(first["lastProbeTime"]) == parse_timestamp(first["lastTransitionTime"]) == bench.clock.stopped
+    )
+    bench.clock.ahead = 300.0
+    bench.source.pods["train"] = (uid, 430.0)
+    assert bench.run() == (["renewed"], [])
+    later = condition_of(bench, "train")
+    assert parse_timestamp(later["lastProbeTime"]) == bench.clock.stopped + 300
+    assert later["lastTransitionTime"] == first["lastTransitionTime"]
+    bench.source.pods["train"] = (uid, 0.0)
+    assert bench.run() == (["withdrawn"], [])
+    assert condition_of(bench, "train") == {}
+    kept = bench.plane.pod("train", bench.namespace)["status"]["conditions"]
+    assert [each["type"] for each in kept if each["type"] == "Ready"] == ["Ready"]
+
+
+def test_a_mark_without_its_condition_gets_one_and_a_stray_condition_goes_with_the_mark(bench: Bench) -> None:
+    """Turned on, then off again, while the mark stands."""
+    uid = bench.run_pod("train")
+    bench.source.pods["train"] = (uid, 130.0)
+    bench.run()
+    assert condition_of(bench, "train") == {}, "it is off by default"
+    bench.clock.stopped = seconds(bench.annotations("train")[OBSERVED])
+    bench.mark_with(sets_condition=True)
+    bench.clock.ahead = 300.0
+    assert bench.run() == (["renewed"], [])
+    assert parse_timestamp(condition_of(bench, "train")["lastTransitionTime"]) == bench.clock.stopped + 300
+    bench.mark_with(sets_condition=False)
+    bench.source.pods["train"] = (uid, 0.0)
+    assert bench.run() == (["withdrawn"], [])
+    assert condition_of(bench, "train") == {}
+
+
+def test_without_the_right_on_the_status_the_label_comes_and_goes_all_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise ApiException(status=403, reason="Forbidden")
+
+    bench.mark_with(sets_condition=True)
+    uid = bench.run_pod("train")
+    bench.source.pods["train"] = (uid, 130.0)
+    bench.run()
+    monkeypatch.setattr(bench.marker._api.core, "patch_namespaced_pod_status", refuse)
+    bench.source.pods["train"] = (uid, 0.0)
+    assert bench.run() == (["withdrawn"], [])
+    assert LABEL not in bench.labels("train") and condition_of(bench, "train")
+    bench.source.pods["train"] = (uid, 130.0)
+    assert bench.run() == (["written"], [])
+    assert bench.labels("train")[LABEL] == "underused"
+    assert "needs `patch` on pods/status, in the chart reconciler.condition" in caplog.text
 
 
 @pytest.mark.parametrize("silence", ["no answer", "no series", "unknown"])

@@ -96,11 +96,18 @@ def _complain(text: str) -> None:
 
 
 def find_makers(
-    policy: Policy, kubernetes: bool | None, kubeconfig: str, slurm: bool | None, resources: Sequence[str] = ()
+    policy: Policy,
+    kubernetes: bool | None,
+    kubeconfig: str,
+    slurm: bool | None,
+    resources: Sequence[str] = (),
+    *,
+    condition: bool = False,
 ) -> dict[str, Callable[[], Marker]]:
     """By scheduler, what makes its marker: None means wherever there is a way.
 
-    `resources`: regular expressions of further resources of pods whose devices are GPUs. Raises ValueError when a
+    `resources`: regular expressions of further resources of pods whose devices are GPUs. `condition`: pods get one
+    beside their label. Raises ValueError when a
     marker that was asked for cannot be had, or for a wrong regular expression.
     """
     known = NVIDIA.resources(resources)
@@ -115,17 +122,26 @@ def find_makers(
                 raise ValueError(f"pods need the kubernetes client: {hint} ({exc})") from exc
         else:
             if kubernetes or kubeconfig or is_in_cluster():
-                makers["kubernetes"] = lambda: PodMarker(connect(kubeconfig), policy, resources=known)
+                makers["kubernetes"] = lambda: PodMarker(
+                    connect(kubeconfig), policy, resources=known, sets_condition=condition
+                )
     if slurm or (slurm is None and JobMarker.is_present()):
         makers["slurm"] = lambda: JobMarker(SYSTEM_CLOCK, policy)
     return makers
 
 
 def build_markers(
-    policy: Policy, kubernetes: bool | None, kubeconfig: str, slurm: bool | None, resources: Sequence[str] = ()
+    policy: Policy,
+    kubernetes: bool | None,
+    kubeconfig: str,
+    slurm: bool | None,
+    resources: Sequence[str] = (),
+    *,
+    condition: bool = False,
 ) -> list[Marker]:
     """Where marks go. Raises ValueError when there is no such place, MarkError."""
-    markers = [make() for make in find_makers(policy, kubernetes, kubeconfig, slurm, resources).values()]
+    makers = find_makers(policy, kubernetes, kubeconfig, slurm, resources, condition=condition)
+    markers = [make() for make in makers.values()]
     if not markers:
         raise ValueError("--apply finds neither a service account or --kubernetes.kubeconfig nor squeue and scontrol")
     return markers

@@ -105,6 +105,11 @@ securityContext: {{- include "gpu-exporter.securityContext" . | nindent 2 }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, patch]
+{{- if .Values.reconciler.condition }}
+- apiGroups: [""]
+  resources: [pods/status]
+  verbs: [patch]
+{{- end }}
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

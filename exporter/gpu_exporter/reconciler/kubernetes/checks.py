@@ -10,8 +10,8 @@ from gpu_exporter.reconciler.marks import PREFIX, Refused, parse_timestamp
 from gpu_exporter.reconciler.policy import LABEL, LABELLED, Decision
 from gpu_exporter.vendor import NVIDIA
 
-SINCE, GPUS, EVIDENCE, OBSERVED, OWNER = OURS = tuple(
-    PREFIX + name for name in ("since", "gpus", "evidence", "observed-until", "owner")
+SINCE, GPUS, EVIDENCE, OBSERVED, OWNER, HELP = OURS = tuple(
+    PREFIX + name for name in ("since", "gpus", "evidence", "observed-until", "owner", "help")
 )
 MIRROR = "kubernetes.io/config.mirror"  # the kubelet's image of a static pod, on which no write has an effect
 GPU_RESOURCES = NVIDIA.resources()

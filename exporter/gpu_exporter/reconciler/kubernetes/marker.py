@@ -1,4 +1,4 @@
-"""Marks on pods: one label and five annotations, by merge patch, each with an Event that says why.
+"""Marks on pods: one label and up to six annotations, by merge patch, each with an Event that says why.
 
 The pod is read before it is written. UID and resourceVersion travel in the patch, so that the API server itself
 refuses when the pod was replaced (422, cause metadata.uid) or changed (409) in between. So they do in renewals, with
@@ -7,6 +7,9 @@ Withdrawals carry the UID alone: nothing that happens to the pod may delay them.
 
 A label is ours by its key. One without annotations of ours, but with a stage of ours, is a mark that its owner has
 stripped: evidence gives it its annotations back, and without evidence it goes at once, for it says nothing of its age.
+
+Where a site allows it, a pod condition stands beside the label `underused`, with a heartbeat: who acts on the mark can
+ask for a fresh one. The label is the mark: it is written before the condition and never waits for it.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from gpu_exporter.reconciler.kubernetes.checks import (
     EVIDENCE,
     GPU_RESOURCES,
     GPUS,
+    HELP,
     OBSERVED,
     OURS,
     OWNER,
@@ -37,9 +41,10 @@ from gpu_exporter.reconciler.kubernetes.checks import (
     object_to_identity,
     object_to_kind,
 )
+from gpu_exporter.reconciler.kubernetes.notice import CONDITION, condition, event_note
 from gpu_exporter.reconciler.kubernetes.survey import PodSurveyor
 from gpu_exporter.reconciler.marks import PREFIX, Mark, MarkError, Refused, parse_timestamp, timestamp
-from gpu_exporter.reconciler.policy import LABEL, Decision
+from gpu_exporter.reconciler.policy import LABEL, UNDERUSED, Decision
 from gpu_exporter.reconciler.surroundings import Surroundings, Unreadable
 
 log = logging.getLogger(__name__)
@@ -61,8 +66,15 @@ class PodMarker:
         clock: Clock = SYSTEM_CLOCK,
         instance: str = "",
         resources: Resources = GPU_RESOURCES,
+        *,
+        sets_condition: bool = False,
     ) -> None:
-        """`resources`: whose devices are GPUs, as in the exporter's flag of that name."""
+        """`resources`: whose devices are GPUs, as in the exporter's flag of that name.
+
+        `sets_condition`: a pod condition beside the label, which needs `patch` on pods/status.
+        """
+        self._policy = policy
+        self._sets_condition = sets_condition
         self._surveyor = PodSurveyor(api, policy, clock, resources)
         self._resources = resources
         self._api = api
@@ -96,15 +108,26 @@ class PodMarker:
         pod = self._read(decision.name)
         check_markable(pod, decision, wall, self._resources)
         metadata = pod["metadata"]
-        change = {"labels": {LABEL: decision.stage}, "annotations": annotate(decision)}
-        self._patch(decision.name, metadata["uid"], {**change, "resourceVersion": metadata["resourceVersion"]})
-        self._record(decision.name, metadata["uid"], wall, f"Gpu{decision.stage.capitalize()}", decision.reason)
+        uid = metadata["uid"]
+        change = {"labels": {LABEL: decision.stage}, "annotations": annotate(decision, self._policy.help_url)}
+        self._patch(decision.name, uid, {**change, "resourceVersion": metadata["resourceVersion"]})
+        if self._sets_condition and decision.stage == UNDERUSED:
+            self._patch_condition(decision.name, uid, condition(decision, wall, wall))
+        note = event_note(decision, self._policy, wall)
+        self._record(decision.name, uid, wall, f"Gpu{decision.stage.capitalize()}", note)
 
     def renew(self, mark: Mark, decision: Decision) -> None:
         version = mark.live["metadata"]["resourceVersion"]
-        self._patch(mark.name, mark.incarnation, {"annotations": annotate(decision), "resourceVersion": version})
+        change = annotate(decision, self._policy.help_url)
+        self._patch(mark.name, mark.incarnation, {"annotations": change, "resourceVersion": version})
+        if self._sets_condition and mark.stage == UNDERUSED:
+            seen = decision.observed_wall
+            first = None if _has_condition(mark.live) else seen
+            self._patch_condition(mark.name, mark.incarnation, condition(decision, seen, first))
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
+        if _has_condition(mark.live):  # of an earlier run, perhaps
+            self._patch_condition(mark.name, mark.incarnation, {"$patch": "delete", "type": CONDITION})
         change = {"labels": {LABEL: None}, "annotations": dict.fromkeys(OURS)}
         self._patch(mark.name, mark.incarnation, change)
         if not mark.ended:
@@ -128,6 +151,22 @@ class PodMarker:
             _content_type="application/merge-patch+json",
             field_manager=FIELD_MANAGER,
         )
+
+    def _patch_condition(self, name: HolderName, uid: str, change: Mapping[str, Any]) -> None:
+        """Change our condition of this incarnation. The label is the mark, so a failure is only logged."""
+        try:
+            self._api.call(
+                self._api.core.patch_namespaced_pod_status,
+                name.name,
+                name.namespace,
+                {"metadata": {"uid": uid}, "status": {"conditions": [change]}},
+                _content_type="application/strategic-merge-patch+json",
+                field_manager=FIELD_MANAGER,
+            )
+        except MarkError as exc:
+            if exc.result != "replaced":
+                hint = "it needs `patch` on pods/status, in the chart reconciler.condition"
+                log.warning("%s: condition %s not written: %s; %s", name, CONDITION, exc, hint)
 
     def _record(self, name: HolderName, uid: str, wall: float, reason: str, note: str) -> None:
         """An Event on the pod. The mark is valid without it, so a failure is only logged."""
@@ -170,11 +209,20 @@ def read_mark(pod: Mapping[str, Any]) -> Mark:
     )
 
 
-def annotate(decision: Decision) -> dict[str, str]:
-    """The evidence of a decision as annotations; `owner` is what somebody who takes the GPUs back has to act on."""
+def _has_condition(pod: Mapping[str, Any] | None) -> bool:
+    conditions = ((pod or {}).get("status") or {}).get("conditions") or ()
+    return any(each.get("type") == CONDITION for each in conditions)
+
+
+def annotate(decision: Decision, help_url: str = "") -> dict[str, str]:
+    """The evidence of a decision as annotations; `owner` is what somebody who takes the GPUs back has to act on.
+
+    `help_url`: the site's page on marks, "" for none.
+    """
     group = decision.around.group if decision.around is not None else ""
     return {
         **({OWNER: group} if group else {}),
+        **({HELP: help_url} if help_url else {}),
         SINCE: timestamp(decision.idle_since_wall or decision.observed_wall),
         GPUS: str(decision.held),
         EVIDENCE: decision.reason,

@@ -1,0 +1,61 @@
+"""What a mark says to people and to other tools: the Event that comes with it, and the pod condition. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpu_exporter.defaults import Policy
+from gpu_exporter.durations import describe_duration
+from gpu_exporter.plain import utc
+from gpu_exporter.reconciler.marks import EXEMPT_UNTIL, PREFIX, timestamp
+from gpu_exporter.reconciler.policy import UNDERUSED, Decision, windows_of
+
+CONDITION = PREFIX + "Underused"
+KEEP_S = 4 * 3600.0  # of the example that shows how to keep the GPUs; at most policy.exempt_max
+
+
+def event_note(decision: Decision, policy: Policy, wall: float) -> str:
+    """What was seen, what comes next, and how to keep the GPUs.
+
+    `wall`: Unix seconds, from which the example's time counts.
+    """
+    around = decision.around
+    windows = decision.windows or windows_of(policy)
+    if decision.stage == UNDERUSED:
+        comes_next = "From now on other tools may take its GPUs back; the mark goes when they work"
+    elif around is not None and around.ceiling:
+        comes_next = "It stays at this stage"
+    elif decision.stage == "partial":
+        comes_next = "The GPUs that work keep it from being marked underused; ask for fewer if they are enough"
+    else:
+        comes_next = f"It is marked underused when they have been idle for {describe_duration(windows.underused_s)}"
+    return f"{decision.reason}. {comes_next}. To keep them idle: {keep_command(decision, policy, wall)}{_help(policy)}"
+
+
+def keep_command(decision: Decision, policy: Policy, wall: float) -> str:
+    """The command by which an owner keeps the GPUs of a pod for a while."""
+    _, namespace, name = decision.name
+    until = timestamp(wall + min(KEEP_S, policy.exempt_max))
+    return f"kubectl annotate --overwrite -n {namespace} pod {name} {EXEMPT_UNTIL}={until}"
+
+
+def condition(decision: Decision, wall: float, since_wall: float | None) -> dict[str, Any]:
+    """The pod condition beside the label `underused`, as an element of status.conditions.
+
+    `wall`: of the heartbeat (lastProbeTime). `since_wall`: when the pod became underused; None leaves the time that the
+    condition has.
+    """
+    held = decision.held or 0
+    since = utc(decision.idle_since_wall or decision.observed_wall).strftime("%Y-%m-%d %H:%MZ")
+    body = {
+        "type": CONDITION,
+        "status": "True",
+        "reason": "AllIdle",
+        "message": f"{held} of {held} GPUs idle since {since}; to keep them: annotation {EXEMPT_UNTIL}",
+        "lastProbeTime": timestamp(wall),
+    }
+    return body if since_wall is None else {**body, "lastTransitionTime": timestamp(since_wall)}
+
+
+def _help(policy: Policy) -> str:
+    return f"; help: {policy.help_url}" if policy.help_url else ""
