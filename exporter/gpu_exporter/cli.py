@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gpu_exporter.collectors import Collector
     from gpu_exporter.defaults import Settings
     from gpu_exporter.devices.protocol import Backend
+    from gpu_exporter.reconciler.fetch import Client
     from gpu_exporter.vendor import Vendor
 
 
@@ -321,11 +322,22 @@ def _run_daemon(
     return 0
 
 
+def _build_client(options: argparse.Namespace, *addresses: str) -> Client:
+    """What asks the source of evidence at these addresses. Raises ValueError, OSError."""
+    from gpu_exporter.reconciler.fetch import Client, Credentials
+
+    credentials = Credentials(options.token_file, options.auth_user, options.password_file, options.headers)
+    for address in addresses:
+        credentials.check_address(address)
+    return Client(options.tls_ca, options.tls_cert, options.tls_key, credentials)
+
+
 def _reconcile(given: list[str]) -> int:
     parser = build_reconcile_parser()
     options = parser.parse_args(given)
     settings = _load(parser, options.config_file)
     from gpu_exporter.app.reconcile import (
+        Ways,
         apply_forever,
         apply_once,
         build_demand,
@@ -338,7 +350,6 @@ def _reconcile(given: list[str]) -> int:
         serve_telemetry,
     )
     from gpu_exporter.logs import set_up_logging
-    from gpu_exporter.reconciler.fetch import Client
     from gpu_exporter.reconciler.marks import MarkError
     from gpu_exporter.reconciler.telemetry import Telemetry
 
@@ -354,19 +365,19 @@ def _reconcile(given: list[str]) -> int:
     policy = settings.policy
     try:
         acts = options.apply or options.remove_all
-        places = policy, options.kubernetes, options.kubeconfig, options.slurm, options.resources
-        markers = build_markers(*places, condition=options.condition) if acts else []
+        ways = Ways(options.kubernetes, options.kubeconfig, options.slurm, options.resources, options.condition)
+        markers = build_markers(policy, ways) if acts else []
         if options.remove_all:
             return remove_all(markers, options.apply)
-        client = Client(options.tls_ca, options.tls_cert, options.tls_key)
+        client = _build_client(options, options.prometheus, *options.exporters)
         source = build_source(options.prometheus, options.exporters, options.matcher, policy, client)
         telemetry = Telemetry()
         if options.once or options.explain:
             if options.apply:
                 return apply_once(source, markers, policy, telemetry)
-            foresight = build_foresight(*places)
+            foresight = build_foresight(policy, ways)
             return reconcile_once(source, policy, options.format, options.explain, foresight)
-        dry = None if options.apply else build_foresight(*places)
+        dry = None if options.apply else build_foresight(policy, ways)
         demand = build_demand(options.slurm)
         telemetry.note_mode(applies=options.apply)
         if options.address:
@@ -385,12 +396,11 @@ def _digest(given: list[str]) -> int:
     options = parser.parse_args(given)
     settings = _load(parser, options.config_file)
     from gpu_exporter.app.digest import print_digest
-    from gpu_exporter.reconciler.fetch import Client
 
     if not options.prometheus:
         parser.error("--source.prometheus is needed")
     try:
-        client = Client(options.tls_ca, options.tls_cert, options.tls_key)
+        client = _build_client(options, options.prometheus)
     except (ValueError, OSError) as exc:
         parser.fail(str(exc))
     return print_digest(

@@ -306,6 +306,28 @@ def _add_prometheus(parser: Parser) -> None:
         ("key", "its private key"),
     ):
         parser.flag(f"--source.tls.{name}", dest=f"tls_{name}", type=Path, default=None, help=what)
+    parser.flag(
+        "--source.bearer-token-file",
+        dest="token_file",
+        type=Path,
+        default=None,
+        help="token for the source, read for each request",
+    )
+    parser.flag("--source.basic-auth.username", dest="auth_user", default="", help="user of the source")
+    parser.flag(
+        "--source.basic-auth.password-file",
+        dest="password_file",
+        type=Path,
+        default=None,
+        help="its password, read for each request",
+    )
+    parser.flag(
+        "--source.header",
+        dest="headers",
+        action="append",
+        default=[],
+        help="one more header for the source, as 'X-Scope-OrgID: team-a' for Mimir; once for each",
+    )
 
 
 def build_digest_parser() -> Parser:

@@ -13,6 +13,7 @@ import bcrypt
 import pytest
 import yaml
 
+from gpu_exporter.fetch import FetchError, fetch_text
 from tests.testbed.pki import Authority
 from tests.testbed.processes import GPU_EXPORTER, Processes, free_port, wait_for
 from tests.testbed.servers import Prometheus
@@ -45,6 +46,14 @@ def ask(url: str, authority: Authority, certificate: tuple[Path, Path] | None, p
         return exc.code
     except OSError:
         return 0
+
+
+def is_served(url: str, text: str) -> bool | None:
+    """Whether a page is there and has this text; None for not yet."""
+    try:
+        return text in fetch_text(url) or None
+    except FetchError:
+        return None
 
 
 def serial(port: int, authority: Authority, certificate: tuple[Path, Path]) -> str:
@@ -120,6 +129,29 @@ def test_a_port_with_client_certificates_and_passwords(processes: Processes, tmp
     assert ask(f"https://127.0.0.1:{agent}/metrics", authority, client) == 200
     now = time.time()
     wait_for(lambda: len(prometheus.query(f"timestamp(up == 1) > {now}")) == 2 or None, "scrapes after all that")
+
+
+def test_a_password_from_a_file_that_is_rotated_while_the_reconciler_runs(processes: Processes, tmp_path: Path) -> None:
+    config = write_config(tmp_path / "web.yaml")
+    (tmp_path / "scenario.yaml").write_text("gpus: [{model: T4}]\n")
+    port, own = free_port(), free_port()
+    scenario = f"--devices.scenario={tmp_path / 'scenario.yaml'}"
+    listen = f"--web.listen-address=127.0.0.1:{port}"
+    processes.start([*GPU_EXPORTER, f"--web.config.file={config}", scenario, "--state.directory=", listen])
+    wait_for(lambda: is_served(f"http://127.0.0.1:{port}/-/ready", ""), "the agent")
+    password = tmp_path / "password"
+    password.write_text("wrong\n")
+    command = ["reconcile", f"--source.exporter=http://127.0.0.1:{port}", "--no-kubernetes", "--no-slurm"]
+    user = ["--source.basic-auth.username=prometheus", f"--source.basic-auth.password-file={password}"]
+    running = processes.start(
+        [*GPU_EXPORTER, *command, *user, "--interval=1s", f"--web.listen-address=127.0.0.1:{own}"]
+    )
+    wait_for(lambda: "HTTP status 401" in running.log() or None, "the refusal")
+    page, sample = f"http://127.0.0.1:{own}/metrics", "\ngpu_reconciler_last_success_timestamp_seconds "
+    assert is_served(page, "\ngpu_reconciler_cycles_total ") and not is_served(page, sample)
+    password.write_text(f"{PASSWORD}\n")
+    wait_for(lambda: is_served(page, sample), "a cycle with the new password", 20)
+    assert PASSWORD not in running.log()
 
 
 def test_the_dry_run_reads_an_exporter_by_tls_and_says_what_is_wrong(processes: Processes, tmp_path: Path) -> None:

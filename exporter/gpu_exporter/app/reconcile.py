@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from gpu_exporter.app.serve import repeat_aside, stop_on_signal
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.defaults import Policy
 from gpu_exporter.exits import Exit
-from gpu_exporter.reconciler.apply import ApplyRuns
-from gpu_exporter.reconciler.cycle import Cycle, guard
+from gpu_exporter.reconciler.apply import ApplyRuns, withdraw_all
+from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.direct import ExporterSource
 from gpu_exporter.reconciler.dry_run import DryRun
 from gpu_exporter.reconciler.evidence import (
@@ -25,7 +26,7 @@ from gpu_exporter.reconciler.evidence import (
 from gpu_exporter.reconciler.fetch import Client
 from gpu_exporter.reconciler.foresight import Foresight
 from gpu_exporter.reconciler.judge import Judge, judge_of
-from gpu_exporter.reconciler.marks import Marker, MarkError
+from gpu_exporter.reconciler.marks import Marker
 from gpu_exporter.reconciler.policy import Decision
 from gpu_exporter.reconciler.promql import PromQLSource
 from gpu_exporter.reconciler.report import decisions_json, explain, render_decisions
@@ -95,67 +96,57 @@ def _complain(text: str) -> None:
     print(f"gpu-exporter: {text}", file=sys.stderr)  # noqa: T201
 
 
-def find_makers(
-    policy: Policy,
-    kubernetes: bool | None,
-    kubeconfig: str,
-    slurm: bool | None,
-    resources: Sequence[str] = (),
-    *,
-    condition: bool = False,
-) -> dict[str, Callable[[], Marker]]:
-    """By scheduler, what makes its marker: None means wherever there is a way.
+class Ways(NamedTuple):
+    """The ways to live objects: None means wherever there is one.
 
     `resources`: regular expressions of further resources of pods whose devices are GPUs. `condition`: pods get one
-    beside their label. Raises ValueError when a
-    marker that was asked for cannot be had, or for a wrong regular expression.
+    beside their label.
     """
-    known = NVIDIA.resources(resources)
+
+    kubernetes: bool | None = None
+    kubeconfig: str = ""
+    slurm: bool | None = None
+    resources: Sequence[str] = ()
+    condition: bool = False
+
+
+def find_makers(policy: Policy, ways: Ways) -> dict[str, Callable[[], Marker]]:
+    """By scheduler, what makes its marker. Raises ValueError when one that was asked for cannot be had."""
+    known = NVIDIA.resources(ways.resources)
     makers: dict[str, Callable[[], Marker]] = {}
-    if kubernetes is not False:
+    if ways.kubernetes is not False:
         try:
             from gpu_exporter.reconciler.kubernetes.api import connect, is_in_cluster
             from gpu_exporter.reconciler.kubernetes.marker import PodMarker
         except ModuleNotFoundError as exc:
-            if kubernetes or kubeconfig:
+            if ways.kubernetes or ways.kubeconfig:
                 hint = "pip install 'gpu-exporter[reconciler]'"
                 raise ValueError(f"pods need the kubernetes client: {hint} ({exc})") from exc
         else:
-            if kubernetes or kubeconfig or is_in_cluster():
+            if ways.kubernetes or ways.kubeconfig or is_in_cluster():
                 makers["kubernetes"] = lambda: PodMarker(
-                    connect(kubeconfig), policy, resources=known, sets_condition=condition
+                    connect(ways.kubeconfig), policy, resources=known, sets_condition=ways.condition
                 )
-    if slurm or (slurm is None and JobMarker.is_present()):
+    if ways.slurm or (ways.slurm is None and JobMarker.is_present()):
         makers["slurm"] = lambda: JobMarker(SYSTEM_CLOCK, policy)
     return makers
 
 
-def build_markers(
-    policy: Policy,
-    kubernetes: bool | None,
-    kubeconfig: str,
-    slurm: bool | None,
-    resources: Sequence[str] = (),
-    *,
-    condition: bool = False,
-) -> list[Marker]:
+def build_markers(policy: Policy, ways: Ways) -> list[Marker]:
     """Where marks go. Raises ValueError when there is no such place, MarkError."""
-    makers = find_makers(policy, kubernetes, kubeconfig, slurm, resources, condition=condition)
-    markers = [make() for make in makers.values()]
+    markers = [make() for make in find_makers(policy, ways).values()]
     if not markers:
         raise ValueError("--apply finds neither a service account or --kubernetes.kubeconfig nor squeue and scontrol")
     return markers
 
 
-def build_foresight(
-    policy: Policy, kubernetes: bool | None, kubeconfig: str, slurm: bool | None, resources: Sequence[str] = ()
-) -> Foresight:
+def build_foresight(policy: Policy, ways: Ways) -> Foresight:
     """For a dry run: the markers where there are any, only read from.
 
     Raises ValueError and MarkError for a way that was asked for and cannot be gone.
     """
-    makers = find_makers(policy, kubernetes, kubeconfig, slurm, resources)
-    asked = {"kubernetes": bool(kubernetes or kubeconfig), "slurm": bool(slurm)}
+    makers = find_makers(policy, ways)
+    asked = {"kubernetes": bool(ways.kubernetes or ways.kubeconfig), "slurm": bool(ways.slurm)}
     return Foresight(makers, {scheduler: make() for scheduler, make in makers.items() if asked[scheduler]})
 
 
@@ -212,18 +203,10 @@ def apply_once(source: EvidenceSource, markers: Sequence[Marker], policy: Policy
 
 def remove_all(markers: Sequence[Marker], apply: bool) -> int:
     """Print every mark, withdraw it with `apply`; the exit code. Raises MarkError when they cannot be listed."""
-    code = 0
-    for marker in markers:
-        for mark in guard(marker.list_marks):
-            outcome = "would be withdrawn with --apply"
-            if apply:
-                try:
-                    guard(marker.withdraw, mark, "all marks are removed", SYSTEM_CLOCK.wall())
-                    outcome = "withdrawn"
-                except MarkError as exc:
-                    outcome = f"not withdrawn: {exc}"
-                    code = 4
-            print(f"{mark.title}: {mark.stage}: {outcome}")  # noqa: T201
+    code: int = Exit.DONE
+    for line, is_done in withdraw_all(markers, SYSTEM_CLOCK, apply=apply):
+        print(line)  # noqa: T201
+        code = code if is_done else Exit.PARTIAL
     return code
 
 

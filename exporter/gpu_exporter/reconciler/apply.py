@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.reconciler.cycle import Cycle
+from gpu_exporter.reconciler.cycle import Cycle, guard
+from gpu_exporter.reconciler.marks import Marker, MarkError
 from gpu_exporter.reconciler.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -32,3 +34,20 @@ class ApplyRuns:
                 log.info("cycles are complete again")
         self._last_problem = problem
         return problem
+
+
+def withdraw_all(markers: Sequence[Marker], clock: Clock, *, apply: bool) -> Iterator[tuple[str, bool]]:
+    """Withdraw every mark, or only name it: of each a line for people, and whether it went as it should.
+
+    Raises MarkError when the marks cannot be listed.
+    """
+    for marker in markers:
+        for mark in guard(marker.list_marks):
+            outcome, is_done = "would be withdrawn with --apply", True
+            if apply:
+                try:
+                    guard(marker.withdraw, mark, "all marks are removed", clock.wall())
+                    outcome = "withdrawn"
+                except MarkError as exc:
+                    outcome, is_done = f"not withdrawn: {exc}", False
+            yield f"{mark.title}: {mark.stage}: {outcome}", is_done

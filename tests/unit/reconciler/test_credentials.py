@@ -1,0 +1,108 @@
+"""Tokens, passwords and headers for the source of evidence."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.reconciler import fetch
+from gpu_exporter.reconciler.evidence import EvidenceError
+from gpu_exporter.reconciler.fetch import Client, Credentials
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_text("s3cret\n")
+    return path
+
+
+def test_a_token_is_read_for_each_request(secret: Path) -> None:
+    credentials = Credentials(secret, headers=["X-Scope-OrgID: team-a"])
+    assert credentials.headers() == {"X-Scope-OrgID": "team-a", "Authorization": "Bearer s3cret"}
+    secret.write_text("rotated")
+    assert credentials.headers()["Authorization"] == "Bearer rotated"
+
+
+def test_a_password_may_hold_anything_but_the_line_break_at_its_end(secret: Path) -> None:
+    secret.write_text(" pass:word ä \r\n", "utf-8")
+    header = Credentials(None, "prometheus", secret).headers()["Authorization"]
+    assert base64.b64decode(header.removeprefix("Basic ")).decode() == "prometheus: pass:word ä "
+
+
+@pytest.mark.parametrize(
+    ("header", "complaint"),
+    [
+        (
+            "X-Scope-OrgID",
+            "--source.header 'X-Scope-OrgID': write it as 'Name: value', such as 'X-Scope-OrgID: team-a'",
+        ),
+        ("A: b\r\nHost: other", "--source.header 'A': write it as 'Name: value', such as 'X-Scope-OrgID: team-a'"),
+        ("A b: c", "--source.header 'A b': write it as 'Name: value', such as 'X-Scope-OrgID: team-a'"),
+        ("A:", "--source.header 'A': write it as 'Name: value', such as 'X-Scope-OrgID: team-a'"),
+        (
+            "authorization: Bearer s3cret",
+            "--source.header authorization: use --source.bearer-token-file or --source.basic-auth.*",
+        ),
+        ("Host: other", "--source.header Host: it is set here"),
+    ],
+)
+def test_a_header_that_would_break_the_request_is_refused(header: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match="--source.header") as caught:
+        Credentials(headers=[header])
+    assert str(caught.value) == complaint
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "No such file or directory"),
+        (b"", "it is empty"),
+        (b"\n", "it is empty"),
+        (b"\xff", "it is not UTF-8"),
+        (b"x" * (64 * 1024 + 1), "longer than 65536 bytes"),
+        (b"two words", "a token is one word of printable ASCII"),
+        (b"a\nb", "a token is one word of printable ASCII"),
+    ],
+)
+def test_a_token_that_cannot_be_used_is_said_at_the_start_and_later(
+    secret: Path, content: bytes | None, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(credentials=Credentials(secret))
+    if content is None:
+        secret.unlink()
+    else:
+        secret.write_bytes(content)
+    with pytest.raises(ValueError, match="--source.bearer-token-file") as caught:
+        Credentials(secret)
+    assert str(caught.value) == f"--source.bearer-token-file {secret}: {complaint}"
+    monkeypatch.setattr(fetch, "fetch_text", lambda *arguments: pytest.fail("asked without its token"))
+    with pytest.raises(EvidenceError, match=complaint):
+        client("http://127.0.0.1:1/")
+
+
+@pytest.mark.parametrize(
+    ("user", "has_password", "has_token", "complaint"),
+    [
+        ("a", False, False, "go together"),
+        ("", True, False, "go together"),
+        ("a", True, True, "either --source.bearer-token-file or"),
+        ("a:b", True, False, "has no colon"),
+    ],
+)
+def test_half_of_a_user_and_two_ways_at_once_are_refused(
+    secret: Path, user: str, has_password: bool, has_token: bool, complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        Credentials(secret if has_token else None, user, secret if has_password else None)
+
+
+def test_a_user_in_the_address_beside_another_one_is_refused(secret: Path) -> None:
+    for credentials in (Credentials(secret), Credentials(None, "a", secret)):
+        credentials.check_address("https://host:9090")
+        with pytest.raises(ValueError, match="leave one out"):
+            credentials.check_address("https://user:password@host:9090")
+    Credentials().check_address("https://user:password@host:9090")
