@@ -342,6 +342,7 @@ def _reconcile(given: list[str]) -> int:
         apply_once,
         build_demand,
         build_foresight,
+        build_lease,
         build_markers,
         build_source,
         reconcile_forever,
@@ -360,6 +361,8 @@ def _reconcile(given: list[str]) -> int:
         parser.error("--slurm.collector needs --web.listen-address, and is for neither --once nor --remove-all")
     if options.condition and not (options.apply or options.remove_all):
         parser.error("--kubernetes.condition is for --apply")
+    if options.lease and (not options.apply or options.once or options.remove_all):
+        parser.error("--kubernetes.lease is for --apply, and for neither --once nor --remove-all")
     if options.remove_all and (options.once or options.explain or options.format != "table"):
         parser.error("--remove-all takes neither --once nor --explain nor --format")
     policy = settings.policy
@@ -378,16 +381,17 @@ def _reconcile(given: list[str]) -> int:
             foresight = build_foresight(policy, ways)
             return reconcile_once(source, policy, options.format, options.explain, foresight)
         dry = None if options.apply else build_foresight(policy, ways)
+        lease = build_lease(options.kubeconfig, options.lease) if options.lease else None
         demand = build_demand(options.slurm)
         telemetry.note_mode(applies=options.apply)
         if options.address:
             serve_telemetry(
                 options.address, telemetry, options.interval, options.web_config, collects=options.collector
             )
-    except (ValueError, OSError, MarkError) as exc:
+    except (ValueError, OSError, MarkError, ModuleNotFoundError) as exc:
         parser.fail(str(exc))
     if dry is None:
-        return apply_forever(source, markers, policy, options.interval, telemetry, demand)
+        return apply_forever(source, markers, policy, options.interval, telemetry, demand, lease)
     return reconcile_forever(source, policy, options.interval, telemetry, dry, demand)
 
 

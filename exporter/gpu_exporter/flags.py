@@ -385,6 +385,12 @@ def build_reconcile_parser() -> Parser:
         default=False,
         help="set the pod condition gpu-exporter.io/Underused beside the label; needs patch on pods/status",
     )
+    parser.flag(
+        "--kubernetes.lease",
+        dest="lease",
+        default="",
+        help="NAMESPACE/NAME of a Lease: of several reconcilers with the same one, one writes (default: none)",
+    )
     _add_resources(parser)
     parser.flag(
         "--slurm",

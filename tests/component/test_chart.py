@@ -51,6 +51,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "reconciler": {
             "apply": True,
             "condition": True,
+            "replicas": 2,
             "listenAddress": "127.0.0.1",
             "extraArgs": ["--log.format=json"],
             "extraEnv": [{"name": "A", "value": "b"}],
@@ -302,11 +303,21 @@ def test_the_reconciler_may_do_what_it_does_and_nothing_else(
     role, binding = find(objects, "ClusterRole", "-reconciler"), find(objects, "ClusterRoleBinding", "-reconciler")
     rbac.create_cluster_role(role)
     rbac.create_cluster_role_binding(binding)
+    local = [each for each in objects if each["kind"] in ("Role", "RoleBinding")]
+    assert [each["kind"] for each in local] == (["Role", "RoleBinding"] if apply else [])
+    create = {"Role": rbac.create_namespaced_role, "RoleBinding": rbac.create_namespaced_role_binding}
+    if apply and not condition:  # the first of the two
+        plane.core.create_namespace({"metadata": {"name": local[0]["metadata"]["namespace"]}})
+    for each in local:
+        create[each["kind"]](each["metadata"]["namespace"], each)
     account = find(objects, "ServiceAccount", "-reconciler")["metadata"]
     user = f"system:serviceaccount:{account['namespace']}:{account['name']}"
 
-    def may(verb: str, resource: str, group: str = "", subresource: str = "") -> bool:
-        attributes = {"verb": verb, "resource": resource, "group": group, "namespace": "ml", "subresource": subresource}
+    def may(
+        verb: str, resource: str, group: str = "", subresource: str = "", namespace: str = "ml", name: str = ""
+    ) -> bool:
+        attributes = {"verb": verb, "resource": resource, "group": group, "namespace": namespace, "name": name}
+        attributes["subresource"] = subresource
         review = {"spec": {"user": user, "resourceAttributes": attributes}}
         answer = client.AuthorizationV1Api(plane.api).create_subject_access_review(review)
         return bool(answer.status.allowed)
@@ -323,7 +334,17 @@ def test_the_reconciler_may_do_what_it_does_and_nothing_else(
         ("get", "pytorchjobs", "kubeflow.org"),
     ]
     status = ("patch", "pods", "", "status")
-    writes = [("patch", "pods"), ("create", "events", "events.k8s.io"), *([status] if apply and condition else [])]
+    home, own = account["namespace"], account["name"]
+    lease = [
+        (verb, "leases", "coordination.k8s.io", "", home, own if verb != "create" else "")
+        for verb in ("create", "get", "update")
+    ]
+    writes = [
+        ("patch", "pods"),
+        *lease,
+        ("create", "events", "events.k8s.io"),
+        *([status] if apply and condition else []),
+    ]
     allowed = [*reads, *writes] if apply else reads
     denied = [
         *(() if apply else writes),
@@ -334,6 +355,10 @@ def test_the_reconciler_may_do_what_it_does_and_nothing_else(
         ("create", "pods", "", "eviction"),
         ("create", "pods", "", "exec"),
         *(() if apply and condition else (status,)),
+        ("get", "leases", "coordination.k8s.io", "", home, "another"),
+        ("update", "leases", "coordination.k8s.io", "", home, "another"),
+        ("create", "leases", "coordination.k8s.io", "", "ml"),
+        ("delete", "leases", "coordination.k8s.io", "", home, own),
         ("get", "secrets"),
         ("list", "nodes"),
         ("list", "jobs", "batch"),
@@ -349,4 +374,7 @@ def test_the_reconciler_may_do_what_it_does_and_nothing_else(
     finally:
         rbac.delete_cluster_role_binding(binding["metadata"]["name"])
         rbac.delete_cluster_role(role["metadata"]["name"])
+        for each in local:
+            delete = {"Role": rbac.delete_namespaced_role, "RoleBinding": rbac.delete_namespaced_role_binding}
+            delete[each["kind"]](each["metadata"]["name"], each["metadata"]["namespace"])
     wait_for(lambda: not any(may(*request) for request in allowed), "the rights to go", 30)

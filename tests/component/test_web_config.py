@@ -13,7 +13,7 @@ import bcrypt
 import pytest
 import yaml
 
-from gpu_exporter.fetch import FetchError, fetch_text
+from tests.testbed.pages import is_served
 from tests.testbed.pki import Authority
 from tests.testbed.processes import GPU_EXPORTER, Processes, free_port, wait_for
 from tests.testbed.servers import Prometheus
@@ -46,14 +46,6 @@ def ask(url: str, authority: Authority, certificate: tuple[Path, Path] | None, p
         return exc.code
     except OSError:
         return 0
-
-
-def is_served(url: str, text: str) -> bool | None:
-    """Whether a page is there and has this text; None for not yet."""
-    try:
-        return text in fetch_text(url) or None
-    except FetchError:
-        return None
 
 
 def serial(port: int, authority: Authority, certificate: tuple[Path, Path]) -> str:

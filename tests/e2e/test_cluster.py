@@ -142,6 +142,8 @@ def release_objects(plane: ControlPlane) -> list[str]:
         core.list_service_account_for_all_namespaces(**selector).items,
         rbac.list_cluster_role(**selector).items,
         rbac.list_cluster_role_binding(**selector).items,
+        rbac.list_role_for_all_namespaces(**selector).items,
+        rbac.list_role_binding_for_all_namespaces(**selector).items,
     ]
     names = [f"{type(each).__name__} {each.metadata.name}" for items in lists for each in items]
     for plural in ("podmonitors", "prometheusrules"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
@@ -121,12 +121,15 @@ class Bench:
         self.skips: list[str] = []
         self.clock = ManualClock(wall=WALL)
         self.policy = policy
+        self.may_write: Callable[[], bool] = lambda: True
         self.restart()
 
     def restart(self) -> None:
         """Another process: only the books are left."""
         judge = judge_of(self, self.books, self.policy, self.clock)
-        self.cycle = Cycle(judge, self.books, self.policy, self, self.clock, once=self.once)
+        self.cycle = Cycle(
+            judge, self.books, self.policy, self, self.clock, once=self.once, may_write=lambda: self.may_write()
+        )
 
     def count_write(self, result: str) -> None:
         self.writes.append(result)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from gpu_exporter.fetch import FetchError, fetch_text
+
 
 @contextmanager
 def serve_page(render: Callable[[], str]) -> Iterator[str]:
@@ -29,3 +31,11 @@ def serve_page(render: Callable[[], str]) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def is_served(url: str, text: str) -> bool | None:
+    """Whether a page is there and has this text; None for not yet."""
+    try:
+        return text in fetch_text(url) or None
+    except FetchError:
+        return None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter.app.serve import repeat_aside, stop_on_signal
 from gpu_exporter.clock import SYSTEM_CLOCK
@@ -36,6 +37,9 @@ from gpu_exporter.reconciler.slurm.marker import JobMarker, run_slurm
 from gpu_exporter.reconciler.telemetry import Telemetry
 from gpu_exporter.vendor import NVIDIA
 from gpu_exporter.web.server import HttpServer, Site
+
+if TYPE_CHECKING:
+    from gpu_exporter.reconciler.kubernetes.lease import Lease
 
 
 def build_source(
@@ -170,14 +174,25 @@ def build_demand(slurm: bool | None) -> SlurmDemand | None:
 
 
 def _cycle_until_signal(
-    tick: Callable[[], object], interval_s: float, telemetry: Telemetry, demand: SlurmDemand | None
+    tick: Callable[[], object],
+    interval_s: float,
+    telemetry: Telemetry,
+    demand: SlurmDemand | None,
+    stop: threading.Event,
 ) -> None:
     def tick_and_ask() -> None:
         tick()
         if demand is not None:
             telemetry.note_demand(demand.read())
 
-    repeat_aside(tick_and_ask, interval_s, stop_on_signal())
+    repeat_aside(tick_and_ask, interval_s, stop)
+
+
+def build_lease(kubeconfig: str, place: str) -> Lease:
+    """The Lease at NAMESPACE/NAME, for a reconciler that has the kubernetes client. Raises ValueError, MarkError."""
+    from gpu_exporter.reconciler.kubernetes.lease import open_lease
+
+    return open_lease(kubeconfig, place, SYSTEM_CLOCK)
 
 
 def apply_forever(
@@ -187,11 +202,18 @@ def apply_forever(
     interval_s: float,
     telemetry: Telemetry,
     demand: SlurmDemand | None,
+    lease: Lease | None,
 ) -> int:
-    """Cycle and write until a signal."""
-    cycle = Cycle(judge_of(source, markers, policy, SYSTEM_CLOCK), markers, policy, telemetry, SYSTEM_CLOCK)
-    runs = ApplyRuns(cycle, telemetry, SYSTEM_CLOCK)
-    _cycle_until_signal(runs.run, interval_s, telemetry, demand)
+    """Cycle and write until a signal; where there is a lease, while it is ours."""
+    stop, may_write = stop_on_signal(), lease.may_write if lease is not None else lambda: True
+    judge = judge_of(source, markers, policy, SYSTEM_CLOCK)
+    cycle = Cycle(judge, markers, policy, telemetry, SYSTEM_CLOCK, may_write=may_write)
+    runs = ApplyRuns(cycle, telemetry, SYSTEM_CLOCK, lease, interval_s)
+    if lease is not None:
+        lease.keep(stop)
+    _cycle_until_signal(runs.run, interval_s, telemetry, demand, stop)
+    if lease is not None:
+        lease.release()
     return 0
 
 
@@ -221,5 +243,5 @@ def reconcile_forever(
     """Cycle until a signal; log each change of what --apply would write or refuse."""
     judge = Judge(source, foresight.surveyor, policy, SYSTEM_CLOCK)
     dry = DryRun(judge, policy, telemetry, foresight, SYSTEM_CLOCK)
-    _cycle_until_signal(dry.run, interval_s, telemetry, demand)
+    _cycle_until_signal(dry.run, interval_s, telemetry, demand, stop_on_signal())
     return 0

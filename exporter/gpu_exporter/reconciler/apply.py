@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.reconciler.cycle import Cycle, guard
@@ -13,17 +14,41 @@ from gpu_exporter.reconciler.telemetry import Telemetry
 log = logging.getLogger(__name__)
 
 
+class Leadership(Protocol):
+    """What says whether this process is the one that writes."""
+
+    def may_write(self) -> bool:
+        """Whether it is so for certain."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for it, at most so long; whether it is so now."""
+
+
 class ApplyRuns:
     """Runs of one cycle."""
 
-    def __init__(self, cycle: Cycle, telemetry: Telemetry, clock: Clock) -> None:
+    def __init__(
+        self,
+        cycle: Cycle,
+        telemetry: Telemetry,
+        clock: Clock,
+        leadership: Leadership | None = None,
+        wait_s: float = 0.0,
+    ) -> None:
+        """`leadership`: None where there is no other process. `wait_s`: for how long a run waits for it."""
         self._cycle = cycle
         self._telemetry = telemetry
         self._clock = clock
+        self._leadership = leadership
+        self._wait_s = wait_s
         self._last_problem = ""
 
     def run(self) -> str:
-        """One run; what was left undone, "" when nothing was."""
+        """One run; what was left undone, "" when nothing was, and when another process runs instead."""
+        if self._leadership is not None and not self._leadership.may_write():
+            self._telemetry.note_standby()
+            if not self._leadership.wait(self._wait_s):
+                return ""
         began = self._clock.monotonic()
         problem = self._cycle.run()
         self._telemetry.note_cycle(began, not problem, self._cycle.standing, self._cycle.decisions, self._cycle.frozen)

@@ -37,7 +37,7 @@ class Observer(Protocol):
     """Counts what happened."""
 
     def count_write(self, result: str) -> None:
-        """A write that was asked for: written, renewed, withdrawn, replaced, conflict, throttled, error."""
+        """A write that was asked for: written, renewed, withdrawn, replaced, conflict, throttled, fenced, error."""
 
     def count_skip(self, reason: str) -> None:
         """A mark that was not set, for this reason."""
@@ -66,12 +66,16 @@ class Cycle:
         clock: Clock,
         *,
         once: bool = False,
+        may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`once`: there will be no other cycle, so a mark that this one's evidence does not support goes at once.
+        """`may_write`: asked before each write; False where another process writes by now.
+
+        `once`: there will be no other cycle, so a mark that this one's evidence does not support goes at once.
 
         Its age does not count before that: from a cron job it is the time since the last run.
         """
         self._once = once
+        self._may_write = may_write
         self._judge = judge
         self._markers = {marker.scheduler: marker for marker in markers}
         self._policy = policy
@@ -189,6 +193,10 @@ class Cycle:
 
     def _withdraw(self, withdrawal: Withdrawal) -> None:
         mark, reason = withdrawal
+        if not self._may_write():
+            self._observer.count_write("fenced")
+            self._failed += 1
+            return
         try:
             guard(self._markers[mark.name.scheduler].withdraw, mark, reason, self._clock.wall())
         except MarkError as exc:
@@ -216,6 +224,9 @@ class Cycle:
             if not self._is_fresh(wall):
                 self._observer.count_skip("stale")
                 continue
+            if not self._may_write():
+                self._observer.count_write("fenced")
+                break
             try:
                 guard(self._markers[decision.name.scheduler].write, decision, self._clock.wall())
             except Refused as exc:
@@ -246,7 +257,7 @@ class Cycle:
         due = [(mark, decision) for mark, decision in kept if is_due(mark, wall, self._policy)]
         due.sort(key=lambda pair: evidence_age(pair[0], wall, self._policy), reverse=True)
         for mark, decision in due[:RENEWALS_MAX]:
-            if not self._is_fresh(wall):
+            if not (self._is_fresh(wall) and self._may_write()):
                 return
             try:
                 guard(self._markers[mark.name.scheduler].renew, mark, decision)

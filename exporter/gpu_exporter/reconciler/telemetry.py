@@ -23,7 +23,7 @@ from gpu_exporter.reconciler.policy import LABELLED, Decision
 from gpu_exporter.reconciler.surroundings import EXEMPT_BY
 
 STAGES_MAX = 30_000  # series; a tenth of a site of 100,000 allocations is idle at a time, or some bug makes it so
-RESULTS = ("written", "renewed", "withdrawn", "replaced", "conflict", "throttled", "error")
+RESULTS = ("written", "renewed", "withdrawn", "replaced", "conflict", "throttled", "fenced", "error")
 REASONS = (
     "cluster",
     "critical",
@@ -126,7 +126,8 @@ class Telemetry:
         self._labelled = Gauge("gpu_reconciler_labelled", "Marks that exist.", ["stage"], registry=self.registry)
         self._writes = Counter(
             "gpu_reconciler_writes",
-            "Marks written, renewed, withdrawn, and writes that failed. replaced: by then it was another pod or job.",
+            "Marks written, renewed, withdrawn, and writes that failed. replaced: by then it was another pod or job. "
+            "fenced: another replica holds the Lease.",
             ["result"],
             registry=self.registry,
         )
@@ -148,6 +149,12 @@ class Telemetry:
         self._applies = Gauge(
             "gpu_reconciler_apply", "1 when marks are written, 0 in a dry run.", registry=self.registry
         )
+        self._leader = Gauge(
+            "gpu_reconciler_leader",
+            "1 in the process that decides, 0 in one that waits for its Lease.",
+            registry=self.registry,
+        )
+        self._leader.set(1)
         for reason in FREEZES:
             self._frozen.labels(reason)
         for source in EXEMPT_BY:
@@ -161,6 +168,12 @@ class Telemetry:
 
     def note_mode(self, *, applies: bool) -> None:
         self._applies.set(applies)
+
+    def note_standby(self) -> None:
+        """Another process decides: this one is well, and says nothing of marks and holders."""
+        self._leader.set(0)
+        self._last_end = self._clock.monotonic()
+        self._note_state({}, (), ())
 
     def note_demand(self, gpus: Mapping[str, float] | None) -> None:
         """GPUs that pending jobs wait for, by partition; None while that is not known."""
@@ -185,6 +198,17 @@ class Telemetry:
         frozen: Collection[str] = (),
     ) -> None:
         """A cycle that began at `began` (monotonic seconds) has ended; `frozen`: why nothing is marked."""
+        self._leader.set(1)
+        self._note_state(standing, decisions, frozen)
+        self._last_end = self._clock.monotonic()
+        self._cycles.inc()
+        self._duration.observe(self._last_end - began)
+        if complete:
+            self._success.wall = self._clock.wall()
+
+    def _note_state(
+        self, standing: Mapping[HolderName, str], decisions: Sequence[Decision], frozen: Collection[str]
+    ) -> None:
         for reason in FREEZES:
             self._frozen.labels(reason).set(reason in frozen)
         exempt = Tally(
@@ -193,11 +217,6 @@ class Telemetry:
         for source in EXEMPT_BY:
             self._exempt.labels(source).set(exempt[source])
         self._stages.note(decisions)
-        self._last_end = self._clock.monotonic()
-        self._cycles.inc()
-        self._duration.observe(self._last_end - began)
-        if complete:
-            self._success.wall = self._clock.wall()
         # A stage is read from live objects, which others may edit: one that is not ours makes no series of its own.
         tally = Tally(stage if stage in LABELLED else "other" for stage in standing.values())
         for stage in (*LABELLED, "other"):

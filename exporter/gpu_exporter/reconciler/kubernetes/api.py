@@ -52,12 +52,13 @@ class Api:
         self.events = client.EventsV1Api(connection)
         self.discovery = client.DiscoveryV1Api(connection)
         self.autoscaling = client.AutoscalingV2Api(connection)
+        self.coordination = client.CoordinationV1Api(connection)
         self.custom = client.CustomObjectsApi(connection)
 
-    def call(self, function: Any, *arguments: Any, **options: Any) -> Json:
+    def call(self, function: Any, *arguments: Any, timeout_s: float = TIMEOUT_S, **options: Any) -> Json:
         """One request by a function of the client, whose typed objects would cost ten times the memory."""
         try:
-            response = function(*arguments, _preload_content=False, _request_timeout=TIMEOUT_S, **options)
+            response = function(*arguments, _preload_content=False, _request_timeout=timeout_s, **options)
             status, body = response.status, response.data
         except ApiException as exc:
             status, body = exc.status or 0, exc.body

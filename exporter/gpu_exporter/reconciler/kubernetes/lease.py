@@ -1,0 +1,174 @@
+"""Which of several reconcilers writes: the one that holds a Lease of coordination.k8s.io.
+
+As in client-go's leader election, a replica takes the Lease when it has not seen it change for as long as its holder
+asked for, by its own monotonic clock, so that clocks of hosts need not agree. Unlike there, the holder may write only
+while its last renewal is younger than RENEW_DEADLINE_S, which it looks at before each write: a process that was stopped
+and goes on later finds that it no longer may.
+
+A request that was sent before that, and arrives late, is stopped by the API server: marks carry the resourceVersion of
+the pod, withdrawals its UID.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import threading
+
+from gpu_exporter.clock import Clock
+from gpu_exporter.plain import utc
+from gpu_exporter.reconciler.kubernetes.api import Api, Json, connect
+from gpu_exporter.reconciler.marks import MarkError
+from gpu_exporter.threads import start
+
+log = logging.getLogger(__name__)
+# client-go's defaults: LeaseDuration, RenewDeadline, RetryPeriod.
+LEASE_S = 15
+RENEW_DEADLINE_S = 10.0
+RETRY_S = 2.0
+REQUEST_S = 4.0  # a renewal that hangs leaves time for another one before the deadline
+
+
+def open_lease(kubeconfig: str, place: str, clock: Clock) -> Lease:
+    """The Lease at NAMESPACE/NAME. Raises ValueError, MarkError."""
+    namespace, slash, name = place.partition("/")
+    if not (namespace and slash and name) or "/" in name:
+        raise ValueError(f"--kubernetes.lease {place!r}: write it as NAMESPACE/NAME")
+    return Lease(connect(kubeconfig), namespace, name, clock)
+
+
+class Lease:
+    """One Lease, which this process holds or waits for."""
+
+    def __init__(self, api: Api, namespace: str, name: str, clock: Clock, identity: str = "") -> None:
+        """`identity`: of this process, by default new for each: one that restarts is another."""
+        self._api = api
+        self._namespace = namespace
+        self._name = name
+        self._clock = clock
+        self.identity = identity or f"{socket.gethostname()}_{secrets.token_hex(4)}"
+        self._lock = threading.Condition()
+        self._renewed: float | None = None  # when the last renewal that succeeded was begun (monotonic)
+        self._held: Json | None = None  # the Lease as we wrote it last, while we hold it
+        self._seen: tuple[object, ...] = ()  # what another holder wrote last ...
+        self._seen_at = 0.0  # ... and when we first saw that (monotonic)
+        self._is_released = False
+        self._trouble = ""
+
+    def may_write(self) -> bool:
+        """Whether this process holds the Lease for certain."""
+        with self._lock:
+            return self._may_write()
+
+    def _may_write(self) -> bool:
+        renewed = self._renewed
+        return renewed is not None and self._clock.monotonic() - renewed < RENEW_DEADLINE_S
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until this process holds the Lease, at most so long; whether it does."""
+        with self._lock:
+            return self._lock.wait_for(self._may_write, seconds)
+
+    def keep(self, stop: threading.Event) -> None:
+        """Take and renew the Lease in a thread of its own until `stop`. Raises NoThread."""
+
+        def run() -> None:
+            while not stop.is_set():
+                self.tick()
+                stop.wait(RETRY_S)
+
+        start(threading.Thread(target=run, name="lease", daemon=True))
+
+    def tick(self) -> None:
+        """Renew the Lease, or take it where its holder is silent for too long. Raises nothing."""
+        began = self._clock.monotonic()
+        try:
+            held = self._renew() if self._held is not None else self._take(began)
+            trouble = ""
+        except MarkError as exc:
+            # Another one was quicker, the Lease was edited or deleted, or a renewal of ours that timed out has arrived
+            # all the same: read it again.
+            if exc.result in ("conflict", "replaced"):
+                held, trouble = None, ""
+            else:
+                held, trouble = self._held, str(exc)
+        except Exception as exc:
+            log.exception("unforeseen")
+            held, trouble = self._held, f"unforeseen {type(exc).__name__}: {exc}"
+        if trouble != self._trouble:
+            needs = "; it needs get and update on this Lease, and create on leases"
+            log.warning("lease %s/%s: %s", self._namespace, self._name, trouble + needs if trouble else "answers again")
+            self._trouble = trouble
+        with self._lock:
+            was = self._renewed is not None
+            self._held = held if not self._is_released else None
+            if self._held is None:
+                self._renewed = None
+            elif not trouble:
+                self._renewed = began
+            if was != (self._renewed is not None):
+                log.info("lease %s/%s %s by %s", self._namespace, self._name, "lost" if was else "held", self.identity)
+            self._lock.notify_all()
+
+    def release(self) -> None:
+        """Write no more, and let another replica take the Lease at once. Raises nothing."""
+        with self._lock:
+            held, self._held, self._renewed, self._is_released = self._held, None, None, True
+        if held is None:
+            return
+        held["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": self._now()}
+        try:
+            self._put(held)
+        except MarkError as exc:
+            log.warning("lease %s/%s not released: %s", self._namespace, self._name, exc)
+
+    def _renew(self) -> Json:
+        held = self._held
+        assert held is not None
+        held["spec"] |= {"renewTime": self._now()}
+        return self._put(held)
+
+    def _take(self, now: float) -> Json | None:
+        """The Lease as ours, None while another one holds it. Raises MarkError."""
+        try:
+            found = self._api.call(
+                self._api.coordination.read_namespaced_lease, self._name, self._namespace, timeout_s=REQUEST_S
+            )
+        except MarkError as exc:
+            if exc.result != "replaced":
+                raise
+            body = {"metadata": {"name": self._name, "namespace": self._namespace}, "spec": self._spec(0)}
+            return self._api.call(
+                self._api.coordination.create_namespaced_lease, self._namespace, body, timeout_s=REQUEST_S
+            )
+        spec = found.get("spec") or {}
+        holder = spec.get("holderIdentity") or ""
+        seen = (holder, spec.get("renewTime"), found["metadata"].get("resourceVersion"))
+        if seen != self._seen:
+            self._seen, self._seen_at = seen, now
+        lasts_s = float(spec.get("leaseDurationSeconds") or LEASE_S)
+        if holder not in ("", self.identity) and now - self._seen_at < lasts_s:
+            return None
+        found["spec"] = self._spec(int(spec.get("leaseTransitions") or 0) + (holder != self.identity))
+        return self._put(found)
+
+    def _spec(self, transitions: int) -> Json:
+        now = self._now()
+        return {
+            "holderIdentity": self.identity,
+            "leaseDurationSeconds": LEASE_S,
+            "acquireTime": now,
+            "renewTime": now,
+            "leaseTransitions": transitions,
+        }
+
+    def _put(self, lease: Json) -> Json:
+        """Replace the Lease, if it is as we read it: its resourceVersion travels along. Raises MarkError."""
+        return self._api.call(
+            self._api.coordination.replace_namespaced_lease, self._name, self._namespace, lease, timeout_s=REQUEST_S
+        )
+
+    def _now(self) -> str:
+        moment = utc(self._clock.wall())  # MicroTime needs its fraction
+        return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

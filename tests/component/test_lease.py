@@ -1,0 +1,202 @@
+"""Several reconcilers on a real API server: one writes, and another one takes over where it is silent."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kubernetes import client
+
+from gpu_exporter.reconciler.kubernetes.api import Api
+from gpu_exporter.reconciler.kubernetes.lease import LEASE_S, RENEW_DEADLINE_S, Lease
+from gpu_exporter.reconciler.policy import LABEL
+from tests.component.test_pods_marked import Bench, metrics_of_an_idle_pod
+from tests.testbed.clocks import StoppableClock
+from tests.testbed.control_plane import ControlPlane, start_control_plane
+from tests.testbed.pages import is_served, serve_page
+from tests.testbed.processes import GPU_EXPORTER, Processes, Running, free_port, wait_for
+
+pytestmark = pytest.mark.kubernetes
+TAKEN_OVER_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    directory = tmp_path_factory.mktemp("control-plane")
+    with Processes(directory) as processes, start_control_plane(processes, directory) as started:
+        yield started
+
+
+class Replicas:
+    """Two processes, each with its clock, and their Lease."""
+
+    def __init__(self, plane: ControlPlane, name: str) -> None:
+        self.api = client.CoordinationV1Api(plane.api)
+        self.name = name
+        self.clocks = StoppableClock(), StoppableClock()
+        self.a, self.b = (
+            Lease(Api(ControlPlane.connect(plane.admin)), "default", name, clock, identity)
+            for clock, identity in zip(self.clocks, "ab", strict=True)
+        )
+
+    def tick(self, *leases: Lease) -> tuple[bool, bool]:
+        """Let these look at the Lease; which of both may write."""
+        for lease in leases:
+            lease.tick()
+        return self.a.may_write(), self.b.may_write()
+
+    def pass_time(self, seconds: float) -> None:
+        for clock in self.clocks:
+            clock.later += seconds
+
+    def spec(self) -> client.V1LeaseSpec:
+        return self.api.read_namespaced_lease(self.name, "default").spec
+
+
+@pytest.fixture
+def replicas(plane: ControlPlane, request: pytest.FixtureRequest) -> Replicas:
+    return Replicas(plane, request.node.name.replace("_", "-")[:60].strip("-"))
+
+
+def test_a_silent_holder_is_followed_when_its_lease_is_over_and_not_before(replicas: Replicas) -> None:
+    assert replicas.tick(replicas.a, replicas.b) == (True, False)
+    assert (replicas.spec().holder_identity, replicas.spec().lease_transitions) == ("a", 0)
+    for _ in range(3):
+        replicas.pass_time(RENEW_DEADLINE_S - 1)
+        assert replicas.tick(replicas.a, replicas.b) == (True, False), "a renews"
+    replicas.pass_time(LEASE_S - 0.5)
+    assert replicas.tick(replicas.b) == (False, False), "nobody may write before the other may take it"
+    replicas.pass_time(0.6)
+    assert replicas.tick(replicas.b) == (False, True)
+    assert (replicas.spec().holder_identity, replicas.spec().lease_transitions) == ("b", 1)
+    assert replicas.tick(replicas.a, replicas.b) == (False, True)
+    assert replicas.tick(replicas.a) == (False, True)
+
+
+def test_a_holder_that_was_stopped_may_not_write_when_it_goes_on(replicas: Replicas) -> None:
+    assert replicas.tick(replicas.a) == (True, False)
+    replicas.clocks[0].later += RENEW_DEADLINE_S - 0.5
+    assert replicas.a.may_write()
+    replicas.clocks[0].later += 0.5
+    assert not replicas.a.may_write()
+    assert replicas.tick(replicas.a) == (True, False), "nobody took it meanwhile"
+
+
+def test_a_lease_that_was_released_is_taken_at_once_and_not_by_its_last_holder(replicas: Replicas) -> None:
+    assert replicas.tick(replicas.a, replicas.b) == (True, False)
+    replicas.a.release()
+    assert replicas.tick() == (False, False)
+    assert replicas.tick(replicas.b) == (False, True)
+    assert replicas.spec().holder_identity == "b"
+    replicas.a.release()
+    assert replicas.spec().holder_identity == "b"
+
+
+def test_a_lease_that_is_edited_or_deleted_is_lost_and_read_again(replicas: Replicas) -> None:
+    assert replicas.tick(replicas.a) == (True, False)
+    other = {"spec": {"holderIdentity": "somebody", "leaseDurationSeconds": 15}}
+    replicas.api.patch_namespaced_lease(replicas.name, "default", other)
+    assert replicas.tick(replicas.a) == (False, False)
+    assert replicas.tick(replicas.a) == (False, False)
+    replicas.pass_time(LEASE_S)
+    assert replicas.tick(replicas.a) == (True, False)
+    replicas.api.delete_namespaced_lease(replicas.name, "default")
+    assert replicas.tick(replicas.a) == (False, False)
+    assert replicas.tick(replicas.b, replicas.a) == (False, True)
+
+
+def test_a_renewal_that_arrived_though_it_timed_out_costs_one_try(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert replicas.tick(replicas.a) == (True, False)
+    put = replicas.a._put
+
+    def answer_late(lease: dict[str, object]) -> dict[str, object]:
+        put(dict(lease))
+        raise TimeoutError
+
+    monkeypatch.setattr(replicas.a, "_put", answer_late)
+    assert replicas.tick(replicas.a) == (True, False), "the last renewal is young"
+    monkeypatch.undo()
+    assert replicas.tick(replicas.a, replicas.b) == (False, False), "a conflict with itself"
+    assert replicas.tick(replicas.b, replicas.a) == (True, False)
+
+
+def test_a_holder_that_the_api_server_no_longer_answers_stops_writing_in_time(
+    plane: ControlPlane, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = StoppableClock()
+    lease = Lease(Api(ControlPlane.connect(plane.admin)), "default", "partition", clock, "a")
+    lease.tick()
+    assert lease.may_write()
+    settings = client.Configuration()
+    settings.host, settings.retries = f"https://127.0.0.1:{free_port()}", False
+    lease._api = Api(client.ApiClient(settings))
+    for seconds, may_write in ((4.0, True), (4.0, True), (2.0, False)):
+        clock.later += seconds
+        lease.tick()
+        assert lease.may_write() is may_write
+    assert caplog.text.count("lease default/partition: API server: ") == 1, "said once"
+    assert "it needs get and update on this Lease, and create on leases" in caplog.text
+
+
+def test_nobody_waits_for_longer_than_until_the_lease_is_taken(replicas: Replicas) -> None:
+    began = time.monotonic()
+    stop = threading.Event()
+    replicas.a.keep(stop)
+    try:
+        assert replicas.a.wait(30.0)
+        assert time.monotonic() - began < 10
+        assert not replicas.b.wait(0.1)
+    finally:
+        stop.set()
+
+
+def test_two_reconcilers_follow_each_other_and_mark_and_tell_once(plane: ControlPlane, tmp_path: Path) -> None:
+    """The first is stopped, goes on, and follows the second when that is killed."""
+    bench = Bench(plane, "two-reconcilers")
+    uids = {name: bench.run_pod(name, started_s_ago=20000.0) for name in ("one", "two", "three")}
+    shown = ["one"]
+    with (
+        serve_page(
+            lambda: "".join(metrics_of_an_idle_pod(bench.namespace, each, uids[each]) for each in shown)
+        ) as page,
+        Processes(tmp_path) as processes,
+    ):
+
+        def start() -> tuple[Running, str]:
+            command = ["reconcile", "--apply", f"--source.exporter={page}", "--no-slurm", "--interval=1s"]
+            access = [f"--kubernetes.kubeconfig={plane.admin}", f"--kubernetes.lease={bench.namespace}/reconciler"]
+            port = f"127.0.0.1:{free_port()}"
+            running = processes.start([*GPU_EXPORTER, *command, *access, f"--web.listen-address={port}"])
+            return running, f"http://{port}/metrics"
+
+        def wait_for_mark(name: str) -> None:
+            wait_for(lambda: bench.labels(name).get(LABEL) or None, f"{name} to be marked", TAKEN_OVER_S)
+
+        def wait_for_role(own: str, leads: int) -> None:
+            sample = f"\ngpu_reconciler_leader {leads}.0\n"
+            wait_for(lambda: is_served(own, sample), f"gpu_reconciler_leader to be {leads}", TAKEN_OVER_S)
+
+        first, first_page = start()
+        wait_for_mark("one")
+        wait_for_role(first_page, 1)
+        second, second_page = start()
+        wait_for_role(second_page, 0)
+        assert is_served(second_page, '\ngpu_reconciler_labelled{stage="underused"} 0.0\n'), "the first says it"
+        first.process.send_signal(signal.SIGSTOP)
+        shown.append("two")
+        wait_for_mark("two")
+        wait_for_role(second_page, 1)
+        first.process.send_signal(signal.SIGCONT)
+        wait_for_role(first_page, 0)
+        second.process.kill()
+        shown.append("three")
+        wait_for_mark("three")
+        wait_for_role(first_page, 1)
+    reasons = {name: [reason for reason, _ in bench.events(name)] for name in uids}
+    assert reasons == {name: ["GpuUnderused"] for name in uids}, "each is marked and told once"
