@@ -129,6 +129,8 @@ class Policy(NamedTuple):
     """... or more than this share of the last hour's exporters is gone"""
     freeze_max: float = 14400.0
     """seconds; GPUs that became idle together are marked all the same so long after candidate_after"""
+    pause_when: str = ""
+    """PromQL, e.g. probe_success{job="nfs"} == 0: while it has a result, nothing is marked"""
     help_url: str = ""
     """e.g. https://docs.example.org/gpu: the site's page for owners, in Events and as an annotation"""
 

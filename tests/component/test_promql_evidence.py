@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,9 @@ import pytest
 
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.evidence import EvidenceError, HolderEvidence, HolderName
+from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName
+from gpu_exporter.reconciler.fetch import fetch_text
+from gpu_exporter.reconciler.pauses import Pauses
 from gpu_exporter.reconciler.policy import Decision, decide
 from gpu_exporter.reconciler.promql import PromQLSource
 from tests.testbed.processes import Processes
@@ -132,6 +135,12 @@ def write_history(directory: Path, end: int) -> None:
             f'gpu_allocation_info{{{hidden},slurm_cluster="lab",identity="hidden"}} 1 {at}',
             f"gpu_allocation_idle_run_seconds{{{hidden}}} 8000 {at}",
         ]
+    # Storage that was down for ten minutes, until 40 minutes ago.
+    lines += [
+        f'storage_up{{server="{server}"}} {0 if end - 3000 <= at < end - 2400 else 1} {at}'
+        for server in ("a", "b")
+        for at in range(end - HISTORY_S, end + 1, SCRAPE_S)
+    ]
     renamed = 'job="renamed",namespace="gpu-exporter",pod="agent-1",exported_namespace="ml",exported_pod="train"'
     lines += [f'gpu_allocation_idle_run_seconds{{{renamed},uuid="GPU-9",scheduler="kubernetes"}} 8000 {at}']
     lines.sort(key=lambda line: line.partition("{")[0])  # a family in one piece
@@ -227,3 +236,37 @@ def test_witnesses_are_those_of_the_holders_own_gpus_in_the_last_hour(prometheus
 def test_renamed_labels_are_refused_with_the_remedy(prometheus: Prometheus) -> None:
     with pytest.raises(EvidenceError, match="have exported_namespace and exported_pod, .* set honorLabels: true"):
         source(prometheus, 'job="renamed"').read_evidence()
+
+
+def paused(server: Prometheus, pause_when: str, policy: Policy = POLICY) -> tuple[Decision, Evidence]:
+    """The decision on job 1, and the evidence, of a reconciler that has just been started."""
+    policy = policy._replace(pause_when=pause_when)
+    windows = policy.candidate_after, policy.underused_after
+    asked = PromQLSource(
+        server.url, *windows, SYSTEM_CLOCK, 'job="gpu-exporter"', fetch_text, Pauses(policy)
+    ).read_evidence()
+    (decision,) = [each for each in decide(asked, policy) if each.name == HolderName("slurm", "", "1")]
+    return decision, asked
+
+
+def test_idle_time_before_the_end_of_a_pause_does_not_count(prometheus: Prometheus) -> None:
+    """The storage came back 40 minutes ago: that is enough for windows of 30 minutes, and not for one of 60."""
+    decision, evidence = paused(prometheus, "storage_up == 0")
+    assert (decision.stage, evidence.paused) == ("unknown", "")
+    assert re.fullmatch(r"idle for 2\.\d h|idle for 1\d\d min, but a pause ended (39|4[0-2]) min ago", decision.reason)
+    short = POLICY._replace(candidate_after=1800.0, underused_after=3000.0)
+    decision, _ = paused(prometheus, "storage_up == 0", short)
+    assert decision.stage == "candidate", decision.reason
+    decision, _ = paused(prometheus, "storage_up == 0", short._replace(underused_after=2000.0))
+    assert decision.stage == "underused", decision.reason
+    decision, evidence = paused(prometheus, "storage_up == 7")
+    assert (decision.stage, evidence.paused) == ("underused", "")
+
+
+def test_a_pause_that_goes_on_is_said_and_one_that_cannot_be_asked_for_leaves_no_evidence(
+    prometheus: Prometheus,
+) -> None:
+    decision, evidence = paused(prometheus, "storage_up == 1")
+    assert (decision.stage, evidence.paused) == ("unknown", "policy.pause_when has 2 series")
+    with pytest.raises(EvidenceError, match=r"^policy\.pause_when: .*parse error"):
+        paused(prometheus, "storage_up ==")

@@ -28,6 +28,7 @@ from gpu_exporter.reconciler.fetch import Client
 from gpu_exporter.reconciler.foresight import Foresight
 from gpu_exporter.reconciler.judge import Judge, judge_of
 from gpu_exporter.reconciler.marks import Marker
+from gpu_exporter.reconciler.pauses import Pauses
 from gpu_exporter.reconciler.policy import Decision
 from gpu_exporter.reconciler.promql import PromQLSource
 from gpu_exporter.reconciler.report import decisions_json, explain, render_decisions
@@ -49,7 +50,10 @@ def build_source(
     if bool(prometheus) == bool(exporters):
         raise ValueError("exactly one of --source.prometheus and --source.exporter is needed")
     if prometheus:
-        return PromQLSource(prometheus, policy.candidate_after, policy.underused_after, SYSTEM_CLOCK, matcher, client)
+        windows = policy.candidate_after, policy.underused_after
+        return PromQLSource(prometheus, *windows, SYSTEM_CLOCK, matcher, client, Pauses(policy))
+    if policy.pause_when:
+        raise ValueError("policy.pause_when is PromQL: it needs --source.prometheus")
     return ExporterSource(exporters, policy.underused_after, SYSTEM_CLOCK, client)
 
 

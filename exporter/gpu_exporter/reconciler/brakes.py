@@ -15,7 +15,7 @@ from gpu_exporter.durations import describe_duration
 from gpu_exporter.reconciler.evidence import Evidence
 from gpu_exporter.reconciler.policy import LABELLED, Decision
 
-CORRELATED, EXPORTERS, SOURCE = FREEZES = ("correlated", "exporters", "source")
+CORRELATED, EXPORTERS, PAUSED, SOURCE = FREEZES = ("correlated", "exporters", "paused", "source")
 TOGETHER_S = 15 * 60.0  # idle runs that began within so long of each other may have one cause
 TOGETHER_MIN = 8  # GPUs: a small cluster has so many for other reasons
 REMEMBERED_S = 3600.0  # exporters that were there within so long are missed
@@ -34,6 +34,7 @@ class Brakes:
         found = {
             CORRELATED: idle_together(decisions, evidence.allocations, self._policy),
             EXPORTERS: self._exporters_lost(evidence.exporters),
+            PAUSED: evidence.paused,
         }
         return {reason: text for reason, text in found.items() if text}
 

@@ -54,7 +54,8 @@ class HolderEvidence(NamedTuple):
     `incarnations`: the pod UIDs that its series name, which must be one; empty for jobs, known by their start.
     `users_id`: the id that users of an array or of a heterogeneous job know it by, e.g. 3010_1; "" for all others.
     `clusters`: the Slurm clusters that its series name, which must be one, "" for a series that names none; empty for
-    pods. Two clusters count their jobs from 1, so one id may be two jobs.
+    pods. Two clusters count their jobs from 1, so one id may be two jobs. `counts_from`: no idle time before
+    this (Unix seconds) counts, since nobody could work; None where all of it does.
     """
 
     name: HolderName
@@ -64,6 +65,7 @@ class HolderEvidence(NamedTuple):
     incarnations: frozenset[str] = frozenset()
     users_id: str = ""
     clusters: frozenset[str] = frozenset()
+    counts_from: float | None = None
 
 
 class Evidence(NamedTuple):
@@ -71,7 +73,7 @@ class Evidence(NamedTuple):
 
     `exporters` and `allocations` say how much was seen; `problems` names what was not. `hidden`: GPUs and MIG instances
     held by jobs that Slurm hides from the exporter (PrivateData), which are not holders here: several jobs share the
-    absence of a name.
+    absence of a name. `paused`: why nothing is to be marked now, by the site's own word; "" when it may.
     """
 
     wall: float
@@ -80,6 +82,7 @@ class Evidence(NamedTuple):
     allocations: int = 0
     problems: tuple[str, ...] = ()
     hidden: int = 0
+    paused: str = ""
 
 
 class EvidenceError(Exception):

@@ -152,6 +152,11 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
         return "active", f"longest idle run {_minutes(max(runs))}, below {_minutes(windows.candidate_s)}"
     if max(runs) > min(held_s) + fresh_s:
         return "unknown", "an idle run is longer than the allocation: two holders under one name?"
+    if holder.counts_from is not None:
+        known_s = wall - holder.counts_from
+        if not known_s >= windows.candidate_s:
+            return "unknown", f"idle for {_minutes(max(runs))}, but a pause ended {_minutes(max(known_s, 0.0))} ago"
+        runs = [min(run, known_s) for run in runs]
     coverage = [_number(unit.coverage) for unit in units]
     if not all(share >= policy.coverage_min for share in coverage):
         known = "an unknown share" if any(map(math.isnan, coverage)) else f"only {min(coverage):.0%}"

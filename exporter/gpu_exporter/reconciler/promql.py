@@ -31,6 +31,7 @@ from gpu_exporter.reconciler.evidence import (
     refuse_renamed,
 )
 from gpu_exporter.reconciler.fetch import fetch_text
+from gpu_exporter.reconciler.pauses import Pause, Pauses
 from gpu_exporter.threads import NoThread, run_ahead
 
 MATCHER_MAX = 12_000  # characters; VictoriaMetrics takes queries of 16 KiB
@@ -109,8 +110,10 @@ class PromQLSource:
         clock: Clock,
         matcher: str = "",
         fetch: Fetch = fetch_text,
+        pauses: Pauses | None = None,
     ) -> None:
-        """`matcher`: label matchers that every selector gets, e.g. `cluster="a"`."""
+        """`matcher`: label matchers that every selector gets, e.g. `cluster="a"`. `pauses`: None for none."""
+        self._pauses = pauses
         self._url = url.rstrip("/")
         self._candidate_after_s = candidate_after_s
         self._window_s = window_s
@@ -133,9 +136,10 @@ class PromQLSource:
             matcher = f"{{{self._matcher}}}"
             raise EvidenceError(f"no gpu-exporter series match {matcher}: see --source.matcher")
         hidden = self._count("gpu_allocation_info", 'identity="hidden"', "count by (uuid, mig_uuid) ")
+        pause = self._pauses.read(self._query, wall) if self._pauses is not None else Pause()
         names = {holder_name(row.labels) for row in suspects if not is_hidden(row.labels)} | self._resolve(marked)
         if not names:
-            return Evidence(wall, (), exporters, allocations, hidden=hidden)
+            return Evidence(wall, (), exporters, allocations, hidden=hidden, paused=pause.now)
         ages, intervals = self._ages(), self._intervals()
         holders: dict[HolderName, Gathered] = {}
         for facts, growth in self._read_batches(_restrict(names)):
@@ -167,8 +171,8 @@ class PromQLSource:
                 name = holder_name(row.labels)
                 if name in holders:
                     holders[name].count(row.value)
-        found = tuple(holder.evidence(name) for name, holder in holders.items())
-        return Evidence(wall, found, exporters, allocations, hidden=hidden)
+        found = tuple(holder.evidence(name)._replace(counts_from=pause.until_wall) for name, holder in holders.items())
+        return Evidence(wall, found, exporters, allocations, hidden=hidden, paused=pause.now)
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
         """As EvidenceSource; of at most EXPLAINED_MAX GPUs."""

@@ -1,0 +1,80 @@
+"""What a pause asks for, and what it makes of marks."""
+
+from __future__ import annotations
+
+import pytest
+from tests.testbed.marker_book import UNDERUSED, WALL, A, Bench, Book
+
+from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.brakes import FREEZES, PAUSED, Brakes
+from gpu_exporter.reconciler.evidence import Evidence
+from gpu_exporter.reconciler.pauses import Pause, Pauses
+from gpu_exporter.reconciler.promql import Row
+
+POLICY = Policy()._replace(pause_when="storage_up == 0")
+
+
+class Prometheus:
+    """Answers with what a test sets, and remembers the queries."""
+
+    def __init__(self) -> None:
+        self.now: list[Row] = []
+        self.before: list[Row] = []
+        self.queries: list[str] = []
+
+    def query(self, text: str) -> list[Row]:
+        self.queries.append(text)
+        return self.before if "timestamp" in text else self.now
+
+
+def test_all_of_the_longest_window_is_asked_for_once_and_then_what_is_new() -> None:
+    server, pauses = Prometheus(), Pauses(POLICY)
+    past = "max_over_time(timestamp(count(storage_up == 0))[{}s:60s])"
+    for wall, seconds in ((WALL, 13 * 3600), (WALL + 30, 630), (WALL + 3630, 4200), (WALL + 1e6, 13 * 3600)):
+        pauses.read(server.query, wall)
+        assert server.queries[-2:] == ["count(storage_up == 0)", past.format(seconds)]
+
+
+def test_without_an_expression_nothing_is_asked() -> None:
+    server = Prometheus()
+    assert Pauses(Policy()).read(server.query, WALL) == Pause()
+    assert server.queries == []
+
+
+@pytest.mark.parametrize(("ended_s_ago", "until"), [(900.0, WALL - 840.0), (10.0, WALL)])
+def test_the_end_of_a_pause_is_remembered_when_its_past_is_no_longer_asked_for(
+    ended_s_ago: float, until: float
+) -> None:
+    server, pauses = Prometheus(), Pauses(POLICY)
+    server.before = [Row({}, WALL - ended_s_ago)]
+    assert pauses.read(server.query, WALL) == Pause("", until)
+    server.before = []
+    assert pauses.read(server.query, WALL + 30.0) == Pause("", until)
+    server.now = [Row({}, 3.0)]
+    assert pauses.read(server.query, WALL + 60.0) == Pause("policy.pause_when has 3 series", WALL + 60.0)
+    server.now = []
+    assert pauses.read(server.query, WALL + 90.0) == Pause("", WALL + 60.0)
+
+
+def test_a_pause_is_a_brake_with_its_reason() -> None:
+    bench = Bench(Book())
+    evidence = Evidence(WALL, (), paused="policy.pause_when has 3 series")
+    assert Brakes(POLICY, bench.clock).check(evidence, ()) == {PAUSED: "policy.pause_when has 3 series"}
+    assert PAUSED in FREEZES
+
+
+def test_marks_outlive_a_short_pause_and_go_in_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    book = Book()
+    bench = Bench(book)
+    bench.runs = {A: [UNDERUSED]}
+    bench.run()
+    assert book.marks == {A: "underused"}
+    read = bench.read_evidence
+    monkeypatch.setattr(bench, "read_evidence", lambda marked=(): read(marked)._replace(paused="storage"))
+    bench.clock.advance(bench.policy.unsupported_max - 1)
+    bench.run()
+    assert (book.marks, list(bench.cycle.frozen)) == ({A: "underused"}, [PAUSED])
+    bench.clock.advance(1)
+    assert bench.run() == ["withdraw a"]
+    bench.run()
+    assert book.marks == {}
