@@ -52,6 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "apply": True,
             "condition": True,
             "replicas": 2,
+            "admissionPolicy": True,
             "listenAddress": "127.0.0.1",
             "extraArgs": ["--log.format=json"],
             "extraEnv": [{"name": "A", "value": "b"}],

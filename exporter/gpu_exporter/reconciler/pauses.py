@@ -25,7 +25,7 @@ class Valued(Protocol):
 
 
 class Pause(NamedTuple):
-    """`now`: what pauses, in words; "" for nothing. `until_wall`: end of the last pause (Unix seconds), None for none."""
+    """`now`: what pauses, in words, "" for nothing. `until_wall`: end of the last pause (Unix seconds), or None."""
 
     now: str = ""
     until_wall: float | None = None

@@ -1,0 +1,115 @@
+"""The chart's admission policy on a real API server: the reconciler changes its own marks in pods, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kubernetes import client
+from kubernetes.client.exceptions import ApiException
+
+from gpu_exporter.reconciler.kubernetes.api import Api
+from gpu_exporter.reconciler.kubernetes.checks import GPUS
+from gpu_exporter.reconciler.kubernetes.marker import PodMarker
+from gpu_exporter.reconciler.kubernetes.notice import CONDITION
+from gpu_exporter.reconciler.policy import LABEL
+from tests.component.test_pods_marked import POLICY, Bench, condition_of
+from tests.testbed.chart import Helm, find
+from tests.testbed.control_plane import ControlPlane, start_control_plane
+from tests.testbed.processes import Processes, wait_for
+
+pytestmark = pytest.mark.kubernetes
+READY = {"type": "Ready", "status": "True"}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """A pod with metadata and status of its own, on an API server with the policy."""
+    directory = tmp_path_factory.mktemp("control-plane")
+    with Processes(directory) as processes, start_control_plane(processes, directory) as plane:
+        made = Bench(plane, "admission")
+        uid = made.run_pod("train", labels={"app": "a"}, annotations={"note": "a"}, finalizers=["example.com/keep"])
+        plane.core.patch_namespaced_pod_status("train", made.namespace, {"status": {"conditions": [READY]}})
+        made.source.pods["train"] = (uid, 130.0)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def reconciler(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Api:
+    """The API server, as the account of the chart, which RBAC would let do everything."""
+    values = {"reconciler": {"apply": True, "condition": True, "admissionPolicy": True}}
+    objects = Helm(tmp_path_factory.mktemp("helm")).objects(values)
+    account = find(objects, "ServiceAccount", "-reconciler")["metadata"]
+    user = f"system:serviceaccount:{account['namespace']}:{account['name']}"
+    kubeconfig = bench.plane.authority.kubeconfig("reconciler", bench.plane.url, user, "system:masters")
+    made = Api(ControlPlane.connect(kubeconfig))
+    registration = client.AdmissionregistrationV1Api(bench.plane.api)
+    registration.create_validating_admission_policy(find(objects, "ValidatingAdmissionPolicy"))
+    registration.create_validating_admission_policy_binding(find(objects, "ValidatingAdmissionPolicyBinding"))
+    change = {"metadata": {"labels": {"app": "mine"}}}
+    wait_for(lambda: refusal(made, bench.namespace, change) or None, "the policy to count", 30, 0.2)
+    return made
+
+
+def refusal(api: Api, namespace: str, change: dict[str, Any]) -> str:
+    """What the API server says of a change of the pod in a dry run, "" where it would do it."""
+    core = api.core
+    patch = core.patch_namespaced_pod_status if "status" in change else core.patch_namespaced_pod
+    try:
+        patch("train", namespace, change, dry_run="All", _content_type="application/strategic-merge-patch+json")
+    except ApiException as exc:
+        return str(exc.body)
+    return ""
+
+
+def test_marks_come_are_renewed_and_go_under_the_policy(bench: Bench, reconciler: Api) -> None:
+    bench.marker = PodMarker(reconciler, POLICY, instance="test", sets_condition=True)
+    bench.restart()
+    uid, _ = bench.source.pods["train"]
+    assert bench.run() == (["written"], [])
+    assert condition_of(bench, "train")["status"] == "True"
+    bench.clock.ahead = 300.0
+    bench.source.pods["train"] = (uid, 430.0)
+    assert bench.run() == (["renewed"], [])
+    bench.source.pods["train"] = (uid, 0.0)
+    assert bench.run() == (["withdrawn"], [])
+    assert LABEL not in bench.labels("train") and condition_of(bench, "train") == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"metadata": {"labels": {"app": None}}}, "only changes gpu-exporter.io/utilization"),
+        ({"metadata": {"labels": {"gpu-exporter.io/class": "batch"}}}, "only changes gpu-exporter.io/utilization"),
+        ({"metadata": {"annotations": {"note": "b"}}}, "only changes those under gpu-exporter.io/"),
+        ({"metadata": {"annotations": {"note": None}}}, "only changes those under gpu-exporter.io/"),
+        ({"metadata": {"annotations": {"new": "b"}}}, "only changes those under gpu-exporter.io/"),
+        (
+            {"metadata": {"$deleteFromPrimitiveList/finalizers": ["example.com/keep"]}},
+            "neither the spec nor finalizers",
+        ),
+        ({"spec": {"containers": [{"name": "train", "image": "other"}]}}, "neither the spec nor finalizers"),
+        ({"spec": {"activeDeadlineSeconds": 1}}, "neither the spec nor finalizers"),
+        ({"status": {"conditions": [{"type": "Ready", "status": "False"}]}}, "only changes the condition"),
+        ({"status": {"phase": "Failed"}}, "only changes the condition"),
+        ({"status": {"reason": "Evicted"}}, "only changes the condition"),
+    ],
+)
+def test_anything_else_is_refused_to_the_reconciler_and_to_nobody_else(
+    bench: Bench, reconciler: Api, change: dict[str, Any], message: str
+) -> None:
+    assert message in refusal(reconciler, bench.namespace, change)
+    assert refusal(Api(ControlPlane.connect(bench.plane.admin)), bench.namespace, change) == ""
+
+
+def test_its_own_are_allowed_and_pods_are_neither_made_nor_deleted(bench: Bench, reconciler: Api) -> None:
+    own = {"metadata": {"labels": {LABEL: "candidate"}, "annotations": {GPUS: "1"}}}
+    condition = {"status": {"conditions": [{"type": CONDITION, "status": "True"}]}}
+    assert (refusal(reconciler, bench.namespace, own), refusal(reconciler, bench.namespace, condition)) == ("", "")
+    with pytest.raises(ApiException, match="only changes pods and their status"):
+        reconciler.core.delete_namespaced_pod("train", bench.namespace, dry_run="All")
+    with pytest.raises(ApiException, match="only changes pods and their status"):
+        reconciler.core.create_namespaced_pod_eviction(
+            "train", bench.namespace, {"metadata": {"name": "train"}}, dry_run="All"
+        )
