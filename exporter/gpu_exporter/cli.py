@@ -350,7 +350,9 @@ def _reconcile(given: list[str]) -> int:
         remove_all,
         serve_telemetry,
     )
+    from gpu_exporter.clock import SYSTEM_CLOCK
     from gpu_exporter.logs import set_up_logging
+    from gpu_exporter.reconciler.audit import AuditLog
     from gpu_exporter.reconciler.marks import MarkError
     from gpu_exporter.reconciler.telemetry import Telemetry
 
@@ -361,6 +363,8 @@ def _reconcile(given: list[str]) -> int:
         parser.error("--slurm.collector needs --web.listen-address, and is for neither --once nor --remove-all")
     if options.condition and not (options.apply or options.remove_all):
         parser.error("--kubernetes.condition is for --apply")
+    if options.audit is not None and not (options.apply or options.explain):
+        parser.error("--audit.file is written with --apply and read with --explain")
     if options.lease and (not options.apply or options.once or options.remove_all):
         parser.error("--kubernetes.lease is for --apply, and for neither --once nor --remove-all")
     if options.remove_all and (options.once or options.explain or options.format != "table"):
@@ -375,11 +379,14 @@ def _reconcile(given: list[str]) -> int:
         client = _build_client(options, options.prometheus, *options.exporters)
         source = build_source(options.prometheus, options.exporters, options.matcher, policy, client)
         telemetry = Telemetry()
+        audit = None
+        if options.audit is not None and options.apply:
+            audit = AuditLog(options.audit, policy, SYSTEM_CLOCK, telemetry.count_audit_error)
         if options.once or options.explain:
             if options.apply:
-                return apply_once(source, markers, policy, telemetry)
+                return apply_once(source, markers, policy, telemetry, audit)
             foresight = build_foresight(policy, ways)
-            return reconcile_once(source, policy, options.format, options.explain, foresight)
+            return reconcile_once(source, policy, options.format, options.explain, foresight, options.audit)
         dry = None if options.apply else build_foresight(policy, ways)
         lease = build_lease(options.kubeconfig, options.lease) if options.lease else None
         demand = build_demand(options.slurm)
@@ -391,7 +398,7 @@ def _reconcile(given: list[str]) -> int:
     except (ValueError, OSError, MarkError, ModuleNotFoundError) as exc:
         parser.fail(str(exc))
     if dry is None:
-        return apply_forever(source, markers, policy, options.interval, telemetry, demand, lease)
+        return apply_forever(source, markers, policy, options.interval, telemetry, demand, lease, audit)
     return reconcile_forever(source, policy, options.interval, telemetry, dry, demand)
 
 

@@ -431,6 +431,13 @@ def build_reconcile_parser() -> Parser:
         help="form of --once (default table)",
     )
     parser.flag("--interval", type=positive_duration, default="30s", help="time between two cycles (default 30s)")
+    parser.flag(
+        "--audit.file",
+        dest="audit",
+        type=Path,
+        default=None,
+        help="with --apply: a JSON line for each mark set or withdrawn, - for standard output; with --explain: read it",
+    )
     _add_common(parser)
     return parser
 

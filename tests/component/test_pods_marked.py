@@ -532,7 +532,7 @@ def metrics_of_an_idle_pod(namespace: str, pod: str, uid: str) -> str:
     )
 
 
-def test_the_command_writes_with_apply_only_and_removes_all(bench: Bench) -> None:
+def test_the_command_writes_with_apply_only_audits_and_removes_all(bench: Bench, tmp_path: Path) -> None:
     uid = bench.run_pod("train", started_s_ago=20000.0)
     access = (f"--kubernetes.kubeconfig={bench.plane.admin}", "--no-slurm")
     with serve_page(lambda: metrics_of_an_idle_pod(bench.namespace, "train", uid)) as address:
@@ -543,6 +543,22 @@ def test_the_command_writes_with_apply_only_and_removes_all(bench: Bench) -> Non
         done = run_exporter(*command, "--apply")
         assert (done.returncode, bench.labels("train").get(LABEL)) == (0, "underused"), done.stderr
         assert "marked underused: its one GPU idle for 3.0 h" in done.stderr
+        command = ("reconcile", f"--source.exporter={address}", *access)
+        audit = f"--audit.file={tmp_path / 'audit.jsonl'}"
+        bench.plane.core.patch_namespaced_pod("train", bench.namespace, {"metadata": {"labels": {LABEL: None}}})
+        done = run_exporter(*command, "--once", "--apply", audit)
+        assert (done.returncode, bench.labels("train").get(LABEL)) == (0, "underused"), done.stderr
+        past = "Z marked underused: its one GPU idle for 3.0 h (1 of 1 GPUs seen)\n"
+        done = run_exporter(*command, "--once", audit, f"--explain={bench.namespace}/train")
+        assert done.returncode == 0 and past in done.stdout and "idle run" in done.stdout, done.stdout
+    with serve_page(lambda: metrics_of_an_idle_pod(bench.namespace, "another", uid)) as address:
+        command = ("reconcile", "--once", f"--source.exporter={address}", *access, audit)
+        done = run_exporter(*command, f"--explain={bench.namespace}/train")
+        assert done.stdout.startswith(f"{bench.namespace}/train: not in the evidence; its marks were\n  20"), (
+            done.stderr
+        )
+        assert past in done.stdout
+        assert run_exporter(*command, f"--explain={bench.namespace}/nobody").returncode == 2
     remove = ("reconcile", "--remove-all", *access)
     done = run_exporter(*remove)
     assert done.stdout == f"{bench.namespace}/train: underused: would be withdrawn with --apply\n", done.stderr

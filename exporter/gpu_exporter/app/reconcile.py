@@ -13,6 +13,7 @@ from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.defaults import Policy
 from gpu_exporter.exits import Exit
 from gpu_exporter.reconciler.apply import ApplyRuns, withdraw_all
+from gpu_exporter.reconciler.audit import AuditLog, describe, read_transitions
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.direct import ExporterSource
 from gpu_exporter.reconciler.dry_run import DryRun
@@ -57,9 +58,20 @@ def build_source(
     return ExporterSource(exporters, policy.underused_after, SYSTEM_CLOCK, client)
 
 
-def reconcile_once(source: ExplainingSource, policy: Policy, form: str, explained: str, foresight: Foresight) -> int:
-    """One cycle that writes nothing; the exit code. With `explained`, only that holder, in full, whatever its stage."""
+def reconcile_once(
+    source: ExplainingSource,
+    policy: Policy,
+    form: str,
+    explained: str,
+    foresight: Foresight,
+    audit: Path | None = None,
+) -> int:
+    """One cycle that writes nothing; the exit code. With `explained`, only that holder, in full, whatever its stage.
+
+    `audit`: what became of its marks is read there. Raises OSError.
+    """
     asked = named_holder(explained)
+    past = read_transitions(audit, asked) if audit is not None and asked is not None else []
     try:
         evidence, decisions, problems, _ = Judge(source, foresight.surveyor, policy, SYSTEM_CLOCK).judge(
             [asked] if asked is not None else ()
@@ -72,7 +84,9 @@ def reconcile_once(source: ExplainingSource, policy: Policy, form: str, explaine
     code = Exit.PARTIAL if problems else Exit.DONE
     if explained:
         chosen = [decision for decision in decisions if decision.is_named(explained, asked)]
-        if not chosen:
+        if not chosen and past and form != "json":  # it is gone
+            print(f"{asked}: not in the evidence; its marks were")  # noqa: T201
+        elif not chosen:
             _complain(
                 f"{explained}: no such holder in the evidence, which has {evidence.allocations} allocations; {FORMS}"
             )
@@ -87,6 +101,7 @@ def reconcile_once(source: ExplainingSource, policy: Policy, form: str, explaine
         for decision in decisions:
             other = _other_activity(source, decision)
             sys.stdout.write(explain(decision, policy, outlooks.get(decision.name), other))
+        sys.stdout.writelines(f"  {describe(record)}\n" for record in past)
     else:
         sys.stdout.write(render_decisions(decisions, evidence, outlooks))
     return code
@@ -207,11 +222,12 @@ def apply_forever(
     telemetry: Telemetry,
     demand: SlurmDemand | None,
     lease: Lease | None,
+    audit: AuditLog | None,
 ) -> int:
     """Cycle and write until a signal; where there is a lease, while it is ours."""
     stop, may_write = stop_on_signal(), lease.may_write if lease is not None else lambda: True
     judge = judge_of(source, markers, policy, SYSTEM_CLOCK)
-    cycle = Cycle(judge, markers, policy, telemetry, SYSTEM_CLOCK, may_write=may_write)
+    cycle = Cycle(judge, markers, policy, telemetry, SYSTEM_CLOCK, may_write=may_write, audit=audit)
     runs = ApplyRuns(cycle, telemetry, SYSTEM_CLOCK, lease, interval_s)
     if lease is not None:
         lease.keep(stop)
@@ -221,9 +237,12 @@ def apply_forever(
     return 0
 
 
-def apply_once(source: EvidenceSource, markers: Sequence[Marker], policy: Policy, telemetry: Telemetry) -> int:
+def apply_once(
+    source: EvidenceSource, markers: Sequence[Marker], policy: Policy, telemetry: Telemetry, audit: AuditLog | None
+) -> int:
     """One cycle that writes; the exit code. Marks without evidence go at once: a single cycle cannot wait for it."""
-    cycle = Cycle(judge_of(source, markers, policy, SYSTEM_CLOCK), markers, policy, telemetry, SYSTEM_CLOCK, once=True)
+    judge = judge_of(source, markers, policy, SYSTEM_CLOCK)
+    cycle = Cycle(judge, markers, policy, telemetry, SYSTEM_CLOCK, once=True, audit=audit)
     return Exit.PARTIAL if ApplyRuns(cycle, telemetry, SYSTEM_CLOCK).run() else Exit.DONE
 
 

@@ -20,6 +20,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.brakes import SOURCE
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
 from gpu_exporter.reconciler.judge import Judge
@@ -67,8 +68,9 @@ class Cycle:
         *,
         once: bool = False,
         may_write: Callable[[], bool] = lambda: True,
+        audit: AuditLog | None = None,
     ) -> None:
-        """`may_write`: asked before each write; False where another process writes by now.
+        """`may_write`: asked before each write; False where another process writes by now. `audit`: None for none.
 
         `once`: there will be no other cycle, so a mark that this one's evidence does not support goes at once.
 
@@ -76,6 +78,7 @@ class Cycle:
         """
         self._once = once
         self._may_write = may_write
+        self._audit = audit
         self._judge = judge
         self._markers = {marker.scheduler: marker for marker in markers}
         self._policy = policy
@@ -207,6 +210,8 @@ class Cycle:
                 return
         else:
             self._observer.count_write("withdrawn")
+            if self._audit is not None:
+                self._audit.note_withdrawn(mark, reason)
             log.info("%s: withdrew %s: %s", mark.title, mark.stage, reason)
         self.standing.pop(mark.name, None)
 
@@ -244,6 +249,8 @@ class Cycle:
             written.add(decision.name)
             by_namespace[namespace] += 1
             self._observer.count_write("written")
+            if self._audit is not None:
+                self._audit.note_marked(decision)
             self.standing[decision.name] = decision.stage
             log.info("%s: marked %s: %s", decision.title, decision.stage, decision.reason)
         self._refusals = refusals

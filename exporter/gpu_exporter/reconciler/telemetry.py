@@ -149,6 +149,9 @@ class Telemetry:
         self._applies = Gauge(
             "gpu_reconciler_apply", "1 when marks are written, 0 in a dry run.", registry=self.registry
         )
+        self._audit_errors = Counter(
+            "gpu_reconciler_audit_errors", "Lines of the audit file that could not be written.", registry=self.registry
+        )
         self._leader = Gauge(
             "gpu_reconciler_leader",
             "1 in the process that decides, 0 in one that waits for its Lease.",
@@ -188,6 +191,9 @@ class Telemetry:
 
     def count_skip(self, reason: str) -> None:
         self._skipped.labels(reason).inc()
+
+    def count_audit_error(self) -> None:
+        self._audit_errors.inc()
 
     def note_cycle(
         self,

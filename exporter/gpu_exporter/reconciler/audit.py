@@ -1,0 +1,144 @@
+"""One JSON line for each mark that was set or withdrawn: what was known then, for questions that come later.
+
+The file is opened for each line, so that logrotate may move it away, and is never read while marks are decided. A line
+that cannot be written is counted, and costs no mark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from gpu_exporter.clock import Clock
+from gpu_exporter.defaults import Policy
+from gpu_exporter.plain import one_line
+from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.marks import Mark, parse_timestamp, timestamp
+from gpu_exporter.reconciler.policy import Decision
+from gpu_exporter.version import VERSION
+
+log = logging.getLogger(__name__)
+Record: TypeAlias = dict[str, Any]
+STDOUT = Path("-")
+LINE_MAX = 1024 * 1024  # characters: a holder of 4,000 GPUs has 800,000
+SHOWN_MAX = 20  # transitions of one holder, the newest
+MODE = 0o640  # it names users
+
+
+class AuditLog:
+    """Lines at the end of one file; `-` is standard output."""
+
+    def __init__(self, path: Path, policy: Policy, clock: Clock, on_error: Callable[[], None]) -> None:
+        """Raises OSError where the file cannot be written."""
+        self._path = path
+        self._clock = clock
+        self._on_error = on_error
+        self._policy = policy_hash(policy)
+        self._trouble = ""
+        if path != STDOUT:
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, MODE))
+
+    def note_marked(self, decision: Decision) -> None:
+        """A mark was set, or rose."""
+        around = decision.around
+        self._write(
+            "marked",
+            decision.name,
+            {
+                "job": decision.users_id,
+                "incarnation": decision.incarnation,
+                "owner": decision.owner,
+                "stage": decision.stage,
+                "reason": decision.reason,
+                "class": around.kind if around is not None else "",
+                "group": around.group if around is not None else "",
+                "gpus_expected": decision.held,
+                "gpus_observed": len({(unit.uuid, unit.mig) for unit in decision.units}),
+                "observed": timestamp(decision.observed_wall),
+                "units": [
+                    {
+                        "node": unit.node,
+                        "gpu": unit.gpu,
+                        "uuid": unit.uuid,
+                        "mig": unit.mig,
+                        "idle_run_seconds": _number(unit.idle_run_s),
+                        "coverage": _number(unit.coverage),
+                        "witnesses": unit.witnesses,
+                        "sample_age_seconds": _number(unit.sample_age_s),
+                    }
+                    for unit in decision.units
+                ],
+            },
+        )
+
+    def note_withdrawn(self, mark: Mark, reason: str) -> None:
+        """A mark was withdrawn."""
+        facts = {"job": mark.users_id, "incarnation": mark.incarnation, "stage": mark.stage, "reason": reason}
+        self._write("withdrawn", mark.name, facts)
+
+    def _write(self, action: str, name: HolderName, facts: Record) -> None:
+        head = {"time": timestamp(self._clock.wall()), "version": VERSION, "policy": self._policy, "action": action}
+        line = json.dumps({**head, **name._asdict(), **facts}, allow_nan=False, separators=(",", ":")) + "\n"
+        trouble = ""
+        try:
+            if self._path == STDOUT:
+                sys.stdout.write(line)
+                sys.stdout.flush()
+            else:  # one write, so that lines of two processes do not mix
+                descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, MODE)
+                try:
+                    os.write(descriptor, line.encode())
+                finally:
+                    os.close(descriptor)
+        except OSError as exc:
+            trouble = str(exc)
+            self._on_error()
+        if trouble != self._trouble:
+            log.warning("audit: %s", f"not written: {trouble}" if trouble else "is written again")
+        self._trouble = trouble
+
+
+def policy_hash(policy: Policy) -> str:
+    """Differs where any setting of the policy does."""
+    return hashlib.sha256(json.dumps(policy._asdict(), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def read_transitions(path: Path, asked: HolderName) -> list[Record]:
+    """The newest transitions of a holder, oldest first. Lines that are not ours are passed over. Raises OSError."""
+    found: deque[Record] = deque(maxlen=SHOWN_MAX)
+    for record in _records(path):
+        names = (record.get("name"), record.get("job")) if asked.scheduler == "slurm" else (record.get("name"),)
+        place = record.get("scheduler"), record.get("namespace")
+        if place == (asked.scheduler, asked.namespace) and asked.name in names:
+            found.append(record)
+    return list(found)
+
+
+def _records(path: Path) -> Iterator[Record]:
+    with path.open("r", encoding="utf-8", errors="replace") as file:
+        while line := file.readline(LINE_MAX):
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(record, dict) and parse_timestamp(str(record.get("time"))) is not None:
+                yield record
+
+
+def describe(record: Record) -> str:
+    """One transition for people."""
+    when, action, stage, reason = (one_line(str(record.get(key, ""))) for key in ("time", "action", "stage", "reason"))
+    gpus = f" ({record['gpus_observed']} of {record['gpus_expected']} GPUs seen)" if "gpus_expected" in record else ""
+    return f"{when} {action} {stage}: {reason}{gpus}"
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(value, 3)

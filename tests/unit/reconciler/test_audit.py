@@ -1,0 +1,171 @@
+"""The audit: a line for each mark that was set or withdrawn, and what it says later."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, A, Bench, Book
+
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.audit import AuditLog, describe, policy_hash, read_transitions
+from gpu_exporter.reconciler.cycle import Cycle
+from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.judge import judge_of
+from gpu_exporter.reconciler.marks import MarkError
+from gpu_exporter.version import VERSION
+
+JOB = HolderName("slurm", "", "3013")
+
+
+class Audited(Bench):
+    """A cycle that keeps an audit."""
+
+    def __init__(self, *books: Book, path: Path) -> None:
+        self.path, self.errors = path, 0
+        super().__init__(*books)
+
+    def restart(self) -> None:
+        judge = judge_of(self, self.books, self.policy, self.clock)
+        self.audit = AuditLog(self.path, self.policy, self.clock, self._count)
+        self.cycle = Cycle(judge, self.books, self.policy, self, self.clock, audit=self.audit)
+
+    def _count(self) -> None:
+        self.errors += 1
+
+    def lines(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.path.read_text("utf-8").splitlines()]
+
+
+def test_each_transition_is_one_line_with_what_was_known(tmp_path: Path) -> None:
+    bench = Audited(Book(), path=tmp_path / "audit.jsonl")
+    for run in (CANDIDATE, CANDIDATE, UNDERUSED, 0.0):
+        bench.runs = {A: [run, UNDERUSED]}
+        bench.run()
+    marked, rose, partial, gone, *rest = bench.lines()
+    assert [line["action"] for line in (marked, rose)] == ["marked", "marked"]
+    assert marked == {
+        "time": "1970-01-12T13:46:40Z",
+        "version": VERSION,
+        "policy": policy_hash(POLICY),
+        "action": "marked",
+        "scheduler": "kubernetes",
+        "namespace": "ml",
+        "name": "a",
+        "job": "",
+        "incarnation": "uid",
+        "owner": "",
+        "stage": "candidate",
+        "reason": "all 2 GPUs idle for 60 min",
+        "class": "unclear",
+        "group": "",
+        "gpus_expected": 2,
+        "gpus_observed": 2,
+        "observed": "1970-01-12T13:46:40Z",
+        "units": [
+            {
+                "node": "n",
+                "gpu": str(index),
+                "uuid": f"GPU-{index}",
+                "mig": "",
+                "idle_run_seconds": run,
+                "coverage": 1.0,
+                "witnesses": 2,
+                "sample_age_seconds": 1.0,
+            }
+            for index, run in enumerate((CANDIDATE, UNDERUSED))
+        ],
+    }
+    assert (rose["stage"], partial["action"], partial["stage"]) == ("underused", "withdrawn", "underused")
+    assert (gone["action"], gone["stage"], rest) == ("marked", "partial", [])
+
+
+def test_a_write_that_failed_or_was_refused_is_no_transition(tmp_path: Path) -> None:
+    book = Book()
+    bench = Audited(book, path=tmp_path / "audit.jsonl")
+    bench.runs = {A: [UNDERUSED]}
+    book.fail = MarkError("conflict", "changed")
+    bench.run()
+    book.fail, book.refuse = None, {A: "foreign"}
+    bench.run()
+    assert bench.lines() == []
+
+
+def test_what_is_not_known_is_null(tmp_path: Path) -> None:
+    bench = Audited(Book(), path=tmp_path / "audit.jsonl")
+    bench.runs = {A: [UNDERUSED]}
+    bench.run()
+    (decision,) = bench.cycle.decisions
+    unit = decision.units[0]._replace(idle_run_s=math.nan, coverage=None, sample_age_s=math.inf)
+    bench.audit.note_marked(decision._replace(units=(unit,)))
+    (found,) = bench.lines()[-1]["units"]  # type: ignore[misc]
+    assert [found[key] for key in ("idle_run_seconds", "coverage", "sample_age_seconds")] == [None] * 3
+
+
+def test_a_file_that_cannot_be_written_is_said_at_the_start_and_counted_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        AuditLog(tmp_path / "nowhere" / "audit", POLICY, ManualClock(), lambda: None)
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    book = Book()
+    bench = Audited(book, path=folder / "audit.jsonl")
+    (folder / "audit.jsonl").rename(tmp_path / "rotated")
+    folder.rmdir()
+    bench.runs = {A: [CANDIDATE]}
+    bench.run()
+    bench.runs = {A: [UNDERUSED]}
+    bench.run()
+    assert (bench.errors, book.marks) == (2, {A: "underused"})
+    assert caplog.text.count("audit: not written: ") == 1
+    folder.mkdir()
+    bench.runs = {A: [0.0]}
+    bench.run()
+    assert [line["action"] for line in bench.lines()] == ["withdrawn"], "a file that was moved away is made again"
+
+
+def test_the_policy_is_known_by_each_of_its_settings() -> None:
+    for key, value in Policy()._asdict().items():
+        other = f"{value}x" if isinstance(value, str) else value + 1
+        assert policy_hash(Policy()._replace(**{key: other})) != policy_hash(Policy()), key
+
+
+def line(**facts: object) -> str:
+    base = {"time": "2027-01-15T08:00:00Z", "action": "marked", "stage": "candidate", "reason": "idle"}
+    return json.dumps({**base, **A._asdict(), **facts}) + "\n"
+
+
+def test_the_past_of_a_holder_is_its_own_and_the_newest(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    others = [line(name="b"), line(namespace="other"), line(scheduler="slurm", namespace="", name="a")]
+    job = line(**JOB._asdict(), job="3010_1", gpus_expected=2, gpus_observed=1)
+    path.write_text("".join([*others, job, *(line(reason=str(index)) for index in range(30))]))
+    assert [record["reason"] for record in read_transitions(path, A)] == [str(index) for index in range(10, 30)]
+    for name in ("3013", "3010_1"):
+        (record,) = read_transitions(path, HolderName("slurm", "", name))
+        assert describe(record) == "2027-01-15T08:00:00Z marked candidate: idle (1 of 2 GPUs seen)"
+
+
+@given(
+    st.lists(
+        st.one_of(st.text(max_size=40), st.recursive(st.none() | st.text() | st.integers(), st.lists).map(json.dumps))
+    )
+)
+def test_lines_that_are_not_ours_are_passed_over(tmp_path_factory: pytest.TempPathFactory, foreign: list[str]) -> None:
+    path = tmp_path_factory.mktemp("audit") / "audit.jsonl"
+    path.write_text("\n".join([*foreign, ""]) + line() + "{" * 50_000 + "\n" + line(time="soon"), "utf-8")
+    (record,) = read_transitions(path, A)
+    assert describe(record) == "2027-01-15T08:00:00Z marked candidate: idle"
+
+
+def test_what_others_wrote_there_stays_on_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_text(line(reason="a\nb\x1b[2J"))
+    (record,) = read_transitions(path, A)
+    assert "\n" not in describe(record) and "\x1b" not in describe(record)
