@@ -47,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     commands = {
         "reconcile": _reconcile,
+        "explain": _explain,
         "holders": _holders,
         "slurm-collector": _collect_slurm,
         "digest": _digest,
@@ -400,6 +401,17 @@ def _reconcile(given: list[str]) -> int:
     if dry is None:
         return apply_forever(source, markers, policy, options.interval, telemetry, demand, lease, audit)
     return reconcile_forever(source, policy, options.interval, telemetry, dry, demand)
+
+
+def _explain(given: list[str]) -> int:
+    """`explain HOLDER FLAGS` is `reconcile --once --explain=HOLDER FLAGS`."""
+    if given and not given[0].startswith("-"):
+        return _reconcile(["--once", f"--explain={given[0]}", *given[1:]])
+    parser = build_reconcile_parser()
+    if given[:1] in (["-h"], ["--help"]):
+        parser.print_help()
+        return 0
+    parser.error("explain: name a holder first, NAMESPACE/POD or job/ID, then the flags of reconcile")
 
 
 def _digest(given: list[str]) -> int:

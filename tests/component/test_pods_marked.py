@@ -559,6 +559,10 @@ def test_the_command_writes_with_apply_only_audits_and_removes_all(bench: Bench,
         )
         assert past in done.stdout
         assert run_exporter(*command, f"--explain={bench.namespace}/nobody").returncode == 2
+        same = run_exporter("explain", f"{bench.namespace}/train", *command[2:])
+        assert (same.returncode, same.stdout) == (done.returncode, done.stdout), same.stderr
+        done = run_exporter("explain", *command[2:])
+        assert done.returncode == 2 and "explain: name a holder first, NAMESPACE/POD or job/ID" in done.stderr
     remove = ("reconcile", "--remove-all", *access)
     done = run_exporter(*remove)
     assert done.stdout == f"{bench.namespace}/train: underused: would be withdrawn with --apply\n", done.stderr
