@@ -156,7 +156,7 @@ def test_nobody_waits_for_longer_than_until_the_lease_is_taken(replicas: Replica
         stop.set()
 
 
-def test_two_reconcilers_follow_each_other_and_mark_and_tell_once(plane: ControlPlane, tmp_path: Path) -> None:
+def test_two_reconcilers_follow_each_other_and_mark_each_pod_once(plane: ControlPlane, tmp_path: Path) -> None:
     """The first is stopped, goes on, and follows the second when that is killed."""
     bench = Bench(plane, "two-reconcilers")
     uids = {name: bench.run_pod(name, started_s_ago=20000.0) for name in ("one", "two", "three")}
@@ -199,4 +199,4 @@ def test_two_reconcilers_follow_each_other_and_mark_and_tell_once(plane: Control
         wait_for_mark("three")
         wait_for_role(first_page, 1)
     reasons = {name: [reason for reason, _ in bench.events(name)] for name in uids}
-    assert reasons == {name: ["GpuUnderused"] for name in uids}, "each is marked and told once"
+    assert reasons == {name: ["GpuUnderused"] for name in uids}, "each is marked once, with one Event"

@@ -145,7 +145,7 @@ def test_the_past_of_a_holder_is_its_own_and_the_newest(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     others = [line(name="b"), line(namespace="other"), line(scheduler="slurm", namespace="", name="a")]
     job = line(**JOB._asdict(), job="3010_1", gpus_expected=2, gpus_observed=1)
-    path.write_text("".join([*others, job, *(line(reason=str(index)) for index in range(30))]))
+    path.write_text("".join([job, *(line(reason=str(index)) for index in range(30)), *others]))
     assert [record["reason"] for record in read_transitions(path, A)] == [str(index) for index in range(10, 30)]
     for name in ("3013", "3010_1"):
         (record,) = read_transitions(path, HolderName("slurm", "", name))
