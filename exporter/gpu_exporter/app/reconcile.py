@@ -198,11 +198,12 @@ def _cycle_until_signal(
     telemetry: Telemetry,
     demand: SlurmDemand | None,
     stop: threading.Event,
+    leads: Callable[[], bool] = lambda: True,
 ) -> None:
     def tick_and_ask() -> None:
         tick()
-        if demand is not None:
-            telemetry.note_demand(demand.read())
+        if demand is not None:  # one replica asks, and publishes the answer
+            telemetry.note_demand(demand.read() if leads() else None)
 
     repeat_aside(tick_and_ask, interval_s, stop)
 
@@ -231,7 +232,7 @@ def apply_forever(
     runs = ApplyRuns(cycle, telemetry, SYSTEM_CLOCK, lease, interval_s)
     if lease is not None:
         lease.keep(stop)
-    _cycle_until_signal(runs.run, interval_s, telemetry, demand, stop)
+    _cycle_until_signal(runs.run, interval_s, telemetry, demand, stop, may_write)
     if lease is not None:
         lease.release()
     return 0
