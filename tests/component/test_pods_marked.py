@@ -369,7 +369,10 @@ def test_a_mark_without_its_condition_gets_one_and_a_stray_condition_goes_with_t
 def test_without_the_right_on_the_status_the_label_comes_and_goes_all_the_same(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    marked_meanwhile: list[bool] = []
+
     def refuse(*arguments: Any, **options: Any) -> None:
+        marked_meanwhile.append(LABEL in bench.labels("train"))
         raise ApiException(status=403, reason="Forbidden")
 
     bench.mark_with(sets_condition=True)
@@ -380,6 +383,7 @@ def test_without_the_right_on_the_status_the_label_comes_and_goes_all_the_same(
     bench.source.pods["train"] = (uid, 0.0)
     assert bench.run() == (["withdrawn"], [])
     assert LABEL not in bench.labels("train") and condition_of(bench, "train")
+    assert marked_meanwhile == [False], "a slow status would keep the label"
     bench.source.pods["train"] = (uid, 130.0)
     assert bench.run() == (["written"], [])
     assert bench.labels("train")[LABEL] == "underused"

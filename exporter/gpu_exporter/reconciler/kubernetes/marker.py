@@ -9,7 +9,7 @@ A label is ours by its key. One without annotations of ours, but with a stage of
 stripped: evidence gives it its annotations back, and without evidence it goes at once, for it says nothing of its age.
 
 Where a site allows it, a pod condition stands beside the label `underused`, with a heartbeat: who acts on the mark can
-ask for a fresh one. The label is the mark: it is written before the condition and never waits for it.
+ask for a fresh one. The label is the mark: it comes and goes before the condition, and never waits for it.
 """
 
 from __future__ import annotations
@@ -126,10 +126,10 @@ class PodMarker:
             self._patch_condition(mark.name, mark.incarnation, condition(decision, seen, first))
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
-        if _has_condition(mark.live):  # of an earlier run, perhaps
-            self._patch_condition(mark.name, mark.incarnation, {"$patch": "delete", "type": CONDITION})
         change = {"labels": {LABEL: None}, "annotations": dict.fromkeys(OURS)}
         self._patch(mark.name, mark.incarnation, change)
+        if _has_condition(mark.live):  # of an earlier run, perhaps
+            self._patch_condition(mark.name, mark.incarnation, {"$patch": "delete", "type": CONDITION})
         if not mark.ended:
             self._record(mark.name, mark.incarnation, wall, "GpuMarkWithdrawn", reason)
 
