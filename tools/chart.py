@@ -7,42 +7,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from alerts.parameters import FIXED
 
-from gpu_exporter.config import CHOICES, PATTERNS
-from gpu_exporter.defaults import DURATIONS, Alerts, Settings
+from gpu_exporter.defaults import Alerts
+from tools.config_schema import settings_schema
 from tools.files import ROOT
 from tools.grafana_alerts import render
 from tools.rules import SOURCES, build_rules, format_parameter
 
 CHART = ROOT / "helm" / "gpu-exporter"
-DURATION = r"^[0-9]*[1-9][0-9]*(\.[0-9]+)?(ms|s|m|h)$"  # above 0, as the configuration asks
-# Below 5m, as tools/rules.py asks.
-BELOW_LOOKBACK = r"^([1-9][0-9]{0,4}ms|[1-9][0-9]?s|[12][0-9]{2}s|[1-4]m)$"
-
-
-def settings_schema() -> dict[str, Any]:
-    """JSON Schema of the configuration file: every section and key, nothing else."""
-    sections: dict[str, Any] = {}
-    for section, values in Settings()._asdict().items():
-        keys: dict[str, Any] = {}
-        for key, default in values._asdict().items():
-            if choices := CHOICES.get(f"{section}.{key}"):
-                keys[key] = {"enum": list(choices)}
-            elif text := PATTERNS.get(f"{section}.{key}"):
-                keys[key] = {"type": "string", "pattern": f"^(?:{text[0]})$"}
-            elif f"{section}.{key}" in ("alerts.interval", "alerts.owners_interval"):
-                keys[key] = {"type": "string", "pattern": BELOW_LOOKBACK}
-            elif f"{section}.{key}" in DURATIONS:
-                keys[key] = {"type": "string", "pattern": DURATION}
-            else:
-                share = isinstance(default, float)  # as in config.check_value: what is no duration and no count
-                keys[key] = {"type": "number" if share else "integer", "exclusiveMinimum": 0}
-                keys[key] |= {"maximum": 1} if share else {}
-        sections[section] = {"type": "object", "additionalProperties": False, "properties": keys}
-    return {"type": "object", "additionalProperties": False, "properties": sections}
 
 
 def alert_defaults() -> dict[str, str]:

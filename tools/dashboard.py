@@ -17,7 +17,7 @@ from grafana.panels import build_dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from gpu_exporter.config import ConfigError, load_settings
+from gpu_exporter.config.load import ConfigError, load_settings
 from gpu_exporter.defaults import Settings
 from tools.files import ROOT, write_or_check
 

@@ -57,6 +57,12 @@ def build_dashboards() -> Mapping[Path, str]:
     return {DASHBOARDS / name: text for name, text in build_all(Settings()).items()}
 
 
+def build_schema() -> Mapping[Path, str]:
+    from tools.config_schema import build_all
+
+    return build_all()
+
+
 def build_chart() -> Mapping[Path, str]:
     from tools.chart import build_all
 
@@ -69,6 +75,7 @@ STEPS: tuple[Callable[[], Mapping[Path, str]], ...] = (
     build_rules,
     build_grafana_alerts,
     build_dashboards,
+    build_schema,
     build_chart,
 )
 

@@ -22,7 +22,8 @@ from typing import Any
 import yaml
 from alerts.parameters import DASHBOARD, FIXED, RUNBOOK
 
-from gpu_exporter.config import ConfigError, check_value, load_settings
+from gpu_exporter.config.load import ConfigError, load_settings
+from gpu_exporter.config.values import check_value
 from gpu_exporter.defaults import DURATIONS, Alerts
 from gpu_exporter.durations import format_duration, parse_duration
 from tools.files import ROOT, write_or_check

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gpu_exporter.attribution.source import Source
     from gpu_exporter.clock import Clock
     from gpu_exporter.collectors import Collector
+    from gpu_exporter.config.load import Config
     from gpu_exporter.defaults import Settings
     from gpu_exporter.devices.protocol import Backend
     from gpu_exporter.reconciler.fetch import Client
@@ -63,13 +64,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _serve(given)
 
 
-def _load(parser: Parser, path: Path | None) -> Settings:
-    from gpu_exporter.config import ConfigError, load_settings
+def _load_config(parser: Parser, path: Path | None) -> Config:
+    from gpu_exporter.config.load import ConfigError, load_config
 
     try:
-        return load_settings(path)
+        return load_config(path)
     except ConfigError as exc:
         parser.fail(str(exc))
+
+
+def _load(parser: Parser, path: Path | None) -> Settings:
+    return _load_config(parser, path).settings
 
 
 def _build_backend(parser: Parser, options: argparse.Namespace, clock: Clock) -> tuple[Backend, list[Source]]:
@@ -336,25 +341,28 @@ def _build_client(options: argparse.Namespace, *addresses: str) -> Client:
 def _reconcile(given: list[str]) -> int:
     parser = build_reconcile_parser()
     options = parser.parse_args(given)
-    settings = _load(parser, options.config_file)
+    config = _load_config(parser, options.config_file)
     from gpu_exporter.app.reconcile import (
-        Ways,
         apply_forever,
         apply_once,
-        build_demand,
-        build_foresight,
-        build_lease,
-        build_markers,
-        build_source,
         reconcile_forever,
         reconcile_once,
         remove_all,
         serve_telemetry,
     )
+    from gpu_exporter.app.ways import (
+        Ways,
+        build_demand,
+        build_foresight,
+        build_lease,
+        build_markers,
+        build_source,
+    )
     from gpu_exporter.clock import SYSTEM_CLOCK
     from gpu_exporter.logs import set_up_logging
     from gpu_exporter.reconciler.audit import AuditLog
     from gpu_exporter.reconciler.marks import MarkError
+    from gpu_exporter.reconciler.rulebook import Rulebook
     from gpu_exporter.reconciler.telemetry import Telemetry
 
     set_up_logging(options.log_level, options.log_format)
@@ -370,25 +378,25 @@ def _reconcile(given: list[str]) -> int:
         parser.error("--kubernetes.lease is for --apply, and for neither --once nor --remove-all")
     if options.remove_all and (options.once or options.explain or options.format != "table"):
         parser.error("--remove-all takes neither --once nor --explain nor --format")
-    policy = settings.policy
+    book = Rulebook(config.settings.policy, config.rules)
     try:
         acts = options.apply or options.remove_all
         ways = Ways(options.kubernetes, options.kubeconfig, options.slurm, options.resources, options.condition)
-        markers = build_markers(policy, ways) if acts else []
+        markers = build_markers(book.site, ways) if acts else []
         if options.remove_all:
             return remove_all(markers, options.apply)
         client = _build_client(options, options.prometheus, *options.exporters)
-        source = build_source(options.prometheus, options.exporters, options.matcher, policy, client)
+        source = build_source(options.prometheus, options.exporters, options.matcher, book, client)
         telemetry = Telemetry()
         audit = None
         if options.audit is not None and options.apply:
-            audit = AuditLog(options.audit, policy, SYSTEM_CLOCK, telemetry.count_audit_error)
+            audit = AuditLog(options.audit, book, SYSTEM_CLOCK, telemetry.count_audit_error)
         if options.once or options.explain:
             if options.apply:
-                return apply_once(source, markers, policy, telemetry, audit)
-            foresight = build_foresight(policy, ways)
-            return reconcile_once(source, policy, options.format, options.explain, foresight, options.audit)
-        dry = None if options.apply else build_foresight(policy, ways)
+                return apply_once(source, markers, book, telemetry, audit)
+            foresight = build_foresight(book.site, ways)
+            return reconcile_once(source, book, options.format, options.explain, foresight, options.audit)
+        dry = None if options.apply else build_foresight(book.site, ways)
         lease = build_lease(options.kubeconfig, options.lease) if options.lease else None
         demand = build_demand(options.slurm)
         telemetry.note_mode(applies=options.apply)
@@ -399,8 +407,8 @@ def _reconcile(given: list[str]) -> int:
     except (ValueError, OSError, MarkError, ModuleNotFoundError) as exc:
         parser.fail(str(exc))
     if dry is None:
-        return apply_forever(source, markers, policy, options.interval, telemetry, demand, lease, audit)
-    return reconcile_forever(source, policy, options.interval, telemetry, dry, demand)
+        return apply_forever(source, markers, book, options.interval, telemetry, demand, lease, audit)
+    return reconcile_forever(source, book, options.interval, telemetry, dry, demand)
 
 
 def _explain(given: list[str]) -> int:
@@ -499,8 +507,8 @@ def _forget(given: list[str]) -> int:
 def _check_config(given: list[str]) -> int:
     parser = build_check_config_parser()
     options = parser.parse_args(given)
-    settings = _load(parser, options.file)
-    from gpu_exporter.config import render_settings
+    config = _load_config(parser, options.file)
+    from gpu_exporter.config.load import render_config
 
-    sys.stdout.write(render_settings(settings))
+    sys.stdout.write(render_config(config))
     return 0

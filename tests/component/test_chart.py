@@ -29,7 +29,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         **MONITORING,
         "imagePullSecrets": [{"name": "registry"}],
         "gpuResources": [r"example\.com/h100(-.+)?", 'a.b/"#: {x}'],
-        "settings": {"policy": {"candidate_after": "90m"}, "alerts": {"idle_for": "500ms", "coverage_min": 0.8}},
+        "settings": {
+            "policy": {"candidate_after": "90m"},
+            "policies": [{"name": "lab", "match": {"namespaces": ["lab-*"], "mig": True}, "ceiling": "candidate"}],
+            "alerts": {"idle_for": "500ms", "coverage_min": 0.8},
+        },
         "agent": {
             "runtimeClassName": "nvidia",
             "driverPath": "/usr/lib/nvidia",
@@ -113,6 +117,7 @@ def test_lint_and_schemas(helm: Helm, schemas: str, variant: str, tmp_path: Path
         ({"agent": {"prot": 1}}, "'prot' not allowed"),
         ({"agent": {"port": "9836"}}, "got string, want integer"),
         ({"settings": {"policy": {"candidate_aftr": "1h"}}}, "'candidate_aftr' not allowed"),
+        ({"settings": {"policies": [{"name": "lab", "match": {"namespace": "lab"}}]}}, "'namespace' not allowed"),
         ({"settings": {"policy": {"candidate_after": "1 hour"}}}, "does not match pattern"),
         ({"settings": {"policy": {"candidate_after": "0s"}}}, "does not match pattern"),
         ({"settings": {"policy": {"coverage_min": 90}}}, "maximum: got 90, want 1"),

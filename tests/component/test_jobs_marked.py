@@ -16,6 +16,7 @@ from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.marks import parse_timestamp, timestamp
+from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.slurm.marker import JobMarker, read_field
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.pages import serve_page
@@ -74,7 +75,9 @@ class Bench:
 
     def restart(self) -> None:
         """Another process: what the jobs carry is all that it has."""
-        self.cycle = Cycle(judge_of(self, [self.marker], POLICY, self.clock), [self.marker], POLICY, self, self.clock)
+        self.cycle = Cycle(
+            judge_of(self, [self.marker], Rulebook(POLICY), self.clock), [self.marker], POLICY, self, self.clock
+        )
 
     def count_write(self, result: str) -> None:
         self.writes.append(result)

@@ -25,6 +25,7 @@ from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.kubernetes.notice import CONDITION
 from gpu_exporter.reconciler.marks import Mark, MarkError, parse_timestamp
 from gpu_exporter.reconciler.policy import LABEL
+from gpu_exporter.reconciler.rulebook import Rulebook
 from tests.testbed.chart import Helm
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.control_plane import ControlPlane, start_control_plane
@@ -101,7 +102,7 @@ class Bench:
         """Another process: what the pods carry is all that it has."""
         self.source.clock = self.clock
         self.cycle = Cycle(
-            judge_of(self.source, [self.marker], self.policy, self.clock),
+            judge_of(self.source, [self.marker], Rulebook(self.policy), self.clock),
             [self.marker],
             self.policy,
             self.tally,

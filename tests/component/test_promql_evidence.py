@@ -17,6 +17,7 @@ from gpu_exporter.reconciler.fetch import fetch_text
 from gpu_exporter.reconciler.pauses import Pauses
 from gpu_exporter.reconciler.policy import Decision, decide
 from gpu_exporter.reconciler.promql import PromQLSource
+from gpu_exporter.reconciler.rulebook import Rulebook
 from tests.testbed.processes import Processes
 from tests.testbed.servers import Prometheus, require
 
@@ -135,6 +136,11 @@ def write_history(directory: Path, end: int) -> None:
             f'gpu_allocation_info{{{hidden},slurm_cluster="lab",identity="hidden"}} 1 {at}',
             f"gpu_allocation_idle_run_seconds{{{hidden}}} 8000 {at}",
         ]
+    # Two targets for the exporter of one GPU, and a GPU that has no name.
+    lines += [
+        f'gpu_info{{job="gpu-exporter",instance="{place}",uuid="GPU-1",name="NVIDIA A100"}} 1 {at}'
+        for place in ("n1", "t")
+    ]
     # Storage that was down for ten minutes, until 40 minutes ago.
     lines += [
         f'storage_up{{server="{server}"}} {0 if end - 3000 <= at < end - 2400 else 1} {at}'
@@ -238,12 +244,19 @@ def test_renamed_labels_are_refused_with_the_remedy(prometheus: Prometheus) -> N
         source(prometheus, 'job="renamed"').read_evidence()
 
 
+def test_policies_see_the_model_of_each_gpu(prometheus: Prometheus) -> None:
+    windows = POLICY.candidate_after, POLICY.underused_after
+    asking = PromQLSource(prometheus.url, *windows, SYSTEM_CLOCK, 'job="gpu-exporter"', asks_models=True)
+    found = {each.name.name: {unit.model for unit in each.units} for each in asking.read_evidence().holders}
+    assert (found["1"], found["5"]) == ({"NVIDIA A100"}, {""})
+
+
 def paused(server: Prometheus, pause_when: str, policy: Policy = POLICY) -> tuple[Decision, Evidence]:
     """The decision on job 1, and the evidence, of a reconciler that has just been started."""
     policy = policy._replace(pause_when=pause_when)
     windows = policy.candidate_after, policy.underused_after
     asked = PromQLSource(
-        server.url, *windows, SYSTEM_CLOCK, 'job="gpu-exporter"', fetch_text, Pauses(policy)
+        server.url, *windows, SYSTEM_CLOCK, 'job="gpu-exporter"', fetch_text, Pauses(Rulebook(policy))
     ).read_evidence()
     (decision,) = [each for each in decide(asked, policy) if each.name == HolderName("slurm", "", "1")]
     return decision, asked

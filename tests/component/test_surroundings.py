@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from gpu_exporter.config.rules import Match, PolicyRule
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.checks import GPUS, OWNER
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.policy import LABEL, Decision
+from gpu_exporter.reconciler.rulebook import Rulebook
 from tests.component.test_pods_marked import POLICY, Bench, bench, plane  # noqa: F401  # fixtures
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.processes import wait_for
@@ -100,10 +102,10 @@ class Site(Bench):
         else:
             batch.patch_namespaced_job(name, self.namespace, body, field_manager=manager)
 
-    def judge(self) -> dict[str, Decision]:
+    def judge(self, *rules: PolicyRule) -> dict[str, Decision]:
         """The decisions of a reconciler that has just started, by pod."""
         surveyor = PodMarker(Api(ControlPlane.connect(self.plane.admin)), self.policy, self.clock)
-        decisions = judge_of(self.source, [surveyor], self.policy, self.clock).judge().decisions
+        decisions = judge_of(self.source, [surveyor], Rulebook(self.policy, rules), self.clock).judge().decisions
         return {decision.name.name: decision for decision in decisions}
 
     def stages(self, names: Sequence[str]) -> list[str]:
@@ -301,6 +303,20 @@ def test_a_controller_that_may_not_be_read_leaves_its_pods_unknown_and_names_the
         30,
         0.2,
     )
-    judgement = judge_of(site.source, [marker], site.policy, site.clock).judge()
+    judgement = judge_of(site.source, [marker], Rulebook(site.policy), site.clock).judge()
     assert judgement.decisions[0].stage == "unknown"
     assert "the reconciler needs `get` on it" in judgement.problems[0]
+
+
+def test_policies_choose_pods_by_their_labels_and_by_who_controls_them(site: Site) -> None:
+    trained, kept = site.job("train", 1), site.deployment("notes", 1)
+    by_kind = PolicyRule("jobs", Match(owner_kinds=("batch/Job",)), ceiling="candidate")
+    by_label = PolicyRule("notes", Match(labels=(("app", "not*"),)), exempt="kept for the course")
+    bare = PolicyRule("bare", Match(owner_kinds=("Pod",)), exempt="by hand")
+    decisions = site.judge(bare, by_kind, by_label)
+    assert [(decisions[name].stage, decisions[name].exempt_by) for name in (*trained, *kept)] == [
+        ("candidate", ""),
+        ("exempt", "policy"),
+    ]
+    decisions = site.judge(PolicyRule("sets", Match(owner_kinds=("ReplicaSet", "Job")), exempt="both"))
+    assert [decisions[name].stage for name in (*trained, *kept)] == ["exempt", "exempt"]

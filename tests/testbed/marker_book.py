@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gpu_exporter.clock import ManualClock
+from gpu_exporter.config.rules import PolicyRule
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName, UnitEvidence
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.marks import Mark, Refused
 from gpu_exporter.reconciler.policy import Decision
+from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.surroundings import Surroundings, Unreadable
 
 POLICY = Policy()
@@ -121,12 +123,13 @@ class Bench:
         self.skips: list[str] = []
         self.clock = ManualClock(wall=WALL)
         self.policy = policy
+        self.rules: Sequence[PolicyRule] = ()
         self.may_write: Callable[[], bool] = lambda: True
         self.restart()
 
     def restart(self) -> None:
         """Another process: only the books are left."""
-        judge = judge_of(self, self.books, self.policy, self.clock)
+        judge = judge_of(self, self.books, Rulebook(self.policy, self.rules), self.clock)
         self.cycle = Cycle(
             judge, self.books, self.policy, self, self.clock, once=self.once, may_write=lambda: self.may_write()
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter import collectors
-from gpu_exporter.config import ConfigError, load_settings, render_settings
+from gpu_exporter.config.load import Config, ConfigError, load_settings, render_config
 from gpu_exporter.defaults import Settings
 from gpu_exporter.durations import parse_duration
 from gpu_exporter.flags import COLLECTORS
@@ -78,7 +78,7 @@ def test_what_check_config_prints_is_a_configuration(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("policy:\n  candidate_after: 90m\n", encoding="utf-8")
     settings = load_settings(path)
-    text = render_settings(settings)
+    text = render_config(Config(settings))
     assert "  candidate_after: 90m  # not the default" in text
     path.write_text(text, encoding="utf-8")
     assert load_settings(path) == settings

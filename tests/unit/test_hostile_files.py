@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter import files
-from gpu_exporter.config import ConfigError, load_settings
+from gpu_exporter.config.load import ConfigError, load_settings
 from gpu_exporter.devices.nvml import recording
 from gpu_exporter.devices.replay import read_recording
 from gpu_exporter.devices.scenario import ScenarioError, load_scenario

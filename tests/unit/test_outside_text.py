@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter.attribution.static import parse_static
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.config import ConfigError, load_settings
+from gpu_exporter.config.load import ConfigError, load_settings
 from gpu_exporter.devices.scenario import ScenarioError, parse_scenario
 from gpu_exporter.inventory.expected import ExpectedDevices
 from gpu_exporter.ledger.ledger import Ledger, LedgerRules

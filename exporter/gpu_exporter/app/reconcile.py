@@ -6,16 +6,14 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from gpu_exporter.app.serve import repeat_aside, stop_on_signal
 from gpu_exporter.clock import SYSTEM_CLOCK
-from gpu_exporter.defaults import Policy
 from gpu_exporter.exits import Exit
 from gpu_exporter.reconciler.apply import ApplyRuns, withdraw_all
 from gpu_exporter.reconciler.audit import AuditLog, describe, read_transitions
 from gpu_exporter.reconciler.cycle import Cycle
-from gpu_exporter.reconciler.direct import ExporterSource
 from gpu_exporter.reconciler.dry_run import DryRun
 from gpu_exporter.reconciler.evidence import (
     FORMS,
@@ -25,42 +23,24 @@ from gpu_exporter.reconciler.evidence import (
     OtherActivity,
     named_holder,
 )
-from gpu_exporter.reconciler.fetch import Client
 from gpu_exporter.reconciler.foresight import Foresight
 from gpu_exporter.reconciler.judge import Judge, judge_of
 from gpu_exporter.reconciler.marks import Marker
-from gpu_exporter.reconciler.pauses import Pauses
 from gpu_exporter.reconciler.policy import Decision
-from gpu_exporter.reconciler.promql import PromQLSource
 from gpu_exporter.reconciler.report import decisions_json, explain, render_decisions
+from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.site import ReconcilerSite
 from gpu_exporter.reconciler.slurm.demand import SlurmDemand
-from gpu_exporter.reconciler.slurm.marker import JobMarker, run_slurm
 from gpu_exporter.reconciler.telemetry import Telemetry
-from gpu_exporter.vendor import NVIDIA
 from gpu_exporter.web.server import HttpServer, Site
 
 if TYPE_CHECKING:
     from gpu_exporter.reconciler.kubernetes.lease import Lease
 
 
-def build_source(
-    prometheus: str, exporters: Sequence[str], matcher: str, policy: Policy, client: Client
-) -> ExplainingSource:
-    """The PromQL API when one is given, else the exporters. Raises ValueError."""
-    if bool(prometheus) == bool(exporters):
-        raise ValueError("exactly one of --source.prometheus and --source.exporter is needed")
-    if prometheus:
-        windows = policy.candidate_after, policy.underused_after
-        return PromQLSource(prometheus, *windows, SYSTEM_CLOCK, matcher, client, Pauses(policy))
-    if policy.pause_when:
-        raise ValueError("policy.pause_when is PromQL: it needs --source.prometheus")
-    return ExporterSource(exporters, policy.underused_after, SYSTEM_CLOCK, client)
-
-
 def reconcile_once(
     source: ExplainingSource,
-    policy: Policy,
+    book: Rulebook,
     form: str,
     explained: str,
     foresight: Foresight,
@@ -73,7 +53,7 @@ def reconcile_once(
     asked = named_holder(explained)
     past = read_transitions(audit, asked) if audit is not None and asked is not None else []
     try:
-        evidence, decisions, problems, _ = Judge(source, foresight.surveyor, policy, SYSTEM_CLOCK).judge(
+        evidence, decisions, problems, _ = Judge(source, foresight.surveyor, book, SYSTEM_CLOCK).judge(
             [asked] if asked is not None else ()
         )
     except EvidenceError as exc:
@@ -100,7 +80,7 @@ def reconcile_once(
     elif explained:
         for decision in decisions:
             other = _other_activity(source, decision)
-            sys.stdout.write(explain(decision, policy, outlooks.get(decision.name), other))
+            sys.stdout.write(explain(decision, book.site, outlooks.get(decision.name), other))
         sys.stdout.writelines(f"  {describe(record)}\n" for record in past)
     else:
         sys.stdout.write(render_decisions(decisions, evidence, outlooks))
@@ -119,60 +99,6 @@ def _complain(text: str) -> None:
     print(f"gpu-exporter: {text}", file=sys.stderr)  # noqa: T201
 
 
-class Ways(NamedTuple):
-    """The ways to live objects: None means wherever there is one.
-
-    `resources`: regular expressions of further resources of pods whose devices are GPUs. `condition`: pods get one
-    beside their label.
-    """
-
-    kubernetes: bool | None = None
-    kubeconfig: str = ""
-    slurm: bool | None = None
-    resources: Sequence[str] = ()
-    condition: bool = False
-
-
-def find_makers(policy: Policy, ways: Ways) -> dict[str, Callable[[], Marker]]:
-    """By scheduler, what makes its marker. Raises ValueError when one that was asked for cannot be had."""
-    known = NVIDIA.resources(ways.resources)
-    makers: dict[str, Callable[[], Marker]] = {}
-    if ways.kubernetes is not False:
-        try:
-            from gpu_exporter.reconciler.kubernetes.api import connect, is_in_cluster
-            from gpu_exporter.reconciler.kubernetes.marker import PodMarker
-        except ModuleNotFoundError as exc:
-            if ways.kubernetes or ways.kubeconfig:
-                hint = "pip install 'gpu-exporter[reconciler]'"
-                raise ValueError(f"pods need the kubernetes client: {hint} ({exc})") from exc
-        else:
-            if ways.kubernetes or ways.kubeconfig or is_in_cluster():
-                makers["kubernetes"] = lambda: PodMarker(
-                    connect(ways.kubeconfig), policy, resources=known, sets_condition=ways.condition
-                )
-    if ways.slurm or (ways.slurm is None and JobMarker.is_present()):
-        makers["slurm"] = lambda: JobMarker(SYSTEM_CLOCK, policy)
-    return makers
-
-
-def build_markers(policy: Policy, ways: Ways) -> list[Marker]:
-    """Where marks go. Raises ValueError when there is no such place, MarkError."""
-    markers = [make() for make in find_makers(policy, ways).values()]
-    if not markers:
-        raise ValueError("--apply finds neither a service account or --kubernetes.kubeconfig nor squeue and scontrol")
-    return markers
-
-
-def build_foresight(policy: Policy, ways: Ways) -> Foresight:
-    """For a dry run: the markers where there are any, only read from.
-
-    Raises ValueError and MarkError for a way that was asked for and cannot be gone.
-    """
-    makers = find_makers(policy, ways)
-    asked = {"kubernetes": bool(ways.kubernetes or ways.kubeconfig), "slurm": bool(ways.slurm)}
-    return Foresight(makers, {scheduler: make() for scheduler, make in makers.items() if asked[scheduler]})
-
-
 def serve_telemetry(
     address: str, telemetry: Telemetry, interval_s: float, web_config: Path | None, *, collects: bool
 ) -> None:
@@ -185,11 +111,6 @@ def serve_telemetry(
 
         site = collect_beside(site, telemetry.registry, is_open=web_config is None)
     HttpServer(address, site, web_config=web_config).start()
-
-
-def build_demand(slurm: bool | None) -> SlurmDemand | None:
-    """What asks for pending jobs; None where there is no Slurm."""
-    return SlurmDemand(run_slurm) if slurm or (slurm is None and JobMarker.is_present()) else None
 
 
 def _cycle_until_signal(
@@ -208,17 +129,10 @@ def _cycle_until_signal(
     repeat_aside(tick_and_ask, interval_s, stop)
 
 
-def build_lease(kubeconfig: str, place: str) -> Lease:
-    """The Lease at NAMESPACE/NAME, for a reconciler that has the kubernetes client. Raises ValueError, MarkError."""
-    from gpu_exporter.reconciler.kubernetes.lease import open_lease
-
-    return open_lease(kubeconfig, place, SYSTEM_CLOCK)
-
-
 def apply_forever(
     source: EvidenceSource,
     markers: Sequence[Marker],
-    policy: Policy,
+    book: Rulebook,
     interval_s: float,
     telemetry: Telemetry,
     demand: SlurmDemand | None,
@@ -227,8 +141,8 @@ def apply_forever(
 ) -> int:
     """Cycle and write until a signal; where there is a lease, while it is ours."""
     stop, may_write = stop_on_signal(), lease.may_write if lease is not None else lambda: True
-    judge = judge_of(source, markers, policy, SYSTEM_CLOCK)
-    cycle = Cycle(judge, markers, policy, telemetry, SYSTEM_CLOCK, may_write=may_write, audit=audit)
+    judge = judge_of(source, markers, book, SYSTEM_CLOCK)
+    cycle = Cycle(judge, markers, book.site, telemetry, SYSTEM_CLOCK, may_write=may_write, audit=audit)
     runs = ApplyRuns(cycle, telemetry, SYSTEM_CLOCK, lease, interval_s)
     if lease is not None:
         lease.keep(stop)
@@ -239,11 +153,11 @@ def apply_forever(
 
 
 def apply_once(
-    source: EvidenceSource, markers: Sequence[Marker], policy: Policy, telemetry: Telemetry, audit: AuditLog | None
+    source: EvidenceSource, markers: Sequence[Marker], book: Rulebook, telemetry: Telemetry, audit: AuditLog | None
 ) -> int:
     """One cycle that writes; the exit code. Marks without evidence go at once: a single cycle cannot wait for it."""
-    judge = judge_of(source, markers, policy, SYSTEM_CLOCK)
-    cycle = Cycle(judge, markers, policy, telemetry, SYSTEM_CLOCK, once=True, audit=audit)
+    judge = judge_of(source, markers, book, SYSTEM_CLOCK)
+    cycle = Cycle(judge, markers, book.site, telemetry, SYSTEM_CLOCK, once=True, audit=audit)
     return Exit.PARTIAL if ApplyRuns(cycle, telemetry, SYSTEM_CLOCK).run() else Exit.DONE
 
 
@@ -258,14 +172,14 @@ def remove_all(markers: Sequence[Marker], apply: bool) -> int:
 
 def reconcile_forever(
     source: EvidenceSource,
-    policy: Policy,
+    book: Rulebook,
     interval_s: float,
     telemetry: Telemetry,
     foresight: Foresight,
     demand: SlurmDemand | None,
 ) -> int:
     """Cycle until a signal; log each change of what --apply would write or refuse."""
-    judge = Judge(source, foresight.surveyor, policy, SYSTEM_CLOCK)
-    dry = DryRun(judge, policy, telemetry, foresight, SYSTEM_CLOCK)
+    judge = Judge(source, foresight.surveyor, book, SYSTEM_CLOCK)
+    dry = DryRun(judge, book.site, telemetry, foresight, SYSTEM_CLOCK)
     _cycle_until_signal(dry.run, interval_s, telemetry, demand, stop_on_signal())
     return 0

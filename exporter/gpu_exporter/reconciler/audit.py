@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.defaults import Policy
+from gpu_exporter.config.rules import plain_rules
 from gpu_exporter.plain import one_line
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import Mark, parse_timestamp, timestamp
 from gpu_exporter.reconciler.policy import Decision
+from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -36,12 +37,12 @@ MODE = 0o640  # it names users
 class AuditLog:
     """Lines at the end of one file; `-` is standard output."""
 
-    def __init__(self, path: Path, policy: Policy, clock: Clock, on_error: Callable[[], None]) -> None:
+    def __init__(self, path: Path, book: Rulebook, clock: Clock, on_error: Callable[[], None]) -> None:
         """Raises OSError where the file cannot be written."""
         self._path = path
         self._clock = clock
         self._on_error = on_error
-        self._policy = policy_hash(policy)
+        self._policy = policy_hash(book)
         self._trouble = ""
         if path != STDOUT:
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, MODE))
@@ -58,6 +59,7 @@ class AuditLog:
                 "owner": decision.owner,
                 "stage": decision.stage,
                 "reason": decision.reason,
+                "rule": decision.rule.name if decision.rule is not None else "",
                 "class": around.kind if around is not None else "",
                 "group": around.group if around is not None else "",
                 "gpus_expected": decision.held,
@@ -106,9 +108,10 @@ class AuditLog:
         self._trouble = trouble
 
 
-def policy_hash(policy: Policy) -> str:
-    """Differs where any setting of the policy does."""
-    return hashlib.sha256(json.dumps(policy._asdict(), sort_keys=True).encode()).hexdigest()[:12]
+def policy_hash(book: Rulebook) -> str:
+    """Differs where any setting of the policy does, or any policy over it."""
+    text = json.dumps([book.site._asdict(), plain_rules(book.rules)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def read_transitions(path: Path, asked: HolderName) -> list[Record]:

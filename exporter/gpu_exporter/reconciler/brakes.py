@@ -13,7 +13,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.durations import describe_duration
 from gpu_exporter.reconciler.evidence import Evidence
-from gpu_exporter.reconciler.policy import LABELLED, Decision
+from gpu_exporter.reconciler.policy import LABELLED, Decision, windows_of
 
 CORRELATED, EXPORTERS, PAUSED, SOURCE = FREEZES = ("correlated", "exporters", "paused", "source")
 TOGETHER_S = 15 * 60.0  # idle runs that began within so long of each other may have one cause
@@ -63,7 +63,8 @@ def idle_together(decisions: Iterable[Decision], allocations: int, policy: Polic
         since = decision.idle_since_wall
         if decision.stage not in LABELLED or since is None:
             continue
-        if decision.observed_wall - since < policy.candidate_after + policy.freeze_max:
+        windows = decision.windows or windows_of(policy)
+        if decision.observed_wall - since < windows.candidate_s + policy.freeze_max:
             group = decision.around.group if decision.around is not None else ""
             begun.append((since, f"{decision.name.namespace} {group or decision.name.name}", len(decision.units)))
     begun.sort()

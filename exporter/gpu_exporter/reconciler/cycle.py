@@ -14,7 +14,6 @@ do not make a mark younger.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -25,7 +24,7 @@ from gpu_exporter.reconciler.brakes import SOURCE
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
 from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.marks import Mark, Marker, MarkError, Refused
-from gpu_exporter.reconciler.plan import Withdrawal, evidence_age, is_due, plan
+from gpu_exporter.reconciler.plan import Limits, Withdrawal, evidence_age, is_due, plan
 from gpu_exporter.reconciler.policy import Decision, windows_of
 
 log = logging.getLogger(__name__)
@@ -219,11 +218,9 @@ class Cycle:
         """Set marks on evidence of `wall`, while it is fresh: a slow API server must not make it old. The marked."""
         written: set[HolderName] = set()
         refusals: dict[HolderName, str] = {}
-        by_namespace: Counter[str] = Counter()
+        limits = Limits(self._policy)
         for decision in decisions:
-            namespace = decision.name.namespace
-            full = namespace and by_namespace[namespace] >= self._policy.new_marks_namespace_max
-            if full or len(written) >= self._policy.new_marks_max:
+            if not limits.allow(decision):
                 self._observer.count_skip("limit")
                 continue
             if not self._is_fresh(wall):
@@ -247,7 +244,7 @@ class Cycle:
                     break  # the next cycle is soon enough
                 continue
             written.add(decision.name)
-            by_namespace[namespace] += 1
+            limits.count(decision)
             self._observer.count_write("written")
             if self._audit is not None:
                 self._audit.note_marked(decision)

@@ -172,6 +172,7 @@ class ExporterSource:
             coverage=self._coverage(page.node, key, series, wall),
             witnesses=_whole(values.get("gpu_allocation_idle_run_witnesses")),
             sample_interval_s=page.sample_interval_s,
+            model=page.models.get(series.labels.get("uuid", ""), ""),
         )
 
     def _coverage(self, node: str, key: Key, series: _Allocation, wall: float) -> float | None:
@@ -209,6 +210,7 @@ class _Page:
         self.last_sample: float | None = None
         self.sample_interval_s = 1.0
         self.allocations: dict[Key, _Allocation] = {}
+        self.models: dict[str, str] = {}
         try:
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
@@ -222,6 +224,8 @@ class _Page:
             self.last_sample = value
         elif name == "gpu_exporter_sample_interval_seconds":
             self.sample_interval_s = value
+        elif name == "gpu_info":
+            self.models[labels.get("uuid", "")] = labels.get("name", "")
         elif name.startswith("gpu_allocation_"):
             refuse_renamed(labels, self._url)
             key = tuple(labels.get(label, "") for label in ALLOCATION_KEY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
 
 EVIDENCE_S = 30.0  # a cycle goes on without evidence that took longer, since marks must age and go all the same
@@ -12,6 +13,10 @@ EVIDENCE_S = 30.0  # a cycle goes on without evidence that took longer, since ma
 RENAMED_LABELS = ("exported_namespace", "exported_pod", "exported_container")
 # A job as its users write it: 3013, 3010_1 (task of an array), 3011+1 (component of a heterogeneous job).
 USERS_JOB_ID = re.compile(r"[0-9]+(?:[_+][0-9]+)?")
+
+
+FACTS = ("user", "account", "partition", "qos")
+NO_FACTS: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
 class HolderName(NamedTuple):
@@ -31,7 +36,8 @@ class UnitEvidence(NamedTuple):
     `idle_run_s` is absent while the activity of the unit is not known, e.g. because its GPU does not answer.
     `witnesses`: fewest that any part of the idle run rests on. `coverage`: observed share of the time held, 0 to 1,
     over the policy's window (coverage.py). `sample_interval_s`: its exporter's. `node` is for people; `host` is
-    the name of the Kubernetes node where the series carry it, else "".
+    the name of the Kubernetes node where the series carry it, else "". `model`: the name of the GPU, "" where that was
+    not asked for or is not published.
     """
 
     node: str
@@ -45,6 +51,7 @@ class UnitEvidence(NamedTuple):
     witnesses: int | None
     sample_interval_s: float = 1.0
     host: str = ""
+    model: str = ""
 
 
 class HolderEvidence(NamedTuple):
@@ -55,7 +62,8 @@ class HolderEvidence(NamedTuple):
     `users_id`: the id that users of an array or of a heterogeneous job know it by, e.g. 3010_1; "" for all others.
     `clusters`: the Slurm clusters that its series name, which must be one, "" for a series that names none; empty for
     pods. Two clusters count their jobs from 1, so one id may be two jobs. `counts_from`: no idle time before
-    this (Unix seconds) counts, since nobody could work; None where all of it does.
+    this (Unix seconds) counts, since nobody could work; None where all of it does. `facts`: by one of FACTS, what its
+    series name there, which is one text at most; "" for a series that names none.
     """
 
     name: HolderName
@@ -66,6 +74,7 @@ class HolderEvidence(NamedTuple):
     users_id: str = ""
     clusters: frozenset[str] = frozenset()
     counts_from: float | None = None
+    facts: Mapping[str, frozenset[str]] = NO_FACTS
 
 
 class Evidence(NamedTuple):
@@ -146,12 +155,14 @@ class Gathered:
     units: list[UnitEvidence] = field(default_factory=list)
     incarnations: set[str] = field(default_factory=set)
     clusters: set[str] = field(default_factory=set)
+    facts: set[tuple[str, ...]] = field(default_factory=set)
 
     def add(self, info: Mapping[str, str], unit: UnitEvidence) -> None:
         """One unit, and the labels of its gpu_allocation_info."""
         self.owner, self.users_id = owner_of(info), users_id_of(info)
         self.incarnations.update(filter(None, [info.get("pod_uid")]))
         self.clusters.add(info.get("slurm_cluster", ""))
+        self.facts.add(tuple(info.get(fact, "") for fact in FACTS))
         self.units.append(unit)
 
     def count(self, held: float) -> None:
@@ -161,7 +172,8 @@ class Gathered:
     def evidence(self, name: HolderName) -> HolderEvidence:
         clusters = frozenset(self.clusters) if name.scheduler == "slurm" else frozenset[str]()
         units, incarnations = tuple(self.units), frozenset(self.incarnations)
-        return HolderEvidence(name, self.owner, units, self.held, incarnations, self.users_id, clusters)
+        facts = {fact: frozenset(texts) for fact, texts in zip(FACTS, zip(*self.facts, strict=True), strict=False)}
+        return HolderEvidence(name, self.owner, units, self.held, incarnations, self.users_id, clusters, facts=facts)
 
 
 def title(name: HolderName, users_id: str = "") -> str:

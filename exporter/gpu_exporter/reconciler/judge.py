@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.brakes import Brakes, hold
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceSource, HolderName
 from gpu_exporter.reconciler.policy import LABELLED, Decision, decide
+from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.settle import Around, members_of, settle
 from gpu_exporter.reconciler.surroundings import Surroundings, Surveyor, Unreadable
 
@@ -36,14 +36,15 @@ class Judge:
         self,
         source: EvidenceSource,
         find_surveyor: Callable[[str], Surveyor | None],
-        policy: Policy,
+        book: Rulebook,
         clock: Clock,
     ) -> None:
         """`find_surveyor`: by scheduler; None where there is no way to its live objects."""
         self._source = source
         self._find_surveyor = find_surveyor
-        self._policy = policy
-        self._brakes = Brakes(policy, clock)
+        self._book = book
+        self._loosest = book.loosest
+        self._brakes = Brakes(book.site, clock)
         self._members: set[HolderName] = set()
         self._stages: dict[HolderName, str] = {}
 
@@ -53,18 +54,18 @@ class Judge:
         Members of gangs are asked for like them, since a member that works is in no list of idle ones.
         """
         evidence = self._source.read_evidence([*marked, *sorted(self._members.difference(marked))])
-        decisions = decide(evidence, self._policy)
+        decisions = decide(evidence, self._loosest)
         around = self._survey(decisions, (), evidence.wall)
         members = members_of(around)
         if members - self._members - {decision.name for decision in decisions}:
             evidence = self._source.read_evidence(sorted(members.union(marked)))
-            decisions = decide(evidence, self._policy)
+            decisions = decide(evidence, self._loosest)
             around = self._survey(decisions, (), evidence.wall)
-        settled = settle(evidence, decisions, around, self._policy)
+        settled = settle(evidence, decisions, around, self._book)
         rising = [d.name for d in settled if d.stage in LABELLED and self._stages.get(d.name) != d.stage]
         if rising:
             around = self._survey(decisions, rising, evidence.wall)
-            settled = settle(evidence, decisions, around, self._policy)
+            settled = settle(evidence, decisions, around, self._book)
         self._stages = {decision.name: decision.stage for decision in settled}
         self._members = members_of(around)
         failures = [each.why for each in around.values() if isinstance(each, Unreadable) and each.is_failure]
@@ -93,6 +94,6 @@ class Named(Surveyor, Protocol):
     scheduler: str
 
 
-def judge_of(source: EvidenceSource, surveyors: Sequence[Named], policy: Policy, clock: Clock) -> Judge:
+def judge_of(source: EvidenceSource, surveyors: Sequence[Named], book: Rulebook, clock: Clock) -> Judge:
     """Judges by the evidence, and by what these schedulers show around it."""
-    return Judge(source, {each.scheduler: each for each in surveyors}.get, policy, clock)
+    return Judge(source, {each.scheduler: each for each in surveyors}.get, book, clock)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import EvidenceError
+from gpu_exporter.reconciler.rulebook import Rulebook
 
 STEP_S = 60.0  # between two looks at the past: a pause shorter than this can be missed
 OVERLAP_S = 600.0  # of the past that is asked for again in each cycle
@@ -34,11 +34,9 @@ class Pause(NamedTuple):
 class Pauses:
     """Remembers the last pause, so that only what is new is asked for."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._expression = policy.pause_when
-        # No window that a holder must be idle for is longer: notebooks, and the wish of an owner.
-        warned_s = policy.underused_after - policy.candidate_after
-        self._longest_s = max(policy.underused_after, policy.interactive_after, policy.idle_after_max + warned_s)
+    def __init__(self, book: Rulebook) -> None:
+        self._expression = book.site.pause_when
+        self._longest_s = book.longest_s
         self._asked: float | None = None
         self._until: float | None = None
 

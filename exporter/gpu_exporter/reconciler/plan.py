@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,6 +33,30 @@ class Plan(NamedTuple):
     kept: list[tuple[Mark, Decision]]
     waiting: list[tuple[Mark, Decision | None]]
     writes: list[Decision]
+
+
+class Limits:
+    """How many marks one cycle may set: in all, in a namespace, and by one of the site's policies."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._set: Counter[tuple[str, str]] = Counter()
+
+    def allow(self, decision: Decision) -> bool:
+        """Whether one more fits."""
+        return all(self._set[key] < most for key, most in self._limits(decision).items())
+
+    def count(self, decision: Decision) -> None:
+        """A mark was set."""
+        self._set.update(self._limits(decision).keys())
+
+    def _limits(self, decision: Decision) -> dict[tuple[str, str], int]:
+        limits = {("all", ""): self._policy.new_marks_max}
+        if decision.name.namespace:
+            limits["namespace", decision.name.namespace] = self._policy.new_marks_namespace_max
+        if decision.rule is not None:
+            limits["rule", decision.rule.name] = decision.rule.over(self._policy).new_marks_max
+        return limits
 
 
 def evidence_age(mark: Mark, wall: float, policy: Policy) -> float:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from gpu_exporter.config.rules import PolicyRule
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence, title
 from gpu_exporter.reconciler.surroundings import Surroundings
@@ -43,7 +44,8 @@ class Decision(NamedTuple):
     `users_id`: as in HolderEvidence; `cluster`: the one Slurm cluster of the evidence, "" when unknown and for pods.
     `windows`: what the holder must meet, which its class and its owner may have made longer; None for those of the
     policy. `around`: its surroundings, once they are known. `exempt_by`: who asked to
-    keep its GPUs, one of EXEMPT_BY, for stage exempt.
+    keep its GPUs, one of EXEMPT_BY, for stage exempt. `rule`: which of the site's policies decided; None where the
+    section `policy` did alone.
     """
 
     name: HolderName
@@ -63,6 +65,7 @@ class Decision(NamedTuple):
     windows: Windows | None = None
     around: Surroundings | None = None
     exempt_by: str = ""
+    rule: PolicyRule | None = None
 
     @property
     def title(self) -> str:

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from gpu_exporter.clock import Clock
@@ -37,6 +37,8 @@ from gpu_exporter.threads import NoThread, run_ahead
 MATCHER_MAX = 12_000  # characters; VictoriaMetrics takes queries of 16 KiB
 WORKERS = 3  # queries at once: the server works on some while the answer of another is parsed (docs/benchmarks.md)
 EXPLAINED_MAX = 200  # GPUs of one holder whose witnesses are asked for, so that the query stays short
+MODELS_BATCH = 250  # GPUs whose model is asked for in one query: at 40 characters each, below MATCHER_MAX
+MODELS_MAX = 200_000  # GPUs whose model is remembered
 HOLDER_BYTES = 1024  # of an answer, for each holder that it may name
 HOLDER_LABELS = ("cluster", "scheduler", "namespace", "pod", "job_id", *RENAMED_LABELS)
 PREFIX = "gpu_allocation_"
@@ -111,8 +113,14 @@ class PromQLSource:
         matcher: str = "",
         fetch: Fetch = fetch_text,
         pauses: Pauses | None = None,
+        *,
+        asks_models: bool = False,
     ) -> None:
-        """`matcher`: label matchers that every selector gets, e.g. `cluster="a"`. `pauses`: None for none."""
+        """`matcher`: label matchers that every selector gets, e.g. `cluster="a"`. `pauses`: None for none.
+
+        `asks_models`: the model of each GPU is evidence as well.
+        """
+        self._models: dict[str, str] | None = {} if asks_models else None
         self._pauses = pauses
         self._url = url.rstrip("/")
         self._candidate_after_s = candidate_after_s
@@ -147,6 +155,7 @@ class PromQLSource:
             runs = _by_unit(facts["idle_run_seconds"], min)
             witnesses = _by_unit(facts["idle_run_witnesses"], min)
             shares = self._coverage(facts, growth)
+            models = self._read_models({row.labels.get("uuid", "") for row in facts["info"]})
             for row in facts["info"]:
                 name, key = holder_name(row.labels), _unit_key(row.labels)
                 if name not in names:
@@ -165,6 +174,7 @@ class PromQLSource:
                         witnesses=int(witnesses[key]) if key in witnesses else None,
                         sample_interval_s=intervals.get(_place(row.labels), 1.0),
                         host=row.labels.get("node", ""),
+                        model=models.get(row.labels.get("uuid", ""), ""),
                     ),
                 )
             for row in facts["holder_units"]:
@@ -188,6 +198,20 @@ class PromQLSource:
                 if WITNESS.fullmatch(witness):  # it is printed
                     found.setdefault(unit, {})[witness] = row.value
         return found
+
+    def _read_models(self, uuids: Collection[str]) -> Mapping[str, str]:
+        """The models of these GPUs, where they are wanted; each is asked for once, since it does not change."""
+        if self._models is None:
+            return {}
+        unknown = sorted(set(uuids) - self._models.keys())
+        if len(self._models) + len(unknown) > MODELS_MAX:
+            self._models.clear()
+            unknown = sorted(uuids)
+        for start in range(0, len(unknown), MODELS_BATCH):
+            wanted = f'uuid=~"{"|".join(map(_literal, unknown[start : start + MODELS_BATCH]))}"'
+            rows = self._query(f"count by (uuid, name) ({self._select('gpu_info', wanted)})")
+            self._models |= {row.labels.get("uuid", ""): row.labels.get("name", "") for row in rows}
+        return self._models
 
     def _ages(self) -> dict[Place, float]:
         """Seconds since the last sample, by exporter."""

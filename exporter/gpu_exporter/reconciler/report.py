@@ -58,11 +58,13 @@ def explain(
 
     `other`: which witnesses kept its GPUs from being idle.
     """
+    policy = decision.rule.over(policy) if decision.rule is not None else policy
+    named = f"policy {decision.rule.name}" if decision.rule is not None else "policy"
     windows = decision.windows or windows_of(policy)
     lines = [
         f"{decision.title}: {decision.stage}",
         f"  because {decision.reason}",
-        f"  policy: candidate after {format_duration(windows.candidate_s)}, underused after "
+        f"  {named}: candidate after {format_duration(windows.candidate_s)}, underused after "
         f"{format_duration(windows.underused_s)}, coverage at least {policy.coverage_min:.0%}, "
         f"grace {format_duration(policy.startup_grace)}",
         *_explain_surroundings(decision),

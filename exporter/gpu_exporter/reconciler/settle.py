@@ -19,18 +19,19 @@ from gpu_exporter.reconciler.policy import (
     decide_holder,
     windows_of,
 )
+from gpu_exporter.reconciler.rulebook import NotKnown, Rulebook
 from gpu_exporter.reconciler.surroundings import INTERACTIVE, SERVING, Exemption, Member, Surroundings, Unreadable
 
 Around: TypeAlias = Mapping[HolderName, Surroundings | Unreadable]
 IDLE = ("candidate", UNDERUSED)
 
 
-def settle(evidence: Evidence, decisions: Sequence[Decision], around: Around, policy: Policy) -> list[Decision]:
+def settle(evidence: Evidence, decisions: Sequence[Decision], around: Around, book: Rulebook) -> list[Decision]:
     """The decisions, in their order. `around`: the surroundings of all holders that could be marked, where there is a
-    way to them; decisions on others stay.
+    way to them. `decisions`: by metrics alone, and by the loosest of all policies.
     """
     holders = {holder.name: holder for holder in evidence.holders}
-    alone = {d.name: _settle_alone(d, holders[d.name], around.get(d.name), policy) for d in decisions}
+    alone = {d.name: _settle_alone(d, holders[d.name], around.get(d.name), book) for d in decisions}
     return [_settle_gang(decision, alone) for decision in alone.values()]
 
 
@@ -52,24 +53,38 @@ def windows_around(around: Surroundings, policy: Policy) -> Windows:
 
 
 def _settle_alone(
-    decision: Decision, holder: HolderEvidence, around: Surroundings | Unreadable | None, policy: Policy
+    decision: Decision, holder: HolderEvidence, around: Surroundings | Unreadable | None, book: Rulebook
 ) -> Decision:
-    if around is None or decision.stage not in LABELLED:
+    if decision.stage not in LABELLED:
         return decision
     if isinstance(around, Unreadable):
         return _lowered(decision, "unknown", f"{decision.reason}, but {around.why}")
-    decision = decision._replace(around=around)
-    if around.exemption is not None:
+    chosen = book.choose(holder, around)
+    if isinstance(chosen, NotKnown):
+        return _lowered(decision, "unknown", f"{decision.reason}, but {chosen.why}")
+    policy, rule = chosen
+    decision = decision._replace(around=around, rule=rule)
+    if around is not None and around.exemption is not None:
         return _exempt(decision, around.exemption)
-    if around.kind == SERVING:
+    if rule is not None and rule.exempt:
+        return _exempt(decision, Exemption("policy", f"policy {rule.name} exempts it: {rule.exempt}"))
+    if around is not None and around.kind == SERVING:
         return _lowered(decision, "serving", f"{decision.reason}, but it serves requests ({around.kind_why})")
-    again = decide_holder(holder, decision.observed_wall, policy, windows_around(around, policy))
-    if again.stage not in LABELLED and around.idle_after_by is not None:
-        return _exempt(decision, around.idle_after_by)
-    decision = again._replace(around=around)
-    if decision.stage == UNDERUSED and around.ceiling:
-        return _lowered(decision, "candidate", f"{decision.reason}; not more, since {around.ceiling}")
-    return decision
+    windows = windows_of(policy)
+    settled = decide_holder(holder, decision.observed_wall, policy, windows)._replace(around=around, rule=rule)
+    if settled.stage not in LABELLED:
+        return settled
+    ceilings = [f"policy {rule.name} allows no more"] if rule is not None and rule.ceiling else []
+    if around is not None:
+        wanted = windows_around(around, policy)
+        if wanted != windows:
+            settled = decide_holder(holder, decision.observed_wall, policy, wanted)._replace(around=around, rule=rule)
+        if settled.stage not in LABELLED and around.idle_after_by is not None:
+            return _exempt(settled, around.idle_after_by)
+        ceilings += [around.ceiling] if around.ceiling else []
+    if settled.stage == UNDERUSED and ceilings:
+        return _lowered(settled, "candidate", f"{settled.reason}; not more, since {'; '.join(ceilings)}")
+    return settled
 
 
 def _settle_gang(decision: Decision, alone: Mapping[HolderName, Decision]) -> Decision:

@@ -7,12 +7,15 @@ not idle, a serving pod waits for requests, and owners may know of reasons that 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+from gpu_exporter.config.rules import CLASSES
 from gpu_exporter.reconciler.evidence import HolderName
 
-EXEMPT_BY = ("pod", "owner", "namespace", "job")  # where holders ask to keep their GPUs
-SERVING, INTERACTIVE, BATCH, UNCLEAR = CLASSES = ("serving", "interactive", "batch", "unclear")
+EXEMPT_BY = ("pod", "owner", "namespace", "job", "policy")  # who asked that holders keep their GPUs
+SERVING, INTERACTIVE, BATCH, UNCLEAR = CLASSES
+NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
 
 class Member(NamedTuple):
@@ -44,7 +47,8 @@ class Surroundings(NamedTuple):
     of its gang, itself among them; empty for a holder by itself. `missing`: members that the gang waits for and that do
     not exist yet. `kind`: one of CLASSES, `kind_why` what it was taken from. `idle_after_s`: how long it must have been
     idle at least, by a wish of its owner; 0 for no wish. `idle_after_by`: whose wish that is. `ceiling`: why it may not
-    rise above `candidate`; "" when it may.
+    rise above `candidate`; "" when it may. `labels`: the pod's own. `owner_kinds`: of the controllers above it, each as
+    KIND and as GROUP/KIND; Pod for none.
     """
 
     group: str = ""
@@ -56,6 +60,8 @@ class Surroundings(NamedTuple):
     idle_after_s: float = 0.0
     idle_after_by: Exemption | None = None
     ceiling: str = ""
+    labels: Mapping[str, str] = NO_LABELS
+    owner_kinds: tuple[str, ...] = ()
 
 
 class Unreadable(NamedTuple):

@@ -142,7 +142,7 @@ class Telemetry:
         )
         self._exempt = Gauge(
             "gpu_reconciler_exempt",
-            "GPUs and MIG instances that are idle and whose holders asked to keep them, by where they asked.",
+            "GPUs and MIG instances that are idle and whose holders asked to keep them, by who asked.",
             ["source"],
             registry=self.registry,
         )

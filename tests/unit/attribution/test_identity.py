@@ -26,7 +26,7 @@ from gpu_exporter.attribution.identity import (
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.config import CHOICES
+from gpu_exporter.config.values import CHOICES
 from gpu_exporter.model import Grant, Holder, HolderKey
 
 KEY = b"0123456789abcdef"

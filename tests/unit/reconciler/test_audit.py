@@ -18,6 +18,7 @@ from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.marks import MarkError
+from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.version import VERSION
 
 JOB = HolderName("slurm", "", "3013")
@@ -31,8 +32,8 @@ class Audited(Bench):
         super().__init__(*books)
 
     def restart(self) -> None:
-        judge = judge_of(self, self.books, self.policy, self.clock)
-        self.audit = AuditLog(self.path, self.policy, self.clock, self._count)
+        judge = judge_of(self, self.books, Rulebook(self.policy), self.clock)
+        self.audit = AuditLog(self.path, Rulebook(self.policy), self.clock, self._count)
         self.cycle = Cycle(judge, self.books, self.policy, self, self.clock, audit=self.audit)
 
     def _count(self) -> None:
@@ -52,7 +53,7 @@ def test_each_transition_is_one_line_with_what_was_known(tmp_path: Path) -> None
     assert marked == {
         "time": "1970-01-12T13:46:40Z",
         "version": VERSION,
-        "policy": policy_hash(POLICY),
+        "policy": policy_hash(Rulebook(POLICY)),
         "action": "marked",
         "scheduler": "kubernetes",
         "namespace": "ml",
@@ -62,6 +63,7 @@ def test_each_transition_is_one_line_with_what_was_known(tmp_path: Path) -> None
         "owner": "",
         "stage": "candidate",
         "reason": "all 2 GPUs idle for 60 min",
+        "rule": "",
         "class": "unclear",
         "group": "",
         "gpus_expected": 2,
@@ -111,7 +113,7 @@ def test_a_file_that_cannot_be_written_is_said_at_the_start_and_counted_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(OSError, match="No such file"):
-        AuditLog(tmp_path / "nowhere" / "audit", POLICY, ManualClock(), lambda: None)
+        AuditLog(tmp_path / "nowhere" / "audit", Rulebook(POLICY), ManualClock(), lambda: None)
     folder = tmp_path / "logs"
     folder.mkdir()
     book = Book()
@@ -133,7 +135,7 @@ def test_a_file_that_cannot_be_written_is_said_at_the_start_and_counted_later(
 def test_the_policy_is_known_by_each_of_its_settings() -> None:
     for key, value in Policy()._asdict().items():
         other = f"{value}x" if isinstance(value, str) else value + 1
-        assert policy_hash(Policy()._replace(**{key: other})) != policy_hash(Policy()), key
+        assert policy_hash(Rulebook(Policy()._replace(**{key: other}))) != policy_hash(Rulebook(Policy())), key
 
 
 def line(**facts: object) -> str:

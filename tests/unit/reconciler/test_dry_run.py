@@ -25,6 +25,7 @@ from gpu_exporter.reconciler.foresight import FAILURES_MAX, INSPECTIONS_MAX, For
 from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.policy import decide
+from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.telemetry import Telemetry
 
 TASK = HolderName("slurm", "", "3013")
@@ -161,7 +162,9 @@ def test_a_dry_run_goes_on_after_any_fault(caplog: pytest.LogCaptureFixture) -> 
     source, telemetry = Source(holder(A, (UNDERUSED,))), Telemetry()
     clock = ManualClock(wall=WALL)
     last = "gpu_reconciler_last_success_timestamp_seconds"
-    dry = DryRun(Judge(source, Foresight({}).surveyor, POLICY, clock), POLICY, telemetry, Foresight({}), clock)
+    dry = DryRun(
+        Judge(source, Foresight({}).surveyor, Rulebook(POLICY), clock), POLICY, telemetry, Foresight({}), clock
+    )
     for error in (EvidenceError("Prometheus is down"), KeyError("odd"), None):
         source.error = error
         dry.run()
@@ -211,12 +214,12 @@ def test_any_holder_is_explained_by_any_of_its_names(
     source = Source(holder(A, (UNDERUSED,)), others=(ACTIVE, ARRAY, HET))
     book = Book()
     book.refuse[A] = "daemonset"
-    assert reconcile_once(source, POLICY, "table", asked, Foresight({"kubernetes": lambda: book})) == 0
+    assert reconcile_once(source, Rulebook(POLICY), "table", asked, Foresight({"kubernetes": lambda: book})) == 0
     text = capsys.readouterr().out
     assert text.startswith(first + "\n")
     assert text.count("because") == 1
     assert ("REFUSED: daemonset: refused" in text) == (first == "ml/a: underused")
-    assert reconcile_once(source, POLICY, "json", asked, Foresight({"kubernetes": lambda: book})) == 0
+    assert reconcile_once(source, Rulebook(POLICY), "json", asked, Foresight({"kubernetes": lambda: book})) == 0
     (row,) = json.loads(capsys.readouterr().out)["holders"]
     assert row["refused"] == ("daemonset" if first == "ml/a: underused" else None)
 
@@ -225,19 +228,19 @@ def test_an_explanation_names_the_witnesses_that_kept_its_gpus_from_being_idle(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     source = Source(others=(ACTIVE,))
-    assert reconcile_once(source, POLICY, "table", "ml/busy", Foresight({})) == 0
+    assert reconcile_once(source, Rulebook(POLICY), "table", "ml/busy", Foresight({})) == 0
     text = capsys.readouterr().out
     said = "\n    at utilization 0 but not idle in the last 1h, by witness: pcie 540 s, power 3 s\n"
     assert text.count(said) == len(source.asked) == len(ACTIVE.units)
     source.unreadable = True
-    assert reconcile_once(source, POLICY, "table", "ml/busy", Foresight({})) == 0
+    assert reconcile_once(source, Rulebook(POLICY), "table", "ml/busy", Foresight({})) == 0
     shown = capsys.readouterr()
     assert shown.err == "gpu-exporter: not known which witnesses were active: Prometheus is slow\n"
     assert shown.out == text.replace(said, "\n")
 
 
 def test_a_name_of_no_holder_is_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert reconcile_once(Source(holder(A, (UNDERUSED,))), POLICY, "table", "job/9", Foresight({})) == 2
+    assert reconcile_once(Source(holder(A, (UNDERUSED,))), Rulebook(POLICY), "table", "job/9", Foresight({})) == 2
     assert capsys.readouterr().err == (
         "gpu-exporter: job/9: no such holder in the evidence, which has 5 allocations; "
         "a pod is named as NAMESPACE/POD, a job as job/ID, job/ARRAY_TASK or job/LEADER+OFFSET\n"

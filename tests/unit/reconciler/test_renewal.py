@@ -21,6 +21,7 @@ from gpu_exporter.reconciler.kubernetes.checks import OBSERVED
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.marks import MarkError, timestamp
 from gpu_exporter.reconciler.policy import LABEL
+from gpu_exporter.reconciler.rulebook import Rulebook
 
 COUNT = 50
 START = WALL - 90_000
@@ -136,7 +137,7 @@ def test_a_renewal_raises_no_mark_past_the_limit(name: str) -> None:
     node, limit = Node(marker.scheduler), policy.new_marks_max
     assert limit < COUNT
     clock = ManualClock(wall=WALL)
-    assert Cycle(judge_of(node, [marker], policy, clock), [marker], policy, node, clock).run() == ""
+    assert Cycle(judge_of(node, [marker], Rulebook(policy), clock), [marker], policy, node, clock).run() == ""
     assert node.writes == {"written": limit, "renewed": COUNT - limit}
     assert node.skips == {"limit": COUNT - limit}
     marks = marker.list_marks()
@@ -157,7 +158,11 @@ def test_what_an_owner_writes_to_a_pod_after_the_list_is_not_renewed_over() -> N
     policy = POLICY._replace(new_marks_max=0)
     assert (
         Cycle(
-            judge_of(node, [marker], POLICY, ManualClock(wall=WALL)), [marker], policy, node, ManualClock(wall=WALL)
+            judge_of(node, [marker], Rulebook(POLICY), ManualClock(wall=WALL)),
+            [marker],
+            policy,
+            node,
+            ManualClock(wall=WALL),
         ).run()
         == ""
     )

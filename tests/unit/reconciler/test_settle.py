@@ -13,6 +13,7 @@ from gpu_exporter.reconciler.apply import ApplyRuns
 from gpu_exporter.reconciler.evidence import Evidence, HolderName
 from gpu_exporter.reconciler.policy import LABELLED, Decision, decide
 from gpu_exporter.reconciler.report import explain
+from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.settle import settle
 from gpu_exporter.reconciler.surroundings import Exemption, Member, Surroundings, Unreadable
 from gpu_exporter.reconciler.telemetry import Telemetry
@@ -35,7 +36,7 @@ def gang(count: int = 4, waits: str = "", missing: int = 0, units: int = 1, uid:
 def decided(runs: Sequence[Sequence[float] | None], around: Surroundings | Unreadable) -> list[Decision]:
     """The decisions on NAMES, all in the same surroundings."""
     evidence = evidence_of(runs)
-    return settle(evidence, decide(evidence, POLICY), dict.fromkeys(NAMES, around), POLICY)
+    return settle(evidence, decide(evidence, POLICY), dict.fromkeys(NAMES, around), Rulebook(POLICY))
 
 
 IDLE = [UNDERUSED]
@@ -105,7 +106,7 @@ def test_one_exempt_member_keeps_its_gang() -> None:
     evidence = evidence_of([IDLE] * 4)
     around: dict[HolderName, Surroundings | Unreadable] = dict.fromkeys(NAMES, gang())
     around[NAMES[2]] = gang()._replace(exemption=Exemption("pod", "pod train-2 is exempt until noon"))
-    decisions = settle(evidence, decide(evidence, POLICY), around, POLICY)
+    decisions = settle(evidence, decide(evidence, POLICY), around, Rulebook(POLICY))
     assert [decision.stage for decision in decisions] == ["exempt"] * 4
     assert "of ml/train-2 of batch/v1/Job/train" in decisions[0].reason
 
@@ -132,7 +133,7 @@ def test_no_surroundings_raise_a_stage_and_no_member_is_marked_while_another_wor
     evidence = evidence_of(runs)
     alone = decide(evidence, POLICY)
     around = dict(zip(NAMES, arounds, strict=True))
-    settled = {decision.name: decision for decision in settle(evidence, alone, around, POLICY)}
+    settled = {decision.name: decision for decision in settle(evidence, alone, around, Rulebook(POLICY))}
     for before in alone:
         after = settled[before.name]
         if after.stage in LABELLED:

@@ -246,6 +246,7 @@ class FakeApi:
             "count(gpu_allocation_info": ({}, 34.0),
             "count(count by (uuid, mig_uuid)": None,
             "gpu_allocation_holder_units": (place, 1.0),
+            "count by (uuid, name)": ({"uuid": "GPU-0", "name": "NVIDIA A100"}, 1.0),
         }
         start = next(start for start in values if query.startswith(start))
         found = values[start]
@@ -475,3 +476,25 @@ def test_numbers_that_are_none_are_no_evidence() -> None:
 def test_answers_that_decide_nothing(text: str, message: str) -> None:
     with pytest.raises(EvidenceError, match=message):
         parse_vector(text, "up")
+
+
+def test_models_are_asked_for_once_and_only_where_a_policy_looks_at_them() -> None:
+    api = FakeApi()
+    source = PromQLSource("http://p:9090", 3600.0, 7200.0, ManualClock(wall=NOW), 'job="x"', api, asks_models=True)
+    assert source.read_evidence().holders[0].units[0].model == "NVIDIA A100"
+    (asked,) = [query for query in api.queries if "gpu_info" in query]
+    assert asked == 'count by (uuid, name) (gpu_info{job="x",uuid=~"GPU-0"})'
+    api.queries.clear()
+    assert source.read_evidence().holders[0].units[0].model == "NVIDIA A100"
+    assert not [query for query in api.queries if "gpu_info" in query]
+    assert read(FakeApi()).holders[0].units[0].model == ""
+
+
+def test_what_jobs_are_chosen_by_comes_from_their_info_series() -> None:
+    facts = read(FakeApi()).holders[0].facts
+    assert facts == {
+        "user": frozenset({"ada"}),
+        "account": frozenset({"phys"}),
+        "partition": frozenset({""}),
+        "qos": frozenset({""}),
+    }

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpu_exporter.config.rules import CLASSES
 from gpu_exporter.reconciler.kubernetes.optouts import CLASS
 from gpu_exporter.reconciler.kubernetes.owners import Owner
-from gpu_exporter.reconciler.surroundings import BATCH, CLASSES, INTERACTIVE, SERVING, UNCLEAR
+from gpu_exporter.reconciler.surroundings import BATCH, INTERACTIVE, SERVING, UNCLEAR
 
 # Group (without version) and kind of controllers above a pod.
 SERVING_KINDS = frozenset(

@@ -161,7 +161,21 @@ def describe(
         idle_after_s=wish.idle_after_s,
         idle_after_by=wish.idle_after_by,
         ceiling=wish.ceiling,
+        labels=pod.labels,
+        owner_kinds=kinds_of(owners),
     )
+
+
+def kinds_of(owners: Sequence[Owner]) -> tuple[str, ...]:
+    """The kinds of the controllers as people write them: PyTorchJob, and kubeflow.org/PyTorchJob."""
+    if not owners:
+        return ("Pod",)
+    groups = (owner.api_version.rpartition("/")[0] for owner in owners)
+    return tuple(text for owner, group in zip(owners, groups, strict=True) for text in _kind_texts(owner.kind, group))
+
+
+def _kind_texts(kind: str, group: str) -> tuple[str, ...]:
+    return (kind, f"{group}/{kind}") if group else (kind,)
 
 
 def acts_on(owners: Sequence[Owner]) -> str:

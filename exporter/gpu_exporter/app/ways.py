@@ -1,0 +1,104 @@
+"""The reconciler's ways to evidence and to live objects, as the flags ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpu_exporter.clock import SYSTEM_CLOCK
+from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.direct import ExporterSource
+from gpu_exporter.reconciler.evidence import ExplainingSource
+from gpu_exporter.reconciler.fetch import Client
+from gpu_exporter.reconciler.foresight import Foresight
+from gpu_exporter.reconciler.marks import Marker
+from gpu_exporter.reconciler.pauses import Pauses
+from gpu_exporter.reconciler.promql import PromQLSource
+from gpu_exporter.reconciler.rulebook import Rulebook
+from gpu_exporter.reconciler.slurm.demand import SlurmDemand
+from gpu_exporter.reconciler.slurm.marker import JobMarker, run_slurm
+from gpu_exporter.vendor import NVIDIA
+
+if TYPE_CHECKING:
+    from gpu_exporter.reconciler.kubernetes.lease import Lease
+
+
+def build_source(
+    prometheus: str, exporters: Sequence[str], matcher: str, book: Rulebook, client: Client
+) -> ExplainingSource:
+    """The PromQL API when one is given, else the exporters. Raises ValueError."""
+    if bool(prometheus) == bool(exporters):
+        raise ValueError("exactly one of --source.prometheus and --source.exporter is needed")
+    if prometheus:
+        windows = book.loosest.candidate_after, book.site.underused_after
+        pauses, asks = Pauses(book), book.asks_models
+        return PromQLSource(prometheus, *windows, SYSTEM_CLOCK, matcher, client, pauses, asks_models=asks)
+    if book.site.pause_when:
+        raise ValueError("policy.pause_when is PromQL: it needs --source.prometheus")
+    return ExporterSource(exporters, book.site.underused_after, SYSTEM_CLOCK, client)
+
+
+class Ways(NamedTuple):
+    """The ways to live objects: None means wherever there is one.
+
+    `resources`: regular expressions of further resources of pods whose devices are GPUs. `condition`: pods get one
+    beside their label.
+    """
+
+    kubernetes: bool | None = None
+    kubeconfig: str = ""
+    slurm: bool | None = None
+    resources: Sequence[str] = ()
+    condition: bool = False
+
+
+def find_makers(policy: Policy, ways: Ways) -> dict[str, Callable[[], Marker]]:
+    """By scheduler, what makes its marker. Raises ValueError when one that was asked for cannot be had."""
+    known = NVIDIA.resources(ways.resources)
+    makers: dict[str, Callable[[], Marker]] = {}
+    if ways.kubernetes is not False:
+        try:
+            from gpu_exporter.reconciler.kubernetes.api import connect, is_in_cluster
+            from gpu_exporter.reconciler.kubernetes.marker import PodMarker
+        except ModuleNotFoundError as exc:
+            if ways.kubernetes or ways.kubeconfig:
+                hint = "pip install 'gpu-exporter[reconciler]'"
+                raise ValueError(f"pods need the kubernetes client: {hint} ({exc})") from exc
+        else:
+            if ways.kubernetes or ways.kubeconfig or is_in_cluster():
+                makers["kubernetes"] = lambda: PodMarker(
+                    connect(ways.kubeconfig), policy, resources=known, sets_condition=ways.condition
+                )
+    if ways.slurm or (ways.slurm is None and JobMarker.is_present()):
+        makers["slurm"] = lambda: JobMarker(SYSTEM_CLOCK, policy)
+    return makers
+
+
+def build_markers(policy: Policy, ways: Ways) -> list[Marker]:
+    """Where marks go. Raises ValueError when there is no such place, MarkError."""
+    markers = [make() for make in find_makers(policy, ways).values()]
+    if not markers:
+        raise ValueError("--apply finds neither a service account or --kubernetes.kubeconfig nor squeue and scontrol")
+    return markers
+
+
+def build_foresight(policy: Policy, ways: Ways) -> Foresight:
+    """For a dry run: the markers where there are any, only read from.
+
+    Raises ValueError and MarkError for a way that was asked for and cannot be gone.
+    """
+    makers = find_makers(policy, ways)
+    asked = {"kubernetes": bool(ways.kubernetes or ways.kubeconfig), "slurm": bool(ways.slurm)}
+    return Foresight(makers, {scheduler: make() for scheduler, make in makers.items() if asked[scheduler]})
+
+
+def build_demand(slurm: bool | None) -> SlurmDemand | None:
+    """What asks for pending jobs; None where there is no Slurm."""
+    return SlurmDemand(run_slurm) if slurm or (slurm is None and JobMarker.is_present()) else None
+
+
+def build_lease(kubeconfig: str, place: str) -> Lease:
+    """The Lease at NAMESPACE/NAME, for a reconciler that has the kubernetes client. Raises ValueError, MarkError."""
+    from gpu_exporter.reconciler.kubernetes.lease import open_lease
+
+    return open_lease(kubeconfig, place, SYSTEM_CLOCK)

@@ -1,0 +1,1 @@
+"""The configuration file: sections of settings over the defaults, and the ordered policies of the reconciler."""

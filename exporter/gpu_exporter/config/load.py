@@ -1,0 +1,143 @@
+"""Settings from a YAML file over the defaults. Unknown keys are refused with file, line and the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpu_exporter.config.values import PATTERNS, parse_value, unknown_key
+from gpu_exporter.defaults import DURATIONS, Settings
+from gpu_exporter.durations import format_duration
+
+if TYPE_CHECKING:
+    from gpu_exporter.config.rules import PolicyRule
+
+RULES = "policies"  # the key of what is no section: a list, in its order
+
+
+class ConfigError(ValueError):
+    """The configuration is wrong. The text lists every fault, one a line."""
+
+
+class Config(NamedTuple):
+    """A configuration file: the settings, and the ordered policies of the reconciler."""
+
+    settings: Settings = Settings()
+    rules: tuple[PolicyRule, ...] = ()
+
+
+def load_settings(path: Path | None) -> Settings:
+    """The settings of `load_config`."""
+    return load_config(path).settings
+
+
+def load_config(path: Path | None) -> Config:
+    """The defaults, with the file's keys over them. Raises ConfigError."""
+    if path is None:
+        return Config()
+    import yaml  # heavy, and only wanted when a file is given
+
+    try:
+        node = yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+        raise ConfigError(f"{path}: {exc}") from exc
+    except RecursionError as exc:
+        raise ConfigError(f"{path}: nested too deeply for sections and keys") from exc
+    if node is None:
+        return Config()
+    faults: list[str] = []
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{path}:{node.start_mark.line + 1}: expected sections, e.g. `sampling:`")
+    nodes: dict[str, Any] = {}
+    sections: dict[str, Any] = {}
+    defaults = Settings()
+    for key, value in node.value:
+        place = f"{path}:{key.start_mark.line + 1}: {key.value}"
+        if key.value in nodes:
+            faults.append(f"{place}: given twice")
+        elif key.value not in (*defaults._fields, RULES):
+            faults.append(unknown_key(place, key.value, [*defaults._fields, RULES]))
+        elif key.value != RULES and not isinstance(value, yaml.MappingNode):
+            faults.append(f"{place}: expected keys below it")
+        elif key.value != RULES:
+            section = getattr(defaults, key.value)
+            sections[key.value] = _load_section(path, key.value, section, value, faults)
+        nodes[key.value] = value
+    settings = defaults._replace(**sections)
+    if not faults:
+        faults = [f"{path}: {fault}" for fault in _check_order(settings)]
+    rules: tuple[PolicyRule, ...] = ()
+    if RULES in nodes:
+        from gpu_exporter.config.rules import RuleFaults, read_rules  # only the reconciler wants them
+
+        try:
+            rules = read_rules(str(path), nodes[RULES], settings.policy)
+        except RuleFaults as exc:
+            faults += exc.faults
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return Config(settings, rules)
+
+
+def _check_order(settings: Settings) -> list[str]:
+    """Settings that make sense one by one, but not together."""
+    pairs = (
+        (
+            "policy.candidate_after",
+            settings.policy.candidate_after,
+            "policy.underused_after",
+            settings.policy.underused_after,
+        ),
+        (
+            "four times attribution.interval",
+            4 * settings.attribution.interval,
+            "ledger.idle_run_unknown_reset",
+            settings.ledger.idle_run_unknown_reset,
+        ),
+        ("ledger.low_ratio", settings.ledger.low_ratio, "ledger.high_ratio", settings.ledger.high_ratio),
+    )
+    return [
+        f"{low_name} ({low:g}) must not be above {high_name} ({high:g})"
+        for low_name, low, high_name, high in pairs
+        if low > high
+    ]
+
+
+def render_config(config: Config) -> str:
+    """What is in force, as a configuration file; what differs from the defaults is marked."""
+    settings, defaults = config.settings, Settings()
+    lines: list[str] = []
+    for section, values in settings._asdict().items():
+        lines.append(f"{section}:")
+        for name, value in values._asdict().items():
+            text = format_duration(value) if f"{section}.{name}" in DURATIONS else str(value)
+            text = f"'{text}'" if f"{section}.{name}" in PATTERNS else text
+            changed = value != getattr(getattr(defaults, section), name)
+            lines.append(f"  {name}: {text}" + ("  # not the default" if changed else ""))
+    text = "\n".join(lines) + "\n"
+    if config.rules:
+        import yaml
+
+        from gpu_exporter.config.rules import plain_rules
+
+        text += yaml.safe_dump({RULES: plain_rules(config.rules)}, sort_keys=False, allow_unicode=True)
+    return text
+
+
+def _load_section(path: Path, name: str, section: Any, node: Any, faults: list[str]) -> Any:
+    fields = section._fields
+    changes: dict[str, Any] = {}
+    seen: set[str] = set()
+    for key, value in node.value:
+        if key.value in seen:
+            faults.append(f"{path}:{key.start_mark.line + 1}: {name}.{key.value}: given twice")
+        seen.add(key.value)
+        place = f"{path}:{key.start_mark.line + 1}: {name}.{key.value}"
+        if key.value not in fields:
+            faults.append(unknown_key(place, key.value, list(fields)))
+            continue
+        try:
+            changes[key.value] = parse_value(name, key.value, str(value.value))
+        except ValueError as exc:
+            faults.append(f"{place}: {exc}")
+    return section._replace(**changes)

@@ -1,0 +1,73 @@
+"""Single values of the configuration file: how each is read, and what it may be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from gpu_exporter.defaults import DURATIONS, Settings
+from gpu_exporter.durations import parse_duration
+
+CHOICES = {"identity.user": ("auto", "name", "uid", "hmac", "none")}  # settings that are words, with those they may be
+MATCHER = r'''[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\{}$]*"'''  # of PromQL, without an escape
+MATCHERS = f"(?:{MATCHER}(?:, ?{MATCHER})*)?"
+ADDRESS = r"""(?:https?://[^\s"'`{}$<>\\]*[^\s"'`{}$<>\\/])?"""
+LABEL = r"[A-Za-z_]\w*"
+POD = r"[\w.*?-]+/[\w.*?-]+"
+PATTERNS = {  # settings that are texts: what they must look like, and what that is called
+    "attribution.slurm_pods": (
+        f"(?:{POD}(?:, ?{POD})*)?",
+        "pods as NAMESPACE/POD with * and ?, such as slurm/*-worker-*",
+    ),
+    "policy.pause_when": (r"[\x20-\x7e]*", "one expression of PromQL, without line breaks"),
+    "policy.help_url": (ADDRESS, "an address such as https://docs.example.org/gpu, without a slash at its end"),
+    "alerts.selector": (MATCHERS, 'matchers of PromQL such as job="gpu-exporter"'),
+    "alerts.reconciler": (MATCHERS, 'matchers of PromQL such as job="gpu-exporter-reconciler"'),
+    "alerts.dcgm": (MATCHERS, 'matchers of PromQL such as job="dcgm-exporter"'),
+    "alerts.nvidia_smi": (MATCHERS, 'matchers of PromQL such as job="nvidia-gpu-exporter"'),
+    "alerts.grafana": (ADDRESS, "an address such as https://grafana.example.org, without a slash at its end"),
+    "alerts.exclude": (MATCHERS, 'matchers of PromQL such as namespace!="ops", account!~"class-.*"'),
+    "alerts.team_label": (LABEL, "a label of Prometheus"),
+    "alerts.queue_label": (LABEL, "a label of Prometheus"),
+    "alerts.pod_labels": (
+        r"(?:label_\w+(?:, ?label_\w+){0,2})?",
+        "at most three labels such as label_project",
+    ),
+    "alerts.pool_label": (LABEL, "a label of Prometheus"),
+}
+
+
+def parse_value(section: str, key: str, text: str) -> float | str:
+    """The value of a setting. Raises ValueError, with what is wrong in words."""
+    kind = type(getattr(getattr(Settings(), section), key))
+    is_duration = f"{section}.{key}" in DURATIONS
+    try:
+        value: float | str = parse_duration(text) if is_duration else kind(text)
+    except ValueError as exc:
+        wanted = "a duration with its unit, e.g. 90s" if is_duration else f"a number ({kind.__name__})"
+        raise ValueError(f"{text!r} is not {wanted}") from exc
+    if fault := check_value(section, key, value):
+        raise ValueError(fault)
+    return value
+
+
+def check_value(section: str, key: str, value: float | str) -> str:
+    """Why a value is out of range, "" when it is not. Numbers that are neither durations nor counts are shares."""
+    if isinstance(value, str):
+        if pattern := PATTERNS.get(f"{section}.{key}"):
+            return "" if re.fullmatch(pattern[0], value) else f"{value!r} is not {pattern[1]}"
+        choices = CHOICES[f"{section}.{key}"]
+        return "" if value in choices else f"{value!r} is not one of {', '.join(choices)}"
+    if value <= 0:
+        return "must be above 0"
+    if f"{section}.{key}" not in DURATIONS and isinstance(value, float) and value > 1:
+        return f"{value:g} is not a share between 0 and 1"
+    return ""
+
+
+def unknown_key(place: str, key: str, known: Sequence[str]) -> str:
+    """What to say of a key that is none, with the one that was probably meant."""
+    import difflib  # only wanted for an error
+
+    close = difflib.get_close_matches(key, known, 1)
+    return f"{place}: unknown key" + (f", did you mean {close[0]}?" if close else f"; known: {', '.join(known)}")

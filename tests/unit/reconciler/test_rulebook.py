@@ -1,0 +1,243 @@
+"""Which of the site's policies decides on a holder, and what each of them changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.testbed.marker_book import POLICY, WALL, A, B, Bench, Book, holder
+
+from gpu_exporter.config.rules import Match, PolicyRule
+from gpu_exporter.reconciler.evidence import FACTS, Evidence, HolderEvidence, HolderName
+from gpu_exporter.reconciler.plan import Limits
+from gpu_exporter.reconciler.policy import LABELLED, Decision, decide
+from gpu_exporter.reconciler.report import explain
+from gpu_exporter.reconciler.rulebook import Chosen, NotKnown, Rulebook, matches
+from gpu_exporter.reconciler.settle import settle
+from gpu_exporter.reconciler.surroundings import Exemption, Member, Surroundings
+
+M = 60.0
+POD = Surroundings(kind="batch", labels={"team": "vision", "app": "train"}, owner_kinds=("Job", "batch/Job"))
+
+
+def job(**facts: str) -> HolderEvidence:
+    return holder(B, [9000.0])._replace(facts={fact: frozenset([facts.get(fact, "")]) for fact in FACTS})
+
+
+def pod(*models: str, mig: Sequence[str] = ()) -> HolderEvidence:
+    found = holder(A, [9000.0] * max(1, len(models), len(mig)))
+    units = tuple(
+        unit._replace(model=models[i] if models else "", mig=mig[i] if mig else "")
+        for i, unit in enumerate(found.units)
+    )
+    return found._replace(units=units)
+
+
+@pytest.mark.parametrize(
+    ("match", "seen", "around", "wanted"),
+    [
+        (Match(), pod(), None, True),
+        (Match(namespaces=("m?",)), pod(), None, True),
+        (Match(namespaces=("lab", "m")), pod(), None, False),
+        (Match(namespaces=("*",)), job(), None, False),
+        (Match(labels=(("team", "vis*"),)), pod(), POD, True),
+        (Match(labels=(("team", "vis*"), ("app", "serve"))), pod(), POD, False),
+        (Match(labels=(("owner", "*"),)), pod(), POD, False),
+        (Match(labels=(("team", "vis*"),)), pod(), None, "its live object is not read here"),
+        (Match(labels=(("team", "vis*"),)), job(), None, False),
+        (Match(owner_kinds=("batch/Job",)), pod(), POD, True),
+        (Match(owner_kinds=("PyTorchJob", "Job")), pod(), POD, True),
+        (Match(owner_kinds=("apps/Job",)), pod(), POD, False),
+        (Match(owner_kinds=("job",)), pod(), POD, False),
+        (Match(classes=("batch",)), pod(), POD, True),
+        (Match(classes=("serving",)), job(), POD, False),
+        (Match(classes=("batch",)), job(), None, "its live object is not read here"),
+        (Match(models=("*a100*",)), pod("NVIDIA A100-SXM4-40GB"), None, True),
+        (Match(models=("*A100*",)), pod("NVIDIA H100", "NVIDIA A100"), None, True),
+        (Match(models=("*A100*",)), pod("NVIDIA H100"), None, False),
+        (Match(models=("*A100*",)), pod("NVIDIA H100", ""), None, "the series do not say the model of each GPU"),
+        (Match(mig=True), pod(mig=["", "1g.5gb"]), None, True),
+        (Match(mig=True), pod(), None, False),
+        (Match(mig=False), pod(mig=["1g.5gb"]), None, False),
+        (Match(partitions=("debug",), users=("a*",)), job(partition="debug", user="ada"), None, True),
+        (Match(accounts=("phys",)), job(account="chem"), None, False),
+        (Match(qos=("low",)), job(qos="low"), None, True),
+        (Match(qos=("low",)), pod(), None, False),
+        (Match(accounts=("phys",)), job(), None, "the series do not say the account"),
+        (Match(accounts=("phys",)), holder(B, [1.0]), None, "the series do not say the account"),
+        # One that fails is enough, whatever is not known of others.
+        (Match(accounts=("phys",), qos=("low",)), job(qos="high"), None, False),
+        (Match(accounts=("phys",), models=("*",)), job(account="chem"), None, False),
+    ],
+)
+def test_a_policy_is_about_those_that_meet_all_of_its_criteria(
+    match: Match, seen: HolderEvidence, around: Surroundings | None, wanted: bool | str
+) -> None:
+    assert matches(match, seen, around) == wanted
+
+
+def test_two_values_of_one_fact_are_not_known() -> None:
+    two = job()._replace(facts={"account": frozenset(["chem", "phys"])})
+    assert matches(Match(accounts=("phys",)), two, None) == "its series name several: account ['chem', 'phys']"
+
+
+def test_the_first_that_matches_decides_and_none_is_tried_after_one_that_is_not_known() -> None:
+    careful = PolicyRule("careful", Match(accounts=("phys",)), exempt="theirs")
+    bold = PolicyRule("bold", Match(), (("candidate_after", 5 * M), ("underused_after", 10 * M)))
+    book = Rulebook(POLICY, [careful, bold])
+    assert book.choose(job(account="phys"), None) == Chosen(POLICY, careful)
+    assert book.choose(job(account="chem"), None).policy.underused_after == 10 * M
+    said = NotKnown("whether policy careful is about it is not known: the series do not say the account")
+    assert book.choose(job(), None) == said
+    assert Rulebook(POLICY, [careful]).choose(job(account="chem"), None) == Chosen(POLICY, None)
+
+
+def decided(seen: HolderEvidence, around: Surroundings | None, *rules: PolicyRule) -> Decision:
+    """By a whole pass: by the loosest policy first, as the judge does it."""
+    book, evidence = Rulebook(POLICY, rules), Evidence(WALL, (seen,))
+    live = {seen.name: around} if around is not None else {}
+    (decision,) = settle(evidence, decide(evidence, book.loosest), live, book)
+    return decision
+
+
+QUICK = PolicyRule("quick", Match(namespaces=("ml",)), (("candidate_after", 20 * M), ("underused_after", 30 * M)))
+SLOW = PolicyRule("slow", Match(namespaces=("ml",)), (("underused_after", 600 * M),))
+
+
+@pytest.mark.parametrize(
+    ("run_min", "rules", "around", "stage"),
+    [
+        (25, (), POD, "active"),
+        (25, (QUICK,), POD, "candidate"),
+        (25, (QUICK,), None, "candidate"),
+        (35, (QUICK,), POD, "underused"),
+        (70, (QUICK,), POD._replace(kind="interactive"), "candidate"),
+        (70, (QUICK,), POD._replace(kind="serving"), "serving"),
+        (70, (QUICK,), POD._replace(exemption=Exemption("pod", "it says so")), "exempt"),
+        (70, (QUICK,), POD._replace(ceiling="a sign"), "candidate"),
+        (130, (), POD, "underused"),
+        (130, (SLOW,), POD, "candidate"),
+        # Another policy is quicker, but not about this one.
+        (25, (QUICK._replace(match=Match(namespaces=("lab",))),), POD, "active"),
+        (70, (QUICK._replace(match=Match(namespaces=("lab",))),), POD, "candidate"),
+        (130, (PolicyRule("p", Match(), ceiling="candidate"),), POD, "candidate"),
+        (130, (PolicyRule("p", Match(), exempt="on trial"),), POD, "exempt"),
+        (130, (PolicyRule("p", Match(), exempt="on trial"),), None, "exempt"),
+        (130, (PolicyRule("p", Match(), exempt="on trial"),), POD._replace(kind="serving"), "exempt"),
+        (130, (PolicyRule("p", Match(labels=(("a", "b"),)), exempt="on trial"),), None, "unknown"),
+        (130, (PolicyRule("p", Match(), (("startup_grace", 1e6 * M),)),), POD, "starting"),
+        (130, (PolicyRule("p", Match(), (("coverage_min", 0.99),)),), POD, "unknown"),
+    ],
+)
+def test_what_a_policy_makes_of_an_idle_run(
+    run_min: float, rules: Sequence[PolicyRule], around: Surroundings | None, stage: str
+) -> None:
+    seen = holder(A, [run_min * M])
+    seen = seen._replace(units=tuple(unit._replace(coverage=0.98) for unit in seen.units))
+    assert decided(seen, around, *rules).stage == stage
+
+
+def test_the_reason_names_the_policy_and_explain_shows_its_windows() -> None:
+    exempt = decided(holder(A, [9000.0]), POD, PolicyRule("p", Match(), exempt="on trial"))
+    assert exempt.exempt_by == "policy"
+    assert exempt.reason == "its one GPU idle for 150 min, but policy p exempts it: on trial"
+    held = decided(holder(A, [9000.0]), POD, PolicyRule("p", Match(), ceiling="candidate"))
+    assert held.reason.endswith("; not more, since policy p allows no more")
+    quick = decided(holder(A, [25 * M]), POD, QUICK)
+    assert quick.windows is not None
+    assert quick.needed_s == 20 * M
+    assert "  policy quick: candidate after 20m, underused after 30m, " in explain(quick, POLICY)
+
+
+def test_a_wish_for_longer_than_a_policy_asks_is_an_exemption() -> None:
+    wish = POD._replace(idle_after_s=60 * M, idle_after_by=Exemption("pod", "idle-after of pod a is 1h"))
+    said = decided(holder(A, [25 * M]), wish, QUICK)
+    assert (said.stage, said.exempt_by) == ("exempt", "pod")
+    # By its own policy it is not idle for long enough in any case: nobody's wish.
+    assert decided(holder(A, [25 * M]), wish, QUICK._replace(match=Match(namespaces=("lab",)))).stage == "active"
+
+
+def test_a_member_that_its_policy_judges_later_keeps_its_gang() -> None:
+    names = [HolderName("kubernetes", "ml", f"t-{i}") for i in range(2)]
+    members = tuple(Member(name, "uid", 1) for name in names)
+    around = {
+        name: POD._replace(group="batch/v1/Job/t", members=members, labels={"team": str(i)})
+        for i, name in enumerate(names)
+    }
+    late = PolicyRule("late", Match(labels=(("team", "1"),)), (("underused_after", 600 * M),))
+    book, evidence = Rulebook(POLICY, [late]), Evidence(WALL, tuple(holder(name, [9000.0]) for name in names))
+    stages = [each.stage for each in settle(evidence, decide(evidence, book.loosest), around, book)]
+    assert stages == ["candidate", "candidate"]
+
+
+changes = st.fixed_dictionaries(
+    {},
+    optional={
+        "candidate_after": st.floats(60, 7200),
+        "underused_after": st.floats(7200, 40_000),
+        "interactive_after": st.floats(60, 90_000),
+        "startup_grace": st.floats(60, 90_000),
+        "coverage_min": st.floats(0.1, 1),
+    },
+)
+
+
+def rule_of(name: str, namespace: str, changed: Mapping[str, float]) -> PolicyRule:
+    return PolicyRule(name, Match(namespaces=(namespace,)), tuple(changed.items()))
+
+
+@given(changes, changes, st.floats(0, 90_000), st.floats(0.1, 1), st.booleans())
+def test_other_policies_change_nothing_for_a_holder_that_they_are_not_about(
+    own: Mapping[str, float], others: Mapping[str, float], run: float, coverage: float, around: bool
+) -> None:
+    """As if the holder's own policy stood alone in the section `policy`."""
+    seen = holder(A, [run])
+    seen = seen._replace(units=tuple(unit._replace(coverage=coverage) for unit in seen.units))
+    mine = rule_of("mine", "ml", own)
+    live = POD if around else None
+    wanted = decided(seen, live, mine)
+    for rules in ([rule_of("theirs", "lab", others), mine], [mine, rule_of("theirs", "*", others)]):
+        found = decided(seen, live, *rules)
+        # What is not labelled by the loosest is not looked at more closely, so only its words may differ.
+        assert found.stage == wanted.stage or {found.stage, wanted.stage}.isdisjoint(LABELLED)
+        if wanted.stage in LABELLED:
+            assert found == wanted
+
+
+def test_the_loosest_and_the_longest_look_at_every_policy_that_judges() -> None:
+    rules = [QUICK, SLOW, PolicyRule("x", Match(mig=True), (("candidate_after", 1.0),), exempt="never judged")]
+    book = Rulebook(POLICY, rules)
+    assert (book.loosest.candidate_after, book.loosest.underused_after) == (20 * M, 30 * M)
+    assert book.longest_s == POLICY.idle_after_max + 540 * M
+    assert not book.asks_models
+    assert Rulebook(POLICY, [PolicyRule("m", Match(models=("*",)))]).asks_models
+
+
+def test_a_policy_limits_how_many_marks_a_cycle_sets_by_it() -> None:
+    few = QUICK._replace(changes=(("new_marks_max", 2),))
+    book = Book()
+    bench = Bench(book)
+    bench.rules = [few]
+    bench.restart()
+    names = [HolderName("kubernetes", "ml", f"p-{i}") for i in range(5)]
+    other = HolderName("kubernetes", "lab", "p")
+    bench.runs = {name: [9000.0] for name in (*names, other)}
+    bench.run()
+    assert len(book.marks) == 3
+    assert other in book.marks
+    assert bench.skips == ["limit"] * 3
+    bench.run()
+    assert (len(book.marks), bench.skips) == (5, ["limit"])
+
+
+def test_limits_count_all_namespaces_and_policies_apart() -> None:
+    limits = Limits(POLICY._replace(new_marks_max=3, new_marks_namespace_max=2))
+    pods = [decided(holder(HolderName("kubernetes", place, "p"), [9000.0]), POD) for place in ("a", "a", "a", "b", "c")]
+    allowed = []
+    for each in pods:
+        allowed.append(limits.allow(each))
+        if allowed[-1]:
+            limits.count(each)
+    assert allowed == [True, True, False, True, False]

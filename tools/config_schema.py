@@ -1,0 +1,71 @@
+"""JSON Schema of the configuration file, for editors, the chart and whoever writes such files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gpu_exporter.config.rules import CEILINGS, CHANGES, CLASSES, NAME, PATTERN_MAX, RULES_MAX, Match
+from gpu_exporter.config.values import CHOICES, PATTERNS
+from gpu_exporter.defaults import DURATIONS, Policy, Settings
+from tools.files import ROOT
+
+PATH = ROOT / "docs" / "config.schema.json"
+DURATION = r"^[0-9]*[1-9][0-9]*(\.[0-9]+)?(ms|s|m|h)$"  # above 0, as the configuration asks
+# Below 5m, as tools/rules.py asks.
+BELOW_LOOKBACK = r"^([1-9][0-9]{0,4}ms|[1-9][0-9]?s|[12][0-9]{2}s|[1-4]m)$"
+
+
+def settings_schema() -> dict[str, Any]:
+    """Every section and key, nothing else."""
+    sections: dict[str, Any] = {}
+    for section, values in Settings()._asdict().items():
+        keys: dict[str, Any] = {}
+        for key, default in values._asdict().items():
+            keys[key] = _value_schema(section, key, default)
+        sections[section] = {"type": "object", "additionalProperties": False, "properties": keys}
+    return {"type": "object", "additionalProperties": False, "properties": {**sections, "policies": _policies_schema()}}
+
+
+def _value_schema(section: str, key: str, default: Any) -> dict[str, Any]:
+    if choices := CHOICES.get(f"{section}.{key}"):
+        return {"enum": list(choices)}
+    if text := PATTERNS.get(f"{section}.{key}"):
+        return {"type": "string", "pattern": f"^(?:{text[0]})$"}
+    if f"{section}.{key}" in ("alerts.interval", "alerts.owners_interval"):
+        return {"type": "string", "pattern": BELOW_LOOKBACK}
+    if f"{section}.{key}" in DURATIONS:
+        return {"type": "string", "pattern": DURATION}
+    share = isinstance(default, float)  # as in check_value: what is no duration and no count
+    number = {"type": "number" if share else "integer", "exclusiveMinimum": 0}
+    return number | ({"maximum": 1} if share else {})
+
+
+def _policies_schema() -> dict[str, Any]:
+    """The ordered policies, as config/rules.py reads them."""
+    text = {"type": "string", "pattern": f"^.{{1,{PATTERN_MAX}}}$"}
+    texts = {"type": "array", "minItems": 1, "items": text}
+    criteria: dict[str, Any] = dict.fromkeys(Match._fields, texts)
+    criteria["mig"] = {"type": "boolean"}
+    criteria["labels"] = {"type": "object", "minProperties": 1, "additionalProperties": text}
+    criteria["classes"] = {"type": "array", "minItems": 1, "items": {"enum": list(CLASSES)}}
+    defaults = Policy()._asdict()
+    properties = {
+        "name": {"type": "string", "pattern": f"^{NAME}$"},
+        "match": {"type": "object", "additionalProperties": False, "properties": criteria},
+        **{key: _value_schema("policy", key, defaults[key]) for key in CHANGES},
+        "ceiling": {"enum": list(CEILINGS)},
+        "exempt": text,
+    }
+    rule = {"type": "object", "additionalProperties": False, "required": ["name"], "properties": properties}
+    return {"type": "array", "maxItems": RULES_MAX, "items": rule}
+
+
+def build_all() -> dict[Path, str]:
+    """The published schema."""
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Configuration file of gpu-exporter (--config.file)",
+    }
+    return {PATH: json.dumps({**head, **settings_schema()}, indent=2) + "\n"}
