@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -16,14 +17,12 @@ from gpu_exporter.flags import (
     COLLECTORS,
     build_check_config_parser,
     build_demo_parser,
-    build_digest_parser,
     build_forget_parser,
-    build_reconcile_parser,
     build_record_parser,
     build_serve_parser,
     build_slurm_collector_parser,
 )
-from gpu_exporter.parser import Parser
+from gpu_exporter.parser import Parser, read_config
 from gpu_exporter.version import VERSION
 
 TEXTFILE_INTERVAL_MAX_S = 60.0
@@ -34,10 +33,8 @@ if TYPE_CHECKING:
     from gpu_exporter.attribution.source import Source
     from gpu_exporter.clock import Clock
     from gpu_exporter.collectors import Collector
-    from gpu_exporter.config.load import Config
     from gpu_exporter.defaults import Settings
     from gpu_exporter.devices.protocol import Backend
-    from gpu_exporter.reconciler.fetch import Client
     from gpu_exporter.vendor import Vendor
 
 
@@ -46,12 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name that this terminal cannot show must not end the command
         sys.stdout.reconfigure(errors="replace")
-    commands = {
-        "reconcile": _reconcile,
-        "explain": _explain,
+    commands: dict[str, Callable[[list[str]], int]] = {
+        **{name: partial(_run_reconciler, name) for name in ("reconcile", "explain", "pause", "digest")},
         "holders": _holders,
         "slurm-collector": _collect_slurm,
-        "digest": _digest,
         "demo": _demo,
         "check-config": _check_config,
         "record": _record,
@@ -64,17 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _serve(given)
 
 
-def _load_config(parser: Parser, path: Path | None) -> Config:
-    from gpu_exporter.config.load import ConfigError, load_config
+def _run_reconciler(name: str, given: list[str]) -> int:
+    from gpu_exporter.cli_reconciler import COMMANDS
 
-    try:
-        return load_config(path)
-    except ConfigError as exc:
-        parser.fail(str(exc))
-
-
-def _load(parser: Parser, path: Path | None) -> Settings:
-    return _load_config(parser, path).settings
+    return COMMANDS[name](given)
 
 
 def _build_backend(parser: Parser, options: argparse.Namespace, clock: Clock) -> tuple[Backend, list[Source]]:
@@ -192,7 +180,7 @@ def _serve(given: list[str]) -> int:
     parser = build_serve_parser()
     options = parser.parse_args(given)
     _check_combinations(parser, options)
-    settings = _load(parser, options.config_file)
+    settings = read_config(parser, options.config_file).settings
     from gpu_exporter.clock import SYSTEM_CLOCK
 
     clock = SYSTEM_CLOCK
@@ -328,117 +316,6 @@ def _run_daemon(
     return 0
 
 
-def _build_client(options: argparse.Namespace, *addresses: str) -> Client:
-    """What asks the source of evidence at these addresses. Raises ValueError, OSError."""
-    from gpu_exporter.reconciler.fetch import Client, Credentials
-
-    credentials = Credentials(options.token_file, options.auth_user, options.password_file, options.headers)
-    for address in addresses:
-        credentials.check_address(address)
-    return Client(options.tls_ca, options.tls_cert, options.tls_key, credentials)
-
-
-def _reconcile(given: list[str]) -> int:
-    parser = build_reconcile_parser()
-    options = parser.parse_args(given)
-    config = _load_config(parser, options.config_file)
-    from gpu_exporter.app.reconcile import (
-        apply_forever,
-        apply_once,
-        reconcile_forever,
-        reconcile_once,
-        remove_all,
-        serve_telemetry,
-    )
-    from gpu_exporter.app.ways import (
-        Ways,
-        build_demand,
-        build_foresight,
-        build_lease,
-        build_markers,
-        build_source,
-    )
-    from gpu_exporter.clock import SYSTEM_CLOCK
-    from gpu_exporter.logs import set_up_logging
-    from gpu_exporter.reconciler.audit import AuditLog
-    from gpu_exporter.reconciler.marks import MarkError
-    from gpu_exporter.reconciler.rulebook import Rulebook
-    from gpu_exporter.reconciler.telemetry import Telemetry
-
-    set_up_logging(options.log_level, options.log_format)
-    if options.apply and options.explain:
-        parser.error("--explain writes nothing: leave --apply out")
-    if options.collector and (not options.address or options.once or options.remove_all):
-        parser.error("--slurm.collector needs --web.listen-address, and is for neither --once nor --remove-all")
-    if options.condition and not (options.apply or options.remove_all):
-        parser.error("--kubernetes.condition is for --apply")
-    if options.audit is not None and not (options.apply or options.explain):
-        parser.error("--audit.file is written with --apply and read with --explain")
-    if options.lease and (not options.apply or options.once or options.remove_all):
-        parser.error("--kubernetes.lease is for --apply, and for neither --once nor --remove-all")
-    if options.remove_all and (options.once or options.explain or options.format != "table"):
-        parser.error("--remove-all takes neither --once nor --explain nor --format")
-    book = Rulebook(config.settings.policy, config.rules)
-    try:
-        acts = options.apply or options.remove_all
-        ways = Ways(options.kubernetes, options.kubeconfig, options.slurm, options.resources, options.condition)
-        markers = build_markers(book.site, ways) if acts else []
-        if options.remove_all:
-            return remove_all(markers, options.apply)
-        client = _build_client(options, options.prometheus, *options.exporters)
-        source = build_source(options.prometheus, options.exporters, options.matcher, book, client)
-        telemetry = Telemetry()
-        audit = None
-        if options.audit is not None and options.apply:
-            audit = AuditLog(options.audit, book, SYSTEM_CLOCK, telemetry.count_audit_error)
-        if options.once or options.explain:
-            if options.apply:
-                return apply_once(source, markers, book, telemetry, audit)
-            foresight = build_foresight(book.site, ways)
-            return reconcile_once(source, book, options.format, options.explain, foresight, options.audit)
-        dry = None if options.apply else build_foresight(book.site, ways)
-        lease = build_lease(options.kubeconfig, options.lease) if options.lease else None
-        demand = build_demand(options.slurm)
-        telemetry.note_mode(applies=options.apply)
-        if options.address:
-            serve_telemetry(
-                options.address, telemetry, options.interval, options.web_config, collects=options.collector
-            )
-    except (ValueError, OSError, MarkError, ModuleNotFoundError) as exc:
-        parser.fail(str(exc))
-    if dry is None:
-        return apply_forever(source, markers, book, options.interval, telemetry, demand, lease, audit)
-    return reconcile_forever(source, book, options.interval, telemetry, dry, demand)
-
-
-def _explain(given: list[str]) -> int:
-    """`explain HOLDER FLAGS` is `reconcile --once --explain=HOLDER FLAGS`."""
-    if given and not given[0].startswith("-"):
-        return _reconcile(["--once", f"--explain={given[0]}", *given[1:]])
-    parser = build_reconcile_parser()
-    if given[:1] in (["-h"], ["--help"]):
-        parser.print_help()
-        return 0
-    parser.error("explain: name a holder first, NAMESPACE/POD or job/ID, then the flags of reconcile")
-
-
-def _digest(given: list[str]) -> int:
-    parser = build_digest_parser()
-    options = parser.parse_args(given)
-    settings = _load(parser, options.config_file)
-    from gpu_exporter.app.digest import print_digest
-
-    if not options.prometheus:
-        parser.error("--source.prometheus is needed")
-    try:
-        client = _build_client(options, options.prometheus)
-    except (ValueError, OSError) as exc:
-        parser.fail(str(exc))
-    return print_digest(
-        options.prometheus, options.matcher, settings.alerts.interval, client, options.since, options.format
-    )
-
-
 def _collect_slurm(given: list[str]) -> int:
     parser = build_slurm_collector_parser()
     options = parser.parse_args(given)
@@ -478,7 +355,7 @@ def _demo(given: list[str]) -> int:
 def _record(given: list[str]) -> int:
     parser = build_record_parser()
     options = parser.parse_args(given)
-    settings = _load(parser, options.config_file)
+    settings = read_config(parser, options.config_file).settings
     from gpu_exporter.app.record import record
     from gpu_exporter.logs import set_up_logging
 
@@ -507,7 +384,7 @@ def _forget(given: list[str]) -> int:
 def _check_config(given: list[str]) -> int:
     parser = build_check_config_parser()
     options = parser.parse_args(given)
-    config = _load_config(parser, options.file)
+    config = read_config(parser, options.file)
     from gpu_exporter.config.load import render_config
 
     sys.stdout.write(render_config(config))

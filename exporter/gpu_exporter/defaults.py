@@ -123,6 +123,8 @@ class Policy(NamedTuple):
     """marks set in one cycle; withdrawals have no such limit"""
     new_marks_namespace_max: int = 10
     """... of them in one namespace"""
+    new_marks_hour_max: int = 200
+    """... and in an hour: whoever looks once an hour finds no more than can be undone by hand"""
     freeze_share: float = 0.05
     """nothing is marked where more than this share of the GPUs held became idle within 15 min"""
     freeze_exporters: float = 0.2

@@ -37,6 +37,8 @@ DESCRIPTION = """Who holds which GPU, is it used, and if not, why.
 commands:
   (none)           serve metrics and the status page; with --once print one reading
   reconcile        decide from metrics which holders are underused; with --apply, mark them
+  explain          why one holder has its stage, and what became of its marks
+  pause            mark nothing for a while, and count no idle time before its end
   holders          who holds what, and by which evidence; takes the flags of --once
   digest           what some days came to, by tenant and holder, from Prometheus
   slurm-collector  ask slurmctld for all nodes, in place of each of them
@@ -53,12 +55,12 @@ exit codes:
 {list_exits()}"""
 
 
-def _add_common(parser: Parser) -> None:
+def add_common(parser: Parser) -> None:
     parser.flag("--config.file", dest="config_file", type=Path, default=None, help="YAML file over the defaults")
-    _add_logging(parser)
+    add_logging(parser)
 
 
-def _add_logging(parser: Parser) -> None:
+def add_logging(parser: Parser) -> None:
     parser.flag(
         "--log.level",
         dest="log_level",
@@ -86,7 +88,7 @@ def build_serve_parser() -> Parser:
         default=DEFAULT_PORT,
         help=f"[host]:port (default {DEFAULT_PORT})",
     )
-    _add_web_config(parser)
+    add_web_config(parser)
     parser.flag(
         "--web.telemetry-path",
         dest="telemetry_path",
@@ -198,7 +200,7 @@ def build_serve_parser() -> Parser:
         default=Path("/proc"),
         help="where the host's processes are (default /proc)",
     )
-    _add_common(parser)
+    add_common(parser)
     return parser
 
 
@@ -258,7 +260,7 @@ def _add_sources(parser: Parser) -> None:
         default="",
         help="directory or http(s):// address of `gpu-exporter slurm-collector`; then this node never asks slurmctld",
     )
-    _add_resources(parser)
+    add_resources(parser)
     parser.flag(
         "--attribution.process",
         dest="process",
@@ -270,7 +272,7 @@ def _add_sources(parser: Parser) -> None:
     parser.flag("--attribution.static", dest="static", type=Path, default=None, help="YAML list of who holds what")
 
 
-def _add_resources(parser: Parser) -> None:
+def add_resources(parser: Parser) -> None:
     """One flag for the agent, which reads devices from the kubelet, and the reconciler, which reads limits of pods."""
     parser.flag(
         "--attribution.resource",
@@ -282,7 +284,7 @@ def _add_resources(parser: Parser) -> None:
     )
 
 
-def _add_web_config(parser: Parser) -> None:
+def add_web_config(parser: Parser) -> None:
     parser.flag(
         "--web.config.file",
         dest="web_config",
@@ -290,156 +292,6 @@ def _add_web_config(parser: Parser) -> None:
         default=None,
         help="TLS and passwords of the port, in the format of Prometheus's exporter-toolkit; read again when changed",
     )
-
-
-def _add_prometheus(parser: Parser) -> None:
-    parser.flag("--source.prometheus", dest="prometheus", default="", help="URL of a PromQL API")
-    parser.flag(
-        "--source.matcher",
-        dest="matcher",
-        default='job="gpu-exporter"',
-        help='matchers for every PromQL selector, so that no other target speaks for us (default job="gpu-exporter")',
-    )
-    for name, what in (
-        ("ca", "certificate authorities of the source (default: the system's)"),
-        ("cert", "client certificate for the source, with --source.tls.key"),
-        ("key", "its private key"),
-    ):
-        parser.flag(f"--source.tls.{name}", dest=f"tls_{name}", type=Path, default=None, help=what)
-    parser.flag(
-        "--source.bearer-token-file",
-        dest="token_file",
-        type=Path,
-        default=None,
-        help="token for the source, read for each request",
-    )
-    parser.flag("--source.basic-auth.username", dest="auth_user", default="", help="user of the source")
-    parser.flag(
-        "--source.basic-auth.password-file",
-        dest="password_file",
-        type=Path,
-        default=None,
-        help="its password, read for each request",
-    )
-    parser.flag(
-        "--source.header",
-        dest="headers",
-        action="append",
-        default=[],
-        help="one more header for the source, as 'X-Scope-OrgID: team-a' for Mimir; once for each",
-    )
-
-
-def build_digest_parser() -> Parser:
-    """Flags of `digest`."""
-    parser = Parser("gpu-exporter digest", "What the GPUs of some days came to: by tenant, by holder, against before.")
-    _add_prometheus(parser)
-    parser.flag("--since", type=positive_duration, default="7d", help="length of time, up to now (default 7d)")
-    parser.flag(
-        "--format", dest="format", choices=("text", "html", "json"), default="text", help="output (default text)"
-    )
-    _add_common(parser)
-    return parser
-
-
-def build_reconcile_parser() -> Parser:
-    """Flags of `reconcile`."""
-    parser = Parser("gpu-exporter reconcile", "Decide which holders are underused. Without --apply nothing is written.")
-    _add_prometheus(parser)
-    parser.flag(
-        "--source.exporter",
-        dest="exporters",
-        action="append",
-        default=[],
-        help="URL of an exporter's metrics; once for each",
-    )
-    parser.flag(
-        "--apply",
-        action="store_true",
-        default=False,
-        help="mark pods (label) and Slurm jobs (Extra, on 22.05 Comment), and withdraw the marks",
-    )
-    parser.flag(
-        "--remove-all",
-        dest="remove_all",
-        action="store_true",
-        default=False,
-        help="list every mark that stands and exit; with --apply, withdraw them",
-    )
-    parser.flag(
-        "--kubernetes",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="mark pods (default: with a service account or --kubernetes.kubeconfig)",
-    )
-    parser.flag(
-        "--kubernetes.kubeconfig",
-        dest="kubeconfig",
-        default="",
-        help="way to the API server (default: the service account)",
-    )
-    parser.flag(
-        "--kubernetes.condition",
-        dest="condition",
-        action="store_true",
-        default=False,
-        help="set the pod condition gpu-exporter.io/Underused beside the label; needs patch on pods/status",
-    )
-    parser.flag(
-        "--kubernetes.lease",
-        dest="lease",
-        default="",
-        help="NAMESPACE/NAME of a Lease: of several reconcilers with the same one, one writes (default: none)",
-    )
-    _add_resources(parser)
-    parser.flag(
-        "--slurm",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="mark Slurm jobs (default: when squeue and scontrol are on PATH)",
-    )
-    parser.flag(
-        "--slurm.collector",
-        dest="collector",
-        action="store_true",
-        default=False,
-        help="be the slurm-collector too: serve its answers at --web.listen-address",
-    )
-    parser.flag(
-        "--web.listen-address",
-        dest="address",
-        default="",
-        help="[host]:port of the reconciler's own metrics (default: none)",
-    )
-    _add_web_config(parser)
-    parser.flag(
-        "--once",
-        action="store_true",
-        default=False,
-        help="print the decision table and exit; with --apply after one cycle",
-    )
-    parser.flag(
-        "--explain",
-        default="",
-        help="with --once: NAMESPACE/POD or job/ID (also ARRAY_TASK, LEADER+OFFSET), every number behind its stage",
-    )
-    parser.flag(
-        "--format",
-        dest="format",
-        choices=("table", "json"),
-        default="table",
-        help="form of --once (default table)",
-    )
-    parser.flag("--interval", type=positive_duration, default="30s", help="time between two cycles (default 30s)")
-    parser.flag(
-        "--audit.file",
-        dest="audit",
-        type=Path,
-        default=None,
-        help="with --apply: a JSON line for each mark set or withdrawn, - for standard output; with --explain: read it",
-    )
-    _add_common(parser)
-    return parser
 
 
 def build_slurm_collector_parser() -> Parser:
@@ -469,10 +321,10 @@ def build_slurm_collector_parser() -> Parser:
         default=None,
         help="what `scontrol token` printed; read in each round",
     )
-    _add_web_config(parser)
+    add_web_config(parser)
     parser.flag("--interval", type=positive_duration, default="90s", help="time between two rounds (default 90s)")
     parser.flag("--once", action="store_true", default=False, help="one round, then exit: 3 without an answer of Slurm")
-    _add_logging(parser)
+    add_logging(parser)
     return parser
 
 
@@ -518,7 +370,7 @@ def build_record_parser() -> Parser:
         default=False,
         help="replace UUIDs by hashes with a salt that is not kept",
     )
-    _add_common(parser)
+    add_common(parser)
     return parser
 
 

@@ -9,9 +9,13 @@ import argparse
 import os
 import re
 import sys
-from typing import NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from gpu_exporter.exits import Exit
+
+if TYPE_CHECKING:
+    from gpu_exporter.config.load import Config
 
 
 class Parser(argparse.ArgumentParser):
@@ -84,3 +88,13 @@ def positive_duration(text: str) -> float:
     if seconds <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} must be above 0")
     return seconds
+
+
+def read_config(parser: Parser, path: Path | None) -> Config:
+    """The configuration of --config.file; ends the process where it is wrong."""
+    from gpu_exporter.config.load import ConfigError, load_config
+
+    try:
+        return load_config(path)
+    except ConfigError as exc:
+        parser.fail(str(exc))

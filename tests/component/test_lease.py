@@ -13,12 +13,14 @@ from kubernetes import client
 
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.lease import LEASE_S, RENEW_DEADLINE_S, Lease
+from gpu_exporter.reconciler.kubernetes.pause import LeasePause
+from gpu_exporter.reconciler.pause_note import UNTIL, PauseNote, PauseUnreadable
 from gpu_exporter.reconciler.policy import LABEL
 from tests.component.test_pods_marked import Bench, metrics_of_an_idle_pod
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.control_plane import ControlPlane, start_control_plane
 from tests.testbed.pages import is_served, serve_page
-from tests.testbed.processes import GPU_EXPORTER, Processes, Running, free_port, wait_for
+from tests.testbed.processes import GPU_EXPORTER, Processes, Running, free_port, run_exporter, wait_for
 
 pytestmark = pytest.mark.kubernetes
 TAKEN_OVER_S = 20.0
@@ -109,6 +111,34 @@ def test_a_lease_that_is_edited_or_deleted_is_lost_and_read_again(replicas: Repl
     assert replicas.tick(replicas.b, replicas.a) == (False, True)
 
 
+def test_a_pause_in_its_annotations_is_seen_by_all_and_outlives_the_lease(
+    replicas: Replicas, plane: ControlPlane
+) -> None:
+    place = LeasePause(Api(ControlPlane.connect(plane.admin)), "default", replicas.name)
+    assert place.read_pause() is None
+    asked = PauseNote(2e9, "storage is being moved")
+    place.write_pause(asked)  # before anybody holds it
+    assert replicas.tick(replicas.a, replicas.b) == (True, False)
+    assert replicas.a.read_pause() == asked
+    assert replicas.b.read_pause() is None, "it has not held it, and writes nothing"
+    longer = PauseNote(3e9, "")
+    place.write_pause(longer)
+    assert replicas.tick(replicas.a, replicas.a) == (True, False), "one renewal is lost to it"
+    assert (replicas.a.read_pause(), place.read_pause()) == (longer, longer)
+    replicas.api.delete_namespaced_lease(replicas.name, "default")
+    assert replicas.tick(replicas.a, replicas.a) == (True, False)
+    assert place.read_pause() == longer
+    replicas.a.release()
+    assert replicas.tick(replicas.b) == (False, True)
+    assert replicas.b.read_pause() == longer
+    body = {"metadata": {"annotations": {UNTIL: "soon"}}}
+    replicas.api.patch_namespaced_lease(replicas.name, "default", body)
+    assert replicas.tick(replicas.b, replicas.b) == (False, True)
+    for each in (replicas.b, place):
+        with pytest.raises(PauseUnreadable, match=f"Lease default/{replicas.name}: .*'soon', which is no time"):
+            each.read_pause()
+
+
 def test_a_renewal_that_arrived_though_it_timed_out_costs_one_try(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +225,18 @@ def test_two_reconcilers_follow_each_other_and_mark_each_pod_once(plane: Control
         first.process.send_signal(signal.SIGCONT)
         wait_for_role(first_page, 0)
         second.process.kill()
+        asking = ["pause", f"--kubernetes.kubeconfig={plane.admin}", f"--kubernetes.lease={bench.namespace}/reconciler"]
+        assert run_exporter(*asking, "--for=1h", "--reason=storage").returncode == 0
         shown.append("three")
+        frozen = '\ngpu_reconciler_frozen{reason="paused"} 1.0\n'
+        wait_for(lambda: is_served(first_page, frozen), "the pause to hold", TAKEN_OVER_S)
+        assert LABEL not in bench.labels("three")
+        assert ": storage" in run_exporter(*asking).stdout
+        dry = ["reconcile", "--once", f"--source.exporter={page}", "--no-slurm", *asking[1:]]
+        assert "idle for 3.0 h, but a pause lasts" in run_exporter(*dry).stdout
+        lease = client.CoordinationV1Api(plane.api)
+        forget = {"metadata": {"annotations": {UNTIL: None}}}  # its end would ask for another hour of idleness
+        lease.patch_namespaced_lease("reconciler", bench.namespace, forget)
         wait_for_mark("three")
         wait_for_role(first_page, 1)
     reasons = {name: [reason for reason, _ in bench.events(name)] for name in uids}

@@ -133,10 +133,12 @@ def exporters() -> Iterator[Case]:
     )
 
     for marked, cycles, fires in (
-        (3.0, lambda t: float(min(t, 30)), True),
-        (3.0, lambda t: float(t) if t <= 30 else None, True),
-        (0.0, lambda t: float(min(t, 30)), False),
-        (3.0, lambda t: float(t), False),
+        (3.0, lambda t: float(min(t, 30)), "GpuReconcilerStuck"),
+        (3.0, lambda t: float(t) if t <= 30 else None, "GpuReconcilerStuck"),
+        (0.0, lambda t: float(min(t, 30)), "GpuReconcilerDown"),
+        (0.0, lambda t: float(t) if t <= 30 else None, "GpuReconcilerDown"),
+        (3.0, lambda t: float(t), ""),
+        (0.0, lambda t: float(t), ""),
     ):
         world = World(120)
         Node(world)
@@ -152,8 +154,8 @@ def exporters() -> Iterator[Case]:
         yield Case(
             f"a reconciler with {marked:g} marks that {'stands still' if cycles(100) == 30 else 'goes on' if cycles(100) else 'is gone'}",
             world,
-            [Firing("GpuReconcilerStuck", 50, 120)] if fires else [],
-            about=["GpuReconcilerStuck", "GpuReconcilerFrozen"],
+            [Firing(fires, 50, 120)] if fires else [],
+            about=["GpuReconcilerStuck", "GpuReconcilerDown", "GpuReconcilerFrozen"],
         )
 
     for name, marks, cycles, fires in (
@@ -170,17 +172,32 @@ def exporters() -> Iterator[Case]:
             world.put("gpu_reconciler_cycles_total", labels, lambda t, end=last: float(min(t, end)))
             world.put("gpu_reconciler_last_success_timestamp_seconds", labels, lambda t, end=last: 60.0 * min(t, end))
         stuck = [Firing("GpuReconcilerStuck", 50, 120)] if fires else []
-        yield Case(f"two replicas: {name}", world, stuck, about=["GpuReconcilerStuck", "GpuReconcilerFrozen"])
+        yield Case(
+            f"two replicas: {name}",
+            world,
+            stuck,
+            about=["GpuReconcilerStuck", "GpuReconcilerDown", "GpuReconcilerFrozen"],
+        )
 
     world = World(120)
     Node(world)
     world.put("gpu_reconciler_labelled", {**RECONCILER, "stage": "candidate"}, 5)
     world.put("gpu_reconciler_cycles_total", RECONCILER, 30)
-    yield Case("a reconciler that has ended, with candidates only", world, about=["GpuReconcilerStuck"])
+    down = Firing("GpuReconcilerDown", 10, 120)
+    yield Case(
+        "a reconciler that has ended, with candidates only",
+        world,
+        [down],
+        about=["GpuReconcilerStuck", "GpuReconcilerDown"],
+    )
 
     for name, cycles, seen in (
-        ("and then no cycles either", lambda t: float(min(t, 50)), Firing("GpuReconcilerFrozen", 56, 60 + KEPT)),
-        ("one cycle each nine minutes", lambda t: float(t // 9), Firing("GpuReconcilerFrozen", 56, 120)),
+        (
+            "and then no cycles either",
+            lambda t: float(min(t, 50)),
+            [Firing("GpuReconcilerFrozen", 56, 60 + KEPT), Firing("GpuReconcilerDown", 70, 120)],
+        ),
+        ("one cycle each nine minutes", lambda t: float(t // 9), [Firing("GpuReconcilerFrozen", 56, 120)]),
     ):
         world = World(120)
         Node(world)
@@ -190,7 +207,7 @@ def exporters() -> Iterator[Case]:
             world.put("gpu_reconciler_cycles_total", labels, lambda t, c=cycles, w=works: c(t) * w)
             success = until(30, lambda t, w=works: 60.0 * t * w, lambda _, w=works: 1800.0 * w)
             world.put("gpu_reconciler_last_success_timestamp_seconds", labels, success)
-        yield Case(f"a reconciler without evidence, {name}", world, [seen])
+        yield Case(f"a reconciler without evidence, {name}", world, seen)
 
     world = World(120)
     Node(world)
@@ -199,3 +216,12 @@ def exporters() -> Iterator[Case]:
         "gpu_reconciler_last_success_timestamp_seconds", RECONCILER, lambda t: 60.0 * (30 if 30 <= t <= 80 else t)
     )
     yield Case("a reconciler without evidence", world, [Firing("GpuReconcilerFrozen", 56, 81 + KEPT)])
+
+    world = World(120)
+    Node(world)
+    for replica, cycles in (("a", lambda t: float(t)), ("b", lambda t: 0.0)):
+        labels = {**RECONCILER, "instance": replica}
+        world.put("gpu_reconciler_cycles_total", labels, cycles)
+        world.put("gpu_reconciler_last_success_timestamp_seconds", labels, lambda t: 60.0 * min(t, 30))
+        world.put("gpu_reconciler_frozen", {**labels, "reason": "paused"}, float(replica == "a"))
+    yield Case("a pause", world, about=["GpuReconcilerFrozen", "GpuReconcilerDown"])

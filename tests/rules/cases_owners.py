@@ -153,7 +153,7 @@ def owners_reconciled() -> Iterator[Case]:
     Node(world).hold(0, IDLE)
     world.put("gpu_reconciler_cycles_total", RECONCILER, lambda t: float(t) if t < 100 else None)
     # An hour after its last sample (99) the rules decide alone.
-    yield Case("a reconciler that was removed", world, idle((170, 240)))
+    yield Case("a reconciler that was removed", world, [*idle((170, 240)), Firing("GpuReconcilerDown", 119, 240)])
 
     world = World(END)
     Node(world, target={"cluster": "a"}).hold(0, IDLE)

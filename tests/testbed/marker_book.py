@@ -11,6 +11,7 @@ from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName, UnitEvidence
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.marks import Mark, Refused
+from gpu_exporter.reconciler.pause_note import PauseSource
 from gpu_exporter.reconciler.policy import Decision
 from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.surroundings import Surroundings, Unreadable
@@ -124,12 +125,13 @@ class Bench:
         self.clock = ManualClock(wall=WALL)
         self.policy = policy
         self.rules: Sequence[PolicyRule] = ()
+        self.pauses: Sequence[PauseSource] = ()
         self.may_write: Callable[[], bool] = lambda: True
         self.restart()
 
     def restart(self) -> None:
         """Another process: only the books are left."""
-        judge = judge_of(self, self.books, Rulebook(self.policy, self.rules), self.clock)
+        judge = judge_of(self, self.books, Rulebook(self.policy, self.rules), self.clock, self.pauses)
         self.cycle = Cycle(
             judge, self.books, self.policy, self, self.clock, once=self.once, may_write=lambda: self.may_write()
         )

@@ -66,6 +66,7 @@ ALLOWED = {
         "threads",
         "vendor",
         "fetch",
+        "files",
         "version",  # the audit says by which version a mark was set
     },
     "digest": {"reconciler", "plain", "threads"},
@@ -94,9 +95,12 @@ ALLOWED = {
         "vendor",
         "web",
     },
-    "parser": {"durations", "exits"},
+    "parser": {"durations", "exits", "config"},
     "flags": {"parser", "version", "exits"},
+    "flags_reconciler": {"flags", "parser"},
+    "cli_reconciler": {"flags_reconciler", "parser", "config", "app", "reconciler", "clock", "logs"},
     "cli": {
+        "cli_reconciler",
         "flags",
         "logs",
         "parser",
@@ -111,7 +115,6 @@ ALLOWED = {
         "attribution",
         "inventory",
         "ledger",
-        "reconciler",
     },
     "__init__": {"version"},
     "__main__": {"cli"},
@@ -194,9 +197,10 @@ def test_every_threshold_of_activity_is_a_setting_that_is_passed_on() -> None:
     assert {name for name in ActivityRules._fields if getattr(rules, name) == getattr(changed, name)} == known
 
 
-def test_app_is_wiring() -> None:
-    """What it puts together has rooms of its own."""
-    assert sum(len(path.read_text("utf-8").splitlines()) for path in (PACKAGE / "app").glob("*.py")) <= 1460
+@pytest.mark.parametrize("path", sorted((PACKAGE / "app").glob("*.py")), ids=lambda path: str(path.name))
+def test_app_is_wiring(path: Path) -> None:
+    """What it puts together has rooms of its own; a command that needs more than this has logic in it."""
+    assert len(path.read_text("utf-8").splitlines()) <= 250
 
 
 MODULES = sorted(PACKAGE.rglob("*.py"))

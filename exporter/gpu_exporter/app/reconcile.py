@@ -26,6 +26,7 @@ from gpu_exporter.reconciler.evidence import (
 from gpu_exporter.reconciler.foresight import Foresight
 from gpu_exporter.reconciler.judge import Judge, judge_of
 from gpu_exporter.reconciler.marks import Marker
+from gpu_exporter.reconciler.pause_note import PauseSource
 from gpu_exporter.reconciler.policy import Decision
 from gpu_exporter.reconciler.report import decisions_json, explain, render_decisions
 from gpu_exporter.reconciler.rulebook import Rulebook
@@ -45,6 +46,7 @@ def reconcile_once(
     explained: str,
     foresight: Foresight,
     audit: Path | None = None,
+    pauses: Sequence[PauseSource] = (),
 ) -> int:
     """One cycle that writes nothing; the exit code. With `explained`, only that holder, in full, whatever its stage.
 
@@ -53,7 +55,7 @@ def reconcile_once(
     asked = named_holder(explained)
     past = read_transitions(audit, asked) if audit is not None and asked is not None else []
     try:
-        evidence, decisions, problems, _ = Judge(source, foresight.surveyor, book, SYSTEM_CLOCK).judge(
+        evidence, decisions, problems, _ = Judge(source, foresight.surveyor, book, SYSTEM_CLOCK, pauses).judge(
             [asked] if asked is not None else ()
         )
     except EvidenceError as exc:
@@ -138,10 +140,11 @@ def apply_forever(
     demand: SlurmDemand | None,
     lease: Lease | None,
     audit: AuditLog | None,
+    pauses: Sequence[PauseSource],
 ) -> int:
     """Cycle and write until a signal; where there is a lease, while it is ours."""
     stop, may_write = stop_on_signal(), lease.may_write if lease is not None else lambda: True
-    judge = judge_of(source, markers, book, SYSTEM_CLOCK)
+    judge = judge_of(source, markers, book, SYSTEM_CLOCK, pauses if lease is None else [*pauses, lease])
     cycle = Cycle(judge, markers, book.site, telemetry, SYSTEM_CLOCK, may_write=may_write, audit=audit)
     runs = ApplyRuns(cycle, telemetry, SYSTEM_CLOCK, lease, interval_s)
     if lease is not None:
@@ -153,10 +156,15 @@ def apply_forever(
 
 
 def apply_once(
-    source: EvidenceSource, markers: Sequence[Marker], book: Rulebook, telemetry: Telemetry, audit: AuditLog | None
+    source: EvidenceSource,
+    markers: Sequence[Marker],
+    book: Rulebook,
+    telemetry: Telemetry,
+    audit: AuditLog | None,
+    pauses: Sequence[PauseSource],
 ) -> int:
     """One cycle that writes; the exit code. Marks without evidence go at once: a single cycle cannot wait for it."""
-    judge = judge_of(source, markers, book, SYSTEM_CLOCK)
+    judge = judge_of(source, markers, book, SYSTEM_CLOCK, pauses)
     cycle = Cycle(judge, markers, book.site, telemetry, SYSTEM_CLOCK, once=True, audit=audit)
     return Exit.PARTIAL if ApplyRuns(cycle, telemetry, SYSTEM_CLOCK).run() else Exit.DONE
 
@@ -177,9 +185,10 @@ def reconcile_forever(
     telemetry: Telemetry,
     foresight: Foresight,
     demand: SlurmDemand | None,
+    pauses: Sequence[PauseSource],
 ) -> int:
     """Cycle until a signal; log each change of what --apply would write or refuse."""
-    judge = Judge(source, foresight.surveyor, book, SYSTEM_CLOCK)
+    judge = Judge(source, foresight.surveyor, book, SYSTEM_CLOCK, pauses)
     dry = DryRun(judge, book.site, telemetry, foresight, SYSTEM_CLOCK)
     _cycle_until_signal(dry.run, interval_s, telemetry, demand, stop_on_signal())
     return 0

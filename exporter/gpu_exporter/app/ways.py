@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter.clock import SYSTEM_CLOCK
@@ -12,6 +13,7 @@ from gpu_exporter.reconciler.evidence import ExplainingSource
 from gpu_exporter.reconciler.fetch import Client
 from gpu_exporter.reconciler.foresight import Foresight
 from gpu_exporter.reconciler.marks import Marker
+from gpu_exporter.reconciler.pause_note import PauseFile, PausePlace
 from gpu_exporter.reconciler.pauses import Pauses
 from gpu_exporter.reconciler.promql import PromQLSource
 from gpu_exporter.reconciler.rulebook import Rulebook
@@ -102,3 +104,15 @@ def build_lease(kubeconfig: str, place: str) -> Lease:
     from gpu_exporter.reconciler.kubernetes.lease import open_lease
 
     return open_lease(kubeconfig, place, SYSTEM_CLOCK)
+
+
+def build_pause(kubeconfig: str, lease: str, path: Path | None) -> PausePlace:
+    """Where a pause is kept: a file, or a Lease at NAMESPACE/NAME.
+
+    Raises ValueError, MarkError, and ModuleNotFoundError without the client of Kubernetes.
+    """
+    if path is not None:
+        return PauseFile(path)
+    from gpu_exporter.reconciler.kubernetes.lease import open_pause
+
+    return open_pause(kubeconfig, lease)

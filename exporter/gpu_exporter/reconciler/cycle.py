@@ -14,6 +14,8 @@ do not make a mark younger.
 from __future__ import annotations
 
 import logging
+import math
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -30,6 +32,7 @@ from gpu_exporter.reconciler.policy import Decision, windows_of
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
+HOUR_S = 3600.0
 RENEWALS_MAX = 200  # a cycle, the oldest first: at 4 ms for a patch, a second of the API server's time
 
 
@@ -85,6 +88,8 @@ class Cycle:
         self._clock = clock
         self._refusals: dict[HolderName, str] = {}
         self._failed = 0
+        self._set_at: deque[float] = deque()  # when each mark of the last hour was set (monotonic)
+        self._patient_until: dict[str, float] = {}  # a scheduler asked to be left alone until then (monotonic)
         # In the last cycle; a process that dies of its evidence must withdraw all the same.
         self._had_evidence = once
         self.standing: dict[HolderName, str] = {}
@@ -218,8 +223,14 @@ class Cycle:
         """Set marks on evidence of `wall`, while it is fresh: a slow API server must not make it old. The marked."""
         written: set[HolderName] = set()
         refusals: dict[HolderName, str] = {}
-        limits = Limits(self._policy)
+        now = self._clock.monotonic()
+        while self._set_at and now - self._set_at[0] >= HOUR_S:
+            self._set_at.popleft()
+        limits = Limits(self._policy, len(self._set_at))
         for decision in decisions:
+            if self._is_patient(decision.name):
+                self._observer.count_skip("throttled")
+                continue
             if not limits.allow(decision):
                 self._observer.count_skip("limit")
                 continue
@@ -241,10 +252,12 @@ class Cycle:
                 self._observer.count_write(exc.result)
                 log.warning("%s: %s not written: %s", decision.title, decision.stage, exc)
                 if exc.result == "throttled":
+                    self._be_patient(decision.name, exc)
                     break  # the next cycle is soon enough
                 continue
             written.add(decision.name)
             limits.count(decision)
+            self._set_at.append(self._clock.monotonic())
             self._observer.count_write("written")
             if self._audit is not None:
                 self._audit.note_marked(decision)
@@ -263,6 +276,8 @@ class Cycle:
         for mark, decision in due[:RENEWALS_MAX]:
             if not (self._is_fresh(wall) and self._may_write()):
                 return
+            if self._is_patient(mark.name):
+                continue
             try:
                 guard(self._markers[mark.name.scheduler].renew, mark, decision)
             except Refused as exc:
@@ -271,9 +286,16 @@ class Cycle:
                 self._observer.count_write(exc.result)
                 log.warning("%s: evidence not renewed: %s", mark.title, exc)
                 if exc.result == "throttled":
+                    self._be_patient(mark.name, exc)
                     return
             else:
                 self._observer.count_write("renewed")
+
+    def _be_patient(self, name: HolderName, error: MarkError) -> None:
+        self._patient_until[name.scheduler] = self._clock.monotonic() + error.patience_s
+
+    def _is_patient(self, name: HolderName) -> bool:
+        return self._clock.monotonic() < self._patient_until.get(name.scheduler, -math.inf)
 
     def _is_fresh(self, wall: float) -> bool:
         return self._clock.wall() - wall < self._policy.fresh_min

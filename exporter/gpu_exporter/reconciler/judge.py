@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from gpu_exporter.clock import Clock
 from gpu_exporter.reconciler.brakes import Brakes, hold
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceSource, HolderName
+from gpu_exporter.reconciler.pause_note import PauseSource, pause
 from gpu_exporter.reconciler.policy import LABELLED, Decision, decide
 from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.settle import Around, members_of, settle
@@ -38,8 +39,12 @@ class Judge:
         find_surveyor: Callable[[str], Surveyor | None],
         book: Rulebook,
         clock: Clock,
+        pauses: Sequence[PauseSource] = (),
     ) -> None:
-        """`find_surveyor`: by scheduler; None where there is no way to its live objects."""
+        """`find_surveyor`: by scheduler; None where there is no way to its live objects. `pauses`: where people ask for
+        a pause.
+        """
+        self._pauses = tuple(pauses)
         self._source = source
         self._find_surveyor = find_surveyor
         self._book = book
@@ -53,12 +58,12 @@ class Judge:
 
         Members of gangs are asked for like them, since a member that works is in no list of idle ones.
         """
-        evidence = self._source.read_evidence([*marked, *sorted(self._members.difference(marked))])
+        evidence = self._read([*marked, *sorted(self._members.difference(marked))])
         decisions = decide(evidence, self._loosest)
         around = self._survey(decisions, (), evidence.wall)
         members = members_of(around)
         if members - self._members - {decision.name for decision in decisions}:
-            evidence = self._source.read_evidence(sorted(members.union(marked)))
+            evidence = self._read(sorted(members.union(marked)))
             decisions = decide(evidence, self._loosest)
             around = self._survey(decisions, (), evidence.wall)
         settled = settle(evidence, decisions, around, self._book)
@@ -73,6 +78,12 @@ class Judge:
         frozen = self._brakes.check(evidence, settled)
         problems += [f"frozen: {text}" for text in frozen.values()]
         return Judgement(evidence, hold(settled, frozen), problems, frozen)
+
+    def _read(self, names: Collection[HolderName]) -> Evidence:
+        evidence = self._source.read_evidence(names)
+        for place in self._pauses:
+            evidence = pause(evidence, place)
+        return evidence
 
     def _survey(self, decisions: Collection[Decision], rising: Collection[HolderName], wall: float) -> Around:
         """The surroundings of whatever could be marked."""
@@ -94,6 +105,12 @@ class Named(Surveyor, Protocol):
     scheduler: str
 
 
-def judge_of(source: EvidenceSource, surveyors: Sequence[Named], book: Rulebook, clock: Clock) -> Judge:
+def judge_of(
+    source: EvidenceSource,
+    surveyors: Sequence[Named],
+    book: Rulebook,
+    clock: Clock,
+    pauses: Sequence[PauseSource] = (),
+) -> Judge:
     """Judges by the evidence, and by what these schedulers show around it."""
-    return Judge(source, {each.scheduler: each for each in surveyors}.get, book, clock)
+    return Judge(source, {each.scheduler: each for each in surveyors}.get, book, clock, pauses)

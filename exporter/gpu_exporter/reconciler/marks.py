@@ -44,9 +44,11 @@ class MarkError(Exception):
     patience. error: anything else. All but `replaced` are tried again by the next cycle, none within this one.
     """
 
-    def __init__(self, result: str, text: str) -> None:
+    def __init__(self, result: str, text: str, patience_s: float = 0.0) -> None:
+        """`patience_s`: for how long the server asks to be left alone."""
         super().__init__(text)
         self.result = result
+        self.patience_s = patience_s
 
 
 class Refused(Exception):

@@ -38,8 +38,10 @@ class Plan(NamedTuple):
 class Limits:
     """How many marks one cycle may set: in all, in a namespace, and by one of the site's policies."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, hour: int = 0) -> None:
+        """`hour`: marks that the cycles of the last hour have set."""
         self._policy = policy
+        self._most = min(policy.new_marks_max, policy.new_marks_hour_max - hour)
         self._set: Counter[tuple[str, str]] = Counter()
 
     def allow(self, decision: Decision) -> bool:
@@ -51,7 +53,7 @@ class Limits:
         self._set.update(self._limits(decision).keys())
 
     def _limits(self, decision: Decision) -> dict[tuple[str, str], int]:
-        limits = {("all", ""): self._policy.new_marks_max}
+        limits = {("all", ""): self._most}
         if decision.name.namespace:
             limits["namespace", decision.name.namespace] = self._policy.new_marks_namespace_max
         if decision.rule is not None:

@@ -158,7 +158,8 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
     if holder.counts_from is not None:
         known_s = wall - holder.counts_from
         if not known_s >= windows.candidate_s:
-            return "unknown", f"idle for {_minutes(max(runs))}, but a pause ended {_minutes(max(known_s, 0.0))} ago"
+            ended = f"ended {_minutes(known_s)} ago" if known_s > 0 else "lasts"
+            return "unknown", f"idle for {_minutes(max(runs))}, but a pause {ended}"
         runs = [min(run, known_s) for run in runs]
     coverage = [_number(unit.coverage) for unit in units]
     if not all(share >= policy.coverage_min for share in coverage):

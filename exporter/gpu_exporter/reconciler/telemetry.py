@@ -40,6 +40,7 @@ REASONS = (
     "stale",
     "static",
     "terminating",
+    "throttled",
 )
 
 

@@ -309,3 +309,44 @@ def test_a_mark_that_evidence_leaves_open_is_checked_with_what_the_evidence_says
     decision = book.alone[A]
     assert decision is not None
     assert (decision.stage, decision.incarnation) == ("unknown", "uid")
+
+
+def test_a_server_that_asks_for_patience_gets_it_and_others_do_not_wait() -> None:
+    pods, jobs = Book(), Book("slurm")
+    bench = Bench(pods, jobs)
+    bench.runs = {A: (UNDERUSED,)}
+    pods.fail = MarkError("throttled", "429", patience_s=90.0)
+    assert bench.run() == ["write a underused"]
+    bench.clock.advance(60.0)
+    bench.runs = {A: (UNDERUSED,), B: (UNDERUSED,)}
+    assert bench.run() == ["write 7 underused"]
+    assert bench.skips == ["throttled"]
+    bench.clock.advance(30.0)
+    pods.fail = None
+    assert bench.run() == ["write a underused"]
+
+
+def test_patience_does_not_hold_up_a_withdrawal() -> None:
+    book = Book()
+    bench = Bench(book)
+    other = HolderName("kubernetes", "ml", "b")
+    bench.runs = {A: (UNDERUSED,)}
+    bench.run()
+    bench.runs = {A: (UNDERUSED,), other: (UNDERUSED,)}
+    book.fail = MarkError("throttled", "429", patience_s=90.0)
+    assert bench.run() == ["write b underused"]
+    book.fail = None
+    bench.runs = {A: (0.0,), other: (UNDERUSED,)}
+    assert bench.run() == ["withdraw a"]
+
+
+def test_an_hour_has_its_limit_too() -> None:
+    book = Book()
+    bench = Bench(book, policy=POLICY._replace(new_marks_hour_max=3, new_marks_max=2))
+    names = [HolderName("kubernetes", "ml", f"p-{i}") for i in range(6)]
+    bench.runs = dict.fromkeys(names, (UNDERUSED,))
+    written = []
+    for minute in (0, 1, 2, 59, 60, 61, 62):
+        bench.clock.advance(WALL + 60.0 * minute - bench.clock.wall())
+        written.append(len([call for call in bench.run() if call.startswith("write")]))
+    assert written == [2, 1, 0, 0, 2, 1, 0]

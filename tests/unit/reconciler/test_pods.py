@@ -293,6 +293,22 @@ def test_answers_of_the_api_server(status: int, body: str, result: str) -> None:
     assert api.failure(status, body).result == result
 
 
+@pytest.mark.parametrize(
+    ("status", "after", "patience_s"),
+    [
+        (429, "30", 30.0),
+        (429, "999999", 600.0),
+        (429, "", 0.0),
+        (429, "-1", 0.0),
+        (429, "Fri, 31 Dec 1999 23:59:59 GMT", 0.0),
+        (429, "²", 0.0),
+        (503, "30", 0.0),
+    ],
+)
+def test_how_long_a_server_wants_to_be_left_alone(status: int, after: str, patience_s: float) -> None:
+    assert api.failure(status, "x", after).patience_s == patience_s
+
+
 def test_a_server_that_asks_for_patience_is_asked_once_and_costs_no_time(tmp_path: Path) -> None:
     """urllib3 would sleep as long as Retry-After says, which may be hours, while marks stand."""
     asked: list[str] = []
@@ -325,4 +341,4 @@ def test_a_server_that_asks_for_patience_is_asked_once_and_costs_no_time(tmp_pat
     finally:
         server.shutdown()
         server.server_close()
-    assert (caught.value.result, len(asked)) == ("throttled", 1)
+    assert (caught.value.result, caught.value.patience_s, len(asked)) == ("throttled", 1.0, 1)

@@ -19,6 +19,7 @@ from gpu_exporter.reconciler.marks import MarkError
 Json: TypeAlias = dict[str, Any]
 TIMEOUT_S = 10.0
 PAGE = 500  # objects of one answer
+PATIENCE_MAX_S = 600.0  # a server that asks for more is asked again all the same
 
 
 def connect(kubeconfig: str = "") -> Api:
@@ -59,16 +60,16 @@ class Api:
         """One request by a function of the client, whose typed objects would cost ten times the memory."""
         try:
             response = function(*arguments, _preload_content=False, _request_timeout=timeout_s, **options)
-            status, body = response.status, response.data
+            status, body, headers = response.status, response.data, response.headers
         except ApiException as exc:
-            status, body = exc.status or 0, exc.body
+            status, body, headers = exc.status or 0, exc.body, exc.headers
         except (HTTPError, OSError) as exc:
             raise MarkError("error", f"API server: {exc}") from exc
         text = body.decode("utf-8", "replace") if isinstance(body, bytes) else str(body)
         if 200 <= status < 300:
             answer: Json = json.loads(text)
             return answer
-        raise failure(status, text)
+        raise failure(status, text, str((headers or {}).get("Retry-After", "")))
 
     def pages(self, function: Any, *arguments: Any, **options: Any) -> Iterator[Json]:
         """Every object of a list, read page by page."""
@@ -81,8 +82,8 @@ class Api:
                 return
 
 
-def failure(status: int, text: str) -> MarkError:
-    """What an answer of the API server other than 2xx means."""
+def failure(status: int, text: str, retry_after: str = "") -> MarkError:
+    """What an answer of the API server other than 2xx means; `retry_after`: seconds, as its header says."""
     try:
         answer = json.loads(text)
         message = str(answer.get("message", text))
@@ -91,4 +92,5 @@ def failure(status: int, text: str) -> MarkError:
         message, fields = text, []  # throttling answers in plain text
     results = {404: "replaced", 409: "conflict", 429: "throttled"}
     result = "replaced" if status == 422 and "metadata.uid" in fields else results.get(status, "error")
-    return MarkError(result, f"API server: status {status}: {message[:300]}")
+    patience_s = min(float(retry_after), PATIENCE_MAX_S) if result == "throttled" and retry_after.isdecimal() else 0.0
+    return MarkError(result, f"API server: status {status}: {message[:300]}", patience_s)

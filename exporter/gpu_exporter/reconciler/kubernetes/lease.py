@@ -19,7 +19,9 @@ import threading
 from gpu_exporter.clock import Clock
 from gpu_exporter.plain import utc
 from gpu_exporter.reconciler.kubernetes.api import Api, Json, connect
+from gpu_exporter.reconciler.kubernetes.pause import LeasePause
 from gpu_exporter.reconciler.marks import MarkError
+from gpu_exporter.reconciler.pause_note import PauseNote, parse_note
 from gpu_exporter.threads import start
 
 log = logging.getLogger(__name__)
@@ -32,10 +34,20 @@ REQUEST_S = 4.0  # a renewal that hangs leaves time for another one before the d
 
 def open_lease(kubeconfig: str, place: str, clock: Clock) -> Lease:
     """The Lease at NAMESPACE/NAME. Raises ValueError, MarkError."""
+    return Lease(connect(kubeconfig), *split_place(place), clock)
+
+
+def open_pause(kubeconfig: str, place: str) -> LeasePause:
+    """The pause of the Lease at NAMESPACE/NAME, which is not taken. Raises ValueError, MarkError."""
+    return LeasePause(connect(kubeconfig), *split_place(place))
+
+
+def split_place(place: str) -> tuple[str, str]:
+    """Namespace and name. Raises ValueError."""
     namespace, slash, name = place.partition("/")
     if not (namespace and slash and name) or "/" in name:
         raise ValueError(f"--kubernetes.lease {place!r}: write it as NAMESPACE/NAME")
-    return Lease(connect(kubeconfig), namespace, name, clock)
+    return namespace, name
 
 
 class Lease:
@@ -53,6 +65,7 @@ class Lease:
         self._held: Json | None = None  # the Lease as we wrote it last, while we hold it
         self._seen: tuple[object, ...] = ()  # what another holder wrote last ...
         self._seen_at = 0.0  # ... and when we first saw that (monotonic)
+        self._annotations: Json = {}  # of the Lease as it was last seen
         self._is_released = False
         self._trouble = ""
 
@@ -64,6 +77,12 @@ class Lease:
     def _may_write(self) -> bool:
         renewed = self._renewed
         return renewed is not None and self._clock.monotonic() - renewed < RENEW_DEADLINE_S
+
+    def read_pause(self) -> PauseNote | None:
+        """As PausePlace: of the Lease as it was last seen, at most RENEW_DEADLINE_S ago while it is ours."""
+        with self._lock:
+            facts = self._annotations
+        return parse_note(facts, f"Lease {self._namespace}/{self._name}")
 
     def wait(self, seconds: float) -> bool:
         """Wait until this process holds the Lease, at most so long; whether it does."""
@@ -103,6 +122,8 @@ class Lease:
         with self._lock:
             was = self._renewed is not None
             self._held = held if not self._is_released else None
+            if held is not None:
+                self._annotations = held["metadata"].get("annotations") or {}
             if self._held is None:
                 self._renewed = None
             elif not trouble:
@@ -138,7 +159,8 @@ class Lease:
         except MarkError as exc:
             if exc.result != "replaced":
                 raise
-            body = {"metadata": {"name": self._name, "namespace": self._namespace}, "spec": self._spec(0)}
+            metadata = {"name": self._name, "namespace": self._namespace, "annotations": self._annotations}
+            body = {"metadata": metadata, "spec": self._spec(0)}  # a pause outlives whoever deletes the Lease
             return self._api.call(
                 self._api.coordination.create_namespaced_lease, self._namespace, body, timeout_s=REQUEST_S
             )

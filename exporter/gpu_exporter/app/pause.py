@@ -1,0 +1,40 @@
+"""`pause`: begin, prolong, end or show the pause of a reconciler."""
+
+from __future__ import annotations
+
+from gpu_exporter.clock import SYSTEM_CLOCK
+from gpu_exporter.exits import Exit
+from gpu_exporter.reconciler.pause_note import PauseNote, PausePlace, PauseUnreadable
+
+
+def start_pause(place: PausePlace, lasts_s: float, reason: str) -> int:
+    """A pause from now, in place of any other; the exit code. Raises OSError, MarkError."""
+    return _write(place, PauseNote(SYSTEM_CLOCK.wall() + lasts_s, reason))
+
+
+def end_pause(place: PausePlace) -> int:
+    """End the pause now; the exit code. Raises OSError, MarkError."""
+    now = SYSTEM_CLOCK.wall()
+    try:
+        note = place.read_pause()
+    except PauseUnreadable:
+        return _write(place, PauseNote(now, ""))
+    if note is None or note.until_wall <= now:
+        return show_pause(place)
+    return _write(place, note._replace(until_wall=now))
+
+
+def show_pause(place: PausePlace) -> int:
+    """Say whether there is a pause; the exit code."""
+    try:
+        note = place.read_pause()
+    except PauseUnreadable as exc:
+        print(f"paused, since whether there is a pause cannot be read: {exc}")  # noqa: T201
+        return Exit.PARTIAL
+    print("not paused" if note is None else note.describe(SYSTEM_CLOCK.wall()))  # noqa: T201
+    return Exit.DONE
+
+
+def _write(place: PausePlace, note: PauseNote) -> int:
+    place.write_pause(note)
+    return show_pause(place)

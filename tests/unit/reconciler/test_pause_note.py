@@ -1,0 +1,145 @@
+"""A pause that a person asks for: what it makes of evidence and marks, and that one that cannot be read is one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.testbed.marker_book import UNDERUSED, WALL, A, B, Bench, Book, holder
+
+from gpu_exporter.app.pause import end_pause, show_pause, start_pause
+from gpu_exporter.clock import SYSTEM_CLOCK
+from gpu_exporter.exits import Exit
+from gpu_exporter.reconciler.evidence import Evidence
+from gpu_exporter.reconciler.pause_note import (
+    REASON,
+    UNTIL,
+    PauseFile,
+    PauseNote,
+    PauseUnreadable,
+    note_facts,
+    parse_note,
+    pause,
+)
+
+EVIDENCE = Evidence(WALL, (holder(A, [1.0]), holder(B, [1.0])._replace(counts_from=WALL - 50)))
+
+
+class Noted:
+    def __init__(self, note: PauseNote | Exception | None) -> None:
+        self.note = note
+
+    def read_pause(self) -> PauseNote | None:
+        if isinstance(self.note, Exception):
+            raise self.note
+        return self.note
+
+
+@pytest.mark.parametrize(
+    ("until", "counts_from", "paused"),
+    [
+        (WALL + 60, (WALL, WALL), "paused until 1970-01-12T13:47:40Z: storage"),
+        (WALL, (WALL, WALL), ""),
+        (WALL - 20, (WALL - 20, WALL - 20), ""),
+        (WALL - 80, (WALL - 80, WALL - 50), ""),  # another pause ended later
+    ],
+)
+def test_no_idle_time_before_its_end_counts(until: float, counts_from: tuple[float, float], paused: str) -> None:
+    found = pause(EVIDENCE, Noted(PauseNote(until, "storage")))
+    assert tuple(each.counts_from for each in found.holders) == counts_from
+    assert found.paused == paused
+
+
+def test_without_a_pause_the_evidence_stays_and_with_two_both_are_said() -> None:
+    assert pause(EVIDENCE, Noted(None)) is EVIDENCE
+    both = pause(EVIDENCE._replace(paused="policy.pause_when has 1 series"), Noted(PauseNote(WALL + 60, "")))
+    assert both.paused == "policy.pause_when has 1 series; paused until 1970-01-12T13:47:40Z"
+
+
+def test_a_pause_that_cannot_be_read_is_one_and_says_how_to_end_it(tmp_path: Path) -> None:
+    file = tmp_path / "pause"
+    for text in ("", "{", "[]", '"x"', "[" * 5000, json.dumps({UNTIL: "tomorrow"}), json.dumps({UNTIL: 5})):
+        file.write_text(text)
+        found = pause(EVIDENCE, PauseFile(file))
+        assert found.paused.startswith(f"whether there is a pause cannot be read: {file}: ")
+        assert found.paused.endswith("; end it with gpu-exporter pause --end")
+    file.write_text("{}")
+    assert pause(EVIDENCE, PauseFile(file)) is EVIDENCE
+    assert pause(EVIDENCE, PauseFile(tmp_path / "none")) is EVIDENCE
+    assert "Is a directory" in pause(EVIDENCE, PauseFile(tmp_path)).paused
+
+
+def test_marks_go_while_it_lasts_and_come_back_a_full_window_after_its_end(tmp_path: Path) -> None:
+    place = PauseFile(tmp_path / "pause")
+    bench = Bench(book := Book())
+    bench.pauses = [place]
+    bench.restart()
+    bench.runs = {A: [UNDERUSED]}
+    bench.run()
+    assert book.marks == {A: "underused"}
+    until = bench.clock.wall() + 3600
+    place.write_pause(PauseNote(until, "storage"))
+    bench.run()
+    assert bench.cycle.frozen == {"paused": bench.problem.removeprefix("frozen: ")}
+    assert "storage" in bench.problem
+    assert book.marks == {A: "underused"}, "others may have reasons to act on it, but not for long"
+    bench.clock.advance(bench.policy.unsupported_max)
+    bench.run()
+    assert book.marks == {}
+    bench.restart()  # a reconciler that starts after the pause knows of it
+    for after_s, stages in (
+        (60.0, []),
+        (bench.policy.candidate_after - 60, []),
+        (bench.policy.candidate_after, ["candidate"]),
+        (bench.policy.underused_after - 60, ["candidate"]),
+        (bench.policy.underused_after, ["underused"]),
+    ):
+        bench.clock.advance(until + after_s - bench.clock.wall())
+        bench.runs = {A: [90_000.0]}
+        bench.run()
+        assert list(book.marks.values()) == stages, after_s
+
+
+def test_the_command_begins_shows_and_ends_a_pause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = PauseFile(tmp_path / "pause")
+    assert (show_pause(place), capsys.readouterr().out) == (0, "not paused\n")
+    assert (end_pause(place), capsys.readouterr().out) == (0, "not paused\n")
+    assert not (tmp_path / "pause").exists()
+    before = SYSTEM_CLOCK.wall()
+    assert start_pause(place, 3600.0, "storage\x1b[2J") == 0
+    assert capsys.readouterr().out.endswith("Z: storage\N{REPLACEMENT CHARACTER}[2J\n")
+    note = place.read_pause()
+    assert note is not None
+    assert before + 3599 <= note.until_wall <= SYSTEM_CLOCK.wall() + 3600
+    assert end_pause(place) == 0
+    assert capsys.readouterr().out.startswith("not paused; a pause ended ")
+    ended = place.read_pause()
+    assert ended is not None
+    assert before - 1 <= ended.until_wall <= SYSTEM_CLOCK.wall()
+    end_pause(place)
+    assert place.read_pause() == ended, "an end that is past stays when it was"
+    (tmp_path / "pause").write_text("?")
+    assert (show_pause(place), end_pause(place), show_pause(place)) == (Exit.PARTIAL, 0, 0)
+
+
+@given(st.dictionaries(st.sampled_from([UNTIL, REASON, "other"]), st.one_of(st.none(), st.integers(), st.text())))
+def test_any_facts_are_a_pause_or_none_or_said_to_be_unreadable(facts: dict[str, object]) -> None:
+    try:
+        note = parse_note(facts, "here")
+    except PauseUnreadable as exc:
+        assert str(exc).startswith("here: ")
+        assert "\n" not in str(exc)
+        return
+    assert (note is None) == (facts.get(UNTIL) is None)
+
+
+@given(st.integers(0, 4_000_000_000), st.text(max_size=300))
+def test_what_is_written_reads_back(until: int, reason: str) -> None:
+    facts = json.loads(json.dumps(note_facts(PauseNote(float(until), reason))))
+    note = parse_note(facts, "here")
+    assert note is not None
+    assert note.until_wall == until
+    assert note_facts(note) == facts
