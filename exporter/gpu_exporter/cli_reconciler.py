@@ -70,7 +70,9 @@ def _reconcile(given: list[str]) -> int:
     book = Rulebook(config.settings.policy, config.rules)
     try:
         acts = options.apply or options.remove_all
-        ways = Ways(options.kubernetes, options.kubeconfig, options.slurm, options.resources, options.condition)
+        ways = Ways(
+            options.kubernetes, options.kubeconfig, options.slurm, options.resources, options.condition, options.field
+        )
         markers = build_markers(book.site, ways) if acts else []
         if options.remove_all:
             return remove_all(markers, options.apply)

@@ -74,7 +74,7 @@ def build_reconcile_parser() -> Parser:
         "--apply",
         action="store_true",
         default=False,
-        help="mark pods (label) and Slurm jobs (Extra, on 22.05 Comment), and withdraw the marks",
+        help="mark pods (label) and Slurm jobs (AdminComment, see --slurm.field), and withdraw the marks",
     )
     parser.flag(
         "--remove-all",
@@ -108,6 +108,13 @@ def build_reconcile_parser() -> Parser:
         action=argparse.BooleanOptionalAction,
         default=None,
         help="mark Slurm jobs (default: when squeue and scontrol are on PATH)",
+    )
+    parser.flag(
+        "--slurm.field",
+        dest="field",
+        choices=("auto", "AdminComment", "Extra", "Comment"),
+        default="auto",
+        help="field of jobs that carries marks (default: AdminComment, where taken or refused Extra, on 22.05 Comment)",
     )
     parser.flag(
         "--slurm.collector",

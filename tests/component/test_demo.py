@@ -21,7 +21,7 @@ def test_the_demo_shows_holders_reasons_and_labels_and_ends_by_itself() -> None:
     assert "Status page http://127.0.0.1:" in first
     assert "Simulated GPUs" in first
     assert "job 48113" in first
-    written = "job 48113: would write Extra=gpu-exporter.io/utilization={}: its one GPU idle for {} min"
+    written = "job 48113: would write AdminComment=gpu-exporter.io/utilization={}: its one GPU idle for {} min"
     # at speed 200 a second is 3 minutes: on a busy machine a cycle comes late
     assert re.search(written.format("candidate", "(6[0-9]|[7-9][0-9])"), events), events
     assert re.search(written.format("underused", "1[2-5][0-9]"), events), events

@@ -1,4 +1,4 @@
-"""Marks on jobs of a real Slurm: Extra on 24.11, Comment on 22.05."""
+"""Marks on jobs of a real Slurm: in AdminComment, and in what is left where that may not be used."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence
 from gpu_exporter.reconciler.judge import judge_of
-from gpu_exporter.reconciler.marks import parse_timestamp, timestamp
+from gpu_exporter.reconciler.marks import MarkError, parse_timestamp, timestamp
 from gpu_exporter.reconciler.rulebook import Rulebook
+from gpu_exporter.reconciler.slurm.live import FIELDS
 from gpu_exporter.reconciler.slurm.marker import JobMarker, read_field
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.pages import serve_page
 from tests.testbed.processes import Processes, run_exporter, wait_for
-from tests.testbed.slurm import Slurm, chroot_of, start_slurm
+from tests.testbed.slurm import USER, Slurm, chroot_of, start_slurm
 
 pytestmark = pytest.mark.slurm
 POLICY = Policy()._replace(candidate_after=1.0, underused_after=2.0, startup_grace=1.0)
@@ -37,9 +38,9 @@ class Cluster(NamedTuple):
         (row,) = [row for row in rows if row["job_id"] == int(job)]
         return dict(row)
 
-    def read(self, job: str) -> str:
-        """The field that carries marks."""
-        return str(self.row(job)[self.field.lower()])
+    def read(self, job: str, field: str = "") -> str:
+        """A field, by default the one that carries marks."""
+        return str(self.row(job)[FIELDS[field or self.field]] or "")
 
     def start_of(self, job: str) -> float:
         start = self.row(job)["start_time"]
@@ -58,7 +59,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def marker(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> JobMarker:
     for name in ("PATH", "SLURM_CONF"):
         monkeypatch.setenv(name, cluster.slurm.environment[name])
-    return JobMarker(SYSTEM_CLOCK, POLICY)
+    return JobMarker(SYSTEM_CLOCK, POLICY, cluster.field)
 
 
 class Bench:
@@ -259,6 +260,7 @@ def test_jobs_are_shown_as_their_users_write_them_and_the_dry_run_names_the_fiel
             "--once",
             f"--source.exporter={address}",
             "--no-kubernetes",
+            f"--slurm.field={cluster.field}",
             f"--config.file={settings}",
         )
         done = run_exporter(*command, environment=cluster.slurm.environment)
@@ -338,7 +340,7 @@ def test_of_a_heterogeneous_job_only_the_component_is_named(cluster: Cluster, ma
     (other,) = set(rows) - {leader}
     cluster.slurm.run("scontrol", "update", f"JobId={leader}+1", f"{cluster.field}=my own text")
     for text in ("gpu-exporter.io/utilization=underused;gpus=1", ""):
-        marker.update(marker.read(leader).target, text)
+        marker.update(marker.read(leader).target, {cluster.field: text})
         assert (cluster.read(leader), cluster.read(other)) == (text, "my own text")
     cluster.slurm.cancel_all()
 
@@ -357,7 +359,7 @@ def test_remove_all_lists_and_with_apply_withdraws(cluster: Cluster, bench: Benc
 
 
 def test_extra_is_left_alone_where_slurm_reads_it_as_a_filter(cluster: Cluster, marker: JobMarker) -> None:
-    assert marker.field == cluster.field
+    assert marker.fields == [cluster.field]
     if cluster.field == "Comment":
         return  # of no meaning to Slurm
     configuration = cluster.slurm.root / "etc" / "slurm.conf"
@@ -365,7 +367,7 @@ def test_extra_is_left_alone_where_slurm_reads_it_as_a_filter(cluster: Cluster, 
     configuration.write_text(before.replace("sched_interval=2", "extra_constraints"), encoding="utf-8")
     cluster.slurm.run("scontrol", "reconfigure")
     wait_for(lambda: "extra_constraints" in cluster.slurm.run("scontrol", "show", "config"), "the setting")
-    command = ("reconcile", "--remove-all", "--no-kubernetes", "--slurm")
+    command = ("reconcile", "--remove-all", "--no-kubernetes", "--slurm", "--slurm.field=Extra")
     try:
         done = run_exporter(*command, environment=cluster.slurm.environment)
         assert done.returncode == 2
@@ -373,3 +375,63 @@ def test_extra_is_left_alone_where_slurm_reads_it_as_a_filter(cluster: Cluster, 
     finally:
         configuration.write_text(before, encoding="utf-8")
         cluster.slurm.run("scontrol", "reconfigure")
+
+
+def test_by_default_marks_are_where_the_owner_of_a_job_cannot_change_them(cluster: Cluster, bench: Bench) -> None:
+    bench.marker = JobMarker(SYSTEM_CLOCK, POLICY)
+    bench.restart()
+    job, start = run_job(cluster)
+    cluster.slurm.run("scontrol", "update", f"JobId={job}", f"{cluster.field}=my own")
+    bench.runs[job] = (start, 2.5)
+    assert bench.run() == (["written"], [])
+    assert cluster.read(job, "AdminComment").startswith("gpu-exporter.io/utilization=underused;since=20")
+    denied = cluster.slurm.attempt("scontrol", "update", f"JobId={job}", "AdminComment=mine", user=USER)
+    assert "Access/permission denied" in denied.stderr
+    assert bench.run() == ([], [])
+    bench.runs[job] = (start, 0.0)
+    assert bench.run() == (["withdrawn"], [])
+    assert (cluster.read(job, "AdminComment"), cluster.read(job)) == ("", "my own")
+
+
+def test_a_mark_in_another_field_moves_with_its_renewal_and_a_foreign_text_stays(
+    cluster: Cluster, bench: Bench
+) -> None:
+    job, start = run_job(cluster)
+    bench.runs[job] = (start, 2.5)
+    assert bench.run() == (["written"], [])
+    assert cluster.read(job).startswith("gpu-exporter.io/utilization=underused")
+    bench.marker = JobMarker(SYSTEM_CLOCK, POLICY)
+    bench.restart()
+    assert bench.run() == ([], [])
+    bench.clock.later += POLICY.unsupported_max / 2
+    assert bench.run() == (["renewed"], [])
+    assert cluster.read(job) == ""
+    assert cluster.read(job, "AdminComment").startswith("gpu-exporter.io/utilization=underused")
+    cluster.slurm.run("scontrol", "update", f"JobId={job}", "AdminComment=JS1:None")
+    assert bench.run() == (["written"], [])
+    assert (cluster.read(job, "AdminComment"), cluster.read(job)[:15]) == ("JS1:None", "gpu-exporter.io")
+    cluster.slurm.run("scontrol", "update", f"JobId={job}", f"{cluster.field}=mine")
+    assert bench.run() == ([], ["foreign"])
+
+
+def test_without_the_rights_of_an_administrator_the_other_field_is_used(
+    cluster: Cluster, bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The owner of the job stands for an Operator: neither of them may write AdminComment."""
+    job, start = run_job(cluster)
+
+    def run_as_owner(*command: str) -> str:
+        done = cluster.slurm.attempt(*command, user=USER)
+        if done.returncode != 0:
+            raise MarkError("error", done.stderr)
+        return done.stdout
+
+    monkeypatch.setattr(JobMarker, "_run", staticmethod(run_as_owner))
+    bench.marker = JobMarker(SYSTEM_CLOCK, POLICY)
+    bench.restart()
+    bench.runs[job] = (start, 2.5)
+    assert bench.run() == (["error"], [])
+    assert "AdminComment may be written by an Administrator of Slurm" in caplog.text
+    assert f"marks go to {cluster.field} from the next cycle on" in caplog.text
+    assert bench.run() == (["written"], [])
+    assert (cluster.read(job, "AdminComment"), cluster.read(job)[:15]) == ("", "gpu-exporter.io")

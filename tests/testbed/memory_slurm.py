@@ -7,8 +7,10 @@ from typing import Any
 
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.policy import LABEL
 from gpu_exporter.reconciler.slurm import marker as jobs
+from gpu_exporter.reconciler.slurm.live import FIELDS
 
 CONFIG = "ClusterName             = lab\n"
 
@@ -33,18 +35,26 @@ class MemorySlurm(jobs.JobMarker):
     """Jobs 1 to 50, each with the same text. `calls`: the first two words of every command."""
 
     def __init__(
-        self, release: str = "24.11.5", settings: str = CONFIG, text: str = f"{LABEL}=underused;since=x"
+        self,
+        release: str = "24.11.5",
+        settings: str = CONFIG,
+        text: str = f"{LABEL}=underused;since=x",
+        field: str = "",
     ) -> None:
+        """`field`: as JobMarker; by default the one that holds the text. `denied`: fields that may not be written."""
+        self.denied: set[str] = set()
         self.release, self.settings = release, settings
-        make, field = (row_of_22_05, "comment") if release.startswith("22") else (row_of_24_11, "extra")
-        self.rows = [make(job_id=i, **{field: text}) for i in range(1, 51)]
+        make, own = (row_of_22_05, "Comment") if release.startswith("22") else (row_of_24_11, "Extra")
+        self.own = own
+        self.rows = [make(job_id=i, **{FIELDS[own]: text}) for i in range(1, 51)]
         self.calls: list[str] = []
         self.clock = ManualClock()
-        super().__init__(self.clock, Policy())
+        super().__init__(self.clock, Policy(), field or own)
 
-    def text(self, job_id: int) -> str:
-        """What the field of this job holds."""
-        return str(next(row for row in self.rows if row["job_id"] == job_id)[self.field.lower()])
+    def text(self, job_id: int, field: str = "") -> str:
+        """What a field of this job holds."""
+        row = next(row for row in self.rows if row["job_id"] == job_id)
+        return str(row.get(FIELDS[field or self.own]) or "")
 
     def _run(self, *command: str) -> str:
         self.calls.append(" ".join(command[:2]))
@@ -53,7 +63,10 @@ class MemorySlurm(jobs.JobMarker):
             every = not asked or self.release.startswith("22")
             return json.dumps({"jobs": [row for row in self.rows if every or str(row["job_id"]) == asked]})
         if command[1] == "update":
-            job, text = (word.partition("=")[2] for word in command[2:])
-            next(row for row in self.rows if str(row["job_id"]) == job)[self.field.lower()] = text
+            job, *texts = (word.partition("=") for word in command[2:])
+            if denied := self.denied.intersection(field for field, _, _ in texts):
+                raise MarkError("error", f"Access/permission denied for job {job[2]} {denied}")
+            row = next(row for row in self.rows if str(row["job_id"]) == job[2])
+            row.update({FIELDS[field]: text for field, _, text in texts})
             return ""
         return f"slurm-wlm {self.release}\n" if "--version" in command else self.settings

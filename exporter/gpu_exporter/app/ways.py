@@ -44,7 +44,7 @@ class Ways(NamedTuple):
     """The ways to live objects: None means wherever there is one.
 
     `resources`: regular expressions of further resources of pods whose devices are GPUs. `condition`: pods get one
-    beside their label.
+    beside their label. `field`: of jobs, which one carries marks, as --slurm.field.
     """
 
     kubernetes: bool | None = None
@@ -52,6 +52,7 @@ class Ways(NamedTuple):
     slurm: bool | None = None
     resources: Sequence[str] = ()
     condition: bool = False
+    field: str = "auto"
 
 
 def find_makers(policy: Policy, ways: Ways) -> dict[str, Callable[[], Marker]]:
@@ -72,7 +73,7 @@ def find_makers(policy: Policy, ways: Ways) -> dict[str, Callable[[], Marker]]:
                     connect(ways.kubeconfig), policy, resources=known, sets_condition=ways.condition
                 )
     if ways.slurm or (ways.slurm is None and JobMarker.is_present()):
-        makers["slurm"] = lambda: JobMarker(SYSTEM_CLOCK, policy)
+        makers["slurm"] = lambda: JobMarker(SYSTEM_CLOCK, policy, ways.field)
     return makers
 
 

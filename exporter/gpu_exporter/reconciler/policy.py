@@ -80,11 +80,11 @@ class Decision(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The mark that this stage would leave, "" for none. Pods get a label, jobs a text in Extra."""
+        """The mark that this stage would leave, "" for none. Pods get a label, jobs a text in AdminComment."""
         if self.stage not in LABELLED:
             return ""
         if self.name.scheduler == "slurm":
-            return f"Extra={LABEL}={self.stage}"
+            return f"AdminComment={LABEL}={self.stage}"
         return f"{LABEL}={self.stage}"
 
 

@@ -82,7 +82,7 @@ def test_where_there_is_no_way_that_is_said_once_and_nothing_is_claimed() -> Non
     for _ in range(2):
         assert foresight.look(decisions, WALL) == {
             A: Outlook("gpu-exporter.io/utilization=underused"),
-            B: Outlook("Extra=gpu-exporter.io/utilization=underused"),
+            B: Outlook("AdminComment=gpu-exporter.io/utilization=underused"),
         }
     assert foresight.notices == [
         "no way to the API server: neither a service account nor --kubernetes.kubeconfig; "

@@ -15,6 +15,7 @@ from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import MarkError, Refused
 from gpu_exporter.reconciler.policy import LABEL, Decision
 from gpu_exporter.reconciler.slurm import marker as jobs
+from gpu_exporter.reconciler.slurm.live import FIELDS
 
 WALL = 1_800_000_000.0
 JOB = Decision(
@@ -33,49 +34,49 @@ JOB = Decision(
 )
 
 
-@pytest.mark.parametrize(("make", "field"), [(row_of_22_05, "comment"), (row_of_24_11, "extra")])
+@pytest.mark.parametrize(("make", "field"), [(row_of_22_05, "Comment"), (row_of_24_11, "Extra")])
 def test_jobs_of_two_releases_read_the_same(make: Any, field: str) -> None:
-    (job,) = jobs.parse_jobs(json.dumps({"jobs": [make()]}), field)
-    assert job == jobs.LiveJob("7", "7", "RUNNING", 1_799_991_000.0, 1, "")
+    (job,) = jobs.parse_jobs(json.dumps({"jobs": [make()]}), [field])
+    assert job == jobs.LiveJob("7", "7", "RUNNING", 1_799_991_000.0, 1, "", field)
     jobs.check_markable(job, JOB, "lab")
     jobs.check_markable(job._replace(gpus=JOB.held), JOB, "lab")
     with pytest.raises(Refused, match="Slurm gave the job 3 GPUs, the evidence is of 2"):
         jobs.check_markable(job._replace(gpus=3), JOB, "lab")
     array = (
         {"array_job_id": 5, "array_task_id": 3}
-        if field == "comment"
+        if field == "Comment"
         else {
             "array_job_id": {"set": True, "number": 5},
             "array_task_id": {"set": True, "number": 3},
         }
     )
-    (task,) = jobs.parse_jobs(json.dumps({"jobs": [make(**array)]}), field)
+    (task,) = jobs.parse_jobs(json.dumps({"jobs": [make(**array)]}), [field])
     assert (task.job_id, task.target) == ("7", "5_3")
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"jobs": [{}]}', '{"jobs": 3}', '{"jobs": [{"job_id": "x"}]}'])
 def test_what_is_no_answer_of_squeue_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not understood"):
-        jobs.parse_jobs(text, "extra")
+        jobs.parse_jobs(text, ["Extra"])
 
 
 def test_a_component_of_a_heterogeneous_job_is_named_alone() -> None:
-    (plain,) = jobs.parse_jobs(json.dumps({"jobs": [row_of_22_05(het_job_id=6, het_job_offset=1)]}), "comment")
+    (plain,) = jobs.parse_jobs(json.dumps({"jobs": [row_of_22_05(het_job_id=6, het_job_offset=1)]}), ["Comment"])
     assert plain.target == "6+1"
     leader = row_of_24_11(het_job_id={"set": True, "number": 7}, het_job_offset={"set": True, "number": 0})
-    (later,) = jobs.parse_jobs(json.dumps({"jobs": [leader]}), "extra")
+    (later,) = jobs.parse_jobs(json.dumps({"jobs": [leader]}), ["Extra"])
     assert later.target == "7+0"
 
 
 def test_a_row_that_is_not_understood_hides_no_other() -> None:
     text = json.dumps({"jobs": [{"job_id": None}, row_of_22_05()]})
-    assert [job.job_id for job in jobs.parse_jobs(text, "comment")] == ["7"]
+    assert [job.job_id for job in jobs.parse_jobs(text, ["Comment"])] == ["7"]
 
 
 def test_no_jobs_with_an_error_is_no_answer() -> None:
     text = json.dumps({"jobs": [], "errors": [{"error": "Unable to contact slurm controller"}]})
     with pytest.raises(ValueError, match="Unable to contact"):
-        jobs.parse_jobs(text, "comment")
+        jobs.parse_jobs(text, ["Comment"])
 
 
 @pytest.mark.parametrize(
@@ -263,7 +264,7 @@ def test_a_text_that_changed_since_it_was_listed_is_not_renewed(
 ) -> None:
     marker = MemorySlurm(release)
     (mark, *_) = marker.list_marks()
-    marker.rows[0].update({marker.field.lower() if key == "extra" else key: value for key, value in change.items()})
+    marker.rows[0].update({FIELDS[marker.own] if key == "extra" else key: value for key, value in change.items()})
     marker.calls.clear()
     with pytest.raises(Refused) as caught:
         marker.renew(mark, JOB)
@@ -281,3 +282,77 @@ def test_a_renewal_writes_the_evidence_and_keeps_the_stage(release: str, stage: 
         f"{LABEL}={stage};since=2027-01-15T05:46:40Z;gpus=2;start=2027-01-15T05:30:00Z;"
         "observed-until=2027-01-15T08:00:00Z"
     )
+
+
+MARK, OLD = f"{LABEL}=underused;since=x", f"{LABEL}=candidate;since=x"
+
+
+@pytest.mark.parametrize(
+    ("release", "texts", "place", "marked"),
+    [
+        ("24.11", {}, "AdminComment", ()),
+        ("24.11", {"AdminComment": "JS1:None"}, "Extra", ()),
+        ("24.11", {"AdminComment": "JS1:None", "Extra": "mine"}, "", ()),
+        ("24.11", {"AdminComment": MARK}, "AdminComment", ("AdminComment",)),
+        ("24.11", {"Extra": OLD}, "AdminComment", ("Extra",)),
+        ("24.11", {"AdminComment": "JS1:None", "Comment": OLD}, "Extra", ("Comment",)),
+        ("24.11", {"AdminComment": MARK, "Extra": OLD}, "AdminComment", ("AdminComment", "Extra")),
+        ("22.05", {"AdminComment": "JS1:None"}, "Comment", ()),
+        ("22.05", {"Comment": "mine"}, "AdminComment", ()),
+    ],
+)
+def test_where_the_mark_of_a_job_belongs(
+    release: str, texts: dict[str, str], place: str, marked: tuple[str, ...]
+) -> None:
+    marker = MemorySlurm(release, text="", field=jobs.AUTO)
+    marker.rows = [{**marker.rows[6], **{FIELDS[field]: text for field, text in texts.items()}}]
+    job = marker.read("7")
+    assert (job.field, job.marked) == (place, marked)
+    if not place:
+        with pytest.raises(Refused, match="holds a text that is not ours"):
+            marker.write(JOB._replace(held=job.gpus or 2), WALL)
+        return
+    marker.write(JOB, WALL)
+    assert marker.text(7, place).startswith(f"{LABEL}=underused;since=2027")
+    after = {field: marker.text(7, field) for field in FIELDS if field != place}
+    assert after == {field: "" if field in marked else texts.get(field, "") for field in after}, "no other mark is left"
+    (mark,) = marker.list_marks()
+    marker.renew(mark, JOB._replace(observed_wall=WALL + 60))
+    assert marker.text(7, place).endswith("observed-until=2027-01-15T08:01:00Z")
+    marker.withdraw(mark, "over", WALL)
+    assert [field for field in FIELDS if marker.text(7, field).startswith(LABEL)] == []
+    assert marker.label(JOB) == f"{place}={LABEL}=underused"
+
+
+def test_a_renewal_moves_a_mark_of_an_older_release_to_where_its_owner_cannot_change_it() -> None:
+    marker = MemorySlurm(text=OLD, field=jobs.AUTO)
+    (mark, *_) = marker.list_marks()
+    marker.renew(mark, JOB)
+    assert marker.text(1, "AdminComment").startswith(f"{LABEL}=candidate;since=2027")
+    assert marker.text(1, "Extra") == ""
+
+
+def test_what_only_an_administrator_may_write_is_given_up_for_the_next_field() -> None:
+    marker = MemorySlurm(text="", field=jobs.AUTO)
+    marker.denied = {"AdminComment"}
+    with pytest.raises(MarkError, match="may be written by an Administrator.*marks go to Extra from the next cycle on"):
+        marker.write(JOB, WALL)
+    marker.write(JOB, WALL)
+    assert marker.text(7).startswith(f"{LABEL}=underused")
+    marker.denied = {"Extra"}
+    with pytest.raises(MarkError, match="denied"):
+        marker.write(JOB._replace(name=HolderName("slurm", "", "8")), WALL)
+    assert marker.fields == ["Extra"]
+    only = MemorySlurm(text="", field="AdminComment")
+    only.denied = {"AdminComment"}
+    with pytest.raises(MarkError, match="or choose another --slurm.field"):
+        only.write(JOB, WALL)
+
+
+def test_extra_is_not_written_where_slurm_reads_it() -> None:
+    settings = "ClusterName = lab\nSchedulerParameters = bf_continue,extra_constraints\n"
+    assert MemorySlurm(settings=settings, field=jobs.AUTO).fields == ["AdminComment"]
+    with pytest.raises(MarkError, match="gives Extra a meaning"):
+        MemorySlurm(settings=settings, field="Extra")
+    with pytest.raises(MarkError, match="slurm-wlm 22.05 has no field Extra; use Comment"):
+        MemorySlurm("22.05.8", field="Extra")

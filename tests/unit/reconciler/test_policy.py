@@ -275,7 +275,7 @@ def test_labels_by_scheduler() -> None:
     assert judge(unit()).label == "gpu-exporter.io/utilization=underused"
     job = HolderEvidence(HolderName("slurm", "", "42"), "", (unit(),), 1)
     (decision,) = decide(Evidence(NOW, (job,)), POLICY)
-    assert decision.label == "Extra=gpu-exporter.io/utilization=underused"
+    assert decision.label == "AdminComment=gpu-exporter.io/utilization=underused"
 
 
 def test_reports(golden) -> None:

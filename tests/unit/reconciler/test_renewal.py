@@ -118,7 +118,7 @@ def slurm(release: str) -> MemorySlurm:
     old = timestamp(WALL - POLICY.unsupported_max / 2)
     made = MemorySlurm(release, text=f"{LABEL}=candidate;since=x;gpus=1;observed-until={old}")
     for row in made.rows:
-        row["start_time"] = {"set": True, "number": int(START)} if made.field == "Extra" else int(START)
+        row["start_time"] = {"set": True, "number": int(START)} if made.own == "Extra" else int(START)
     return made
 
 

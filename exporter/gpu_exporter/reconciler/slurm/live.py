@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gpu_exporter.reconciler.evidence import HolderName
@@ -14,6 +15,9 @@ from gpu_exporter.reconciler.policy import LABEL
 log = logging.getLogger(__name__)
 MARK = re.compile(re.escape(LABEL) + r"=([a-z-]+)(?:;|$)")
 ALLOCATED = re.compile(r"(?:^|,)gres/gpu=(\d+)(?:,|$)")  # GPUs and MIG devices of a job, all types together
+# Fields of a job that may carry a mark, with their names in JSON: first what only an Administrator may write, so that
+# neither the job's owner nor anybody who copies a submit line sets or removes it.
+FIELDS = {"AdminComment": "admin_comment", "Extra": "extra", "Comment": "comment"}
 # A job in one of these states can no longer be changed.
 FINISHED = frozenset(
     ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY")
@@ -24,8 +28,10 @@ class LiveJob(NamedTuple):
     """What the reconciler needs of one job. `start`: Unix seconds, 0 while unknown.
 
     `target`: its name for scontrol. The id of an array or of a heterogeneous job would name all of its parts, and one
-    part has it as its job id. `leader`: the first component of a heterogeneous job, "" for all others. `gpus`: what
-    Slurm gave it, None where it gave none that are counted in GPUs. `title`: the job's name, and `comment` its Comment,
+    part has it as its job id. `text`: what its mark says, else what stands in `field`, which is where a mark of it
+    belongs, "" where every field that may be used holds a text of others. `marked`: the fields that have marks.
+    `leader`: the first component of a heterogeneous job, "" for all others. `gpus`: what Slurm gave it, None where it
+    gave none that are counted in GPUs. `title`: the job's name, and `comment` its Comment,
     both in its owner's words.
     """
 
@@ -35,6 +41,8 @@ class LiveJob(NamedTuple):
     start: float
     restarts: int
     text: str
+    field: str = "AdminComment"
+    marked: tuple[str, ...] = ()
     leader: str = ""
     is_batch: bool | None = None
     gpus: int | None = None
@@ -78,8 +86,10 @@ def read_field(text: str, name: str) -> str | None:
     return next((value for key, _, value in fields if key == name), None)
 
 
-def parse_jobs(text: str, field: str) -> list[LiveJob]:
-    """Jobs of an answer of `squeue --json`, with the text in `field`. Raises ValueError.
+def parse_jobs(text: str, fields: Sequence[str]) -> list[LiveJob]:
+    """Jobs of an answer of `squeue --json`; `fields`: those of FIELDS that may carry a mark, the best first.
+
+    Raises ValueError.
 
     22.05 prints plain numbers and words; later releases print {"set", "infinite", "number"} and lists.
     """
@@ -87,7 +97,7 @@ def parse_jobs(text: str, field: str) -> list[LiveJob]:
         answer = json.loads(text)
         rows: list[dict[str, Any]] = answer["jobs"]
         errors = answer.get("errors") or ()
-        parsed = [_read_job(row, field) for row in rows]
+        parsed = [_read_job(row, fields) for row in rows]
     except (AttributeError, KeyError, TypeError, ValueError) as exc:
         raise ValueError(f"squeue --json printed what is not understood: {exc!r}") from exc
     if errors:  # 22.05 ends with status 0 and no jobs when the controller does not answer
@@ -100,8 +110,11 @@ def parse_jobs(text: str, field: str) -> list[LiveJob]:
     return jobs
 
 
-def _read_job(row: dict[str, Any], field: str) -> LiveJob | None:
+def _read_job(row: dict[str, Any], fields: Sequence[str]) -> LiveJob | None:
     """One job; None when it is not understood, which must not hide the others."""
+    texts = {field: str(row.get(key) or "") for field, key in FIELDS.items()}
+    marked = [field for field, text in texts.items() if MARK.match(text)]
+    place = next((field for field in fields if not texts[field] or field in marked), "")
     try:
         return LiveJob(
             str(int(_plain(row["job_id"]))),
@@ -109,7 +122,9 @@ def _read_job(row: dict[str, Any], field: str) -> LiveJob | None:
             _word(row["job_state"]),
             float(_plain(row["start_time"])),
             int(_plain(row.get("restart_cnt", 0))),
-            str(row.get(field) or ""),
+            texts[marked[0] if marked else place or fields[0]],
+            field=place,
+            marked=tuple(marked),
             leader=_leader(row),
             is_batch=row["batch_flag"] if isinstance(row.get("batch_flag"), bool) else None,
             gpus=_gpus(row),

@@ -1,8 +1,8 @@
-"""Marks on Slurm jobs: one line of text in Extra (23.02 and newer), in Comment on older ones.
+"""Marks on Slurm jobs: a line of text in AdminComment; where that is taken or refused, in Extra, before 23.02 Comment.
 
 Jobs are read with `squeue --json`, where no job name or comment can imitate another field. A text that is not ours is
 never overwritten, nor is Extra written where Slurm reads it as a node filter (SchedulerParameters=extra_constraints).
-Needs the rights of an Operator for other users' jobs.
+AdminComment needs the rights of an Administrator, the others those of an Operator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, parse_timestamp, timestamp
 from gpu_exporter.reconciler.policy import LABEL, Decision
-from gpu_exporter.reconciler.slurm.live import MARK, LiveJob, parse_jobs, read_field
+from gpu_exporter.reconciler.slurm.live import LiveJob, parse_jobs, read_field
 from gpu_exporter.reconciler.slurm.survey import describe
 from gpu_exporter.reconciler.surroundings import Surroundings, Unreadable
 
@@ -31,8 +31,11 @@ RECENT_S = 5.0
 LISTED_S = 20.0  # the list of a cycle still says what surrounds its jobs; below the shortest usual interval
 # Settings of the commands that change what they list, or which cluster they ask.
 FILTERS = re.compile(r"(SQUEUE|SCONTROL|SLURM)_(?!CONF$|JWT$)")
+AUTO = "auto"
 EXTRA_SINCE = (23, 2)  # release of Slurm
 START_SLACK_S = 2.0  # the exporter publishes the start to the second
+# What scontrol says where the rights do not reach.
+DENIED = re.compile(r"Access/permission denied", re.IGNORECASE)
 # What scontrol says when the job is no longer the one that was decided on.
 GONE = re.compile(r"Invalid job id|Job/step already completing or completed", re.IGNORECASE)
 
@@ -77,15 +80,19 @@ class JobMarker:
     """Slurm's ClusterName, as in the label slurm_cluster."""
     _run = staticmethod(run_slurm)
 
-    def __init__(self, clock: Clock, policy: Policy) -> None:
-        """Choose the field. Raises MarkError when Slurm does not answer or the field is not free for us."""
+    def __init__(self, clock: Clock, policy: Policy, field: str = AUTO) -> None:
+        """`field`: the only one of FIELDS that is written, or AUTO.
+
+        Raises MarkError when Slurm does not answer, or has no field for us.
+        """
         self._clock = clock
         self._policy = policy
         self._recent: tuple[float, list[LiveJob]] | None = None
         self._listed: tuple[float, list[LiveJob]] | None = None
         version = re.search(r"slurm(?:-wlm)? (\d+)\.(\d+)", self._run("scontrol", "--version"))
         release = (int(version[1]), int(version[2])) if version else (0, 0)
-        self.field = "Extra" if release >= EXTRA_SINCE else "Comment"
+        self._filters = release >= EXTRA_SINCE
+        """Whether squeue --json shows the jobs only that it is asked for."""
         settings = self._run("scontrol", "show", "config")
         self.cluster = _read_setting(settings, "ClusterName")
         if not self.cluster:
@@ -94,8 +101,16 @@ class JobMarker:
                 "scontrol show config: no ClusterName, and evidence of another cluster's job with the same id would "
                 "count for ours; jobs are not marked; set ClusterName in slurm.conf",
             )
-        if self.field == "Extra" and "extra_constraints" in _read_setting(settings, "SchedulerParameters"):
-            raise MarkError("error", "SchedulerParameters=extra_constraints gives Extra a meaning; jobs are not marked")
+        extra = "Extra" if release >= EXTRA_SINCE else "Comment"
+        self.fields = ["AdminComment", extra] if field == AUTO else [field]
+        """Where marks go, the best first."""
+        if "Extra" in self.fields and "extra_constraints" in _read_setting(settings, "SchedulerParameters"):
+            if field == "Extra":
+                text = "SchedulerParameters=extra_constraints gives Extra a meaning; jobs are not marked"
+                raise MarkError("error", text)
+            self.fields.remove("Extra")
+        if field == "Extra" and release < EXTRA_SINCE:
+            raise MarkError("error", f"Slurm {version[0] if version else '?'} has no field Extra; use Comment")
 
     @staticmethod
     def is_present() -> bool:
@@ -143,22 +158,24 @@ class JobMarker:
         check_markable(self._find(decision.name.name, self._recent_jobs()), decision, self.cluster)
 
     def label(self, decision: Decision) -> str:
-        return f"{self.field}={LABEL}={decision.stage}"
+        job = next((job for job in self._recent_jobs() if job.job_id == decision.name.name), None)
+        return f"{job.field if job is not None and job.field else self.fields[0]}={LABEL}={decision.stage}"
 
     def write(self, decision: Decision, wall: float) -> None:
         job = self.read(decision.name.name)
         check_markable(job, decision, self.cluster)
-        self.update(job.target, render_mark(decision, decision.stage, job.start))
+        self._set(job, render_mark(decision, decision.stage, job.start))
 
     def renew(self, mark: Mark, decision: Decision) -> None:
         """The whole text is written, so the job is read directly before; on 22.05 within the last RECENT_S."""
         job_id = mark.name.name
-        job = self.read(job_id) if self.field == "Extra" else self._find(job_id, self._recent_jobs())
+        job = self.read(job_id) if self._filters else self._find(job_id, self._recent_jobs())
         if job.incarnation != mark.incarnation:
             raise Refused("replaced", "the job was started again since it was listed")
         if job.text != mark.live.text:
             raise Refused("foreign", "the text was changed since it was listed")
-        self.update(job.target, render_mark(decision, mark.stage, job.start))
+        object_to_texts(job)
+        self._set(job, render_mark(decision, mark.stage, job.start))
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
         """Whatever incarnation carries our text: a requeued job keeps that of its last run."""
@@ -166,8 +183,8 @@ class JobMarker:
             job = self.read(mark.name.name)
         except Refused as exc:
             raise MarkError("replaced", str(exc)) from exc
-        if MARK.match(job.text):
-            self.update(job.target, "")
+        if job.mark is not None:  # in a field that may be another one than marks go to now
+            self.update(job.target, dict.fromkeys(job.marked, ""))
 
     def read(self, job_id: str) -> LiveJob:
         """The live job: 22.05 answers with all jobs whatever is asked. Raises Refused when there is none."""
@@ -196,13 +213,26 @@ class JobMarker:
     def _jobs(self, *selection: str) -> list[LiveJob]:
         text = self._run("squeue", "--json", "--all", *selection)
         try:
-            return parse_jobs(text, self.field.lower())
+            return parse_jobs(text, self.fields)
         except ValueError as exc:
             raise MarkError("error", str(exc)) from exc
 
-    def update(self, target: str, text: str) -> None:
-        """Set the field of one job. Raises MarkError."""
-        self._run("scontrol", "update", f"JobId={target}", f"{self.field}={text}")
+    def _set(self, job: LiveJob, text: str) -> None:
+        """Write a mark where it belongs, and clear the fields that have an older one. Raises MarkError."""
+        try:
+            self.update(job.target, {**dict.fromkeys(job.marked, ""), job.field: text})
+        except MarkError as exc:
+            if job.field != "AdminComment" or not DENIED.search(str(exc)):
+                raise
+            needs = "AdminComment may be written by an Administrator of Slurm (sacctmgr), SlurmUser and root"
+            if len(self.fields) == 1:
+                raise MarkError("error", f"{exc}; {needs}, or choose another --slurm.field") from exc
+            self.fields.remove("AdminComment")
+            raise MarkError("error", f"{needs}; marks go to {self.fields[0]} from the next cycle on") from exc
+
+    def update(self, target: str, texts: Mapping[str, str]) -> None:
+        """Set these fields of one job. Raises MarkError."""
+        self._run("scontrol", "update", f"JobId={target}", *(f"{field}={text}" for field, text in texts.items()))
 
 
 def check_markable(job: LiveJob, decision: Decision, cluster: str) -> None:
@@ -214,7 +244,12 @@ def check_markable(job: LiveJob, decision: Decision, cluster: str) -> None:
     object_to_start(job, decision.start_wall or 0.0)
     if job.gpus is not None and job.gpus != decision.held:
         raise Refused("gpus", f"Slurm gave the job {job.gpus} GPUs, the evidence is of {decision.held}")
-    if job.text and job.mark is None:
+    object_to_texts(job)
+
+
+def object_to_texts(job: LiveJob) -> None:
+    """Raise Refused when a job has no field that is free for a mark."""
+    if not job.field or (job.text and job.mark is None):
         raise Refused("foreign", "the field holds a text that is not ours")
 
 
