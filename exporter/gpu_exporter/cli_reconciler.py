@@ -30,6 +30,7 @@ def _reconcile(given: list[str]) -> int:
     parser = build_reconcile_parser()
     options = parser.parse_args(given)
     config = read_config(parser, options.config_file)
+    from gpu_exporter.app.explain import explain_once
     from gpu_exporter.app.reconcile import (
         apply_forever,
         apply_once,
@@ -55,17 +56,20 @@ def _reconcile(given: list[str]) -> int:
     from gpu_exporter.reconciler.telemetry import Telemetry
 
     set_up_logging(options.log_level, options.log_format)
-    if options.apply and options.explain:
-        parser.error("--explain writes nothing: leave --apply out")
+    explains = bool(options.explain or options.gpu)
+    if options.apply and explains:
+        parser.error("--explain and --gpu write nothing: leave --apply out")
+    if (options.explain and options.gpu) or (options.at is not None and not explains):
+        parser.error("name either a holder (--explain) or a GPU (--gpu); --at is for them")
     if options.collector and (not options.address or options.once or options.remove_all):
         parser.error("--slurm.collector needs --web.listen-address, and is for neither --once nor --remove-all")
     if options.condition and not (options.apply or options.remove_all):
         parser.error("--kubernetes.condition is for --apply")
-    if options.audit is not None and not (options.apply or options.explain):
+    if options.audit is not None and not (options.apply or explains):
         parser.error("--audit.file is written with --apply and read with --explain")
     if options.lease and (options.remove_all or (options.apply and options.once)):
         parser.error("--kubernetes.lease is for neither --apply --once nor --remove-all")
-    if options.remove_all and (options.once or options.explain or options.format != "table"):
+    if options.remove_all and (options.once or explains or options.format != "table"):
         parser.error("--remove-all takes neither --once nor --explain nor --format")
     book = Rulebook(config.settings.policy, config.rules)
     try:
@@ -77,7 +81,7 @@ def _reconcile(given: list[str]) -> int:
         if options.remove_all:
             return remove_all(markers, options.apply)
         client = _build_client(options, options.prometheus, *options.exporters)
-        source = build_source(options.prometheus, options.exporters, options.matcher, book, client)
+        source = build_source(options.prometheus, options.exporters, options.matcher, book, client, options.at)
         telemetry = Telemetry()
         audit = None
         if options.audit is not None and options.apply:
@@ -85,11 +89,20 @@ def _reconcile(given: list[str]) -> int:
         pauses = [build_pause("", "", options.pause_file)] if options.pause_file is not None else []
         if options.lease and not options.apply:
             pauses.append(build_pause(options.kubeconfig, options.lease, None))
-        if options.once or options.explain:
+        if options.once or explains:
             if options.apply:
                 return apply_once(source, markers, book, telemetry, audit, pauses)
+            if options.at is not None:
+                from gpu_exporter.clock import ManualClock
+
+                then = ManualClock(wall=options.at)
+                asked = options.explain, options.gpu
+                return explain_once(source, book, options.format, *asked, None, options.audit, clock=then)
             foresight = build_foresight(book.site, ways)
-            return reconcile_once(source, book, options.format, options.explain, foresight, options.audit, pauses)
+            if explains:
+                asked = options.explain, options.gpu
+                return explain_once(source, book, options.format, *asked, foresight, options.audit, pauses)
+            return reconcile_once(source, book, options.format, foresight, pauses)
         dry = None if options.apply else build_foresight(book.site, ways)
         lease = build_lease(options.kubeconfig, options.lease) if options.lease and options.apply else None
         demand = build_demand(options.slurm)
@@ -106,14 +119,16 @@ def _reconcile(given: list[str]) -> int:
 
 
 def _explain(given: list[str]) -> int:
-    """`explain HOLDER FLAGS` is `reconcile --once --explain=HOLDER FLAGS`."""
+    """`explain HOLDER FLAGS` is `reconcile --once --explain=HOLDER FLAGS`; with --gpu=UUID no holder is named."""
     if given and not given[0].startswith("-"):
         return _reconcile(["--once", f"--explain={given[0]}", *given[1:]])
     parser = build_reconcile_parser()
     if given[:1] in (["-h"], ["--help"]):
         parser.print_help()
         return 0
-    parser.error("explain: name a holder first, NAMESPACE/POD or job/ID, then the flags of reconcile")
+    if given and given[0].partition("=")[0] == "--gpu":
+        return _reconcile(["--once", *given])
+    parser.error("explain: name a holder first, NAMESPACE/POD or job/ID, or --gpu UUID, then the flags of reconcile")
 
 
 def _digest(given: list[str]) -> int:

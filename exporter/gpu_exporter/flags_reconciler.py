@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from gpu_exporter.flags import add_common, add_resources, add_web_config
-from gpu_exporter.parser import Parser, positive_duration
+from gpu_exporter.parser import Parser, moment, positive_duration
 
 
 def _add_prometheus(parser: Parser) -> None:
@@ -140,6 +140,13 @@ def build_reconcile_parser() -> Parser:
         "--explain",
         default="",
         help="with --once: NAMESPACE/POD or job/ID (also ARRAY_TASK, LEADER+OFFSET), every number behind its stage",
+    )
+    parser.flag("--gpu", default="", help="in place of --explain: UUID of a GPU or MIG instance, whoever holds it")
+    parser.flag(
+        "--at",
+        type=moment,
+        default=None,
+        help="with --explain or --gpu: at that time, 2027-01-15T18:00:00Z or 3h for three hours ago",
     )
     parser.flag(
         "--format",

@@ -90,6 +90,21 @@ def positive_duration(text: str) -> float:
     return seconds
 
 
+def moment(text: str) -> float:
+    """A time, or how long ago, as Unix seconds."""
+    from datetime import datetime
+
+    from gpu_exporter.clock import SYSTEM_CLOCK
+
+    try:
+        when = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        return SYSTEM_CLOCK.wall() - positive_duration(text)
+    if when.tzinfo is None:
+        raise argparse.ArgumentTypeError(f"{text!r} has no zone: write {text}Z for UTC")
+    return when.timestamp()
+
+
 def read_config(parser: Parser, path: Path | None) -> Config:
     """The configuration of --config.file; ends the process where it is wrong."""
     from gpu_exporter.config.load import ConfigError, load_config

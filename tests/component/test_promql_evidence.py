@@ -18,7 +18,7 @@ from gpu_exporter.reconciler.pauses import Pauses
 from gpu_exporter.reconciler.policy import Decision, decide
 from gpu_exporter.reconciler.promql import PromQLSource
 from gpu_exporter.reconciler.rulebook import Rulebook
-from tests.testbed.processes import Processes
+from tests.testbed.processes import Processes, run_exporter
 from tests.testbed.servers import Prometheus, require
 
 pytestmark = pytest.mark.servers
@@ -283,3 +283,20 @@ def test_a_pause_that_goes_on_is_said_and_one_that_cannot_be_asked_for_leaves_no
     assert (decision.stage, evidence.paused) == ("unknown", "policy.pause_when has 2 series")
     with pytest.raises(EvidenceError, match=r"^policy\.pause_when: .*parse error"):
         paused(prometheus, "storage_up ==")
+
+
+def test_a_gpu_and_a_time_in_the_past_are_asked_for(prometheus: Prometheus) -> None:
+    command = ("explain", "--gpu=GPU-1", f"--source.prometheus={prometheus.url}", "--no-slurm", "--no-kubernetes")
+    done = run_exporter(*command)
+    assert (done.returncode, done.stdout.partition("\n")[0]) == (0, "job 1: underused"), done.stderr
+    done = run_exporter(*command, "--at=1m")
+    assert (done.returncode, done.stdout.partition("\n")[0]) == (0, "job 1: underused"), done.stderr
+    assert "what surrounded it at that time is not known" in done.stderr
+    done = run_exporter(*command, "--at=30m")  # the history has the exporters of its last two minutes
+    assert (done.returncode, "no gpu-exporter series match" in done.stderr) == (3, True)
+    done = run_exporter("explain", "job/1", *command[2:], "--at=2026-01-01T00:00:00")
+    assert (done.returncode, "has no zone: write 2026-01-01T00:00:00Z for UTC" in done.stderr) == (2, True)
+    done = run_exporter("explain", "job/1", "--source.exporter=n1:9836", "--at=1h")
+    assert (done.returncode, "asks for the past, which only --source.prometheus has" in done.stderr) == (2, True)
+    done = run_exporter("reconcile", "--once", f"--source.prometheus={prometheus.url}", "--at=1h")
+    assert (done.returncode, "--at is for them" in done.stderr) == (2, True)

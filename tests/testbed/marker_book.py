@@ -92,13 +92,14 @@ class Book:
         self.marks[mark.name] = mark.stage  # as a whole, as on a job: what is written is the text with its stage
         self.observed[mark.name] = decision.observed_wall
 
-    def write(self, decision: Decision, wall: float) -> None:
+    def write(self, decision: Decision, wall: float) -> str:
         self.calls.append(f"write {decision.name.name} {decision.stage}")
         self._object_to(decision)
         if self.fail:
             raise self.fail
         self.marks[decision.name] = decision.stage
         self.observed[decision.name] = decision.observed_wall
+        return "label"
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
         self._require(reason, wall)

@@ -51,7 +51,7 @@ def _kubernetes(*names: str) -> dict[str, str]:
 PROGRAMS = {
     "kube": Module(
         f"-s -w -X {STAMP}.gitVersion=v1.36.3 -X {STAMP}.gitMajor=1 -X {STAMP}.gitMinor=36",
-        _kubernetes("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler"),
+        _kubernetes("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"),
     ),
     "etcd": Module("-s -w", {"etcd": "go.etcd.io/etcd/server/v3"}),
     "helm": Module(  # without them it takes every cluster for Kubernetes 1.20
@@ -67,6 +67,7 @@ PROGRAMS = {
     "prometheus": Module(
         "-s -w", {"promtool-3": "github.com/prometheus/prometheus/cmd/promtool"}, tags="remove_all_sd"
     ),
+    "descheduler": Module("-s -w", {"descheduler": "sigs.k8s.io/descheduler/cmd/descheduler"}),
     "kubeconform": Module("-s -w", {"kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform"}),
 }
 

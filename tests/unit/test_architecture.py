@@ -95,7 +95,7 @@ ALLOWED = {
         "vendor",
         "web",
     },
-    "parser": {"durations", "exits", "config"},
+    "parser": {"clock", "durations", "exits", "config"},
     "flags": {"parser", "version", "exits"},
     "flags_reconciler": {"flags", "parser"},
     "cli_reconciler": {"flags_reconciler", "parser", "config", "app", "reconciler", "clock", "logs"},

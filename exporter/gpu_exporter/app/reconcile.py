@@ -8,27 +8,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpu_exporter.app.explain import complain
 from gpu_exporter.app.serve import repeat_aside, stop_on_signal
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.exits import Exit
 from gpu_exporter.reconciler.apply import ApplyRuns, withdraw_all
-from gpu_exporter.reconciler.audit import AuditLog, describe, read_transitions
+from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.dry_run import DryRun
-from gpu_exporter.reconciler.evidence import (
-    FORMS,
-    EvidenceError,
-    EvidenceSource,
-    ExplainingSource,
-    OtherActivity,
-    named_holder,
-)
+from gpu_exporter.reconciler.evidence import EvidenceError, EvidenceSource
 from gpu_exporter.reconciler.foresight import Foresight
 from gpu_exporter.reconciler.judge import Judge, judge_of
 from gpu_exporter.reconciler.marks import Marker
 from gpu_exporter.reconciler.pause_note import PauseSource
-from gpu_exporter.reconciler.policy import Decision
-from gpu_exporter.reconciler.report import decisions_json, explain, render_decisions
+from gpu_exporter.reconciler.report import decisions_json, render_decisions
 from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.site import ReconcilerSite
 from gpu_exporter.reconciler.slurm.demand import SlurmDemand
@@ -40,65 +33,24 @@ if TYPE_CHECKING:
 
 
 def reconcile_once(
-    source: ExplainingSource,
+    source: EvidenceSource,
     book: Rulebook,
     form: str,
-    explained: str,
     foresight: Foresight,
-    audit: Path | None = None,
     pauses: Sequence[PauseSource] = (),
 ) -> int:
-    """One cycle that writes nothing; the exit code. With `explained`, only that holder, in full, whatever its stage.
-
-    `audit`: what became of its marks is read there. Raises OSError.
-    """
-    asked = named_holder(explained)
-    past = read_transitions(audit, asked) if audit is not None and asked is not None else []
+    """One cycle that writes nothing; the exit code."""
     try:
-        evidence, decisions, problems, _ = Judge(source, foresight.surveyor, book, SYSTEM_CLOCK, pauses).judge(
-            [asked] if asked is not None else ()
-        )
+        evidence, decisions, problems, _ = Judge(source, foresight.surveyor, book, SYSTEM_CLOCK, pauses).judge()
     except EvidenceError as exc:
-        _complain(f"nothing decided: {exc}")
+        complain(f"nothing decided: {exc}")
         return Exit.NO_DATA
-    for problem in problems:
-        _complain(f"not seen: {problem}")
-    code = Exit.PARTIAL if problems else Exit.DONE
-    if explained:
-        chosen = [decision for decision in decisions if decision.is_named(explained, asked)]
-        if not chosen and past and form != "json":  # it is gone
-            print(f"{asked}: not in the evidence; its marks were")  # noqa: T201
-        elif not chosen:
-            _complain(
-                f"{explained}: no such holder in the evidence, which has {evidence.allocations} allocations; {FORMS}"
-            )
-            return Exit.USAGE
-        decisions = chosen
     outlooks = foresight.look(decisions, SYSTEM_CLOCK.wall())
-    for notice in foresight.notices:
-        _complain(notice)
-    if form == "json":
-        sys.stdout.write(decisions_json(decisions, evidence, outlooks))
-    elif explained:
-        for decision in decisions:
-            other = _other_activity(source, decision)
-            sys.stdout.write(explain(decision, book.site, outlooks.get(decision.name), other))
-        sys.stdout.writelines(f"  {describe(record)}\n" for record in past)
-    else:
-        sys.stdout.write(render_decisions(decisions, evidence, outlooks))
-    return code
-
-
-def _other_activity(source: ExplainingSource, decision: Decision) -> OtherActivity:
-    try:
-        return source.read_other_activity({unit.uuid for unit in decision.units})
-    except EvidenceError as exc:
-        _complain(f"not known which witnesses were active: {exc}")
-        return {}
-
-
-def _complain(text: str) -> None:
-    print(f"gpu-exporter: {text}", file=sys.stderr)  # noqa: T201
+    for text in (*(f"not seen: {problem}" for problem in problems), *foresight.notices):
+        complain(text)
+    render = decisions_json if form == "json" else render_decisions
+    sys.stdout.write(render(decisions, evidence, outlooks))
+    return Exit.PARTIAL if problems else Exit.DONE
 
 
 def serve_telemetry(

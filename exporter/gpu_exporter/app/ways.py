@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpu_exporter.clock import SYSTEM_CLOCK
+from gpu_exporter.clock import SYSTEM_CLOCK, ManualClock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.direct import ExporterSource
 from gpu_exporter.reconciler.evidence import ExplainingSource
@@ -26,15 +26,18 @@ if TYPE_CHECKING:
 
 
 def build_source(
-    prometheus: str, exporters: Sequence[str], matcher: str, book: Rulebook, client: Client
+    prometheus: str, exporters: Sequence[str], matcher: str, book: Rulebook, client: Client, at: float | None = None
 ) -> ExplainingSource:
-    """The PromQL API when one is given, else the exporters. Raises ValueError."""
+    """The PromQL API when one is given, else the exporters; `at`: a past time (Unix seconds). Raises ValueError."""
     if bool(prometheus) == bool(exporters):
         raise ValueError("exactly one of --source.prometheus and --source.exporter is needed")
     if prometheus:
         windows = book.loosest.candidate_after, book.site.underused_after
         pauses, asks = Pauses(book), book.asks_models
-        return PromQLSource(prometheus, *windows, SYSTEM_CLOCK, matcher, client, pauses, asks_models=asks)
+        clock = SYSTEM_CLOCK if at is None else ManualClock(wall=at)
+        return PromQLSource(prometheus, *windows, clock, matcher, client, pauses, asks_models=asks, at=at)
+    if at is not None:
+        raise ValueError("--at asks for the past, which only --source.prometheus has")
     if book.site.pause_when:
         raise ValueError("policy.pause_when is PromQL: it needs --source.prometheus")
     return ExporterSource(exporters, book.site.underused_after, SYSTEM_CLOCK, client)

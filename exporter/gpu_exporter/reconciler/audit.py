@@ -47,44 +47,20 @@ class AuditLog:
         if path != STDOUT:
             os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, MODE))
 
-    def note_marked(self, decision: Decision) -> None:
-        """A mark was set, or rose."""
-        around = decision.around
-        self._write(
-            "marked",
-            decision.name,
-            {
-                "job": decision.users_id,
-                "incarnation": decision.incarnation,
-                "owner": decision.owner,
-                "stage": decision.stage,
-                "reason": decision.reason,
-                "rule": decision.rule.name if decision.rule is not None else "",
-                "class": around.kind if around is not None else "",
-                "group": around.group if around is not None else "",
-                "gpus_expected": decision.held,
-                "gpus_observed": len({(unit.uuid, unit.mig) for unit in decision.units}),
-                "observed": timestamp(decision.observed_wall),
-                "units": [
-                    {
-                        "node": unit.node,
-                        "gpu": unit.gpu,
-                        "uuid": unit.uuid,
-                        "mig": unit.mig,
-                        "idle_run_seconds": _number(unit.idle_run_s),
-                        "coverage": _number(unit.coverage),
-                        "witnesses": unit.witnesses,
-                        "sample_age_seconds": _number(unit.sample_age_s),
-                    }
-                    for unit in decision.units
-                ],
-            },
-        )
+    def note_marked(self, decision: Decision, field: str) -> None:
+        """A mark was set, or rose, in this field."""
+        facts = {
+            "incarnation": decision.incarnation,
+            "stage": decision.stage,
+            "reason": decision.reason,
+            "field": field,
+        }
+        self._write("marked", decision.name, {"job": decision.users_id, **facts, **_evidence_of(decision)})
 
-    def note_withdrawn(self, mark: Mark, reason: str) -> None:
-        """A mark was withdrawn."""
+    def note_withdrawn(self, mark: Mark, reason: str, decision: Decision | None) -> None:
+        """A mark was withdrawn; `decision`: what the evidence led to, None without."""
         facts = {"job": mark.users_id, "incarnation": mark.incarnation, "stage": mark.stage, "reason": reason}
-        self._write("withdrawn", mark.name, facts)
+        self._write("withdrawn", mark.name, facts | (_evidence_of(decision) if decision is not None else {}))
 
     def _write(self, action: str, name: HolderName, facts: Record) -> None:
         head = {"time": timestamp(self._clock.wall()), "version": VERSION, "policy": self._policy, "action": action}
@@ -108,19 +84,51 @@ class AuditLog:
         self._trouble = trouble
 
 
+def _evidence_of(decision: Decision) -> Record:
+    """What was known of a holder; `decided`: what followed from it."""
+    around = decision.around
+    return {
+        "decided": decision.stage,
+        "rule": decision.rule.name if decision.rule is not None else "",
+        "owner": decision.owner,
+        "class": around.kind if around is not None else "",
+        "group": around.group if around is not None else "",
+        "gpus_expected": decision.held,
+        "gpus_observed": len({(unit.uuid, unit.mig) for unit in decision.units}),
+        "observed": timestamp(decision.observed_wall),
+        "units": [
+            {
+                "node": unit.node,
+                "gpu": unit.gpu,
+                "uuid": unit.uuid,
+                "mig": unit.mig,
+                "idle_run_seconds": _number(unit.idle_run_s),
+                "coverage": _number(unit.coverage),
+                "witnesses": unit.witnesses,
+                "sample_age_seconds": _number(unit.sample_age_s),
+            }
+            for unit in decision.units
+        ],
+    }
+
+
 def policy_hash(book: Rulebook) -> str:
     """Differs where any setting of the policy does, or any policy over it."""
     text = json.dumps([book.site._asdict(), plain_rules(book.rules)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def read_transitions(path: Path, asked: HolderName) -> list[Record]:
-    """The newest transitions of a holder, oldest first. Lines that are not ours are passed over. Raises OSError."""
+def read_transitions(path: Path, asked: HolderName, until_wall: float = math.inf) -> list[Record]:
+    """The newest transitions of a holder until then (Unix seconds), oldest first. Raises OSError.
+
+    Lines that are not ours are passed over.
+    """
     found: deque[Record] = deque(maxlen=SHOWN_MAX)
     for record in _records(path):
         names = (record.get("name"), record.get("job")) if asked.scheduler == "slurm" else (record.get("name"),)
         place = record.get("scheduler"), record.get("namespace")
-        if place == (asked.scheduler, asked.namespace) and asked.name in names:
+        when = parse_timestamp(str(record.get("time"))) or 0.0
+        if place == (asked.scheduler, asked.namespace) and asked.name in names and when <= until_wall:
             found.append(record)
     return list(found)
 

@@ -192,14 +192,14 @@ class Cycle:
                 else:
                     guard(marker.check, mark, decision._replace(needed_s=needed), wall)
             except Refused as exc:
-                self._withdraw(Withdrawal(mark, str(exc)))
+                self._withdraw(Withdrawal(mark, str(exc), decision))
                 refused.add(mark.name)
             except MarkError as exc:
                 log.warning("%s: %s", mark.title, exc)
         return refused
 
     def _withdraw(self, withdrawal: Withdrawal) -> None:
-        mark, reason = withdrawal
+        mark, reason, decision = withdrawal
         if not self._may_write():
             self._observer.count_write("fenced")
             self._failed += 1
@@ -215,7 +215,7 @@ class Cycle:
         else:
             self._observer.count_write("withdrawn")
             if self._audit is not None:
-                self._audit.note_withdrawn(mark, reason)
+                self._audit.note_withdrawn(mark, reason, decision)
             log.info("%s: withdrew %s: %s", mark.title, mark.stage, reason)
         self.standing.pop(mark.name, None)
 
@@ -241,7 +241,7 @@ class Cycle:
                 self._observer.count_write("fenced")
                 break
             try:
-                guard(self._markers[decision.name.scheduler].write, decision, self._clock.wall())
+                field = guard(self._markers[decision.name.scheduler].write, decision, self._clock.wall())
             except Refused as exc:
                 self._observer.count_skip(exc.reason)
                 refusals[decision.name] = exc.reason
@@ -260,7 +260,7 @@ class Cycle:
             self._set_at.append(self._clock.monotonic())
             self._observer.count_write("written")
             if self._audit is not None:
-                self._audit.note_marked(decision)
+                self._audit.note_marked(decision, field)
             self.standing[decision.name] = decision.stage
             log.info("%s: marked %s: %s", decision.title, decision.stage, decision.reason)
         self._refusals = refusals

@@ -111,6 +111,18 @@ class ExporterSource:
         found = tuple(holder.evidence(name) for name, holder in holders.items())
         return Evidence(wall, found, len(pages), allocations, tuple(problems), len(hidden))
 
+    def find_holders(self, uuid: str) -> Collection[HolderName]:
+        """As ExplainingSource; every holder is read in any case."""
+        return sorted(
+            {
+                holder_name(series.labels)
+                for page in self._read_pages().values()
+                if isinstance(page, _Page)
+                for series in page.allocations.values()
+                if uuid in (series.labels.get("uuid"), series.labels.get("mig_uuid")) and not is_hidden(series.info)
+            }
+        )
+
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
         """As EvidenceSource: an exporter's counters have no past."""
         return {}

@@ -115,6 +115,9 @@ class EvidenceSource(Protocol):
 class ExplainingSource(EvidenceSource, Protocol):
     """One that can say more of a holder that somebody asks about."""
 
+    def find_holders(self, uuid: str) -> Collection[HolderName]:
+        """Who holds the GPU or MIG instance with this UUID. Raises EvidenceError."""
+
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
         """Which witnesses kept these GPUs from being idle; empty where the past is not known. Raises EvidenceError."""
 

@@ -83,8 +83,8 @@ class Marker(Surveyor, Protocol):
     def label(self, decision: Decision) -> str:
         """The mark as `write` would set it, for people."""
 
-    def write(self, decision: Decision, wall: float) -> None:
-        """Read the live object, compare it likewise, set the mark. Raises Refused."""
+    def write(self, decision: Decision, wall: float) -> str:
+        """Read the live object, compare it likewise, set the mark; the field that carries it. Raises Refused."""
 
     def renew(self, mark: Mark, decision: Decision) -> None:
         """Write the evidence and its time to the object that carries the mark, which keeps its stage. Raises Refused.

@@ -15,10 +15,11 @@ RENEW_SHARE = 0.25  # of policy.unsupported_max: an object's time of evidence is
 
 
 class Withdrawal(NamedTuple):
-    """A mark to remove, and why."""
+    """A mark to remove, and why. `decision`: the one that its evidence led to, None for none."""
 
     mark: Mark
     reason: str
+    decision: Decision | None = None
 
 
 class Plan(NamedTuple):
@@ -89,16 +90,18 @@ def plan(decisions: Sequence[Decision], marks: Sequence[Mark], wall: float, poli
             result.withdrawals.append(Withdrawal(mark, "it no longer runs"))
         elif decision is None or decision.stage == "unknown":
             if decision is not None and decision.active and mark.stage != "partial":
-                result.withdrawals.append(Withdrawal(mark, f"one of its GPUs is active; of others: {decision.reason}"))
+                result.withdrawals.append(
+                    Withdrawal(mark, f"one of its GPUs is active; of others: {decision.reason}", decision)
+                )
             elif evidence_age(mark, wall, policy) >= policy.unsupported_max:
                 known = "it has no series" if decision is None else decision.reason
-                result.withdrawals.append(Withdrawal(mark, f"no evidence any more: {known}"))
+                result.withdrawals.append(Withdrawal(mark, f"no evidence any more: {known}", decision))
             else:
                 result.waiting.append((mark, decision))
         elif decision.stage not in LABELLED:
-            result.withdrawals.append(Withdrawal(mark, decision.reason))
+            result.withdrawals.append(Withdrawal(mark, decision.reason, decision))
         elif mark.stage == UNDERUSED != decision.stage:  # on its own, so that no limit or refusal can hold it up
-            result.withdrawals.append(Withdrawal(mark, decision.reason))
+            result.withdrawals.append(Withdrawal(mark, decision.reason, decision))
             result.writes.append(decision)
         else:
             result.kept.append((mark, decision))

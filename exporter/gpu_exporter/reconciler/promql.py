@@ -115,11 +115,14 @@ class PromQLSource:
         pauses: Pauses | None = None,
         *,
         asks_models: bool = False,
+        at: float | None = None,
     ) -> None:
         """`matcher`: label matchers that every selector gets, e.g. `cluster="a"`. `pauses`: None for none.
 
-        `asks_models`: the model of each GPU is evidence as well.
+        `asks_models`: the model of each GPU is evidence as well. `at`: ask for the evidence of this time (Unix
+        seconds), which `clock` then says too; None for now.
         """
+        self._at = at
         self._models: dict[str, str] | None = {} if asks_models else None
         self._pauses = pauses
         self._url = url.rstrip("/")
@@ -183,6 +186,13 @@ class PromQLSource:
                     holders[name].count(row.value)
         found = tuple(holder.evidence(name)._replace(counts_from=pause.until_wall) for name, holder in holders.items())
         return Evidence(wall, found, exporters, allocations, hidden=hidden, paused=pause.now)
+
+    def find_holders(self, uuid: str) -> Collection[HolderName]:
+        """As ExplainingSource."""
+        self._until = time.monotonic() + EVIDENCE_S
+        chosen = (self._select("gpu_allocation_info", f'{label}="{_quote(uuid)}"') for label in ("uuid", "mig_uuid"))
+        rows = self._query(" or ".join(chosen))
+        return sorted({holder_name(row.labels) for row in rows if not is_hidden(row.labels)})
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
         """As EvidenceSource; of at most EXPLAINED_MAX GPUs."""
@@ -297,7 +307,8 @@ class PromQLSource:
         left_s = self._until - time.monotonic()
         if left_s <= 0.0:
             raise EvidenceError(f"{self._url}: the evidence of a cycle took longer than {EVIDENCE_S:g} s")
-        text = self._fetch(f"{self._url}/api/v1/query", {"query": query}, most_bytes, min(ANSWER_S, left_s))
+        form = {"query": query} if self._at is None else {"query": query, "time": f"{self._at:.3f}"}
+        text = self._fetch(f"{self._url}/api/v1/query", form, most_bytes, min(ANSWER_S, left_s))
         rows = parse_vector(text, query)
         for row in rows:
             refuse_renamed(row.labels, query)

@@ -11,7 +11,7 @@ from gpu_exporter.plain import layout, utc
 from gpu_exporter.reconciler.evidence import Evidence, HolderName, OtherActivity
 from gpu_exporter.reconciler.foresight import Outlook
 from gpu_exporter.reconciler.marks import EXEMPT_UNTIL
-from gpu_exporter.reconciler.policy import LABELLED, Decision, windows_of
+from gpu_exporter.reconciler.policy import LABELLED, UNDERUSED, Decision, Windows, windows_of
 
 HEADER = ("HOLDER", "OWNER", "GPUS", "STAGE", "IDLE SINCE", "REASON", "WOULD WRITE")
 
@@ -69,6 +69,8 @@ def explain(
         f"grace {format_duration(policy.startup_grace)}",
         *_explain_surroundings(decision),
     ]
+    if following := _what_is_next(decision, windows):
+        lines.append(f"  next: {following}")
     for unit in decision.units:
         place = f"{unit.node} gpu {unit.gpu}" + (f" mig {unit.mig}" if unit.mig else "")
         lines.append(
@@ -91,6 +93,18 @@ def explain(
     elif decision.label:
         lines.append(f"  would write: {outlook.label if outlook is not None else decision.label}")
     return "\n".join(lines) + "\n"
+
+
+def _what_is_next(decision: Decision, windows: Windows) -> str:
+    """What would change the stage; "" where the reason says it."""
+    since = decision.idle_since_wall
+    if decision.stage == "candidate" and since is not None and since + windows.underused_s > decision.observed_wall:
+        return f"underused at {format_time(since + windows.underused_s)} if it stays idle; any work ends the mark"
+    if decision.stage == UNDERUSED:
+        return "any work ends the mark, within a cycle"
+    if decision.stage == "active":
+        return f"candidate after {format_duration(windows.candidate_s)} without any work"
+    return ""
 
 
 def _explain_surroundings(decision: Decision) -> list[str]:

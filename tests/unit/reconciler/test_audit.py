@@ -64,6 +64,8 @@ def test_each_transition_is_one_line_with_what_was_known(tmp_path: Path) -> None
         "stage": "candidate",
         "reason": "all 2 GPUs idle for 60 min",
         "rule": "",
+        "field": "label",
+        "decided": "candidate",
         "class": "unclear",
         "group": "",
         "gpus_expected": 2,
@@ -85,6 +87,9 @@ def test_each_transition_is_one_line_with_what_was_known(tmp_path: Path) -> None
     }
     assert (rose["stage"], partial["action"], partial["stage"]) == ("underused", "withdrawn", "underused")
     assert (gone["action"], gone["stage"], rest) == ("marked", "partial", [])
+    assert partial["decided"] == "partial"
+    units: list[dict[str, object]] = partial["units"]  # type: ignore[assignment]
+    assert [unit["idle_run_seconds"] for unit in units] == [0.0, UNDERUSED], "what ended it"
 
 
 def test_a_write_that_failed_or_was_refused_is_no_transition(tmp_path: Path) -> None:
@@ -104,7 +109,7 @@ def test_what_is_not_known_is_null(tmp_path: Path) -> None:
     bench.run()
     (decision,) = bench.cycle.decisions
     unit = decision.units[0]._replace(idle_run_s=math.nan, coverage=None, sample_age_s=math.inf)
-    bench.audit.note_marked(decision._replace(units=(unit,)))
+    bench.audit.note_marked(decision._replace(units=(unit,)), "label")
     (found,) = bench.lines()[-1]["units"]  # type: ignore[misc]
     assert [found[key] for key in ("idle_run_seconds", "coverage", "sample_age_seconds")] == [None] * 3
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection
+from pathlib import Path
 
 import pytest
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, A, B, Book, holder
 
-from gpu_exporter.app.reconcile import reconcile_once
+from gpu_exporter.app.explain import explain_once
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.reconciler.dry_run import DryRun, StageTracker
 from gpu_exporter.reconciler.evidence import (
@@ -23,8 +24,9 @@ from gpu_exporter.reconciler.evidence import (
 )
 from gpu_exporter.reconciler.foresight import FAILURES_MAX, INSPECTIONS_MAX, Foresight, Outlook
 from gpu_exporter.reconciler.judge import Judge
-from gpu_exporter.reconciler.marks import MarkError
+from gpu_exporter.reconciler.marks import MarkError, timestamp
 from gpu_exporter.reconciler.policy import decide
+from gpu_exporter.reconciler.report import explain
 from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.telemetry import Telemetry
 
@@ -46,6 +48,9 @@ class Source:
         asked = {name.name for name in marked}
         found = (each for each in self.others if asked & {each.name.name, each.users_id})
         return Evidence(WALL, (*self.suspects, *found), 1, 5)
+
+    def find_holders(self, uuid: str) -> Collection[HolderName]:
+        return [each.name for each in (*self.suspects, *self.others) if uuid in {unit.uuid for unit in each.units}]
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
         if self.unreadable:
@@ -214,12 +219,12 @@ def test_any_holder_is_explained_by_any_of_its_names(
     source = Source(holder(A, (UNDERUSED,)), others=(ACTIVE, ARRAY, HET))
     book = Book()
     book.refuse[A] = "daemonset"
-    assert reconcile_once(source, Rulebook(POLICY), "table", asked, Foresight({"kubernetes": lambda: book})) == 0
+    assert explain_once(source, Rulebook(POLICY), "table", asked, "", Foresight({"kubernetes": lambda: book})) == 0
     text = capsys.readouterr().out
     assert text.startswith(first + "\n")
     assert text.count("because") == 1
     assert ("REFUSED: daemonset: refused" in text) == (first == "ml/a: underused")
-    assert reconcile_once(source, Rulebook(POLICY), "json", asked, Foresight({"kubernetes": lambda: book})) == 0
+    assert explain_once(source, Rulebook(POLICY), "json", asked, "", Foresight({"kubernetes": lambda: book})) == 0
     (row,) = json.loads(capsys.readouterr().out)["holders"]
     assert row["refused"] == ("daemonset" if first == "ml/a: underused" else None)
 
@@ -228,19 +233,19 @@ def test_an_explanation_names_the_witnesses_that_kept_its_gpus_from_being_idle(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     source = Source(others=(ACTIVE,))
-    assert reconcile_once(source, Rulebook(POLICY), "table", "ml/busy", Foresight({})) == 0
+    assert explain_once(source, Rulebook(POLICY), "table", "ml/busy", "", Foresight({})) == 0
     text = capsys.readouterr().out
     said = "\n    at utilization 0 but not idle in the last 1h, by witness: pcie 540 s, power 3 s\n"
     assert text.count(said) == len(source.asked) == len(ACTIVE.units)
     source.unreadable = True
-    assert reconcile_once(source, Rulebook(POLICY), "table", "ml/busy", Foresight({})) == 0
+    assert explain_once(source, Rulebook(POLICY), "table", "ml/busy", "", Foresight({})) == 0
     shown = capsys.readouterr()
     assert shown.err == "gpu-exporter: not known which witnesses were active: Prometheus is slow\n"
     assert shown.out == text.replace(said, "\n")
 
 
 def test_a_name_of_no_holder_is_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert reconcile_once(Source(holder(A, (UNDERUSED,))), Rulebook(POLICY), "table", "job/9", Foresight({})) == 2
+    assert explain_once(Source(holder(A, (UNDERUSED,))), Rulebook(POLICY), "table", "job/9", "", Foresight({})) == 2
     assert capsys.readouterr().err == (
         "gpu-exporter: job/9: no such holder in the evidence, which has 5 allocations; "
         "a pod is named as NAMESPACE/POD, a job as job/ID, job/ARRAY_TASK or job/LEADER+OFFSET\n"
@@ -265,3 +270,47 @@ def test_names_that_people_write(text: str, name: HolderName | None) -> None:
 
 def test_titles() -> None:
     assert [title(A), title(B), title(B, "7"), title(TASK, "3010_1")] == ["ml/a", "job 7", "job 7", "job 3010_1 [3013]"]
+
+
+def test_a_gpu_is_asked_for_by_its_uuid_whoever_holds_it(capsys: pytest.CaptureFixture[str]) -> None:
+    source = Source(holder(A, (UNDERUSED,)), others=(ACTIVE,))
+    source.others = (ACTIVE._replace(units=tuple(unit._replace(uuid="GPU-9") for unit in ACTIVE.units)),)
+    assert explain_once(source, Rulebook(POLICY), "table", "", "GPU-9", Foresight({})) == 0
+    assert capsys.readouterr().out.startswith("ml/busy: active\n")
+    assert explain_once(source, Rulebook(POLICY), "table", "", "GPU-0", Foresight({})) == 0
+    assert capsys.readouterr().out.startswith("ml/a: underused\n")
+    assert explain_once(source, Rulebook(POLICY), "table", "", "GPU-7", Foresight({})) == 2
+    said = "gpu-exporter: GPU-7: held by nobody in the evidence, which has 5 allocations\n"
+    assert capsys.readouterr().err == said
+
+
+def test_of_the_past_only_what_is_known_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    audit = tmp_path / "audit"
+    lines = [
+        {"time": timestamp(WALL - 60), "action": "marked", "stage": "candidate", "reason": "then"},
+        {"time": timestamp(WALL + 60), "action": "withdrawn", "stage": "candidate", "reason": "later"},
+    ]
+    audit.write_text("".join(json.dumps({**line, **A._asdict()}) + "\n" for line in lines), "utf-8")
+    then, source = ManualClock(wall=WALL), Source(holder(A, (UNDERUSED,)))
+    assert explain_once(source, Rulebook(POLICY), "table", "ml/a", "", None, audit, clock=then) == 0
+    shown = capsys.readouterr()
+    assert shown.err == "gpu-exporter: what surrounded it at that time is not known\n"
+    assert shown.out.startswith("ml/a: underused\n")
+    assert "then" in shown.out
+    assert "later" not in shown.out
+    assert explain_once(source, Rulebook(POLICY), "table", "ml/x", "", None, audit, clock=then) == 2
+    assert "no such holder in the evidence of 1970-01-12 13:46:40Z, which" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("stage", "run", "following"),
+    [
+        ("candidate", CANDIDATE, "underused at 1970-01-12 14:46:39Z if it stays idle; any work ends the mark"),
+        ("underused", UNDERUSED, "any work ends the mark, within a cycle"),
+        ("active", 5.0, "candidate after 1h without any work"),
+    ],
+)
+def test_an_explanation_says_what_would_change_the_stage(stage: str, run: float, following: str) -> None:
+    (decision,) = decide(Evidence(WALL, (holder(A, (run,)),)), POLICY)
+    assert decision.stage == stage
+    assert f"  next: {following}\n" in explain(decision, POLICY)

@@ -104,7 +104,7 @@ class PodMarker:
     def label(self, decision: Decision) -> str:
         return f"{LABEL}={decision.stage}"
 
-    def write(self, decision: Decision, wall: float) -> None:
+    def write(self, decision: Decision, wall: float) -> str:
         pod = self._read(decision.name)
         check_markable(pod, decision, wall, self._resources)
         metadata = pod["metadata"]
@@ -115,6 +115,7 @@ class PodMarker:
             self._patch_condition(decision.name, uid, condition(decision, wall, wall))
         note = event_note(decision, self._policy, wall)
         self._record(decision.name, uid, wall, f"Gpu{decision.stage.capitalize()}", note)
+        return LABEL
 
     def renew(self, mark: Mark, decision: Decision) -> None:
         version = mark.live["metadata"]["resourceVersion"]

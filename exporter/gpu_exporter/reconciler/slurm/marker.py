@@ -161,10 +161,11 @@ class JobMarker:
         job = next((job for job in self._recent_jobs() if job.job_id == decision.name.name), None)
         return f"{job.field if job is not None and job.field else self.fields[0]}={LABEL}={decision.stage}"
 
-    def write(self, decision: Decision, wall: float) -> None:
+    def write(self, decision: Decision, wall: float) -> str:
         job = self.read(decision.name.name)
         check_markable(job, decision, self.cluster)
         self._set(job, render_mark(decision, decision.stage, job.start))
+        return job.field
 
     def renew(self, mark: Mark, decision: Decision) -> None:
         """The whole text is written, so the job is read directly before; on 22.05 within the last RECENT_S."""

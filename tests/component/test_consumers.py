@@ -1,0 +1,193 @@
+"""Others act on marks: a real descheduler with our example beside a reconciler on a real API server, and real kubectl."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client
+
+import gpu_exporter
+from gpu_exporter.reconciler.evidence import EVIDENCE_S
+from gpu_exporter.reconciler.kubernetes.api import Api
+from gpu_exporter.reconciler.kubernetes.marker import PodMarker
+from gpu_exporter.reconciler.policy import LABEL
+from tests.component.test_pods_marked import Bench, bench, plane  # noqa: F401  # fixtures
+from tests.component.test_surroundings import BUSY_S, IDLE_S, Site
+from tests.testbed.control_plane import ControlPlane
+from tests.testbed.node import program
+from tests.testbed.processes import Processes, free_port, wait_for
+
+pytestmark = pytest.mark.kubernetes
+CONTRIB = Path(gpu_exporter.__file__).parent / "contrib" / "kubernetes"
+NODES = ("gpu-a", "gpu-b")  # descheduler does nothing with less than two
+WARNED_S = 2  # in place of half an hour
+ROUNDS_S = 4.0  # several rounds of a descheduler that looks each second
+
+
+class Consumed(Site):
+    """A namespace whose pods get the condition that consumers ask for."""
+
+    node = NODES[0]
+
+    def restart(self) -> None:
+        api = Api(ControlPlane.connect(self.plane.admin))
+        self.marker = PodMarker(api, self.policy, self.clock, sets_condition=True)
+        super(Site, self).restart()
+
+    def evicted(self) -> list[str]:
+        """Pods that are on their way out. No kubelet ends them here."""
+        found = self.plane.core.list_namespaced_pod(self.namespace).items
+        return sorted(pod.metadata.name for pod in found if pod.metadata.deletion_timestamp is not None)
+
+    def cycle_for(self, seconds: float) -> None:
+        """Cycles over several rounds of the descheduler."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.run()
+            time.sleep(0.2)
+
+
+def write_nodes(plane: ControlPlane) -> None:  # noqa: F811
+    """Two nodes as their kubelets would write them, ready for as long as the controller manager believes it."""
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
+    for name in NODES:
+        plane.core.create_node({"metadata": {"name": name}})
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        condition = {**ready, "lastHeartbeatTime": now, "lastTransitionTime": now}
+        room = {"pods": "110", "cpu": "64", "memory": "1Ti", "nvidia.com/gpu": "8"}
+        status = {"conditions": [condition], "capacity": room, "allocatable": room}
+        plane.core.patch_node_status(name, {"status": status})
+
+
+@pytest.fixture
+def site(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Consumed]:  # noqa: F811
+    made = Consumed(plane, request.node.name.replace("_", "-").removeprefix("test-")[:40].strip("-"))
+    write_nodes(plane)
+    yield made
+    client.BatchV1Api(plane.api).delete_collection_namespaced_job(made.namespace, propagation_policy="Background")
+    client.AppsV1Api(plane.api).delete_collection_namespaced_deployment(made.namespace)
+    plane.core.delete_collection_namespaced_pod(made.namespace, grace_period_seconds=0)
+    for name in NODES:
+        plane.core.delete_node(name)
+
+
+def example(**lifetime: Any) -> dict[str, Any]:
+    """The example with times that a test can wait for; all else as it is."""
+    policy: dict[str, Any] = yaml.safe_load((CONTRIB / "descheduler.yaml").read_text("utf-8"))
+    evictor, lifetimes = (each["args"] for each in policy["profiles"][0]["pluginConfig"])
+    assert (evictor["minPodAge"], lifetimes["conditions"][0]["minTimeSinceLastTransitionSeconds"]) == ("1h", 1800)
+    del evictor["minPodAge"]  # read from a status that kubelets write
+    lifetimes["conditions"][0]["minTimeSinceLastTransitionSeconds"] = WARNED_S
+    return policy
+
+
+def test_a_descheduler_evicts_exactly_what_is_marked_and_nothing_while_a_brake_holds(
+    site: Consumed, tmp_path: Path
+) -> None:
+    policy = tmp_path / "descheduler.yaml"
+    policy.write_text(yaml.safe_dump(example()), "utf-8")
+    idle, half, web = site.job("idle", 2), site.job("half", 2), site.deployment("web", 1)
+    kept = site.job("kept", 1)
+    site.annotate("job", "kept", exempt_until=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3600)))
+    site.set_run(half[0], BUSY_S)
+    with Processes(tmp_path) as processes:
+        flags = [f"--kubeconfig={site.plane.admin}", f"--policy-config-file={policy}", "--descheduling-interval=1s"]
+        ports = [f"--secure-port={free_port()}", "--bind-address=127.0.0.1", "-v=2"]
+        running = processes.start([program("descheduler"), *flags, *ports])
+
+        def rounds() -> int:
+            return running.log().count("Number of evictions/requests")
+
+        wait_for(lambda: rounds() > 0, "the first round of the descheduler", 60)
+        site.source.answers = False  # Prometheus is down
+        site.cycle_for(ROUNDS_S)
+        assert site.evicted() == []
+        site.source.answers = True
+        runs = dict(site.source.pods)
+        for name, (uid, _) in runs.items():  # nothing is known of any GPU
+            site.source.pods[name] = (uid, float("nan"))
+        site.cycle_for(ROUNDS_S)
+        assert site.evicted() == []
+        site.source.pods = runs
+        before = rounds()
+        site.run()
+        labels = {name: site.labels(name).get(LABEL) for name in (*idle, *half, *web, *kept)}
+        assert labels == {
+            **dict.fromkeys(idle, "underused"),
+            half[0]: None,
+            half[1]: "partial",
+            web[0]: "underused",
+            kept[0]: None,
+        }
+        wait_for(lambda: site.evicted() == idle, "the eviction of the idle job's pods", 30, 0.2)
+        site.cycle_for(ROUNDS_S)
+        assert rounds() - before >= 3
+        assert site.evicted() == idle, "a ReplicaSet's pod, a busy gang and one that asked to stay are not touched"
+
+
+def test_what_works_again_before_it_was_warned_for_long_enough_is_not_evicted(site: Consumed, tmp_path: Path) -> None:
+    policy = tmp_path / "descheduler.yaml"
+    policy.write_text(yaml.safe_dump(example()), "utf-8")
+    (pod,) = site.job("train", 1)
+    with Processes(tmp_path) as processes:
+        flags = [f"--kubeconfig={site.plane.admin}", f"--policy-config-file={policy}", "--descheduling-interval=1s"]
+        ports = [f"--secure-port={free_port()}", "--bind-address=127.0.0.1", "-v=2"]
+        running = processes.start([program("descheduler"), *flags, *ports])
+        wait_for(lambda: "Number of evictions/requests" in running.log(), "the first round", 60)
+        for _ in range(3):  # idle, marked, and at work again each time
+            site.set_run(pod, IDLE_S)
+            site.run()
+            assert site.labels(pod)[LABEL] == "underused"
+            site.set_run(pod, BUSY_S)
+            site.run()
+            assert LABEL not in site.labels(pod)
+        site.cycle_for(ROUNDS_S)
+        assert site.evicted() == []
+
+
+def kubectl(site: Consumed, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`kubectl gpu-idle ...` as a person types it."""
+    path = f"{program('kubectl').parent}:{CONTRIB}:{os.environ['PATH']}"
+    environment = {"PATH": path, "KUBECONFIG": str(site.plane.admin), "HOME": "/nonexistent"}
+    command = ["kubectl", "gpu-idle", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_kubectl_lists_explains_and_keeps(site: Consumed) -> None:
+    pods = site.job("train", 2)
+    site.run()
+    done = kubectl(site, "-n", site.namespace)
+    header, *rows = (line.split() for line in done.stdout.splitlines())
+    assert header == ["NAMESPACE", "POD", "STAGE", "GPUS", "SINCE", "ACTS", "ON", "SEEN", "UNTIL"], done.stderr
+    assert [row[:4] for row in rows] == [[site.namespace, pod, "underused", "1"] for pod in pods]
+    assert {row[5] for row in rows} == {"batch/v1/Job/train"}
+    done = kubectl(site, "why", pods[0], "-n", site.namespace)
+    said = done.stdout.splitlines()
+    assert said[0] == "stage: underused", done.stderr
+    assert "evidence: its one GPU idle for 116 min, and so are the other one member of batch/v1/Job/train" in said
+    assert any(line.split()[1:2] == ["GpuUnderused"] for line in said)
+    asked = kubectl(site, "keep", pods[0], "4h", "-n", site.namespace)
+    assert asked.returncode == 0, asked.stderr
+    until = site.annotations(pods[0])["gpu-exporter.io/exempt-until"]
+    seconds = time.mktime(time.strptime(until, "%Y-%m-%dT%H:%M:%SZ")) - time.timezone - time.time()
+    assert 4 * 3600 - 60 < seconds <= 4 * 3600
+    site.clock.later += 2 * EVIDENCE_S + 60
+    site.run()
+    assert [line.split()[0] for line in kubectl(site, "-n", site.namespace).stdout.splitlines()] in ([], ["NAMESPACE"])
+    assert kubectl(site, "why", pods[1], "-n", site.namespace).stdout.startswith(f"{pods[1]} carries no mark")
+    for wrong in (
+        ("keep", pods[0]),
+        ("keep", pods[0], "4"),
+        ("keep", pods[0], "-1h"),
+        ("keep", pods[0], "1h30m"),
+        ("why",),
+    ):
+        done = kubectl(site, *wrong)
+        assert (done.returncode, "kubectl gpu-idle keep POD DURATION" in done.stderr) == (2, True), wrong
