@@ -107,6 +107,8 @@ class Policy(NamedTuple):
     """seconds; unbroken known zero; 18 % of idle runs of this length end within the hour (GenTD26)"""
     interactive_after: float = 14400.0
     """seconds; underused_after for notebooks and interactive jobs: people think, and go to lunch"""
+    gap_max: float = 43200.0
+    """seconds; underused_after of a holder that worked again after a gap is twice that gap, up to this"""
     idle_after_max: float = 43200.0
     """seconds; an owner's gpu-exporter.io/idle-after counts up to this"""
     exempt_max: float = 86400.0
@@ -233,6 +235,7 @@ DURATIONS = frozenset(
         "policy.exempt_max",
         "policy.freeze_max",
         "policy.fresh_min",
+        "policy.gap_max",
         "policy.idle_after_max",
         "policy.interactive_after",
         "policy.startup_grace",

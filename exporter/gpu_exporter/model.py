@@ -427,7 +427,7 @@ class HolderTotals(NamedTuple):
     """Integrals of one holder on one unit. `known` is false where activity has no source: then only `held_s` counts.
 
     `idle_run_s` is None while nothing is known of the present: 0 would say that the holder works. `idle_run_witnesses`:
-    the fewest witnesses that any part of the run rests on.
+    the fewest witnesses that any part of the run rests on. `longest_gap_s`: the longest idle run that ended with work.
     Invariants: observed_s <= held_s, busy_s + idle_s <= observed_s.
     """
 
@@ -443,6 +443,7 @@ class HolderTotals(NamedTuple):
     start_wall: float
     last_active_wall: float | None
     idle_run_witnesses: int = 0
+    longest_gap_s: float = 0.0
 
 
 class Verdict(NamedTuple):

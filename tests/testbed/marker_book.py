@@ -13,6 +13,7 @@ from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.marks import Mark, Refused
 from gpu_exporter.reconciler.pause_note import PauseSource
 from gpu_exporter.reconciler.policy import Decision
+from gpu_exporter.reconciler.regret import Regrets
 from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.surroundings import Surroundings, Unreadable
 
@@ -112,6 +113,8 @@ class Book:
 class Bench:
     """One cycle over one or more books; evidence as idle runs of each holder's units."""
 
+    regrets: Regrets | None = None
+
     def __init__(self, *books: Book, policy: Policy = POLICY, once: bool = False) -> None:
         self.once = once
         self.books = books
@@ -132,7 +135,7 @@ class Bench:
 
     def restart(self) -> None:
         """Another process: only the books are left."""
-        judge = judge_of(self, self.books, Rulebook(self.policy, self.rules), self.clock, self.pauses)
+        judge = judge_of(self, self.books, Rulebook(self.policy, self.rules), self.clock, self.pauses, self.regrets)
         self.cycle = Cycle(
             judge, self.books, self.policy, self, self.clock, once=self.once, may_write=lambda: self.may_write()
         )

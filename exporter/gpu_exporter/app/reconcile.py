@@ -21,6 +21,7 @@ from gpu_exporter.reconciler.foresight import Foresight
 from gpu_exporter.reconciler.judge import Judge, judge_of
 from gpu_exporter.reconciler.marks import Marker
 from gpu_exporter.reconciler.pause_note import PauseSource
+from gpu_exporter.reconciler.regret import Regrets
 from gpu_exporter.reconciler.report import decisions_json, render_decisions
 from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.site import ReconcilerSite
@@ -96,7 +97,14 @@ def apply_forever(
 ) -> int:
     """Cycle and write until a signal; where there is a lease, while it is ours."""
     stop, may_write = stop_on_signal(), lease.may_write if lease is not None else lambda: True
-    judge = judge_of(source, markers, book, SYSTEM_CLOCK, pauses if lease is None else [*pauses, lease])
+    judge = judge_of(
+        source,
+        markers,
+        book,
+        SYSTEM_CLOCK,
+        pauses if lease is None else [*pauses, lease],
+        Regrets(telemetry, SYSTEM_CLOCK),
+    )
     cycle = Cycle(judge, markers, book.site, telemetry, SYSTEM_CLOCK, may_write=may_write, audit=audit)
     runs = ApplyRuns(cycle, telemetry, SYSTEM_CLOCK, lease, interval_s)
     if lease is not None:
@@ -140,7 +148,7 @@ def reconcile_forever(
     pauses: Sequence[PauseSource],
 ) -> int:
     """Cycle until a signal; log each change of what --apply would write or refuse."""
-    judge = Judge(source, foresight.surveyor, book, SYSTEM_CLOCK, pauses)
+    judge = Judge(source, foresight.surveyor, book, SYSTEM_CLOCK, pauses, Regrets(telemetry, SYSTEM_CLOCK))
     dry = DryRun(judge, book.site, telemetry, foresight, SYSTEM_CLOCK)
     _cycle_until_signal(dry.run, interval_s, telemetry, demand, stop_on_signal())
     return 0

@@ -162,6 +162,11 @@ ALLOCATION_IDLE_WITNESSES = Family(
     "gauge",
     "Fewest witnesses of idleness that any part of the present idle run rests on, 0 while there is no run",
 )
+ALLOCATION_LONGEST_GAP = Family(
+    "gpu_allocation_idle_gap_longest_seconds",
+    "gauge",
+    "Longest idle run of this holder that ended with work; absent before there was one",
+)
 ALLOCATION_HELD = Family("gpu_allocation_held_seconds_total", "counter", "Time held since first seen")
 ALLOCATION_BUSY = Family(
     "gpu_allocation_busy_seconds_total",

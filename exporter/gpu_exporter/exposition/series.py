@@ -179,6 +179,7 @@ def _add_allocation(table: _Table, view: AllocationView) -> None:
             (catalog.ALLOCATION_LAST_ACTIVE, totals.last_active_wall),
             (catalog.ALLOCATION_IDLE_RUN, totals.idle_run_s),
             (catalog.ALLOCATION_IDLE_WITNESSES, None if totals.idle_run_s is None else totals.idle_run_witnesses),
+            (catalog.ALLOCATION_LONGEST_GAP, totals.longest_gap_s or None),
             (catalog.ALLOCATION_BUSY, totals.busy_s),
             (catalog.ALLOCATION_OBSERVED, totals.observed_s),
             (catalog.ALLOCATION_IDLE, totals.idle_s),

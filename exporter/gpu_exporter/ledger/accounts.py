@@ -31,7 +31,8 @@ class HolderAccount:
     `confirmed`: shown as the holder up to here. `booked`, `energy_booked`: readings are charged up to here; they lag,
     since the driver's samples arrive a moment after the time that they cover. `run_unknown_s`: unknown time within the
     idle run. `running`, `alone`: at the last poll. `working`: since when its program can work, infinite while it is not
-    known to run, None where its source does not say. `renewed_s`: so often its source confirms it, 0 at each poll.
+    known to run, None where its source does not say. `longest_gap_s`: the longest idle run that ended with work.
+    `renewed_s`: so often its source confirms it, 0 at each poll.
     """
 
     confirmed: float
@@ -55,6 +56,7 @@ class HolderAccount:
     working: float | None = None
     run_unknown_s: float = 0.0
     run_witnesses: int = 0
+    longest_gap_s: float = 0.0
     renewed_s: float = 0.0
 
     def end_run(self) -> None:

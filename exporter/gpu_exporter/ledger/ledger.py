@@ -405,7 +405,9 @@ class Ledger:
             account.last_active = max(account.last_active or span.end, span.end)
 
     def _end_run(self, account: HolderAccount) -> None:
+        """Work ended it."""
         self.long_run_ended |= account.idle_run_s > self.rules.idle_run_unknown_reset_s
+        account.longest_gap_s = max(account.longest_gap_s, account.idle_run_s)
         account.end_run()
 
     def _end_unbooked(self, unit: UnitId, waiting: Waiting, until: float) -> None:
@@ -505,6 +507,7 @@ class Ledger:
             energy_j=account.energy_j,
             idle_run_s=self._idle_run(account, now) if account.running else None,
             idle_run_witnesses=account.run_witnesses,
+            longest_gap_s=account.longest_gap_s,
             start_wall=start,
             last_active_wall=(last_active if last_active is not None else start) if account.known else None,
         )

@@ -47,6 +47,7 @@ MORE_CAREFUL: dict[str, Callable[[float, float], float]] = {
     "gpu_allocation_held_seconds_total": max,
     "gpu_allocation_start_timestamp_seconds": max,
     "gpu_allocation_holder_units": max,
+    "gpu_allocation_idle_gap_longest_seconds": max,
 }
 
 
@@ -185,6 +186,7 @@ class ExporterSource:
             witnesses=_whole(values.get("gpu_allocation_idle_run_witnesses")),
             sample_interval_s=page.sample_interval_s,
             model=page.models.get(series.labels.get("uuid", ""), ""),
+            longest_gap_s=values.get("gpu_allocation_idle_gap_longest_seconds", 0.0),
         )
 
     def _coverage(self, node: str, key: Key, series: _Allocation, wall: float) -> float | None:

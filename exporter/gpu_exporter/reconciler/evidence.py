@@ -37,7 +37,8 @@ class UnitEvidence(NamedTuple):
     `witnesses`: fewest that any part of the idle run rests on. `coverage`: observed share of the time held, 0 to 1,
     over the policy's window (coverage.py). `sample_interval_s`: its exporter's. `node` is for people; `host` is
     the name of the Kubernetes node where the series carry it, else "". `model`: the name of the GPU, "" where that was
-    not asked for or is not published.
+    not asked for or is not published. `longest_gap_s`: the longest idle run of the holder that ended with work, 0 for
+    none.
     """
 
     node: str
@@ -52,6 +53,7 @@ class UnitEvidence(NamedTuple):
     sample_interval_s: float = 1.0
     host: str = ""
     model: str = ""
+    longest_gap_s: float = 0.0
 
 
 class HolderEvidence(NamedTuple):

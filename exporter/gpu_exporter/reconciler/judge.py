@@ -11,6 +11,7 @@ from gpu_exporter.reconciler.brakes import Brakes, hold
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceSource, HolderName
 from gpu_exporter.reconciler.pause_note import PauseSource, pause
 from gpu_exporter.reconciler.policy import LABELLED, Decision, decide
+from gpu_exporter.reconciler.regret import Regrets
 from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.settle import Around, members_of, settle
 from gpu_exporter.reconciler.surroundings import Surroundings, Surveyor, Unreadable
@@ -40,10 +41,12 @@ class Judge:
         book: Rulebook,
         clock: Clock,
         pauses: Sequence[PauseSource] = (),
+        regrets: Regrets | None = None,
     ) -> None:
         """`find_surveyor`: by scheduler; None where there is no way to its live objects. `pauses`: where people ask for
-        a pause.
+        a pause. `regrets`: None where there is only this one cycle.
         """
+        self._regrets = regrets
         self._pauses = tuple(pauses)
         self._source = source
         self._find_surveyor = find_surveyor
@@ -58,12 +61,13 @@ class Judge:
 
         Members of gangs are asked for like them, since a member that works is in no list of idle ones.
         """
-        evidence = self._read([*marked, *sorted(self._members.difference(marked))])
+        watched = self._regrets.watched() if self._regrets is not None else set()
+        evidence = self._read([*marked, *sorted((self._members | watched).difference(marked))])
         decisions = decide(evidence, self._loosest)
         around = self._survey(decisions, (), evidence.wall)
         members = members_of(around)
         if members - self._members - {decision.name for decision in decisions}:
-            evidence = self._read(sorted(members.union(marked)))
+            evidence = self._read(sorted(members.union(marked, watched)))
             decisions = decide(evidence, self._loosest)
             around = self._survey(decisions, (), evidence.wall)
         settled = settle(evidence, decisions, around, self._book)
@@ -77,7 +81,10 @@ class Judge:
         problems = [*evidence.problems[:PROBLEMS_MAX], *list(dict.fromkeys(failures))[:PROBLEMS_MAX]]
         frozen = self._brakes.check(evidence, settled)
         problems += [f"frozen: {text}" for text in frozen.values()]
-        return Judgement(evidence, hold(settled, frozen), problems, frozen)
+        held = hold(settled, frozen)
+        if self._regrets is not None:
+            self._regrets.note(held)
+        return Judgement(evidence, held, problems, frozen)
 
     def _read(self, names: Collection[HolderName]) -> Evidence:
         evidence = self._source.read_evidence(names)
@@ -111,6 +118,7 @@ def judge_of(
     book: Rulebook,
     clock: Clock,
     pauses: Sequence[PauseSource] = (),
+    regrets: Regrets | None = None,
 ) -> Judge:
     """Judges by the evidence, and by what these schedulers show around it."""
-    return Judge(source, {each.scheduler: each for each in surveyors}.get, book, clock, pauses)
+    return Judge(source, {each.scheduler: each for each in surveyors}.get, book, clock, pauses, regrets)

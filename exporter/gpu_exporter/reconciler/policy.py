@@ -90,9 +90,8 @@ class Decision(NamedTuple):
 
 def decide(evidence: Evidence, policy: Policy) -> list[Decision]:
     """One decision per holder, in the order of their names, by metrics alone."""
-    windows = windows_of(policy)
     return [
-        decide_holder(holder, evidence.wall, policy, windows)
+        decide_holder(holder, evidence.wall, policy, windows_for(holder, policy))
         for holder in sorted(evidence.holders, key=lambda holder: holder.name)
     ]
 
@@ -100,6 +99,13 @@ def decide(evidence: Evidence, policy: Policy) -> list[Decision]:
 def windows_of(policy: Policy) -> Windows:
     """The windows of a holder of which nothing else is known."""
     return Windows(policy.candidate_after, policy.underused_after)
+
+
+def windows_for(holder: HolderEvidence, policy: Policy) -> Windows:
+    """The windows of a holder by its metrics: one that worked again after an idle gap may do so after a longer one."""
+    windows = windows_of(policy)
+    gap_s = max((unit.longest_gap_s for unit in holder.units if math.isfinite(unit.longest_gap_s)), default=0.0)
+    return windows._replace(underused_s=max(windows.underused_s, min(2 * gap_s, policy.gap_max)))
 
 
 def decide_holder(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows) -> Decision:

@@ -50,6 +50,7 @@ FACTS = (
     "idle_run_witnesses",
     "info",
     "holder_units",
+    "idle_gap_longest_seconds",
 )
 WITNESS = re.compile(r"[a-z0-9_]{1,40}")
 UnitKey: TypeAlias = tuple[str, ...]
@@ -157,6 +158,7 @@ class PromQLSource:
             starts = _by_unit(facts["start_timestamp_seconds"], max)
             runs = _by_unit(facts["idle_run_seconds"], min)
             witnesses = _by_unit(facts["idle_run_witnesses"], min)
+            gaps = _by_unit(facts["idle_gap_longest_seconds"], max)
             shares = self._coverage(facts, growth)
             models = self._read_models({row.labels.get("uuid", "") for row in facts["info"]})
             for row in facts["info"]:
@@ -178,6 +180,7 @@ class PromQLSource:
                         sample_interval_s=intervals.get(_place(row.labels), 1.0),
                         host=row.labels.get("node", ""),
                         model=models.get(row.labels.get("uuid", ""), ""),
+                        longest_gap_s=gaps.get(key, 0.0),
                     ),
                 )
             for row in facts["holder_units"]:

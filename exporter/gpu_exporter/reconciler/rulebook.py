@@ -62,7 +62,7 @@ class Rulebook:
     def longest_s(self) -> float:
         """No holder needs to be idle for longer than this, whatever its class, policy and owner say."""
         return max(
-            max(each.underused_after, each.interactive_after, each.idle_after_max + _warned_s(each))
+            max(each.underused_after, each.interactive_after, each.gap_max, each.idle_after_max + _warned_s(each))
             for each in (self.site, *self._over)
         )
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from gpu_exporter.defaults import Policy
+from gpu_exporter.durations import describe_duration
 from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName
 from gpu_exporter.reconciler.policy import (
     LABELLED,
@@ -17,7 +18,7 @@ from gpu_exporter.reconciler.policy import (
     Decision,
     Windows,
     decide_holder,
-    windows_of,
+    windows_for,
 )
 from gpu_exporter.reconciler.rulebook import NotKnown, Rulebook
 from gpu_exporter.reconciler.surroundings import INTERACTIVE, SERVING, Exemption, Member, Surroundings, Unreadable
@@ -32,7 +33,17 @@ def settle(evidence: Evidence, decisions: Sequence[Decision], around: Around, bo
     """
     holders = {holder.name: holder for holder in evidence.holders}
     alone = {d.name: _settle_alone(d, holders[d.name], around.get(d.name), book) for d in decisions}
-    return [_settle_gang(decision, alone) for decision in alone.values()]
+    gangs: dict[int, _Gang] = {}  # by the identity of their lists of members, which a surveyor makes once for a gang
+    settled: list[Decision] = []
+    for decision in alone.values():
+        its = decision.around
+        if its is None or decision.stage not in LABELLED or not (its.members or its.missing):
+            settled.append(decision)
+            continue
+        if id(its.members) not in gangs:
+            gangs[id(its.members)] = _Gang(its.members, alone)
+        settled.append(_settle_gang(decision, gangs[id(its.members)]))
+    return settled
 
 
 def members_of(around: Around) -> set[HolderName]:
@@ -41,9 +52,8 @@ def members_of(around: Around) -> set[HolderName]:
     return {member.name for members in gangs for member in members}
 
 
-def windows_around(around: Surroundings, policy: Policy) -> Windows:
-    """How long a holder in these surroundings must have been idle."""
-    windows = windows_of(policy)
+def windows_around(windows: Windows, around: Surroundings, policy: Policy) -> Windows:
+    """How long a holder in these surroundings must have been idle; `windows`: without them."""
     if around.kind == INTERACTIVE:
         windows = windows._replace(underused_s=max(windows.underused_s, policy.interactive_after))
     if around.idle_after_s > windows.candidate_s:  # warned then, and marked as long after that as others
@@ -70,55 +80,75 @@ def _settle_alone(
         return _exempt(decision, Exemption("policy", f"policy {rule.name} exempts it: {rule.exempt}"))
     if around is not None and around.kind == SERVING:
         return _lowered(decision, "serving", f"{decision.reason}, but it serves requests ({around.kind_why})")
-    windows = windows_of(policy)
+    windows = windows_for(holder, policy)
     settled = decide_holder(holder, decision.observed_wall, policy, windows)._replace(around=around, rule=rule)
     if settled.stage not in LABELLED:
         return settled
     ceilings = [f"policy {rule.name} allows no more"] if rule is not None and rule.ceiling else []
     if around is not None:
-        wanted = windows_around(around, policy)
+        wanted = windows_around(windows, around, policy)
         if wanted != windows:
             settled = decide_holder(holder, decision.observed_wall, policy, wanted)._replace(around=around, rule=rule)
         if settled.stage not in LABELLED and around.idle_after_by is not None:
             return _exempt(settled, around.idle_after_by)
         ceilings += [around.ceiling] if around.ceiling else []
+    if settled.stage == "candidate" and windows.underused_s > policy.underused_after:
+        gap = describe_duration(windows.underused_s / 2)
+        why = f"it worked again after {gap} and more, so it has until {describe_duration(windows.underused_s)}"
+        settled = settled._replace(reason=f"{settled.reason}; {why}")
     if settled.stage == UNDERUSED and ceilings:
         return _lowered(settled, "candidate", f"{settled.reason}; not more, since {'; '.join(ceilings)}")
     return settled
 
 
-def _settle_gang(decision: Decision, alone: Mapping[HolderName, Decision]) -> Decision:
+class _Gang:
+    """The decisions on all members of a gang by themselves, looked at once for all of them."""
+
+    def __init__(self, members: Sequence[Member], alone: Mapping[HolderName, Decision]) -> None:
+        seen = {member: alone.get(member.name) for member in members}
+        known = [decision for decision in seen.values() if decision is not None]
+        self.members = len(members)
+        self.idle = sum(decision.stage in IDLE for decision in known)
+        self.spared = [decision for decision in known if decision.stage in ("exempt", "serving")]
+        self.waits = next((member for member in members if member.waits), None)
+        self.busy = [each for each in known if each.active or each.stage in ("active", "starting", "partial")]
+        self.unknown = [(member.name, why) for member, each in seen.items() if (why := _unknown(member, each))]
+        self.late = [decision for decision in known if decision.stage != UNDERUSED]
+
+
+def _settle_gang(decision: Decision, gang: _Gang) -> Decision:
     """The decision on a member of a gang by those on all of them.
 
     What ends a mark at once comes first: a wish, a member that works or cannot yet; then what is not known.
     """
     around = decision.around
-    if around is None or decision.stage not in LABELLED or not (around.members or around.missing):
-        return decision
-    gang = around.group or "its group"
-    others = {member: alone.get(member.name) for member in around.members if member.name != decision.name}
-    known = [of for of in others.values() if of is not None]
-    for of in known:
-        if of.stage in ("exempt", "serving"):
-            lowered = _lowered(decision, of.stage, f"{decision.reason}, but of {of.title} of {gang}: {of.reason}")
-            return lowered._replace(exempt_by=of.exempt_by)
+    assert around is not None
+    title = around.group or "its group"
+    if of := next(iter(gang.spared), None):  # none of these is this one, which would be marked
+        lowered = _lowered(decision, of.stage, f"{decision.reason}, but of {of.title} of {title}: {of.reason}")
+        return lowered._replace(exempt_by=of.exempt_by)
     if around.missing:
-        return _lowered(decision, "waiting", f"{decision.reason}, but {gang} waits for {_members(around.missing)} more")
-    for member in around.members:
-        if member.waits:
-            return _lowered(decision, "waiting", f"{decision.reason}, but {member.name} of {gang} {member.waits}")
-    if busy := next((of for of in known if of.active or of.stage in ("active", "starting", "partial")), None):
-        idle = 1 + sum(of.stage in IDLE for of in known)
-        text = f"{idle} of {len(around.members)} members of {gang} idle; {busy.title}: {busy.reason}"
+        return _lowered(
+            decision, "waiting", f"{decision.reason}, but {title} waits for {_members(around.missing)} more"
+        )
+    if gang.waits is not None:
+        return _lowered(decision, "waiting", f"{decision.reason}, but {gang.waits.name} of {title} {gang.waits.waits}")
+    if busy := _other(gang.busy, decision):
+        idle = gang.idle + (decision.stage not in IDLE)
+        text = f"{idle} of {gang.members} members of {title} idle; {busy.title}: {busy.reason}"
         return _lowered(decision, "partial", text)
-    for member, seen in others.items():
-        if unknown := _unknown(member, seen):
-            return _lowered(decision, "unknown", f"{decision.reason}, but of {member.name} of {gang}: {unknown}")
-    if decision.stage == UNDERUSED and (late := next((of for of in known if of.stage != UNDERUSED), None)):
-        return _lowered(decision, "candidate", f"{decision.reason}; of {late.title} of {gang}: {late.reason}")
-    if decision.stage == "partial" or not others:
+    if unknown := next((each for each in gang.unknown if each[0] != decision.name), None):
+        return _lowered(decision, "unknown", f"{decision.reason}, but of {unknown[0]} of {title}: {unknown[1]}")
+    if decision.stage == UNDERUSED and (late := _other(gang.late, decision)):
+        return _lowered(decision, "candidate", f"{decision.reason}; of {late.title} of {title}: {late.reason}")
+    if decision.stage == "partial" or gang.members < 2:
         return decision
-    return decision._replace(reason=f"{decision.reason}, and so are the other {_members(len(others))} of {gang}")
+    return decision._replace(reason=f"{decision.reason}, and so are the other {_members(gang.members - 1)} of {title}")
+
+
+def _other(found: Sequence[Decision], decision: Decision) -> Decision | None:
+    """The first of them that is of another holder."""
+    return next((each for each in found if each.name != decision.name), None)
 
 
 def _unknown(member: Member, decision: Decision | None) -> str:

@@ -147,6 +147,18 @@ class Telemetry:
             ["source"],
             registry=self.registry,
         )
+        self._underused = Counter(
+            "gpu_reconciler_underused",
+            "Holders that became underused by the evidence, marked or not, by the policy that decided and their class.",
+            ["policy", "class"],
+            registry=self.registry,
+        )
+        self._regrets = Counter(
+            "gpu_reconciler_regrets",
+            "Those of them that worked again within an hour.",
+            ["policy", "class"],
+            registry=self.registry,
+        )
         self._applies = Gauge(
             "gpu_reconciler_apply", "1 when marks are written, 0 in a dry run.", registry=self.registry
         )
@@ -192,6 +204,13 @@ class Telemetry:
 
     def count_skip(self, reason: str) -> None:
         self._skipped.labels(reason).inc()
+
+    def count_underused(self, policy: str, kind: str) -> None:
+        self._underused.labels(policy, kind).inc()
+        self._regrets.labels(policy, kind)  # 0 of so many, and not nothing
+
+    def count_regret(self, policy: str, kind: str) -> None:
+        self._regrets.labels(policy, kind).inc()
 
     def count_audit_error(self) -> None:
         self._audit_errors.inc()

@@ -261,3 +261,19 @@ def test_readings_that_no_poll_asks_for_do_not_pile_up(bench: Bench) -> None:
     pending = bench.ledger._pending[UNIT]
     assert len(pending.spans) <= WAIT_S + 1
     assert len(pending.energy) <= WAIT_S + 1
+
+
+def test_the_longest_run_that_ended_with_work_is_remembered(bench: Bench) -> None:
+    for idle_s in (30, 70, 20):
+        bench.run(idle_s, 0.0, POD)
+        bench.run(5, 0.9, POD)
+    assert bench.totals(POD).longest_gap_s == pytest.approx(70.0, abs=6.0)
+    bench.run(300, 0.0, POD)  # has not ended
+    assert bench.totals(POD).longest_gap_s == pytest.approx(70.0, abs=6.0)
+
+
+def test_no_remembered_run_spans_much_unknown_time(bench: Bench) -> None:
+    bench.run(5, 0.9, POD)
+    flap(bench, on_s=200, off_s=500, times=3)
+    bench.run(5, 0.9, POD)
+    assert 0.0 <= bench.totals(POD).longest_gap_s <= 200.0

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, Bench, Book, holder
 
+from gpu_exporter.reconciler import settle as settle_module
 from gpu_exporter.reconciler.apply import ApplyRuns
 from gpu_exporter.reconciler.evidence import Evidence, HolderName
 from gpu_exporter.reconciler.policy import LABELLED, Decision, decide
@@ -226,3 +227,55 @@ def test_explain_names_group_class_windows_and_how_to_keep_the_gpus() -> None:
     assert "  to keep its GPUs: the annotation gpu-exporter.io/exempt-until" in text
     working = explain(decided([[5.0]], Surroundings())[0], POLICY)
     assert "to keep" not in working and "class" not in working
+
+
+H = 3600.0
+
+
+@pytest.mark.parametrize(
+    ("gap_h", "run_h", "stage"),
+    [
+        (0.0, 2.1, "underused"),
+        (0.9, 2.1, "underused"),  # twice that is less than what all are given
+        (1.5, 2.1, "candidate"),
+        (1.5, 3.1, "underused"),
+        (20.0, 11.9, "candidate"),
+        (20.0, 12.1, "underused"),  # policy.gap_max
+    ],
+)
+def test_a_holder_that_worked_again_after_a_gap_has_twice_as_long(gap_h: float, run_h: float, stage: str) -> None:
+    seen = holder(NAMES[0], [run_h * H, run_h * H])
+    units = (seen.units[0]._replace(longest_gap_s=gap_h * H), seen.units[1])
+    evidence = Evidence(WALL, (seen._replace(units=units),))
+    for around in ({}, {NAMES[0]: Surroundings(kind="batch")}):
+        (decision,) = settle(evidence, decide(evidence, POLICY), around, Rulebook(POLICY))
+        assert decision.stage == stage, decision.reason
+        said = "it worked again after 1h30m and more, so it has until 3h"
+        assert (said in decision.reason) == (stage == "candidate" and gap_h == 1.5)
+
+
+def test_a_wish_a_class_and_a_gap_together_give_the_longest_of_them() -> None:
+    seen = holder(NAMES[0], [5 * H])
+    evidence = Evidence(WALL, (seen._replace(units=(seen.units[0]._replace(longest_gap_s=3 * H),)),))
+    around = {NAMES[0]: Surroundings(kind="interactive")}
+    (decision,) = settle(evidence, decide(evidence, POLICY), around, Rulebook(POLICY))
+    assert (decision.stage, decision.windows and decision.windows.underused_s) == ("candidate", 6 * H)
+
+
+def test_a_gang_of_thousands_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each member that looks at all others would be a million looks."""
+    names = [HolderName("kubernetes", "ml", f"train-{i:04d}") for i in range(1000)]
+    members = tuple(Member(name, "uid", 1) for name in names)
+    around = dict.fromkeys(names, Surroundings("batch/v1/Job/train", members, kind="batch"))
+    evidence = Evidence(WALL, tuple(holder(name, IDLE) for name in names))
+    looks: list[Member] = []
+    unknown = settle_module._unknown
+
+    def counted(member: Member, decision: Decision | None) -> str:
+        looks.append(member)
+        return unknown(member, decision)
+
+    monkeypatch.setattr(settle_module, "_unknown", counted)
+    decisions = settle(evidence, decide(evidence, POLICY), around, Rulebook(POLICY))
+    assert {decision.stage for decision in decisions} == {"underused"}
+    assert len(looks) == len(names)

@@ -246,6 +246,7 @@ class FakeApi:
             "count(gpu_allocation_info": ({}, 34.0),
             "count(count by (uuid, mig_uuid)": None,
             "gpu_allocation_holder_units": (place, 1.0),
+            "gpu_allocation_idle_gap_longest_seconds": None,
             "count by (uuid, name)": ({"uuid": "GPU-0", "name": "NVIDIA A100"}, 1.0),
         }
         start = next(start for start in values if query.startswith(start))
@@ -267,7 +268,7 @@ def test_promql_evidence_asks_for_suspects_first_and_restricts_the_rest() -> Non
     assert (decision.stage, decision.owner) == ("underused", "ada/phys")
     asked = [query for query in api.queries if "idle_run_seconds" in query]
     assert asked[0].endswith('(gpu_allocation_idle_run_seconds{cluster="a"} >= 3600)')
-    assert asked[1].endswith('holder_units)",scheduler="slurm",job_id=~"42"}')
+    assert asked[1].endswith('holder_units|idle_gap_longest_seconds)",scheduler="slurm",job_id=~"42"}')
     assert all('cluster="a"' in query for query in api.queries)
     assert len(api.queries) == 9
 
@@ -498,3 +499,13 @@ def test_what_jobs_are_chosen_by_comes_from_their_info_series() -> None:
         "partition": frozenset({""}),
         "qos": frozenset({""}),
     }
+
+
+def test_of_two_rows_for_one_unit_the_longer_gap_counts() -> None:
+    api = FakeApi()
+    assert read(api).holders[0].units[0].longest_gap_s == 0.0
+    api.more = {"gpu_allocation_idle_gap_longest_seconds": [({}, 4000.0), ({"node": "n2"}, 5000.0)]}
+    assert read(api).holders[0].units[0].longest_gap_s == 5000.0
+    text = page(8000.0, 9000.0, 8900.0) + f"gpu_allocation_idle_gap_longest_seconds{{{PLACE}}} 4000\n"
+    source = ExporterSource(["http://n1/metrics"], 7200.0, ManualClock(wall=NOW), lambda _url: text)
+    assert source.read_evidence().holders[0].units[0].longest_gap_s == 4000.0

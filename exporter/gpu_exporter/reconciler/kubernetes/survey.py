@@ -37,7 +37,7 @@ class _Read(NamedTuple):
     """One namespace, the controllers above its pods, and when they were read (monotonic seconds)."""
 
     view: NamespaceView
-    gangs: Mapping[str, frozenset[str]]
+    gangs: Mapping[str, tuple[Member, ...]]
     owners: Mapping[str, Sequence[Owner] | Unreadable]
     when: float
 
@@ -113,7 +113,7 @@ class PodSurveyor:
                 owners[name] = Unreadable(f"{namespace}/{name} has ended or is gone")
             else:
                 owners[name] = self._owners.chain(namespace, pod.metadata, known)
-        return _Read(view, gangs(keys), owners, self._clock.monotonic())
+        return _Read(view, _members_of(namespace, gangs(keys), view), owners, self._clock.monotonic())
 
     def _surroundings(self, name: HolderName, wall: float) -> Surroundings | Unreadable:
         read = self._reads[name.namespace]
@@ -125,15 +125,30 @@ class PodSurveyor:
         return describe(name, read.view, owners, read.gangs[name.name], self._policy, wall)
 
 
+def _members_of(
+    namespace: str, gangs_: Mapping[str, frozenset[str]], view: NamespaceView
+) -> dict[str, tuple[Member, ...]]:
+    """By pod, the members of its gang: one list for all of them, since a gang may have thousands."""
+    lists: dict[frozenset[str], tuple[Member, ...]] = {}
+    for gang in gangs_.values():
+        if gang not in lists:
+            pods = ((name, view.pods[name]) for name in sorted(gang))
+            lists[gang] = tuple(
+                Member(HolderName(SCHEDULER, namespace, name), str(pod.metadata["uid"]), pod.gpus, pod.waits)
+                for name, pod in pods
+            )
+    return {name: lists[gang] for name, gang in gangs_.items()}
+
+
 def describe(
     name: HolderName,
     view: NamespaceView,
     owners: Sequence[Owner],
-    gang: Collection[str],
+    members: tuple[Member, ...],
     policy: Policy,
     wall: float,
 ) -> Surroundings:
-    """What surrounds a pod of `view`. `owners`: nearest first. `gang`: names of the pods of its gang."""
+    """What surrounds a pod of `view`. `owners`: nearest first. `members`: the pods of its gang, itself among them."""
     pod = view.pods[name.name]
     places = [
         Place("pod", f"pod {name.name}", pod.metadata),
@@ -144,11 +159,6 @@ def describe(
     served_by = view.served.get(str(pod.metadata["uid"]), "")
     scaled = (view.scaled.get((owner.kind, owner.metadata["name"])) for owner in owners)
     kind, kind_why = classify(pod.labels, owners, served_by, next(filter(None, scaled), ""))
-    members = tuple(
-        Member(HolderName(SCHEDULER, name.namespace, other), str(each.metadata["uid"]), each.gpus, each.waits)
-        for other in sorted(gang)
-        for each in (view.pods[other],)
-    )
     missing = pods_missing(pod, owners, view)
     is_gang = len(members) > 1 or missing > 0
     return Surroundings(
