@@ -29,7 +29,7 @@ class RegretObserver(Protocol):
 
 
 class _Watch(NamedTuple):
-    incarnation: tuple[str, float | None]
+    incarnation: str | float | None
     until: float
     policy: str
     kind: str
@@ -55,7 +55,7 @@ class Regrets:
         underused = {decision.name for decision in decisions if decision.stage == UNDERUSED}
         for decision in decisions:
             watch = self._watches.get(decision.name)
-            incarnation = decision.incarnation, decision.start_wall
+            incarnation = decision.incarnation or decision.start_wall  # of a job, when it began
             if watch is not None and decision.active and watch.incarnation == incarnation:
                 self._observer.count_regret(watch.policy, watch.kind)
                 del self._watches[decision.name]
