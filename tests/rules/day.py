@@ -130,11 +130,16 @@ class TrueHolder:
 
 @dataclass
 class Day:
-    """The truth, and the world in which Prometheus lives. `disturbed`: by node, when nothing could be known."""
+    """The truth, and the world in which Prometheus lives.
+
+    `disturbed`: by node, when nothing could be known. `pages`: what its exporter said at each scrape that went well, by
+    node and minute.
+    """
 
     world: World
     holders: list[TrueHolder]
     disturbed: list[list[Interval]]
+    pages: dict[tuple[int, int], str]
 
 
 def draw_holders(random: Random, end: float) -> list[TrueHolder]:
@@ -233,6 +238,7 @@ def simulate(random: Random, directory: Path) -> Day:
     world, holders = World(MINUTES), draw_holders(random, end)
     exporters = [Exporter(random, node, directory / f"n{node}", end) for node in range(NODES)]
     scraped: list[set[int]] = [set() for _ in exporters]
+    pages: dict[tuple[int, int], str] = {}
     held: list[list[TrueHolder]] = []
     for now in range(POLL_S, int(end) + 1, POLL_S):
         if now % 60 == POLL_S:  # of each node, who holds something in this minute
@@ -242,15 +248,16 @@ def simulate(random: Random, directory: Path) -> Day:
             exporter.poll(now, there)
             if now % 60 == 0 and exporter.is_up(now) and random.random() > 0.01:
                 scraped[exporter.node].add(now // 60)
-                scrape(world, exporter, there, now)
+                pages[exporter.node, now // 60] = scrape(world, exporter, there, now)
     for node in range(NODES):
         Node(world, f"n{node}", gpus=GPUS, uuid="GPU-{name}-{index}", scraped=lambda t, n=node: t in scraped[n])
     disturbed = [[*exporter.unread, *((a, b + 60) for a, b in exporter.away)] for exporter in exporters]
-    return Day(world, holders, disturbed)
+    return Day(world, holders, disturbed, pages)
 
 
-def scrape(world: World, exporter: Exporter, holders: list[TrueHolder], now: int) -> None:
-    """What the page says of every allocation."""
+def scrape(world: World, exporter: Exporter, holders: list[TrueHolder], now: int) -> str:
+    """What the page says of every allocation; the page."""
+    page = [f"gpu_exporter_last_sample_timestamp_seconds {now}", f"gpu_exporter_sample_interval_seconds {POLL_S}"]
     for holder in holders:
         for unit in holder.units if holder.start <= now < holder.end else ():
             if unit.node != exporter.node:
@@ -271,6 +278,8 @@ def scrape(world: World, exporter: Exporter, holders: list[TrueHolder], now: int
                 "gpu_allocation_busy_seconds_total": totals.busy_s,
                 "gpu_allocation_idle_seconds_total": totals.idle_s,
                 "gpu_allocation_idle_run_seconds": totals.idle_run_s,
+                "gpu_allocation_idle_run_witnesses": float(totals.idle_run_witnesses),
+                "gpu_allocation_idle_gap_longest_seconds": totals.longest_gap_s or None,
                 "gpu_allocation_start_timestamp_seconds": totals.start_wall,
                 "gpu_allocation_holder_units": float(len(holder.units)),
                 "gpu_allocation_share_ratio": 1.0,
@@ -278,6 +287,10 @@ def scrape(world: World, exporter: Exporter, holders: list[TrueHolder], now: int
             }
             for name, value in values.items():
                 world.set(name, {"job": "gpu-exporter", "node": f"n{unit.node}", **labels}, now // 60, value)
+                more = {"pod_uid": holder.uid} if name.endswith("info") and not holder.is_job else {}
+                text = ",".join(f'{label}="{each}"' for label, each in {**labels, **more}.items())
+                page += [f"{name}{{{text}}} {value!r}"] if value is not None else []
+    return "\n".join(page) + "\n"
 
 
 def stretches(day: Day) -> Iterator[tuple[TrueHolder, Interval, float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -177,13 +178,19 @@ class Gathered:
     def evidence(self, name: HolderName) -> HolderEvidence:
         clusters = frozenset(self.clusters) if name.scheduler == "slurm" else frozenset[str]()
         units, incarnations = tuple(self.units), frozenset(self.incarnations)
-        facts = {fact: frozenset(texts) for fact, texts in zip(FACTS, zip(*self.facts, strict=True), strict=False)}
+        facts = _facts(frozenset(self.facts))
         return HolderEvidence(name, self.owner, units, self.held, incarnations, self.users_id, clusters, facts=facts)
 
 
 def title(name: HolderName, users_id: str = "") -> str:
     """A holder as people know it: `ml/train-0`, `job 42`, `job 3010_1 [3013]` with Slurm's own id in brackets."""
     return str(name) if users_id in ("", name.name) else f"job {users_id} [{name.name}]"
+
+
+@lru_cache(maxsize=10_000)  # many holders of few users
+def _facts(rows: frozenset[tuple[str, ...]]) -> Mapping[str, frozenset[str]]:
+    """What these rows, each in the order of FACTS, say of each of them."""
+    return MappingProxyType({fact: frozenset(row[i] for row in rows) for i, fact in enumerate(FACTS)})
 
 
 FORMS = "a pod is named as NAMESPACE/POD, a job as job/ID, job/ARRAY_TASK or job/LEADER+OFFSET"

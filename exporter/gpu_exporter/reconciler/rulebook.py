@@ -46,17 +46,14 @@ class Rulebook:
         self._over = [rule.over(site) for rule in rules if not rule.exempt]
         self.asks_models = any(rule.match.models for rule in rules)
         """Whether the model of a GPU makes a difference, which costs the source one more query."""
-
-    @property
-    def loosest(self) -> Policy:
-        """The policy by which every holder is at least as idle as by its own: whom to look at more closely."""
-        all_ = [self.site, *self._over]
-        return self.site._replace(
+        all_ = [site, *self._over]
+        self.loosest = site._replace(
             candidate_after=min(each.candidate_after for each in all_),
             underused_after=min(each.underused_after for each in all_),
             startup_grace=min(each.startup_grace for each in all_),
             coverage_min=min(each.coverage_min for each in all_),
         )
+        """The policy by which every holder is at least as idle as by its own: whom to look at more closely."""
 
     @property
     def longest_s(self) -> float:

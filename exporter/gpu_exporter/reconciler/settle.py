@@ -80,8 +80,10 @@ def _settle_alone(
         return _exempt(decision, Exemption("policy", f"policy {rule.name} exempts it: {rule.exempt}"))
     if around is not None and around.kind == SERVING:
         return _lowered(decision, "serving", f"{decision.reason}, but it serves requests ({around.kind_why})")
-    windows = windows_for(holder, policy)
-    settled = decide_holder(holder, decision.observed_wall, policy, windows)._replace(around=around, rule=rule)
+    settled, windows = decision, decision.windows
+    if windows is None or policy != book.loosest:  # by which it was decided before
+        windows = windows_for(holder, policy)
+        settled = decide_holder(holder, decision.observed_wall, policy, windows)._replace(around=around, rule=rule)
     if settled.stage not in LABELLED:
         return settled
     ceilings = [f"policy {rule.name} allows no more"] if rule is not None and rule.ceiling else []
