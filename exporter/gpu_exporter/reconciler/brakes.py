@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
@@ -70,16 +71,21 @@ def idle_together(decisions: Iterable[Decision], allocations: int, policy: Polic
     begun.sort()
     limit = max(TOGETHER_MIN, policy.freeze_share * allocations)
     by_group: defaultdict[str, int] = defaultdict(int)
+    largest: list[tuple[int, str]] = []  # a heap of sizes that groups had: what is on top is true, or is taken off
     total, first, worst = 0, 0, 0
     for since, group, units in begun:
         by_group[group] += units
+        heappush(largest, (-by_group[group], group))
         total += units
         while since - begun[first][0] > TOGETHER_S:
             _, old, gone = begun[first]
             by_group[old] -= gone
+            heappush(largest, (-by_group[old], old))
             total -= gone
             first += 1
-        if total > max(limit, worst) and total - max(by_group.values()) > limit:
+        while -largest[0][0] != by_group[largest[0][1]]:
+            heappop(largest)
+        if total > max(limit, worst) and total + largest[0][0] > limit:
             worst = total
     if not worst:
         return ""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, Bench, Book
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, Bench, Book, holder
 
+from gpu_exporter.reconciler.brakes import TOGETHER_MIN, TOGETHER_S, idle_together
 from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.policy import decide_holder, windows_of
 from gpu_exporter.reconciler.surroundings import Surroundings
 
 PODS = [HolderName("kubernetes", f"team-{i % 5}", f"pod-{i}") for i in range(60)]
@@ -119,3 +123,25 @@ def test_one_namespace_gets_no_more_than_its_share_of_a_cycle() -> None:
     assert calls.count("write pod candidate") == 1
     assert bench.skips == ["limit"] * 2
     assert len(bench.run()) == 2
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 4), st.integers(1, 9)), max_size=40),
+    st.integers(0, 400),
+)
+def test_the_brake_is_what_its_definition_says(begun: list[tuple[int, int, int]], allocations: int) -> None:
+    """By looking at every window anew, which takes the square of the time."""
+    decisions = [
+        decide_holder(holder(HolderName("kubernetes", f"ns-{group}", f"p{i}"), [80_000.0] * units), WALL, POLICY, windows_of(POLICY))
+        ._replace(idle_since_wall=WALL - POLICY.candidate_after - since, around=Surroundings(group=f"g{group}"))
+        for i, (since, group, units) in enumerate(begun)
+    ]  # fmt: skip
+    limit = max(TOGETHER_MIN, POLICY.freeze_share * allocations)
+    worst = 0
+    for last, _, _ in begun:
+        within = [(group, units) for since, group, units in begun if last <= since <= last + TOGETHER_S]
+        total = sum(units for _, units in within)
+        largest = max(sum(units for of, units in within if of == group) for group, _ in within)
+        worst = max(worst, total if total - largest > limit else 0)
+    said = idle_together(decisions, allocations, POLICY)
+    assert (said.partition(" ")[0] if said else "0") == str(worst)
