@@ -22,7 +22,7 @@ from gpu_exporter.reconciler.slurm.marker import JobMarker, read_field
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.pages import serve_page
 from tests.testbed.processes import Processes, run_exporter, wait_for
-from tests.testbed.slurm import USER, Slurm, chroot_of, start_slurm
+from tests.testbed.slurm import USER, Layout, Slurm, chroot_of, start_slurm
 
 pytestmark = pytest.mark.slurm
 POLICY = Policy()._replace(candidate_after=1.0, underused_after=2.0, startup_grace=1.0)
@@ -50,7 +50,10 @@ class Cluster(NamedTuple):
 @pytest.fixture(scope="module", params=["22.05", "24.11", "26.05"])
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     chroot = chroot_of(request.param)
-    with Processes(tmp_path_factory.mktemp("slurm")) as processes, start_slurm(processes, chroot) as slurm:
+    with (
+        Processes(tmp_path_factory.mktemp("slurm")) as processes,
+        start_slurm(processes, chroot, Layout(nodes=2)) as slurm,
+    ):
         assert request.param in slurm.run("scontrol", "--version")
         yield Cluster(slurm, "Comment" if chroot is None else "Extra")
 
@@ -332,17 +335,27 @@ def test_of_an_array_only_the_task_is_marked(cluster: Cluster, bench: Bench) -> 
     assert cluster.read(array) == ""
 
 
-def test_of_a_heterogeneous_job_only_the_component_is_named(cluster: Cluster, marker: JobMarker) -> None:
-    """It waits here, since the components want a node each; names are the same."""
-    leader = cluster.slurm.submit("--gres=gpu:1", ":", "-n1", "--gres=gpu:1", runs=False)
-    rows = cluster.slurm.run("squeue", "-h", "-j", leader, "-O", "JobID:20").split()
-    assert leader in rows and len(rows) == 2
-    (other,) = set(rows) - {leader}
+def test_a_heterogeneous_job_is_decided_as_a_whole_and_its_components_are_named_one_by_one(
+    cluster: Cluster, bench: Bench
+) -> None:
+    leader = cluster.slurm.submit("--gres=gpu:1", ":", "-n1", "--gres=gpu:1")
+    (other,) = set(cluster.slurm.run("squeue", "-h", "-j", leader, "-O", "JobID:20").split()) - {leader}
+    wait_for(lambda: time.time() - cluster.start_of(other) > 3, "the components to be a few seconds old")
+    idle = {job: (cluster.start_of(job), 2.5) for job in (leader, other)}
+    bench.runs = {leader: idle[leader]}
+    assert bench.run() == ([], []), "of the other component nothing is known"
     cluster.slurm.run("scontrol", "update", f"JobId={leader}+1", f"{cluster.field}=my own text")
-    for text in ("gpu-exporter.io/utilization=underused;gpus=1", ""):
-        marker.update(marker.read(leader).target, {cluster.field: text})
-        assert (cluster.read(leader), cluster.read(other)) == (text, "my own text")
-    cluster.slurm.cancel_all()
+    bench.runs = dict(idle)
+    assert bench.run() == (["written"], ["foreign"])
+    assert cluster.read(leader).startswith("gpu-exporter.io/utilization=underused")
+    assert cluster.read(other) == "my own text"
+    cluster.slurm.run("scontrol", "update", f"JobId={leader}+1", f"{cluster.field}=")
+    assert bench.run() == (["written"], [])
+    assert cluster.read(other).startswith("gpu-exporter.io/utilization=underused")
+    bench.runs = {leader: idle[leader], other: (idle[other][0], 0.0)}
+    assert sorted(bench.run()[0]) == ["withdrawn", "withdrawn", "written"]
+    assert cluster.read(leader).startswith("gpu-exporter.io/utilization=partial")
+    assert cluster.read(other) == ""
 
 
 def test_remove_all_lists_and_with_apply_withdraws(cluster: Cluster, bench: Bench) -> None:

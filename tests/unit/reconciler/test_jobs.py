@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.testbed.memory_slurm import MemorySlurm, row_of_22_05, row_of_24_11
 
+from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import MarkError, Refused
 from gpu_exporter.reconciler.policy import LABEL, Decision
 from gpu_exporter.reconciler.slurm import marker as jobs
 from gpu_exporter.reconciler.slurm.live import FIELDS
+from gpu_exporter.reconciler.slurm.survey import describe
 
 WALL = 1_800_000_000.0
 JOB = Decision(
@@ -356,3 +358,33 @@ def test_extra_is_not_written_where_slurm_reads_it() -> None:
         MemorySlurm(settings=settings, field="Extra")
     with pytest.raises(MarkError, match="slurm-wlm 22.05 has no field Extra; use Comment"):
         MemorySlurm("22.05.8", field="Extra")
+
+
+@pytest.mark.parametrize(
+    ("fields", "gpus", "asks"),
+    [
+        ({}, None, False),
+        ({"tres_alloc_str": "cpu=1,gres/gpu=4,gres/gpu:h100=4"}, 4, False),
+        ({"tres_alloc_str": "cpu=1,node=1", "gres_detail": ["gpu:h100:2(IDX:0-1)", "gpu:h100:3(IDX:0-1,3)"]}, 5, False),
+        ({"gres_detail": ["gpu:1(IDX:0),shard:h100:2(0/2)"]}, 1, False),
+        ({"gres_detail": ["shard:h100:2(0/2)"]}, None, False),
+        ({"gres_detail": "x", "tres_per_node": "gres:gpu:1"}, None, True),
+        ({"gres_detail": [None, 3], "tres_per_job": "gres/gpu:h100:8"}, None, True),
+        ({"tres_per_task": "cpu=2,gres/gpu=1"}, None, True),
+        ({"tres_per_node": "gres/gpumem:1,gres/nogpu:2"}, None, False),
+    ],
+)
+def test_the_gpus_of_a_job_are_known_without_accounting_for_them(
+    fields: dict[str, Any], gpus: int | None, asks: bool
+) -> None:
+    """AccountingStorageTRES has no gres/gpu by default."""
+    (job,) = jobs.parse_jobs(json.dumps({"jobs": [row_of_24_11(**fields)]}), ["Extra"])
+    assert (job.gpus, job.asks) == (gpus, asks)
+
+
+@pytest.mark.parametrize("other", [{"gpus": 1}, {"asks": True}, {}])
+def test_a_component_that_may_hold_gpus_is_a_member(other: dict[str, Any]) -> None:
+    one = jobs.LiveJob("7", "7+0", "RUNNING", WALL - 9000, 0, "", leader="7", gpus=2)
+    two = jobs.LiveJob("8", "7+1", "RUNNING", WALL - 9000, 0, "", leader="7", **other)
+    members = describe(one, [one, two], Policy()).members
+    assert [member.name.name for member in members] == (["7", "8"] if other else [])

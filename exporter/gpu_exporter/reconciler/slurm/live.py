@@ -15,6 +15,9 @@ from gpu_exporter.reconciler.policy import LABEL
 log = logging.getLogger(__name__)
 MARK = re.compile(re.escape(LABEL) + r"=([a-z-]+)(?:;|$)")
 ALLOCATED = re.compile(r"(?:^|,)gres/gpu=(\d+)(?:,|$)")  # GPUs and MIG devices of a job, all types together
+# The same of one node, where AccountingStorageTRES has no gres/gpu, as by default: gpu:h100:2(IDX:0-1)
+DETAIL = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)\(")
+ASKED = re.compile(r"(?:^|[,:/])gpu(?:[:=,]|$)")  # in what a job asks for: gres/gpu:2, gres:gpu:h100:1
 # Fields of a job that may carry a mark, with their names in JSON: first what only an Administrator may write, so that
 # neither the job's owner nor anybody who copies a submit line sets or removes it.
 FIELDS = {"AdminComment": "admin_comment", "Extra": "extra", "Comment": "comment"}
@@ -31,8 +34,8 @@ class LiveJob(NamedTuple):
     part has it as its job id. `text`: what its mark says, else what stands in `field`, which is where a mark of it
     belongs, "" where every field that may be used holds a text of others. `marked`: the fields that have marks.
     `leader`: the first component of a heterogeneous job, "" for all others. `gpus`: what Slurm gave it, None where it
-    gave none that are counted in GPUs. `title`: the job's name, and `comment` its Comment,
-    both in its owner's words.
+    gave none that are counted in GPUs; `asks`: whether it asks for some. `title`: the job's name, and `comment` its
+    Comment, both in its owner's words.
     """
 
     job_id: str
@@ -46,6 +49,7 @@ class LiveJob(NamedTuple):
     leader: str = ""
     is_batch: bool | None = None
     gpus: int | None = None
+    asks: bool = False
     title: str = ""
     comment: str = ""
 
@@ -128,6 +132,7 @@ def _read_job(row: dict[str, Any], fields: Sequence[str]) -> LiveJob | None:
             leader=_leader(row),
             is_batch=row["batch_flag"] if isinstance(row.get("batch_flag"), bool) else None,
             gpus=_gpus(row),
+            asks=any(ASKED.search(str(row.get(f"tres_per_{of}") or "")) for of in ("job", "node", "socket", "task")),
             title=str(row.get("name") or ""),
             comment=str(row.get("comment") or ""),
         )
@@ -152,8 +157,11 @@ def _leader(row: dict[str, Any]) -> str:
 
 
 def _gpus(row: dict[str, Any]) -> int | None:
-    match = ALLOCATED.search(str(row.get("tres_alloc_str") or ""))
-    return int(match[1]) if match else None
+    if match := ALLOCATED.search(str(row.get("tres_alloc_str") or "")):
+        return int(match[1])
+    detail = row.get("gres_detail")
+    counts = [int(count) for text in detail for count in DETAIL.findall(str(text))] if isinstance(detail, list) else []
+    return sum(counts) if counts else None
 
 
 def _plain(value: Any) -> float:

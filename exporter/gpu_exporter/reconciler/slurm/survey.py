@@ -27,7 +27,7 @@ def describe(job: LiveJob, jobs: Iterable[LiveJob], policy: Policy) -> Surroundi
     members = tuple(
         Member(HolderName(SCHEDULER, "", each.job_id), "", each.gpus, waits="" if each.runs else f"is {each.state}")
         for each in siblings
-        if each.gpus or each.job_id == job.job_id
+        if each.gpus or each.asks or each.job_id == job.job_id
     )
     keep_s, asked_by, ceiling = read_keep(job, policy)
     return Surroundings(
