@@ -70,6 +70,8 @@ class Book:
         self.alone[mark.name] = decision
         if mark.name in self.unable:
             raise Refused(self.unable[mark.name], "refused")
+        if self.able_s.get(mark.name, needed_s) < needed_s:
+            raise Refused("restarted", "started within the idle time")
 
     def _object_to(self, decision: Decision) -> None:
         if decision.name in self.refuse:

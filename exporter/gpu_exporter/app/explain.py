@@ -76,7 +76,9 @@ def explain_once(
     else:
         for decision in chosen:
             other = _other_activity(source, decision)
-            sys.stdout.write(explain(decision, book.site, outlooks.get(decision.name), other))
+            sys.stdout.write(
+                explain(decision, book.site, outlooks.get(decision.name), other, book.loosest.candidate_after)
+            )
         sys.stdout.writelines(f"  {line}\n" for line in past)
     return Exit.PARTIAL if problems else Exit.DONE
 

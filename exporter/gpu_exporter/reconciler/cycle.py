@@ -27,7 +27,7 @@ from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
 from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.marks import Mark, Marker, MarkError, Refused
 from gpu_exporter.reconciler.plan import Limits, Withdrawal, evidence_age, is_due, plan
-from gpu_exporter.reconciler.policy import Decision, windows_of
+from gpu_exporter.reconciler.policy import Decision, Windows, windows_of
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -88,6 +88,7 @@ class Cycle:
         self._clock = clock
         self._refusals: dict[HolderName, str] = {}
         self._failed = 0
+        self._windows: dict[HolderName, Windows] = {}  # of the last decision on each holder
         self._set_at: deque[float] = deque()  # when each mark of the last hour was set (monotonic)
         self._patient_until: dict[str, float] = {}  # a scheduler asked to be left alone until then (monotonic)
         # In the last cycle; a process that dies of its evidence must withdraw all the same.
@@ -151,6 +152,7 @@ class Cycle:
             _, decisions, missing, self.frozen = self._judge.judge([mark.name for mark in marks])
             problems += missing
             self._had_evidence, self.decisions = True, decisions
+            self._windows = {each.name: each.windows for each in decisions if each.windows is not None}
         except EvidenceError as exc:
             problems.append(str(exc))
             return []
@@ -184,8 +186,8 @@ class Cycle:
         refused: set[HolderName] = set()
         for mark, decision in pairs:
             marker = self._markers[mark.name.scheduler]
-            windows = decision.windows if decision is not None else None
-            needed = (windows or windows_of(self._policy)).needed_s(mark.stage)
+            windows = decision.windows if decision is not None else self._windows.get(mark.name)
+            needed = (windows or windows_of(self._judge.book.loosest)).needed_s(mark.stage)
             try:
                 if decision is None or decision.stage == "unknown":
                     guard(marker.check_alone, mark, decision, needed, wall)

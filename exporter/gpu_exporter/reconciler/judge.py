@@ -50,8 +50,7 @@ class Judge:
         self._pauses = tuple(pauses)
         self._source = source
         self._find_surveyor = find_surveyor
-        self._book = book
-        self._loosest = book.loosest
+        self.book = book
         self._brakes = Brakes(book.site, clock)
         self._members: set[HolderName] = set()
         self._stages: dict[HolderName, str] = {}
@@ -63,28 +62,27 @@ class Judge:
         """
         watched = self._regrets.watched() if self._regrets is not None else set()
         evidence = self._read([*marked, *sorted((self._members | watched).difference(marked))])
-        decisions = decide(evidence, self._loosest)
+        decisions = decide(evidence, self.book.loosest)
         around = self._survey(decisions, (), evidence.wall)
         members = members_of(around)
         if members - self._members - {decision.name for decision in decisions}:
             evidence = self._read(sorted(members.union(marked, watched)))
-            decisions = decide(evidence, self._loosest)
+            decisions = decide(evidence, self.book.loosest)
             around = self._survey(decisions, (), evidence.wall)
-        settled = settle(evidence, decisions, around, self._book)
+        settled = settle(evidence, decisions, around, self.book)
         rising = [d.name for d in settled if d.stage in LABELLED and self._stages.get(d.name) != d.stage]
         if rising:
             around = self._survey(decisions, rising, evidence.wall)
-            settled = settle(evidence, decisions, around, self._book)
+            settled = settle(evidence, decisions, around, self.book)
         self._stages = {decision.name: decision.stage for decision in settled}
         self._members = members_of(around)
         failures = [each.why for each in around.values() if isinstance(each, Unreadable) and each.is_failure]
         problems = [*evidence.problems[:PROBLEMS_MAX], *list(dict.fromkeys(failures))[:PROBLEMS_MAX]]
         frozen = self._brakes.check(evidence, settled)
         problems += [f"frozen: {text}" for text in frozen.values()]
-        held = hold(settled, frozen)
         if self._regrets is not None:
-            self._regrets.note(held)
-        return Judgement(evidence, held, problems, frozen)
+            self._regrets.note(settled)
+        return Judgement(evidence, hold(settled, frozen), problems, frozen)
 
     def _read(self, names: Collection[HolderName]) -> Evidence:
         evidence = self._source.read_evidence(names)

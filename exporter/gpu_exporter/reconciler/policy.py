@@ -79,6 +79,12 @@ class Decision(NamedTuple):
         return self.name == asked or text in (str(self.name), self.name.name)
 
     @property
+    def is_capped(self) -> bool:
+        """Whether it may not rise above `candidate`, by a sign on it or by its policy."""
+        by_sign = self.around is not None and bool(self.around.ceiling)
+        return by_sign or (self.rule is not None and bool(self.rule.ceiling))
+
+    @property
     def label(self) -> str:
         """The mark that this stage would leave, "" for none. Pods get a label, jobs a text in AdminComment."""
         if self.stage not in LABELLED:

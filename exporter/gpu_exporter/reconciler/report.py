@@ -52,11 +52,15 @@ def _written(decision: Decision, outlooks: Mapping[HolderName, Outlook]) -> str:
 
 
 def explain(
-    decision: Decision, policy: Policy, outlook: Outlook | None = None, other: OtherActivity | None = None
+    decision: Decision,
+    policy: Policy,
+    outlook: Outlook | None = None,
+    other: OtherActivity | None = None,
+    other_s: float = 0.0,
 ) -> str:
     """Why one holder got its stage: every number that was looked at, beside what the policy asks.
 
-    `other`: which witnesses kept its GPUs from being idle.
+    `other`: which witnesses kept its GPUs from being idle, in the last `other_s` seconds.
     """
     policy = decision.rule.over(policy) if decision.rule is not None else policy
     named = f"policy {decision.rule.name}" if decision.rule is not None else "policy"
@@ -84,7 +88,7 @@ def explain(
                 f"{witness} {seconds:.0f} s" for witness, seconds in sorted(seen.items(), key=lambda each: -each[1])
             ]
             lines.append(
-                f"    at utilization 0 but not idle in the last {format_duration(policy.candidate_after)}, by witness: "
+                f"    at utilization 0 but not idle in the last {format_duration(other_s)}, by witness: "
                 f"{', '.join(parts)}"
             )
     if outlook is not None and outlook.refused:
@@ -98,6 +102,8 @@ def explain(
 def _what_is_next(decision: Decision, windows: Windows) -> str:
     """What would change the stage; "" where the reason says it."""
     since = decision.idle_since_wall
+    if decision.stage == "candidate" and decision.is_capped:
+        return "it stays a candidate; any work ends the mark"
     if decision.stage == "candidate" and since is not None and since + windows.underused_s > decision.observed_wall:
         return f"underused at {format_time(since + windows.underused_s)} if it stays idle; any work ends the mark"
     if decision.stage == UNDERUSED:

@@ -59,7 +59,12 @@ class Rulebook:
     def longest_s(self) -> float:
         """No holder needs to be idle for longer than this, whatever its class, policy and owner say."""
         return max(
-            max(each.underused_after, each.interactive_after, each.gap_max, each.idle_after_max + _warned_s(each))
+            max(
+                each.underused_after,
+                each.interactive_after,
+                each.gap_max,
+                max(each.idle_after_max, each.exempt_max) + each.underused_after - each.candidate_after,  # by a wish
+            )
             for each in (self.site, *self._over)
         )
 
@@ -72,10 +77,6 @@ class Rulebook:
             if answer:
                 return Chosen(rule.over(self.site), rule)
         return Chosen(self.site)
-
-
-def _warned_s(policy: Policy) -> float:
-    return policy.underused_after - policy.candidate_after
 
 
 def matches(match: Match, holder: HolderEvidence, around: Surroundings | None) -> bool | str:

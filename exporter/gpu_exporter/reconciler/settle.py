@@ -20,7 +20,7 @@ from gpu_exporter.reconciler.policy import (
     decide_holder,
     windows_for,
 )
-from gpu_exporter.reconciler.rulebook import NotKnown, Rulebook
+from gpu_exporter.reconciler.rulebook import Chosen, NotKnown, Rulebook
 from gpu_exporter.reconciler.surroundings import INTERACTIVE, SERVING, Exemption, Member, Surroundings, Unreadable
 
 Around: TypeAlias = Mapping[HolderName, Surroundings | Unreadable]
@@ -57,8 +57,8 @@ def windows_around(windows: Windows, around: Surroundings, policy: Policy) -> Wi
     if around.kind == INTERACTIVE:
         windows = windows._replace(underused_s=max(windows.underused_s, policy.interactive_after))
     if around.idle_after_s > windows.candidate_s:  # warned then, and marked as long after that as others
-        warned_s = windows.underused_s - windows.candidate_s
-        windows = Windows(around.idle_after_s, around.idle_after_s + warned_s)
+        warned_s = policy.underused_after - policy.candidate_after
+        windows = Windows(around.idle_after_s, max(windows.underused_s, around.idle_after_s + warned_s))
     return windows
 
 
@@ -66,7 +66,7 @@ def _settle_alone(
     decision: Decision, holder: HolderEvidence, around: Surroundings | Unreadable | None, book: Rulebook
 ) -> Decision:
     if decision.stage not in LABELLED:
-        return decision
+        return _by_its_own(decision, holder, book)
     if isinstance(around, Unreadable):
         return _lowered(decision, "unknown", f"{decision.reason}, but {around.why}")
     chosen = book.choose(holder, around)
@@ -94,13 +94,29 @@ def _settle_alone(
         if settled.stage not in LABELLED and around.idle_after_by is not None:
             return _exempt(settled, around.idle_after_by)
         ceilings += [around.ceiling] if around.ceiling else []
-    if settled.stage == "candidate" and windows.underused_s > policy.underused_after:
-        gap = describe_duration(windows.underused_s / 2)
-        why = f"it worked again after {gap} and more, so it has until {describe_duration(windows.underused_s)}"
+    own = settled.windows
+    if settled.stage == "candidate" and own and own.underused_s == windows.underused_s > policy.underused_after:
+        gap = describe_duration(own.underused_s / 2)
+        why = f"it worked again after {gap} and more, so it has until {describe_duration(own.underused_s)}"
         settled = settled._replace(reason=f"{settled.reason}; {why}")
     if settled.stage == UNDERUSED and ceilings:
         return _lowered(settled, "candidate", f"{settled.reason}; not more, since {'; '.join(ceilings)}")
     return settled
+
+
+def _by_its_own(decision: Decision, holder: HolderEvidence, book: Rulebook) -> Decision:
+    """A holder that no policy would mark, by its own as far as metrics say which that is.
+
+    Its reason then has its own numbers, and what is idle by the loosest policy may be work by another.
+    """
+    if not book.rules:
+        return decision
+    chosen = book.choose(holder, None)
+    policy, rule = chosen if isinstance(chosen, Chosen) else Chosen(book.site)
+    if policy == book.loosest:
+        return decision._replace(rule=rule)
+    again = decide_holder(holder, decision.observed_wall, policy, windows_for(holder, policy))._replace(rule=rule)
+    return again if again.stage not in LABELLED else decision
 
 
 class _Gang:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
@@ -12,7 +13,7 @@ from gpu_exporter.config.rules import Match, PolicyRule
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.policy import Decision, decide_holder, windows_of
 from gpu_exporter.reconciler.regret import REGRET_S, WATCHED_MAX, Regrets
-from gpu_exporter.reconciler.surroundings import Surroundings
+from gpu_exporter.reconciler.surroundings import Exemption, Surroundings
 from gpu_exporter.reconciler.telemetry import Telemetry
 
 
@@ -53,6 +54,7 @@ def bench() -> Watched:
 
 def test_work_within_an_hour_is_regretted_once(bench: Watched) -> None:
     for run, counts in ((UNDERUSED, (1, 0)), (UNDERUSED, (1, 0)), (5.0, (1, 1)), (5.0, (1, 1)), (UNDERUSED, (2, 1))):
+        bench.clock.advance(90.0)
         bench.runs = {A: (run,)}
         bench.run()
         assert bench.counts() == counts
@@ -72,6 +74,7 @@ def test_a_holder_that_is_marked_and_then_works_is_asked_for_after_its_mark_is_g
     bench.runs = {A: (UNDERUSED,)}
     bench.run()
     bench.books[0].marks.clear()  # e.g. its owner removed it
+    bench.clock.advance(90.0)
     bench.runs = {A: (5.0,)}
     bench.run()
     assert A in bench.asked
@@ -81,6 +84,7 @@ def test_a_holder_that_is_marked_and_then_works_is_asked_for_after_its_mark_is_g
 def test_one_of_its_gpus_at_work_is_work_and_the_end_of_the_holder_is_none(bench: Watched) -> None:
     bench.runs = {A: (UNDERUSED, UNDERUSED), B: (UNDERUSED,)}
     bench.run()
+    bench.clock.advance(90.0)
     bench.runs = {A: (UNDERUSED, 5.0)}
     bench.run()
     assert bench.counts() == (2, 1)
@@ -103,11 +107,35 @@ def test_a_candidate_is_not_counted_and_a_short_unknown_does_not_count_twice(ben
     assert bench.counts() == (0, 0)
     bench.runs = {A: (UNDERUSED,)}
     bench.run()
-    bench.exporters = 10  # most are gone: a brake holds
-    bench.run()
-    bench.exporters = 100
-    bench.run()
+    for _ in range(3):
+        bench.exporters = 10  # most are gone: a brake holds
+        bench.clock.advance(REGRET_S + 1)
+        bench.run()
+        bench.exporters = 100
+        bench.run()
     assert bench.counts() == (1, 0)
+
+
+def test_work_that_begins_at_once_is_seen_in_one_of_the_next_cycles(bench: Watched) -> None:
+    bench.runs = {A: (UNDERUSED,)}
+    bench.run()
+    for _ in range(4):
+        bench.clock.advance(30.0)
+        bench.runs = {A: (5.0,)}
+        bench.run()
+    assert bench.counts() == (1, 1)
+
+
+def test_a_wish_or_time_that_is_not_known_is_no_work_and_no_end(bench: Watched) -> None:
+    bench.runs = {A: (UNDERUSED,)}
+    bench.run()
+    wish = Surroundings(idle_after_s=4 * 3600.0, idle_after_by=Exemption("pod", "idle-after is 4h"))
+    for around, run in ((wish, UNDERUSED + 90), (Surroundings(), math.nan), (Surroundings(), UNDERUSED + 270)):
+        bench.clock.advance(90.0)
+        bench.books[0].around = {A: around}
+        bench.runs = {A: (run,)}
+        bench.run()
+        assert bench.counts() == (1, 0)
 
 
 def decided(name: HolderName, run: float = UNDERUSED, uid: str = "uid") -> Decision:
@@ -119,7 +147,7 @@ def test_another_pod_of_the_same_name_is_another_holder() -> None:
     regrets = Regrets(tally, ManualClock())
     regrets.note([])
     regrets.note([decided(A)])
-    regrets.note([decided(A, 5.0, uid="other")])
+    regrets.note([decided(A, 5.0, uid="other")._replace(observed_wall=WALL + 90)])
     assert sum(tally.regrets.values()) == 0
 
 
@@ -130,7 +158,7 @@ def test_counts_are_by_the_policy_that_decided_and_the_class() -> None:
     rule = PolicyRule("lab", Match(), ())
     regrets.note([decided(A)._replace(rule=rule, around=Surroundings(kind="batch")), decided(B)])
     assert tally.underused == {("lab", "batch"): 1, ("policy", "unclear"): 1}
-    regrets.note([decided(A, 5.0), decided(B)])
+    regrets.note([decided(A, 5.0)._replace(observed_wall=WALL + 90), decided(B)])
     assert tally.regrets == {("lab", "batch"): 1}
 
 

@@ -11,6 +11,7 @@ from tests.testbed.marker_book import POLICY, WALL, A, B, Bench, Book, holder
 
 from gpu_exporter.config.rules import Match, PolicyRule
 from gpu_exporter.reconciler.evidence import FACTS, Evidence, HolderEvidence, HolderName
+from gpu_exporter.reconciler.kubernetes.notice import event_note
 from gpu_exporter.reconciler.plan import Limits
 from gpu_exporter.reconciler.policy import LABELLED, Decision, decide
 from gpu_exporter.reconciler.report import explain
@@ -210,7 +211,7 @@ def test_the_loosest_and_the_longest_look_at_every_policy_that_judges() -> None:
     rules = [QUICK, SLOW, PolicyRule("x", Match(mig=True), (("candidate_after", 1.0),), exempt="never judged")]
     book = Rulebook(POLICY, rules)
     assert (book.loosest.candidate_after, book.loosest.underused_after) == (20 * M, 30 * M)
-    assert book.longest_s == POLICY.idle_after_max + 540 * M
+    assert book.longest_s == POLICY.exempt_max + 540 * M
     assert not book.asks_models
     assert Rulebook(POLICY, [PolicyRule("m", Match(models=("*",)))]).asks_models
 
@@ -241,3 +242,52 @@ def test_limits_count_all_namespaces_and_policies_apart() -> None:
         if allowed[-1]:
             limits.count(each)
     assert allowed == [True, True, False, True, False]
+
+
+@pytest.mark.parametrize("fallible", [25, 70])
+def test_what_works_by_its_own_policy_is_at_work_however_quick_others_are(fallible: float) -> None:
+    """Its GPU worked 25 minutes ago, and how well it was seen since is not enough for anybody."""
+    seen = holder(A, [fallible * M])
+    seen = seen._replace(units=tuple(unit._replace(coverage=0.5) for unit in seen.units))
+    quick = QUICK._replace(match=Match(namespaces=("lab",)))
+    for around in (POD, None):
+        alone, beside = decided(seen, around), decided(seen, around, quick)
+        assert (beside.stage, beside.active, beside.reason, beside.windows) == (
+            alone.stage,
+            alone.active,
+            alone.reason,
+            alone.windows,
+        )
+    assert decided(seen, POD).active == (fallible < 60)
+
+
+def test_a_mark_by_a_shorter_policy_stays_while_its_container_is_younger_than_the_sections_windows() -> None:
+    """What needs no evidence is looked at before it is read, by the windows of the holder and not of the section."""
+    book = Book()
+    bench = Bench(book)
+    bench.rules = [QUICK]
+    bench.restart()
+    book.able_s[A] = 40 * M  # as long as its container has run
+    bench.runs = {A: [35 * M]}
+    assert bench.run() == ["write a underused"]
+    for _ in range(3):
+        bench.clock.advance(30.0)
+        assert [call for call in bench.run() if "withdraw" in call] == []
+    bench.restart()  # nothing is remembered
+    assert [call for call in bench.run() if "withdraw" in call] == []
+
+
+def test_an_explanation_of_what_no_policy_marks_has_the_numbers_of_its_own_policy() -> None:
+    quick = QUICK._replace(match=Match(namespaces=("lab",)))
+    text = explain(decided(holder(A, [5 * M]), POD, quick), POLICY)
+    assert "longest idle run 5 min, below 60 min" in text
+    assert "  policy: candidate after 1h, underused after 2h, " in text
+
+
+@pytest.mark.parametrize("rules", [(PolicyRule("p", Match(), ceiling="candidate"),), ()])
+def test_nobody_is_told_that_what_is_capped_will_rise(rules: Sequence[PolicyRule]) -> None:
+    around = POD if rules else POD._replace(ceiling="a sign of others")
+    candidate = decided(holder(A, [70 * M]), around, *rules)
+    assert candidate.stage == "candidate"
+    assert "next: it stays a candidate" in explain(candidate, POLICY)
+    assert "It stays at this stage" in event_note(candidate, POLICY, WALL)

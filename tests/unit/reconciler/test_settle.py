@@ -260,6 +260,14 @@ def test_a_wish_a_class_and_a_gap_together_give_the_longest_of_them() -> None:
     around = {NAMES[0]: Surroundings(kind="interactive")}
     (decision,) = settle(evidence, decide(evidence, POLICY), around, Rulebook(POLICY))
     assert (decision.stage, decision.windows and decision.windows.underused_s) == ("candidate", 6 * H)
+    wish = around[NAMES[0]]._replace(idle_after_s=4 * H)
+    (decision,) = settle(evidence, decide(evidence, POLICY), {NAMES[0]: wish}, Rulebook(POLICY))
+    assert decision.windows == (4 * H, 6 * H)
+    assert "it worked again after 3h and more, so it has until 6h" in decision.reason
+    short = evidence.holders[0]._replace(units=(evidence.holders[0].units[0]._replace(longest_gap_s=1.5 * H),))
+    evidence = Evidence(WALL, (short._replace(units=tuple(u._replace(idle_run_s=3.5 * H) for u in short.units)),))
+    (decision,) = settle(evidence, decide(evidence, POLICY), around, Rulebook(POLICY))
+    assert (decision.stage, "it has until" in decision.reason) == ("candidate", False), "its class asks for 4 h"
 
 
 def test_a_gang_of_thousands_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

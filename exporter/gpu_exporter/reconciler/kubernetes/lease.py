@@ -80,9 +80,7 @@ class Lease:
 
     def read_pause(self) -> PauseNote | None:
         """As PausePlace: of the Lease as it was last seen, at most RENEW_DEADLINE_S ago while it is ours."""
-        with self._lock:
-            facts = self._annotations
-        return parse_note(facts, f"Lease {self._namespace}/{self._name}")
+        return parse_note(self._annotations, f"Lease {self._namespace}/{self._name}")
 
     def wait(self, seconds: float) -> bool:
         """Wait until this process holds the Lease, at most so long; whether it does."""
@@ -164,6 +162,7 @@ class Lease:
             return self._api.call(
                 self._api.coordination.create_namespaced_lease, self._namespace, body, timeout_s=REQUEST_S
             )
+        self._annotations = found["metadata"].get("annotations") or {}  # a pause, whoever holds the Lease
         spec = found.get("spec") or {}
         holder = spec.get("holderIdentity") or ""
         seen = (holder, spec.get("renewTime"), found["metadata"].get("resourceVersion"))

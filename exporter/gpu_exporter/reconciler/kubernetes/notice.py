@@ -19,11 +19,10 @@ def event_note(decision: Decision, policy: Policy, wall: float) -> str:
 
     `wall`: Unix seconds, from which the example's time counts.
     """
-    around = decision.around
     windows = decision.windows or windows_of(policy)
     if decision.stage == UNDERUSED:
         comes_next = "From now on other tools may take its GPUs back; the mark goes when they work"
-    elif around is not None and around.ceiling:
+    elif decision.is_capped:
         comes_next = "It stays at this stage"
     elif decision.stage == "partial":
         comes_next = "The GPUs that work keep it from being marked underused; ask for fewer if they are enough"
