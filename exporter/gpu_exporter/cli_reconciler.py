@@ -61,6 +61,8 @@ def _reconcile(given: list[str]) -> int:
         parser.error("--explain and --gpu write nothing: leave --apply out")
     if (options.explain and options.gpu) or (options.at is not None and not explains):
         parser.error("name either a holder (--explain) or a GPU (--gpu); --at is for them")
+    if options.at is not None and (options.pause_file is not None or options.lease):
+        parser.error("--at: of a pause only the last one is kept, so leave --pause.file and --kubernetes.lease out")
     if options.collector and (not options.address or options.once or options.remove_all):
         parser.error("--slurm.collector needs --web.listen-address, and is for neither --once nor --remove-all")
     if options.condition and not (options.apply or options.remove_all):

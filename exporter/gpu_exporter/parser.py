@@ -101,7 +101,9 @@ def moment(text: str) -> float:
     except ValueError:
         return SYSTEM_CLOCK.wall() - positive_duration(text)
     if when.tzinfo is None:
-        raise argparse.ArgumentTypeError(f"{text!r} has no zone: write {text}Z for UTC")
+        raise argparse.ArgumentTypeError(f"{text!r} has no zone: write {when.isoformat()}Z for UTC")
+    if when.timestamp() > SYSTEM_CLOCK.wall():
+        raise argparse.ArgumentTypeError(f"{text!r} is in the future")
     return when.timestamp()
 
 

@@ -420,6 +420,11 @@ def test_a_mark_in_another_field_moves_with_its_renewal_and_a_foreign_text_stays
     assert bench.run() == (["renewed"], [])
     assert cluster.read(job) == ""
     assert cluster.read(job, "AdminComment").startswith("gpu-exporter.io/utilization=underused")
+    noted = f"{cluster.read(job, 'AdminComment')},my note"
+    cluster.slurm.run("scontrol", "update", f"JobId={job}", f"AdminComment={noted}")
+    bench.clock.later += POLICY.unsupported_max / 2
+    assert bench.run() == (["renewed"], [])
+    assert cluster.read(job, "AdminComment").endswith("my note")
     cluster.slurm.run("scontrol", "update", f"JobId={job}", "AdminComment=JS1:None")
     assert bench.run() == (["written"], [])
     assert (cluster.read(job, "AdminComment"), cluster.read(job)[:15]) == ("JS1:None", "gpu-exporter.io")

@@ -71,6 +71,7 @@ SHIFTED = (
     "a reconciler with 3 marks that is gone",
     "a reconciler with 0 marks that stands still",
     "a reconciler with 0 marks that is gone",
+    "a reconciler that was replaced by one that has ended",
     "dcgm: a pod that stops working",
     "an exporter that is down for more than a day",
     "a reconciler with marks that is gone for more than a day",

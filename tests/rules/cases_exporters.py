@@ -181,6 +181,25 @@ def exporters() -> Iterator[Case]:
 
     world = World(120)
     Node(world)
+    for pod, marks, first, last in (("old", 3.0, 0, 20), ("new", 0.0, 21, 30)):  # which withdrew all of them, and died
+        labels, there = {**RECONCILER, "pod": pod}, range(first, last + 1)
+        world.put(
+            "gpu_reconciler_labelled",
+            {**labels, "stage": "underused"},
+            lambda t, m=marks, r=there: m if t in r else None,
+        )
+        world.put("gpu_reconciler_cycles_total", labels, lambda t, f=first, r=there: float(t - f) if t in r else None)
+        success = lambda t, r=there: 60.0 * t if t in r else None  # noqa: E731
+        world.put("gpu_reconciler_last_success_timestamp_seconds", labels, success)
+    yield Case(
+        "a reconciler that was replaced by one that has ended",
+        world,
+        [Firing("GpuReconcilerDown", 50, 120)],
+        about=["GpuReconcilerStuck", "GpuReconcilerDown"],
+    )
+
+    world = World(120)
+    Node(world)
     world.put("gpu_reconciler_labelled", {**RECONCILER, "stage": "candidate"}, 5)
     world.put("gpu_reconciler_cycles_total", RECONCILER, 30)
     down = Firing("GpuReconcilerDown", 10, 120)

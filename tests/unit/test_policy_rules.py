@@ -134,9 +134,13 @@ def test_what_is_printed_reads_back_and_fits_the_published_schema(tmp_path: Path
         (
             "policies:\n- name: a\n- name: a\n  match: {mig: true}\n",
             [
-                "c.yaml: policies: the name a is given twice",
-                "c.yaml: policies: a is never reached, since a before it matches all",
+                "c.yaml:3: policies[1]: the name a is given twice",
+                "c.yaml:3: policies[1]: is never reached, since a before it matches all",
             ],
+        ),
+        (
+            "policies:\n- name: policy\n",
+            ["c.yaml:2: policies[0]: the name policy is that of the section, which decides where no policy does"],
         ),
         ("policies: []\npolicies: []", ["c.yaml:2: policies: given twice"]),
         ("policy: {}\npolicy: {}", ["c.yaml:2: policy: given twice"]),
@@ -163,7 +167,7 @@ def test_the_example_of_the_docs_is_a_configuration(tmp_path: Path) -> None:
 
 def test_too_many_policies_are_refused(tmp_path: Path) -> None:
     many = [{"name": f"p{i}", "match": {"mig": True}} for i in range(201)]
-    with pytest.raises(ConfigError, match="201 policies are more than 200"):
+    with pytest.raises(ConfigError, match=r"policies\[200\]: more than 200 policies"):
         rules_of(yaml.safe_dump({"policies": many}), tmp_path)
 
 

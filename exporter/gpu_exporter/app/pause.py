@@ -37,4 +37,5 @@ def show_pause(place: PausePlace) -> int:
 
 def _write(place: PausePlace, note: PauseNote) -> int:
     place.write_pause(note)
-    return show_pause(place)
+    print(note.describe(SYSTEM_CLOCK.wall()))  # noqa: T201
+    return Exit.DONE

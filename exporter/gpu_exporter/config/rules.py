@@ -15,6 +15,7 @@ from gpu_exporter.defaults import DURATIONS, Policy
 from gpu_exporter.durations import format_duration
 
 RULES_MAX = 200
+SECTION = "policy"  # names what decides where none of these does
 NAME = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"  # as Kubernetes names things: it becomes the value of a label
 PATTERN_MAX = 200  # characters
 CLASSES = ("serving", "interactive", "batch", "unclear")
@@ -81,22 +82,32 @@ def read_rules(place: str, node: Any, policy: Policy) -> tuple[PolicyRule, ...]:
     faults: list[str] = []
     reader = _Reader(place, faults)
     rules: list[PolicyRule] = []
+    places: list[tuple[Any, str]] = []
     for index, item in enumerate(reader.items(node, "policies")):
         if rule := reader.rule(item, f"policies[{index}]"):
             rules.append(rule)
+            places.append((item, f"policies[{index}]"))
             faults += _check_rule(rule, reader.where(item, f"policies[{index}]"), policy)
-    if len(rules) > RULES_MAX:
-        faults.append(f"{place}: {len(rules)} policies are more than {RULES_MAX}")
-    names = [rule.name for rule in rules]
-    faults += [
-        f"{place}: policies: the name {name} is given twice" for name in sorted({*names}) if names.count(name) > 1
-    ]
-    for rule, later in pairwise(rules):
-        if rule.match == Match():
-            faults.append(f"{place}: policies: {later.name} is never reached, since {rule.name} before it matches all")
+    faults += _check_list(rules, [f"{reader.where(node, name)}" for node, name in places])
     if faults:
         raise RuleFaults(faults)
     return tuple(rules)
+
+
+def _check_list(rules: Sequence[PolicyRule], places: Sequence[str]) -> list[str]:
+    """What is wrong with one of them because of those before it; `places`: of each, its file and line."""
+    faults = [f"{places[RULES_MAX]}: more than {RULES_MAX} policies"] if len(rules) > RULES_MAX else []
+    names: set[str] = set()
+    for rule, place in zip(rules, places, strict=True):
+        if rule.name in names:
+            faults.append(f"{place}: the name {rule.name} is given twice")
+        if rule.name == SECTION:
+            faults.append(f"{place}: the name {SECTION} is that of the section, which decides where no policy does")
+        names.add(rule.name)
+    for (rule, _), (_, place) in pairwise(zip(rules, places, strict=True)):
+        if rule.match == Match():
+            faults.append(f"{place}: is never reached, since {rule.name} before it matches all")
+    return faults
 
 
 def _check_rule(rule: PolicyRule, where: str, policy: Policy) -> list[str]:

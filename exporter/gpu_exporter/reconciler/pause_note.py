@@ -29,7 +29,8 @@ class PauseNote(NamedTuple):
 
     def describe(self, wall: float) -> str:
         """In words, at `wall` (Unix seconds)."""
-        because = f": {self.reason}" if self.reason else ""
+        reason = shorten(one_line(self.reason), REASON_MAX)
+        because = f": {reason}" if reason else ""
         lasts = "paused until" if wall < self.until_wall else "not paused; a pause ended"
         return f"{lasts} {timestamp(self.until_wall)}{because}"
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.clock import Clock
+from gpu_exporter.config.rules import SECTION
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.policy import UNDERUSED, Decision
 from gpu_exporter.reconciler.surroundings import UNCLEAR
@@ -16,7 +17,6 @@ from gpu_exporter.reconciler.surroundings import UNCLEAR
 REGRET_S = 3600.0  # work that begins later says more of the next day than of the decision
 SLACK_S = 60.0  # between what a run says and the clocks of two hosts
 WATCHED_MAX = 2000  # each is asked for in every cycle
-SECTION = "policy"  # the name of what decides where no policy of the list does
 
 
 class RegretObserver(Protocol):

@@ -309,7 +309,7 @@ def test_where_the_mark_of_a_job_belongs(
     marker = MemorySlurm(release, text="", field=jobs.AUTO)
     marker.rows = [{**marker.rows[6], **{FIELDS[field]: text for field, text in texts.items()}}]
     job = marker.read("7")
-    assert (job.field, job.marked) == (place, marked)
+    assert (job.field, tuple(job.marked)) == (place, marked)
     if not place:
         with pytest.raises(Refused, match="holds a text that is not ours"):
             marker.write(JOB._replace(held=job.gpus or 2), WALL)
@@ -388,3 +388,36 @@ def test_a_component_that_may_hold_gpus_is_a_member(other: dict[str, Any]) -> No
     two = jobs.LiveJob("8", "7+1", "RUNNING", WALL - 9000, 0, "", leader="7", **other)
     members = describe(one, [one, two], Policy()).members
     assert [member.name.name for member in members] == (["7", "8"] if other else [])
+
+
+@pytest.mark.parametrize("added", [",my note", ";my note", ",a=1, b"])
+def test_what_others_add_behind_a_mark_stays_when_it_is_renewed_and_when_it_goes(added: str) -> None:
+    text = jobs.render_mark(JOB, "underused", 1_799_991_000.0) + added
+    marker = MemorySlurm(text="", field=jobs.AUTO)
+    marker.rows = [{**marker.rows[6], "admin_comment": text}]
+    (mark,) = marker.list_marks()
+    assert (mark.stage, mark.observed_wall) == ("underused", WALL)
+    marker.renew(mark, JOB._replace(observed_wall=WALL + 60))
+    kept = added.lstrip(",;")
+    assert marker.text(7, "AdminComment").endswith(f"observed-until=2027-01-15T08:01:00Z,{kept}")
+    (mark,) = marker.list_marks()
+    marker.withdraw(mark, "over", WALL)
+    assert marker.text(7, "AdminComment") == kept
+    assert marker.list_marks() == []
+
+
+def test_a_mark_that_may_not_be_removed_keeps_no_other_one_and_is_said() -> None:
+    marker = MemorySlurm(text=OLD, field=jobs.AUTO)
+    marker.rows = [{**marker.rows[6], "admin_comment": MARK}]
+    (mark,) = marker.list_marks()
+    marker.denied = {"AdminComment"}
+    with pytest.raises(MarkError, match="denied.*may be written by an Administrator"):
+        marker.withdraw(mark, "over", WALL)
+    assert (marker.text(7, "Extra"), marker.text(7, "AdminComment")) == ("", MARK)
+    with pytest.raises(MarkError, match="what AdminComment has is left to others"):
+        marker.write(JOB, WALL)
+    marker.write(JOB, WALL)
+    assert marker.text(7, "Extra").startswith(f"{LABEL}=underused;since=2027")
+    (mark,) = marker.list_marks()
+    marker.withdraw(mark, "over", WALL)
+    assert marker.text(7, "Extra") == ""

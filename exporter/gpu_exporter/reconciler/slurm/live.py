@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gpu_exporter.reconciler.evidence import HolderName
@@ -13,7 +14,8 @@ from gpu_exporter.reconciler.marks import Mark, parse_timestamp
 from gpu_exporter.reconciler.policy import LABEL
 
 log = logging.getLogger(__name__)
-MARK = re.compile(re.escape(LABEL) + r"=([a-z-]+)(?:;|$)")
+# What a mark is, at the beginning of a field. Others may have written something behind it.
+MARK = re.compile(re.escape(LABEL) + r"=([a-z-]+)((?:;[a-z-]+=[^;,\s]*)*)(?=[;,]|$)")
 ALLOCATED = re.compile(r"(?:^|,)gres/gpu=(\d+)(?:,|$)")  # GPUs and MIG devices of a job, all types together
 # The same of one node, where AccountingStorageTRES has no gres/gpu, as by default: gpu:h100:2(IDX:0-1)
 DETAIL = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)\(")
@@ -32,7 +34,8 @@ class LiveJob(NamedTuple):
 
     `target`: its name for scontrol. The id of an array or of a heterogeneous job would name all of its parts, and one
     part has it as its job id. `text`: what its mark says, else what stands in `field`, which is where a mark of it
-    belongs, "" where every field that may be used holds a text of others. `marked`: the fields that have marks.
+    belongs, "" where every field that may be used holds a text of others. `marked`: the fields
+    that have marks, and what others have added behind each.
     `leader`: the first component of a heterogeneous job, "" for all others. `gpus`: what Slurm gave it, None where it
     gave none that are counted in GPUs; `asks`: whether it asks for some. `title`: the job's name, and `comment` its
     Comment, both in its owner's words.
@@ -45,7 +48,7 @@ class LiveJob(NamedTuple):
     restarts: int
     text: str
     field: str = "AdminComment"
-    marked: tuple[str, ...] = ()
+    marked: Mapping[str, str] = MappingProxyType({})
     leader: str = ""
     is_batch: bool | None = None
     gpus: int | None = None
@@ -79,7 +82,7 @@ class LiveJob(NamedTuple):
             self.incarnation,
             "RUNNING" not in self.state,
             self,
-            parse_timestamp(read_field(self.text, "observed-until")),
+            parse_timestamp(read_field(match[0], "observed-until")),
             self.target if self.target != self.job_id else "",
         )
 
@@ -90,8 +93,9 @@ def read_field(text: str, name: str) -> str | None:
     return next((value for key, _, value in fields if key == name), None)
 
 
-def parse_jobs(text: str, fields: Sequence[str]) -> list[LiveJob]:
+def parse_jobs(text: str, fields: Sequence[str], denied: Collection[str] = ()) -> list[LiveJob]:
     """Jobs of an answer of `squeue --json`; `fields`: those of FIELDS that may carry a mark, the best first.
+    `denied`: those that we may not write, whose marks are not ours to change.
 
     Raises ValueError.
 
@@ -101,7 +105,7 @@ def parse_jobs(text: str, fields: Sequence[str]) -> list[LiveJob]:
         answer = json.loads(text)
         rows: list[dict[str, Any]] = answer["jobs"]
         errors = answer.get("errors") or ()
-        parsed = [_read_job(row, fields) for row in rows]
+        parsed = [_read_job(row, fields, denied) for row in rows]
     except (AttributeError, KeyError, TypeError, ValueError) as exc:
         raise ValueError(f"squeue --json printed what is not understood: {exc!r}") from exc
     if errors:  # 22.05 ends with status 0 and no jobs when the controller does not answer
@@ -114,10 +118,14 @@ def parse_jobs(text: str, fields: Sequence[str]) -> list[LiveJob]:
     return jobs
 
 
-def _read_job(row: dict[str, Any], fields: Sequence[str]) -> LiveJob | None:
+def _read_job(row: dict[str, Any], fields: Sequence[str], denied: Collection[str]) -> LiveJob | None:
     """One job; None when it is not understood, which must not hide the others."""
     texts = {field: str(row.get(key) or "") for field, key in FIELDS.items()}
-    marked = [field for field, text in texts.items() if MARK.match(text)]
+    marked = {
+        field: text[match.end() :].lstrip(";, ")
+        for field, text in texts.items()
+        if field not in denied and (match := MARK.match(text))
+    }
     place = next((field for field in fields if not texts[field] or field in marked), "")
     try:
         return LiveJob(
@@ -126,9 +134,9 @@ def _read_job(row: dict[str, Any], fields: Sequence[str]) -> LiveJob | None:
             _word(row["job_state"]),
             float(_plain(row["start_time"])),
             int(_plain(row.get("restart_cnt", 0))),
-            texts[marked[0] if marked else place or fields[0]],
+            texts[next(iter(marked), place or fields[0])],
             field=place,
-            marked=tuple(marked),
+            marked=marked,
             leader=_leader(row),
             is_batch=row["batch_flag"] if isinstance(row.get("batch_flag"), bool) else None,
             gpus=_gpus(row),

@@ -34,6 +34,7 @@ FILTERS = re.compile(r"(SQUEUE|SCONTROL|SLURM)_(?!CONF$|JWT$)")
 AUTO = "auto"
 EXTRA_SINCE = (23, 2)  # release of Slurm
 START_SLACK_S = 2.0  # the exporter publishes the start to the second
+NEEDS = "AdminComment may be written by an Administrator of Slurm (sacctmgr), SlurmUser and root"
 # What scontrol says where the rights do not reach.
 DENIED = re.compile(r"Access/permission denied", re.IGNORECASE)
 # What scontrol says when the job is no longer the one that was decided on.
@@ -101,6 +102,7 @@ class JobMarker:
                 "scontrol show config: no ClusterName, and evidence of another cluster's job with the same id would "
                 "count for ours; jobs are not marked; set ClusterName in slurm.conf",
             )
+        self._denied: set[str] = set()
         extra = "Extra" if release >= EXTRA_SINCE else "Comment"
         self.fields = ["AdminComment", extra] if field == AUTO else [field]
         """Where marks go, the best first."""
@@ -184,8 +186,16 @@ class JobMarker:
             job = self.read(mark.name.name)
         except Refused as exc:
             raise MarkError("replaced", str(exc)) from exc
-        if job.mark is not None:  # in a field that may be another one than marks go to now
-            self.update(job.target, dict.fromkeys(job.marked, ""))
+        if job.mark is None:
+            return
+        try:
+            self.update(job.target, job.marked)  # fields that may be others than marks go to now
+        except MarkError as exc:
+            if not DENIED.search(str(exc)):
+                raise
+            if others := {field: text for field, text in job.marked.items() if field != "AdminComment"}:
+                self.update(job.target, others)
+            raise MarkError("error", f"{exc}; {NEEDS}") from exc
 
     def read(self, job_id: str) -> LiveJob:
         """The live job: 22.05 answers with all jobs whatever is asked. Raises Refused when there is none."""
@@ -214,22 +224,27 @@ class JobMarker:
     def _jobs(self, *selection: str) -> list[LiveJob]:
         text = self._run("squeue", "--json", "--all", *selection)
         try:
-            return parse_jobs(text, self.fields)
+            return parse_jobs(text, self.fields, self._denied)
         except ValueError as exc:
             raise MarkError("error", str(exc)) from exc
 
     def _set(self, job: LiveJob, text: str) -> None:
-        """Write a mark where it belongs, and clear the fields that have an older one. Raises MarkError."""
+        """Write a mark where it belongs, and take it from the fields that have an older one. Raises MarkError.
+
+        What others have added behind a mark stays.
+        """
+        added = job.marked.get(job.field, "")
         try:
-            self.update(job.target, {**dict.fromkeys(job.marked, ""), job.field: text})
+            self.update(job.target, {**job.marked, job.field: f"{text},{added}" if added else text})
         except MarkError as exc:
             if job.field != "AdminComment" or not DENIED.search(str(exc)):
                 raise
-            needs = "AdminComment may be written by an Administrator of Slurm (sacctmgr), SlurmUser and root"
             if len(self.fields) == 1:
-                raise MarkError("error", f"{exc}; {needs}, or choose another --slurm.field") from exc
+                raise MarkError("error", f"{exc}; {NEEDS}, or choose another --slurm.field") from exc
             self.fields.remove("AdminComment")
-            raise MarkError("error", f"{needs}; marks go to {self.fields[0]} from the next cycle on") from exc
+            self._denied.add("AdminComment")
+            left = f"marks go to {self.fields[0]} from the next cycle on, and what AdminComment has is left to others"
+            raise MarkError("error", f"{NEEDS}; {left}") from exc
 
     def update(self, target: str, texts: Mapping[str, str]) -> None:
         """Set these fields of one job. Raises MarkError."""
