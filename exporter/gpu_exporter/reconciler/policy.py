@@ -151,6 +151,8 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
     fresh_s = policy.fresh_min
     for unit in units:
         fresh_s = _fresh_s(unit, policy)
+        if _number(unit.sample_age_s) < -fresh_s:
+            return "unknown", f"the newest sample is {_minutes(-_number(unit.sample_age_s))} ahead: a clock is wrong"
         if not _is_fresh(unit, policy):
             return "unknown", f"no sample of the last {_minutes(fresh_s)}"
     runs = [_number(unit.idle_run_s) for unit in units]
