@@ -75,13 +75,14 @@ def truth_of(day: Day, decision: Decision, now: float) -> TrueHolder | None:
     return next((each for each in there if each.is_job or each.uid == decision.incarnation), None)
 
 
-def worked(holder: TrueHolder, start: float, end: float) -> bool:
-    return any(begin < end and until > start for unit in holder.units for begin, until in unit.work)
+def worked(day: Day, holder: TrueHolder, start: float, end: float) -> bool:
+    pieces = (piece for unit in holder.units for piece in unit.seen_work(day.disturbed[unit.node]))
+    return any(begin < end and until > start for begin, until in pieces)
 
 
-def needed_s(holder: TrueHolder, before: float) -> float:
+def needed_s(day: Day, holder: TrueHolder, before: float) -> float:
     """For how long it must be idle at the end of a stretch that begins at `before`: its own gaps count twice."""
-    gaps = [end - start for start, end in holder.idle_stretches() if end <= before]
+    gaps = [end - start for start, end in holder.idle_stretches(day.disturbed) if end <= before]
     return max(POLICY.underused_after, min(POLICY.gap_max, 2 * max(gaps, default=0.0)))
 
 
@@ -100,13 +101,13 @@ def test_who_works_is_never_underused_and_who_does_not_is(tmp_path: Path) -> Non
             now = 60.0 * minute
             for decision in decisions:
                 holder = truth_of(day, decision, now)
-                if holder is None or worked(holder, now - POLICY.underused_after, now):
+                if holder is None or worked(day, holder, now - POLICY.underused_after, now):
                     false.append((number, str(decision.name), decision.reason, now))
                 else:
                     marked.setdefault((holder.name, holder.uid), []).append(now)
                     kinds[holder.kind] += 1
         for holder, (start, end), known in stretches(day):
-            if end - known > needed_s(holder, start) + SLACK_S:
+            if end - known > needed_s(day, holder, start) + SLACK_S:
                 seen = any(start < now <= end + 60 for now in marked.get((holder.name, holder.uid), []))
                 found += seen
                 missed += [] if seen else [(number, holder.name, holder.kind, start, known, end)]

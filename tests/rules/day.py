@@ -22,6 +22,8 @@ POLL_S = 5
 MINUTES = 24 * 60
 RULES = LedgerRules(float(POLL_S), 3, 0.1, 0.7, 60.0)
 
+BLIND_S = 120.0  # a restart of at most 50 s, its next scrape, readings that failed for as long as a run may bridge
+BEFORE_S = 15.0  # what a restart loses: since the last write of the state file, and the reading under way
 Interval = tuple[float, float]
 Pattern = Callable[[Random, float, float], list[Interval]]
 
@@ -85,6 +87,14 @@ class Unit:
     hidden: bool = False
     done: int = 0
 
+    def seen_work(self, disturbed: list[Interval]) -> list[Interval]:
+        """Its work without the pieces that lie within a time of at most a minute in which nothing could be known.
+
+        So much unknown time an idle run may bridge (docs/concepts.md). A seed in some hundred puts one of 200 ms there.
+        """
+        short = [(a - BEFORE_S, b + POLL_S) for a, b in disturbed if b - a <= BLIND_S]
+        return [(a, b) for a, b in self.work if not any(start <= a and b <= end for start, end in short)]
+
     def busy_s(self, start: float, end: float) -> float:
         """Seconds of work between two moments; later ones only, from one call to the next."""
         while self.done < len(self.work) and self.work[self.done][1] <= start:
@@ -118,10 +128,10 @@ class TrueHolder:
             return Holder(HolderKey("slurm", self.uid), job_id=self.name, user="ada", account="phys")
         return Holder(HolderKey("kubernetes", self.uid), "ml", self.name, "main")
 
-    def idle_stretches(self) -> list[Interval]:
-        """Times in which none of its GPUs worked."""
+    def idle_stretches(self, disturbed: list[list[Interval]]) -> list[Interval]:
+        """Times in which none of its GPUs worked, as far as anybody could see: see `seen_work`."""
         now, found = self.start, []
-        for begin, end in sorted(piece for unit in self.units for piece in unit.work):
+        for begin, end in sorted(piece for unit in self.units for piece in unit.seen_work(disturbed[unit.node])):
             if begin > now:
                 found.append((now, begin))
             now = max(now, end)
@@ -296,6 +306,6 @@ def scrape(world: World, exporter: Exporter, holders: list[TrueHolder], now: int
 def stretches(day: Day) -> Iterator[tuple[TrueHolder, Interval, float]]:
     """Every time in which no GPU of a holder worked, and from when on it could be known without a break."""
     for holder in day.holders:
-        for start, end in holder.idle_stretches():
+        for start, end in holder.idle_stretches(day.disturbed):
             ends = [b for unit in holder.units for a, b in day.disturbed[unit.node] if a < end and b > start]
             yield holder, (start, end), max([start, *(min(end, each) for each in ends)])
