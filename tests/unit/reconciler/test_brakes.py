@@ -130,7 +130,7 @@ def test_one_namespace_gets_no_more_than_its_share_of_a_cycle() -> None:
     st.integers(0, 400),
 )
 def test_the_brake_is_what_its_definition_says(begun: list[tuple[int, int, int]], allocations: int) -> None:
-    """By looking at every window anew, which takes the square of the time."""
+    """By looking at every window by itself, which takes the square of the time."""
     decisions = [
         decide_holder(holder(HolderName("kubernetes", f"ns-{group}", f"p{i}"), [80_000.0] * units), WALL, POLICY, windows_of(POLICY))
         ._replace(idle_since_wall=WALL - POLICY.candidate_after - since, around=Surroundings(group=f"g{group}"))
