@@ -68,7 +68,10 @@ def _settle_alone(
     if decision.stage not in LABELLED:
         return _by_its_own(decision, holder, book)
     if isinstance(around, Unreadable):
-        return _lowered(decision, "unknown", f"{decision.reason}, but {around.why}")
+        own = _by_its_own(decision, holder, book)
+        return (
+            own if own.stage not in LABELLED else _lowered(decision, "unknown", f"{decision.reason}, but {around.why}")
+        )
     chosen = book.choose(holder, around)
     if isinstance(chosen, NotKnown):
         return _lowered(decision, "unknown", f"{decision.reason}, but {chosen.why}")

@@ -17,7 +17,7 @@ from gpu_exporter.reconciler.policy import LABELLED, Decision, decide
 from gpu_exporter.reconciler.report import explain
 from gpu_exporter.reconciler.rulebook import Chosen, NotKnown, Rulebook, matches
 from gpu_exporter.reconciler.settle import settle
-from gpu_exporter.reconciler.surroundings import Exemption, Member, Surroundings
+from gpu_exporter.reconciler.surroundings import Exemption, Member, Surroundings, Unreadable
 
 M = 60.0
 POD = Surroundings(kind="batch", labels={"team": "vision", "app": "train"}, owner_kinds=("Job", "batch/Job"))
@@ -291,3 +291,13 @@ def test_nobody_is_told_that_what_is_capped_will_rise(rules: Sequence[PolicyRule
     assert candidate.stage == "candidate"
     assert "next: it stays a candidate" in explain(candidate, POLICY)
     assert "It stays at this stage" in event_note(candidate, POLICY, WALL)
+
+
+def test_work_is_seen_by_its_own_policy_also_where_its_surroundings_cannot_be_read() -> None:
+    quick = QUICK._replace(match=Match(namespaces=("lab",)))
+    book, evidence = Rulebook(POLICY, [quick]), Evidence(WALL, (holder(A, [25 * M]),))
+    (decision,) = settle(evidence, decide(evidence, book.loosest), {A: Unreadable("no rights")}, book)
+    assert (decision.stage, decision.active) == ("active", True)
+    evidence = Evidence(WALL, (holder(A, [70 * M]),))
+    (decision,) = settle(evidence, decide(evidence, book.loosest), {A: Unreadable("no rights")}, book)
+    assert (decision.stage, decision.reason) == ("unknown", "its one GPU idle for 70 min, but no rights")
