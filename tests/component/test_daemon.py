@@ -190,6 +190,7 @@ def test_once_finds_a_daemon_whose_metrics_have_another_path(
     served = fetch(f"{url}/gpus")
     done = run_exporter(*QUIET, "--once", "--format=prometheus", state, environment=nvml_environment)
     assert "single reading" not in done.stderr
+    assert done.returncode == 0, done.stderr
     assert served is not None
     start = "process_start_time_seconds "
     assert next(line for line in done.stdout.splitlines() if line.startswith(start)) in served

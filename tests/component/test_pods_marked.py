@@ -648,7 +648,7 @@ def test_gpus_of_a_sites_own_resource_are_counted_when_it_is_named(bench: Bench)
         (("--apply", "--kubernetes", "--no-slurm"), "no way to the API server: "),
         (("--apply", "--kubernetes.kubeconfig=/nowhere", "--no-slurm"), "no way to the API server: "),
         (("--kubernetes.kubeconfig=/nowhere", "--no-slurm"), "no way to the API server: "),
-        (("--apply", "--explain=ml/train"), "--explain writes nothing"),
+        (("--apply", "--explain=ml/train"), "--explain and --gpu write nothing"),
     ],
 )
 def test_a_way_that_was_asked_for_and_cannot_be_gone_is_said(flags: tuple[str, ...], complaint: str) -> None:
