@@ -97,10 +97,10 @@ def _settle_alone(
         if settled.stage not in LABELLED and around.idle_after_by is not None:
             return _exempt(settled, around.idle_after_by)
         ceilings += [around.ceiling] if around.ceiling else []
-    own = settled.windows
-    if settled.stage == "candidate" and own and own.underused_s == windows.underused_s > policy.underused_after:
-        gap = describe_duration(own.underused_s / 2)
-        why = f"it worked again after {gap} and more, so it has until {describe_duration(own.underused_s)}"
+    asked = settled.windows
+    if settled.stage == "candidate" and asked and asked.underused_s == windows.underused_s > policy.underused_after:
+        gap = describe_duration(asked.underused_s / 2)
+        why = f"it worked again after {gap} and more, so it has until {describe_duration(asked.underused_s)}"
         settled = settled._replace(reason=f"{settled.reason}; {why}")
     if settled.stage == UNDERUSED and ceilings:
         return _lowered(settled, "candidate", f"{settled.reason}; not more, since {'; '.join(ceilings)}")
