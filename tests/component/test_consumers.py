@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ pytestmark = pytest.mark.kubernetes
 CONTRIB = Path(gpu_exporter.__file__).parent / "contrib" / "kubernetes"
 NODES = ("gpu-a", "gpu-b")  # descheduler does nothing with less than two
 WARNED_S = 2  # in place of half an hour
-ROUNDS_S = 4.0  # several rounds of a descheduler that looks each second
 
 
 class Consumed(Site):
@@ -46,12 +45,15 @@ class Consumed(Site):
         found = self.plane.core.list_namespaced_pod(self.namespace).items
         return sorted(pod.metadata.name for pod in found if pod.metadata.deletion_timestamp is not None)
 
-    def cycle_for(self, seconds: float) -> None:
-        """Cycles over several rounds of the descheduler."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+    def cycle_through(self, rounds: Callable[[], int]) -> None:
+        """Cycles over three rounds of the descheduler, of which the first may have begun before."""
+        wanted = rounds() + 3
+
+        def cycle() -> bool:
             self.run()
-            time.sleep(0.2)
+            return rounds() >= wanted
+
+        wait_for(cycle, "three rounds of the descheduler", 60, 0.2)
 
 
 def write_nodes(plane: ControlPlane) -> None:  # noqa: F811
@@ -107,16 +109,15 @@ def test_a_descheduler_evicts_exactly_what_is_marked_and_nothing_while_a_brake_h
 
         wait_for(lambda: rounds() > 0, "the first round of the descheduler", 60)
         site.source.answers = False  # Prometheus is down
-        site.cycle_for(ROUNDS_S)
+        site.cycle_through(rounds)
         assert site.evicted() == []
         site.source.answers = True
         runs = dict(site.source.pods)
         for name, (uid, _) in runs.items():  # nothing is known of any GPU
             site.source.pods[name] = (uid, float("nan"))
-        site.cycle_for(ROUNDS_S)
+        site.cycle_through(rounds)
         assert site.evicted() == []
         site.source.pods = runs
-        before = rounds()
         site.run()
         labels = {name: site.labels(name).get(LABEL) for name in (*idle, *half, *web, *kept)}
         assert labels == {
@@ -127,8 +128,7 @@ def test_a_descheduler_evicts_exactly_what_is_marked_and_nothing_while_a_brake_h
             kept[0]: None,
         }
         wait_for(lambda: site.evicted() == idle, "the eviction of the idle job's pods", 30, 0.2)
-        site.cycle_for(ROUNDS_S)
-        assert rounds() - before >= 3
+        site.cycle_through(rounds)
         assert site.evicted() == idle, "a ReplicaSet's pod, a busy gang and one that asked to stay are not touched"
 
 
@@ -140,7 +140,11 @@ def test_what_works_again_before_it_was_warned_for_long_enough_is_not_evicted(si
         flags = [f"--kubeconfig={site.plane.admin}", f"--policy-config-file={policy}", "--descheduling-interval=1s"]
         ports = [f"--secure-port={free_port()}", "--bind-address=127.0.0.1", "-v=2"]
         running = processes.start([program("descheduler"), *flags, *ports])
-        wait_for(lambda: "Number of evictions/requests" in running.log(), "the first round", 60)
+
+        def rounds() -> int:
+            return running.log().count("Number of evictions/requests")
+
+        wait_for(lambda: rounds() > 0, "the first round of the descheduler", 60)
         for _ in range(3):  # idle, marked, and at work again each time
             site.set_run(pod, IDLE_S)
             site.run()
@@ -148,7 +152,7 @@ def test_what_works_again_before_it_was_warned_for_long_enough_is_not_evicted(si
             site.set_run(pod, BUSY_S)
             site.run()
             assert LABEL not in site.labels(pod)
-        site.cycle_for(ROUNDS_S)
+        site.cycle_through(rounds)
         assert site.evicted() == []
 
 

@@ -271,6 +271,15 @@ def test_a_resident_textfile_stays_fresh_without_http(
             "--attribution.resource: not a regular expression: 'gpu(': missing )",
         ),
         (["demo", "--sped=3"], "unrecognized arguments: --sped=3"),
+        (["explain", "job/1", "--source.prometheus=http://p", "--at=2099-01-01T00:00:00Z"], "is in the future"),
+        (["explain", "job/1", "--source.prometheus=http://p", "--at=2026-01-01"], "write 2026-01-01T00:00:00Z for UTC"),
+        (
+            ["explain", "job/1", "--source.prometheus=http://p", "--at=1h", "--pause.file=/p"],
+            "only the last one is kept",
+        ),
+        (["explain", "--source.prometheus=http://p"], "explain: name a holder first"),
+        (["pause", "--for=1h"], "exactly one of --kubernetes.lease and --pause.file is needed"),
+        (["pause", "--pause.file=/p", "--for=1h", "--end"], "--for begins or prolongs a pause, --end ends it"),
     ],
 )
 def test_wrong_usage_ends_with_status_2_and_names_the_flag(flags: list[str], message: str) -> None:

@@ -69,9 +69,7 @@ def _settle_alone(
         return _by_its_own(decision, holder, book)
     if isinstance(around, Unreadable):
         own = _by_its_own(decision, holder, book)
-        return (
-            own if own.stage not in LABELLED else _lowered(decision, "unknown", f"{decision.reason}, but {around.why}")
-        )
+        return own if own.stage not in LABELLED else _lowered(own, "unknown", f"{own.reason}, but {around.why}")
     chosen = book.choose(holder, around)
     if isinstance(chosen, NotKnown):
         return _lowered(decision, "unknown", f"{decision.reason}, but {chosen.why}")

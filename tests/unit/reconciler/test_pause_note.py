@@ -143,3 +143,21 @@ def test_what_is_written_reads_back(until: int, reason: str) -> None:
     assert note is not None
     assert note.until_wall == until
     assert note_facts(note) == facts
+
+
+def test_what_was_written_is_said_without_the_right_to_read_it_back(capsys: pytest.CaptureFixture[str]) -> None:
+    class Written:
+        note: PauseNote | None = None
+
+        def read_pause(self) -> PauseNote | None:
+            raise PauseUnreadable("Lease a/b: status 403")
+
+        def write_pause(self, note: PauseNote) -> None:
+            self.note = note
+
+    place = Written()
+    assert start_pause(place, 3600.0, "storage") == 0
+    assert capsys.readouterr().out.endswith("Z: storage\n")
+    assert end_pause(place) == 0
+    assert capsys.readouterr().out.startswith("not paused; a pause ended ")
+    assert place.note is not None
