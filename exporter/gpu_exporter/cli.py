@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gpu_exporter.collectors import Collector
     from gpu_exporter.defaults import Settings
     from gpu_exporter.devices.protocol import Backend
+    from gpu_exporter.host.work import HostWorks
     from gpu_exporter.vendor import Vendor
 
 
@@ -130,6 +131,18 @@ def _build_processes(
             "those; run with hostPID, name the host's /proc with --path.procfs, or leave the flag out"
         )
     return None
+
+
+def _build_host(options: argparse.Namespace, backend: Backend, clock: Clock) -> HostWorks | None:
+    """What reads the holders' cgroups, None where none are mounted or the GPUs are not of this host."""
+    if not (backend.is_live and options.cgroup.is_dir()):
+        return None
+    import os
+
+    from gpu_exporter.host.cgroups import Cgroups
+    from gpu_exporter.host.work import HostWorks
+
+    return HostWorks(Cgroups(options.cgroup), clock, os.cpu_count() or 1)
 
 
 def _build_replay(parser: Parser, paths: list[Path], clock: Clock) -> Backend:
@@ -293,6 +306,7 @@ def _run_daemon(
             publish_interval_s=publish_interval_s,
             processes=processes,
             kmsg=options.kmsg if options.xid_kmsg else None,
+            host=_build_host(options, backend, SYSTEM_CLOCK),
         )
         if options.textfile is not None:
             ended = write_textfiles(agent, options.textfile, options.textfile_interval)

@@ -109,6 +109,12 @@ class Policy(NamedTuple):
     """seconds; underused_after for notebooks and interactive jobs: people think, and go to lunch"""
     gap_max: float = 43200.0
     """seconds; underused_after of a holder that worked again after a gap is twice that gap, up to this"""
+    host_busy_ratio: float = 0.25
+    """a holder that uses more of its CPUs than this (mean of 10 min) works, if not on its GPUs"""
+    host_busy_io: int = 20000000
+    """... and so does one that moves more bytes a second to and from disks"""
+    host_delay_max: float = 21600.0
+    """seconds; such a holder stays candidate until its GPUs have been idle for so long; 0s: no delay"""
     idle_after_max: float = 43200.0
     """seconds; an owner's gpu-exporter.io/idle-after counts up to this"""
     exempt_max: float = 86400.0
@@ -236,6 +242,7 @@ DURATIONS = frozenset(
         "policy.freeze_max",
         "policy.fresh_min",
         "policy.gap_max",
+        "policy.host_delay_max",
         "policy.idle_after_max",
         "policy.interactive_after",
         "policy.startup_grace",

@@ -200,6 +200,13 @@ def build_serve_parser() -> Parser:
         default=Path("/proc"),
         help="where the host's processes are (default /proc)",
     )
+    parser.flag(
+        "--path.cgroup",
+        dest="cgroup",
+        type=Path,
+        default=Path("/sys/fs/cgroup"),
+        help="where the host's cgroups are, which say what pods and jobs do on the host (default /sys/fs/cgroup)",
+    )
     add_common(parser)
     return parser
 

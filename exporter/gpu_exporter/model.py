@@ -471,10 +471,22 @@ class GpuView(NamedTuple):
     allocatable: bool | None = None
 
 
+class HostWork(NamedTuple):
+    """What a holder does on one host beside its GPUs, as the mean of the last ten minutes.
+
+    `cpu_ratio`: of the CPUs that it may use, above 1 where nothing limits it to them. `io_bytes_per_s`: to and from
+    block devices, None where the kernel does not count it.
+    """
+
+    cpu_ratio: float
+    io_bytes_per_s: float | None = None
+
+
 class AllocationView(NamedTuple):
     """One allocation as published, joined with its unit. `unconfirmed_s`: since a source last confirmed it.
 
     `processes`: those of the holder, None while not each process on the unit is known to be its own or another's.
+    `host`: of the whole holder, on this node; None while that is not known.
     """
 
     allocation: Allocation
@@ -488,6 +500,7 @@ class AllocationView(NamedTuple):
     power_w: float | None = None
     temperature_celsius: float | None = None
     processes: int | None = None
+    host: HostWork | None = None
 
 
 class Buckets(NamedTuple):

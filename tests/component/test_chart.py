@@ -275,6 +275,18 @@ def test_the_hosts_processes_are_seen_only_when_asked_for(helm: Helm) -> None:
     assert "process" not in json.dumps(find(helm.objects({}), "DaemonSet"))
 
 
+def test_the_hosts_cgroups_are_read_unless_switched_off(helm: Helm) -> None:
+    def agent(values: dict[str, Any]) -> dict[str, Any]:
+        return find(helm.objects({"agent": values}), "DaemonSet")["spec"]["template"]["spec"]
+
+    pod = agent({})
+    assert "--path.cgroup=/host/cgroup" in pod["containers"][0]["args"]
+    mount = {"name": "cgroup", "mountPath": "/host/cgroup", "readOnly": True}
+    assert mount in pod["containers"][0]["volumeMounts"]
+    assert {"name": "cgroup", "hostPath": {"path": "/sys/fs/cgroup", "type": "Directory"}} in pod["volumes"]
+    assert "cgroup" not in json.dumps(agent({"hostActivity": False}))
+
+
 def test_the_kernels_log_is_read_only_when_asked_for_and_privileged(helm: Helm) -> None:
     def agent(values: dict[str, Any]) -> dict[str, Any]:
         pod = find(helm.objects({"agent": values}), "DaemonSet")["spec"]["template"]["spec"]

@@ -12,7 +12,7 @@ import pytest
 
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName
+from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName, HostLimits
 from gpu_exporter.reconciler.fetch import fetch_text
 from gpu_exporter.reconciler.pauses import Pauses
 from gpu_exporter.reconciler.policy import Decision, decide
@@ -115,6 +115,14 @@ def write_history(directory: Path, end: int) -> None:
         f"gpu_allocation_holder_units{{{lost}}} 2 {at}",
         f"gpu_allocation_held_seconds_total{{{lost}}} 30000 {at}",
     ]
+    # What three jobs do on their hosts.
+    for name, job, value in (
+        ("activity_ratio", "7", 0.5),
+        ("activity_ratio", "2", 0.1),
+        ("io_bytes_per_second", "6", 3e7),
+    ):
+        place = f'job="gpu-exporter",node="n{job}",instance="n{job}",gpu="0",uuid="GPU-{job}",scheduler="slurm"'
+        lines.append(f'gpu_allocation_host_{name}{{{place},job_id="{job}"}} {value} {at}')
     # An hour in which witnesses kept GPU-1 and an instance of GPU-2 from idleness.
     for second in range(0, 3601, SCRAPE_S):
         place = 'job="gpu-exporter",node="n1",instance="n1",gpu="0"'
@@ -249,6 +257,18 @@ def test_policies_see_the_model_of_each_gpu(prometheus: Prometheus) -> None:
     asking = PromQLSource(prometheus.url, *windows, SYSTEM_CLOCK, 'job="gpu-exporter"', asks_models=True)
     found = {each.name.name: {unit.model for unit in each.units} for each in asking.read_evidence().holders}
     assert (found["1"], found["5"]) == ({"NVIDIA A100"}, {""})
+
+
+def test_work_on_the_host_is_evidence_of_the_holders_that_do_it(prometheus: Prometheus) -> None:
+    windows = POLICY.candidate_after, POLICY.underused_after
+    limits = HostLimits(POLICY.host_busy_ratio, POLICY.host_busy_io)
+    asked = PromQLSource(prometheus.url, *windows, SYSTEM_CLOCK, 'job="gpu-exporter"', host=limits).read_evidence()
+    units = {each.name.name: each.units[0] for each in asked.holders}
+    assert {name: unit.host_cpu_ratio for name, unit in units.items() if unit.host_cpu_ratio} == {"7": 0.5}
+    assert {name: unit.host_io_bytes_per_s for name, unit in units.items() if unit.host_io_bytes_per_s} == {"6": 3e7}
+    (decision,) = [each for each in decide(asked, POLICY) if each.name.name == "7"]
+    assert decision.stage == "candidate"
+    assert "but it uses 50% of its CPUs" in decision.reason
 
 
 def paused(server: Prometheus, pause_when: str, policy: Policy = POLICY) -> tuple[Decision, Evidence]:

@@ -38,8 +38,9 @@ class RealCgroups:
 
     procfs = Path("/proc")
 
-    def __init__(self) -> None:
-        hierarchy = ROOT if (ROOT / "cgroup.controllers").exists() else ROOT / "freezer"
+    def __init__(self, controller: str = "freezer") -> None:
+        """`controller`: of version 1, in whose tree they are made."""
+        hierarchy = ROOT if (ROOT / "cgroup.controllers").exists() else ROOT / controller
         if os.geteuid() != 0 or not os.access(hierarchy, os.W_OK):
             assert not os.environ.get("CI"), "CI runs the cgroup tests as root"
             pytest.skip("cgroups need root and a writable hierarchy")

@@ -14,6 +14,7 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import Scenario
 from gpu_exporter.diagnosis.loop import DiagnosisLoop
+from gpu_exporter.host.work import HostWorks
 from gpu_exporter.inventory.inventory import Inventory
 from gpu_exporter.ledger.state import StateFile
 from gpu_exporter.model import AgentStatus, DeviceSnapshot, Grant, UnitId, View
@@ -36,12 +37,13 @@ class SimulatedNode:
         processes: ProcessOwners | None = None,
         *,
         asks_slurm: bool = False,
+        host: HostWorks | None = None,
     ) -> None:
         self.clock = ManualClock()
         self.sample_period_s = sample_period_s
         self.settings = settings or Settings()
         backend, source = build_simulation(scenario, self.clock, sample_period_s)
-        self.state = NodeState(self.settings, self.clock, state, processes, asks_slurm=asks_slurm)
+        self.state = NodeState(self.settings, self.clock, state, processes, asks_slurm=asks_slurm, host=host)
         self.poller = Poller([source], self.clock, self.settings.attribution.keep_last)
         self.hung: set[str] = set()
         self.owners: Mapping[UnitId, Sequence[Owner]] = {}  # of one process each, with a GiB of memory

@@ -51,7 +51,18 @@ ALLOWED = {
     "cluster": {"attribution", "clock", "fetch", "files", "web"},
     "inventory": {"model", "files", "vendor"},
     "diagnosis": {"model", "clock", "defaults", "durations"},
-    "node": {"model", "clock", "defaults", "collectors", "inventory", "sampling", "ledger", "attribution", "diagnosis"},
+    "node": {
+        "model",
+        "clock",
+        "defaults",
+        "collectors",
+        "inventory",
+        "sampling",
+        "ledger",
+        "attribution",
+        "host",
+        "diagnosis",
+    },
     "web": {"threads"},
     "exposition": {"model", "durations", "version", "web", "plain"},
     "reconciler": {
@@ -69,6 +80,7 @@ ALLOWED = {
         "files",
         "version",  # the audit says by which version a mark was set
     },
+    "host": {"model", "clock", "attribution"},
     "digest": {"reconciler", "plain", "threads"},
     "app": {
         "cluster",
@@ -85,6 +97,7 @@ ALLOWED = {
         "attribution",
         "diagnosis",
         "inventory",
+        "host",
         "node",
         "exits",
         "exposition",
@@ -115,6 +128,7 @@ ALLOWED = {
         "attribution",
         "inventory",
         "ledger",
+        "host",
     },
     "__init__": {"version"},
     "__main__": {"cli"},

@@ -19,6 +19,7 @@ from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.kmsg import slot_of
 from gpu_exporter.devices.protocol import Backend
 from gpu_exporter.diagnosis.loop import DiagnosisLoop
+from gpu_exporter.host.work import HostWorks
 from gpu_exporter.inventory.expected import ExpectedDevices
 from gpu_exporter.inventory.inventory import InventoryKeeper
 from gpu_exporter.inventory.pci import UNBOUND
@@ -54,10 +55,11 @@ class Agent:
         publish_interval_s: float = 0.0,
         processes: ProcessOwners | None = None,
         kmsg: Path | None = None,
+        host: HostWorks | None = None,
     ) -> None:
         """`publish_interval_s`: how often a textfile is written; 0 when every reader gets what is known by then.
         `processes`: looks up whose processes run on each GPU, None where that is not known. `kmsg`: the kernel's log,
-        None to leave it alone.
+        None to leave it alone. `host`: reads what holders do beside their GPUs, None where that is not known.
         """
         self._settings = settings
         self._backend = backend
@@ -65,7 +67,7 @@ class Agent:
         self._state = state
         self._note = note
         self._publish_interval_s = publish_interval_s
-        self.node = NodeState(settings, clock, state, processes, asks_slurm=asks_slurm(sources))
+        self.node = NodeState(settings, clock, state, processes, asks_slurm=asks_slurm(sources), host=host)
         directory = state.path.parent if state is not None else None
         self._inventory = InventoryKeeper(ExpectedDevices(directory, read_boot_id()), sysfs, backend.vendor)
         self.driver = Driver(backend, clock, settings.sampling.deadline, self._expects_gpus)
@@ -86,6 +88,7 @@ class Agent:
         identity = Identity(settings.identity.user, directory)
         self.poller = Poller(sources, clock, settings.attribution.keep_last, identity, PATIENCE_S)
         self._processes = processes
+        self._host = host
         self._first_poll = threading.Event()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -100,6 +103,9 @@ class Agent:
             self._kernel_log.start()
         self._spawn("attribution", self._attribute)
         self._spawn("diagnosis", lambda: self.diagnosis.run(self._stop))
+        if self._host is not None:
+            host = self._host
+            self._spawn("host", lambda: host.run(self._stop, self.node.list_held))
         if self._state is not None:
             self._spawn("state", self._keep_state)
 

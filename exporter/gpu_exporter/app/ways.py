@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpu_exporter.clock import SYSTEM_CLOCK, ManualClock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.direct import ExporterSource
-from gpu_exporter.reconciler.evidence import ExplainingSource
+from gpu_exporter.reconciler.evidence import ExplainingSource, HostLimits
 from gpu_exporter.reconciler.fetch import Client
 from gpu_exporter.reconciler.foresight import Foresight
 from gpu_exporter.reconciler.marks import Marker
@@ -35,7 +35,8 @@ def build_source(
         windows = book.loosest.candidate_after, book.site.underused_after
         pauses, asks = Pauses(book), book.asks_models
         clock = SYSTEM_CLOCK if at is None else ManualClock(wall=at)
-        return PromQLSource(prometheus, *windows, clock, matcher, client, pauses, asks_models=asks, at=at)
+        host = HostLimits(book.site.host_busy_ratio, book.site.host_busy_io) if book.site.host_delay_max else None
+        return PromQLSource(prometheus, *windows, clock, matcher, client, pauses, asks_models=asks, host=host, at=at)
     if at is not None:
         raise ValueError("--at asks for the past, which only --source.prometheus has")
     if book.site.pause_when:

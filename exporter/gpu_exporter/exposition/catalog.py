@@ -216,6 +216,18 @@ ALLOCATION_TEMPERATURE = Family(
     "gauge",
     "Temperature of the board, its one sensor for all instances",
 )
+ALLOCATION_HOST_ACTIVITY = Family(
+    "gpu_allocation_host_activity_ratio",
+    "gauge",
+    "Share of its CPUs on this node that the whole holder used, mean of ten minutes, the same on each of its GPUs; its "
+    "CPUs are those of its quota or cpuset, else the host's by its part of the node's GPUs",
+)
+ALLOCATION_HOST_IO = Family(
+    "gpu_allocation_host_io_bytes_per_second",
+    "gauge",
+    "Bytes that the whole holder read from and wrote to block devices of this node, mean of ten minutes, the same on "
+    "each of its GPUs; network file systems are not in it",
+)
 ALLOCATION_STATE = Family(
     "gpu_allocation_state",
     "gauge",
@@ -242,6 +254,8 @@ ALLOCATION_FAMILIES = (
     ALLOCATION_PROCESSES,
     ALLOCATION_POWER,
     ALLOCATION_TEMPERATURE,
+    ALLOCATION_HOST_ACTIVITY,
+    ALLOCATION_HOST_IO,
     ALLOCATION_STATE,
 )
 

@@ -127,6 +127,8 @@ def _allocation(view: AllocationView, wall: float) -> dict[str, Any]:
         "utilization_ratio": view.utilization,
         "memory_used_bytes": view.memory_used_bytes,
         "processes": view.processes,
+        "host_activity_ratio": view.host.cpu_ratio if view.host is not None else None,
+        "host_io_bytes_per_second": view.host.io_bytes_per_s if view.host is not None else None,
         "state": view.verdict.state,
         "evidence": view.verdict.evidence,
     }

@@ -173,6 +173,8 @@ def _add_allocation(table: _Table, view: AllocationView) -> None:
         (catalog.ALLOCATION_PROCESSES, view.processes),
         (catalog.ALLOCATION_POWER, view.power_w),
         (catalog.ALLOCATION_TEMPERATURE, view.temperature_celsius),
+        (catalog.ALLOCATION_HOST_ACTIVITY, view.host.cpu_ratio if view.host is not None else None),
+        (catalog.ALLOCATION_HOST_IO, view.host.io_bytes_per_s if view.host is not None else None),
     ]
     if totals.known:
         values += [

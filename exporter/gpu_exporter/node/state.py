@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpu_exporter.attribution.contradict import ProcessNet
+from gpu_exporter.attribution.contradict import ProcessNet, identify
 from gpu_exporter.attribution.ended import EndedPods
 from gpu_exporter.attribution.numbers import NumberMemory
 from gpu_exporter.attribution.processes import OwnedPeriod, Owners, ProcessOwners, without_owners
@@ -20,6 +20,7 @@ from gpu_exporter.defaults import Settings
 from gpu_exporter.diagnosis.hold import AllocationId
 from gpu_exporter.diagnosis.loop import Evidence, Subject
 from gpu_exporter.diagnosis.state import Window
+from gpu_exporter.host.work import HostWorks
 from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
 from gpu_exporter.ledger.state import StateFile
 from gpu_exporter.model import (
@@ -64,10 +65,12 @@ class NodeState:
         processes: ProcessOwners | None = None,
         *,
         asks_slurm: bool = False,
+        host: HostWorks | None = None,
     ) -> None:
         """`processes`: looks up whose processes run on each GPU, None where that is not known. `asks_slurm`: Slurm is
-        among the sources.
+        among the sources. `host`: what holders do beside their GPUs, None where that is not read.
         """
+        self._host = host
         self._processes = processes
         self._sharing = Sharing()
         self._users = Users(processes.name_pod) if processes is not None else None
@@ -231,6 +234,11 @@ class NodeState:
         """True when an idle run ended that the state file still believes in."""
         return self.ledger.long_run_ended
 
+    def list_held(self) -> tuple[Sequence[Allocation], int]:
+        """What is held now, and how many GPUs have answered."""
+        with self._lock:
+            return [allocation for allocation, _ in self._resolution.allocations], len(self._answered)
+
     def write_state(self, *, final: bool = False) -> None:
         """Renew the high-water marks. Raises OSError, counted, when the file cannot be written."""
         if self._state is None:
@@ -317,7 +325,9 @@ class NodeState:
         mig = next((instance.mig for instance in instances if instance.uuid == unit.mig_uuid), "")
         stale_s = self.ledger.rules.longest_unconfirmed_s(grant.renewed_s)
         use, ratio = self._uses.get((unit, key)), self.ledger.newest_ratio(allocation, now)
-        return HolderRecord(allocation, totals, now - grant.confirmed, stale_s, mig, use, ratio)
+        who = identify(allocation.holder)
+        host = self._host.works.get(who) if self._host is not None and who is not None else None
+        return HolderRecord(allocation, totals, now - grant.confirmed, stale_s, mig, use, ratio, host)
 
     def _tenant_totals(self) -> Iterator[tuple[TenantKey, TenantTotals]]:
         for key, totals in self.ledger.tenants.totals():

@@ -15,6 +15,7 @@ from gpu_exporter.model import (
     Facts,
     GpuView,
     HolderTotals,
+    HostWork,
     TenantKey,
     TenantTotals,
     UnitTotals,
@@ -47,7 +48,8 @@ class GpuRecord(NamedTuple):
 class HolderRecord(NamedTuple):
     """What is known of one allocation. `unconfirmed_s`: no source has confirmed it for so long, which makes it unknown
     above `stale_s`. `mig`: the instance's place, also while the GPU does not answer. `use`: what its own processes use
-    there, None while that is not known; `ratio`: what they do there, where others use it too.
+    there, None while that is not known; `ratio`: what they do there, where others use it too; `host`: what the whole
+    holder does beside its GPUs.
     """
 
     allocation: Allocation
@@ -57,6 +59,7 @@ class HolderRecord(NamedTuple):
     mig: str
     use: Use | None = None
     ratio: float | None = None
+    host: HostWork | None = None
 
     @property
     def is_confirmed(self) -> bool:
@@ -159,4 +162,5 @@ def _view_allocation(record: HolderRecord, gpu: GpuView, verdicts: Mapping[Alloc
         power_w=facts.power_w,
         temperature_celsius=snapshot.facts.temperature_celsius if fresh else None,
         processes=use.processes if use is not None else None,
+        host=record.host if record.is_confirmed else None,
     )

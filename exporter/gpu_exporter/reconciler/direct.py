@@ -48,6 +48,8 @@ MORE_CAREFUL: dict[str, Callable[[float, float], float]] = {
     "gpu_allocation_start_timestamp_seconds": max,
     "gpu_allocation_holder_units": max,
     "gpu_allocation_idle_gap_longest_seconds": max,
+    "gpu_allocation_host_activity_ratio": max,
+    "gpu_allocation_host_io_bytes_per_second": max,
 }
 
 
@@ -187,6 +189,8 @@ class ExporterSource:
             sample_interval_s=page.sample_interval_s,
             model=page.models.get(series.labels.get("uuid", ""), ""),
             longest_gap_s=values.get("gpu_allocation_idle_gap_longest_seconds", 0.0),
+            host_cpu_ratio=values.get("gpu_allocation_host_activity_ratio"),
+            host_io_bytes_per_s=values.get("gpu_allocation_host_io_bytes_per_second"),
         )
 
     def _coverage(self, node: str, key: Key, series: _Allocation, wall: float) -> float | None:

@@ -39,7 +39,8 @@ class UnitEvidence(NamedTuple):
     over the policy's window (coverage.py). `sample_interval_s`: its exporter's. `node` is for people; `host` is
     the name of the Kubernetes node where the series carry it, else "". `model`: the name of the GPU, "" where that was
     not asked for or is not published. `longest_gap_s`: the longest idle run of the holder that ended with work, 0 for
-    none.
+    none. `host_cpu_ratio`, `host_io_bytes_per_s`: what the holder does beside its GPUs on that node; None where that
+    is not known, and where a source was asked only for holders that do much and this one does not.
     """
 
     node: str
@@ -55,6 +56,15 @@ class UnitEvidence(NamedTuple):
     host: str = ""
     model: str = ""
     longest_gap_s: float = 0.0
+    host_cpu_ratio: float | None = None
+    host_io_bytes_per_s: float | None = None
+
+
+class HostLimits(NamedTuple):
+    """Above which of them a holder works on its host: share of its CPUs, bytes per second of block devices."""
+
+    cpu_ratio: float
+    io_bytes_per_s: float
 
 
 class HolderEvidence(NamedTuple):

@@ -188,11 +188,25 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
     shortest = min(runs)
     if not shortest >= windows.underused_s:
         return "candidate", f"{_all(holder.held)} idle for {_minutes(shortest)}"
+    if shortest < policy.host_delay_max and (work := _host_work(units, policy)):
+        until = _minutes(policy.host_delay_max)
+        return "candidate", f"{_all(holder.held)} idle for {_minutes(shortest)}, but it {work}; not more before {until}"
     if any(unit.witnesses is None for unit in units):
         return "candidate", f"idle for {_minutes(shortest)}, but how many witnesses that rests on is not published"
     if not all((unit.witnesses or 0) >= WITNESSES_MIN for unit in units):
         return "candidate", f"idle for {_minutes(shortest)}, but a part of it rests on one witness only"
     return UNDERUSED, f"{_all(holder.held)} idle for {_minutes(shortest)}"
+
+
+def _host_work(units: Sequence[UnitEvidence], policy: Policy) -> str:
+    """How much a holder works on its host, on the busiest of its nodes; "" for not much, or for not known."""
+    cpu = max((_number(unit.host_cpu_ratio) for unit in units if unit.host_cpu_ratio is not None), default=0.0)
+    io = max((_number(unit.host_io_bytes_per_s) for unit in units if unit.host_io_bytes_per_s is not None), default=0.0)
+    if cpu > policy.host_busy_ratio:
+        return f"uses {cpu:.0%} of its CPUs"
+    if io > policy.host_busy_io:
+        return f"moves {io / 1e6:.0f} MB/s to and from disks"
+    return ""
 
 
 def merge_units(units: Sequence[UnitEvidence]) -> list[UnitEvidence]:
@@ -216,6 +230,8 @@ def _more_careful(a: UnitEvidence, b: UnitEvidence) -> UnitEvidence:
         coverage=worst(min, a.coverage, b.coverage),
         witnesses=None if a.witnesses is None or b.witnesses is None else min(a.witnesses, b.witnesses),
         sample_interval_s=min(a.sample_interval_s, b.sample_interval_s),
+        host_cpu_ratio=max(filter(None, (a.host_cpu_ratio, b.host_cpu_ratio)), default=None),
+        host_io_bytes_per_s=max(filter(None, (a.host_io_bytes_per_s, b.host_io_bytes_per_s)), default=None),
     )
 
 

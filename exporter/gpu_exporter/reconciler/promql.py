@@ -24,6 +24,7 @@ from gpu_exporter.reconciler.evidence import (
     EvidenceError,
     Gathered,
     HolderName,
+    HostLimits,
     OtherActivity,
     UnitEvidence,
     holder_name,
@@ -52,6 +53,7 @@ FACTS = (
     "holder_units",
     "idle_gap_longest_seconds",
 )
+HOST_WORK = ("gpu_allocation_host_activity_ratio", "gpu_allocation_host_io_bytes_per_second")  # as in HostLimits
 WITNESS = re.compile(r"[a-z0-9_]{1,40}")
 UnitKey: TypeAlias = tuple[str, ...]
 STRINGS = frozenset({str})
@@ -116,16 +118,19 @@ class PromQLSource:
         pauses: Pauses | None = None,
         *,
         asks_models: bool = False,
+        host: HostLimits | None = None,
         at: float | None = None,
     ) -> None:
         """`matcher`: label matchers that every selector gets, e.g. `cluster="a"`. `pauses`: None for none.
 
-        `asks_models`: the model of each GPU is evidence as well. `at`: ask for the evidence of this time (Unix
+        `asks_models`: the model of each GPU is evidence as well. `host`: so is work on the host above these limits,
+        None where it makes no difference. `at`: ask for the evidence of this time (Unix
         seconds), which `clock` then says too; None for now.
         """
         self._at = at
         self._models: dict[str, str] | None = {} if asks_models else None
         self._pauses = pauses
+        self._host = host
         self._url = url.rstrip("/")
         self._candidate_after_s = candidate_after_s
         self._window_s = window_s
@@ -153,6 +158,7 @@ class PromQLSource:
         if not names:
             return Evidence(wall, (), exporters, allocations, hidden=hidden, paused=pause.now)
         ages, intervals = self._ages(), self._intervals()
+        cpu, io = self._host_work(MIB + HOLDER_BYTES * allocations)
         holders: dict[HolderName, Gathered] = {}
         for facts, growth in self._read_batches(_restrict(names)):
             starts = _by_unit(facts["start_timestamp_seconds"], max)
@@ -181,6 +187,8 @@ class PromQLSource:
                         host=row.labels.get("node", ""),
                         model=models.get(row.labels.get("uuid", ""), ""),
                         longest_gap_s=gaps.get(key, 0.0),
+                        host_cpu_ratio=cpu.get(key),
+                        host_io_bytes_per_s=io.get(key),
                     ),
                 )
             for row in facts["holder_units"]:
@@ -234,6 +242,21 @@ class PromQLSource:
     def _intervals(self) -> dict[Place, float]:
         interval = self._select("gpu_exporter_sample_interval_seconds")
         return {_place(row.labels): row.value for row in self._query(f"min by (node, instance) ({interval})")}
+
+    def _host_work(self, most_bytes: int) -> tuple[dict[UnitKey, float], dict[UnitKey, float]]:
+        """Share of its CPUs and disk traffic of each holder that is idle for long and works on its host all the same.
+
+        One that has both is named with the first only, since the two series differ in nothing but their name.
+        """
+        if self._host is None:
+            return {}, {}
+        busy = " or ".join(
+            f"{self._select(name)} > {limit:g}" for name, limit in zip(HOST_WORK, self._host, strict=True)
+        )
+        idle = f"{self._select('gpu_allocation_idle_run_seconds')} >= {self._candidate_after_s:g}"
+        rows = self._query(f"({busy}) and on ({', '.join(('cluster', *ALLOCATION_KEY))}) ({idle})", most_bytes)
+        cpu, io = ([row for row in rows if row.labels.get("__name__") == name] for name in HOST_WORK)
+        return _by_unit(cpu, max), _by_unit(io, max)
 
     def _read_batches(self, batches: Iterable[str]) -> Iterator[Batch]:
         """Some at once: while the server works on one, another one is parsed here. Raises EvidenceError."""

@@ -63,6 +63,7 @@ class Rulebook:
                 each.underused_after,
                 each.interactive_after,
                 each.gap_max,
+                each.host_delay_max,
                 max(each.idle_after_max, each.exempt_max) + each.underused_after - each.candidate_after,  # by a wish
             )
             for each in (self.site, *self._over)

@@ -37,6 +37,13 @@ def judge(*units: UnitEvidence, held: int | None = None) -> Decision:
     return decision
 
 
+def test_work_on_the_host_of_one_node_delays_the_whole_holder() -> None:
+    busy = unit(uuid="GPU-1", node="n2", host_cpu_ratio=0.9)
+    assert judge(unit(), busy).stage == "candidate"
+    assert judge(unit(host_cpu_ratio=0.0), unit(host_cpu_ratio=0.9), held=1).stage == "candidate"  # two targets for one GPU
+    assert judge(unit(), busy._replace(host_cpu_ratio=None)).stage == "underused"
+
+
 def unit(**changes: Any) -> UnitEvidence:
     return UNIT._replace(**changes)
 
@@ -47,6 +54,24 @@ def unit(**changes: Any) -> UnitEvidence:
         ({}, "underused", "its one GPU idle for 3.0 h"),
         ({"idle_run_s": 3600.0}, "candidate", "its one GPU idle for 60 min"),
         ({"idle_run_s": 7199.0}, "candidate", "its one GPU idle for 119 min"),
+        (
+            {"host_cpu_ratio": 0.62},
+            "candidate",
+            "its one GPU idle for 3.0 h, but it uses 62% of its CPUs; not more before 6.0 h",
+        ),
+        (
+            {"host_cpu_ratio": 0.1, "host_io_bytes_per_s": 2.1e8},
+            "candidate",
+            "its one GPU idle for 3.0 h, but it moves 210 MB/s to and from disks; not more before 6.0 h",
+        ),
+        ({"host_cpu_ratio": 0.25, "host_io_bytes_per_s": 2e7}, "underused", "its one GPU idle for 3.0 h"),
+        ({"host_cpu_ratio": math.nan}, "underused", "its one GPU idle for 3.0 h"),
+        (
+            {"host_cpu_ratio": 1.0, "idle_run_s": 6 * 3600.0, "start_wall": NOW - 9 * 3600},
+            "underused",
+            "its one GPU idle for 6.0 h",
+        ),
+        ({"host_cpu_ratio": 1.0, "idle_run_s": 3600.0}, "candidate", "its one GPU idle for 60 min"),
         ({"idle_run_s": 3599.0}, "active", "longest idle run 59 min, below 60 min"),
         ({"idle_run_s": 0.0}, "active", "longest idle run 0 s, below 60 min"),
         ({"idle_run_s": None}, "unknown", "no idle run is published of n1 gpu 0: its activity is not known"),

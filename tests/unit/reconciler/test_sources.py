@@ -11,7 +11,7 @@ import pytest
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.direct import ExporterSource, complete_url
-from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderName
+from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderName, HostLimits
 from gpu_exporter.reconciler.fetch import fetch_text
 from gpu_exporter.reconciler.policy import decide
 from gpu_exporter.reconciler.promql import FACTS, HOLDER_LABELS, MATCHER_MAX, PromQLSource, _restrict, parse_vector
@@ -242,6 +242,7 @@ class FakeApi:
             "gpu_allocation_info": ({**place, "user": "ada", "account": "phys"}, 1.0),
             "time()": ({"node": "n1", "instance": "n1"}, 3.0),
             "gpu_allocation_idle_run_witnesses": (place, 4.0),
+            "(gpu_allocation_host_activity_ratio": None,
             "count(gpu_exporter_build_info": None if self.blind else ({}, 12.0),
             "count(gpu_allocation_info": ({}, 34.0),
             "count(count by (uuid, mig_uuid)": None,
@@ -275,6 +276,30 @@ def test_promql_evidence_asks_for_suspects_first_and_restricts_the_rest() -> Non
 
 def read(api: FakeApi, *marked: HolderName) -> Evidence:
     return PromQLSource("http://p:9090", 3600.0, 7200.0, ManualClock(wall=NOW), "", api).read_evidence(marked)
+
+
+def test_both_sources_say_who_works_on_its_host() -> None:
+    api = FakeApi()
+    cpu, io = "gpu_allocation_host_activity_ratio", "gpu_allocation_host_io_bytes_per_second"
+    source = PromQLSource(
+        "http://p", 3600.0, 7200.0, ManualClock(wall=NOW), 'a="b"', api, host=HostLimits(0.25, 20_000_000)
+    )
+    assert source.read_evidence().holders[0].units[0].host_cpu_ratio is None
+    asked = next(query for query in api.queries if cpu in query)
+    assert f'({cpu}{{a="b"}} > 0.25 or {io}{{a="b"}} > 2e+07) and on (cluster, uuid, mig_uuid' in asked
+    api.more["(gpu_allocation_host_activity_ratio"] = [
+        ({"__name__": cpu}, 0.5),
+        ({"__name__": cpu, "instance": "twin"}, 0.75),
+        ({"__name__": io}, 3e7),
+        ({"__name__": cpu, "job_id": "43"}, 0.9),
+    ]
+    (unit,) = source.read_evidence().holders[0].units
+    assert (unit.host_cpu_ratio, unit.host_io_bytes_per_s) == (0.75, 3e7)
+    text = page(8000.0, 9000.0, 8900.0) + f"{cpu}{{{PLACE}}} 0.5\n{io}{{{PLACE}}} 1000\n"
+    direct = ExporterSource(["n1:1"], 7200.0, ManualClock(wall=NOW), lambda _url: text)
+    (unit,) = direct.read_evidence().holders[0].units
+    assert (unit.host_cpu_ratio, unit.host_io_bytes_per_s) == (0.5, 1000.0)
+    assert stage_of(text)[0] == "candidate"
 
 
 @pytest.mark.parametrize("count", [1.0, 9.0])

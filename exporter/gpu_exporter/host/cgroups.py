@@ -1,0 +1,160 @@
+"""The kernel's own accounting of a pod or job: processor time, traffic of its disks, and how many CPUs it may use.
+
+The counters of a pod's or job's cgroup include all that ran in it, also what has ended. They are the kernel's, and no
+process in the cgroup can change them. Both layouts are read: version 2, one tree; version 1, a tree for each
+controller, of which `cpuacct` must be there and the others may be. Traffic is that of block devices: what a network
+file system or a socket carries is in neither.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Collection, Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from gpu_exporter.attribution.cgroup import parse_cgroup
+from gpu_exporter.attribution.contradict import Who
+from gpu_exporter.attribution.hostlist import parse_ranges
+
+READ_MAX = 65_536  # bytes of one file; io.stat has some 100 for each block device
+DEPTH_MAX = 12  # kind in a slice of systemd: 8
+FOLDERS_MAX = 20_000  # looked at in one search
+CPUACCT = ("cpuacct", "cpu,cpuacct", "cpuacct,cpu")
+CPU = ("cpu", *CPUACCT[1:])
+US, NS = 1e-6, 1e-9
+
+
+class Reading(NamedTuple):
+    """Counters of one cgroup since it was made. `io_bytes`: read and written, None without that controller. `cpus`:
+    how many it may use at once, None where nothing limits it.
+    """
+
+    cpu_s: float
+    io_bytes: float | None = None
+    cpus: float | None = None
+
+
+class Cgroups:
+    """The cgroups below `root`, as a host mounts them at /sys/fs/cgroup."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._is_v2 = (root / "cgroup.controllers").exists()
+
+    def find(self, wanted: Collection[Who]) -> dict[Who, PurePosixPath]:
+        """Where the cgroups of these pods and jobs are, of those that are found; of several the outermost."""
+        base = self._root if self._is_v2 else self._tree(CPUACCT)
+        found: dict[Who, PurePosixPath] = {}
+        if base is None:
+            return found
+        for place in _walk(base):
+            owner = parse_cgroup(f"0::/{place}")
+            # A pod has its last folder's name, a job the outermost: a step or a container below them is a part of them.
+            of = [("pod", owner.pods[-1])] if owner.pods else []
+            of += [("job", owner.job)] if owner.job else []
+            for who in of:
+                if who in wanted:
+                    found.setdefault(who, place)
+            if len(found) == len(wanted):
+                break
+        return found
+
+    def read(self, place: PurePosixPath) -> Reading | None:
+        """The counters now; None for a cgroup that has ended, or whose processor time cannot be read."""
+        return self._read_v2(self._root / place) if self._is_v2 else self._read_v1(place)
+
+    def _read_v2(self, folder: Path) -> Reading | None:
+        usage = _field(_text(folder / "cpu.stat"), "usage_usec")
+        if usage is None:
+            return None
+        traffic = _text(folder / "io.stat")
+        io_bytes = None if traffic is None else _sum(traffic, ("rbytes=", "wbytes="))
+        quota, _, period = (_text(folder / "cpu.max") or "").strip().partition(" ")
+        return Reading(usage * US, io_bytes, _least(_ratio(quota, period), _count(folder / "cpuset.cpus.effective")))
+
+    def _read_v1(self, place: PurePosixPath) -> Reading | None:
+        usage = _number(self._v1(CPUACCT, place, "cpuacct.usage"))
+        if usage is None:
+            return None
+        traffic = self._v1(("blkio",), place, "blkio.throttle.io_service_bytes")
+        quota = self._v1(CPU, place, "cpu.cfs_quota_us") or ""
+        period = self._v1(CPU, place, "cpu.cfs_period_us") or ""
+        cpuset = self._tree(("cpuset",))
+        allowed = None if cpuset is None else _count(cpuset / place / "cpuset.effective_cpus")
+        return Reading(usage * NS, _field(traffic, "Total"), _least(_ratio(quota, period), allowed))
+
+    def _v1(self, names: tuple[str, ...], place: PurePosixPath, file: str) -> str | None:
+        tree = self._tree(names)
+        return None if tree is None else _text(tree / place / file)
+
+    def _tree(self, names: tuple[str, ...]) -> Path | None:
+        return next((path for path in (self._root / name for name in names) if path.is_dir()), None)
+
+
+def _walk(base: Path) -> Iterator[PurePosixPath]:
+    """The folders below, by depth, as far as they can be read."""
+    waiting = deque([PurePosixPath()])
+    left = FOLDERS_MAX
+    while waiting and left > 0:
+        place = waiting.popleft()
+        try:
+            with os.scandir(base / place) as entries:
+                names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            continue
+        for name in names[:left]:
+            inner = place / name
+            yield inner
+            if len(inner.parts) < DEPTH_MAX:
+                waiting.append(inner)
+        left -= len(names)
+
+
+def _text(path: Path) -> str | None:
+    """None where it cannot be read, or is longer than READ_MAX."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(READ_MAX)
+    except OSError:
+        return None
+    return data.decode("ascii", "replace") if len(data) < READ_MAX else None
+
+
+def _field(text: str | None, name: str) -> float | None:
+    """The number behind a name at the start of a line."""
+    for line in (text or "").splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return _number(value)
+    return None
+
+
+def _sum(text: str, prefixes: tuple[str, ...]) -> float:
+    numbers = (_number(word.partition("=")[2]) for word in text.split() if word.startswith(prefixes))
+    return sum(number for number in numbers if number is not None)
+
+
+def _number(text: str | None) -> float | None:
+    text = (text or "").strip()
+    return float(text) if text.isdecimal() and text.isascii() else None
+
+
+def _ratio(quota: str, period: str) -> float | None:
+    """CPUs by quota and period, both microseconds; None for no quota, written as `max` or -1."""
+    most, each = _number(quota), _number(period)
+    return most / each if most and each else None
+
+
+def _count(path: Path) -> float | None:
+    """How many CPUs a list like 0-3,8 names."""
+    text = (_text(path) or "").strip()
+    try:
+        return float(len(parse_ranges(text))) if text else None
+    except ValueError:
+        return None
+
+
+def _least(*limits: float | None) -> float | None:
+    return min((limit for limit in limits if limit is not None), default=None)

@@ -1,0 +1,102 @@
+"""How busy each holder is on the host: the share of its CPUs in use, and its traffic with disks.
+
+A GPU that waits for a download, an unpacking or a preprocessing is idle, and its holder works. That delays what is said
+of it; it never accuses. The mean of the last ten minutes is published, so that a reader who looks once a minute misses
+nothing. Its CPUs are what its quota or cpuset allows; where neither limits it, the part of the host's that goes with
+its part of the node's GPUs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from gpu_exporter.attribution.contradict import Who, identify
+from gpu_exporter.clock import Clock
+from gpu_exporter.host.cgroups import Cgroups, Reading
+from gpu_exporter.model import Allocation, HostWork
+
+log = logging.getLogger(__name__)
+INTERVAL_S = 30.0
+SEARCH_S = 60.0  # a search looks at every cgroup of the host, some 20 us for each
+WINDOW_S = 600.0
+SPAN_MIN_S = 60.0  # a shorter span is mostly noise
+
+
+class _Sample(NamedTuple):
+    monotonic: float
+    reading: Reading
+
+
+class HostWorks:
+    """Reads the holders' cgroups now and then. `works` is replaced as a whole, and may be read by any thread."""
+
+    def __init__(self, cgroups: Cgroups, clock: Clock, host_cpus: int) -> None:
+        """`host_cpus`: of the whole host."""
+        self.works: Mapping[Who, HostWork] = {}
+        self._cgroups = cgroups
+        self._clock = clock
+        self._host_cpus = host_cpus
+        self._places: dict[Who, PurePosixPath] = {}
+        self._samples: dict[Who, deque[_Sample]] = {}
+        self._searched: float | None = None
+
+    def run(self, stop: threading.Event, list_allocations: Callable[[], tuple[Collection[Allocation], int]]) -> None:
+        """Read until `stop`; `list_allocations`: those of now, and how many GPUs the node has."""
+        while not stop.is_set():
+            try:
+                self.read(*list_allocations())
+            except Exception:  # a fault of ours must not leave the last values standing for ever
+                log.exception("the holders' cgroups could not be read")
+                self.works = {}
+            self._clock.wait(stop, INTERVAL_S)
+
+    def read(self, allocations: Iterable[Allocation], gpus: int) -> None:
+        """One look at all of them. `gpus`: of the node."""
+        parts: dict[Who, float] = {}
+        for allocation in allocations:
+            if (who := identify(allocation.holder)) is not None:
+                parts[who] = parts.get(who, 0.0) + allocation.share_ratio
+        self._places = {who: place for who, place in self._places.items() if who in parts}
+        self._samples = {who: samples for who, samples in self._samples.items() if who in parts}
+        self._search(parts.keys() - self._places.keys())
+        works: dict[Who, HostWork] = {}
+        for who, place in list(self._places.items()):
+            reading = self._cgroups.read(place)
+            if reading is None:  # ended, or made again elsewhere
+                del self._places[who]
+                self._samples.pop(who, None)
+            elif (work := self._add(who, reading, parts[who] / max(1, gpus))) is not None:
+                works[who] = work
+        self.works = works
+
+    def _search(self, missing: Collection[Who]) -> None:
+        now = self._clock.monotonic()
+        if missing and (self._searched is None or now - self._searched >= SEARCH_S):
+            self._searched = now
+            self._places |= self._cgroups.find(missing)
+
+    def _add(self, who: Who, reading: Reading, part: float) -> HostWork | None:
+        """None until enough time is known. `part`: of the node's GPUs, 0 to 1."""
+        now = self._clock.monotonic()
+        samples = self._samples.setdefault(who, deque())
+        if samples and reading.cpu_s < samples[-1].reading.cpu_s:  # another cgroup under the same name
+            samples.clear()
+        samples.append(_Sample(now, reading))
+        while len(samples) > 1 and now - samples[1].monotonic >= WINDOW_S:
+            samples.popleft()
+        first = samples[0]
+        span_s = now - first.monotonic
+        if span_s < SPAN_MIN_S:
+            return None
+        limit = reading.cpus if reading.cpus is not None else self._host_cpus
+        if limit >= self._host_cpus:  # which is no limit
+            limit = max(1.0, self._host_cpus * min(1.0, part))
+        ratio = (reading.cpu_s - first.reading.cpu_s) / span_s / limit
+        now_bytes, then_bytes = reading.io_bytes, first.reading.io_bytes
+        traffic = None if now_bytes is None or then_bytes is None else max(0.0, now_bytes - then_bytes) / span_s
+        return HostWork(ratio, traffic)

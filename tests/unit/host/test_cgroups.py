@@ -1,0 +1,105 @@
+"""The kernel's accounting of pods and jobs, in both layouts."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.attribution.contradict import Who
+from gpu_exporter.host.cgroups import Cgroups, Reading
+
+UID = "5a89bcaa-3509-4375-83e1-b9e7a5712123"
+OTHER = "0a89bcaa-3509-4375-83e1-b9e7a5712123"
+POD: Who = ("pod", UID)
+JOB: Who = ("job", "42")
+SLICE = f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID.replace('-', '_')}.slice"
+IO = "8:0 rbytes=1000 wbytes=200 rios=3 wios=4 dbytes=7 dios=1\n259:1 rbytes=30 wbytes=4 rios=1 wios=1\n"
+
+
+def write(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text, encoding="ascii")
+
+
+def v2(root: Path, place: str, **files: str) -> Cgroups:
+    write(root, cgroup__controllers="cpu io\n")
+    write(root / place, **files)
+    return Cgroups(root)
+
+
+def test_a_pod_of_version_2(tmp_path: Path) -> None:
+    text = "usage_usec 2500000\nuser_usec 2000000\nnr_periods 0\n"
+    cgroups = v2(tmp_path, SLICE, cpu__stat=text, io__stat=IO, cpu__max="150000 100000\n")
+    write(tmp_path / SLICE / "cri-containerd-1.scope", cpu__stat="usage_usec 7\n")
+    found = cgroups.find({POD, JOB})
+    assert found == {POD: PurePosixPath(SLICE)}
+    assert cgroups.read(found[POD]) == Reading(2.5, 1234.0, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("files", "reading"),
+    [
+        ({"cpu__stat": "usage_usec 0\n"}, Reading(0.0)),
+        ({"cpu__stat": "usage_usec 1\n", "cpu__max": "max 100000\n", "io__stat": ""}, Reading(1e-6, 0.0)),
+        ({"cpu__stat": "usage_usec 1\n", "cpuset__cpus__effective": "0-3,8\n"}, Reading(1e-6, None, 5.0)),
+        (
+            {"cpu__stat": "usage_usec 1\n", "cpuset__cpus__effective": "0-3\n", "cpu__max": "50000 100000\n"},
+            Reading(1e-6, None, 0.5),
+        ),
+        ({"cpu__stat": "usage_usec 1\n", "cpuset__cpus__effective": "x-y\n", "cpu__max": "no\n"}, Reading(1e-6)),
+        ({"cpu__stat": "usage_usec many\n"}, None),
+        ({"io__stat": IO}, None),
+        ({}, None),
+    ],
+)
+def test_what_is_missing_or_no_number_is_not_known(
+    files: dict[str, str], reading: Reading | None, tmp_path: Path
+) -> None:
+    cgroups = v2(tmp_path, "slurm/uid_0/job_42", **files)
+    assert cgroups.read(cgroups.find({JOB})[JOB]) == reading
+
+
+def test_a_job_of_version_1_whose_controllers_have_trees_of_their_own(tmp_path: Path) -> None:
+    place = "slurm/uid_1000/job_42"
+    write(tmp_path / "cpu,cpuacct" / place, cpuacct__usage="3000000000\n", cpu__cfs_quota_us="-1\n")
+    write(tmp_path / "cpu,cpuacct" / place / "step_0", cpuacct__usage="1\n")
+    write(tmp_path / "blkio" / place)
+    (tmp_path / "blkio" / place / "blkio.throttle.io_service_bytes").write_text("8:0 Read 5\n8:0 Total 9\nTotal 9\n")
+    write(tmp_path / "cpuset" / place, cpuset__effective_cpus="4-7\n")
+    cgroups = Cgroups(tmp_path)
+    found = cgroups.find({POD, JOB})
+    assert found == {JOB: PurePosixPath(place)}
+    assert cgroups.read(found[JOB]) == Reading(3.0, 9.0, 4.0)
+    (tmp_path / "cpu,cpuacct" / place / "cpuacct.usage").unlink()
+    assert cgroups.read(found[JOB]) is None
+
+
+def test_a_cgroup_that_a_pod_makes_below_its_own_is_nobody_elses(tmp_path: Path) -> None:
+    """The outermost folder of a name is the kubelet's, and a step of a job is a part of it."""
+    forged = f"{SLICE}/x/pod{OTHER}"
+    cgroups = v2(tmp_path, forged, cpu__stat="usage_usec 1\n")
+    real = f"kubepods.slice/kubepods-pod{OTHER.replace('-', '_')}.slice"
+    write(tmp_path / real, cpu__stat="usage_usec 2\n")
+    assert cgroups.find({("pod", OTHER)}) == {("pod", OTHER): PurePosixPath(real)}
+
+
+def test_links_are_not_followed_and_depth_is_bounded(tmp_path: Path) -> None:
+    deep = "/".join(["a"] * 12) + f"/pod{UID}"
+    cgroups = v2(tmp_path, deep, cpu__stat="usage_usec 1\n")
+    (tmp_path / "link").symlink_to(tmp_path / "a/a/a/a/a/a")
+    assert cgroups.find({POD}) == {}
+    assert Cgroups(tmp_path / "nowhere").find({POD}) == {}
+
+
+@given(st.text(max_size=60), st.text(max_size=60), st.text(max_size=60))
+def test_no_text_of_a_file_raises(tmp_path_factory: pytest.TempPathFactory, stat: str, io: str, quota: str) -> None:
+    folder = tmp_path_factory.mktemp("cgroups")
+    cgroups = v2(folder, "slurm/job_42")
+    for name, text in (("cpu.stat", f"usage_usec {stat}"), ("io.stat", io), ("cpu.max", quota)):
+        (folder / "slurm/job_42" / name).write_bytes(text.encode())
+    reading = cgroups.read(PurePosixPath("slurm/job_42"))
+    assert reading is None or (reading.cpu_s >= 0.0 and (reading.io_bytes or 0.0) >= 0.0)

@@ -1,0 +1,135 @@
+"""How busy holders are on their host: means of ten minutes, of the CPUs that are theirs."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from tests.testbed.simulated_node import SimulatedNode
+
+from gpu_exporter.attribution.contradict import Who
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.exposition.series import list_series
+from gpu_exporter.host.cgroups import Cgroups
+from gpu_exporter.host.work import HostWorks
+from gpu_exporter.model import Allocation, Holder, HolderKey, HostWork, UnitId
+
+JOB: Who = ("job", "42")
+HOLDER = Holder(HolderKey("slurm", "42"), job_id="42")
+HELD = [Allocation(UnitId("GPU-0"), HOLDER), Allocation(UnitId("GPU-1"), HOLDER)]
+PLACE = "slurm/uid_0/job_42"
+
+
+class Machine:
+    """A host of 64 CPUs and 8 GPUs, on which job 42 holds two."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.clock = ManualClock()
+        self.cpu_s = 0.0
+        self.io_bytes = 0
+        (root / "cgroup.controllers").touch()
+        self.works = HostWorks(Cgroups(root), self.clock, 64)
+        self.begin()
+
+    def begin(self) -> None:
+        (self.root / PLACE).mkdir(parents=True)
+        self.write()
+
+    def write(self, **files: str) -> None:
+        (self.root / PLACE / "cpu.stat").write_text(f"usage_usec {self.cpu_s * 1e6:.0f}\n")
+        (self.root / PLACE / "io.stat").write_text(f"8:0 rbytes={self.io_bytes} wbytes=0\n")
+        for name, text in files.items():
+            (self.root / PLACE / name.replace("__", ".")).write_text(text)
+
+    def spend(self, seconds: int, cpus: float, bytes_per_s: int = 0) -> HostWork | None:
+        """Look each half minute while it uses so many CPUs."""
+        for _ in range(seconds // 30):
+            self.clock.advance(30.0)
+            self.cpu_s += 30.0 * cpus
+            self.io_bytes += 30 * bytes_per_s
+            self.write()
+            self.works.read(HELD, 8)
+        return self.works.works.get(JOB)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_the_share_is_of_the_cpus_that_go_with_its_gpus(machine: Machine) -> None:
+    assert machine.spend(60, 8.0) is None  # the first look is after 30 s
+    assert machine.spend(30, 8.0, 1000) == HostWork(0.5, 500.0)  # two of eight GPUs: 16 of 64 CPUs
+    machine.write(cpu__max="400000 100000\n")
+    assert machine.spend(600, 1.0) == HostWork(0.25, 0.0)
+
+
+def test_ten_minutes_after_the_work_nothing_of_it_is_left(machine: Machine) -> None:
+    machine.spend(1200, 16.0)
+    half = machine.spend(300, 0.0)
+    assert half is not None
+    assert half.cpu_ratio == pytest.approx(0.5)
+    assert machine.spend(300, 0.0) == HostWork(0.0, 0.0)
+
+
+def test_a_cgroup_that_is_made_again_begins_again(machine: Machine) -> None:
+    machine.spend(600, 16.0)
+    machine.cpu_s = 1.0
+    assert machine.spend(30, 0.0) is None
+    assert machine.spend(60, 0.0) == HostWork(0.0, 0.0)
+
+
+def test_one_that_ended_has_no_value_and_is_looked_for_again(machine: Machine) -> None:
+    machine.spend(120, 16.0)
+    folder = machine.root / PLACE
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    machine.works.read(HELD, 8)
+    assert machine.works.works == {}
+    machine.begin()
+    assert machine.spend(150, 16.0) == HostWork(1.0, 0.0)
+
+
+def test_holders_that_are_gone_are_forgotten(machine: Machine) -> None:
+    machine.spend(120, 16.0)
+    machine.works.read([], 8)
+    assert machine.works.works == {}
+    assert machine.works._samples == {}
+
+
+def test_a_fault_leaves_no_old_values(machine: Machine) -> None:
+    machine.spend(120, 16.0)
+    stop = threading.Event()
+
+    def fail() -> tuple[list[Allocation], int]:
+        stop.set()
+        raise OSError("no")
+
+    machine.works.run(stop, fail)
+    assert machine.works.works == {}
+
+
+def test_a_node_publishes_it_on_each_gpu_of_the_holder(tmp_path: Path) -> None:
+    """Through the real node state: a job with two GPUs, whose cgroup shows what it does."""
+    jobs = [{"gpu": gpu, "kind": "job", "name": "42"} for gpu in (0, 1)]
+    scenario = {"gpus": [{"model": "H100"}] * 2, "holders": jobs}
+    machine = Machine(tmp_path)
+    node = SimulatedNode(parse_scenario(scenario), host=machine.works)
+    node.run(60)
+    allocations, gpus = node.state.list_held()
+    assert ([each.holder.job_id for each in allocations], gpus) == (["42", "42"], 2)
+    for seconds in (0.0, 90.0):
+        machine.clock.advance(seconds)
+        machine.cpu_s += seconds * 32
+        machine.write()
+        machine.works.read(allocations, gpus)
+    view = node.run(10)
+    rows = {s.family.name: [value for _, value in s.rows] for s in list_series(view) if "_host_" in s.family.name}
+    assert rows == {
+        "gpu_allocation_host_activity_ratio": [0.5, 0.5],
+        "gpu_allocation_host_io_bytes_per_second": [0.0, 0.0],
+    }
