@@ -19,6 +19,7 @@ from gpu_exporter.reconciler.policy import LABELLED, Decision, windows_of
 CORRELATED, EXPORTERS, PAUSED, SOURCE = FREEZES = ("correlated", "exporters", "paused", "source")
 TOGETHER_S = 15 * 60.0  # idle runs that began within so long of each other may have one cause
 TOGETHER_MIN = 8  # GPUs: a small cluster has so many for other reasons
+ONE_IN_MIN = 3  # of so many exporters one may be away: a node that is repaired says nothing of the others
 REMEMBERED_S = 3600.0  # exporters that were there within so long are missed
 
 
@@ -47,7 +48,8 @@ class Brakes:
         while now - self._seen[0][0] > REMEMBERED_S:
             self._seen.popleft()
         most = self._seen[0][1]
-        if exporters >= (1.0 - self._policy.freeze_exporters) * most:
+        is_one = most - exporters == 1 and most >= ONE_IN_MIN
+        if is_one or exporters >= (1.0 - self._policy.freeze_exporters) * most:
             return ""
         hour = describe_duration(REMEMBERED_S)
         return f"{exporters} exporters are seen, {most} were within the last {hour}: what else is wrong is not known"

@@ -91,6 +91,15 @@ def test_nothing_is_marked_while_many_exporters_of_the_last_hour_are_gone(export
     assert (set(bench.cycle.frozen), set(book.marks)) == (set(), {PODS[0]})
 
 
+@pytest.mark.parametrize(("before", "now", "holds"), [(4, 3, False), (3, 2, False), (2, 1, True), (4, 2, True)])
+def test_at_a_small_site_one_node_that_is_away_stops_nothing(before: int, now: int, holds: bool) -> None:
+    _, bench = small(0)
+    for exporters in (before, now):
+        bench.exporters = exporters
+        bench.run()
+    assert ("exporters" in bench.cycle.frozen) is holds
+
+
 def test_exporters_that_come_and_go_are_remembered_at_their_most() -> None:
     _, bench = small(0)
     for exporters in (50, 100, 90, 60):

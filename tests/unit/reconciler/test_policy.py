@@ -40,7 +40,9 @@ def judge(*units: UnitEvidence, held: int | None = None) -> Decision:
 def test_work_on_the_host_of_one_node_delays_the_whole_holder() -> None:
     busy = unit(uuid="GPU-1", node="n2", host_cpu_ratio=0.9)
     assert judge(unit(), busy).stage == "candidate"
-    assert judge(unit(host_cpu_ratio=0.0), unit(host_cpu_ratio=0.9), held=1).stage == "candidate"  # two targets for one GPU
+    assert (
+        judge(unit(host_cpu_ratio=0.0), unit(host_cpu_ratio=0.9), held=1).stage == "candidate"
+    )  # two targets for one GPU
     assert judge(unit(), busy._replace(host_cpu_ratio=None)).stage == "underused"
 
 
