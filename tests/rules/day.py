@@ -74,7 +74,19 @@ def forgotten(random: Random, start: float, end: float) -> list[Interval]:
     return [(start + 30, start + random.uniform(31, 2000))] if random.random() < 0.5 else []
 
 
-PATTERNS: tuple[Pattern, ...] = (training, notebook, serving, heartbeat, bursts, forgotten)
+def preparing(random: Random, start: float, end: float) -> list[Interval]:
+    """It unpacks and sorts on its CPUs for hours, and its GPU waits."""
+    return []
+
+
+def on_cpus(random: Random, start: float, end: float) -> list[Interval]:
+    draw = random.uniform
+    return pieces(random, start, end, lambda: draw(1800, 9000), lambda: draw(600, 4000))
+
+
+PATTERNS: tuple[Pattern, ...] = (training, notebook, serving, heartbeat, bursts, forgotten, preparing)
+HOST_RATIO = 0.6  # of its CPUs, while a holder works there
+HOST_MEAN_S = 600.0
 
 
 @dataclass(eq=False)
@@ -110,7 +122,10 @@ class Unit:
 
 @dataclass(eq=False)
 class TrueHolder:
-    """One incarnation of a pod, or a job."""
+    """One incarnation of a pod, or a job.
+
+    `group`: the Job of which it is a pod, "" for none. `host`: when it works on its CPUs.
+    """
 
     name: str
     uid: str
@@ -118,6 +133,8 @@ class TrueHolder:
     end: float
     kind: str
     units: list[Unit] = field(default_factory=list)
+    group: str = ""
+    host: list[Interval] = field(default_factory=list)
 
     @property
     def is_job(self) -> bool:
@@ -127,6 +144,11 @@ class TrueHolder:
         if self.is_job:
             return Holder(HolderKey("slurm", self.uid), job_id=self.name, user="ada", account="phys")
         return Holder(HolderKey("kubernetes", self.uid), "ml", self.name, "main")
+
+    def host_ratio(self, now: float) -> float:
+        """Mean share of its CPUs that it used in the last ten minutes."""
+        busy_s = sum(max(0.0, min(end, now) - max(start, now - HOST_MEAN_S)) for start, end in self.host)
+        return HOST_RATIO * busy_s / HOST_MEAN_S
 
     def idle_stretches(self, disturbed: list[list[Interval]]) -> list[Interval]:
         """Times in which none of its GPUs worked, as far as anybody could see: see `seen_work`."""
@@ -152,8 +174,20 @@ class Day:
     pages: dict[tuple[int, int], str]
 
 
+def draw_team(random: Random, number: int, places: list[tuple[int, int]], start: float, end: float) -> list[TrueHolder]:
+    """The pods of one Job, on a GPU each: all of them work, one does, or none. The first Job of a day has one of them."""
+    workers = 1 if number == 1 else random.choice((0, 1, len(places)))
+    team = []
+    for index, (node, gpu) in enumerate(places):
+        work = training(random, start, end) if index < workers else []
+        units = [Unit(node, gpu, work)]
+        name = f"team-{number}-{index}"
+        team.append(TrueHolder(name, f"uid-{number}-{index}", start, end, "team", units, f"batch/v1/Job/team-{number}"))
+    return team
+
+
 def draw_holders(random: Random, end: float) -> list[TrueHolder]:
-    """Every GPU has one holder after another; some hold a whole node, or two."""
+    """Every GPU has one holder after another; some hold a whole node, or two, and some are pods of one Job."""
     holders: list[TrueHolder] = []
     free = {(node, gpu): random.uniform(0, 1800) for node in range(NODES) for gpu in range(GPUS)}
     while min(free.values()) < end:
@@ -163,15 +197,23 @@ def draw_holders(random: Random, end: float) -> list[TrueHolder]:
         places = [(node, gpu)]
         if not holders:  # at least one that is idle for long, in each day
             pattern, kind = forgotten, "idle"
-        elif random.random() < 0.15:  # one member of a gang works, the others wait for it
+        elif number > 1 and random.random() < 0.15:  # one member of a gang works, the others wait for it
             kind = "gang"
             nodes = random.sample(range(NODES), random.choice((1, 2)))
             places = [(each, index) for each in nodes for index in range(GPUS)]
             start = max(free[place] for place in places)
-        length = random.choice((1200.0, 7200.0, 20_000.0, 40_000.0)) if holders else 40_000.0
+        elif number == 1 or random.random() < 0.12:
+            kind = "team"
+            places = random.sample(sorted(free), random.choice((2, 3, 4)))
+            start = max(free[place] for place in places)
+        length = random.choice((1200.0, 7200.0, 20_000.0, 40_000.0)) if number > 1 else 40_000.0
         until = min(end, start + length * random.uniform(0.8, 1.2))
         if until - start < 60:
             free |= dict.fromkeys(places, end)
+            continue
+        if kind == "team":
+            holders += draw_team(random, number, places, start, until)
+            free |= dict.fromkeys(places, until + random.uniform(10, 1800))
             continue
         name = str(1000 + number) if random.random() < 0.4 else f"pod-{number}"
         same_name = kind == "forgotten" and not name.isdigit() and random.random() < 0.5
@@ -186,6 +228,8 @@ def draw_holders(random: Random, end: float) -> list[TrueHolder]:
                 chosen = training if kind == "gang" else pattern
                 work = chosen(random, begin, stop) if busy else []
                 holder.units.append(Unit(on, which, work, hidden=random.random() < 0.1))
+            if kind == "preparing":
+                holder.host = on_cpus(random, begin, stop)
             holders.append(holder)
         free |= dict.fromkeys(places, until + random.uniform(10, 1800))
     return holders
@@ -294,6 +338,7 @@ def scrape(world: World, exporter: Exporter, holders: list[TrueHolder], now: int
                 "gpu_allocation_holder_units": float(len(holder.units)),
                 "gpu_allocation_share_ratio": 1.0,
                 "gpu_allocation_info": 1.0,
+                "gpu_allocation_host_activity_ratio": holder.host_ratio(now) if holder.host else None,
             }
             for name, value in values.items():
                 world.set(name, {"job": "gpu-exporter", "node": f"n{unit.node}", **labels}, now // 60, value)
