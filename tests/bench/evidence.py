@@ -56,6 +56,8 @@ def write_history(path: Path, allocations: int, idle: float, samples: int, end: 
                     "idle_run_witnesses": 7,
                     "start_timestamp_seconds": end - HELD_S,
                     "holder_units": 1,
+                    "host_activity_ratio": 0.05 if is_idle and i % 10 else 0.6,
+                    "host_io_bytes_per_second": 1e5,
                 }[name]
                 yield f"gpu_allocation_{name}{{{mine}}} {value} {end}"
 
@@ -63,6 +65,8 @@ def write_history(path: Path, allocations: int, idle: float, samples: int, end: 
         for name in (
             "held_seconds_total",
             "holder_units",
+            "host_activity_ratio",
+            "host_io_bytes_per_second",
             "idle_run_seconds",
             "idle_run_witnesses",
             "info",

@@ -9,9 +9,10 @@ its part of the node's GPUs.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -22,7 +23,8 @@ from gpu_exporter.model import Allocation, HostWork
 
 log = logging.getLogger(__name__)
 INTERVAL_S = 30.0
-SEARCH_S = 60.0  # a search looks at every cgroup of the host, some 20 us for each
+SEARCH_S = 60.0  # a search looks at every cgroup of the host, some 20 us for each ...
+SEARCH_MAX_S = 960.0  # ... so one that finds nobody is repeated after twice the time: Slurm may not use cgroups at all
 WINDOW_S = 600.0
 SPAN_MIN_S = 60.0  # a shorter span is mostly noise
 
@@ -43,7 +45,9 @@ class HostWorks:
         self._host_cpus = host_cpus
         self._places: dict[Who, PurePosixPath] = {}
         self._samples: dict[Who, deque[_Sample]] = {}
-        self._searched: float | None = None
+        self._missing: Set[Who] = frozenset()
+        self._searched = -math.inf  # monotonic
+        self._pause_s = SEARCH_S
 
     def run(self, stop: threading.Event, list_allocations: Callable[[], tuple[Collection[Allocation], int]]) -> None:
         """Read until `stop`; `list_allocations`: those of now, and how many GPUs the node has."""
@@ -74,11 +78,17 @@ class HostWorks:
                 works[who] = work
         self.works = works
 
-    def _search(self, missing: Collection[Who]) -> None:
+    def _search(self, missing: Set[Who]) -> None:
+        """Look for the cgroups of these, at most once a minute, and less often for those that are not found."""
         now = self._clock.monotonic()
-        if missing and (self._searched is None or now - self._searched >= SEARCH_S):
-            self._searched = now
-            self._places |= self._cgroups.find(missing)
+        if missing - self._missing:  # somebody new
+            self._pause_s = SEARCH_S
+        if not missing or now < self._searched + self._pause_s:
+            return
+        found = self._cgroups.find(missing)
+        self._pause_s = SEARCH_S if found else min(2 * self._pause_s, SEARCH_MAX_S)
+        self._searched, self._missing = now, missing
+        self._places |= found
 
     def _add(self, who: Who, reading: Reading, part: float) -> HostWork | None:
         """None until enough time is known. `part`: of the node's GPUs, 0 to 1."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
+from collections.abc import Collection
+from pathlib import Path, PurePosixPath
 
 import pytest
 from tests.testbed.simulated_node import SimulatedNode
@@ -92,6 +93,27 @@ def test_one_that_ended_has_no_value_and_is_looked_for_again(machine: Machine) -
     assert machine.works.works == {}
     machine.begin()
     assert machine.spend(150, 16.0) == HostWork(1.0, 0.0)
+
+
+def test_whoever_has_no_cgroup_is_looked_for_less_and_less_often(machine: Machine) -> None:
+    """As where Slurm does not use cgroups; somebody new is found within a minute all the same."""
+    other = Allocation(UnitId("GPU-2"), HOLDER._replace(key=HolderKey("slurm", "43"), job_id="43"))
+    searches: list[float] = []
+    find = machine.works._cgroups.find
+
+    def count(wanted: Collection[Who]) -> dict[Who, PurePosixPath]:
+        searches.append(machine.clock.monotonic())
+        return find(wanted)
+
+    machine.works._cgroups.find = count  # type: ignore[method-assign]
+    begun = machine.clock.monotonic()
+    for _ in range(120):  # an hour
+        machine.works.read([other], 8)
+        machine.clock.advance(30.0)
+    assert [round(at - begun) for at in searches] == [0, 120, 360, 840, 1800, 2760]
+    machine.works.read([*HELD, other], 8)
+    machine.spend(120, 16.0)
+    assert machine.works.works == {JOB: HostWork(1.0, 0.0)}
 
 
 def test_holders_that_are_gone_are_forgotten(machine: Machine) -> None:
