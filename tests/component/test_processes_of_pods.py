@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.attribution.cgroup import parse_cgroup
+from gpu_exporter.attribution.contradict import Who
 from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.host.cgroups import Cgroups
 from tests.testbed.node import Node, start_node, static_pod
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import Processes, fetch, wait_for
@@ -61,6 +63,11 @@ def test_the_processes_of_real_pods_contradict_or_confirm_what_the_kubelet_says(
     for uid, container, pid in running.values():
         owner = parse_cgroup(Path(f"/proc/{pid}/cgroup").read_text())
         assert (owner.pods, owner.container, owner.slurm) == ((uid,), container, False)
+    uids: set[Who] = {("pod", uid) for uid, _, _ in running.values()}
+    cgroups = Cgroups(Path("/sys/fs/cgroup"))
+    places = cgroups.find(uids)
+    assert places.keys() == uids
+    assert all((reading := cgroups.read(place)) and reading.cpu_s > 0.0 for place in places.values())
 
     feeder = ScenarioFeeder(SCENARIO, nvml_table)
     feeder.start()

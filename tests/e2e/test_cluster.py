@@ -267,6 +267,12 @@ def test_from_helm_install_to_a_label_that_comes_and_goes(
         ]
         wait_for(lambda: _writes(prometheus) == {"written": 4.0, "withdrawn": 2.0}, "the reconciler's own counters", 10)
 
+        host = wait_for(
+            lambda: found if len(found := _host_work(prometheus)) == 2 else None, "its work on the host", 90
+        )
+        say("what the pod does on its CPUs is in Prometheus")
+        assert all(0.0 <= ratio < 0.25 for ratio in host)
+
         loads[0].set(0.0)
         wait_for(lambda: label() == "partial", "a label again", 60, 0.2)
         say("label partial again; helm uninstall")
@@ -292,6 +298,10 @@ def firing(webhook: Webhook, pod: str) -> dict[str, Any] | None:
 def _idle_run(prometheus: Prometheus, uuid: str) -> float:
     rows = prometheus.query(f'gpu_allocation_idle_run_seconds{{uuid="{uuid}"}}')
     return rows[0][1] if rows else 0.0
+
+
+def _host_work(prometheus: Prometheus) -> list[float]:
+    return [value for _, value in prometheus.query('gpu_allocation_host_activity_ratio{pod="train-0"}')]
 
 
 def _writes(prometheus: Prometheus) -> dict[str, float]:
