@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter import collectors
+from gpu_exporter.collectors import registry
 from gpu_exporter.exposition.catalog import DEVICE_LABELS, MIG_LABELS, fixed_groups
 from gpu_exporter.model import Family
 
@@ -47,7 +47,7 @@ def render_reference() -> str:
         "and `--no-collector.NAME`; what it reads less often than each cycle says so.",
     ]
     groups: list[tuple[str, str, tuple[str, ...], tuple[Family, ...]]] = []
-    for collector in collectors.ALL:
+    for collector in registry.ALL:
         notes = []
         if not collector.default:
             notes.append(f"Off by default: `--collector.{collector.name}`.")

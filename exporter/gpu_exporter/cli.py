@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gpu_exporter.attribution.processes import ProcessOwners
     from gpu_exporter.attribution.source import Source
     from gpu_exporter.clock import Clock
-    from gpu_exporter.collectors import Collector
+    from gpu_exporter.collectors.contract import Collector
     from gpu_exporter.defaults import Settings
     from gpu_exporter.devices.protocol import Backend
     from gpu_exporter.host.work import HostWorks
@@ -163,9 +163,9 @@ def _build_replay(parser: Parser, paths: list[Path], clock: Clock) -> Backend:
 
 
 def _enabled(options: argparse.Namespace) -> list[Collector]:
-    from gpu_exporter import collectors
+    from gpu_exporter.collectors import registry
 
-    return [c for c in collectors.ALL if getattr(options, f"collector_{c.name}")]  # every flag has its collector
+    return [c for c in registry.ALL if getattr(options, f"collector_{c.name}")]  # every flag has its collector
 
 
 def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:

@@ -15,9 +15,9 @@ import pytest
 import gpu_exporter.devices.nvml.device as device_module
 import gpu_exporter.devices.nvml.instance as instance_module
 import gpu_exporter.devices.nvml.nvlink as nvlink_module
-from gpu_exporter import collectors
 from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.clock import ManualClock
+from gpu_exporter.collectors import registry
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.nvml import backend as backend_module
 from gpu_exporter.devices.nvml.backend import NvmlBackend
@@ -76,7 +76,7 @@ def read(nvml_directory: Path, nvml_table: NvmlTable, monkeypatch: pytest.Monkey
             clock.advance(40.0)
             feeder.feed()
             backend.open()
-            samplers = [DeviceSampler(d, collectors.ALL, clock, rules) for d in (backend.find(0), truth)]
+            samplers = [DeviceSampler(d, registry.ALL, clock, rules) for d in (backend.find(0), truth)]
             for _ in range(3):
                 clock.advance(1.0)
                 feeder.feed()

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_exporter import collectors
 from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.clock import ManualClock
+from gpu_exporter.collectors import registry
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.nvml.backend import NvmlBackend
 from gpu_exporter.devices.scenario import parse_scenario
@@ -61,7 +61,7 @@ def play(table: NvmlTable, part: str, begin: float, late: list[float], interval_
     start = clock.monotonic()
     try:
         device = backend.find(0)
-        sampler = DeviceSampler(device, collectors.DEFAULT, clock, rules)
+        sampler = DeviceSampler(device, registry.DEFAULT, clock, rules)
         run, answers, cycle = Run([], [], 0), device.answers, 0
         while clock.monotonic() - start < RUN_S:
             clock.advance(sampler.interval_s + late[cycle % len(late)])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpu_exporter import collectors
 from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.attribution.processes import Owners, ProcessOwners, UnitOwners, Use
 from gpu_exporter.clock import ManualClock
+from gpu_exporter.collectors import registry
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import Scenario
 from gpu_exporter.diagnosis.loop import DiagnosisLoop
@@ -52,7 +52,7 @@ class SimulatedNode:
         self.diagnosis = DiagnosisLoop(self.settings, lambda: self.state.evidence(self.placed()), self.clock)
         rules = activity_rules(self.settings, driver_period_max_s)
         self.samplers = [
-            DeviceSampler(backend.find(i), collectors.DEFAULT, self.clock, rules, is_shared=self.state.is_shared)
+            DeviceSampler(backend.find(i), registry.DEFAULT, self.clock, rules, is_shared=self.state.is_shared)
             for i in range(backend.count())
         ]
         self._elapsed = 0.0

@@ -14,7 +14,8 @@ from tools.rooms import draw_rooms
 
 from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.collectors import ALL, Collector, Cycle
+from gpu_exporter.collectors.contract import Collector, Cycle
+from gpu_exporter.collectors.registry import ALL
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.products import PRODUCTS
 from gpu_exporter.devices.scenario import parse_scenario
@@ -218,6 +219,15 @@ def test_app_is_wiring(path: Path) -> None:
 
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_a_package_imports_nothing_when_it_is_loaded() -> None:
+    """Threads import while others do (`--once`), and one that wants `a.b` while another loads `a`, which wants `a.b`, is
+    a deadlock that Python ends with an error in one of them (3.11: _DeadlockError).
+    """
+    for path in PACKAGE.rglob("__init__.py"):
+        body = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+        assert body == [] or path.parent == PACKAGE, f"{path}: put this into a module of the package"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter import collectors
+from gpu_exporter.collectors import registry
 from gpu_exporter.config.load import Config, ConfigError, load_settings, render_config
 from gpu_exporter.defaults import Settings
 from gpu_exporter.durations import parse_duration
@@ -105,7 +105,7 @@ def test_generated_files_are_up_to_date() -> None:
 
 
 def test_every_collector_has_its_flag() -> None:
-    assert {collector.name: collector.default for collector in collectors.ALL} == COLLECTORS
+    assert {collector.name: collector.default for collector in registry.ALL} == COLLECTORS
 
 
 def test_every_setting_says_where_it_comes_from() -> None:

@@ -23,7 +23,7 @@ from grafana.panels import HOLDER_COLUMNS, HOLDER_HIDDEN, STATE_COLORS
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from tools.dashboard import build_all, render
 
-from gpu_exporter import collectors
+from gpu_exporter.collectors import registry
 from gpu_exporter.defaults import Settings
 from gpu_exporter.durations import format_duration
 from gpu_exporter.exposition.catalog import ALLOCATION_LABELS, MIG_LABELS, fixed_groups
@@ -38,7 +38,7 @@ EXPRESSIONS = [(name, target["expr"]) for name, target in TARGETS]
 each_expression = pytest.mark.parametrize(("name", "expression"), EXPRESSIONS, ids=[name for name, _ in EXPRESSIONS])
 FAMILIES = [
     *(family for _, _, families in fixed_groups() for family in families),
-    *(family for collector in collectors.ALL for family in (*collector.families, *collector.instance_families)),
+    *(family for collector in registry.ALL for family in (*collector.families, *collector.instance_families)),
 ]
 RECORDED = {
     rule["record"]

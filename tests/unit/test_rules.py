@@ -13,7 +13,7 @@ import yaml
 from prometheus_client import generate_latest
 from tools.rules import BuildError, read_parameters
 
-from gpu_exporter import collectors
+from gpu_exporter.collectors import registry
 from gpu_exporter.defaults import Alerts
 from gpu_exporter.exposition.catalog import fixed_groups
 from gpu_exporter.reconciler.telemetry import Telemetry
@@ -46,7 +46,7 @@ def test_an_interval_at_which_recordings_would_be_forgotten_is_refused(name: str
 def own_types() -> dict[str, str]:
     """Type by name of every metric that the exporter or the reconciler publishes."""
     families = [family for _, _, group in fixed_groups() for family in group]
-    families += [f for collector in collectors.ALL for f in (*collector.families, *collector.instance_families)]
+    families += [f for collector in registry.ALL for f in (*collector.families, *collector.instance_families)]
     types = {family.name: family.type for family in families}
     for line in generate_latest(Telemetry().registry).decode().splitlines():
         if line.startswith("# TYPE "):

@@ -7,14 +7,14 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpu_exporter import collectors
 from gpu_exporter.app.wiring import activity_rules, asks_slurm, flatten_counts
 from gpu_exporter.attribution.identity import Identity
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.attribution.processes import ProcessOwners
 from gpu_exporter.attribution.source import Source
 from gpu_exporter.clock import Clock
-from gpu_exporter.collectors import Collector
+from gpu_exporter.collectors import registry
+from gpu_exporter.collectors.contract import Collector
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.kmsg import slot_of
 from gpu_exporter.devices.protocol import Backend
@@ -48,7 +48,7 @@ class Agent:
         sources: Sequence[Source],
         clock: Clock,
         state: StateFile | None = None,
-        enabled: Sequence[Collector] = collectors.DEFAULT,
+        enabled: Sequence[Collector] = registry.DEFAULT,
         note: str = "",
         driver_period_max_s: float = 1.0,
         sysfs: Path | None = None,

@@ -61,11 +61,11 @@ def make_readers(settings: Settings, backend: Backend, clock: Clock, enabled: Co
     """Readers of all GPUs; `enabled`: names of collectors."""
 
     def make_sampler(device: Device) -> DeviceSampler:
-        from gpu_exporter import collectors
         from gpu_exporter.app.wiring import activity_rules
+        from gpu_exporter.collectors import registry
         from gpu_exporter.sampling.sampler import DeviceSampler
 
-        chosen = [collector for collector in collectors.ALL if collector.name in enabled]
+        chosen = [collector for collector in registry.ALL if collector.name in enabled]
         return DeviceSampler(device, chosen, clock, activity_rules(settings))
 
     return Readers(backend, enabled, clock, make_sampler)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.collectors import Collector, Totals
+from gpu_exporter.collectors.contract import Collector, Totals
 from gpu_exporter.collectors.xid import XID
 from gpu_exporter.devices.errors import DeviceError
 from gpu_exporter.devices.protocol import Backend, Device, EventWatch

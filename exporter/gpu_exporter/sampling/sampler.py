@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.collectors import Collector, Cycle, Totals
-from gpu_exporter.collectors.contract import InstanceCycle
+from gpu_exporter.collectors.contract import Collector, Cycle, InstanceCycle, Totals
 from gpu_exporter.collectors.facts import take_facts
 from gpu_exporter.devices.errors import DeviceLost
 from gpu_exporter.devices.protocol import Device

@@ -7,8 +7,8 @@ import logging
 import threading
 from collections.abc import Sequence
 
-from gpu_exporter import collectors
 from gpu_exporter.clock import SYSTEM_CLOCK
+from gpu_exporter.collectors import registry
 from gpu_exporter.devices.errors import DeviceError
 from gpu_exporter.devices.protocol import Backend, Device
 from gpu_exporter.sampling.sampler import DeviceSampler
@@ -38,7 +38,7 @@ class Tap:
                 device.read_persistence_mode()
             self.device = device
             self.tried.set()
-            sampler = DeviceSampler(device, collectors.ALL, SYSTEM_CLOCK, self._rules)
+            sampler = DeviceSampler(device, registry.ALL, SYSTEM_CLOCK, self._rules)
             sampler.sample()
             log.info("gpu %d: %s", self._position, device.identity.name)
             while not self._stop.wait(self._interval_s):

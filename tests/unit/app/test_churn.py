@@ -7,12 +7,12 @@ import statistics
 import sys
 from pathlib import Path
 
-from gpu_exporter import collectors
 from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.attribution.static import CallbackSource
 from gpu_exporter.clock import ManualClock
+from gpu_exporter.collectors import registry
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.exposition.series import list_series
@@ -31,9 +31,7 @@ def test_ten_thousand_holders_that_come_and_go_leave_nothing_behind(tmp_path: Pa
     clock = ManualClock()
     settings = Settings()
     backend, _ = build_simulation(parse_scenario({"gpus": [{"model": "T4"}] * GPUS}), clock)
-    samplers = [
-        DeviceSampler(backend.find(i), collectors.DEFAULT, clock, activity_rules(settings)) for i in range(GPUS)
-    ]
+    samplers = [DeviceSampler(backend.find(i), registry.DEFAULT, clock, activity_rules(settings)) for i in range(GPUS)]
     uuids = [sampler.device.identity.uuid for sampler in samplers]
     state = StateFile(tmp_path, 10.0, "boot")
     node = NodeState(settings, clock, state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter.collectors import Cycle, Totals
+from gpu_exporter.collectors.contract import Cycle, Totals
 from gpu_exporter.collectors.gpm import OUT_OF_RANGE, STUCK, refine
 from gpu_exporter.devices.protocol import Gpm
 

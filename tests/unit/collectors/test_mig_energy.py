@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.testbed.samples import value
 
-from gpu_exporter import collectors
 from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.clock import ManualClock
+from gpu_exporter.collectors import registry
 from gpu_exporter.collectors.mig import divide_energy
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
@@ -65,7 +65,7 @@ def test_instances_and_remainder_grow_as_fast_as_the_board(model: str, instances
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": model, "mig": instances}]})
     device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
-    sampler = DeviceSampler(device, collectors.DEFAULT, clock, activity_rules(Settings()))
+    sampler = DeviceSampler(device, registry.DEFAULT, clock, activity_rules(Settings()))
     clock.advance(1.0)
     begin = joules(sampler.sample(), "gpu_energy_joules_total")
     now = begin
@@ -89,7 +89,7 @@ def test_energy_that_is_used_while_mig_is_off_belongs_to_no_instance() -> None:
     switched = parse_scenario({"gpus": [{**gpu, "mig_to": 100}]})
     back_on = parse_scenario({"gpus": [{**gpu, "mig_from": 400}]})
     device = SimulatedDevice(ScenarioTime(switched, clock), switched.gpus[0])
-    sampler = DeviceSampler(device, collectors.DEFAULT, clock, activity_rules(Settings()))
+    sampler = DeviceSampler(device, registry.DEFAULT, clock, activity_rules(Settings()))
     most = 700.0  # joules in a second at the limit
     before: dict[str, float] = {}
     seen = 0
@@ -112,7 +112,7 @@ def test_energy_of_a_time_in_which_the_instances_cannot_be_listed_is_unassigned(
     faults = [{"at": 20, "for": 60, "call": "nvmlDeviceGetMigMode", "error": "NVML_ERROR_UNKNOWN"}]
     scenario = parse_scenario({"gpus": [{"model": "H100", "mig": mig, "faults": faults}]})
     device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
-    sampler = DeviceSampler(device, collectors.DEFAULT, clock, activity_rules(Settings()))
+    sampler = DeviceSampler(device, registry.DEFAULT, clock, activity_rules(Settings()))
     charged, rest, begin = 0.0, 0.0, 0.0
     for second in range(1, 101):
         clock.advance(1.0)
@@ -133,7 +133,7 @@ def test_an_instance_that_goes_takes_its_counter_along_and_a_new_one_begins_at_z
     mig = [{"profile": "1g.10gb", "gi": 7, "to": 30, "load": busy}, {"profile": "1g.10gb", "gi": 7, "from": 30}]
     scenario = parse_scenario({"gpus": [{"model": "H100", "mig": mig}]})
     device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
-    sampler = DeviceSampler(device, collectors.DEFAULT, clock, activity_rules(Settings()))
+    sampler = DeviceSampler(device, registry.DEFAULT, clock, activity_rules(Settings()))
     seen: dict[str, list[float]] = {}
     for _ in range(40):
         clock.advance(1.0)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter import collectors
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.collectors import Cycle, Totals
+from gpu_exporter.collectors import registry
+from gpu_exporter.collectors.contract import Cycle, Totals
 from gpu_exporter.collectors.memory import collect_memory
 from gpu_exporter.collectors.power import collect_power
 from gpu_exporter.devices.protocol import (
@@ -32,7 +32,7 @@ from gpu_exporter.sampling.sampler import DeviceSampler
 from gpu_exporter.sampling.witnesses import ActivityRules
 
 RULES = ActivityRules(1.0, 3, 0.3, 0.25)
-FAMILIES = [family for c in collectors.ALL for family in (*c.families, *c.instance_families)]
+FAMILIES = [family for c in registry.ALL for family in (*c.families, *c.instance_families)]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -165,7 +165,7 @@ OURS = {"gpu_mig_info", "gpu_mig_activity_supported"}
 @pytest.mark.parametrize("sentinel", TRUE_PERHAPS)
 def test_a_driver_that_answers_nothing_but_sentinels_publishes_none_of_them(sentinel: float) -> None:
     device = Nonsense(sentinel)
-    sampler = DeviceSampler(device, collectors.ALL, device.clock, RULES)
+    sampler = DeviceSampler(device, registry.ALL, device.clock, RULES)
     for _ in range(3):
         device.clock.advance(1.0)
         snapshot = sampler.sample()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.collectors import Cycle, Totals
+from gpu_exporter.collectors.contract import Cycle, Totals
 from gpu_exporter.devices.protocol import Gpm, Traffic, UtilizationSample
 from gpu_exporter.model import Span, UnitId
 from gpu_exporter.sampling.activity import ActivityReader

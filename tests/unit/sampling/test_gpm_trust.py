@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tests.testbed.samples import value
 
-from gpu_exporter import collectors
 from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.clock import ManualClock
+from gpu_exporter.collectors import registry
 from gpu_exporter.collectors.gpm import GPM
 from gpu_exporter.collectors.mig import RATIOS
 from gpu_exporter.defaults import Settings
@@ -35,7 +35,7 @@ class Bench:
         scenario = parse_scenario({"gpus": [{"model": "H100", **gpu}]})
         self.stage = ScenarioTime(scenario, self.clock)
         self.device = SimulatedDevice(self.stage, scenario.gpus[0])
-        self.sampler = DeviceSampler(self.device, collectors.DEFAULT, self.clock, activity_rules(Settings()))
+        self.sampler = DeviceSampler(self.device, registry.DEFAULT, self.clock, activity_rules(Settings()))
         self.board: Change = lambda gpm: gpm
         self.instances: dict[str, Change] = {}
         self.reopened: list[str] = []

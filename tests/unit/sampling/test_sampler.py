@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from tests.testbed.samples import value
 
-from gpu_exporter import collectors
 from gpu_exporter.clock import ManualClock, SystemClock
+from gpu_exporter.collectors import registry
 from gpu_exporter.devices.errors import DeviceError
 from gpu_exporter.devices.protocol import Processes, Rates
 from gpu_exporter.devices.scenario import parse_scenario
@@ -27,7 +27,7 @@ def make(faults: list[dict], clock: ManualClock | SystemClock, **gpu: object) ->
     scenario = parse_scenario(
         {"gpus": [{"model": "H100", "load": {"kind": "constant", "value": 0.5}, "faults": faults, **gpu}]}
     )
-    return DeviceSampler(SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0]), collectors.ALL, clock, RULES)
+    return DeviceSampler(SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0]), registry.ALL, clock, RULES)
 
 
 def test_a_failed_call_costs_its_field_and_is_counted() -> None:
@@ -132,7 +132,7 @@ def test_mig_instances_without_gpm_have_no_activity() -> None:
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": "A100", "mig": [{"profile": "1g.10gb"}]}]})
     sampler = DeviceSampler(
-        SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0]), collectors.ALL, clock, RULES
+        SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0]), registry.ALL, clock, RULES
     )
     clock.advance(5)
     (instance,) = sampler.sample().instances
@@ -247,7 +247,7 @@ def test_the_list_of_processes_stands_with_its_time_until_the_next_and_ends_with
 
     scenario = parse_scenario({"gpus": [{"model": "H100"}]})
     device = Listing(ScenarioTime(scenario, clock), scenario.gpus[0])
-    sampler = DeviceSampler(device, collectors.ALL, clock, RULES)
+    sampler = DeviceSampler(device, registry.ALL, clock, RULES)
     seen: list[tuple[float, int] | None] = []
     for _ in range(16):
         listed = sampler.sample().processes

@@ -17,9 +17,9 @@ from random import Random
 import pytest
 from tests.testbed.truth import KINDS, Driver, TrueDevice, Work
 
-from gpu_exporter import collectors
 from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.clock import ManualClock
+from gpu_exporter.collectors import registry
 from gpu_exporter.defaults import Settings
 from gpu_exporter.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.model import Activity, Sample, UnitId
@@ -147,7 +147,7 @@ def play(random: Random, focus: dict[str, object] | None = None) -> tuple[TrueDe
     driver = draw_driver(random, calm_from)._replace(**(focus or {}))  # type: ignore[arg-type]
     clock, settings = ManualClock(), Settings()
     device = TrueDevice(draw_work(random, calm_from, driver.source), driver, clock, random)
-    chosen = [c for c in collectors.DEFAULT if c.witness or c.name == "mig"]
+    chosen = [c for c in registry.DEFAULT if c.witness or c.name == "mig"]
     sampler = DeviceSampler(device, chosen, clock, activity_rules(settings))
     books = Books(Ledger(LedgerRules(5.0, 3, 0.1, 0.7, 60.0), clock.monotonic()))
     unit = UnitId("GPU-0", "MIG-1" if driver.source == "mig" else "")

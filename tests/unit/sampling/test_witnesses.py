@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter import collectors
 from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.collectors import Collector, Cycle, Totals
+from gpu_exporter.collectors import registry
+from gpu_exporter.collectors.contract import Collector, Cycle, Totals
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.protocol import Gpm, UtilizationSample
 from gpu_exporter.devices.scenario import parse_scenario
@@ -42,7 +42,7 @@ def run(**gpu: Any) -> UnitTotals:
     clock, settings = ManualClock(), Settings()
     scenario = parse_scenario({"gpus": [{"model": "H100", **gpu}]})
     device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
-    sampler = DeviceSampler(device, collectors.DEFAULT, clock, activity_rules(settings))
+    sampler = DeviceSampler(device, registry.DEFAULT, clock, activity_rules(settings))
     node = NodeState(settings, clock)
     for _ in range(60):
         clock.advance(1.0)
@@ -179,7 +179,7 @@ def test_an_instance_that_only_decodes_is_not_idle(part: str) -> None:
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": "H100", "mig": [instance]}]})
     device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
-    sampler = DeviceSampler(device, collectors.DEFAULT, clock, RULES)
+    sampler = DeviceSampler(device, registry.DEFAULT, clock, RULES)
     for _ in range(3):
         clock.advance(1.0)
         (reading,) = sampler.sample().instances
@@ -192,7 +192,7 @@ def test_a_window_whose_reading_took_long_proves_no_idleness() -> None:
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": "H100", "mig": [{"profile": "1g.10gb"}]}]})
     stage = ScenarioTime(scenario, clock)
-    sampler = DeviceSampler(SimulatedDevice(stage, scenario.gpus[0]), collectors.DEFAULT, clock, RULES)
+    sampler = DeviceSampler(SimulatedDevice(stage, scenario.gpus[0]), registry.DEFAULT, clock, RULES)
     original, slow = stage.read_gpm, False
 
     def read_gpm(*arguments: Any, **more: Any) -> Gpm | None:
@@ -261,7 +261,7 @@ def test_a_cycle_that_dragged_on_proves_no_idleness() -> None:
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": "H100"}]})
     device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
-    sampler = DeviceSampler(device, collectors.DEFAULT, clock, RULES)
+    sampler = DeviceSampler(device, registry.DEFAULT, clock, RULES)
     original = device.read_power
 
     def slow() -> float:
@@ -283,7 +283,7 @@ def test_what_is_read_after_the_last_witness_may_take_long() -> None:
     scenario = parse_scenario({"gpus": [{"model": "T4"}]})
     device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
     last = Collector("last", (), lambda cycle: clock.advance(0.8))
-    sampler = DeviceSampler(device, (*collectors.DEFAULT, last), clock, RULES)
+    sampler = DeviceSampler(device, (*registry.DEFAULT, last), clock, RULES)
     node = NodeState(Settings(), clock)
     for _ in range(20):
         clock.advance(0.2)
@@ -300,7 +300,7 @@ def test_after_a_step_of_the_clock_activity_is_known_again_within_two_minutes(
     clock = ManualClock()
     scenario = parse_scenario({"gpus": [{"model": "T4"}]})
     device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
-    sampler, node = DeviceSampler(device, collectors.DEFAULT, clock, RULES), NodeState(Settings(), clock)
+    sampler, node = DeviceSampler(device, registry.DEFAULT, clock, RULES), NodeState(Settings(), clock)
 
     def idle_after(seconds: int) -> float:
         for _ in range(seconds):
@@ -323,7 +323,7 @@ def test_a_mute_gpu_is_down_whatever_is_remembered_of_it() -> None:
     faults = [{"at": 5, "call": "*", "error": "NVML_ERROR_UNKNOWN"}]
     scenario = parse_scenario({"gpus": [{"model": "T4", "faults": faults}]})
     device = SimulatedDevice(ScenarioTime(scenario, clock), scenario.gpus[0])
-    sampler = DeviceSampler(device, collectors.DEFAULT, clock, RULES)
+    sampler = DeviceSampler(device, registry.DEFAULT, clock, RULES)
     ups = []
     for _ in range(12):
         clock.advance(1.0)

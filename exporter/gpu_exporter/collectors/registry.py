@@ -1,0 +1,45 @@
+"""Every collector, in the order in which they run: MIG comes last, since it divides what others have read.
+
+A collector can be switched off by name and has its own success and duration.
+"""
+
+from __future__ import annotations
+
+from gpu_exporter.collectors.clocks import CLOCKS
+from gpu_exporter.collectors.contract import Collector
+from gpu_exporter.collectors.ecc import ECC
+from gpu_exporter.collectors.gpm import GPM
+from gpu_exporter.collectors.memory import MEMORY
+from gpu_exporter.collectors.mig import MIG
+from gpu_exporter.collectors.nvlink import NVLINK
+from gpu_exporter.collectors.pcie import PCIE
+from gpu_exporter.collectors.power import POWER
+from gpu_exporter.collectors.processes import PROCESSES
+from gpu_exporter.collectors.recovery import RECOVERY
+from gpu_exporter.collectors.remap import REMAP
+from gpu_exporter.collectors.thermal import THERMAL
+from gpu_exporter.collectors.throttle import THROTTLE, THROTTLE_ACTIVE
+from gpu_exporter.collectors.utilization import UTILIZATION
+from gpu_exporter.collectors.video import VIDEO
+from gpu_exporter.collectors.xid import XID
+
+ALL: tuple[Collector, ...] = (
+    UTILIZATION,
+    VIDEO,
+    GPM,
+    MEMORY,
+    POWER,
+    THERMAL,
+    CLOCKS,
+    THROTTLE,
+    THROTTLE_ACTIVE,
+    PCIE,
+    NVLINK,
+    ECC,
+    REMAP,
+    RECOVERY,
+    XID,
+    PROCESSES,
+    MIG,
+)
+DEFAULT: tuple[Collector, ...] = tuple(collector for collector in ALL if collector.default)
