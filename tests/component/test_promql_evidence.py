@@ -122,7 +122,7 @@ def write_history(directory: Path, end: int) -> None:
         ("io_bytes_per_second", "6", 3e7),
     ):
         place = f'job="gpu-exporter",node="n{job}",instance="n{job}",gpu="0",uuid="GPU-{job}",scheduler="slurm"'
-        lines.append(f'gpu_allocation_host_{name}{{{place},job_id="{job}"}} {value} {at}')
+        lines.append(f'gpu_allocation_host_{name}{{{place},job_id="{job}"}} {value} {at - 600}')  # then a restart
     # An hour in which witnesses kept GPU-1 and an instance of GPU-2 from idleness.
     for second in range(0, 3601, SCRAPE_S):
         place = 'job="gpu-exporter",node="n1",instance="n1",gpu="0"'

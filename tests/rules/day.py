@@ -87,6 +87,7 @@ def on_cpus(random: Random, start: float, end: float) -> list[Interval]:
 PATTERNS: tuple[Pattern, ...] = (training, notebook, serving, heartbeat, bursts, forgotten, preparing)
 HOST_RATIO = 0.6  # of its CPUs, while a holder works there
 HOST_MEAN_S = 600.0
+HOST_BLIND_S = 120.0  # after a restart
 
 
 @dataclass(eq=False)
@@ -311,6 +312,7 @@ def simulate(random: Random, directory: Path) -> Day:
 
 def scrape(world: World, exporter: Exporter, holders: list[TrueHolder], now: int) -> str:
     """What the page says of every allocation; the page."""
+    knows_host = not any(end <= now < end + HOST_BLIND_S for _, end in exporter.away)
     page = [f"gpu_exporter_last_sample_timestamp_seconds {now}", f"gpu_exporter_sample_interval_seconds {POLL_S}"]
     for holder in holders:
         for unit in holder.units if holder.start <= now < holder.end else ():
@@ -338,7 +340,7 @@ def scrape(world: World, exporter: Exporter, holders: list[TrueHolder], now: int
                 "gpu_allocation_holder_units": float(len(holder.units)),
                 "gpu_allocation_share_ratio": 1.0,
                 "gpu_allocation_info": 1.0,
-                "gpu_allocation_host_activity_ratio": holder.host_ratio(now) if holder.host else None,
+                "gpu_allocation_host_activity_ratio": holder.host_ratio(now) if knows_host and holder.host else None,
             }
             for name, value in values.items():
                 world.set(name, {"job": "gpu-exporter", "node": f"n{unit.node}", **labels}, now // 60, value)

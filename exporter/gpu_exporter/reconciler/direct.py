@@ -10,7 +10,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -23,6 +23,7 @@ from gpu_exporter.model import ALLOCATION_KEY, PROCESS_SOURCE
 from gpu_exporter.reconciler.coverage import Counters
 from gpu_exporter.reconciler.evidence import (
     EVIDENCE_S,
+    HOST_KEEP_S,
     Evidence,
     EvidenceError,
     Gathered,
@@ -82,6 +83,7 @@ class ExporterSource:
         self._fetch = fetch
         self._within_s = within_s
         self._counters: dict[Key, Counters] = {}
+        self._host: dict[tuple[Key, str], tuple[float, float]] = {}  # when it was last published (wall), and what
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
         """Every holder of every exporter, `marked` or not."""
@@ -189,9 +191,16 @@ class ExporterSource:
             sample_interval_s=page.sample_interval_s,
             model=page.models.get(series.labels.get("uuid", ""), ""),
             longest_gap_s=values.get("gpu_allocation_idle_gap_longest_seconds", 0.0),
-            host_cpu_ratio=values.get("gpu_allocation_host_activity_ratio"),
-            host_io_bytes_per_s=values.get("gpu_allocation_host_io_bytes_per_second"),
+            host_cpu_ratio=self._host_work(key, "gpu_allocation_host_activity_ratio", values, wall),
+            host_io_bytes_per_s=self._host_work(key, "gpu_allocation_host_io_bytes_per_second", values, wall),
         )
+
+    def _host_work(self, key: Key, name: str, values: Mapping[str, float], wall: float) -> float | None:
+        """What the page says, or said within HOST_KEEP_S."""
+        if name in values:
+            self._host[key, name] = wall, values[name]
+        when, value = self._host.get((key, name), (-math.inf, 0.0))
+        return value if wall - when <= HOST_KEEP_S else None
 
     def _coverage(self, node: str, key: Key, series: _Allocation, wall: float) -> float | None:
         held = series.values.get("gpu_allocation_held_seconds_total")
@@ -204,6 +213,7 @@ class ExporterSource:
         """Drop the samples of holders that are gone, and keep those of an exporter that does not answer now."""
         nodes = {page.node for page in pages}
         keys = {(page.node, *key) for page in pages for key in page.allocations}
+        self._host = {key: value for key, value in self._host.items() if wall - value[0] <= HOST_KEEP_S}
         self._counters = {
             key: value
             for key, value in self._counters.items()

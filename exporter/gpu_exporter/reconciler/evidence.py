@@ -16,6 +16,8 @@ RENAMED_LABELS = ("exported_namespace", "exported_pod", "exported_container")
 USERS_JOB_ID = re.compile(r"[0-9]+(?:[_+][0-9]+)?")
 
 
+# A restarted exporter knows nothing of work on its host for two minutes: what it said before counts for so long.
+HOST_KEEP_S = 900.0
 FACTS = ("user", "account", "partition", "qos")
 NO_FACTS: Mapping[str, frozenset[str]] = MappingProxyType({})
 

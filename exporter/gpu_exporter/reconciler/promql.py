@@ -19,6 +19,7 @@ from gpu_exporter.model import ALLOCATION_KEY
 from gpu_exporter.reconciler.coverage import coverage
 from gpu_exporter.reconciler.evidence import (
     EVIDENCE_S,
+    HOST_KEEP_S,
     RENAMED_LABELS,
     Evidence,
     EvidenceError,
@@ -251,7 +252,8 @@ class PromQLSource:
         if self._host is None:
             return {}, {}
         busy = " or ".join(
-            f"{self._select(name)} > {limit:g}" for name, limit in zip(HOST_WORK, self._host, strict=True)
+            f"last_over_time({self._select(name)}[{HOST_KEEP_S:g}s]) > {limit:g}"
+            for name, limit in zip(HOST_WORK, self._host, strict=True)
         )
         idle = f"{self._select('gpu_allocation_idle_run_seconds')} >= {self._candidate_after_s:g}"
         rows = self._query(f"({busy}) and on ({', '.join(('cluster', *ALLOCATION_KEY))}) ({idle})", most_bytes)

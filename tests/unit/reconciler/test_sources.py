@@ -242,7 +242,7 @@ class FakeApi:
             "gpu_allocation_info": ({**place, "user": "ada", "account": "phys"}, 1.0),
             "time()": ({"node": "n1", "instance": "n1"}, 3.0),
             "gpu_allocation_idle_run_witnesses": (place, 4.0),
-            "(gpu_allocation_host_activity_ratio": None,
+            "(last_over_time(gpu_allocation_host_activity_ratio": None,
             "count(gpu_exporter_build_info": None if self.blind else ({}, 12.0),
             "count(gpu_allocation_info": ({}, 34.0),
             "count(count by (uuid, mig_uuid)": None,
@@ -286,8 +286,10 @@ def test_both_sources_say_who_works_on_its_host() -> None:
     )
     assert source.read_evidence().holders[0].units[0].host_cpu_ratio is None
     asked = next(query for query in api.queries if cpu in query)
-    assert f'({cpu}{{a="b"}} > 0.25 or {io}{{a="b"}} > 2e+07) and on (cluster, uuid, mig_uuid' in asked
-    api.more["(gpu_allocation_host_activity_ratio"] = [
+    assert (
+        f'(last_over_time({cpu}{{a="b"}}[900s]) > 0.25 or last_over_time({io}{{a="b"}}[900s]) > 2e+07) and on ' in asked
+    )
+    api.more["(last_over_time(gpu_allocation_host_activity_ratio"] = [
         ({"__name__": cpu}, 0.5),
         ({"__name__": cpu, "instance": "twin"}, 0.75),
         ({"__name__": io}, 3e7),
@@ -300,6 +302,20 @@ def test_both_sources_say_who_works_on_its_host() -> None:
     (unit,) = direct.read_evidence().holders[0].units
     assert (unit.host_cpu_ratio, unit.host_io_bytes_per_s) == (0.5, 1000.0)
     assert stage_of(text)[0] == "candidate"
+
+
+def test_an_exporter_that_was_restarted_does_not_make_its_holders_idle() -> None:
+    """It knows nothing of their work on the host for two minutes; what it said before still counts."""
+    before = page(8000.0, 9000.0, 8900.0, NOW + 3600)
+    texts = [before + f"gpu_allocation_host_activity_ratio{{{PLACE}}} 0.5\n", before]
+    clock = ManualClock(wall=NOW)
+    source = ExporterSource(["n1:1"], 7200.0, clock, lambda _url: texts[min(1, round(clock.wall() - NOW))])
+    seen = []
+    for seconds in (0.0, 60.0, 840.0, 1.0):
+        clock.advance(seconds)
+        seen.append(source.read_evidence().holders[0].units[0].host_cpu_ratio)
+    assert seen == [0.5, 0.5, 0.5, None]
+    assert source._host == {}
 
 
 @pytest.mark.parametrize("count", [1.0, 9.0])
