@@ -1,7 +1,7 @@
 """Evidence from any PromQL API: Prometheus, Thanos, Mimir, VictoriaMetrics.
 
 The first query asks for holders with long idle runs only, so the answer is as short as the list of suspects; then
-three instant queries ask all about so many of them as fit into one query.
+four instant queries ask all about so many of them as fit into one query.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Row(NamedTuple):
 
 
 Facts: TypeAlias = dict[str, list[Row]]
-Batch: TypeAlias = tuple[Facts, Facts]  # the rows of each of FACTS; how much COUNTERS grew over the window
+# The rows of each of FACTS; how much COUNTERS grew over the window; who works on its host.
+Batch: TypeAlias = tuple[Facts, Facts, list[Row]]
 
 
 class Fetch(Protocol):
@@ -159,14 +160,14 @@ class PromQLSource:
         if not names:
             return Evidence(wall, (), exporters, allocations, hidden=hidden, paused=pause.now)
         ages, intervals = self._ages(), self._intervals()
-        cpu, io = self._host_work(MIB + HOLDER_BYTES * allocations)
         holders: dict[HolderName, Gathered] = {}
-        for facts, growth in self._read_batches(_restrict(names)):
+        for facts, growth, host in self._read_batches(_restrict(names)):
             starts = _by_unit(facts["start_timestamp_seconds"], max)
             runs = _by_unit(facts["idle_run_seconds"], min)
             witnesses = _by_unit(facts["idle_run_witnesses"], min)
             gaps = _by_unit(facts["idle_gap_longest_seconds"], max)
             shares = self._coverage(facts, growth)
+            cpu, io = (_by_unit((row for row in host if row.labels.get("__name__") == name), max) for name in HOST_WORK)
             models = self._read_models({row.labels.get("uuid", "") for row in facts["info"]})
             for row in facts["info"]:
                 name, key = holder_name(row.labels), _unit_key(row.labels)
@@ -244,22 +245,6 @@ class PromQLSource:
         interval = self._select("gpu_exporter_sample_interval_seconds")
         return {_place(row.labels): row.value for row in self._query(f"min by (node, instance) ({interval})")}
 
-    def _host_work(self, most_bytes: int) -> tuple[dict[UnitKey, float], dict[UnitKey, float]]:
-        """Share of its CPUs and disk traffic of each holder that is idle for long and works on its host all the same.
-
-        One that has both is named with the first only, since the two series differ in nothing but their name.
-        """
-        if self._host is None:
-            return {}, {}
-        busy = " or ".join(
-            f"last_over_time({self._select(name)}[{HOST_KEEP_S:g}s]) > {limit:g}"
-            for name, limit in zip(HOST_WORK, self._host, strict=True)
-        )
-        idle = f"{self._select('gpu_allocation_idle_run_seconds')} >= {self._candidate_after_s:g}"
-        rows = self._query(f"({busy}) and on ({', '.join(('cluster', *ALLOCATION_KEY))}) ({idle})", most_bytes)
-        cpu, io = ([row for row in rows if row.labels.get("__name__") == name] for name in HOST_WORK)
-        return _by_unit(cpu, max), _by_unit(io, max)
-
     def _read_batches(self, batches: Iterable[str]) -> Iterator[Batch]:
         """Some at once: while the server works on one, another one is parsed here. Raises EvidenceError."""
         try:
@@ -273,7 +258,17 @@ class PromQLSource:
             counter: self._query(f"increase({self._select(PREFIX + counter, wanted)}[{self._window_s:g}s])")
             for counter in COUNTERS
         }
-        return facts, growth
+        return facts, growth, self._host_work(wanted)
+
+    def _host_work(self, wanted: str) -> list[Row]:
+        """Share of its CPUs, else disk traffic, of each holder that does more of it than the limits."""
+        if self._host is None:
+            return []
+        busy = (
+            f"last_over_time({self._select(name, wanted)}[{HOST_KEEP_S:g}s]) > {limit:g}"
+            for name, limit in zip(HOST_WORK, self._host, strict=True)
+        )
+        return self._query(" or ".join(busy))  # the two differ in nothing but their name, so the first one stays
 
     def _facts(self, wanted: str) -> Facts:
         """The rows of each of FACTS."""

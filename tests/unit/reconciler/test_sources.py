@@ -242,7 +242,7 @@ class FakeApi:
             "gpu_allocation_info": ({**place, "user": "ada", "account": "phys"}, 1.0),
             "time()": ({"node": "n1", "instance": "n1"}, 3.0),
             "gpu_allocation_idle_run_witnesses": (place, 4.0),
-            "(last_over_time(gpu_allocation_host_activity_ratio": None,
+            "last_over_time(gpu_allocation_host_activity_ratio": None,
             "count(gpu_exporter_build_info": None if self.blind else ({}, 12.0),
             "count(gpu_allocation_info": ({}, 34.0),
             "count(count by (uuid, mig_uuid)": None,
@@ -286,10 +286,9 @@ def test_both_sources_say_who_works_on_its_host() -> None:
     )
     assert source.read_evidence().holders[0].units[0].host_cpu_ratio is None
     asked = next(query for query in api.queries if cpu in query)
-    assert (
-        f'(last_over_time({cpu}{{a="b"}}[900s]) > 0.25 or last_over_time({io}{{a="b"}}[900s]) > 2e+07) and on ' in asked
-    )
-    api.more["(last_over_time(gpu_allocation_host_activity_ratio"] = [
+    job = 'a="b",scheduler="slurm",job_id=~"42"'
+    assert asked == f"last_over_time({cpu}{{{job}}}[900s]) > 0.25 or last_over_time({io}{{{job}}}[900s]) > 2e+07"
+    api.more["last_over_time(gpu_allocation_host_activity_ratio"] = [
         ({"__name__": cpu}, 0.5),
         ({"__name__": cpu, "instance": "twin"}, 0.75),
         ({"__name__": io}, 3e7),
