@@ -13,7 +13,7 @@ from gpu_exporter.host.cgroups import Cgroups
 from tests.testbed.cgroups import ROOT, RealCgroups
 
 UID = "5a89bcaa-3509-4375-83e1-b9e7a5712123"
-# Joins nothing by itself: it waits until it was put into its cgroup, works, says so, and ends when it is told to.
+# Joins nothing by itself: it waits until it was put into its cgroup, works, says so, and ends.
 WORK = """
 import sys, time
 sys.stdin.readline()

@@ -167,7 +167,9 @@ class PromQLSource:
             witnesses = _by_unit(facts["idle_run_witnesses"], min)
             gaps = _by_unit(facts["idle_gap_longest_seconds"], max)
             shares = self._coverage(facts, growth)
-            cpu, io = (_by_unit((row for row in host if row.labels.get("__name__") == name), max) for name in HOST_WORK)
+            # A row without a name, of a source that drops names, is work too.
+            io = _by_unit([row for row in host if row.labels.get("__name__") == HOST_WORK[1]], max)
+            cpu = _by_unit([row for row in host if row.labels.get("__name__") != HOST_WORK[1]], max)
             models = self._read_models({row.labels.get("uuid", "") for row in facts["info"]})
             for row in facts["info"]:
                 name, key = holder_name(row.labels), _unit_key(row.labels)

@@ -290,7 +290,7 @@ def test_both_sources_say_who_works_on_its_host() -> None:
     assert asked == f"last_over_time({cpu}{{{job}}}[900s]) > 0.25 or last_over_time({io}{{{job}}}[900s]) > 2e+07"
     api.more["last_over_time(gpu_allocation_host_activity_ratio"] = [
         ({"__name__": cpu}, 0.5),
-        ({"__name__": cpu, "instance": "twin"}, 0.75),
+        ({"instance": "twin"}, 0.75),  # without a name
         ({"__name__": io}, 3e7),
         ({"__name__": cpu, "job_id": "43"}, 0.9),
     ]
