@@ -19,6 +19,7 @@ UNITS = {
     "_celsius": "°C",
     "_hertz": "hertz",
     "_ratio": "0 to 1",
+    "_bytes_per_second": "bytes per second",
     "_info": "1",
     "_state": "number",
     "_up": "0 or 1",

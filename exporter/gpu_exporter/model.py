@@ -474,8 +474,8 @@ class GpuView(NamedTuple):
 class HostWork(NamedTuple):
     """What a holder does on one host beside its GPUs, as the mean of the last ten minutes.
 
-    `cpu_ratio`: of the CPUs that it may use, above 1 where nothing limits it to them. `io_bytes_per_s`: to and from
-    block devices, None where the kernel does not count it.
+    `cpu_ratio`: of the CPUs that are its own (host/work.py), 0 to 1. `io_bytes_per_s`: to and from block devices, None
+    where the kernel does not count it.
     """
 
     cpu_ratio: float

@@ -106,7 +106,7 @@ class HostWorks:
         limit = reading.cpus if reading.cpus is not None else self._host_cpus
         if limit >= self._host_cpus:  # which is no limit
             limit = max(1.0, self._host_cpus * min(1.0, part))
-        ratio = (reading.cpu_s - first.reading.cpu_s) / span_s / limit
+        ratio = min(1.0, (reading.cpu_s - first.reading.cpu_s) / span_s / limit)  # it may use more than its part
         now_bytes, then_bytes = reading.io_bytes, first.reading.io_bytes
         traffic = None if now_bytes is None or then_bytes is None else max(0.0, now_bytes - then_bytes) / span_s
         return HostWork(ratio, traffic)

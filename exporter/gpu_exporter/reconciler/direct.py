@@ -83,7 +83,7 @@ class ExporterSource:
         self._fetch = fetch
         self._within_s = within_s
         self._counters: dict[Key, Counters] = {}
-        self._host: dict[tuple[Key, str], tuple[float, float]] = {}  # when it was last published (wall), and what
+        self._host: dict[Key, tuple[float, float]] = {}  # when it was last published (wall), and what
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
         """Every holder of every exporter, `marked` or not."""
@@ -191,15 +191,18 @@ class ExporterSource:
             sample_interval_s=page.sample_interval_s,
             model=page.models.get(series.labels.get("uuid", ""), ""),
             longest_gap_s=values.get("gpu_allocation_idle_gap_longest_seconds", 0.0),
-            host_cpu_ratio=self._host_work(key, "gpu_allocation_host_activity_ratio", values, wall),
-            host_io_bytes_per_s=self._host_work(key, "gpu_allocation_host_io_bytes_per_second", values, wall),
+            host_cpu_ratio=self._host_work((page.node, *key), "gpu_allocation_host_activity_ratio", values, wall),
+            host_io_bytes_per_s=self._host_work(
+                (page.node, *key), "gpu_allocation_host_io_bytes_per_second", values, wall
+            ),
         )
 
     def _host_work(self, key: Key, name: str, values: Mapping[str, float], wall: float) -> float | None:
         """What the page says, or said within HOST_KEEP_S."""
+        place = (*key, name)
         if name in values:
-            self._host[key, name] = wall, values[name]
-        when, value = self._host.get((key, name), (-math.inf, 0.0))
+            self._host[place] = wall, values[name]
+        when, value = self._host.get(place, (-math.inf, 0.0))
         return value if wall - when <= HOST_KEEP_S else None
 
     def _coverage(self, node: str, key: Key, series: _Allocation, wall: float) -> float | None:

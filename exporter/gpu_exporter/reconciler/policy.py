@@ -78,6 +78,11 @@ class Decision(NamedTuple):
             return asked.name in (self.name.name, self.users_id)
         return self.name == asked or text in (str(self.name), self.name.name)
 
+    def has_lasted(self, seconds: float) -> bool:
+        """Whether its idle time is as long as that; false where there is none."""
+        since = self.idle_since_wall
+        return since is not None and self.observed_wall - since >= seconds
+
     @property
     def is_capped(self) -> bool:
         """Whether it may not rise above `candidate`, by a sign on it or by its policy."""
@@ -200,8 +205,8 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
 
 def _host_work(units: Sequence[UnitEvidence], policy: Policy) -> str:
     """How much a holder works on its host, on the busiest of its nodes; "" for not much, or for not known."""
-    cpu = max((_number(unit.host_cpu_ratio) for unit in units if unit.host_cpu_ratio is not None), default=0.0)
-    io = max((_number(unit.host_io_bytes_per_s) for unit in units if unit.host_io_bytes_per_s is not None), default=0.0)
+    cpu = max((unit.host_cpu_ratio or 0.0 for unit in units), default=0.0)
+    io = max((unit.host_io_bytes_per_s or 0.0 for unit in units), default=0.0)
     if cpu > policy.host_busy_ratio:
         return f"uses {cpu:.0%} of its CPUs"
     if io > policy.host_busy_io:
@@ -230,8 +235,8 @@ def _more_careful(a: UnitEvidence, b: UnitEvidence) -> UnitEvidence:
         coverage=worst(min, a.coverage, b.coverage),
         witnesses=None if a.witnesses is None or b.witnesses is None else min(a.witnesses, b.witnesses),
         sample_interval_s=min(a.sample_interval_s, b.sample_interval_s),
-        host_cpu_ratio=max(filter(None, (a.host_cpu_ratio, b.host_cpu_ratio)), default=None),
-        host_io_bytes_per_s=max(filter(None, (a.host_io_bytes_per_s, b.host_io_bytes_per_s)), default=None),
+        host_cpu_ratio=max(a.host_cpu_ratio or 0.0, b.host_cpu_ratio or 0.0),
+        host_io_bytes_per_s=max(a.host_io_bytes_per_s or 0.0, b.host_io_bytes_per_s or 0.0),
     )
 
 

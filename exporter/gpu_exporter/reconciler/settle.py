@@ -96,7 +96,8 @@ def _settle_alone(
             return _exempt(settled, around.idle_after_by)
         ceilings += [around.ceiling] if around.ceiling else []
     asked = settled.windows
-    if settled.stage == "candidate" and asked and asked.underused_s == windows.underused_s > policy.underused_after:
+    is_by_gap = asked is not None and asked.underused_s == windows.underused_s > policy.underused_after
+    if settled.stage == "candidate" and asked and is_by_gap and not settled.has_lasted(asked.underused_s):
         gap = describe_duration(asked.underused_s / 2)
         why = f"it worked again after {gap} and more, so it has until {describe_duration(asked.underused_s)}"
         settled = settled._replace(reason=f"{settled.reason}; {why}")

@@ -64,6 +64,7 @@ def machine(tmp_path: Path) -> Machine:
 def test_the_share_is_of_the_cpus_that_go_with_its_gpus(machine: Machine) -> None:
     assert machine.spend(60, 8.0) is None  # the first look is after 30 s
     assert machine.spend(30, 8.0, 1000) == HostWork(0.5, 500.0)  # two of eight GPUs: 16 of 64 CPUs
+    assert machine.spend(600, 40.0) == HostWork(1.0, 0.0)  # nothing limits it to these
     machine.write(cpu__max="400000 100000\n")
     assert machine.spend(600, 1.0) == HostWork(0.25, 0.0)
 

@@ -254,6 +254,15 @@ def test_a_holder_that_worked_again_after_a_gap_has_twice_as_long(gap_h: float, 
         assert (said in decision.reason) == (stage == "candidate" and gap_h == 1.5)
 
 
+def test_whoever_has_waited_for_its_gap_and_works_on_its_host_is_not_kept_by_the_gap() -> None:
+    seen = holder(NAMES[0], [3.5 * H])
+    unit = seen.units[0]._replace(longest_gap_s=1.5 * H, host_cpu_ratio=0.9)
+    evidence = Evidence(WALL, (seen._replace(units=(unit,)),))
+    (decision,) = settle(evidence, decide(evidence, POLICY), {}, Rulebook(POLICY))
+    assert decision.stage == "candidate"
+    assert decision.reason == "its one GPU idle for 3.5 h, but it uses 90% of its CPUs; not more before 6.0 h"
+
+
 def test_a_wish_a_class_and_a_gap_together_give_the_longest_of_them() -> None:
     seen = holder(NAMES[0], [5 * H])
     evidence = Evidence(WALL, (seen._replace(units=(seen.units[0]._replace(longest_gap_s=3 * H),)),))
