@@ -314,6 +314,8 @@ def test_a_gpu_and_a_time_in_the_past_are_asked_for(prometheus: Prometheus) -> N
     assert "what surrounded it at that time is not known" in done.stderr
     done = run_exporter(*command, "--at=30m")  # the history has the exporters of its last two minutes
     assert (done.returncode, "no gpu-exporter series match" in done.stderr) == (3, True)
+    done = run_exporter("explain", "job/7", *command[2:])
+    assert "min, but it uses 50% of its CPUs, so not more until 6.0 h of it" in done.stdout
     done = run_exporter("explain", "job/1", *command[2:], "--at=2026-01-01T00:00:00")
     assert (done.returncode, "has no zone: write 2026-01-01T00:00:00Z for UTC" in done.stderr) == (2, True)
     done = run_exporter("explain", "job/1", "--source.exporter=n1:9836", "--at=1h")

@@ -195,7 +195,10 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
         return "candidate", f"{_all(holder.held)} idle for {_minutes(shortest)}"
     if shortest < policy.host_delay_max and (work := _host_work(units, policy)):
         until = _minutes(policy.host_delay_max)
-        return "candidate", f"{_all(holder.held)} idle for {_minutes(shortest)}, but it {work}; not more before {until}"
+        return (
+            "candidate",
+            f"{_all(holder.held)} idle for {_minutes(shortest)}, but it {work}, so not more until {until} of it",
+        )
     if any(unit.witnesses is None for unit in units):
         return "candidate", f"idle for {_minutes(shortest)}, but how many witnesses that rests on is not published"
     if not all((unit.witnesses or 0) >= WITNESSES_MIN for unit in units):

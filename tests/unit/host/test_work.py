@@ -7,10 +7,14 @@ from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
 import pytest
+from tests.testbed.processes import wait_for
 from tests.testbed.simulated_node import SimulatedNode
 
+from gpu_exporter.app.agent import Agent
+from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.attribution.contradict import Who
-from gpu_exporter.clock import ManualClock
+from gpu_exporter.clock import SYSTEM_CLOCK, ManualClock
+from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.exposition.series import list_series
 from gpu_exporter.host.cgroups import Cgroups
@@ -156,3 +160,20 @@ def test_a_node_publishes_it_on_each_gpu_of_the_holder(tmp_path: Path) -> None:
         "gpu_allocation_host_activity_ratio": [0.5, 0.5],
         "gpu_allocation_host_io_bytes_per_second": [0.0, 0.0],
     }
+    node.clock.advance(30.0)  # no source confirms the job any more
+    assert {allocation.host for allocation in node.view().allocations} == {None}
+
+
+def test_an_agent_looks_by_itself(tmp_path: Path) -> None:
+    jobs = [{"gpu": 0, "kind": "job", "name": "42"}]
+    machine = Machine(tmp_path)
+    machine.spend(120, 32.0)
+    backend, source = build_simulation(
+        parse_scenario({"gpus": [{"model": "H100"}], "holders": jobs}), SYSTEM_CLOCK, 0.2
+    )
+    agent = Agent(Settings(), backend, [source], SYSTEM_CLOCK, host=machine.works)
+    agent.start()
+    try:
+        wait_for(lambda: not machine.works.works, "the agent's first look, before it knows of a holder", 30)
+    finally:
+        agent.stop()

@@ -59,12 +59,12 @@ def unit(**changes: Any) -> UnitEvidence:
         (
             {"host_cpu_ratio": 0.62},
             "candidate",
-            "its one GPU idle for 3.0 h, but it uses 62% of its CPUs; not more before 6.0 h",
+            "its one GPU idle for 3.0 h, but it uses 62% of its CPUs, so not more until 6.0 h of it",
         ),
         (
             {"host_cpu_ratio": 0.1, "host_io_bytes_per_s": 2.1e8},
             "candidate",
-            "its one GPU idle for 3.0 h, but it moves 210 MB/s to and from disks; not more before 6.0 h",
+            "its one GPU idle for 3.0 h, but it moves 210 MB/s to and from disks, so not more until 6.0 h of it",
         ),
         ({"host_cpu_ratio": 0.25, "host_io_bytes_per_s": 2e7}, "underused", "its one GPU idle for 3.0 h"),
         ({"host_cpu_ratio": math.nan}, "underused", "its one GPU idle for 3.0 h"),

@@ -212,6 +212,8 @@ def test_the_loosest_and_the_longest_look_at_every_policy_that_judges() -> None:
     book = Rulebook(POLICY, rules)
     assert (book.loosest.candidate_after, book.loosest.underused_after) == (20 * M, 30 * M)
     assert book.longest_s == POLICY.exempt_max + 540 * M
+    days = POLICY._replace(host_delay_max=POLICY.exempt_max * 3)
+    assert Rulebook(days).longest_s == POLICY.exempt_max * 3
     assert not book.asks_models
     assert Rulebook(POLICY, [PolicyRule("m", Match(models=("*",)))]).asks_models
 

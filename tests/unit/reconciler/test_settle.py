@@ -260,7 +260,7 @@ def test_whoever_has_waited_for_its_gap_and_works_on_its_host_is_not_kept_by_the
     evidence = Evidence(WALL, (seen._replace(units=(unit,)),))
     (decision,) = settle(evidence, decide(evidence, POLICY), {}, Rulebook(POLICY))
     assert decision.stage == "candidate"
-    assert decision.reason == "its one GPU idle for 3.5 h, but it uses 90% of its CPUs; not more before 6.0 h"
+    assert decision.reason == "its one GPU idle for 3.5 h, but it uses 90% of its CPUs, so not more until 6.0 h of it"
 
 
 def test_a_wish_a_class_and_a_gap_together_give_the_longest_of_them() -> None:

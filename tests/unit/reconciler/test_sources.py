@@ -314,6 +314,10 @@ def test_an_exporter_that_was_restarted_does_not_make_its_holders_idle() -> None
         clock.advance(seconds)
         seen.append(source.read_evidence().holders[0].units[0].host_cpu_ratio)
     assert seen == [0.5, 0.5, 0.5, None]
+    pages = {"n1": before + f"gpu_allocation_host_activity_ratio{{{PLACE}}} 0.5\n", "n2": before}
+    twins = ExporterSource(["n1:1", "n2:1"], 7200.0, clock, lambda url: pages[url[7:9]])
+    ratios = [unit.host_cpu_ratio for unit in twins.read_evidence().holders[0].units]
+    assert ratios == [0.5, None], "what one exporter of a GPU said is not the other's word"
     assert source._host == {}
 
 
