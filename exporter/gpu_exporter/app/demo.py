@@ -27,6 +27,10 @@ from gpu_exporter.web.server import HttpServer
 SCENARIO = Path(__file__).resolve().parent.parent / "demo.yaml"
 INTERVAL_S = 15.0  # of the compressed clock: 8 GPUs at 12 samples a second keep a core 95 % free
 SAMPLE_PERIOD_S = 5.0
+ALONE = (
+    "They go by metrics alone; in a cluster pods that serve requests get no mark, and notebooks have four hours "
+    "(docs/reconciler.md, Surroundings)."
+)
 FIRST_LOOK_S = 1020.0  # states are judged over ten minutes, and published when they have lasted five
 PERIOD_MAX_S = 2 * INTERVAL_S  # a reading stands for so long: on a busy machine a cycle of the fast clock comes late
 
@@ -86,7 +90,7 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
     _say(f"{note} Looking at the first minutes ...\n")
     repeat(tick, 0.5, stop)
     _say("\nThe node at the end:\n" + publisher.body("table").decode())
-    _say("Decisions at the end (dry run, nothing is written):\n" + report)
+    _say(f"Decisions at the end (dry run, nothing is written). {ALONE}\n{report}")
     server.stop()
     agent.stop()
     return 0
