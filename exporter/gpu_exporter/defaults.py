@@ -12,7 +12,7 @@ class Sampling(NamedTuple):
     """Keys of the section `sampling`."""
 
     interval: float = 1.0
-    """seconds; a utilization of NVML stands for 1/6 to 1 s (nvmlUtilization_t); more leaves time unknown"""
+    """seconds; NVML utilization stands for 1/6 to 1 s (nvmlUtilization_t), more leaves time unknown; min. 200ms"""
     interval_max: float = 5.0
     """seconds; ... where the driver keeps all that lies between: rings of some 16 s, sums of the rest"""
     deadline: float = 2.0

@@ -25,7 +25,7 @@ from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, r
 from tests.testbed.servers import require
 
 QUIET = ("--no-attribution.slurm", "--no-attribution.kubelet")
-FAST = "sampling: {interval: 100ms, deadline: 500ms, withhold_min: 1s}\nattribution: {interval: 200ms}\n"
+FAST = "sampling: {interval: 200ms, deadline: 500ms, withhold_min: 1s}\nattribution: {interval: 200ms}\n"
 
 
 @pytest.fixture

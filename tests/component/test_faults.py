@@ -648,7 +648,7 @@ def test_counters_go_on_over_a_release(rig: Rig) -> None:
 
 
 def test_a_full_state_directory_is_said_and_counted_and_heals_by_itself(rig: Rig, matrix: FaultTable) -> None:
-    settings = "sampling: {interval: 100ms}\nattribution: {interval: 200ms}\nstate: {write_interval: 200ms}\n"
+    settings = "sampling: {interval: 200ms}\nattribution: {interval: 200ms}\nstate: {write_interval: 200ms}\n"
     running, url = rig.start(f"--state.directory={rig.directory / 'state'}", settings=settings)
     observed = "gpu_observed_seconds_total"
     errors, written = "gpu_exporter_state_write_errors_total", "gpu_exporter_state_last_write_timestamp_seconds"

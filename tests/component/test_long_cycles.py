@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.collectors import registry
+from gpu_exporter.config.values import LEAST
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.nvml.backend import NvmlBackend
 from gpu_exporter.devices.scenario import parse_scenario
@@ -44,7 +45,24 @@ def table(nvml_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield table
 
 
-def play(table: NvmlTable, part: str, begin: float, late: list[float], interval_max_s: float = 5.0) -> Run:
+@pytest.mark.parametrize("model", ["V100", "A100", "H100"])
+@pytest.mark.parametrize("interval_s", [LEAST["sampling.interval"][0], 0.3, 1.0])
+def test_the_shortest_interval_that_is_allowed_still_knows_an_idle_gpu(
+    table: NvmlTable, model: str, interval_s: float
+) -> None:
+    run = play(table, "", RUN_S + 1.0, [0.0], interval_s, interval_s, model)
+    assert overlap(run.spans, 0.0, RUN_S) > 0.98 * RUN_S
+
+
+def play(
+    table: NvmlTable,
+    part: str,
+    begin: float,
+    late: list[float],
+    interval_max_s: float = 5.0,
+    interval_s: float = 1.0,
+    model: str = "A100",
+) -> Run:
     """Work of WORK_S on `part` ("" is a kernel) from `begin`, on a GPU that is read at the interval it allows.
 
     `late`: seconds by which each cycle comes late, again and again from the first.
@@ -52,10 +70,10 @@ def play(table: NvmlTable, part: str, begin: float, late: list[float], interval_
     points = [[0, 0], [begin, 0], [begin, 1], [begin + WORK_S, 1], [begin + WORK_S, 0]]
     work, rest = {"kind": "curve", "points": points}, {"kind": "constant", "value": 0.0}
     load: dict[str, object] = {part: work, "load": rest} if part else {"load": work}
-    rules = activity_rules(Settings())._replace(interval_max_s=interval_max_s)
+    rules = activity_rules(Settings())._replace(interval_s=interval_s, interval_max_s=interval_max_s)
     clock = ManualClock()
     table.table.devices[0].sample_count = 0
-    feeder = ScenarioFeeder(parse_scenario({"gpus": [{"model": "A100", **load}]}), table, clock)
+    feeder = ScenarioFeeder(parse_scenario({"gpus": [{"model": model, **load}]}), table, clock)
     backend = NvmlBackend(None, clock)
     backend.open()
     start = clock.monotonic()

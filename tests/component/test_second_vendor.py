@@ -124,7 +124,7 @@ def kubelet(tmp_path: Path) -> Iterator[Kubelet]:
 def agent(tmp_path: Path, sysfs: Path, kubelet: Kubelet) -> Iterator[Agent]:
     settings, clock = Settings(), SystemClock()
     settings = settings._replace(
-        sampling=settings.sampling._replace(interval=0.1), attribution=settings.attribution._replace(interval=0.3)
+        sampling=settings.sampling._replace(interval=0.2), attribution=settings.attribution._replace(interval=0.3)
     )
     source = KubeletSource(clock, kubelet.socket, tmp_path / "pods", vendor=ACME)
     running = Agent(settings, AcmeBackend(), [source], clock, sysfs=sysfs)

@@ -100,7 +100,7 @@ class Rig:
     def start(self, *flags: str, settings: str = "", environment: dict[str, str] | None = None) -> tuple[Running, str]:
         """The exporter, quick enough for tests unless `settings` say otherwise."""
         path = self.directory / "settings.yaml"
-        quick = "sampling: {interval: 100ms, deadline: 500ms, withhold_min: 1s}\nattribution: {interval: 200ms}\n"
+        quick = "sampling: {interval: 200ms, deadline: 500ms, withhold_min: 1s}\nattribution: {interval: 200ms}\n"
         path.write_text(settings or quick, encoding="utf-8")
         return self.processes.start_exporter(
             *QUIET,

@@ -17,7 +17,7 @@ from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import Processes, Running, fetch, run_exporter
 
 QUIET = ("--no-attribution.slurm", "--no-attribution.kubelet")
-FAST = "sampling: {interval: 100ms, deadline: 500ms, withhold_min: 1s}\nattribution: {interval: 200ms}\n"
+FAST = "sampling: {interval: 200ms, deadline: 500ms, withhold_min: 1s}\nattribution: {interval: 200ms}\n"
 MIG = [{"profile": "1g.10gb", "gi": 7}, {"profile": "1g.10gb", "gi": 8}]
 IDLE: Sequence[Mapping[str, Any]] = ({"model": "H100"}, {"model": "H100"}, {"model": "H100", "mig": MIG})
 

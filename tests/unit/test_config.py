@@ -48,6 +48,13 @@ def test_keys_override_the_defaults(tmp_path: Path) -> None:
             ],
         ),
         ("sampling:\n  interval: 0s\n", ["c.yaml:2: sampling.interval: must be above 0"]),
+        (
+            "sampling:\n  interval: 100ms\n",
+            [
+                "c.yaml:2: sampling.interval: must be at least 200ms: GPM compares two moments more than 100 ms apart, "
+                "else each second cycle is unknown"
+            ],
+        ),
         ("policy:\n  coverage_min: 90\n", ["c.yaml:2: policy.coverage_min: 90 is not a share between 0 and 1"]),
         (
             "identity:\n  user: sha1\n",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from gpu_exporter.defaults import DURATIONS, Settings
-from gpu_exporter.durations import parse_duration
+from gpu_exporter.durations import format_duration, parse_duration
 
 CHOICES = {"identity.user": ("auto", "name", "uid", "hmac", "none")}  # settings that are words, with those they may be
 MATCHER = r'''[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\{}$]*"'''  # of PromQL, without an escape
@@ -36,6 +36,10 @@ PATTERNS = {  # settings that are texts: what they must look like, and what that
     "alerts.pool_label": (LABEL, "a label of Prometheus"),
 }
 
+LEAST = {  # durations that may not be shorter, in seconds, and why
+    "sampling.interval": (0.2, "GPM compares two moments more than 100 ms apart, else each second cycle is unknown"),
+}
+
 
 def parse_value(section: str, key: str, text: str) -> float | str:
     """The value of a setting. Raises ValueError, with what is wrong in words."""
@@ -62,6 +66,8 @@ def check_value(section: str, key: str, value: float | str) -> str:
         return "must be above 0"
     if f"{section}.{key}" not in DURATIONS and isinstance(value, float) and value > 1:
         return f"{value:g} is not a share between 0 and 1"
+    if (least := LEAST.get(f"{section}.{key}")) and value < least[0]:
+        return f"must be at least {format_duration(least[0])}: {least[1]}"
     return ""
 
 
