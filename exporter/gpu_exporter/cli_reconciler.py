@@ -13,6 +13,7 @@ from gpu_exporter.flags_reconciler import build_digest_parser, build_pause_parse
 from gpu_exporter.parser import read_config
 
 if TYPE_CHECKING:
+    from gpu_exporter.reconciler.actions.runner import ActionRunner
     from gpu_exporter.reconciler.fetch import Client
 
 
@@ -39,6 +40,7 @@ def _reconcile(given: list[str]) -> int:
         remove_all,
         serve_telemetry,
     )
+    from gpu_exporter.app.takeback import Witnesses, build_runner, check_actions, is_same_server
     from gpu_exporter.app.ways import (
         Ways,
         build_demand,
@@ -51,6 +53,7 @@ def _reconcile(given: list[str]) -> int:
     from gpu_exporter.clock import SYSTEM_CLOCK
     from gpu_exporter.logs import set_up_logging
     from gpu_exporter.reconciler.audit import AuditLog
+    from gpu_exporter.reconciler.fetch import Client
     from gpu_exporter.reconciler.marks import MarkError
     from gpu_exporter.reconciler.rulebook import Rulebook
     from gpu_exporter.reconciler.telemetry import Telemetry
@@ -74,7 +77,10 @@ def _reconcile(given: list[str]) -> int:
     if options.remove_all and (options.once or explains or options.format != "table"):
         parser.error("--remove-all takes neither --once nor --explain nor --format")
     book = Rulebook(config.settings.policy, config.rules)
+    witnesses = Witnesses(options.prometheus, options.matcher, options.alertmanager, options.alert_filters)
     try:
+        if options.apply and not (options.once or options.remove_all):
+            check_actions(config.settings, witnesses, has_audit=options.audit is not None)
         acts = options.apply or options.remove_all
         ways = Ways(
             options.kubernetes, options.kubeconfig, options.slurm, options.resources, options.condition, options.field
@@ -105,6 +111,9 @@ def _reconcile(given: list[str]) -> int:
                 asked = options.explain, options.gpu
                 return explain_once(source, book, options.format, *asked, foresight, options.audit, pauses)
             return reconcile_once(source, book, options.format, foresight, pauses)
+        clients = client, client
+        if not is_same_server(options.prometheus, options.alertmanager):  # which has no business with the credentials
+            clients = client, Client(options.tls_ca)
         dry = None if options.apply else build_foresight(book.site, ways)
         lease = build_lease(options.kubeconfig, options.lease) if options.lease and options.apply else None
         demand = build_demand(options.slurm)
@@ -116,7 +125,13 @@ def _reconcile(given: list[str]) -> int:
     except (ValueError, OSError, MarkError, ModuleNotFoundError) as exc:
         parser.fail(str(exc))
     if dry is None:
-        return apply_forever(source, markers, book, options.interval, telemetry, demand, lease, audit, pauses)
+
+        def build_actions(may_write: Callable[[], bool]) -> ActionRunner | None:
+            where = markers, options.kubeconfig, telemetry, audit
+            return build_runner(config.settings, witnesses, clients, *where, may_write)
+
+        parts = telemetry, demand, lease, audit, pauses, build_actions
+        return apply_forever(source, markers, book, options.interval, *parts)
     return reconcile_forever(source, book, options.interval, telemetry, dry, demand, pauses)
 
 

@@ -145,6 +145,31 @@ class Policy(NamedTuple):
     """e.g. https://docs.example.org/gpu: the site's page for owners, in Events and as an annotation"""
 
 
+class Actions(NamedTuple):
+    """Keys of the section `actions`."""
+
+    mode: str = "none"
+    """or shadow: what would be done is counted and logged; or act: it is done (docs/actions.md)"""
+    kinds: str = ""
+    """what may be done, of suspend, deactivate, stop, requeue, cancel"""
+    warned_for: float = 7200.0
+    """seconds; the owner's alert must have stood in Alertmanager, not silenced, for so long: one window more"""
+    demand: str = "needed"
+    """or ignored; needed: pods or jobs wait for such GPUs, and not more are taken than they want"""
+    cycle_max: int = 2
+    """actions in one cycle"""
+    hour_max: int = 10
+    """... and in an hour: whoever looks once an hour finds no more than can be undone by hand"""
+    shadow_for: float = 1209600.0
+    """seconds; a reconciler must have counted its decisions for so long, in a dry run or not ..."""
+    shadow_decisions: int = 50
+    """... so many of them by the same policy, on the same class of holders ..."""
+    regret_max: float = 0.05
+    """... and no larger share of them was followed by work within the hour"""
+    override: str = ""
+    """why the last three do not hold here, and who says so: it is written to the audit log"""
+
+
 class Alerts(NamedTuple):
     """Keys of the section `alerts`."""
 
@@ -212,11 +237,14 @@ class Settings(NamedTuple):
     state: State = State()
     diagnosis: Diagnosis = Diagnosis()
     policy: Policy = Policy()
+    actions: Actions = Actions()
     alerts: Alerts = Alerts()
 
 
 DURATIONS = frozenset(
     (
+        "actions.shadow_for",
+        "actions.warned_for",
         "alerts.fresh_max",
         "alerts.idle_for",
         "alerts.idle_short",

@@ -71,6 +71,19 @@ def build_reconcile_parser() -> Parser:
         help="URL of an exporter's metrics; once for each",
     )
     parser.flag(
+        "--alertmanager.url",
+        dest="alertmanager",
+        default="",
+        help="Alertmanager that sends the owners' alerts, for actions: who was not warned keeps the GPUs",
+    )
+    parser.flag(
+        "--alertmanager.filter",
+        dest="alert_filters",
+        action="append",
+        default=[],
+        help="matcher of its alerts, as 'cluster=\"a\"' where it has those of several clusters; once for each",
+    )
+    parser.flag(
         "--apply",
         action="store_true",
         default=False,

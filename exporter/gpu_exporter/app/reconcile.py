@@ -12,6 +12,7 @@ from gpu_exporter.app.explain import complain
 from gpu_exporter.app.serve import repeat_aside, stop_on_signal
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.exits import Exit
+from gpu_exporter.reconciler.actions.runner import ActionRunner
 from gpu_exporter.reconciler.apply import ApplyRuns, withdraw_all
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.cycle import Cycle
@@ -94,9 +95,14 @@ def apply_forever(
     lease: Lease | None,
     audit: AuditLog | None,
     pauses: Sequence[PauseSource],
+    build_actions: Callable[[Callable[[], bool]], ActionRunner | None],
 ) -> int:
-    """Cycle and write until a signal; where there is a lease, while it is ours."""
+    """Cycle and write until a signal; where there is a lease, while it is ours.
+
+    `build_actions`: what acts on underused holders, given what says whether this process may write.
+    """
     stop, may_write = stop_on_signal(), lease.may_write if lease is not None else lambda: True
+    actions = build_actions(may_write)
     judge = judge_of(
         source,
         markers,
@@ -105,7 +111,8 @@ def apply_forever(
         pauses if lease is None else [*pauses, lease],
         Regrets(telemetry, SYSTEM_CLOCK),
     )
-    cycle = Cycle(judge, markers, book.site, telemetry, SYSTEM_CLOCK, may_write=may_write, audit=audit)
+    act = actions.run if actions is not None else None
+    cycle = Cycle(judge, markers, book.site, telemetry, SYSTEM_CLOCK, may_write=may_write, audit=audit, act=act)
     runs = ApplyRuns(cycle, telemetry, SYSTEM_CLOCK, lease, interval_s)
     if lease is not None:
         lease.keep(stop)

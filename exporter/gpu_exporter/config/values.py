@@ -8,7 +8,12 @@ from collections.abc import Sequence
 from gpu_exporter.defaults import DURATIONS, Settings
 from gpu_exporter.durations import format_duration, parse_duration
 
-CHOICES = {"identity.user": ("auto", "name", "uid", "hmac", "none")}  # settings that are words, with those they may be
+CHOICES = {  # settings that are words, with those they may be
+    "identity.user": ("auto", "name", "uid", "hmac", "none"),
+    "actions.mode": ("none", "shadow", "act"),
+    "actions.demand": ("needed", "ignored"),
+}
+ACTIONS = ("suspend", "deactivate", "stop", "requeue", "cancel")  # what can be done to a holder (docs/actions.md)
 MATCHER = r'''[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\{}$]*"'''  # of PromQL, without an escape
 MATCHERS = f"(?:{MATCHER}(?:, ?{MATCHER})*)?"
 ADDRESS = r"""(?:https?://[^\s"'`{}$<>\\]*[^\s"'`{}$<>\\/])?"""
@@ -19,6 +24,11 @@ PATTERNS = {  # settings that are texts: what they must look like, and what that
         f"(?:{POD}(?:, ?{POD})*)?",
         "pods as NAMESPACE/POD with * and ?, such as slurm/*-worker-*",
     ),
+    "actions.kinds": (
+        f"(?:(?:{'|'.join(ACTIONS)})(?:, ?(?:{'|'.join(ACTIONS)}))*)?",
+        f"a list of {', '.join(ACTIONS)}",
+    ),
+    "actions.override": (r"[\x20-\x7e]{0,200}", "one line of at most 200 characters"),
     "policy.pause_when": (r"[\x20-\x7e]*", "one expression of PromQL, without line breaks"),
     "policy.help_url": (ADDRESS, "an address such as https://docs.example.org/gpu, without a slash at its end"),
     "alerts.selector": (MATCHERS, 'matchers of PromQL such as job="gpu-exporter"'),

@@ -1,4 +1,4 @@
-"""One JSON line for each mark that was set or withdrawn: what was known then, for questions that come later.
+"""One JSON line for each mark that was set or withdrawn, and for each action: what was known then, for later questions.
 
 The file is opened for each line, so that logrotate may move it away, and is never read while marks are decided. A line
 that cannot be written is counted, and costs no mark.
@@ -61,6 +61,10 @@ class AuditLog:
         """A mark was withdrawn; `decision`: what the evidence led to, None without."""
         facts = {"job": mark.users_id, "incarnation": mark.incarnation, "stage": mark.stage, "reason": reason}
         self._write("withdrawn", mark.name, facts | (_evidence_of(decision) if decision is not None else {}))
+
+    def note_action(self, decision: Decision, facts: Record) -> None:
+        """Something is done to the holder, or was: `facts` say what, its result, and what was proven before."""
+        self._write("action", decision.name, {"job": decision.users_id, **facts, **_evidence_of(decision)})
 
     def _write(self, action: str, name: HolderName, facts: Record) -> None:
         head = {"time": timestamp(self._clock.wall()), "version": VERSION, "policy": self._policy, "action": action}
@@ -147,6 +151,8 @@ def _records(path: Path) -> Iterator[Record]:
 def describe(record: Record) -> str:
     """One transition for people."""
     when, action, stage, reason = (one_line(str(record.get(key, ""))) for key in ("time", "action", "stage", "reason"))
+    if action == "action":
+        stage, reason = (one_line(str(record.get(key, ""))) for key in ("act", "result"))
     gpus = f" ({record['gpus_observed']} of {record['gpus_expected']} GPUs seen)" if "gpus_expected" in record else ""
     return f"{when} {action} {stage}: {reason}{gpus}"
 

@@ -27,7 +27,7 @@ from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
 from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.marks import Mark, Marker, MarkError, Refused
 from gpu_exporter.reconciler.plan import Limits, Withdrawal, evidence_age, is_due, plan
-from gpu_exporter.reconciler.policy import Decision, Windows, windows_of
+from gpu_exporter.reconciler.policy import UNDERUSED, Decision, Windows, windows_of
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -71,8 +71,11 @@ class Cycle:
         once: bool = False,
         may_write: Callable[[], bool] = lambda: True,
         audit: AuditLog | None = None,
+        act: Callable[[Sequence[Decision]], None] | None = None,
     ) -> None:
         """`may_write`: asked before each write; False where another process writes by now. `audit`: None for none.
+
+        `act`: is given the holders that are underused and marked so, at the end of a cycle; None where nothing is done.
 
         `once`: there will be no other cycle, so a mark that this one's evidence does not support goes at once.
 
@@ -81,6 +84,7 @@ class Cycle:
         self._once = once
         self._may_write = may_write
         self._audit = audit
+        self._act = act
         self._judge = judge
         self._markers = {marker.scheduler: marker for marker in markers}
         self._policy = policy
@@ -128,6 +132,8 @@ class Cycle:
         written = self._write_all([decision for decision in work.writes if decision.name not in refused], wall)
         kept = [(mark, decision) for mark, decision in work.kept if mark.name not in refused | written]
         self._renew_all(kept, wall)
+        if self._act is not None:
+            self._act([each for mark, each in kept if mark.stage == each.stage == UNDERUSED])
         if self._failed:
             problems.append(f"{self._failed} marks could not be withdrawn")
         return problems

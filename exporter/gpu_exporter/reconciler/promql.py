@@ -161,7 +161,7 @@ class PromQLSource:
             return Evidence(wall, (), exporters, allocations, hidden=hidden, paused=pause.now)
         ages, intervals = self._ages(), self._intervals()
         holders: dict[HolderName, Gathered] = {}
-        for facts, growth, host in self._read_batches(_restrict(names)):
+        for facts, growth, host in self._read_batches(restrict(names)):
             starts = _by_unit(facts["start_timestamp_seconds"], max)
             runs = _by_unit(facts["idle_run_seconds"], min)
             witnesses = _by_unit(facts["idle_run_witnesses"], min)
@@ -362,7 +362,7 @@ def _series(labels: dict[str, str]) -> Series:
     return frozenset((label, value) for label, value in labels.items() if label != "__name__")
 
 
-def _restrict(names: Iterable[HolderName]) -> Iterator[str]:
+def restrict(names: Iterable[HolderName]) -> Iterator[str]:
     """Matchers that keep at least the series of these holders, so many at a time as fit into a query.
 
     The rows are compared exactly afterwards: of a pod only its name is matched.

@@ -43,6 +43,29 @@ REASONS = (
     "throttled",
 )
 
+ACTION_RESULTS = ("done", "shadow", "unconfirmed", "refused", "replaced", "conflict", "throttled", "error")
+HELD = (  # why nothing was done to a group that is underused
+    "acted",
+    "changed",
+    "class",
+    "ended",
+    "exempt",
+    "fenced",
+    "kind",
+    "kueue",
+    "limit",
+    "members",
+    "no_demand",
+    "not_warned",
+    "proof",
+    "regret",
+    "rests",
+    "shadow",
+    "stale",
+    "terminating",
+    "unknown",
+)
+
 
 class _LastSuccess(Collector):
     """A gauge that is absent until it has a value: 0 would be a success in 1970."""
@@ -162,6 +185,19 @@ class Telemetry:
         self._applies = Gauge(
             "gpu_reconciler_apply", "1 when marks are written, 0 in a dry run.", registry=self.registry
         )
+        self._actions = Counter(
+            "gpu_reconciler_actions",
+            "What was done to underused holders, by action and result. shadow: it would have been done. unconfirmed: "
+            "it was done, and did not show at once.",
+            ["action", "result"],
+            registry=self.registry,
+        )
+        self._held = Counter(
+            "gpu_reconciler_actions_held",
+            "Underused groups to which nothing was done, each cycle, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
         self._audit_errors = Counter(
             "gpu_reconciler_audit_errors", "Lines of the audit file that could not be written.", registry=self.registry
         )
@@ -181,6 +217,20 @@ class Telemetry:
             self._skipped.labels(reason)
         for stage in (*LABELLED, "other"):
             self._labelled.labels(stage)
+
+    def note_actions(self, kinds: Collection[str]) -> None:
+        """Actions that are possible here: their counters begin at 0."""
+        for kind in kinds:
+            for result in ACTION_RESULTS:
+                self._actions.labels(kind, result)
+        for reason in sorted({*HELD, *REASONS, "conflict", "error"}):
+            self._held.labels(reason)
+
+    def count_action(self, action: str, result: str) -> None:
+        self._actions.labels(action, result).inc()
+
+    def count_held(self, reason: str) -> None:
+        self._held.labels(reason).inc()
 
     def note_mode(self, *, applies: bool) -> None:
         self._applies.set(applies)

@@ -14,7 +14,7 @@ from gpu_exporter.reconciler.direct import ExporterSource, complete_url
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderName, HostLimits
 from gpu_exporter.reconciler.fetch import fetch_text
 from gpu_exporter.reconciler.policy import decide
-from gpu_exporter.reconciler.promql import FACTS, HOLDER_LABELS, MATCHER_MAX, PromQLSource, _restrict, parse_vector
+from gpu_exporter.reconciler.promql import FACTS, HOLDER_LABELS, MATCHER_MAX, PromQLSource, parse_vector, restrict
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "demo.prom"
 NOW = 1_700_001_800.0
@@ -476,14 +476,14 @@ def test_addresses_of_exporters(text: str) -> None:
 
 def test_hostile_names_stay_inside_their_matcher() -> None:
     """As RE2 inside a PromQL string: each special character is escaped for both."""
-    (matcher,) = _restrict([HolderName("kubernetes", "ml", 'a.b"c\\d')])
+    (matcher,) = restrict([HolderName("kubernetes", "ml", 'a.b"c\\d')])
     assert matcher == r'scheduler!="slurm",pod=~"a\\.b\\\"c\\\\d"'
 
 
 def test_holders_of_both_schedulers_are_asked_for_in_queries_that_every_server_takes() -> None:
     pods = {HolderName("kubernetes", f"team-{i % 7}", f"train-{i:05d}") for i in range(5000)}
     jobs = {HolderName("slurm", "", str(i)) for i in range(1_000_000, 1_003_000)}
-    matchers = list(_restrict(pods | jobs))
+    matchers = list(restrict(pods | jobs))
     assert max(map(len, matchers)) < MATCHER_MAX + 100
     found = {"scheduler!=": set[str](), "scheduler=": set[str]()}
     for matcher in matchers:

@@ -15,14 +15,11 @@ ask for a fresh one. The label is the mark: it comes and goes before the conditi
 from __future__ import annotations
 
 import logging
-import secrets
-import socket
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from gpu_exporter.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.defaults import Policy
-from gpu_exporter.plain import utc
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.checks import (
@@ -41,17 +38,16 @@ from gpu_exporter.reconciler.kubernetes.checks import (
     object_to_identity,
     object_to_kind,
 )
+from gpu_exporter.reconciler.kubernetes.events import EventWriter
 from gpu_exporter.reconciler.kubernetes.notice import CONDITION, condition, event_note
 from gpu_exporter.reconciler.kubernetes.survey import PodSurveyor
-from gpu_exporter.reconciler.marks import PREFIX, Mark, MarkError, Refused, parse_timestamp, timestamp
+from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, parse_timestamp, timestamp
 from gpu_exporter.reconciler.policy import LABEL, UNDERUSED, Decision
 from gpu_exporter.reconciler.surroundings import Surroundings, Unreadable
 
 log = logging.getLogger(__name__)
-CONTROLLER = PREFIX + "reconciler"
 # Of our own: an owner's wish is as old as the last write by the manager that wrote it.
 FIELD_MANAGER = "gpu-exporter-reconciler"
-NOTE_MAX = 1024  # bytes; the API server refuses longer ones
 
 
 class PodMarker:
@@ -78,7 +74,7 @@ class PodMarker:
         self._surveyor = PodSurveyor(api, policy, clock, resources)
         self._resources = resources
         self._api = api
-        self._instance = instance or socket.gethostname()
+        self._events = EventWriter(api, instance)
 
     def survey(
         self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
@@ -170,31 +166,9 @@ class PodMarker:
                 log.warning("%s: condition %s not written: %s; %s", name, CONDITION, exc, hint)
 
     def _record(self, name: HolderName, uid: str, wall: float, reason: str, note: str) -> None:
-        """An Event on the pod. The mark is valid without it, so a failure is only logged."""
-        # MicroTime needs its fraction, which the client leaves out when it is 0.
-        moment = utc(wall)
-        moment = moment.replace(microsecond=max(1, moment.microsecond))
-        event = {
-            "metadata": {"name": f"{name.name[:230].rstrip('.-')}.{secrets.token_hex(6)}", "namespace": name.namespace},
-            "eventTime": moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-            "reportingController": CONTROLLER,
-            "reportingInstance": self._instance[:128],
-            "action": "Mark",
-            "reason": reason,
-            "type": "Normal",
-            "note": note.encode()[:NOTE_MAX].decode("utf-8", "ignore"),
-            "regarding": {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "namespace": name.namespace,
-                "name": name.name,
-                "uid": uid,
-            },
-        }
-        try:
-            self._api.call(self._api.events.create_namespaced_event, name.namespace, event)
-        except MarkError as exc:
-            log.warning("no Event for %s: %s", name, exc)
+        """An Event on the pod."""
+        pod = {"apiVersion": "v1", "kind": "Pod", "namespace": name.namespace, "name": name.name, "uid": uid}
+        self._events.record(pod, wall, reason, note)
 
 
 def read_mark(pod: Mapping[str, Any]) -> Mark:

@@ -92,7 +92,7 @@ class Owners:
             if not slash:  # of the core group, ReplicationControllers and Pods control pods
                 found = self._read_core(namespace, kind, name)
             else:
-                plural = self._plural(version, kind)
+                plural = self.plural(version, kind)
                 custom = self._api.custom
                 what = (group, release, namespace, plural, name)
                 found = self._api.call(custom.get_namespaced_custom_object, *what) if plural else None
@@ -115,7 +115,7 @@ class Owners:
         reads = {"Pod": core.read_namespaced_pod, "ReplicationController": core.read_namespaced_replication_controller}
         return self._api.call(reads[kind], name, namespace) if kind in reads else None
 
-    def _plural(self, version: str, kind: str) -> str:
+    def plural(self, version: str, kind: str) -> str:
         """The resource of a kind, as the API server says; "" for a kind that is not namespaced or not there."""
         if version not in self._plurals:
             listed = self._api.call(self._api.custom.get_api_resources, *version.split("/"))

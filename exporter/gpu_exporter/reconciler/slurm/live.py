@@ -38,7 +38,8 @@ class LiveJob(NamedTuple):
     that have marks, and what others have added behind each.
     `leader`: the first component of a heterogeneous job, "" for all others. `gpus`: what Slurm gave it, None where it
     gave none that are counted in GPUs; `asks`: whether it asks for some. `title`: the job's name, and `comment` its
-    Comment, both in its owner's words.
+    Comment, both in its owner's words. `may_requeue`: whether Slurm may start it again, as its owner or the site said;
+    None where that is not known.
     """
 
     job_id: str
@@ -55,6 +56,7 @@ class LiveJob(NamedTuple):
     asks: bool = False
     title: str = ""
     comment: str = ""
+    may_requeue: bool | None = None
 
     @property
     def incarnation(self) -> str:
@@ -143,6 +145,7 @@ def _read_job(row: dict[str, Any], fields: Sequence[str], denied: Collection[str
             asks=any(ASKED.search(str(row.get(f"tres_per_{of}") or "")) for of in ("job", "node", "socket", "task")),
             title=str(row.get("name") or ""),
             comment=str(row.get("comment") or ""),
+            may_requeue=bool(row["requeue"]) if isinstance(row.get("requeue"), (bool, int)) else None,
         )
     except (AttributeError, KeyError, TypeError, ValueError):
         return None

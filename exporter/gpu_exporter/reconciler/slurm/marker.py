@@ -18,7 +18,7 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, parse_timestamp, timestamp
 from gpu_exporter.reconciler.policy import LABEL, Decision
-from gpu_exporter.reconciler.slurm.live import LiveJob, parse_jobs, read_field
+from gpu_exporter.reconciler.slurm.live import MARK, LiveJob, parse_jobs, read_field
 from gpu_exporter.reconciler.slurm.survey import describe
 from gpu_exporter.reconciler.surroundings import Surroundings, Unreadable
 
@@ -41,16 +41,25 @@ DENIED = re.compile(r"Access/permission denied", re.IGNORECASE)
 GONE = re.compile(r"Invalid job id|Job/step already completing or completed", re.IGNORECASE)
 
 
-def render_mark(decision: Decision, stage: str, start: float) -> str:
+def render_mark(decision: Decision, stage: str, start: float, acted: str = "") -> str:
     """The text that is a mark. `start`: of the job (Unix seconds), by which a requeued one differs.
 
-    `stage`: the decision's where a mark is set, the mark's own where it is renewed.
+    `stage`: the decision's where a mark is set, the mark's own where it is renewed. `acted`: what was done to this run
+    of the job, as what@time; "" for nothing.
     """
     since = timestamp(decision.idle_since_wall or decision.observed_wall)
     return (
         f"{LABEL}={stage};since={since};gpus={decision.held};start={timestamp(start)};"
-        f"observed-until={timestamp(decision.observed_wall)}"
+        f"observed-until={timestamp(decision.observed_wall)}" + (f";acted={acted}" if acted else "")
     )
+
+
+def acted_on(job: LiveJob) -> str:
+    """What was done to this run of a job, as its mark says; "" for nothing."""
+    start = parse_timestamp(read_field(job.text, "start"))
+    is_this_run = start is not None and abs(job.start - start) <= START_SLACK_S
+    match = MARK.match(job.text)
+    return (read_field(match[0], "acted") or "") if match is not None and is_this_run else ""
 
 
 def _read_setting(settings: str, name: str) -> str:
@@ -166,7 +175,7 @@ class JobMarker:
     def write(self, decision: Decision, wall: float) -> str:
         job = self.read(decision.name.name)
         check_markable(job, decision, self.cluster)
-        self._set(job, render_mark(decision, decision.stage, job.start))
+        self.set_text(job, render_mark(decision, decision.stage, job.start, acted_on(job)))
         return job.field
 
     def renew(self, mark: Mark, decision: Decision) -> None:
@@ -178,7 +187,7 @@ class JobMarker:
         if job.text != mark.live.text:
             raise Refused("foreign", "the text was changed since it was listed")
         object_to_texts(job)
-        self._set(job, render_mark(decision, mark.stage, job.start))
+        self.set_text(job, render_mark(decision, mark.stage, job.start, acted_on(job)))
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
         """Whatever incarnation carries our text: a requeued job keeps that of its last run."""
@@ -228,7 +237,7 @@ class JobMarker:
         except ValueError as exc:
             raise MarkError("error", str(exc)) from exc
 
-    def _set(self, job: LiveJob, text: str) -> None:
+    def set_text(self, job: LiveJob, text: str) -> None:
         """Write a mark where it belongs, and take it from the fields that have an older one. Raises MarkError.
 
         What others have added behind a mark stays.

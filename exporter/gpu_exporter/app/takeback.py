@@ -1,0 +1,94 @@
+"""What acts on underused holders, as the settings and flags ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from gpu_exporter.clock import SYSTEM_CLOCK
+from gpu_exporter.defaults import Settings
+from gpu_exporter.reconciler.actions.actor import Actor
+from gpu_exporter.reconciler.actions.proofs import Proofs
+from gpu_exporter.reconciler.actions.runner import ActionRunner
+from gpu_exporter.reconciler.audit import AuditLog
+from gpu_exporter.reconciler.fetch import Client
+from gpu_exporter.reconciler.marks import Marker
+from gpu_exporter.reconciler.slurm.actor import JobActor
+from gpu_exporter.reconciler.slurm.marker import JobMarker
+from gpu_exporter.reconciler.telemetry import Telemetry
+
+NONE, ACT = "none", "act"
+
+
+class Witnesses(NamedTuple):
+    """Where proofs are asked for. `filters`: matchers of Alertmanager's alerts."""
+
+    prometheus: str
+    matcher: str
+    alertmanager: str
+    filters: Sequence[str]
+
+
+def check_actions(settings: Settings, witnesses: Witnesses, *, has_audit: bool) -> None:
+    """Raise ValueError when actions are asked for and cannot be proven or accounted for."""
+    actions = settings.actions
+    if actions.mode == NONE:
+        return
+    missing = [
+        flag
+        for flag, is_there in (
+            ("--source.prometheus, which knows what came of earlier decisions", bool(witnesses.prometheus)),
+            ("--alertmanager.url, which knows whether owners were warned", bool(witnesses.alertmanager)),
+            ("--audit.file, which says afterwards what was done and why", has_audit or actions.mode != ACT),
+        )
+        if not is_there
+    ]
+    if missing:
+        raise ValueError(f"actions.mode is {actions.mode}: it needs {'; '.join(missing)}")
+    if not actions.kinds:
+        raise ValueError(f"actions.mode is {actions.mode}, and actions.kinds allows nothing: name what may be done")
+
+
+def is_same_server(one: str, other: str) -> bool:
+    """Whether two addresses are of one server, which may then be given the same credentials."""
+    first, second = urlsplit(one), urlsplit(other)
+    return (first.scheme, first.hostname, first.port) == (second.scheme, second.hostname, second.port)
+
+
+def build_runner(
+    settings: Settings,
+    witnesses: Witnesses,
+    clients: tuple[Client, Client],
+    markers: Sequence[Marker],
+    kubeconfig: str,
+    telemetry: Telemetry,
+    audit: AuditLog | None,
+    may_write: Callable[[], bool],
+) -> ActionRunner | None:
+    """None where nothing is done. `clients`: of the PromQL API and of Alertmanager. Raises MarkError."""
+    actions = settings.actions
+    if actions.mode == NONE:
+        return None
+    actors: list[Actor] = []
+    for marker in markers:
+        if isinstance(marker, JobMarker):
+            actors.append(JobActor(marker))
+        else:
+            from gpu_exporter.reconciler.kubernetes.actor import PodActor
+            from gpu_exporter.reconciler.kubernetes.api import connect
+
+            actors.append(PodActor(connect(kubeconfig)))
+    proofs = Proofs(
+        witnesses.prometheus,
+        witnesses.alertmanager,
+        witnesses.filters,
+        settings.alerts.reconciler,
+        witnesses.matcher,
+        actions.shadow_for,
+        SYSTEM_CLOCK,
+        *clients,
+    )
+    telemetry.note_actions([each.strip() for each in actions.kinds.split(",")])
+    by_scheduler = {marker.scheduler: marker for marker in markers}
+    return ActionRunner(actions, proofs, actors, by_scheduler, telemetry, SYSTEM_CLOCK, audit, may_write)

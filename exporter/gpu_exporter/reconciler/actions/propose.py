@@ -1,0 +1,132 @@
+"""What could be done to the holders that are marked underused: one proposal for each group that they are all of. Pure.
+
+Only what can be taken up again, or what the site allows by name: a Deployment, a server or a bare pod is never touched.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from gpu_exporter.config.values import ACTIONS
+from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.policy import Decision
+from gpu_exporter.reconciler.surroundings import BATCH, INTERACTIVE, Surroundings
+
+SUSPEND, DEACTIVATE, STOP, REQUEUE, CANCEL = ACTIONS
+# Kinds of groups by (API group, kind), with what may be done to them. A Job that Kueue has admitted is deactivated
+# instead of suspended, since Kueue would start it again; only its live object says that it is one.
+POSSIBLE: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("batch", "Job"): (SUSPEND, DEACTIVATE),
+    ("jobset.x-k8s.io", "JobSet"): (SUSPEND, DEACTIVATE),
+    **{
+        ("kubeflow.org", f"{kind}Job"): (SUSPEND, DEACTIVATE)
+        for kind in ("MPI", "PyTorch", "TF", "XGBoost", "Paddle", "JAX")
+    },
+    ("kubeflow.org", "Notebook"): (STOP,),
+}
+CLASS_OF = {SUSPEND: BATCH, DEACTIVATE: BATCH, STOP: INTERACTIVE, REQUEUE: BATCH}  # whom each may be done to
+
+
+class Target(NamedTuple):
+    """What is acted on: a group of pods, as API group, version, kind and name say, or a job."""
+
+    group: str
+    version: str
+    kind: str
+    name: str
+
+    @property
+    def title(self) -> str:
+        """As the annotation `owner` of a mark has it: batch/v1/Job/train; `job 42`."""
+        if not self.kind:
+            return f"job {self.name}"
+        return "/".join(part for part in (self.group, self.version, self.kind, self.name) if part)
+
+
+class Proposal(NamedTuple):
+    """What may be done to `target`, of ACTIONS, which ends all of these holders, and no others that hold GPUs."""
+
+    possible: tuple[str, ...]
+    target: Target
+    decisions: tuple[Decision, ...]
+
+    @property
+    def first(self) -> Decision:
+        """The one that stands for all of them where they have everything in common."""
+        return self.decisions[0]
+
+    @property
+    def names(self) -> frozenset[HolderName]:
+        return frozenset(decision.name for decision in self.decisions)
+
+    @property
+    def since_wall(self) -> float:
+        """Since when all of them have been idle (Unix seconds)."""
+        return max(decision.idle_since_wall or decision.observed_wall for decision in self.decisions)
+
+    @property
+    def gpus(self) -> int:
+        return sum(decision.held or len(decision.units) for decision in self.decisions)
+
+
+class Held(NamedTuple):
+    """Nothing is done to these holders. `reason`: one word, a label value; `why`: in words, with the remedy."""
+
+    title: str
+    reason: str
+    why: str
+
+
+def propose(decisions: Iterable[Decision], kinds: Sequence[str]) -> tuple[list[Proposal], list[Held]]:
+    """What could be done to holders that are underused, and marked so, the longest idle first; what not, and why.
+
+    `kinds`: what the site allows.
+    """
+    groups: defaultdict[tuple[str, str, str], list[Decision]] = defaultdict(list)
+    held: list[Held] = []
+    for decision in decisions:
+        group = decision.around.group if decision.around is not None else ""
+        groups[decision.name.scheduler, decision.name.namespace, group or decision.name.name].append(decision)
+    found: list[Proposal] = []
+    for key in sorted(groups):
+        answer = _propose(groups[key], kinds)
+        if isinstance(answer, Held):
+            held.append(answer)
+        else:
+            found.append(answer)
+    return sorted(found, key=lambda proposal: proposal.since_wall), held
+
+
+def _propose(decisions: Sequence[Decision], kinds: Sequence[str]) -> Proposal | Held:
+    """What could be done to the holders of one group."""
+    first = decisions[0]
+    around = first.around
+    if around is None:
+        return Held(first.title, "unknown", "what surrounds it is not known")
+    target, possible = _target(first, around)
+    if target is None:
+        return Held(first.title, "kind", f"nothing is done to {around.group or 'a pod without a controller'}")
+    allowed = tuple(kind for kind in possible if kind in kinds)
+    if not allowed:
+        needed = " or ".join(possible)
+        return Held(target.title, "kind", f"actions.kinds allows nothing for it; it would take {needed}")
+    fitting = tuple(kind for kind in allowed if CLASS_OF.get(kind, around.kind) == around.kind)
+    if not fitting or around.kind not in (BATCH, INTERACTIVE):
+        return Held(target.title, "class", f"its class is {around.kind}; label gpu-exporter.io/class says another one")
+    members = {member.name for member in around.members} or {first.name}
+    if others := members - {decision.name for decision in decisions}:
+        return Held(target.title, "members", f"not all that it holds is marked underused: {min(others)} is not")
+    return Proposal(fitting, target, tuple(decisions))
+
+
+def _target(decision: Decision, around: Surroundings) -> tuple[Target | None, tuple[str, ...]]:
+    if decision.name.scheduler == "slurm":
+        # Components of a heterogeneous job stand and fall together, which neither command does for one of them.
+        alone = not around.members
+        return (Target("", "", "", decision.users_id or decision.name.name) if alone else None), (REQUEUE, CANCEL)
+    parts = around.group.split("/")
+    if len(parts) != 4 or (parts[0], parts[2]) not in POSSIBLE:
+        return None, ()
+    return Target(*parts), POSSIBLE[parts[0], parts[2]]

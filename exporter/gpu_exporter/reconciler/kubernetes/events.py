@@ -1,0 +1,50 @@
+"""Events of the reconciler, for whoever asks `kubectl describe` what happened to an object."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+from collections.abc import Mapping
+
+from gpu_exporter.plain import utc
+from gpu_exporter.reconciler.kubernetes.api import Api
+from gpu_exporter.reconciler.marks import PREFIX, MarkError
+
+log = logging.getLogger(__name__)
+CONTROLLER = PREFIX + "reconciler"
+NOTE_MAX = 1024  # bytes; the API server refuses longer ones
+
+
+class EventWriter:
+    """Writes to one API server."""
+
+    def __init__(self, api: Api, instance: str = "") -> None:
+        """`instance`: which of several reconcilers this is; by default the name of its host."""
+        self._api = api
+        self._instance = instance or socket.gethostname()
+
+    def record(self, regarding: Mapping[str, str], wall: float, reason: str, note: str, action: str = "Mark") -> None:
+        """An Event on an object. What was done is valid without it, so a failure is only logged.
+
+        `regarding`: apiVersion, kind, namespace, name and uid of the object.
+        """
+        # MicroTime needs its fraction, which the client leaves out when it is 0.
+        moment = utc(wall)
+        moment = moment.replace(microsecond=max(1, moment.microsecond))
+        namespace, name = regarding["namespace"], regarding["name"]
+        event = {
+            "metadata": {"name": f"{name[:230].rstrip('.-')}.{secrets.token_hex(6)}", "namespace": namespace},
+            "eventTime": moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "reportingController": CONTROLLER,
+            "reportingInstance": self._instance[:128],
+            "action": action,
+            "reason": reason,
+            "type": "Normal",
+            "note": note.encode()[:NOTE_MAX].decode("utf-8", "ignore"),
+            "regarding": dict(regarding),
+        }
+        try:
+            self._api.call(self._api.events.create_namespaced_event, namespace, event)
+        except MarkError as exc:
+            log.warning("no Event for %s/%s: %s", namespace, name, exc)
