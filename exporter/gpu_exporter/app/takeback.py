@@ -78,7 +78,7 @@ def build_runner(
             from gpu_exporter.reconciler.kubernetes.actor import PodActor
             from gpu_exporter.reconciler.kubernetes.api import connect
 
-            actors.append(PodActor(connect(kubeconfig)))
+            actors.append(PodActor(connect(kubeconfig), settings.policy))
     proofs = Proofs(
         witnesses.prometheus,
         witnesses.alertmanager,

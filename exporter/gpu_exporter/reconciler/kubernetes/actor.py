@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gpu_exporter.defaults import Policy
 from gpu_exporter.plain import utc
 from gpu_exporter.reconciler.actions.actor import DONE, UNCONFIRMED, Found
 from gpu_exporter.reconciler.actions.propose import DEACTIVATE, STOP, SUSPEND, Proposal, Target
 from gpu_exporter.reconciler.kubernetes.api import Api, Json
 from gpu_exporter.reconciler.kubernetes.events import EventWriter
+from gpu_exporter.reconciler.kubernetes.optouts import Place, read_wish
 from gpu_exporter.reconciler.kubernetes.owners import Owners, controller_of
 from gpu_exporter.reconciler.marks import PREFIX, MarkError, Refused, timestamp
 
@@ -46,8 +48,9 @@ class PodActor:
 
     scheduler = "kubernetes"
 
-    def __init__(self, api: Api, instance: str = "") -> None:
+    def __init__(self, api: Api, policy: Policy, instance: str = "") -> None:
         self._api = api
+        self._policy = policy
         self._owners = Owners(api)
         self._events = EventWriter(api, instance)
 
@@ -69,6 +72,7 @@ class PodActor:
             proposal, kinds, namespace, _Live(target.group, target.version, plural, target.kind, live, (), None)
         )
         object_to(found.live.found, target.title)
+        self._object_to_wishes(proposal, pod["metadata"], metadata, wall)
         return found
 
     def act(self, proposal: Proposal, found: Found, wall: float) -> str:
@@ -91,6 +95,17 @@ class PodActor:
         self._tell(proposal, found, live, wall)
         now = self._read(*what)
         return DONE if _get(now, live.path) == value and now["metadata"]["uid"] == metadata["uid"] else UNCONFIRMED
+
+    def _object_to_wishes(
+        self, proposal: Proposal, pod: Mapping[str, Any], owner: Mapping[str, Any], wall: float
+    ) -> None:
+        """Raise Refused for a wish that stands on what was read just now, and that no earlier look has seen."""
+        title = proposal.target.title
+        wish = read_wish([Place("pod", pod["name"], pod), Place("owner", title, owner)], self._policy, wall)
+        if why := wish.exemption.why if wish.exemption is not None else wish.ceiling:
+            raise Refused("exempt", why)
+        if wish.idle_after_s > wall - proposal.since_wall:
+            raise Refused("exempt", f"{title} is to be left alone until it was idle for longer")
 
     def _choose(self, proposal: Proposal, kinds: Sequence[str], namespace: str, live: _Live) -> Found:
         """What is done to it, and how. Raises Refused."""
