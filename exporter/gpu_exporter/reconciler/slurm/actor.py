@@ -60,7 +60,7 @@ class JobActor:
     def _read_again(self, before: LiveJob) -> LiveJob:
         """The same run of the job, with nothing of it changed but its mark. Raises Refused."""
         job = self._marker.read(before.job_id)
-        if job.incarnation != before.incarnation or job.comment != before.comment:
+        if job.incarnation != before.incarnation or _owners_words(job) != _owners_words(before):
             raise Refused("changed", "the job was started again, or its Comment was changed, since it was looked at")
         object_to_job(job)
         return job
@@ -81,3 +81,8 @@ class JobActor:
         except MarkError:
             return True
         return job.incarnation == before.incarnation and job.runs
+
+
+def _owners_words(job: LiveJob) -> str:
+    """Its Comment without a mark of ours in it."""
+    return job.marked.get("Comment", job.comment)
