@@ -26,6 +26,7 @@ from gpu_exporter.reconciler.policy import LABEL
 from gpu_exporter.reconciler.rulebook import Rulebook
 from tests.component.test_pods_marked import plane  # noqa: F401  # a fixture
 from tests.component.test_surroundings import Site
+from tests.testbed.chart import Helm, find
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.processes import wait_for
 
@@ -38,6 +39,10 @@ CRDS = (  # group, version, plural, kind
     ("kubeflow.org", "v1beta1", "notebooks", "Notebook"),
     ("kueue.x-k8s.io", "v1beta1", "workloads", "Workload"),
     ("example.org", "v1", "pipelines", "Pipeline"),
+    *(
+        ("kubeflow.org", "v1", f"{kind.lower()}jobs", f"{kind}Job")
+        for kind in ("JAX", "MPI", "Paddle", "TF", "XGBoost")
+    ),
 )
 
 
@@ -449,3 +454,165 @@ def test_a_replica_that_lost_its_lease_in_the_last_moment_does_nothing(team: Tea
     team.restart()
     assert team.act()[1] == {"fenced"}
     assert not team.is_suspended("train")
+
+
+ACCOUNT = "system:serviceaccount:gpu-exporter:gpu-gpu-exporter-reconciler"
+VALUES = {
+    "settings": {"actions": {"mode": "act", "kinds": "suspend, deactivate, stop"}},
+    "reconciler": {"apply": True, "admissionPolicy": True, "alertmanagerURL": "http://alertmanager:9093"},
+}
+
+
+@pytest.fixture(scope="module")
+def chart(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return Helm(tmp_path_factory.mktemp("helm")).objects(VALUES)
+
+
+class Account:
+    """The chart's account, with some of its rights."""
+
+    def __init__(self, plane: ControlPlane, rules: list[dict[str, Any]]) -> None:  # noqa: F811
+        self.rules = [
+            {**rule, "resources": [resource], "verbs": [verb]}
+            for rule in rules
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+        ]
+        self.own = [rule for rule in self.rules if rule["resources"][0] != "pods" and rule["verbs"] == ["patch"]]
+        self.own += [rule for rule in self.rules if rule["resources"] == ["workloads"] and rule["verbs"] != ["patch"]]
+        self._rbac = client.RbacAuthorizationV1Api(plane.api)
+        self._rbac.create_cluster_role({"metadata": {"name": "actor"}, "rules": self.rules})
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "actor"}
+        subject = {"kind": "User", "name": ACCOUNT, "apiGroup": "rbac.authorization.k8s.io"}
+        body = {"metadata": {"name": "actor"}, "roleRef": role, "subjects": [subject]}
+        self._rbac.create_cluster_role_binding(body)
+        self.kubeconfig = plane.authority.kubeconfig("actor", plane.url, ACCOUNT)
+        self._reviews = client.AuthorizationV1Api(ControlPlane.connect(self.kubeconfig))
+
+    def grant(self, missing: dict[str, Any] | None) -> None:
+        """All rights but this one, and wait until the API server says so."""
+        self._rbac.patch_cluster_role("actor", {"rules": [rule for rule in self.rules if rule is not missing]})
+
+        def may(rule: dict[str, Any]) -> bool:
+            asked = {"group": rule["apiGroups"][0], "resource": rule["resources"][0], "verb": rule["verbs"][0]}
+            review = {"spec": {"resourceAttributes": asked}}
+            return bool(self._reviews.create_self_subject_access_review(review).status.allowed)
+
+        wait_for(lambda: all(may(rule) == (rule is not missing) for rule in self.own), f"all but {missing}", 30)
+
+
+@pytest.fixture(scope="module")
+def account(plane: ControlPlane, chart: list[dict[str, Any]]) -> Account:  # noqa: F811
+    return Account(plane, find(chart, "ClusterRole", "-reconciler")["rules"])
+
+
+def make(team: Team, resource: str, name: str) -> None:
+    """An idle object of that kind with one pod; for Workloads one that Kueue runs."""
+    if resource == "jobs":
+        team.job(name, 1)
+        return
+    crd = next(each for each in CRDS if each[2] == ("pytorchjobs" if resource == "workloads" else resource))
+    if resource == "notebooks":
+        team.own(crd, name, {}, 1, **{"notebook-name": name})
+    elif resource != "workloads":
+        team.own(crd, name, {"runPolicy": {}} if crd[0] == "kubeflow.org" else {}, 1)
+    else:
+        team.own(crd, name, {}, 1, **{"kueue.x-k8s.io/queue-name": "team"})
+        uid = team.read(*crd[:3], name)["metadata"]["uid"]
+        owner = {"apiVersion": "kubeflow.org/v1", "kind": crd[3], "name": name, "uid": uid, "controller": True}
+        metadata = {"name": name, "labels": {"kueue.x-k8s.io/job-uid": uid}, "ownerReferences": [owner]}
+        workload = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "Workload", "spec": {"active": True}}
+        custom = client.CustomObjectsApi(team.plane.api)
+        body = {**workload, "metadata": metadata}
+        custom.create_namespaced_custom_object("kueue.x-k8s.io", "v1beta1", team.namespace, "workloads", body)
+
+
+def test_the_charts_rights_are_what_each_action_needs_and_no_more(team: Team, kinds: None, account: Account) -> None:
+    team.policy, team.proofs.waiting = team.policy._replace(interactive_after=8000.0), 1000.0
+    team.actor = PodActor(Api(ControlPlane.connect(account.kubeconfig)), team.policy)
+    team.restart()
+    resources = sorted({rule["resources"][0] for rule in account.own})
+    assert len(account.own) == 12
+    for resource in resources:
+        account.grant(None)
+        make(team, resource, f"well-{resource}")
+        done, held = team.act()
+        assert [result for _, result in done] == ["done"], f"{resource}: {done} {held}"
+        team.source.pods.clear()
+    for rule in account.own:
+        account.grant(rule)
+        (resource,), (verb,) = rule["resources"], rule["verbs"]
+        make(team, resource, f"{verb}-{resource}")
+        done, held = team.act()
+        assert ("error" in held) or "error" in {result for _, result in done}, f"nothing needs {verb} on {resource}"
+        team.source.pods.clear()
+
+
+@pytest.fixture(scope="module")
+def confined(plane: ControlPlane, kinds: None, chart: list[dict[str, Any]]) -> Api:  # noqa: F811
+    """The chart's account under its policy, which RBAC would let do everything."""
+    registration = client.AdmissionregistrationV1Api(plane.api)
+    registration.create_validating_admission_policy(find(chart, "ValidatingAdmissionPolicy", "-actions"))
+    registration.create_validating_admission_policy_binding(find(chart, "ValidatingAdmissionPolicyBinding", "-actions"))
+    return Api(ControlPlane.connect(plane.authority.kubeconfig("confined", plane.url, ACCOUNT, "system:masters")))
+
+
+FORBIDDEN = [
+    ("jobs", {"spec": {"parallelism": 0}}, "only changes suspend and active"),
+    ("jobs", {"spec": {"activeDeadlineSeconds": 1}}, "only changes suspend and active"),
+    ("jobs", {"metadata": {"labels": {"a": "b"}}}, "neither labels nor finalizers nor owners"),
+    ("jobs", {"metadata": {"finalizers": ["example.org/x"]}}, "neither labels nor finalizers nor owners"),
+    ("jobs", {"metadata": {"annotations": {"gpu-exporter.io/exempt-until": "x"}}}, "of the annotations"),
+    ("jobs", {"metadata": {"annotations": {"note": None}}}, "of the annotations"),
+    ("jobsets", {"spec": {"replicatedJobs": []}}, "only changes suspend and active"),
+    ("pytorchjobs", {"spec": {"runPolicy": {"cleanPodPolicy": "All"}}}, "only changes suspend and active"),
+    ("workloads", {"spec": {"priority": 1}}, "only changes suspend and active"),
+]
+
+
+def refusal(api: Api, team: Team, resource: str, name: str, change: dict[str, Any]) -> str:
+    group, version = next(((each[0], each[1]) for each in CRDS if each[2] == resource), ("batch", "v1"))
+    patch = api.custom.patch_namespaced_custom_object
+    where = group, version, team.namespace, resource, name
+    try:
+        patch(*where, change, dry_run="All", _content_type="application/merge-patch+json")
+    except ApiException as exc:
+        return str(exc.body)
+    return ""
+
+
+def test_under_the_policy_the_reconciler_lets_things_rest_and_changes_nothing_else(team: Team, confined: Api) -> None:
+    admin = Api(ControlPlane.connect(team.plane.admin))
+    for resource in ("jobs", "jobsets", "pytorchjobs", "notebooks", "workloads"):
+        make(team, resource, f"a-{resource}")
+    team.annotate("job", "a-jobs", exempt="false")
+    client.BatchV1Api(team.plane.api).patch_namespaced_job(
+        "a-jobs", team.namespace, {"metadata": {"annotations": {"note": "mine"}}}
+    )
+    wait_for(lambda: refusal(confined, team, *("jobs", "a-jobs"), FORBIDDEN[0][1]) or None, "the policy to count", 30)
+    for resource, change, message in FORBIDDEN:
+        name = f"a-{resource}"
+        assert message in refusal(confined, team, resource, name, change), (resource, change)
+        assert refusal(admin, team, resource, name, change) == "", (resource, change)
+    with pytest.raises(ApiException, match="only lets rest what controls pods"):
+        confined.custom.delete_namespaced_custom_object("batch", "v1", team.namespace, "jobs", "a-jobs", dry_run="All")
+
+    team.policy = team.policy._replace(interactive_after=8000.0)
+    team.actor = PodActor(confined, team.policy)
+    team.restart()
+    done, held = team.act()
+    assert sorted(done) == [("deactivate", "done"), ("stop", "done"), *[("suspend", "done")] * 3], held
+    assert "leaves alone" in refusal(confined, team, "jobs", "a-jobs", {"metadata": {"annotations": {ACTED: "again"}}})
+    team.source.pods.clear()
+    for resource, rest, wake in (
+        ("jobs", {"suspend": True}, {"suspend": False}),
+        ("pytorchjobs", {"runPolicy": {"suspend": True}}, {"runPolicy": {"suspend": False}}),
+        ("workloads", {"active": False}, {"active": True}),
+    ):
+        make(team, resource, f"b-{resource}")
+        group, version = next(((each[0], each[1]) for each in CRDS if each[2] == resource), ("batch", "v1"))
+        where = group, version, team.namespace, resource, f"b-{resource}"
+        admin.custom.patch_namespaced_custom_object(
+            *where, {"spec": rest}, _content_type="application/merge-patch+json"
+        )
+        assert "takes none up again" in refusal(confined, team, resource, f"b-{resource}", {"spec": wake})

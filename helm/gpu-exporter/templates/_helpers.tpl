@@ -118,6 +118,46 @@ securityContext: {{- include "gpu-exporter.securityContext" . | nindent 2 }}
 {{- define "gpu-exporter.reconcilerRules" -}}
 {{ include "gpu-exporter.markRules" . }}
 {{ include "gpu-exporter.surroundingsRules" . }}
+{{- include "gpu-exporter.actionRules" . }}
+{{- end }}
+
+{{/* `none`, `shadow` or `act`, and whether one of the kinds is allowed. */}}
+{{- define "gpu-exporter.actionMode" -}}
+{{ dig "actions" "mode" "none" (.Values.settings | default dict) }}
+{{- end }}
+
+{{- define "gpu-exporter.mayDo" -}}
+{{- if has .kind (splitList "," (dig "actions" "kinds" "" (.root.Values.settings | default dict) | nospace)) }}true{{ end -}}
+{{- end }}
+
+{{/* What may be taken back, each only where the site allows it. To read these objects is among the rights above. */}}
+{{- define "gpu-exporter.actionRules" -}}
+{{- $mode := include "gpu-exporter.actionMode" . | trim -}}
+{{- if ne $mode "none" }}
+{{- if eq $mode "act" }}
+{{- if include "gpu-exporter.mayDo" (dict "root" . "kind" "suspend") }}
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [patch]
+- apiGroups: [jobset.x-k8s.io]
+  resources: [jobsets]
+  verbs: [patch]
+- apiGroups: [kubeflow.org]
+  resources: [jaxjobs, mpijobs, paddlejobs, pytorchjobs, tfjobs, xgboostjobs]
+  verbs: [patch]
+{{- end }}
+{{- if include "gpu-exporter.mayDo" (dict "root" . "kind" "stop") }}
+- apiGroups: [kubeflow.org]
+  resources: [notebooks]
+  verbs: [patch]
+{{- end }}
+{{- end }}
+{{- if include "gpu-exporter.mayDo" (dict "root" . "kind" "deactivate") }}
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: {{ ternary "[get, list, patch]" "[list]" (eq $mode "act") }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- define "gpu-exporter.surroundingsRules" -}}
