@@ -1,0 +1,353 @@
+"""The gates before an action, each by itself, on a scheduler in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.testbed.marker_book import Book
+
+from gpu_exporter.app.takeback import Witnesses, check_actions, is_same_server
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.config.rules import PolicyRule
+from gpu_exporter.defaults import Actions, Settings
+from gpu_exporter.reconciler.actions.actor import DONE, UNCONFIRMED, Found
+from gpu_exporter.reconciler.actions.proofs import ALERT, Record, Warned, parse_alerts
+from gpu_exporter.reconciler.actions.propose import Proposal, propose
+from gpu_exporter.reconciler.actions.runner import ACT_FRESH_S, PATIENCE_S, ActionRunner
+from gpu_exporter.reconciler.evidence import EvidenceError, HolderName, UnitEvidence
+from gpu_exporter.reconciler.marks import MarkError, Refused
+from gpu_exporter.reconciler.policy import Decision
+from gpu_exporter.reconciler.surroundings import Exemption, Member, Surroundings, Unreadable
+
+ROOT = Path(__file__).resolve().parents[3]
+WALL = 1_000_000.0
+ALL = ("suspend", "deactivate", "stop", "requeue", "cancel")
+
+
+def decision(
+    pod: str = "a", group: str = "batch/v1/Job/train", kind: str = "batch", members: Sequence[str] = (), **more: Any
+) -> Decision:
+    name = HolderName("kubernetes", "ml", pod)
+    lot = tuple(Member(HolderName("kubernetes", "ml", each), "uid", 1) for each in members)
+    unit = UnitEvidence("n", "0", f"GPU-{pod}", "", WALL - 90_000, 9000.0, 5.0, 1.0, 2)
+    around = Surroundings(group, lot, kind=kind)
+    facts = {"incarnation": "uid", "observed_wall": WALL, "around": around, **more}
+    return Decision(name, "", "underused", "idle", (unit,), 1, WALL - 9000, **facts)
+
+
+def job(number: str = "7", kind: str = "batch", **more: Any) -> Decision:
+    name = HolderName("slurm", "", number)
+    return decision(group=f"job/{number}", kind=kind, **more)._replace(name=name)
+
+
+class Bench:
+    """A runner whose sources, scheduler and target say what a test wants."""
+
+    scheduler = "kubernetes"
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = Actions(mode="act", kinds="suspend, stop", **settings)
+        self.clock = ManualClock(wall=WALL)
+        self.book = Book()
+        self.warned_s = 7200.0
+        self.records: dict[tuple[str, str], Record] = {("policy", "batch"): Record(50.0, 2.0)}
+        self.waiting: dict[str, float] = {"pool": 8.0}
+        self.trouble = ""
+        self.asked = 0
+        self.result: str | Exception = DONE
+        self.acted: list[str] = []
+        self.done: list[tuple[str, str]] = []
+        self.held: list[str] = []
+        self.leads = True
+        self.runner = ActionRunner(
+            self.settings,
+            self,  # type: ignore[arg-type]
+            [self],
+            {"kubernetes": self.book},
+            self,
+            self.clock,
+            None,
+            lambda: self.leads,
+        )
+
+    def read_warnings(self) -> Mapping[HolderName, Warned]:
+        self.asked += 1
+        if self.trouble:
+            raise EvidenceError(self.trouble)
+        names = [HolderName("kubernetes", "ml", pod) for pod in "abcdefghij"]
+        return dict.fromkeys(names, Warned(self.clock.wall() - self.warned_s, ("owners",)))
+
+    def read_records(self) -> Mapping[tuple[str, str], Record]:
+        return self.records
+
+    def read_demand(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, float]]:
+        return dict.fromkeys(names, self.waiting)
+
+    def find(self, proposal: Proposal, kinds: Sequence[str], wall: float) -> Found:
+        return Found(proposal.possible[0], None, "undo")
+
+    def act(self, proposal: Proposal, found: Found, wall: float) -> str:
+        self.acted.append(proposal.target.title)
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+    def count_action(self, action: str, result: str) -> None:
+        self.done.append((action, result))
+
+    def count_held(self, reason: str) -> None:
+        self.held.append(reason)
+
+    def run(self, *decisions: Decision) -> tuple[list[tuple[str, str]], list[str]]:
+        self.done, self.held = [], []
+        for each in decisions:
+            if each.around is not None:
+                self.book.around.setdefault(each.name, each.around)
+        self.runner.run(decisions)
+        return self.done, self.held
+
+
+def test_all_gates_open_is_an_action() -> None:
+    bench = Bench()
+    assert bench.run(decision()) == ([("suspend", "done")], [])
+    assert bench.acted == ["batch/v1/Job/train"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"warned_s": 7199.0}, "not_warned"),
+        ({"warned_s": -60.0}, "not_warned"),
+        ({"records": {}}, "shadow"),
+        ({"records": {("policy", "interactive"): Record(500.0, 0.0)}}, "shadow"),
+        ({"records": {("policy", "batch"): Record(49.9, 0.0)}}, "shadow"),
+        ({"records": {("policy", "batch"): Record(50.0, 2.6)}}, "regret"),
+        ({"waiting": {}}, "no_demand"),
+        ({"waiting": {"pool": 0.5}}, "no_demand"),
+        ({"trouble": "down"}, "proof"),
+        ({"leads": False}, "fenced"),
+    ],
+)
+def test_each_gate_by_itself_holds(change: dict[str, Any], reason: str) -> None:
+    bench = Bench()
+    for name, value in change.items():
+        setattr(bench, name, value)
+    assert bench.run(decision()) == ([], [reason])
+    assert bench.acted == []
+
+
+@pytest.mark.parametrize(
+    ("now", "reason"),
+    [
+        (Surroundings("batch/v1/Job/train", kind="serving"), "changed"),
+        (Surroundings("batch/v1/Job/other", kind="batch"), "changed"),
+        (
+            Surroundings("batch/v1/Job/train", (Member(HolderName("kubernetes", "ml", "z"), "u", 1),), kind="batch"),
+            "changed",
+        ),
+        (Surroundings("batch/v1/Job/train", kind="batch", exemption=Exemption("pod", "mine")), "exempt"),
+        (Surroundings("batch/v1/Job/train", kind="batch", ceiling="do-not-disrupt"), "exempt"),
+        (Surroundings("batch/v1/Job/train", kind="batch", idle_after_s=1.0), "exempt"),
+        (Unreadable("gone"), "unknown"),
+    ],
+)
+def test_what_surrounds_it_is_looked_at_once_more(now: Surroundings | Unreadable, reason: str) -> None:
+    bench = Bench()
+    bench.book.around[decision().name] = now
+    assert bench.run(decision()) == ([], [reason])
+    assert bench.book.surveyed == [([decision().name], [decision().name])], "fresh"
+
+
+def test_a_live_object_that_does_not_fit_the_evidence_is_left_alone() -> None:
+    bench = Bench()
+    bench.book.refuse[decision().name] = "replaced"
+    assert bench.run(decision()) == ([], ["replaced"])
+
+
+def test_old_evidence_is_no_evidence() -> None:
+    bench = Bench()
+    bench.clock.advance(ACT_FRESH_S - 5.0)
+    assert bench.run(decision())[0] == [("suspend", "done")]
+    bench = Bench()
+    bench.clock.advance(ACT_FRESH_S - 4.0)
+    assert bench.run(decision()) == ([], ["stale"])
+    (unit,) = decision().units
+    unknown = decision()._replace(units=(unit._replace(sample_age_s=None),))
+    assert Bench().run(unknown) == ([], ["stale"])
+
+
+def test_a_policy_of_the_site_is_judged_by_its_own_record() -> None:
+    bench = Bench()
+    strict = decision(rule=PolicyRule("night"))
+    assert bench.run(strict) == ([], ["shadow"])
+    bench.records["night", "batch"] = Record(60.0, 0.0)
+    assert bench.run(strict)[0] == [("suspend", "done")]
+
+
+def test_an_override_stands_for_the_record_and_ignored_demand_for_demand() -> None:
+    bench = Bench(override="trial, A. Admin", demand="ignored")
+    bench.records, bench.waiting = {}, {}
+    assert bench.run(decision())[0] == [("suspend", "done")]
+
+
+def test_limits_hold_in_a_cycle_and_in_an_hour_and_failures_count() -> None:
+    bench = Bench(cycle_max=2, hour_max=3)
+    bench.result = MarkError("error", "500")
+    groups = [decision(pod, f"batch/v1/Job/{pod}") for pod in "abc"]
+    assert bench.run(*groups) == ([("suspend", "error")] * 2, ["limit"])
+    bench.result = UNCONFIRMED
+    assert bench.run(*groups) == ([("suspend", "unconfirmed")], ["limit"] * 2)
+    bench.clock.advance(3599.0)
+    fresh = [each._replace(observed_wall=bench.clock.wall()) for each in groups]
+    assert bench.run(*fresh)[0] == []
+    bench.clock.advance(1.0)
+    assert len(bench.run(*fresh)[0]) == 2
+
+
+def test_what_was_freed_is_not_wanted_twice() -> None:
+    bench = Bench(hour_max=100)
+    bench.waiting = {"pool": 1.0}
+    first, second = (decision(pod, f"batch/v1/Job/{pod}") for pod in "ab")
+    assert bench.run(first)[0] == [("suspend", "done")]
+    assert bench.run(second) == ([], ["no_demand"])
+    bench.clock.advance(901.0)
+    assert bench.run(second._replace(observed_wall=bench.clock.wall()))[0] == [("suspend", "done")]
+
+
+def test_a_source_of_proofs_that_fails_is_left_alone_for_a_while() -> None:
+    bench = Bench()
+    bench.trouble = "Alertmanager is slow"
+    assert bench.run(decision()) == bench.run(decision()) == ([], ["proof"])
+    assert bench.asked == 1
+    bench.trouble = ""
+    bench.clock.advance(PATIENCE_S)
+    fresh = decision()._replace(observed_wall=bench.clock.wall())
+    assert bench.run(fresh)[0] == [("suspend", "done")]
+
+
+def test_nothing_unforeseen_leaves_the_runner(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.result = ZeroDivisionError()
+    assert bench.run(decision()) == ([], [])
+    assert "unforeseen" in caplog.text
+
+
+def test_a_throttled_server_gets_no_more_requests() -> None:
+    bench = Bench()
+    bench.book.fail = MarkError("throttled", "429")
+    assert bench.run(decision("a", "batch/v1/Job/a"), decision("b", "batch/v1/Job/b")) == ([], ["throttled"])
+
+
+@pytest.mark.parametrize(
+    ("decisions", "kinds", "expected"),
+    [
+        ([decision()], ALL, ("suspend", "deactivate")),
+        ([decision()], ("stop",), "kind"),
+        ([decision(kind="interactive")], ALL, "class"),
+        ([decision(kind="unclear")], ALL, "class"),
+        ([decision(kind="serving")], ALL, "class"),
+        ([decision(around=None)], ALL, "unknown"),
+        ([decision(group="")], ALL, "kind"),
+        ([decision(group="v1/Pod/leader")], ALL, "kind"),
+        ([decision(group="apps/v1/Deployment/web")], ALL, "kind"),
+        ([decision(group="apps/v1/StatefulSet/db")], ALL, "kind"),
+        ([decision(group="ray.io/v1/RayCluster/r")], ALL, "kind"),
+        ([decision(group="example.org/v1/Job/train")], ALL, "kind"),
+        ([decision(group="kubeflow.org/v1/MPIJob/m")], ALL, ("suspend", "deactivate")),
+        ([decision(group="kubeflow.org/v1/Notebook/n", kind="interactive")], ALL, ("stop",)),
+        ([decision(group="kubeflow.org/v1/Notebook/n", kind="batch")], ALL, "class"),
+        ([decision(members="ab")], ALL, "members"),
+        ([decision("a", members="ab"), decision("b", members="ab")], ALL, ("suspend", "deactivate")),
+        ([job()], ALL, ("requeue", "cancel")),
+        ([job()], ("cancel",), ("cancel",)),
+        ([job(kind="interactive")], ALL, ("cancel",)),
+        ([job(kind="unclear")], ALL, "class"),
+        ([job(members="ab")], ALL, "kind"),
+    ],
+)
+def test_what_may_be_done_to_whom(decisions: list[Decision], kinds: tuple[str, ...], expected: object) -> None:
+    proposals, held = propose(decisions, kinds)
+    if isinstance(expected, str):
+        assert ([each.reason for each in held], proposals) == ([expected], [])
+    else:
+        ((proposal,), nothing) = proposals, held
+        assert (proposal.possible, proposal.names, nothing) == (expected, {each.name for each in decisions}, [])
+
+
+def test_the_longest_idle_comes_first_and_a_group_is_as_idle_as_its_busiest() -> None:
+    old, young = decision("a", "batch/v1/Job/a"), decision("b", "batch/v1/Job/b")
+    young = young._replace(idle_since_wall=WALL - 8000)
+    pair = [decision(pod, "batch/v1/Job/c", members="cd") for pod in "cd"]
+    pair[1] = pair[1]._replace(idle_since_wall=WALL - 7300)
+    proposals, _ = propose([young, *pair, old], ALL)
+    assert [each.target.name for each in proposals] == ["a", "b", "c"]
+    assert proposals[2].since_wall == WALL - 7300 and proposals[2].gpus == 2
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '[{"labels": {}}]', "[" * 100_000, '{"status": "error"}'])
+def test_what_is_no_answer_of_alertmanager_is_no_proof(text: str) -> None:
+    if text == "{}":
+        assert parse_alerts(text) == {}
+        return
+    with pytest.raises(EvidenceError, match="not an answer of Alertmanager"):
+        parse_alerts(text)
+
+
+def test_the_alert_that_proves_a_warning_is_the_one_that_owners_get() -> None:
+    groups = yaml.safe_load((ROOT / "alerts" / "rules" / "owners.yaml").read_text("utf-8"))["groups"]
+    (alert,) = [rule for group in groups for rule in group["rules"] if rule.get("alert") == ALERT]
+    assert alert["labels"]["audience"] == "owner"
+
+
+@pytest.mark.parametrize(
+    ("changes", "witnesses", "audit", "problem"),
+    [
+        ({"mode": "none"}, ("", ""), False, ""),
+        ({"mode": "shadow", "kinds": "stop"}, ("http://p", "http://a"), False, ""),
+        ({"mode": "act", "kinds": "stop"}, ("http://p", "http://a"), True, ""),
+        ({"mode": "act", "kinds": "stop"}, ("http://p", "http://a"), False, "--audit.file"),
+        ({"mode": "shadow", "kinds": "stop"}, ("http://p", ""), True, "--alertmanager.url"),
+        ({"mode": "shadow", "kinds": "stop"}, ("", "http://a"), True, "--source.prometheus"),
+        ({"mode": "act"}, ("http://p", "http://a"), True, "actions.kinds allows nothing"),
+    ],
+)
+def test_actions_without_proofs_or_an_account_of_them_do_not_start(
+    changes: dict[str, str], witnesses: tuple[str, str], audit: bool, problem: str
+) -> None:
+    settings = Settings()._replace(actions=Actions(**changes))  # type: ignore[arg-type]
+    given = Witnesses(witnesses[0], "", witnesses[1], ())
+    if not problem:
+        check_actions(settings, given, has_audit=audit)
+        return
+    with pytest.raises(ValueError, match=problem):
+        check_actions(settings, given, has_audit=audit)
+
+
+def test_credentials_go_to_the_same_server_only() -> None:
+    assert is_same_server("https://mimir:443/prometheus", "https://mimir:443/alertmanager")
+    for other in ("http://mimir:443/", "https://mimir/", "https://alertmanager:443/", ""):
+        assert not is_same_server("https://mimir:443/prometheus", other)
+
+
+def test_reasons_of_refusal_have_their_series_from_the_start() -> None:
+    from gpu_exporter.reconciler.telemetry import Telemetry
+
+    telemetry = Telemetry()
+    telemetry.note_actions(["suspend"])
+    assert (
+        telemetry.registry.get_sample_value("gpu_reconciler_actions_total", {"action": "suspend", "result": "done"})
+        == 0
+    )
+    names: dict[str, str] = {"reason": "not_warned"}
+    assert telemetry.registry.get_sample_value("gpu_reconciler_actions_held_total", names) == 0
+
+
+def test_refused_in_the_act_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    bench.result = Refused("changed", "meanwhile")
+    assert bench.run(decision()) == ([("suspend", "refused")], [])
+    assert "meanwhile" in caplog.text
