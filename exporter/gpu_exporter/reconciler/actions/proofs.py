@@ -105,7 +105,8 @@ class Proofs:
         )
         clusters = {row.labels.get("cluster", "") for row in there}
         if not clusters:
-            raise EvidenceError(f"no reconciler has been seen for {RUNNING_MIN:.0%} of the last {span}")
+            days = f"{self._shadow_s / 86_400:g} days"
+            raise EvidenceError(f"no reconciler has been seen for {RUNNING_MIN:.0%} of the last {days}")
         counted = [
             self._ask(f"sum by (cluster, policy, class) (increase({family}{{{self._reconcilers}}}[{span}]))", clusters)
             for family in ("gpu_reconciler_underused_total", "gpu_reconciler_regrets_total")

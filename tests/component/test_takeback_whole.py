@@ -1,0 +1,133 @@
+"""The whole way: the real reconciler on a real Prometheus, Alertmanager and API server, until a Job is suspended."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from kubernetes import client
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.kubernetes.actor import ACTED
+from gpu_exporter.reconciler.policy import LABEL
+from tests.component.test_pods_marked import plane  # noqa: F401  # a fixture
+from tests.component.test_proofs import DAY_S, alert, backfill, line, post
+from tests.component.test_surroundings import Site
+from tests.testbed.control_plane import ControlPlane
+from tests.testbed.processes import GPU_EXPORTER, Processes, Running, fetch, free_port, wait_for
+from tests.testbed.servers import Prometheus, start_alertmanager
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.servers]
+IDLE_S, STEP_S, LASTS_S = 9000, 15, 300
+SETTINGS = """
+policy: {candidate_after: 60m, underused_after: 120m}
+actions: {mode: act, kinds: suspend, shadow_for: 2d, shadow_decisions: 10}
+"""
+
+
+def of_pod(namespace: str, pod: str, uid: str, uuid: str, now: int) -> Iterator[str]:
+    """An exporter's series of a pod whose one GPU has been idle since it began."""
+    job = {"job": "gpu-exporter", "instance": "n1"}
+    unit = {**job, "gpu": "0", "uuid": uuid, "scheduler": "kubernetes", "namespace": namespace, "pod": pod}
+    for second in range(0, IDLE_S + LASTS_S, STEP_S):
+        at = now - IDLE_S + second
+        yield line("gpu_allocation_held_seconds_total", second, at, **unit)
+        yield line("gpu_allocation_observed_seconds_total", second, at, **unit)
+        if second < IDLE_S - 300:
+            continue
+        yield line("gpu_allocation_info", 1, at, **unit, pod_uid=uid, resource="nvidia.com/gpu")
+        yield line("gpu_allocation_start_timestamp_seconds", now - IDLE_S, at, **unit)
+        yield line("gpu_allocation_idle_run_seconds", second, at, **unit)
+        yield line("gpu_allocation_idle_run_witnesses", 4, at, **unit)
+        yield line("gpu_allocation_holder_units", 1, at, **unit)
+        yield line("allocation:gpu_pool:info", 1, at, **unit, pool="nvidia_com_gpu")
+
+
+def of_site(now: int) -> Iterator[str]:
+    """The exporter itself, two days of an earlier reconciler, and who waits."""
+    exporter = {"job": "gpu-exporter", "instance": "n1"}
+    for second in range(-600, LASTS_S, STEP_S):
+        yield line("gpu_exporter_build_info", 1, now + second, **exporter)
+        yield line("gpu_exporter_last_sample_timestamp_seconds", now + second, now + second, **exporter)
+        yield line("gpu_exporter_sample_interval_seconds", 1, now + second, **exporter)
+    for second in range(-1800, LASTS_S, STEP_S):
+        yield line("pool:gpu_pending_gpus:sum", 4, now + second, pool="nvidia_com_gpu")
+    job = {"job": "gpu-exporter-reconciler"}
+    for second in range(0, 3 * DAY_S + LASTS_S, 240):
+        at = now - 3 * DAY_S + second
+        yield line("gpu_reconciler_cycles_total", second / 30, at, **job)
+        yield line("gpu_reconciler_underused_total", second // 7200, at, policy="policy", **{"class": "batch"}, **job)
+        yield line("gpu_reconciler_regrets_total", 0, at, policy="policy", **{"class": "batch"}, **job)
+
+
+class Stage(NamedTuple):
+    site: Site
+    running: Running
+    url: str
+    alertmanager: str
+    audit: Path
+
+    def read(self, family: str, **labels: str) -> float:
+        text = fetch(f"{self.url}/metrics") or ""
+        samples = (sample for metric in text_string_to_metric_families(text) for sample in metric.samples)
+        return sum(each.value for each in samples if each.name == family and labels.items() <= each.labels.items())
+
+
+@pytest.fixture
+def stage(plane: ControlPlane, tmp_path: Path) -> Iterator[Stage]:  # noqa: F811
+    site = Site(plane, "whole-way")
+    pods = site.job("train", 2)
+    now = int(time.time())
+    uids = [site.source.pods[pod][0] for pod in pods]
+    rows = [row for at, pod in enumerate(pods) for row in of_pod(site.namespace, pod, uids[at], f"GPU-{at}", now)]
+    (tmp_path / "prometheus").mkdir()
+    backfill(tmp_path / "prometheus", iter([*rows, *of_site(now)]))
+    (tmp_path / "config.yaml").write_text(SETTINGS, encoding="utf-8")
+    audit, port = tmp_path / "audit.jsonl", free_port()
+    with Processes(tmp_path) as processes:
+        prometheus = Prometheus(processes, tmp_path / "prometheus", {})
+        _, alertmanager = start_alertmanager(processes, tmp_path / "alertmanager")
+        flags = [
+            f"--config.file={tmp_path / 'config.yaml'}",
+            f"--source.prometheus={prometheus.url}",
+            f"--alertmanager.url=http://{alertmanager}",
+            f"--kubernetes.kubeconfig={plane.admin}",
+            f"--audit.file={audit}",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ]
+        running = processes.start([*GPU_EXPORTER, "reconcile", "--apply", "--no-slurm", "--interval=2s", *flags])
+        yield Stage(site, running, f"http://127.0.0.1:{port}", f"http://{alertmanager}", audit)
+    client.BatchV1Api(plane.api).delete_namespaced_job("train", site.namespace, propagation_policy="Background")
+    plane.core.delete_collection_namespaced_pod(site.namespace, grace_period_seconds=0)
+
+
+def test_a_job_is_suspended_once_its_owner_has_been_warned_and_not_before(stage: Stage) -> None:
+    site = stage.site
+    pods = sorted(site.source.pods)
+    wait_for(lambda: all(site.labels(pod).get(LABEL) == "underused" for pod in pods), "the marks", 60, 0.5)
+    held = "gpu_reconciler_actions_held_total"
+    wait_for(lambda: stage.read(held, reason="not_warned") >= 2, "cycles in which nothing is done", 30, 0.5)
+    assert stage.read("gpu_reconciler_actions_total") == 0
+
+    names = [HolderName("kubernetes", site.namespace, pod) for pod in pods]
+    post(f"{stage.alertmanager}/api/v2/alerts", [alert(name, 7300) for name in names])
+    batch = client.BatchV1Api(site.plane.api)
+
+    def suspended() -> bool:
+        return bool(batch.read_namespaced_job("train", site.namespace).spec.suspend)
+
+    wait_for(suspended, "the Job to be suspended", 60, 0.5)
+    wait_for(lambda: stage.read("gpu_reconciler_actions_total", action="suspend", result="done") == 1, "its count", 30)
+    assert ACTED in batch.read_namespaced_job("train", site.namespace).metadata.annotations
+    wait_for(lambda: not site.pods("job-name=train"), "the controller to end its pods", 60)
+    records = [json.loads(text) for text in stage.audit.read_text("utf-8").splitlines()]
+    (done, *_) = [each for each in records if each["action"] == "action" and each["result"] == "done"]
+    assert (done["target"], done["waited_for"], done["regrets"]) == ("batch/v1/Job/train", {"nvidia_com_gpu": 4}, 0)
+    assert done["receivers"] == ["gpu-owners"]
+    assert "batch/v1/Job/train: suspend: done; undo: kubectl patch -n whole-way jobs.batch train" in stage.running.log()
+    assert stage.running.log().count("suspend: done") == 1
