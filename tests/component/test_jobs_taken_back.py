@@ -20,6 +20,7 @@ from gpu_exporter.reconciler.slurm.marker import JobMarker, run_slurm
 from tests.component.test_jobs_marked import POLICY, Bench, Cluster, cluster, marker, run_job  # noqa: F401  # fixtures
 from tests.component.test_pods_taken_back import Died, SaidProofs
 from tests.testbed.processes import wait_for
+from tests.testbed.slurm import USER
 
 pytestmark = pytest.mark.slurm
 ACT = Actions(mode="act", kinds="requeue, cancel", cycle_max=5, hour_max=100)
@@ -54,7 +55,7 @@ class Desk(Bench):
         runner = ActionRunner(
             self.settings,
             self.proofs,  # type: ignore[arg-type]  # as the real one answers, which test_proofs shows
-            [JobActor(self.marker, self.command)],
+            [JobActor(self.marker, POLICY, self.command)],
             {"slurm": self.marker},
             self,
             self.clock,
@@ -180,6 +181,17 @@ def test_the_note_lasts_through_renewals_and_goes_with_the_mark(cluster: Cluster
     desk.runs[job] = (cluster.start_of(job), 0.0)
     assert desk.run()[0] == ["withdrawn"]
     assert "acted" not in read_mark(cluster, job)
+
+
+def test_a_wish_of_the_last_moment_is_heard(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+    job = idle_job(cluster, desk)
+    desk.run()
+    listed = desk.marker.list_marks()
+    cluster.slurm.run("scontrol", "update", f"JobId={job}", "Comment=gpu-keep=4h:evaluation", user=USER)
+    desk.marker.list_marks = lambda: listed  # type: ignore[method-assign]  # as the cycle saw it a moment before
+    desk.marker._jobs_of_this_cycle = lambda: [mark.live for mark in listed]  # type: ignore[method-assign]
+    desk.run()
+    assert desk.held == {"exempt"} and desk.commands == []
 
 
 def test_where_marks_are_in_another_field_the_note_is_there_too(

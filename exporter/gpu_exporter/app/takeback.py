@@ -73,7 +73,7 @@ def build_runner(
     actors: list[Actor] = []
     for marker in markers:
         if isinstance(marker, JobMarker):
-            actors.append(JobActor(marker))
+            actors.append(JobActor(marker, settings.policy))
         else:
             from gpu_exporter.reconciler.kubernetes.actor import PodActor
             from gpu_exporter.reconciler.kubernetes.api import connect

@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.actions.actor import DONE, UNCONFIRMED, Found
 from gpu_exporter.reconciler.actions.propose import CANCEL, REQUEUE, Proposal
 from gpu_exporter.reconciler.marks import MarkError, Refused, timestamp
 from gpu_exporter.reconciler.policy import UNDERUSED
 from gpu_exporter.reconciler.slurm.live import LiveJob
 from gpu_exporter.reconciler.slurm.marker import JobMarker, acted_on, object_to_job, render_mark, run_slurm
+from gpu_exporter.reconciler.slurm.survey import read_keep
 
 SCHEDULER = "slurm"
 # In a job's Comment: its script can be started again from its beginning, or goes on from a checkpoint.
@@ -27,14 +29,18 @@ class JobActor:
 
     scheduler = SCHEDULER
 
-    def __init__(self, marker: JobMarker, run: Callable[..., str] = run_slurm) -> None:
+    def __init__(self, marker: JobMarker, policy: Policy, run: Callable[..., str] = run_slurm) -> None:
         """`run`: one of Slurm's commands to its output; raises MarkError."""
         self._marker = marker
+        self._policy = policy
         self._run = run
 
     def find(self, proposal: Proposal, kinds: Sequence[str], wall: float) -> Found:
         job = self._marker.read(proposal.first.name.name)
         self._object_to(job)
+        keep_s, asked_by, unreadable = read_keep(job, self._policy)
+        if unreadable or keep_s > wall - proposal.since_wall:
+            raise Refused("exempt", asked_by.why if asked_by is not None else unreadable)
         asked = job.is_batch and job.may_requeue and REQUEUE_OK.search(job.comment) is not None
         if asked and REQUEUE in proposal.possible and REQUEUE in kinds:
             return Found(REQUEUE, job, "Slurm starts it again by itself")
