@@ -63,6 +63,7 @@ class Bench:
         self.done: list[tuple[str, str]] = []
         self.held: list[str] = []
         self.leads = True
+        self.find_s = 0.0
         self.runner = ActionRunner(
             self.settings,
             self,  # type: ignore[arg-type]
@@ -88,6 +89,7 @@ class Bench:
         return dict.fromkeys(names, self.waiting)
 
     def find(self, proposal: Proposal, kinds: Sequence[str], wall: float) -> Found:
+        self.clock.advance(self.find_s)
         return Found(proposal.possible[0], None, "undo")
 
     def act(self, proposal: Proposal, found: Found, wall: float) -> str:
@@ -175,6 +177,9 @@ def test_old_evidence_is_no_evidence() -> None:
     bench = Bench()
     bench.clock.advance(ACT_FRESH_S - 4.0)
     assert bench.run(decision()) == ([], ["stale"])
+    bench = Bench()
+    bench.find_s = ACT_FRESH_S
+    assert bench.run(decision()) == ([], ["stale"]), "the look at the live object took too long"
     (unit,) = decision().units
     unknown = decision()._replace(units=(unit._replace(sample_age_s=None),))
     assert Bench().run(unknown) == ([], ["stale"])

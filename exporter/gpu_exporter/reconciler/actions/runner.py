@@ -140,7 +140,6 @@ class ActionRunner:
             self._done_at.popleft()
         if left <= 0 or len(self._done_at) >= self._settings.hour_max:
             raise Refused("limit", "actions.cycle_max or actions.hour_max is reached")
-        self._object_to_age(proposal)
         warned = {name: proven.warnings[name] for name in proposal.names if name in proven.warnings}
         self._object_to_warnings(proposal, warned)
         return Receipt(warned, self._object_to_record(proposal, proven), self._object_to_demand(proposal, proven))
@@ -218,12 +217,12 @@ class ActionRunner:
             raise Refused("kind", "there is no way to act on it")
         self._object_to_surroundings(proposal)
         found = actor.find(proposal, self._kinds, self._clock.wall())
+        self._object_to_age(proposal)  # after all that takes time
         if self._settings.mode == "shadow":
             if not self._say(proposal.target.title, found.kind, f"mode act would {found.kind} it"):
                 return 0
             self._observer.count_action(found.kind, "shadow")
             return 1
-        self._object_to_age(proposal)
         if not self._may_write():
             raise Refused("fenced", "another replica decides by now")
         self._note(proposal, found, receipt, "begins")
