@@ -54,7 +54,7 @@ class SaidProofs:
         self.record = Record(100.0, 1.0)
         self.waiting = 8.0
 
-    def read_warnings(self) -> Mapping[HolderName, Warned]:
+    def read_warnings(self, names: Collection[HolderName]) -> Mapping[HolderName, Warned]:
         return Everybody(self.unwarned)
 
     def read_records(self) -> Mapping[RecordKey, Record]:
@@ -337,12 +337,13 @@ def test_what_has_no_controller_of_a_known_kind_is_left_alone(team: Team, kinds:
     assert team.is_suspended("slow")
 
 
-def test_a_job_of_another_controller_is_left_to_that_one(team: Team, kinds: None) -> None:
+@pytest.mark.parametrize("kind", ["Pipeline", "OfNoApi"])
+def test_a_job_of_another_controller_is_left_to_that_one(team: Team, kinds: None, kind: str) -> None:
     team.job("step", 1)
     custom = client.CustomObjectsApi(team.plane.api)
     body = {"apiVersion": "example.org/v1", "kind": "Pipeline", "metadata": {"name": "p"}}
     made = custom.create_namespaced_custom_object("example.org", "v1", team.namespace, "pipelines", body)
-    owner = {"apiVersion": "example.org/v1", "kind": "Pipeline", "name": "p", "uid": made["metadata"]["uid"]}
+    owner = {"apiVersion": "example.org/v1", "kind": kind, "name": "p", "uid": made["metadata"]["uid"]}
     change = {"metadata": {"ownerReferences": [owner | {"controller": True}]}}
     client.BatchV1Api(team.plane.api).patch_namespaced_job("step", team.namespace, change)
     assert team.act()[1] == {"kind"}

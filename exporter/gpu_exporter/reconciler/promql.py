@@ -362,8 +362,8 @@ def _series(labels: dict[str, str]) -> Series:
     return frozenset((label, value) for label, value in labels.items() if label != "__name__")
 
 
-def restrict(names: Iterable[HolderName]) -> Iterator[str]:
-    """Matchers that keep at least the series of these holders, so many at a time as fit into a query.
+def restrict(names: Iterable[HolderName], most: int = MATCHER_MAX) -> Iterator[str]:
+    """Matchers that keep at least the series of these holders, so many at a time as fit into `most` characters.
 
     The rows are compared exactly afterwards: of a pod only its name is matched.
     """
@@ -371,7 +371,7 @@ def restrict(names: Iterable[HolderName]) -> Iterator[str]:
         batch: list[str] = []
         length = 0
         for value in sorted({_literal(name.name) for name in names if name.scheduler == scheduler}):
-            if batch and length + len(value) > MATCHER_MAX:
+            if batch and length + len(value) > most:
                 yield f'{label}=~"{"|".join(batch)}"'
                 batch, length = [], 0
             batch.append(value)

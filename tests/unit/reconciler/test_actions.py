@@ -19,6 +19,7 @@ from gpu_exporter.reconciler.actions.proofs import ALERT, Record, Warned, parse_
 from gpu_exporter.reconciler.actions.propose import Proposal, propose
 from gpu_exporter.reconciler.actions.runner import ACT_FRESH_S, PATIENCE_S, ActionRunner
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName, UnitEvidence
+from gpu_exporter.reconciler.kubernetes.actor import object_to
 from gpu_exporter.reconciler.marks import MarkError, Refused
 from gpu_exporter.reconciler.policy import Decision
 from gpu_exporter.reconciler.surroundings import Exemption, Member, Surroundings, Unreadable
@@ -57,7 +58,7 @@ class Bench:
         self.records: dict[tuple[str, str], Record] = {("policy", "batch"): Record(50.0, 2.0)}
         self.waiting: dict[str, float] = {"pool": 8.0}
         self.trouble = ""
-        self.asked = 0
+        self.asked = self.asked_about = 0
         self.result: str | Exception = DONE
         self.acted: list[str] = []
         self.done: list[tuple[str, str]] = []
@@ -75,11 +76,11 @@ class Bench:
             lambda: self.leads,
         )
 
-    def read_warnings(self) -> Mapping[HolderName, Warned]:
+    def read_warnings(self, names: Collection[HolderName]) -> Mapping[HolderName, Warned]:
         self.asked += 1
         if self.trouble:
             raise EvidenceError(self.trouble)
-        names = [HolderName("kubernetes", "ml", pod) for pod in "abcdefghij"]
+        self.asked_about = len(names)
         return dict.fromkeys(names, Warned(self.clock.wall() - self.warned_s, ("owners",)))
 
     def read_records(self) -> Mapping[tuple[str, str], Record]:
@@ -223,6 +224,20 @@ def test_what_was_freed_is_not_wanted_twice() -> None:
     assert bench.run(second._replace(observed_wall=bench.clock.wall()))[0] == [("suspend", "done")]
 
 
+def test_a_site_of_many_asks_about_so_many_at_a_time_and_forgets_nobody() -> None:
+    bench = Bench(cycle_max=1000, hour_max=1000)
+    bench.waiting = {"pool": 1e6}
+    bench.result = MarkError("error", "always")
+    crowd = [decision(f"p{number}", f"batch/v1/Job/{number}") for number in range(250)]
+    asked: set[str] = set()
+    for _ in range(3):
+        bench.acted.clear()
+        bench.run(*crowd)
+        assert bench.asked_about == len(bench.acted) == 100
+        asked |= set(bench.acted)
+    assert len(asked) == 250
+
+
 def test_a_source_of_proofs_that_fails_is_left_alone_for_a_while() -> None:
     bench = Bench()
     bench.trouble = "Alertmanager is slow"
@@ -296,7 +311,7 @@ def test_the_longest_idle_comes_first_and_a_group_is_as_idle_as_its_busiest() ->
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '[{"labels": {}}]', "[" * 100_000, '{"status": "error"}'])
 def test_what_is_no_answer_of_alertmanager_is_no_proof(text: str) -> None:
     if text == "{}":
-        assert parse_alerts(text) == {}
+        assert parse_alerts(text) == ({}, set())
         return
     with pytest.raises(EvidenceError, match="not an answer of Alertmanager"):
         parse_alerts(text)
@@ -356,3 +371,29 @@ def test_refused_in_the_act_is_counted(caplog: pytest.LogCaptureFixture) -> None
     bench.result = Refused("changed", "meanwhile")
     assert bench.run(decision()) == ([("suspend", "refused")], [])
     assert "meanwhile" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("live", "reason"),
+    [
+        ({"metadata": {"deletionTimestamp": "2027-01-01T00:00:00Z"}}, "terminating"),
+        ({"metadata": {"annotations": {"gpu-exporter.io/acted": "suspend 2027"}}}, "acted"),
+        ({"metadata": {"annotations": {"kubeflow-resource-stopped": "2027"}}}, "rests"),
+        ({"metadata": {}, "spec": {"suspend": True}}, "rests"),
+        ({"metadata": {}, "spec": {"runPolicy": {"suspend": True}}}, "rests"),
+        ({"metadata": {}, "spec": {"active": False}}, "rests"),
+        *(
+            ({"metadata": {}, "status": {"conditions": [{"type": kind, "status": "True"}]}}, "ended")
+            for kind in ("Complete", "Failed", "Completed", "Succeeded", "Finished")
+        ),
+        ({"metadata": {}, "status": {"conditions": [{"type": "Failed", "status": "False"}]}}, ""),
+        ({"metadata": {}, "spec": {"suspend": False, "runPolicy": None, "active": True}, "status": None}, ""),
+    ],
+)
+def test_an_object_that_ends_or_rests_or_was_acted_on_is_left_alone(live: dict[str, Any], reason: str) -> None:
+    try:
+        object_to(live, "it")
+        found = ""
+    except Refused as exc:
+        found = exc.reason
+    assert found == reason

@@ -21,9 +21,10 @@ from gpu_exporter.reconciler.marks import parse_timestamp
 from gpu_exporter.reconciler.promql import Row, parse_vector, restrict
 
 ALERT = "GpuHolderIdle"  # what alerts/rules/owners.yaml sends to owners
-ALERTS_MAX = 32 * MIB  # bytes: 20,000 alerts of 1.5 kB each
+FILTER_MAX = 4000  # characters: the whole address stays below 8 kB, which proxies allow
 ANSWER_MAX = 4 * MIB
 WITHIN_S = 5.0  # for each answer: the next cycle, which withdraws marks, waits for them
+ASKED = {"active": "true", "silenced": "false", "inhibited": "false", "unprocessed": "false"}
 RECORDS_KEEP_S = 600.0  # what the last two weeks say changes slowly, and costs the source the most
 RUNNING_MIN = 0.9  # of the hours of actions.shadow_for: a reconciler was there
 CLUSTER = re.compile(r'(?<![A-Za-z0-9_])cluster(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"')  # in matchers of PromQL
@@ -81,13 +82,20 @@ class Proofs:
         self._fetch, self._fetch_alerts = fetch, fetch_alerts
         self._records: tuple[float, Mapping[RecordKey, Record]] | None = None
 
-    def read_warnings(self) -> Mapping[HolderName, Warned]:
-        """Whose owner is being warned: alerts that Alertmanager has given to a receiver, and that nobody silences."""
-        asked = {"active": "true", "silenced": "false", "inhibited": "false", "unprocessed": "false"}
-        query = urlencode([*asked.items(), *(("filter", each) for each in self._filters)])
-        return parse_alerts(
-            self._fetch_alerts(f"{self._alertmanager}/api/v2/alerts?{query}", None, ALERTS_MAX, WITHIN_S)
-        )
+    def read_warnings(self, names: Collection[HolderName]) -> Mapping[HolderName, Warned]:
+        """Of these, whose owner is being warned: by an alert that has a receiver, and that nobody silences."""
+        found: dict[HolderName, Warned] = {}
+        clusters: set[str] = set()
+        for matchers in restrict(names, FILTER_MAX):
+            query = urlencode(
+                [*ASKED.items(), *(("filter", each) for each in (*self._filters, *matchers.split(",", 1)))]
+            )
+            url = f"{self._alertmanager}/api/v2/alerts?{query}"
+            warned, seen = parse_alerts(self._fetch_alerts(url, None, ANSWER_MAX, WITHIN_S))
+            found |= warned
+            clusters |= seen
+            _refuse_several(clusters, "--alertmanager.filter")
+        return found
 
     def read_records(self) -> Mapping[RecordKey, Record]:
         """By policy and class, what came of the decisions of the time that counts."""
@@ -142,19 +150,21 @@ class Proofs:
         return rows
 
 
-def parse_alerts(text: str) -> Mapping[HolderName, Warned]:
-    """The answer of /api/v2/alerts; of two alerts on one holder the younger counts. Raises EvidenceError."""
+def parse_alerts(text: str) -> tuple[Mapping[HolderName, Warned], set[str]]:
+    """The answer of /api/v2/alerts, and the clusters in it. Raises EvidenceError.
+
+    Of two alerts on one holder the younger counts.
+    """
     try:
         rows: list[Any] = json.loads(text)
         alerts = [_parse_alert(row) for row in rows]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
         raise EvidenceError(f"not an answer of Alertmanager's /api/v2/alerts ({type(exc).__name__})") from exc
-    _refuse_several({cluster for _, cluster, _ in alerts}, "--alertmanager.filter")
     found: dict[HolderName, Warned] = {}
     for name, _, warned in alerts:
         if warned is not None and (name not in found or warned.since_wall > found[name].since_wall):
             found[name] = warned
-    return found
+    return found, {cluster for _, cluster, _ in alerts}
 
 
 def _parse_alert(row: Any) -> tuple[HolderName, str, Warned | None]:

@@ -29,6 +29,7 @@ ACT_FRESH_S = 60.0  # evidence that is older is of a time in which the holder ma
 HOUR_S = 3600.0
 FREED_S = 900.0  # what was freed less than so long ago may not be in the numbers of what is waited for yet
 PATIENCE_S = 120.0  # after a source of proofs failed: one that is slow must not make every cycle slow
+ASKED_MAX = 100  # proposals of which a cycle asks for proofs
 SAID_MAX = 1000  # holders of which is remembered what was logged
 
 
@@ -85,6 +86,7 @@ class ActionRunner:
         self._done_at: deque[float] = deque()  # monotonic
         self._freed: deque[tuple[float, str, int]] = deque()  # when (monotonic), of which pool, how many GPUs
         self._said: dict[str, str] = {}
+        self._turn = 0
         self._trouble: tuple[float, str] | None = None  # until when (monotonic) no proof is asked for, and why
 
     def run(self, decisions: Collection[Decision]) -> None:
@@ -100,6 +102,7 @@ class ActionRunner:
             self._hold(each.title, each.reason, each.why)
         if not proposals:
             return
+        proposals = self._take_turns(proposals)
         now, trouble = self._clock.monotonic(), self._trouble
         if trouble is None or now >= trouble[0]:
             try:
@@ -123,9 +126,17 @@ class ActionRunner:
                 if exc.result == "throttled":
                     return
 
+    def _take_turns(self, proposals: list[Proposal]) -> list[Proposal]:
+        """So many as one cycle can ask about, the next ones in the next cycle: some are held for days."""
+        if len(proposals) <= ASKED_MAX:
+            return proposals
+        first = self._turn % len(proposals)
+        self._turn = first + ASKED_MAX
+        return [*proposals[first:], *proposals[:first]][:ASKED_MAX]
+
     def _prove(self, proposals: Sequence[Proposal]) -> _Proven:
         """What the sources say of these. Raises EvidenceError."""
-        warnings = self._proofs.read_warnings()
+        warnings = self._proofs.read_warnings({name for proposal in proposals for name in proposal.names})
         names = {name for proposal in proposals for name in proposal.names if name in warnings}
         if not names:
             return _Proven(warnings, None, None)
