@@ -194,6 +194,19 @@ def test_a_wish_of_the_last_moment_is_heard(cluster: Cluster, desk: Desk) -> Non
     assert desk.held == {"exempt"} and desk.commands == []
 
 
+def test_what_cannot_be_noted_is_not_done(
+    cluster: Cluster,  # noqa: F811
+    desk: Desk,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = idle_job(cluster, desk)
+    desk.run()
+    monkeypatch.setattr(desk.marker, "update", lambda target, texts: None)  # as where somebody writes it back at once
+    desk.run()
+    assert desk.done == [("cancel", "refused")] and desk.commands == []
+    assert state(cluster, job) == "RUNNING"
+
+
 def test_where_marks_are_in_another_field_the_note_is_there_too(
     cluster: Cluster,  # noqa: F811
     desk: Desk,

@@ -236,6 +236,25 @@ def exporters() -> Iterator[Case]:
     )
     yield Case("a reconciler without evidence", world, [Firing("GpuReconcilerFrozen", 56, 81 + KEPT)])
 
+    for result, seen in (
+        ("unconfirmed", True),
+        ("error", True),
+        ("done", False),
+        ("conflict", False),
+        ("shadow", False),
+    ):
+        world = World(120)
+        Node(world)
+        world.put("gpu_reconciler_cycles_total", RECONCILER, lambda t: float(t))
+        for each in ("done", "error"):  # present from the start, each replica by itself
+            labels = {**RECONCILER, "instance": "standby", "action": "suspend", "result": each}
+            world.put("gpu_reconciler_actions_total", labels, 0)
+        labels = {**RECONCILER, "instance": "leader", "action": "suspend", "result": result}
+        world.put("gpu_reconciler_actions_total", labels, lambda t: float(t >= 20))
+        failed = Firing("GpuReconcilerActionFailed", 30, 80 + KEPT, {"action": "suspend", "result": result})
+        about = ["GpuReconcilerActionFailed"]
+        yield Case(f"an action whose result is {result}", world, [failed] if seen else [], about=about)
+
     world = World(120)
     Node(world)
     for replica, cycles in (("a", lambda t: float(t)), ("b", lambda t: 0.0)):

@@ -128,6 +128,7 @@ class Bench:
         self.only_asked = False  # whether others than idle holders are shown only when they are asked for
         self.writes: list[str] = []
         self.skips: list[str] = []
+        self.given: list[Decision] = []  # that may be acted on
         self.clock = ManualClock(wall=WALL)
         self.policy = policy
         self.rules: Sequence[PolicyRule] = ()
@@ -139,7 +140,14 @@ class Bench:
         """Another process: only the books are left."""
         judge = judge_of(self, self.books, Rulebook(self.policy, self.rules), self.clock, self.pauses, self.regrets)
         self.cycle = Cycle(
-            judge, self.books, self.policy, self, self.clock, once=self.once, may_write=lambda: self.may_write()
+            judge,
+            self.books,
+            self.policy,
+            self,
+            self.clock,
+            once=self.once,
+            may_write=lambda: self.may_write(),
+            act=self.given.extend,
         )
 
     def count_write(self, result: str) -> None:
@@ -167,6 +175,7 @@ class Bench:
             book.calls.clear()
         self.writes.clear()
         self.skips.clear()
+        self.given.clear()
         self.problem = self.cycle.run()
         return [call for book in self.books for call in book.calls]
 

@@ -234,5 +234,5 @@ def test_the_names_of_alerts_are_a_promise() -> None:
         *("GpuLost", "GpuDriverDown", "GpuExporterDown", "GpuExporterBlind", "GpuNodeWithoutExporter"),
         *("GpuScrapeConfigWrong", "GpuNodeClockWrong", "GpuWasteWhileQueued"),
         *("GpuFleetDegraded", "GpuThrottledMany", "GpuMonitoringAbsent"),
-        *("GpuReconcilerStuck", "GpuReconcilerDown", "GpuReconcilerFrozen"),
+        *("GpuReconcilerStuck", "GpuReconcilerDown", "GpuReconcilerFrozen", "GpuReconcilerActionFailed"),
     }

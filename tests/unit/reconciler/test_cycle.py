@@ -25,6 +25,24 @@ def test_underused_falls_at_once_whatever_limits_or_refuses_the_next_mark() -> N
     assert bench.run() == ["write a partial"]
 
 
+def test_only_what_has_been_marked_underused_for_a_cycle_may_be_acted_on() -> None:
+    book = Book()
+    bench = Bench(book, policy=POLICY._replace(new_marks_max=1))
+    other = HolderName("kubernetes", "ml", "other")
+    book.marks[A] = "candidate"
+    bench.runs = {A: (UNDERUSED,), other: (9 * UNDERUSED,)}
+    bench.run()
+    assert (book.marks[A], bench.skips, bench.given) == ("candidate", ["limit"], []), "its mark could not rise"
+    bench.run()
+    assert [each.name for each in bench.given] == [other], "the other one was marked a cycle ago"
+    book.refuse[other] = "gpus"
+    bench.run()
+    assert [each.name for each in bench.given] == [A], "a mark that its live object must not carry is withdrawn"
+    bench.error = "Prometheus is down"
+    bench.run()
+    assert bench.given == []
+
+
 def test_a_refusal_while_a_mark_stands_withdraws_it_and_sets_no_other() -> None:
     book = Book()
     bench = Bench(book)
