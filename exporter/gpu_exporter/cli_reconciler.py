@@ -109,7 +109,10 @@ def _reconcile(given: list[str]) -> int:
             foresight = build_foresight(book.site, ways)
             if explains:
                 asked = options.explain, options.gpu
-                return explain_once(source, book, options.format, *asked, foresight, options.audit, pauses)
+                actions = config.settings.actions
+                return explain_once(
+                    source, book, options.format, *asked, foresight, options.audit, pauses, actions=actions
+                )
             return reconcile_once(source, book, options.format, foresight, pauses)
         clients = client, client
         if not is_same_server(options.prometheus, options.alertmanager):  # which has no business with the credentials

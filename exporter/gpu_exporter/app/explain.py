@@ -7,7 +7,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from gpu_exporter.clock import SYSTEM_CLOCK, Clock
+from gpu_exporter.defaults import Actions
 from gpu_exporter.exits import Exit
+from gpu_exporter.reconciler.actions.propose import what_may_follow
 from gpu_exporter.reconciler.audit import describe, read_transitions
 from gpu_exporter.reconciler.evidence import (
     FORMS,
@@ -24,6 +26,8 @@ from gpu_exporter.reconciler.policy import Decision
 from gpu_exporter.reconciler.report import decisions_json, explain, format_time
 from gpu_exporter.reconciler.rulebook import Rulebook
 
+NO_ACTIONS = Actions()
+
 
 def explain_once(
     source: ExplainingSource,
@@ -35,6 +39,7 @@ def explain_once(
     audit: Path | None = None,
     pauses: Sequence[PauseSource] = (),
     clock: Clock = SYSTEM_CLOCK,
+    actions: Actions = NO_ACTIONS,
 ) -> int:
     """Every number behind the stage of a holder, or of those of the GPU or MIG instance with this UUID; the exit code.
 
@@ -76,9 +81,8 @@ def explain_once(
     else:
         for decision in chosen:
             other = _other_activity(source, decision)
-            sys.stdout.write(
-                explain(decision, book.site, outlooks.get(decision.name), other, book.loosest.candidate_after)
-            )
+            outlook, action = outlooks.get(decision.name), what_may_follow(decision, actions)
+            sys.stdout.write(explain(decision, book.site, outlook, other, book.loosest.candidate_after, action))
         sys.stdout.writelines(f"  {line}\n" for line in past)
     return Exit.PARTIAL if problems else Exit.DONE
 

@@ -57,8 +57,11 @@ def explain(
     outlook: Outlook | None = None,
     other: OtherActivity | None = None,
     other_s: float = 0.0,
+    action: str = "",
 ) -> str:
     """Why one holder got its stage: every number that was looked at, beside what the policy asks.
+
+    `action`: what may be done to it, as what_may_follow says.
 
     `other`: which witnesses kept its GPUs from being idle, in the last `other_s` seconds.
     """
@@ -75,6 +78,8 @@ def explain(
     ]
     if following := _what_is_next(decision, windows):
         lines.append(f"  next: {following}")
+    if action:
+        lines.append(f"  action: {action}")
     for unit in decision.units:
         place = f"{unit.node} gpu {unit.gpu}" + (f" mig {unit.mig}" if unit.mig else "")
         lines.append(

@@ -13,15 +13,16 @@ from tests.testbed.marker_book import Book
 from gpu_exporter.app.takeback import Witnesses, check_actions, is_same_server
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.config.rules import PolicyRule
-from gpu_exporter.defaults import Actions, Settings
+from gpu_exporter.defaults import Actions, Policy, Settings
 from gpu_exporter.reconciler.actions.actor import DONE, UNCONFIRMED, Found
 from gpu_exporter.reconciler.actions.proofs import ALERT, Record, Warned, parse_alerts
-from gpu_exporter.reconciler.actions.propose import Proposal, propose
+from gpu_exporter.reconciler.actions.propose import Proposal, propose, what_may_follow
 from gpu_exporter.reconciler.actions.runner import ACT_FRESH_S, PATIENCE_S, ActionRunner
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName, UnitEvidence
 from gpu_exporter.reconciler.kubernetes.actor import object_to
 from gpu_exporter.reconciler.marks import MarkError, Refused
 from gpu_exporter.reconciler.policy import Decision
+from gpu_exporter.reconciler.report import explain
 from gpu_exporter.reconciler.surroundings import Exemption, Member, Surroundings, Unreadable
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -296,6 +297,29 @@ def test_what_may_be_done_to_whom(decisions: list[Decision], kinds: tuple[str, .
     else:
         ((proposal,), nothing) = proposals, held
         assert (proposal.possible, proposal.names, nothing) == (expected, {each.name for each in decisions}, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "expected"),
+    [
+        ({}, {"mode": "none", "kinds": "suspend"}, ""),
+        (
+            {},
+            {"mode": "act", "kinds": "suspend"},
+            "suspend batch/v1/Job/train, once its owner has been warned for 2h and",
+        ),
+        ({}, {"mode": "shadow", "kinds": "suspend, stop"}, "(mode shadow: it is only counted)"),
+        ({}, {"mode": "act", "kinds": "stop,cancel"}, "nothing is done to it: actions.kinds allows none of suspend, "),
+        ({"stage": "candidate"}, {"mode": "act", "kinds": "suspend"}, ""),
+        ({"around": Surroundings("", kind="batch")}, {"mode": "act", "kinds": "suspend"}, "a pod without a controller"),
+        ({"around": None}, {"mode": "act", "kinds": "suspend"}, "what surrounds it is not known"),
+    ],
+)
+def test_explain_says_what_may_follow(change: dict[str, Any], settings: dict[str, str], expected: str) -> None:
+    asked = decision()._replace(**change)
+    text = what_may_follow(asked, Actions(**settings))  # type: ignore[arg-type]
+    assert expected in text and (bool(text) == bool(expected))
+    assert ("  action: " in explain(asked, Policy(), action=text)) == bool(text)
 
 
 def test_the_longest_idle_comes_first_and_a_group_is_as_idle_as_its_busiest() -> None:

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gpu_exporter.config.values import ACTIONS
+from gpu_exporter.defaults import Actions
+from gpu_exporter.durations import format_duration
 from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.policy import Decision
+from gpu_exporter.reconciler.policy import UNDERUSED, Decision
 from gpu_exporter.reconciler.surroundings import BATCH, INTERACTIVE, Surroundings
 
 SUSPEND, DEACTIVATE, STOP, REQUEUE, CANCEL = ACTIONS
@@ -99,26 +101,48 @@ def propose(decisions: Iterable[Decision], kinds: Sequence[str]) -> tuple[list[P
     return sorted(found, key=lambda proposal: proposal.since_wall), held
 
 
+def what_may_follow(decision: Decision, settings: Actions) -> str:
+    """What the site lets be done to an underused holder, for people; "" where it lets nothing be done to anybody."""
+    if settings.mode == "none" or decision.stage != UNDERUSED:
+        return ""
+    answer = _allowed(decision, settings.kinds.replace(",", " ").split())
+    if isinstance(answer, Held):
+        return f"nothing is done to it: {answer.why}"
+    target, possible = answer
+    once = f"once its owner has been warned for {format_duration(settings.warned_for)} and all else holds"
+    shadow = " (mode shadow: it is only counted)" if settings.mode == "shadow" else ""
+    return f"{' or '.join(possible)} {target.title}, {once}{shadow}; docs/actions.md"
+
+
 def _propose(decisions: Sequence[Decision], kinds: Sequence[str]) -> Proposal | Held:
     """What could be done to the holders of one group."""
     first = decisions[0]
+    answer = _allowed(first, kinds)
+    if isinstance(answer, Held):
+        return answer
+    target, possible = answer
     around = first.around
+    members = {member.name for member in around.members} if around is not None else set()
+    if others := (members or {first.name}) - {decision.name for decision in decisions}:
+        return Held(target.title, "members", f"not all that it holds is marked underused: {min(others)} is not")
+    return Proposal(possible, target, tuple(decisions))
+
+
+def _allowed(decision: Decision, kinds: Sequence[str]) -> tuple[Target, tuple[str, ...]] | Held:
+    """What would be acted on for a holder, and how, whatever others of its group do."""
+    around = decision.around
     if around is None:
-        return Held(first.title, "unknown", "what surrounds it is not known")
-    target, possible = _target(first, around)
+        return Held(decision.title, "unknown", "what surrounds it is not known")
+    target, possible = _target(decision, around)
     if target is None:
-        return Held(first.title, "kind", f"nothing is done to {around.group or 'a pod without a controller'}")
+        return Held(decision.title, "kind", f"nothing is ever done to {around.group or 'a pod without a controller'}")
     allowed = tuple(kind for kind in possible if kind in kinds)
     if not allowed:
-        needed = " or ".join(possible)
-        return Held(target.title, "kind", f"actions.kinds allows nothing for it; it would take {needed}")
+        return Held(target.title, "kind", f"actions.kinds allows none of {', '.join(possible)}")
     fitting = tuple(kind for kind in allowed if CLASS_OF.get(kind, around.kind) == around.kind)
     if not fitting or around.kind not in (BATCH, INTERACTIVE):
-        return Held(target.title, "class", f"its class is {around.kind}; label gpu-exporter.io/class says another one")
-    members = {member.name for member in around.members} or {first.name}
-    if others := members - {decision.name for decision in decisions}:
-        return Held(target.title, "members", f"not all that it holds is marked underused: {min(others)} is not")
-    return Proposal(fitting, target, tuple(decisions))
+        return Held(target.title, "class", f"its class is {around.kind}")
+    return target, fitting
 
 
 def _target(decision: Decision, around: Surroundings) -> tuple[Target | None, tuple[str, ...]]:
