@@ -177,7 +177,7 @@ def test_the_note_lasts_through_renewals_and_goes_with_the_mark(cluster: Cluster
     desk.clock.later += 0.5 * POLICY.unsupported_max
     desk.runs[job] = (cluster.start_of(job), IDLE_S)
     assert desk.run()[0] == ["renewed"]
-    assert ";acted=cancel@20" in read_mark(cluster, job)
+    assert ";acted=cancel@20" in read_mark(cluster, job) and len(desk.commands) == 1
     desk.runs[job] = (cluster.start_of(job), 0.0)
     assert desk.run()[0] == ["withdrawn"]
     assert "acted" not in read_mark(cluster, job)
@@ -192,6 +192,16 @@ def test_a_wish_of_the_last_moment_is_heard(cluster: Cluster, desk: Desk) -> Non
     desk.marker._jobs_of_this_cycle = lambda: [mark.live for mark in listed]  # type: ignore[method-assign]
     desk.run()
     assert desk.held == {"exempt"} and desk.commands == []
+
+
+def test_a_mark_that_went_in_the_last_moment_is_no_reason_to_act(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+    job = idle_job(cluster, desk)
+    desk.run()
+    listed = desk.marker.list_marks()
+    cluster.slurm.run("scontrol", "update", f"JobId={job}", "AdminComment=")
+    desk.marker.list_marks = lambda: listed  # type: ignore[method-assign]
+    desk.run()
+    assert (desk.held, desk.commands, read_mark(cluster, job)) == ({"changed"}, [], "")
 
 
 def test_what_cannot_be_noted_is_not_done(
