@@ -165,15 +165,13 @@ def test_a_node_publishes_it_on_each_gpu_of_the_holder(tmp_path: Path) -> None:
 
 
 def test_an_agent_looks_by_itself(tmp_path: Path) -> None:
-    jobs = [{"gpu": 0, "kind": "job", "name": "42"}]
+    """The work of a holder that is gone is forgotten."""
     machine = Machine(tmp_path)
     machine.spend(120, 32.0)
-    backend, source = build_simulation(
-        parse_scenario({"gpus": [{"model": "H100"}], "holders": jobs}), SYSTEM_CLOCK, 0.2
-    )
+    backend, source = build_simulation(parse_scenario({"gpus": [{"model": "H100"}]}), SYSTEM_CLOCK, 0.2)
     agent = Agent(Settings(), backend, [source], SYSTEM_CLOCK, host=machine.works)
     agent.start()
     try:
-        wait_for(lambda: not machine.works.works, "the agent's first look, before it knows of a holder", 30)
+        wait_for(lambda: not machine.works.works, "the agent to look", 30)
     finally:
         agent.stop()
