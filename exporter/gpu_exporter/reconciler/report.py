@@ -110,7 +110,8 @@ def _what_is_next(decision: Decision, windows: Windows) -> str:
     if decision.stage == "candidate" and decision.is_capped:
         return "it stays a candidate; any work ends the mark"
     if decision.stage == "candidate" and since is not None and since + windows.underused_s > decision.observed_wall:
-        return f"underused at {format_time(since + windows.underused_s)} if it stays idle; any work ends the mark"
+        when = format_time(since + windows.underused_s)
+        return f"underused at {when} if it stays idle, on its host too; work on a GPU ends the mark"
     if decision.stage == UNDERUSED:
         return "any work ends the mark, within a cycle"
     if decision.stage == "active":

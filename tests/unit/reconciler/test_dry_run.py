@@ -305,7 +305,11 @@ def test_of_the_past_only_what_is_known_is_said(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("stage", "run", "following"),
     [
-        ("candidate", CANDIDATE, "underused at 1970-01-12 14:46:39Z if it stays idle; any work ends the mark"),
+        (
+            "candidate",
+            CANDIDATE,
+            "underused at 1970-01-12 14:46:39Z if it stays idle, on its host too; work on a GPU ends the mark",
+        ),
         ("underused", UNDERUSED, "any work ends the mark, within a cycle"),
         ("active", 5.0, "candidate after 1h without any work"),
     ],
