@@ -166,6 +166,12 @@ def test_what_surrounds_it_is_looked_at_once_more(now: Surroundings | Unreadable
     assert bench.book.surveyed == [([decision().name], [decision().name])], "fresh"
 
 
+def test_an_alert_on_an_earlier_holder_of_the_same_name_warned_nobody() -> None:
+    bench = Bench()
+    assert bench.run(decision(start_wall=WALL - 7199.0)) == ([], ["not_warned"])
+    assert bench.run(decision(start_wall=WALL - 7200.0))[0] == [("suspend", "done")]
+
+
 def test_a_live_object_that_does_not_fit_the_evidence_is_left_alone() -> None:
     bench = Bench()
     bench.book.refuse[decision().name] = "replaced"

@@ -168,7 +168,10 @@ class ActionRunner:
         for decision in proposal.decisions:
             if decision.name not in warned:
                 raise Refused("not_warned", f"Alertmanager has given nobody an alert on {decision.title}")
-            lasted_s = wall - warned[decision.name].since_wall
+            since_wall = warned[decision.name].since_wall
+            if since_wall < (decision.start_wall or 0.0):
+                raise Refused("not_warned", f"the alert is older than {decision.title}, so it is about an earlier one")
+            lasted_s = wall - since_wall
             if lasted_s < needed_s:
                 since = describe_duration(max(0.0, lasted_s))
                 raise Refused(
