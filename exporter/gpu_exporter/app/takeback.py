@@ -46,6 +46,8 @@ def check_actions(settings: Settings, witnesses: Witnesses, *, has_audit: bool) 
     ]
     if missing:
         raise ValueError(f"actions.mode is {actions.mode}: it needs {'; '.join(missing)}")
+    if urlsplit(witnesses.alertmanager).scheme not in ("http", "https"):
+        raise ValueError(f"--alertmanager.url {witnesses.alertmanager!r}: write it as http://HOST:9093")
     if not actions.kinds:
         raise ValueError(f"actions.mode is {actions.mode}, and actions.kinds allows nothing: name what may be done")
 

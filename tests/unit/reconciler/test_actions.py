@@ -363,6 +363,7 @@ def test_the_alert_that_proves_a_warning_is_the_one_that_owners_get() -> None:
         ({"mode": "shadow", "kinds": "stop"}, ("http://p", ""), True, "--alertmanager.url"),
         ({"mode": "shadow", "kinds": "stop"}, ("", "http://a"), True, "--source.prometheus"),
         ({"mode": "act"}, ("http://p", "http://a"), True, "actions.kinds allows nothing"),
+        ({"mode": "act", "kinds": "stop"}, ("http://p", "localhost:9093"), True, "write it as http://HOST:9093"),
     ],
 )
 def test_actions_without_proofs_or_an_account_of_them_do_not_start(
