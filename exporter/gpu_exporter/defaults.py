@@ -153,9 +153,9 @@ class Actions(NamedTuple):
     kinds: str = ""
     """what may be done, of suspend, deactivate, stop, requeue, cancel"""
     warned_for: float = 7200.0
-    """seconds; the owner's alert must have stood in Alertmanager, not silenced, for so long: one window more"""
+    """seconds; for so long the owner's alert was seen in Alertmanager, with a receiver and not silenced"""
     demand: str = "needed"
-    """or ignored; needed: pods or jobs wait for such GPUs, and not more are taken than they want"""
+    """or ignored; needed: more GPUs of that pool are waited for than were taken back"""
     cycle_max: int = 2
     """actions in one cycle"""
     hour_max: int = 10

@@ -190,7 +190,7 @@ def test_alerts_are_in_prometheus_or_in_grafana_and_never_in_both(helm: Helm) ->
 
     recordings, alerts, none = names({})
     assert none == set()
-    assert len(alerts) == 24
+    assert len(alerts) == 25
     assert names({"alertsIn": "grafana", "grafana": {"datasource": "mimir-1"}}) == (recordings, set(), alerts)
 
 

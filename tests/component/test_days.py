@@ -26,7 +26,7 @@ from gpu_exporter.reconciler.policy import UNDERUSED, Decision
 from gpu_exporter.reconciler.regret import Regrets
 from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.surroundings import BATCH, INTERACTIVE, SERVING, Member, Surroundings, Unreadable
-from tests.rules.day import GPUS, MINUTES, NODES, Day, TrueHolder, simulate, stretches
+from tests.rules.day import GPUS, HOST_BLIND_S, MINUTES, NODES, Day, TrueHolder, simulate, stretches
 
 SEED = int(os.environ.get("GPU_EXPORTER_DAY_SEED", "0")) or secrets.randbits(32)
 DAYS, DAYS_MAX = 2, 8  # more than two only while these had too few idle holders to prove anything
@@ -134,7 +134,8 @@ def why_false(day: Day, holder: TrueHolder, now: float) -> str:
         if peer.start > since or worked(day, peer, since, now):
             return f"{peer.name} works"
     long_ago = now - POLICY.host_delay_max
-    if holder.host_ratio(now) > POLICY.host_busy_ratio and (
+    # After a restart nobody knows for a while, and what began just then is seen when that is over.
+    if min(holder.host_ratio(now), holder.host_ratio(now - HOST_BLIND_S - 120.0)) > POLICY.host_busy_ratio and (
         holder.start > long_ago or worked(day, holder, long_ago, now)
     ):
         return "it works on its CPUs"

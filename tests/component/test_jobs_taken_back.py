@@ -23,7 +23,7 @@ from tests.testbed.processes import wait_for
 from tests.testbed.slurm import USER
 
 pytestmark = pytest.mark.slurm
-ACT = Actions(mode="act", kinds="requeue, cancel", cycle_max=5, hour_max=100)
+ACT = Actions(mode="act", kinds="requeue, cancel", warned_for=0.0, cycle_max=5, hour_max=100)
 IDLE_S = 2.5
 OK = "--comment=gpu-requeue-ok, from a checkpoint"
 
@@ -104,7 +104,7 @@ def test_a_job_that_asked_for_it_is_requeued_once_for_each_run(cluster: Cluster,
     job = idle_job(cluster, desk, OK)
     done, held = desk.act()
     assert done in ([("requeue", "done")], [("requeue", "unconfirmed")]) and held == set()
-    assert desk.commands == [f"scontrol requeue {job}"]
+    assert desk.commands == [f"scontrol requeue Incomplete {job}"]
     wait_for(lambda: state(cluster, job) == "PENDING", "the requeued job", 30)
     assert desk.act()[0] == []
     cluster.slurm.run_again(job)

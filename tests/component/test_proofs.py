@@ -92,7 +92,7 @@ def proofs(
 ) -> Proofs:
     prometheus, alertmanager, _ = servers
     where = prometheus.url, alertmanager, filters, reconcilers
-    return Proofs(*where, 'job="gpu-exporter"', days * DAY_S, SYSTEM_CLOCK, fetch_text, fetch_text)
+    return Proofs(*where, 'job="gpu-exporter"', days * DAY_S, 30.0, SYSTEM_CLOCK, fetch_text, fetch_text)
 
 
 def alert(name: HolderName, since_s: float, alertname: str = ALERT, **more: str) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def test_an_owner_counts_as_warned_once_a_receiver_has_the_alert_and_while_nobod
 
 def test_servers_that_are_away_are_no_proof(servers: tuple[Prometheus, str, Webhook]) -> None:
     nowhere = "http://127.0.0.1:9"
-    asks = Proofs(nowhere, nowhere, (), SERIES, "", DAY_S, SYSTEM_CLOCK, fetch_text, fetch_text)
+    asks = Proofs(nowhere, nowhere, (), SERIES, "", DAY_S, 60.0, SYSTEM_CLOCK, fetch_text, fetch_text)
     for ask in (lambda: asks.read_warnings(ALL), asks.read_records, lambda: asks.read_demand([A])):
         with pytest.raises(EvidenceError, match="refused"):
             ask()
@@ -185,7 +185,7 @@ def test_the_record_of_a_class_without_regrets_of_its_own_is_no_proof() -> None:
         result = [{"metric": labels, "value": [0, "60"]} for labels in found]
         return json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}})
 
-    asks = Proofs("http://p", "http://a", (), SERIES, "", DAY_S, SYSTEM_CLOCK, answer, answer)
+    asks = Proofs("http://p", "http://a", (), SERIES, "", DAY_S, 60.0, SYSTEM_CLOCK, answer, answer)
     assert asks.read_records() == {("p", "batch"): Record(60.0, 60.0)}
 
 
@@ -197,7 +197,7 @@ def test_only_the_cluster_of_the_evidence_is_asked_about() -> None:
         return json.dumps({"status": "success", "data": {"resultType": "vector", "result": []}})
 
     matcher = 'job="gpu-exporter",cluster="a",slurm_cluster="x"'
-    asks = Proofs("http://p", "http://a", (), SERIES, matcher, DAY_S, SYSTEM_CLOCK, answer, answer)
+    asks = Proofs("http://p", "http://a", (), SERIES, matcher, DAY_S, 60.0, SYSTEM_CLOCK, answer, answer)
     with pytest.raises(EvidenceError, match="no reconciler"):
         asks.read_records()
     asks.read_demand([A])

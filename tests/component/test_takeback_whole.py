@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.servers]
 IDLE_S, STEP_S, LASTS_S = 9000, 15, 300
 SETTINGS = """
 policy: {candidate_after: 60m, underused_after: 120m}
-actions: {mode: act, kinds: suspend, shadow_for: 2d, shadow_decisions: 10}
+actions: {mode: act, kinds: suspend, warned_for: 10s, shadow_for: 2d, shadow_decisions: 10}
 """
 
 
@@ -129,5 +129,6 @@ def test_a_job_is_suspended_once_its_owner_has_been_warned_and_not_before(stage:
     (done, *_) = [each for each in records if each["action"] == "action" and each["result"] == "done"]
     assert (done["target"], done["waited_for"], done["regrets"]) == ("batch/v1/Job/train", {"nvidia_com_gpu": 4}, 0)
     assert done["receivers"] == ["gpu-owners"]
-    assert "batch/v1/Job/train: suspend: done; undo: kubectl patch -n whole-way jobs.batch train" in stage.running.log()
+    undo = "undo: kubectl patch -n whole-way jobs.batch train"
+    assert f"batch/v1/Job/train in whole-way: suspend: done; {undo}" in stage.running.log()
     assert stage.running.log().count("suspend: done") == 1

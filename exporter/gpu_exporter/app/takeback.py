@@ -10,6 +10,7 @@ from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.defaults import Settings
 from gpu_exporter.reconciler.actions.actor import Actor
 from gpu_exporter.reconciler.actions.proofs import Proofs
+from gpu_exporter.reconciler.actions.propose import allowed_kinds
 from gpu_exporter.reconciler.actions.runner import ActionRunner
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.fetch import Client
@@ -88,9 +89,10 @@ def build_runner(
         settings.alerts.reconciler,
         witnesses.matcher,
         actions.shadow_for,
+        settings.alerts.interval,
         SYSTEM_CLOCK,
         *clients,
     )
-    telemetry.note_actions([each.strip() for each in actions.kinds.split(",")])
+    telemetry.note_actions(allowed_kinds(actions.kinds))
     by_scheduler = {marker.scheduler: marker for marker in markers}
     return ActionRunner(actions, proofs, actors, by_scheduler, telemetry, SYSTEM_CLOCK, audit, may_write)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.reconciler.cycle import Cycle, guard
-from gpu_exporter.reconciler.marks import Marker, MarkError
+from gpu_exporter.reconciler.cycle import Cycle
+from gpu_exporter.reconciler.marks import Marker, MarkError, guard
 from gpu_exporter.reconciler.telemetry import Telemetry
 
 log = logging.getLogger(__name__)

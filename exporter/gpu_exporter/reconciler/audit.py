@@ -62,11 +62,14 @@ class AuditLog:
         facts = {"job": mark.users_id, "incarnation": mark.incarnation, "stage": mark.stage, "reason": reason}
         self._write("withdrawn", mark.name, facts | (_evidence_of(decision) if decision is not None else {}))
 
-    def note_action(self, decision: Decision, facts: Record) -> None:
-        """Something is done to the holder, or was: `facts` say what, its result, and what was proven before."""
-        self._write("action", decision.name, {"job": decision.users_id, **facts, **_evidence_of(decision)})
+    def note_action(self, decision: Decision, facts: Record) -> bool:
+        """Something is done to the holder, or was: `facts` say what, its result, and what was proven before.
 
-    def _write(self, action: str, name: HolderName, facts: Record) -> None:
+        False where that could not be written.
+        """
+        return self._write("action", decision.name, {"job": decision.users_id, **facts, **_evidence_of(decision)})
+
+    def _write(self, action: str, name: HolderName, facts: Record) -> bool:
         head = {"time": timestamp(self._clock.wall()), "version": VERSION, "policy": self._policy, "action": action}
         line = json.dumps({**head, **name._asdict(), **facts}, allow_nan=False, separators=(",", ":")) + "\n"
         trouble = ""
@@ -86,6 +89,7 @@ class AuditLog:
         if trouble != self._trouble:
             log.warning("audit: %s", f"not written: {trouble}" if trouble else "is written again")
         self._trouble = trouble
+        return not trouble
 
 
 def _evidence_of(decision: Decision) -> Record:

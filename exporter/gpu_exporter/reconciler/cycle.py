@@ -17,7 +17,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Protocol
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
@@ -25,13 +25,11 @@ from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.brakes import SOURCE
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
 from gpu_exporter.reconciler.judge import Judge
-from gpu_exporter.reconciler.marks import Mark, Marker, MarkError, Refused
+from gpu_exporter.reconciler.marks import Mark, Marker, MarkError, Refused, guard
 from gpu_exporter.reconciler.plan import Limits, Withdrawal, evidence_age, is_due, plan
 from gpu_exporter.reconciler.policy import UNDERUSED, Decision, Windows, windows_of
 
 log = logging.getLogger(__name__)
-P = ParamSpec("P")
-T = TypeVar("T")
 HOUR_S = 3600.0
 RENEWALS_MAX = 200  # a cycle, the oldest first: at 4 ms for a patch, a second of the API server's time
 
@@ -44,17 +42,6 @@ class Observer(Protocol):
 
     def count_skip(self, reason: str) -> None:
         """A mark that was not set, for this reason."""
-
-
-def guard(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-    """Call; what one live object causes, unforeseen, becomes a MarkError, and costs no other its withdrawal."""
-    try:
-        return function(*arguments, **options)
-    except (MarkError, Refused):
-        raise
-    except Exception as exc:
-        log.exception("unforeseen")
-        raise MarkError("error", f"unforeseen {type(exc).__name__}: {exc}") from exc
 
 
 class Cycle:

@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.reconciler.cycle import guard
 from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.marks import Marker, MarkError, Refused
+from gpu_exporter.reconciler.marks import Marker, MarkError, Refused, guard
 from gpu_exporter.reconciler.policy import Decision
 
 FAILURES_MAX = 2  # of one scheduler in a look: the next one would wait for the same answer

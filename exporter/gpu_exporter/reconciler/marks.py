@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from gpu_exporter.plain import utc
 from gpu_exporter.reconciler.evidence import HolderName, title
 from gpu_exporter.reconciler.policy import LABEL, Decision
 from gpu_exporter.reconciler.surroundings import Surveyor
 
+log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 PREFIX = LABEL.partition("/")[0] + "/"
 EXEMPT_UNTIL = PREFIX + "exempt-until"  # an owner's wish to keep idle GPUs
 
@@ -94,6 +98,17 @@ class Marker(Surveyor, Protocol):
 
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
         """Remove the mark from this incarnation, and from no other."""
+
+
+def guard(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Call; what one live object causes, unforeseen, becomes a MarkError, and costs no other its withdrawal."""
+    try:
+        return function(*arguments, **options)
+    except (MarkError, Refused):
+        raise
+    except Exception as exc:
+        log.exception("unforeseen")
+        raise MarkError("error", f"unforeseen {type(exc).__name__}: {exc}") from exc
 
 
 def timestamp(wall: float) -> str:

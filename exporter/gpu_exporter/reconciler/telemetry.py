@@ -46,10 +46,12 @@ REASONS = (
 ACTION_RESULTS = ("done", "shadow", "unconfirmed", "refused", "replaced", "conflict", "throttled", "error")
 HELD = (  # why nothing was done to a group that is underused
     "acted",
+    "audit",
     "changed",
     "class",
     "ended",
     "exempt",
+    "failed",
     "fenced",
     "kind",
     "kueue",

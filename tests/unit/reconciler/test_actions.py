@@ -17,12 +17,22 @@ from gpu_exporter.defaults import Actions, Policy, Settings
 from gpu_exporter.reconciler.actions.actor import DONE, UNCONFIRMED, Found
 from gpu_exporter.reconciler.actions.proofs import ALERT, Record, Warned, parse_alerts
 from gpu_exporter.reconciler.actions.propose import Proposal, propose, what_may_follow
-from gpu_exporter.reconciler.actions.runner import ACT_FRESH_S, PATIENCE_S, ActionRunner
+from gpu_exporter.reconciler.actions.runner import (
+    ACT_FRESH_S,
+    FAILED_S,
+    FREED_S,
+    PATIENCE_S,
+    UNSEEN_MAX_S,
+    ActionRunner,
+    _Sight,
+)
+from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName, UnitEvidence
 from gpu_exporter.reconciler.kubernetes.actor import object_to
 from gpu_exporter.reconciler.marks import MarkError, Refused
 from gpu_exporter.reconciler.policy import Decision
 from gpu_exporter.reconciler.report import explain
+from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.surroundings import Exemption, Member, Surroundings, Unreadable
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -66,6 +76,9 @@ class Bench:
         self.held: list[str] = []
         self.leads = True
         self.find_s = 0.0
+        self.has_watched = True
+        self.unwarned = False
+        self.pools: dict[HolderName, Mapping[str, float]] = {}
         self.runner = ActionRunner(
             self.settings,
             self,  # type: ignore[arg-type]
@@ -82,13 +95,15 @@ class Bench:
         if self.trouble:
             raise EvidenceError(self.trouble)
         self.asked_about = len(names)
+        if self.unwarned:
+            return {}
         return dict.fromkeys(names, Warned(self.clock.wall() - self.warned_s, ("owners",)))
 
     def read_records(self) -> Mapping[tuple[str, str], Record]:
         return self.records
 
     def read_demand(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, float]]:
-        return dict.fromkeys(names, self.waiting)
+        return self.pools or dict.fromkeys(names, self.waiting)
 
     def find(self, proposal: Proposal, kinds: Sequence[str], wall: float) -> Found:
         self.clock.advance(self.find_s)
@@ -107,7 +122,11 @@ class Bench:
         self.held.append(reason)
 
     def run(self, *decisions: Decision) -> tuple[list[tuple[str, str]], list[str]]:
+        """A cycle of a process that has seen the warnings all the time, but for what a test says."""
         self.done, self.held = [], []
+        if self.has_watched:
+            now = self.clock.monotonic()
+            self.runner._warned = {each.name: _Sight(now - 1e6, now) for each in decisions}
         for each in decisions:
             if each.around is not None:
                 self.book.around.setdefault(each.name, each.around)
@@ -164,6 +183,7 @@ def test_what_surrounds_it_is_looked_at_once_more(now: Surroundings | Unreadable
     bench.book.around[decision().name] = now
     assert bench.run(decision()) == ([], [reason])
     assert bench.book.surveyed == [([decision().name], [decision().name])], "fresh"
+    assert bench.acted == []
 
 
 def test_an_alert_on_an_earlier_holder_of_the_same_name_warned_nobody() -> None:
@@ -210,15 +230,26 @@ def test_an_override_stands_for_the_record_and_ignored_demand_for_demand() -> No
 def test_limits_hold_in_a_cycle_and_in_an_hour_and_failures_count() -> None:
     bench = Bench(cycle_max=2, hour_max=3)
     bench.result = MarkError("error", "500")
-    groups = [decision(pod, f"batch/v1/Job/{pod}") for pod in "abc"]
-    assert bench.run(*groups) == ([("suspend", "error")] * 2, ["limit"])
+    groups = [decision(pod, f"batch/v1/Job/{pod}") for pod in "abcd"]
+    assert bench.run(*groups) == ([("suspend", "error")] * 2, ["limit"] * 2)
     bench.result = UNCONFIRMED
-    assert bench.run(*groups) == ([("suspend", "unconfirmed")], ["limit"] * 2)
+    assert bench.run(*groups) == ([("suspend", "unconfirmed")], ["failed", "failed", "limit"])
     bench.clock.advance(3599.0)
     fresh = [each._replace(observed_wall=bench.clock.wall()) for each in groups]
     assert bench.run(*fresh)[0] == []
     bench.clock.advance(1.0)
     assert len(bench.run(*fresh)[0]) == 2
+
+
+def test_what_always_fails_takes_no_others_place() -> None:
+    bench = Bench(cycle_max=1, hour_max=100)
+    first, second = (decision(pod, f"batch/v1/Job/{pod}") for pod in "ab")
+    bench.result = ValueError("a proxy's page")
+    assert bench.run(first, second) == ([("suspend", "error")], ["limit"])
+    bench.result = DONE
+    assert bench.run(first, second) == ([("suspend", "done")], ["failed"])
+    bench.clock.advance(FAILED_S)
+    assert bench.run(first._replace(observed_wall=bench.clock.wall()))[0] == [("suspend", "done")]
 
 
 def test_what_was_freed_is_not_wanted_twice() -> None:
@@ -227,20 +258,90 @@ def test_what_was_freed_is_not_wanted_twice() -> None:
     first, second = (decision(pod, f"batch/v1/Job/{pod}") for pod in "ab")
     assert bench.run(first)[0] == [("suspend", "done")]
     assert bench.run(second) == ([], ["no_demand"])
-    bench.clock.advance(901.0)
+    bench.clock.advance(FREED_S - 1.0)
+    later = second._replace(observed_wall=bench.clock.wall())
+    assert bench.run(later) == ([], ["no_demand"]), "it may be a pod that can never be scheduled"
+    bench.waiting = {}
+    assert bench.run(later) == ([], ["no_demand"])
+    bench.clock.advance(1.0)
+    bench.waiting = {"pool": 1.0}
     assert bench.run(second._replace(observed_wall=bench.clock.wall()))[0] == [("suspend", "done")]
+
+
+def test_what_was_freed_is_forgotten_when_so_many_fewer_are_waited_for() -> None:
+    bench = Bench(hour_max=100)
+    bench.waiting = {"pool": 5.0}
+    first, second = (decision(pod, f"batch/v1/Job/{pod}") for pod in "ab")
+    assert bench.run(first)[0] == [("suspend", "done")]
+    bench.waiting = {"pool": 1.0}
+    assert bench.run(second)[0] == [("suspend", "done")]
+
+
+def test_a_group_is_taken_for_a_pool_that_all_of_it_is_of() -> None:
+    bench = Bench()
+    pair = [decision(pod, members="ab") for pod in "ab"]
+    bench.pools = {pair[0].name: {"x": 4.0, "y": 4.0}, pair[1].name: {"y": 4.0}}
+    assert bench.run(*pair)[0] == [("suspend", "done")]
+    bench = Bench()
+    bench.pools = {pair[0].name: {"x": 4.0}, pair[1].name: {"y": 4.0}}
+    assert bench.run(*pair) == ([], ["no_demand"])
+
+
+def test_every_member_has_its_own_class_and_policy() -> None:
+    pair = [decision("a", members="ab"), decision("b", kind="unclear", members="ab")]
+    assert Bench().run(*pair) == ([], ["class"])
+    pair[1] = decision("b", members="ab", rule=PolicyRule("night"))
+    assert Bench().run(*pair) == ([], ["shadow"])
+
+
+def test_an_owner_is_warned_as_long_as_this_process_has_seen_it_without_a_gap() -> None:
+    bench = Bench(warned_for=600.0)
+    bench.has_watched = False
+
+    def look(after_s: float) -> tuple[list[tuple[str, str]], list[str]]:
+        bench.clock.advance(after_s)
+        return bench.run(decision(observed_wall=bench.clock.wall()))
+
+    assert look(0.0) == look(300.0) == ([], ["not_warned"]), (
+        "the alert says two hours; a silence may have ended just now"
+    )
+    bench.unwarned = True
+    assert look(10.0) == ([], ["not_warned"])
+    bench.unwarned = False
+    assert look(10.0) == look(599.0) == ([], ["not_warned"]), "silenced for a moment: it counts from then"
+    assert look(1.0)[0] == [("suspend", "done")]
+    assert look(UNSEEN_MAX_S + 1.0) == ([], ["not_warned"]), "nobody looked for too long"
+
+
+def test_an_audit_log_that_cannot_be_written_stops_every_act(tmp_path: Path) -> None:
+    bench = Bench()
+    path = tmp_path / "audit.jsonl"
+    bench.runner._audit = AuditLog(path, Rulebook(Policy()), bench.clock, lambda: None)
+    path.unlink()
+    path.mkdir()
+    assert bench.run(decision()) == ([], ["audit"])
+    path.rmdir()
+    assert bench.run(decision())[0] == [("suspend", "done")]
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_shadow_counts_one_name_in_two_namespaces_as_two_and_keeps_the_limits() -> None:
+    bench = Bench(hour_max=3)
+    bench.runner._settings = bench.settings._replace(mode="shadow")
+    crowd = [decision(f"p{n}")._replace(name=HolderName("kubernetes", f"team-{n}", "p")) for n in range(4)]
+    counted = [len(bench.run(*crowd)[0]) for _ in range(4)]
+    assert sum(counted) == 3 and bench.acted == []
 
 
 def test_a_site_of_many_asks_about_so_many_at_a_time_and_forgets_nobody() -> None:
     bench = Bench(cycle_max=1000, hour_max=1000)
     bench.waiting = {"pool": 1e6}
-    bench.result = MarkError("error", "always")
     crowd = [decision(f"p{number}", f"batch/v1/Job/{number}") for number in range(250)]
     asked: set[str] = set()
     for _ in range(3):
         bench.acted.clear()
         bench.run(*crowd)
-        assert bench.asked_about == len(bench.acted) == 100
+        assert bench.asked_about == len(bench.acted) == 100, "of 250"
         asked |= set(bench.acted)
     assert len(asked) == 250
 
@@ -259,8 +360,12 @@ def test_a_source_of_proofs_that_fails_is_left_alone_for_a_while() -> None:
 def test_nothing_unforeseen_leaves_the_runner(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     bench.result = ZeroDivisionError()
-    assert bench.run(decision()) == ([], [])
+    assert bench.run(decision()) == ([("suspend", "error")], [])
     assert "unforeseen" in caplog.text
+    bench.book.around.clear()
+    bench.book.survey = None  # type: ignore[assignment, method-assign]
+    other = decision("b", "batch/v1/Job/b")
+    assert bench.run(other) == ([], ["error"])
 
 
 def test_a_throttled_server_gets_no_more_requests() -> None:

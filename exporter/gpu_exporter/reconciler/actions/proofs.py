@@ -7,6 +7,7 @@ right; that somebody waits for such GPUs. What is not answered, or only in part,
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -28,7 +29,9 @@ ASKED = {"active": "true", "silenced": "false", "inhibited": "false", "unprocess
 RECORDS_KEEP_S = 600.0  # what the last two weeks say changes slowly, and costs the source the most
 RUNNING_MIN = 0.9  # of the hours of actions.shadow_for: a reconciler was there
 CLUSTER = re.compile(r'(?<![A-Za-z0-9_])cluster(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"')  # in matchers of PromQL
+WAITED_S = 900.0
 WAITED = "15m"  # pods or jobs have waited for so long
+ENOUGH = 0.9  # of the evaluations in that time: while nobody waits, there is no sample
 
 
 class Warned(NamedTuple):
@@ -65,17 +68,20 @@ class Proofs:
         reconcilers: str,
         matcher: str,
         shadow_s: float,
+        rules_s: float,
         clock: Clock,
         fetch: Fetch,
         fetch_alerts: Fetch,
     ) -> None:
         """`filters`: further matchers of the alerts, as cluster="a". `reconcilers`: matchers of reconcilers' series.
         `matcher`: of the exporters' series; what it says of the cluster holds for all that is asked here.
-        `shadow_s`: for how long there must have been a reconciler.
+        `shadow_s`: for how long there must have been a reconciler. `rules_s`: between two evaluations of the rules.
         """
         self._prometheus, self._alertmanager = prometheus.rstrip("/"), alertmanager.rstrip("/")
-        self._filters = (f'alertname="{ALERT}"', 'audience="owner"', *filters)
         self._cluster = [each[0] for each in CLUSTER.finditer(matcher)]
+        self._filters = (f'alertname="{ALERT}"', 'audience="owner"', *self._cluster, *filters)
+        self._is_pinned = any(CLUSTER.search(each) for each in self._filters)
+        self._samples = math.floor(ENOUGH * WAITED_S / rules_s)
         self._reconcilers = ",".join([reconcilers, *self._cluster])
         self._shadow_s = shadow_s
         self._clock = clock
@@ -95,6 +101,10 @@ class Proofs:
             found |= warned
             clusters |= seen
             _refuse_several(clusters, "--alertmanager.filter")
+        if clusters - {""} and not self._is_pinned:  # of whichever cluster they are: a name may exist in several
+            raise EvidenceError(
+                f"alerts are of cluster {min(clusters)}: say that it is this one with --alertmanager.filter"
+            )
         return found
 
     def read_records(self) -> Mapping[RecordKey, Record]:
@@ -133,7 +143,8 @@ class Proofs:
             matcher = ",".join([of_these, *self._cluster])
             rows = self._ask(
                 f"group by ({labels}, pool) (allocation:gpu_pool:info{{{matcher}}}) * on (cluster, pool) "
-                f"group_left () (min_over_time(pool:gpu_pending_gpus:sum[{WAITED}]) >= 1)",
+                f"group_left () (min_over_time(pool:gpu_pending_gpus:sum[{WAITED}]) >= 1 "
+                f"and count_over_time(pool:gpu_pending_gpus:sum[{WAITED}]) >= {self._samples})",
                 clusters,
             )
             for row in rows:

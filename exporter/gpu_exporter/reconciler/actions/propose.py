@@ -60,6 +60,11 @@ class Proposal(NamedTuple):
         return self.decisions[0]
 
     @property
+    def title(self) -> str:
+        """The target as people know it, with its namespace."""
+        return place(self.first, self.target.title)
+
+    @property
     def names(self) -> frozenset[HolderName]:
         return frozenset(decision.name for decision in self.decisions)
 
@@ -79,6 +84,16 @@ class Held(NamedTuple):
     title: str
     reason: str
     why: str
+
+
+def place(decision: Decision, title: str) -> str:
+    """`batch/v1/Job/train in ml`; a job needs no place."""
+    return f"{title} in {decision.name.namespace}" if decision.name.namespace and "/" in title else title
+
+
+def allowed_kinds(text: str) -> tuple[str, ...]:
+    """The setting actions.kinds."""
+    return tuple(text.replace(",", " ").split())
 
 
 def propose(decisions: Iterable[Decision], kinds: Sequence[str]) -> tuple[list[Proposal], list[Held]]:
@@ -105,7 +120,7 @@ def what_may_follow(decision: Decision, settings: Actions) -> str:
     """What the site lets be done to an underused holder, for people; "" where it lets nothing be done to anybody."""
     if settings.mode == "none" or decision.stage != UNDERUSED:
         return ""
-    answer = _allowed(decision, settings.kinds.replace(",", " ").split())
+    answer = _allowed(decision, allowed_kinds(settings.kinds))
     if isinstance(answer, Held):
         return f"nothing is done to it: {answer.why}"
     target, possible = answer
@@ -116,15 +131,17 @@ def what_may_follow(decision: Decision, settings: Actions) -> str:
 
 def _propose(decisions: Sequence[Decision], kinds: Sequence[str]) -> Proposal | Held:
     """What could be done to the holders of one group."""
-    first = decisions[0]
-    answer = _allowed(first, kinds)
-    if isinstance(answer, Held):
-        return answer
-    target, possible = answer
-    around = first.around
-    members = {member.name for member in around.members} if around is not None else set()
-    if others := (members or {first.name}) - {decision.name for decision in decisions}:
-        return Held(target.title, "members", f"not all that it holds is marked underused: {min(others)} is not")
+    answers = [_allowed(decision, kinds) for decision in decisions]
+    if held := [answer for answer in answers if isinstance(answer, Held)]:
+        return held[0]
+    (target, possible), *more = [answer for answer in answers if not isinstance(answer, Held)]
+    title = place(decisions[0], target.title)
+    if any(answer != (target, possible) for answer in more):
+        return Held(title, "class", "its members are of different classes")
+    names = {decision.name for decision in decisions}
+    around = [decision.around for decision in decisions if decision.around is not None]
+    if others := {member.name for each in around for member in each.members} - names:
+        return Held(title, "members", f"not all that it holds is marked underused: {min(others)} is not")
     return Proposal(possible, target, tuple(decisions))
 
 
@@ -136,12 +153,13 @@ def _allowed(decision: Decision, kinds: Sequence[str]) -> tuple[Target, tuple[st
     target, possible = _target(decision, around)
     if target is None:
         return Held(decision.title, "kind", f"nothing is ever done to {around.group or 'a pod without a controller'}")
+    title = place(decision, target.title)
     allowed = tuple(kind for kind in possible if kind in kinds)
     if not allowed:
-        return Held(target.title, "kind", f"actions.kinds allows none of {', '.join(possible)}")
+        return Held(title, "kind", f"actions.kinds allows none of {', '.join(possible)}")
     fitting = tuple(kind for kind in allowed if CLASS_OF.get(kind, around.kind) == around.kind)
     if not fitting or around.kind not in (BATCH, INTERACTIVE):
-        return Held(target.title, "class", f"its class is {around.kind}")
+        return Held(title, "class", f"its class is {around.kind}")
     return target, fitting
 
 

@@ -17,17 +17,19 @@ from gpu_exporter.defaults import Actions as Settings
 from gpu_exporter.durations import describe_duration, format_duration
 from gpu_exporter.reconciler.actions.actor import Actor, Found
 from gpu_exporter.reconciler.actions.proofs import Proofs, Record, RecordKey, Warned
-from gpu_exporter.reconciler.actions.propose import Proposal, propose
+from gpu_exporter.reconciler.actions.propose import Proposal, allowed_kinds, propose
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
-from gpu_exporter.reconciler.marks import Marker, MarkError, Refused
+from gpu_exporter.reconciler.marks import Marker, MarkError, Refused, guard
 from gpu_exporter.reconciler.policy import Decision
 from gpu_exporter.reconciler.surroundings import Surroundings
 
 log = logging.getLogger(__name__)
 ACT_FRESH_S = 60.0  # evidence that is older is of a time in which the holder may have begun to work
 HOUR_S = 3600.0
-FREED_S = 900.0  # what was freed less than so long ago may not be in the numbers of what is waited for yet
+FREED_S = 6 * HOUR_S  # after so long what was freed is no longer set against what is waited for
+UNSEEN_MAX_S = 900.0  # a warning that was not asked about for so long is a new one
+FAILED_S = HOUR_S  # what an attempt failed on is left alone for so long, and takes no other's place
 PATIENCE_S = 120.0  # after a source of proofs failed: one that is slow must not make every cycle slow
 ASKED_MAX = 100  # proposals of which a cycle asks for proofs
 SAID_MAX = 1000  # holders of which is remembered what was logged
@@ -59,6 +61,22 @@ class _Proven(NamedTuple):
     demand: Mapping[HolderName, Mapping[str, float]] | None
 
 
+class _Freed(NamedTuple):
+    """GPUs of a pool that were taken back at `at` (monotonic seconds), when so many were waited for."""
+
+    at: float
+    pool: str
+    gpus: int
+    waiting: float
+
+
+class _Sight(NamedTuple):
+    """When this process has seen a warning first, and last (monotonic seconds)."""
+
+    first: float
+    last: float
+
+
 class ActionRunner:
     """Remembers from one cycle to the next how much it did."""
 
@@ -75,7 +93,7 @@ class ActionRunner:
     ) -> None:
         """`markers`: by scheduler. `may_write`: asked before each action."""
         self._settings = settings
-        self._kinds = tuple(each.strip() for each in settings.kinds.split(",") if each.strip())
+        self._kinds = allowed_kinds(settings.kinds)
         self._proofs = proofs
         self._actors = {actor.scheduler: actor for actor in actors}
         self._markers = markers
@@ -84,7 +102,9 @@ class ActionRunner:
         self._audit = audit
         self._may_write = may_write
         self._done_at: deque[float] = deque()  # monotonic
-        self._freed: deque[tuple[float, str, int]] = deque()  # when (monotonic), of which pool, how many GPUs
+        self._freed: list[_Freed] = []
+        self._warned: dict[HolderName, _Sight] = {}
+        self._failed_at: dict[str, float] = {}  # monotonic; by title, what is left alone for a while
         self._said: dict[str, str] = {}
         self._turn = 0
         self._trouble: tuple[float, str] | None = None  # until when (monotonic) no proof is asked for, and why
@@ -112,17 +132,18 @@ class ActionRunner:
         self._trouble = trouble
         if trouble is not None:
             for proposal in proposals:
-                self._hold(proposal.target.title, "proof", trouble[1])
+                self._hold(proposal.title, "proof", trouble[1])
             return
         left = self._settings.cycle_max
         for proposal in proposals:
             try:
                 receipt = self._check(proposal, proven, left)
-                left -= self._act(proposal, receipt)
+                left -= guard(self._act, proposal, receipt)
             except Refused as exc:
-                self._hold(proposal.target.title, exc.reason, str(exc))
+                self._hold(proposal.title, exc.reason, str(exc))
             except MarkError as exc:
-                self._hold(proposal.target.title, exc.result, str(exc))
+                self._failed_at[proposal.title] = self._clock.monotonic()
+                self._hold(proposal.title, exc.result, str(exc))
                 if exc.result == "throttled":
                     return
 
@@ -136,7 +157,8 @@ class ActionRunner:
 
     def _prove(self, proposals: Sequence[Proposal]) -> _Proven:
         """What the sources say of these. Raises EvidenceError."""
-        warnings = self._proofs.read_warnings({name for proposal in proposals for name in proposal.names})
+        asked = {name for proposal in proposals for name in proposal.names}
+        warnings = self._watch(self._proofs.read_warnings(asked), asked)
         names = {name for proposal in proposals for name in proposal.names if name in warnings}
         if not names:
             return _Proven(warnings, None, None)
@@ -144,11 +166,35 @@ class ActionRunner:
         demand = None if self._settings.demand == "ignored" else self._proofs.read_demand(names)
         return _Proven(warnings, records, demand)
 
+    def _watch(
+        self, warnings: Mapping[HolderName, Warned], asked: Collection[HolderName]
+    ) -> Mapping[HolderName, Warned]:
+        """The warnings, each since this process has seen it without a gap: what an alert says of its own beginning is
+        silent on silences that have ended since, on routes that were changed, and on an Alertmanager that was away.
+        """
+        now = self._clock.monotonic()
+        for name in [name for name, sight in self._warned.items() if now - sight.last > UNSEEN_MAX_S]:
+            del self._warned[name]
+        for name in asked:
+            if name not in warnings:
+                self._warned.pop(name, None)
+                continue
+            first = self._warned[name].first if name in self._warned else now
+            self._warned[name] = _Sight(first, now)
+        wall = self._clock.wall()
+        return {
+            name: warning._replace(since_wall=max(warning.since_wall, wall - (now - self._warned[name].first)))
+            for name, warning in ((name, warnings[name]) for name in asked if name in warnings)
+        }
+
     def _check(self, proposal: Proposal, proven: _Proven, left: int) -> Receipt:
         """What was proven. Raises Refused where something is not."""
         now = self._clock.monotonic()
         while self._done_at and now - self._done_at[0] >= HOUR_S:
             self._done_at.popleft()
+        failed_at = self._failed_at.get(proposal.title)
+        if failed_at is not None and now - failed_at < FAILED_S:
+            raise Refused("failed", f"the last attempt failed less than {describe_duration(FAILED_S)} ago")
         if left <= 0 or len(self._done_at) >= self._settings.hour_max:
             raise Refused("limit", "actions.cycle_max or actions.hour_max is reached")
         warned = {name: proven.warnings[name] for name in proposal.names if name in proven.warnings}
@@ -181,30 +227,40 @@ class ActionRunner:
     def _object_to_record(self, proposal: Proposal, proven: _Proven) -> Record | None:
         if self._settings.override:
             return None
-        settings, first = self._settings, proposal.first
-        policy = first.rule.name if first.rule is not None else SECTION
-        kind = first.around.kind if first.around is not None else ""
-        record = (proven.records or {}).get((policy, kind), Record(0.0, 0.0))
-        what = f"of policy {policy} on class {kind} in {format_duration(settings.shadow_for)}"
-        if record.decisions < settings.shadow_decisions:
-            raise Refused("shadow", f"{record.decisions:.0f} decisions {what}, {settings.shadow_decisions} are needed")
-        if record.regrets > settings.regret_max * record.decisions:
-            raise Refused("regret", f"{record.regrets:.0f} of {record.decisions:.0f} decisions {what} were regretted")
-        return record
+        settings = self._settings
+        found: list[Record] = []
+        for policy, kind in sorted({_record_key(decision) for decision in proposal.decisions}):
+            record = (proven.records or {}).get((policy, kind), Record(0.0, 0.0))
+            what = f"of policy {policy} on class {kind} in {format_duration(settings.shadow_for)}"
+            if record.decisions < settings.shadow_decisions:
+                needed = settings.shadow_decisions
+                raise Refused("shadow", f"{record.decisions:.0f} decisions {what}, {needed} are needed")
+            if record.regrets > settings.regret_max * record.decisions:
+                share = f"{record.regrets:.0f} of {record.decisions:.0f}"
+                raise Refused("regret", f"{share} decisions {what} were regretted")
+            found.append(record)
+        return min(found)
 
     def _object_to_demand(self, proposal: Proposal, proven: _Proven) -> Mapping[str, float]:
         """GPUs that are waited for, by pool, in pools that all of its holders are of."""
         if proven.demand is None:
             return {}
         now = self._clock.monotonic()
-        while self._freed and now - self._freed[0][0] > FREED_S:
-            self._freed.popleft()
+        wanted = [proven.demand.get(decision.name, {}) for decision in proposal.decisions]
+        pools = set(wanted[0]).intersection(*wanted[1:])
         found: dict[str, float] = {}
-        for decision in proposal.decisions:
-            for pool, gpus in proven.demand.get(decision.name, {}).items():
-                freed = sum(count for _, where, count in self._freed if where == pool)
-                if gpus - freed >= 1:
-                    found[pool] = gpus - freed
+        for pool in pools:
+            waiting = min(each[pool] for each in wanted)
+            # What was freed counts until so many fewer are waited for: pods leave the numbers late, and one that can
+            # never be scheduled does not leave them at all.
+            self._freed = [
+                freed
+                for freed in self._freed
+                if freed.pool != pool or (now - freed.at < FREED_S and waiting > freed.waiting - freed.gpus)
+            ]
+            left = waiting - sum(freed.gpus for freed in self._freed if freed.pool == pool)
+            if left >= 1:
+                found[pool] = left
         if not found:
             raise Refused("no_demand", "nobody waits for such GPUs, or enough were taken back for those who do")
         return found
@@ -229,42 +285,47 @@ class ActionRunner:
         actor = self._actors.get(proposal.first.name.scheduler)
         if actor is None:
             raise Refused("kind", "there is no way to act on it")
+        actor.find(proposal, self._kinds, self._clock.wall())  # cheap, and says no for good to what was acted on
         self._object_to_surroundings(proposal)
-        found = actor.find(proposal, self._kinds, self._clock.wall())
+        found = actor.find(proposal, self._kinds, self._clock.wall())  # what is acted on is what was read last
         self._object_to_age(proposal)  # after all that takes time
         if self._settings.mode == "shadow":
-            if not self._say(proposal.target.title, found.kind, f"mode act would {found.kind} it"):
+            if not self._say(proposal.title, found.kind, f"mode act would {found.kind} it"):
                 return 0
             self._observer.count_action(found.kind, "shadow")
+            self._spend(proposal, receipt)
             return 1
         if not self._may_write():
             raise Refused("fenced", "another replica decides by now")
-        self._note(proposal, found, receipt, "begins")
+        if not self._note(proposal, found, receipt, "begins"):
+            raise Refused("audit", "the audit log cannot be written, so nothing is done")
+        self._spend(proposal, receipt)
         try:
-            result = actor.act(proposal, found, self._clock.wall())
+            result = guard(actor.act, proposal, found, self._clock.wall())
         except (Refused, MarkError) as exc:
             result = exc.result if isinstance(exc, MarkError) else "refused"
-            log.warning("%s: %s failed: %s", proposal.target.title, found.kind, exc)
-            self._count(proposal, found, receipt, result)
-            return 1
-        log.info("%s: %s: %s; undo: %s", proposal.target.title, found.kind, result, found.undo)
-        self._count(proposal, found, receipt, result)
-        return 1
-
-    def _count(self, proposal: Proposal, found: Found, receipt: Receipt, result: str) -> None:
-        """What was begun counts, since nobody knows how far it went."""
-        now = self._clock.monotonic()
-        self._done_at.append(now)
-        self._freed.extend((now, pool, proposal.gpus) for pool in receipt.demand)
+            self._failed_at[proposal.title] = self._clock.monotonic()
+            log.warning("%s: %s failed: %s", proposal.title, found.kind, exc)
+        else:
+            log.info("%s: %s: %s; undo: %s", proposal.title, found.kind, result, found.undo)
         self._observer.count_action(found.kind, result)
         self._note(proposal, found, receipt, result)
+        return 1
 
-    def _note(self, proposal: Proposal, found: Found, receipt: Receipt, result: str) -> None:
+    def _spend(self, proposal: Proposal, receipt: Receipt) -> None:
+        """What is begun counts for the limits, since nobody knows how far it goes."""
+        now = self._clock.monotonic()
+        self._done_at.append(now)
+        self._freed += [_Freed(now, pool, proposal.gpus, waiting) for pool, waiting in receipt.demand.items()]
+
+    def _note(self, proposal: Proposal, found: Found, receipt: Receipt, result: str) -> bool:
+        """Write to the audit log; False where that failed."""
         if self._audit is None:
-            return
+            return True
+        is_written = True
         for decision in proposal.decisions:
             warned, record = receipt.warned[decision.name], receipt.record
-            self._audit.note_action(
+            is_written &= self._audit.note_action(
                 decision,
                 {
                     "act": found.kind,
@@ -278,6 +339,7 @@ class ActionRunner:
                     "waited_for": dict(receipt.demand),
                 },
             )
+        return is_written
 
     def _hold(self, title: str, reason: str, why: str) -> None:
         self._observer.count_held(reason)
@@ -292,3 +354,9 @@ class ActionRunner:
         self._said[title] = reason
         log.info("%s: %s", title, text)
         return True
+
+
+def _record_key(decision: Decision) -> RecordKey:
+    """The policy that decided, and the class of the holder, as they are counted."""
+    policy = decision.rule.name if decision.rule is not None else SECTION
+    return policy, decision.around.kind if decision.around is not None else ""

@@ -93,7 +93,10 @@ class PodActor:
             field_manager=FIELD_MANAGER,
         )
         self._tell(proposal, found, live, wall)
-        now = self._read(*what)
+        try:
+            now = self._read(*what)
+        except (MarkError, Refused):  # the patch was accepted, whatever is said now
+            return UNCONFIRMED
         return DONE if _get(now, live.path) == value and now["metadata"]["uid"] == metadata["uid"] else UNCONFIRMED
 
     def _object_to_wishes(
@@ -111,17 +114,19 @@ class PodActor:
         """What is done to it, and how. Raises Refused."""
         name = live.found["metadata"]["name"]
         kind = STOP if STOP in proposal.possible else SUSPEND
-        if kind == SUSPEND and QUEUE in (live.found["metadata"].get("labels") or {}):
-            kind = DEACTIVATE
+        workload = None
+        is_queued = QUEUE in (live.found["metadata"].get("labels") or {})
+        if kind == SUSPEND and (is_queued or DEACTIVATE in kinds):  # Kueue may manage what has no label, too
+            workload = self._workload(namespace, live.found["metadata"]["uid"], is_queued=is_queued)
+            kind = DEACTIVATE if is_queued or workload is not None else SUSPEND
         if kind not in kinds:
             raise Refused("kind", f"actions.kinds does not allow to {kind} it")
         if kind == STOP:
             path: tuple[str, ...] = ("metadata", "annotations", STOPPED)
             undo = f"kubectl annotate -n {namespace} notebook {name} {STOPPED}-"
             return Found(kind, live._replace(path=path), undo)
-        if kind == DEACTIVATE:
+        if workload is not None:
             object_to(live.found, f"{live.kind} {name}")
-            workload = self._workload(namespace, live.found["metadata"]["uid"])
             own = workload.found["metadata"]["name"]
             undo = (
                 f'kubectl patch -n {namespace} workloads.{KUEUE} {own} --type=merge -p \'{{"spec":{{"active":true}}}}\''
@@ -132,8 +137,8 @@ class PodActor:
         undo = f"kubectl patch -n {namespace} {live.plural}.{live.group} {name} --type=merge -p '{what}'"
         return Found(kind, live._replace(path=path, value=True), undo)
 
-    def _workload(self, namespace: str, uid: str) -> _Live:
-        """Kueue's Workload of an object. Raises Refused."""
+    def _workload(self, namespace: str, uid: str, *, is_queued: bool) -> _Live | None:
+        """Kueue's Workload of an object; None for one that is not `is_queued` and has none. Raises Refused."""
         for version in KUEUE_VERSIONS:
             try:
                 listed = self._api.call(
@@ -151,11 +156,15 @@ class PodActor:
             of_it = [
                 each for each in listed.get("items") or () if (controller_of(each["metadata"]) or {}).get("uid") == uid
             ]
+            if not of_it and not is_queued:
+                return None
             if len(of_it) != 1:
                 raise Refused(
                     "kueue", f"Kueue has {len(of_it)} Workloads of it, and which one holds its quota is not known"
                 )
             return _Live(KUEUE, version, "workloads", "Workload", of_it[0], ("spec", "active"), False)
+        if not is_queued:
+            return None
         raise Refused("kueue", f"it has the label {QUEUE}, and the API server does not know Kueue's Workloads")
 
     def _uid_of(self, target: Target, namespace: str, pod: Mapping[str, Any]) -> str:

@@ -71,7 +71,16 @@ class PodSurveyor:
             and now - read.when < (FRESH_S if namespace in again else keep_s)
             and wanted[namespace] <= read.owners.keys()
         }
-        self._reads = {**kept, **self._read_all({name: pods for name, pods in wanted.items() if name not in kept})}
+        others = {
+            namespace: read
+            for namespace, read in self._reads.items()
+            if namespace not in wanted and isinstance(read, _Read) and now - read.when < VIEW_MAX_S
+        }
+        self._reads = {
+            **others,
+            **kept,
+            **self._read_all({name: pods for name, pods in wanted.items() if name not in kept}),
+        }
         return {name: self._surroundings(name, wall) for name in names}
 
     def _read_all(self, wanted: Mapping[str, Collection[str]]) -> dict[str, _Read | Unreadable]:

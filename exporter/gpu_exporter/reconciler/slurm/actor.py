@@ -16,7 +16,14 @@ from gpu_exporter.reconciler.actions.propose import CANCEL, REQUEUE, Proposal
 from gpu_exporter.reconciler.marks import MarkError, Refused, timestamp
 from gpu_exporter.reconciler.policy import UNDERUSED
 from gpu_exporter.reconciler.slurm.live import LiveJob
-from gpu_exporter.reconciler.slurm.marker import JobMarker, acted_on, object_to_job, render_mark, run_slurm
+from gpu_exporter.reconciler.slurm.marker import (
+    JobMarker,
+    acted_on,
+    check_markable,
+    object_to_job,
+    render_mark,
+    run_slurm,
+)
 from gpu_exporter.reconciler.slurm.survey import read_keep
 
 SCHEDULER = "slurm"
@@ -37,6 +44,7 @@ class JobActor:
 
     def find(self, proposal: Proposal, kinds: Sequence[str], wall: float) -> Found:
         job = self._marker.read(proposal.first.name.name)
+        check_markable(job, proposal.first, self._marker.cluster)
         self._object_to(job)
         keep_s, asked_by, unreadable = read_keep(job, self._policy)
         if unreadable or keep_s > wall - proposal.since_wall:
@@ -58,7 +66,8 @@ class JobActor:
         if acted_on(self._read_again(before)) != acted:
             raise Refused("changed", "its mark does not say what is about to be done, so it is not done")
         if found.kind == REQUEUE:
-            self._run("scontrol", "requeue", job.target)
+            # Incomplete: a job that has ended since the last look would be run again from its beginning.
+            self._run("scontrol", "requeue", "Incomplete", job.target)
         else:
             self._run("scancel", "--state=RUNNING", job.target)
         return UNCONFIRMED if self._still_runs(before) else DONE
