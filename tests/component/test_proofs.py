@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote_plus
 
 import pytest
 
@@ -46,7 +47,8 @@ def history(now: int, days: int = 15) -> Iterator[str]:
         at = now + second
         yield line("gpu_reconciler_cycles_total", 10 * DAY_S / 30 + 120 + second / 30, at, **job)
         yield line("pool:gpu_pending_gpus:sum", 3, at, pool="nvidia_com_gpu")
-        yield line("pool:gpu_pending_gpus:sum", 8 if second > -300 else 0, at, pool="gpu-long")
+        if second > -300:  # nobody waits: there is no sample, and no zero either
+            yield line("pool:gpu_pending_gpus:sum", 8, at, pool="gpu-long")
         yield line("allocation:gpu_pool:info", 1, at, **whose("a"), pool="nvidia_com_gpu", uuid="GPU-1", node="n")
         yield line("allocation:gpu_pool:info", 1, at, **whose("a"), pool="nvidia_com_gpu", uuid="GPU-2", node="n")
         yield line("allocation:gpu_pool:info", 1, at, **whose("b"), pool="nvidia_com_mig", uuid="GPU-3", node="n")
@@ -165,6 +167,26 @@ def test_an_owner_counts_as_warned_once_a_receiver_has_the_alert_and_while_nobod
     with pytest.raises(EvidenceError, match=r"clusters \['', 'a', 'b'\] in one answer: choose one with --alertmanager"):
         asks.read_warnings(ALL)
     assert set(proofs(servers, filters=('cluster="b"',)).read_warnings(ALL)) == {B}
+
+
+def test_alerts_of_a_cluster_that_nobody_chose_prove_nothing() -> None:
+    urls: list[str] = []
+
+    def answer(url: str, form: Any, most_bytes: int, within_s: float) -> str:
+        urls.append(unquote_plus(url))
+        shown = {**alert(A, 9000, cluster="b"), "receivers": [{"name": "owners"}], "status": {"state": "active"}}
+        return json.dumps([shown])
+
+    def asks(matcher: str, *filters: str) -> Proofs:
+        return Proofs("http://p", "http://a", filters, SERIES, matcher, DAY_S, 60.0, SYSTEM_CLOCK, answer, answer)
+
+    with pytest.raises(
+        EvidenceError, match="alerts are of cluster b: say that it is this one with --alertmanager.filter"
+    ):
+        asks('job="gpu-exporter"').read_warnings([A])
+    assert set(asks("", 'cluster="b"').read_warnings([A])) == {A}
+    assert set(asks('job="gpu-exporter",cluster="b"').read_warnings([A])) == {A}
+    assert 'filter=cluster="b"' in urls[-1] and 'filter=cluster="b"' not in urls[0]
 
 
 def test_servers_that_are_away_are_no_proof(servers: tuple[Prometheus, str, Webhook]) -> None:
