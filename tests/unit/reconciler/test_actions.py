@@ -14,6 +14,7 @@ from gpu_exporter.app.takeback import Witnesses, check_actions, is_same_server
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.config.rules import PolicyRule
 from gpu_exporter.defaults import Actions, Policy, Settings
+from gpu_exporter.reconciler.actions import runner as runner_module
 from gpu_exporter.reconciler.actions.actor import DONE, UNCONFIRMED, Found
 from gpu_exporter.reconciler.actions.proofs import ALERT, Record, Warned, parse_alerts
 from gpu_exporter.reconciler.actions.propose import Proposal, propose, what_may_follow
@@ -311,6 +312,20 @@ def test_an_owner_is_warned_as_long_as_this_process_has_seen_it_without_a_gap() 
     assert look(10.0) == look(599.0) == ([], ["not_warned"]), "silenced for a moment: it counts from then"
     assert look(1.0)[0] == [("suspend", "done")]
     assert look(UNSEEN_MAX_S + 1.0) == ([], ["not_warned"]), "nobody looked for too long"
+
+
+def test_where_turns_are_rare_a_warning_lasts_from_one_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "ASKED_MAX", 1)
+    monkeypatch.setattr(runner_module, "UNSEEN_MAX_S", 1.0)
+    bench = Bench(warned_for=3600.0, cycle_max=9, hour_max=99)
+    bench.has_watched = False
+    crowd = [decision(pod, f"batch/v1/Job/{pod}") for pod in "abc"]
+    for _ in range(45):
+        bench.clock.advance(100.0)  # so each has its turn in five minutes
+        bench.run(*(each._replace(observed_wall=bench.clock.wall()) for each in crowd))
+        if bench.clock.wall() - WALL < 3600.0:
+            assert bench.acted == []
+    assert len(set(bench.acted)) == 3
 
 
 def test_an_audit_log_that_cannot_be_written_stops_every_act(tmp_path: Path) -> None:

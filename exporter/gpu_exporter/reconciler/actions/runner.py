@@ -7,6 +7,7 @@ only limits: how many actions there were in the last hour, and how many GPUs the
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -29,6 +30,7 @@ ACT_FRESH_S = 60.0  # evidence that is older is of a time in which the holder ma
 HOUR_S = 3600.0
 FREED_S = 6 * HOUR_S  # after so long what was freed is no longer set against what is waited for
 UNSEEN_MAX_S = 900.0  # a warning that was not asked about for so long is a new one
+CYCLE_MAX_S = 120.0
 FAILED_S = HOUR_S  # what an attempt failed on is left alone for so long, and takes no other's place
 PATIENCE_S = 120.0  # after a source of proofs failed: one that is slow must not make every cycle slow
 ASKED_MAX = 100  # proposals of which a cycle asks for proofs
@@ -107,6 +109,8 @@ class ActionRunner:
         self._failed_at: dict[str, float] = {}  # monotonic; by title, what is left alone for a while
         self._said: dict[str, str] = {}
         self._turn = 0
+        self._last_run: float | None = None  # monotonic
+        self._unseen_max_s = UNSEEN_MAX_S
         self._trouble: tuple[float, str] | None = None  # until when (monotonic) no proof is asked for, and why
 
     def run(self, decisions: Collection[Decision]) -> None:
@@ -122,6 +126,7 @@ class ActionRunner:
             self._hold(each.title, each.reason, each.why)
         if not proposals:
             return
+        self._unseen_max_s = self._round_s(len(proposals))
         proposals = self._take_turns(proposals)
         now, trouble = self._clock.monotonic(), self._trouble
         if trouble is None or now >= trouble[0]:
@@ -146,6 +151,15 @@ class ActionRunner:
                 self._hold(proposal.title, exc.result, str(exc))
                 if exc.result == "throttled":
                     return
+
+    def _round_s(self, proposals: int) -> float:
+        """For how long a warning may go unseen: at least twice the time in which each of so many has its turn."""
+        now = self._clock.monotonic()
+        # A process that stood still has no long cycles: it has seen nothing meanwhile.
+        cycle_s = min(now - self._last_run, CYCLE_MAX_S) if self._last_run is not None else 0.0
+        self._last_run = now
+        turns = math.ceil(proposals / ASKED_MAX)
+        return max(UNSEEN_MAX_S, 2 * cycle_s * turns) if turns > 1 else UNSEEN_MAX_S
 
     def _take_turns(self, proposals: list[Proposal]) -> list[Proposal]:
         """So many as one cycle can ask about, the next ones in the next cycle: some are held for days."""
@@ -173,7 +187,7 @@ class ActionRunner:
         silent on silences that have ended since, on routes that were changed, and on an Alertmanager that was away.
         """
         now = self._clock.monotonic()
-        for name in [name for name, sight in self._warned.items() if now - sight.last > UNSEEN_MAX_S]:
+        for name in [name for name, sight in self._warned.items() if now - sight.last > self._unseen_max_s]:
             del self._warned[name]
         for name in asked:
             if name not in warnings:
