@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 from kubernetes import client
-from kubernetes.client.exceptions import ApiException
+from kubernetes.client.exceptions import ApiException, NotFoundException
 
 from gpu_exporter.defaults import Actions
 from gpu_exporter.reconciler.actions.actor import Actor
@@ -224,7 +225,8 @@ def gone(team: Team, selector: str) -> bool:
     """Whether the controller has ended these pods, as the kubelet would confirm it."""
     for pod in team.plane.core.list_namespaced_pod(team.namespace, label_selector=selector).items:
         if pod.metadata.deletion_timestamp is not None:
-            team.delete_pod(pod.metadata.name)
+            with contextlib.suppress(NotFoundException):  # it went by itself, since it is on no node
+                team.delete_pod(pod.metadata.name)
     return not team.pods(selector)
 
 
