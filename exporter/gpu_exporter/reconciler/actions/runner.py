@@ -206,8 +206,8 @@ class ActionRunner:
         now = self._clock.monotonic()
         while self._done_at and now - self._done_at[0] >= HOUR_S:
             self._done_at.popleft()
-        failed_at = self._failed_at.get(proposal.title)
-        if failed_at is not None and now - failed_at < FAILED_S:
+        self._failed_at = {title: at for title, at in self._failed_at.items() if now - at < FAILED_S}
+        if proposal.title in self._failed_at:
             raise Refused("failed", f"the last attempt failed less than {describe_duration(FAILED_S)} ago")
         if left <= 0 or len(self._done_at) >= self._settings.hour_max:
             raise Refused("limit", "actions.cycle_max or actions.hour_max is reached")
