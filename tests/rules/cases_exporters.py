@@ -250,8 +250,8 @@ def exporters() -> Iterator[Case]:
             labels = {**RECONCILER, "instance": "standby", "action": "suspend", "result": each}
             world.put("gpu_reconciler_actions_total", labels, 0)
         labels = {**RECONCILER, "instance": "leader", "action": "suspend", "result": result}
-        world.put("gpu_reconciler_actions_total", labels, lambda t: float(t >= 20))
-        failed = Firing("GpuReconcilerActionFailed", 30, 80 + KEPT, {"action": "suspend", "result": result})
+        world.put("gpu_reconciler_actions_total", labels, lambda t: float(t // 20))
+        failed = Firing("GpuReconcilerActionFailed", 30, 120, {"action": "suspend", "result": result})
         about = ["GpuReconcilerActionFailed"]
         yield Case(f"an action whose result is {result}", world, [failed] if seen else [], about=about)
 
