@@ -40,7 +40,7 @@ def _reconcile(given: list[str]) -> int:
         remove_all,
         serve_telemetry,
     )
-    from gpu_exporter.app.takeback import Witnesses, build_runner, check_actions, is_same_server
+    from gpu_exporter.app.takeback import ProofPlaces, build_runner, check_actions, is_same_server
     from gpu_exporter.app.ways import (
         Ways,
         build_demand,
@@ -77,10 +77,10 @@ def _reconcile(given: list[str]) -> int:
     if options.remove_all and (options.once or explains or options.format != "table"):
         parser.error("--remove-all takes neither --once nor --explain nor --format")
     book = Rulebook(config.settings.policy, config.rules)
-    witnesses = Witnesses(options.prometheus, options.matcher, options.alertmanager, options.alert_filters)
+    places = ProofPlaces(options.prometheus, options.matcher, options.alertmanager, options.alert_filters)
     try:
         if options.apply and not (options.once or options.remove_all):
-            check_actions(config.settings, witnesses, has_audit=options.audit is not None)
+            check_actions(config.settings, places, has_audit=options.audit is not None)
         acts = options.apply or options.remove_all
         ways = Ways(
             options.kubernetes, options.kubeconfig, options.slurm, options.resources, options.condition, options.field
@@ -131,7 +131,7 @@ def _reconcile(given: list[str]) -> int:
 
         def build_actions(may_write: Callable[[], bool]) -> ActionRunner | None:
             where = markers, options.kubeconfig, telemetry, audit
-            return build_runner(config.settings, witnesses, clients, *where, may_write)
+            return build_runner(config.settings, places, clients, *where, may_write)
 
         parts = telemetry, demand, lease, audit, pauses, build_actions
         return apply_forever(source, markers, book, options.interval, *parts)

@@ -391,7 +391,7 @@ def test_a_notebook_is_stopped_and_needs_its_own_permission(team: Team, kinds: N
 
 @pytest.mark.parametrize("labels", [{"kueue.x-k8s.io/queue-name": "team"}, {}], ids=["queue", "all"])
 def test_what_kueue_runs_is_deactivated_in_its_workload(team: Team, kinds: None, labels: dict[str, str]) -> None:
-    """It may be told to manage what has no label, too."""
+    """It may be set to manage what has no label, too."""
     team.own(CRDS[1], "train", {}, 1, **labels)
     if labels:
         assert team.act()[1] == {"kueue"}, "no Workload: nobody knows what holds the quota"

@@ -22,7 +22,7 @@ from gpu_exporter.reconciler.telemetry import Telemetry
 NONE, ACT = "none", "act"
 
 
-class Witnesses(NamedTuple):
+class ProofPlaces(NamedTuple):
     """Where proofs are asked for. `filters`: matchers of Alertmanager's alerts."""
 
     prometheus: str
@@ -31,7 +31,7 @@ class Witnesses(NamedTuple):
     filters: Sequence[str]
 
 
-def check_actions(settings: Settings, witnesses: Witnesses, *, has_audit: bool) -> None:
+def check_actions(settings: Settings, places: ProofPlaces, *, has_audit: bool) -> None:
     """Raise ValueError when actions are asked for and cannot be proven or accounted for."""
     actions = settings.actions
     if actions.mode == NONE:
@@ -39,16 +39,16 @@ def check_actions(settings: Settings, witnesses: Witnesses, *, has_audit: bool) 
     missing = [
         flag
         for flag, is_there in (
-            ("--source.prometheus, which knows what came of earlier decisions", bool(witnesses.prometheus)),
-            ("--alertmanager.url, which knows whether owners were warned", bool(witnesses.alertmanager)),
+            ("--source.prometheus, which knows what came of earlier decisions", bool(places.prometheus)),
+            ("--alertmanager.url, which knows whether owners were warned", bool(places.alertmanager)),
             ("--audit.file, which says afterwards what was done and why", has_audit or actions.mode != ACT),
         )
         if not is_there
     ]
     if missing:
         raise ValueError(f"actions.mode is {actions.mode}: it needs {'; '.join(missing)}")
-    if urlsplit(witnesses.alertmanager).scheme not in ("http", "https"):
-        raise ValueError(f"--alertmanager.url {witnesses.alertmanager!r}: write it as http://HOST:9093")
+    if urlsplit(places.alertmanager).scheme not in ("http", "https"):
+        raise ValueError(f"--alertmanager.url {places.alertmanager!r}: write it as http://HOST:9093")
     if not actions.kinds:
         raise ValueError(f"actions.mode is {actions.mode}, and actions.kinds allows nothing: name what may be done")
 
@@ -61,7 +61,7 @@ def is_same_server(one: str, other: str) -> bool:
 
 def build_runner(
     settings: Settings,
-    witnesses: Witnesses,
+    places: ProofPlaces,
     clients: tuple[Client, Client],
     markers: Sequence[Marker],
     kubeconfig: str,
@@ -83,11 +83,11 @@ def build_runner(
 
             actors.append(PodActor(connect(kubeconfig), settings.policy))
     proofs = Proofs(
-        witnesses.prometheus,
-        witnesses.alertmanager,
-        witnesses.filters,
+        places.prometheus,
+        places.alertmanager,
+        places.filters,
         settings.alerts.reconciler,
-        witnesses.matcher,
+        places.matcher,
         actions.shadow_for,
         settings.alerts.interval,
         SYSTEM_CLOCK,

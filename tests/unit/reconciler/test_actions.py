@@ -10,7 +10,7 @@ import pytest
 import yaml
 from tests.testbed.marker_book import Book
 
-from gpu_exporter.app.takeback import Witnesses, check_actions, is_same_server
+from gpu_exporter.app.takeback import ProofPlaces, check_actions, is_same_server
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.config.rules import PolicyRule
 from gpu_exporter.defaults import Actions, Policy, Settings
@@ -490,7 +490,7 @@ def test_actions_without_proofs_or_an_account_of_them_do_not_start(
     changes: dict[str, str], witnesses: tuple[str, str], audit: bool, problem: str
 ) -> None:
     settings = Settings()._replace(actions=Actions(**changes))  # type: ignore[arg-type]
-    given = Witnesses(witnesses[0], "", witnesses[1], ())
+    given = ProofPlaces(witnesses[0], "", witnesses[1], ())
     if not problem:
         check_actions(settings, given, has_audit=audit)
         return

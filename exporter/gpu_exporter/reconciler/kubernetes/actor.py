@@ -82,8 +82,8 @@ class PodActor:
         value = timestamp(wall) if found.kind == STOP else live.value
         annotations = {ACTED: f"{found.kind} {timestamp(wall)}"}
         change: Json = {"metadata": {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}}
-        _set(change, ("metadata", "annotations"), annotations)
-        _set(change, live.path, value)
+        _set_at(change, ("metadata", "annotations"), annotations)
+        _set_at(change, live.path, value)
         what = (live.group, live.version, namespace, live.plural, name)
         self._api.call(
             self._api.custom.patch_namespaced_custom_object,
@@ -92,12 +92,12 @@ class PodActor:
             _content_type=PATCH,
             field_manager=FIELD_MANAGER,
         )
-        self._tell(proposal, found, live, wall)
+        self._record(proposal, found, live, wall)
         try:
             now = self._read(*what)
         except (MarkError, Refused):  # the patch was accepted, whatever is said now
             return UNCONFIRMED
-        return DONE if _get(now, live.path) == value and now["metadata"]["uid"] == metadata["uid"] else UNCONFIRMED
+        return DONE if _value_at(now, live.path) == value and now["metadata"]["uid"] == metadata["uid"] else UNCONFIRMED
 
     def _object_to_wishes(
         self, proposal: Proposal, pod: Mapping[str, Any], owner: Mapping[str, Any], wall: float
@@ -186,7 +186,7 @@ class PodActor:
                 raise Refused("replaced", f"{what[-1]} is gone") from exc
             raise
 
-    def _tell(self, proposal: Proposal, found: Found, live: _Live, wall: float) -> None:
+    def _record(self, proposal: Proposal, found: Found, live: _Live, wall: float) -> None:
         metadata = live.found["metadata"]
         regarding = {
             "apiVersion": f"{live.group}/{live.version}",
@@ -197,7 +197,7 @@ class PodActor:
         }
         since = utc(proposal.since_wall).strftime("%Y-%m-%d %H:%MZ")
         note = (
-            f"All of its {proposal.gpus} GPUs were idle since {since}, its owner was warned, and others wait. "
+            f"All of its {proposal.gpus} GPUs were idle since {since}, and its owner was warned. "
             f"To take it up again: {found.undo}. It is not touched a second time while it has the annotation {ACTED}"
         )
         self._events.record(regarding, wall, EVENTS[found.kind], note, "TakeBack")
@@ -210,7 +210,7 @@ def object_to(live: Json, title: str) -> None:
     if metadata.get("deletionTimestamp"):
         raise Refused("terminating", f"{title} is being deleted")
     if ACTED in annotations:
-        raise Refused("acted", f"{title} was acted on before ({annotations[ACTED]}), and was taken up again")
+        raise Refused("acted", f"{title} was acted on before ({annotations[ACTED]})")
     spec = live.get("spec") or {}
     rests = spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend") or spec.get("active") is False
     if rests or STOPPED in annotations:
@@ -220,14 +220,14 @@ def object_to(live: Json, title: str) -> None:
         raise Refused("ended", f"{title} has ended")
 
 
-def _set(change: Json, path: Sequence[str], value: Any) -> None:
+def _set_at(change: Json, path: Sequence[str], value: Any) -> None:
     """Set a place within nested objects, and keep what is beside it."""
     for key in path[:-1]:
         change = change.setdefault(key, {})
     change[path[-1]] = value
 
 
-def _get(found: Json, path: Sequence[str]) -> Any:
+def _value_at(found: Json, path: Sequence[str]) -> Any:
     place: Any = found
     for key in path:
         place = (place or {}).get(key)

@@ -1,8 +1,8 @@
 """Requeues jobs that asked for it, and cancels others where the site allows that.
 
-Neither `scontrol requeue` nor `scancel` can be told which run of a job is meant, so the job is read right before. What
-is about to be done is written into its mark first, and read back: a process that dies in between leaves a job of which
-it is known that it may have been told to go, and that is not told a second time while the mark stands.
+Neither `scontrol requeue` nor `scancel` takes a run of a job, only its id, so the job is read right before. What is
+about to be done is written into its mark first, and read back. A process that dies in between leaves that note, and no
+second command is given while the mark stands.
 """
 
 from __future__ import annotations
