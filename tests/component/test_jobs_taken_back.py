@@ -204,6 +204,17 @@ def test_a_mark_that_went_in_the_last_moment_is_no_reason_to_act(cluster: Cluste
     assert (desk.held, desk.commands, read_mark(cluster, job)) == ({"changed"}, [], "")
 
 
+def test_another_run_than_the_one_that_was_decided_on_is_left_alone(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+    job = idle_job(cluster, desk)
+    desk.run()
+    read = desk.marker.read
+    # As where it was requeued, and runs again, since the list of the cycle: the mark of its last run is still there.
+    desk.marker.read = lambda job_id: read(job_id)._replace(start=read(job_id).start + 100.0)  # type: ignore[method-assign]
+    desk.run()
+    assert (desk.held, desk.commands) == ({"replaced"}, [])
+    assert state(cluster, job) == "RUNNING"
+
+
 def test_what_cannot_be_noted_is_not_done(
     cluster: Cluster,  # noqa: F811
     desk: Desk,

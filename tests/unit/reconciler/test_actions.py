@@ -328,6 +328,17 @@ def test_where_turns_are_rare_a_warning_lasts_from_one_to_the_next(monkeypatch: 
     assert len(set(bench.acted)) == 3
 
 
+def test_a_process_that_stood_still_has_seen_nothing_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "ASKED_MAX", 1)
+    bench = Bench(warned_for=3600.0)
+    bench.has_watched = False
+    crowd = [decision(pod, f"batch/v1/Job/{pod}") for pod in "ab"]
+    for after_s in (0.0, 30.0, 3600.0, 30.0):
+        bench.clock.advance(after_s)
+        held = bench.run(*(each._replace(observed_wall=bench.clock.wall()) for each in crowd))[1]
+        assert (held, bench.acted) == (["not_warned"], [])
+
+
 def test_an_audit_log_that_cannot_be_written_stops_every_act(tmp_path: Path) -> None:
     bench = Bench()
     path = tmp_path / "audit.jsonl"
