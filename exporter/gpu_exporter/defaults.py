@@ -135,6 +135,8 @@ class Policy(NamedTuple):
     """... and in an hour: whoever looks once an hour finds no more than can be undone by hand"""
     freeze_share: float = 0.05
     """nothing is marked where more than this share of the GPUs held became idle within 15 min"""
+    freeze_usual: int = 3
+    """... or more than so many times what is usual at that hour (median of 7 days)"""
     freeze_exporters: float = 0.2
     """... or more than this share of the last hour's exporters is gone"""
     freeze_max: float = 14400.0

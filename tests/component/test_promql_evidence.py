@@ -24,6 +24,7 @@ from tests.testbed.servers import Prometheus, require
 pytestmark = pytest.mark.servers
 POLICY = Policy()
 HISTORY_S, SCRAPE_S = 4 * 3600, 15
+HOUR = int(time.time()) // 3600 * 3600 - 36 * 3600
 Present = Callable[[int], bool]
 
 
@@ -81,6 +82,26 @@ def twin_counters(job: str, scrapes: range, observed: float) -> list[str]:
         for at in scrapes
         for name, share in (("held", 1.0), ("observed", observed))
     ]
+
+
+def days_before(hour: int) -> list[str]:
+    """GPUs that became idle at ten past an hour on the days before it, on the last of them during all of it.
+
+    Two targets speak for each. Nobody did on the second day, and on the sixth Prometheus was down.
+    """
+    lines = []
+    for day, gpus in ((1, 12), (2, 0), (3, 100), (4, 9), (5, 11), (7, 10)):
+        for second in range(0, 3 * 3600, 240):
+            at = hour - day * 86_400 + second
+            for target in ("a", "b"):
+                labels = f'job="usual",instance="{target}",scheduler="slurm",job_id="1"'
+                lines.append(f'gpu_allocation_info{{{labels},uuid="GPU-0"}} 1 {at}')
+                for gpu in range(gpus if second >= 600 else 0):
+                    begun = 3600 * gpu / gpus if day == 7 else 600
+                    if second >= begun:
+                        run = f'gpu_allocation_idle_run_seconds{{{labels},uuid="GPU-{gpu}"}}'
+                        lines.append(f"{run} {second - begun} {at}")
+    return lines
 
 
 def write_history(directory: Path, end: int) -> None:
@@ -157,6 +178,7 @@ def write_history(directory: Path, end: int) -> None:
     ]
     renamed = 'job="renamed",namespace="gpu-exporter",pod="agent-1",exported_namespace="ml",exported_pod="train"'
     lines += [f'gpu_allocation_idle_run_seconds{{{renamed},uuid="GPU-9",scheduler="kubernetes"}} 8000 {at}']
+    lines += [*days_before(HOUR), f'gpu_exporter_build_info{{job="usual"}} 1 {at}']
     lines.sort(key=lambda line: line.partition("{")[0])  # a family in one piece
     text = directory / "history.txt"
     text.write_text("\n".join(lines) + "\n# EOF\n", encoding="utf-8")
@@ -322,3 +344,10 @@ def test_a_gpu_and_a_time_in_the_past_are_asked_for(prometheus: Prometheus) -> N
     assert (done.returncode, "asks for the past, which only --source.prometheus has" in done.stderr) == (2, True)
     done = run_exporter("reconcile", "--once", f"--source.prometheus={prometheus.url}", "--at=1h")
     assert (done.returncode, "--at is for them" in done.stderr) == (2, True)
+
+
+def test_the_days_before_an_hour_say_how_many_gpus_become_idle_then(prometheus: Prometheus) -> None:
+    evidence = source(prometheus, 'job="usual"').read_evidence()
+    assert evidence.usual_at(HOUR + 1200.0) == 10.0, "the median of 12, none, 100, 9, 11 and a quarter of 10"
+    assert evidence.usual_at(HOUR + 3600.0) == 0.0
+    assert evidence.usual_at(HOUR + 20 * 86_400.0) is None

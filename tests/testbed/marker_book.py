@@ -8,7 +8,14 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.config.rules import PolicyRule
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.cycle import Cycle
-from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName, UnitEvidence
+from gpu_exporter.reconciler.evidence import (
+    Evidence,
+    EvidenceError,
+    HolderEvidence,
+    HolderName,
+    UnitEvidence,
+    nothing_usual,
+)
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.marks import Mark, Refused
 from gpu_exporter.reconciler.pause_note import PauseSource
@@ -133,6 +140,7 @@ class Bench:
         self.policy = policy
         self.rules: Sequence[PolicyRule] = ()
         self.pauses: Sequence[PauseSource] = ()
+        self.usual_at: Callable[[float], float | None] = nothing_usual
         self.may_write: Callable[[], bool] = lambda: True
         self.restart()
 
@@ -168,7 +176,7 @@ class Bench:
             if not self.only_asked or name in marked or max(runs) >= self.policy.candidate_after
         }
         found = tuple(holder(name, runs, wall) for name, runs in shown.items())
-        return Evidence(wall, found, self.exporters, self.allocations)
+        return Evidence(wall, found, self.exporters, self.allocations, usual_at=self.usual_at)
 
     def run(self) -> list[str]:
         for book in self.books:

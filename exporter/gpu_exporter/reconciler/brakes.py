@@ -7,17 +7,17 @@ when they have been without support for `policy.unsupported_max`. Work still end
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.durations import describe_duration
-from gpu_exporter.reconciler.evidence import Evidence
+from gpu_exporter.reconciler.evidence import Evidence, nothing_usual
 from gpu_exporter.reconciler.policy import LABELLED, Decision, windows_of
+from gpu_exporter.reconciler.usual import TOGETHER_S
 
 CORRELATED, EXPORTERS, PAUSED, SOURCE = FREEZES = ("correlated", "exporters", "paused", "source")
-TOGETHER_S = 15 * 60.0  # idle runs that began within so long of each other may have one cause
 TOGETHER_MIN = 8  # GPUs: a small cluster has so many for other reasons
 ONE_IN_MIN = 3  # of so many exporters one may be away: a node that is repaired says nothing of the others
 REMEMBERED_S = 3600.0  # exporters that were there within so long are missed
@@ -34,7 +34,7 @@ class Brakes:
     def check(self, evidence: Evidence, decisions: Sequence[Decision]) -> dict[str, str]:
         """The brakes that hold now: by reason, what was seen, in words."""
         found = {
-            CORRELATED: idle_together(decisions, evidence.allocations, self._policy),
+            CORRELATED: idle_together(decisions, evidence.allocations, self._policy, evidence.usual_at),
             EXPORTERS: self._exporters_lost(evidence.exporters),
             PAUSED: evidence.paused,
         }
@@ -55,11 +55,18 @@ class Brakes:
         return f"{exporters} exporters are seen, {most} were within the last {hour}: what else is wrong is not known"
 
 
-def idle_together(decisions: Iterable[Decision], allocations: int, policy: Policy) -> str:
+def idle_together(
+    decisions: Iterable[Decision],
+    allocations: int,
+    policy: Policy,
+    usual_at: Callable[[float], float | None] = nothing_usual,
+) -> str:
     """What is wrong when too many GPUs became idle at about the same time, as when their storage fails; "" else.
 
-    Of several holders in one group only those of the others count: a job that ends its work idles all of its GPUs at
-    once. After `policy.freeze_max` it is no fault any more that anyone will repair, or everybody has gone home.
+    Too many are more than `policy.freeze_share` of the GPUs held, or than `policy.freeze_usual` times what is usual at
+    that hour, whichever is less, and never TOGETHER_MIN or fewer. Of several holders in one group only those of the
+    others count: a job that ends its work idles all of its GPUs at once. After `policy.freeze_max` it is no fault any
+    more that anyone will repair, or everybody has gone home.
     """
     begun: list[tuple[float, str, int]] = []
     for decision in decisions:
@@ -71,10 +78,9 @@ def idle_together(decisions: Iterable[Decision], allocations: int, policy: Polic
             group = decision.around.group if decision.around is not None else ""
             begun.append((since, f"{decision.name.namespace} {group or decision.name.name}", len(decision.units)))
     begun.sort()
-    limit = max(TOGETHER_MIN, policy.freeze_share * allocations)
     by_group: defaultdict[str, int] = defaultdict(int)
     largest: list[tuple[int, str]] = []  # a heap of sizes that groups had: what is on top is true, or is taken off
-    total, first, worst = 0, 0, 0
+    total, first, worst, at = 0, 0, 0, 0.0
     for since, group, units in begun:
         by_group[group] += units
         heappush(largest, (-by_group[group], group))
@@ -87,12 +93,22 @@ def idle_together(decisions: Iterable[Decision], allocations: int, policy: Polic
             first += 1
         while -largest[0][0] != by_group[largest[0][1]]:
             heappop(largest)
-        if total > max(limit, worst) and total + largest[0][0] > limit:
-            worst = total
+        others = total + largest[0][0]
+        if total > worst and others > TOGETHER_MIN and others > _limit(since, allocations, policy, usual_at):
+            worst, at = total, since
     if not worst:
         return ""
     span = describe_duration(TOGETHER_S)
-    return f"{worst} of {allocations} GPUs became idle within {span}, in several groups: one fault?"
+    usual = usual_at(at)
+    than = "" if usual is None else f", {usual:g} are usual at that hour"
+    return f"{worst} of {allocations} GPUs became idle within {span}, in several groups{than}: one fault?"
+
+
+def _limit(since: float, allocations: int, policy: Policy, usual_at: Callable[[float], float | None]) -> float:
+    """How many GPUs may have become idle together at this time. The source is asked for what few of them exceed."""
+    limit = policy.freeze_share * allocations
+    usual = usual_at(since) if limit > TOGETHER_MIN else None
+    return limit if usual is None else min(limit, policy.freeze_usual * usual)
 
 
 def hold(decisions: Sequence[Decision], frozen: dict[str, str]) -> list[Decision]:

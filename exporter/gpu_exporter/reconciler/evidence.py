@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -92,12 +92,19 @@ class HolderEvidence(NamedTuple):
     facts: Mapping[str, frozenset[str]] = NO_FACTS
 
 
+def nothing_usual(_wall: float) -> float | None:
+    """Of a source without a past: None."""
+    return None
+
+
 class Evidence(NamedTuple):
     """One reading of the source at `wall` (Unix seconds).
 
     `exporters` and `allocations` say how much was seen; `problems` names what was not. `hidden`: GPUs and MIG instances
     held by jobs that Slurm hides from the exporter (PrivateData), which are not holders here: several jobs share the
     absence of a name. `paused`: why nothing is to be marked now, by the site's own word; "" when it may.
+    `usual_at`: how many GPUs became idle at about the same time on other days at the hour of this time (Unix seconds);
+    None where that is not known.
     """
 
     wall: float
@@ -107,6 +114,7 @@ class Evidence(NamedTuple):
     problems: tuple[str, ...] = ()
     hidden: int = 0
     paused: str = ""
+    usual_at: Callable[[float], float | None] = nothing_usual
 
 
 class EvidenceError(Exception):

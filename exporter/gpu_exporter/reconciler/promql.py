@@ -34,6 +34,7 @@ from gpu_exporter.reconciler.evidence import (
 )
 from gpu_exporter.reconciler.fetch import fetch_text
 from gpu_exporter.reconciler.pauses import Pause, Pauses
+from gpu_exporter.reconciler.usual import DAYS, HOUR_S, TOGETHER_S, Usual
 from gpu_exporter.threads import NoThread, run_ahead
 
 MATCHER_MAX = 12_000  # characters; VictoriaMetrics takes queries of 16 KiB
@@ -140,6 +141,7 @@ class PromQLSource:
         self._matcher = matcher
         self._fetch = fetch
         self._until = 0.0
+        self._usual = Usual(self._read_days, clock)
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
         """Holders with a long idle run, and those in `marked`."""
@@ -158,7 +160,7 @@ class PromQLSource:
         pause = self._pauses.read(self._query, wall) if self._pauses is not None else Pause()
         names = {holder_name(row.labels) for row in suspects if not is_hidden(row.labels)} | self._resolve(marked)
         if not names:
-            return Evidence(wall, (), exporters, allocations, hidden=hidden, paused=pause.now)
+            return Evidence(wall, (), exporters, allocations, hidden=hidden, paused=pause.now, usual_at=self._usual.at)
         ages, intervals = self._ages(), self._intervals()
         holders: dict[HolderName, Gathered] = {}
         for facts, growth, host in self._read_batches(restrict(names)):
@@ -200,7 +202,7 @@ class PromQLSource:
                 if name in holders:
                     holders[name].count(row.value)
         found = tuple(holder.evidence(name)._replace(counts_from=pause.until_wall) for name, holder in holders.items())
-        return Evidence(wall, found, exporters, allocations, hidden=hidden, paused=pause.now)
+        return Evidence(wall, found, exporters, allocations, hidden=hidden, paused=pause.now, usual_at=self._usual.at)
 
     def find_holders(self, uuid: str) -> Collection[HolderName]:
         """As ExplainingSource."""
@@ -223,6 +225,16 @@ class PromQLSource:
                 if WITNESS.fullmatch(witness):  # it is printed
                     found.setdefault(unit, {})[witness] = row.value
         return found
+
+    def _read_days(self, hour: float) -> list[float]:
+        """As Usual asks for it. A GPU is seen in one step of these when its idle run is as long as a candidate's."""
+        run, shortest = self._select("gpu_allocation_idle_run_seconds"), self._candidate_after_s
+        begun = f"count(count by (uuid, mig_uuid) ({run} >= {shortest:g} < {shortest + TOGETHER_S:g}))"
+        known = f"0 * count({self._select('gpu_allocation_info')})"  # a day on which nobody became idle counts as 0
+        most = f"max_over_time(({begun} or {known})[{HOUR_S:g}s:{TOGETHER_S:g}s] offset %dd)"
+        days = (f'label_replace({most % day}, "day", "{day}", "", "")' for day in range(1, DAYS + 1))
+        rows = self._query(" or ".join(days), at=hour + HOUR_S + shortest)
+        return [row.value for row in rows]
 
     def _read_models(self, uuids: Collection[str]) -> Mapping[str, str]:
         """The models of these GPUs, where they are wanted; each is asked for once, since it does not change."""
@@ -328,11 +340,13 @@ class PromQLSource:
     def _select(self, metric: str, *wanted: str) -> str:
         return f"{metric}{{{','.join(part for part in (self._matcher, *wanted) if part)}}}"
 
-    def _query(self, query: str, most_bytes: int = MOST_BYTES) -> list[Row]:
+    def _query(self, query: str, most_bytes: int = MOST_BYTES, at: float | None = None) -> list[Row]:
+        """The rows now, or at another time (Unix seconds). Raises EvidenceError."""
         left_s = self._until - time.monotonic()
         if left_s <= 0.0:
             raise EvidenceError(f"{self._url}: the evidence of a cycle took longer than {EVIDENCE_S:g} s")
-        form = {"query": query} if self._at is None else {"query": query, "time": f"{self._at:.3f}"}
+        at = self._at if at is None else at
+        form = {"query": query} if at is None else {"query": query, "time": f"{at:.3f}"}
         text = self._fetch(f"{self._url}/api/v1/query", form, most_bytes, min(ANSWER_S, left_s))
         rows = parse_vector(text, query)
         for row in rows:

@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, Bench, Book, holder
 
+from gpu_exporter.clock import ManualClock
 from gpu_exporter.reconciler.brakes import TOGETHER_MIN, TOGETHER_S, idle_together
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
 from gpu_exporter.reconciler.policy import decide_holder, windows_of
 from gpu_exporter.reconciler.surroundings import Surroundings
+from gpu_exporter.reconciler.usual import AGAIN_S, HOUR_S, HOURS_MAX, Usual
 
 PODS = [HolderName("kubernetes", f"team-{i % 5}", f"pod-{i}") for i in range(60)]
 PER_NAMESPACE = POLICY.new_marks_namespace_max
@@ -154,3 +156,60 @@ def test_the_brake_is_what_its_definition_says(begun: list[tuple[int, int, int]]
         worst = max(worst, total if total - largest > limit else 0)
     said = idle_together(decisions, allocations, POLICY)
     assert (said.partition(" ")[0] if said else "0") == str(worst)
+
+
+def test_more_than_three_times_what_is_usual_at_that_hour_is_a_fault_below_the_share_too() -> None:
+    _, bench = small(20)
+    bench.allocations = 1000  # a share of which is 50
+    hours: list[float] = []
+
+    def usual(wall: float) -> float:
+        hours.append(wall)
+        return days
+
+    bench.usual_at, days = usual, 6.0
+    bench.run()
+    assert bench.problem.startswith("frozen: 20 of 1000 GPUs became idle within 15m, in several groups, 6 are usual")
+    assert set(hours) == {WALL - CANDIDATE}, "the hour at which they became idle, not the present one"
+    days = 7.0
+    assert (len(bench.run()), bench.problem) == (20, "")
+
+
+def test_what_is_usual_is_not_asked_for_where_few_became_idle_and_allows_no_more_than_the_share() -> None:
+    _, bench = small(9)
+    bench.allocations, bench.usual_at = 1000, pytest.fail
+    assert len(bench.run()) == 9
+    _, bench = small(20)  # of 100: everybody of this small site goes home at once
+    bench.usual_at = lambda _: 20.0
+    assert bench.run() == []
+
+
+def test_an_hour_is_asked_for_once_and_one_that_failed_again_after_a_while() -> None:
+    clock, asked, answer = ManualClock(wall=WALL), list[float](), [3.0, 1.0, 900.0, 2.0]
+
+    def read_days(hour: float) -> list[float]:
+        asked.append(hour)
+        if not answer:
+            raise EvidenceError("too many samples")
+        return answer
+
+    usual = Usual(read_days, clock)
+    hour = WALL - WALL % HOUR_S
+    assert [usual.at(hour), usual.at(hour + HOUR_S - 1)] == [2.5, 2.5]
+    assert asked == [hour]
+    answer = answer[1:]
+    assert usual.at(hour - 1) is None, "three days are too few"
+    assert asked == [hour, hour - HOUR_S]
+    answer = []
+    assert [usual.at(hour + HOUR_S), usual.at(hour + HOUR_S)] == [None, None]
+    answer = [5.0] * 7
+    clock.advance(AGAIN_S - 1)
+    assert usual.at(hour + HOUR_S) is None
+    clock.advance(1)
+    assert usual.at(hour + HOUR_S) == 5.0
+    assert len(asked) == 4
+    for back in range(2, HOURS_MAX + 2):
+        usual.at(hour - back * HOUR_S)
+    assert len(asked) == 4 + HOURS_MAX
+    usual.at(hour)
+    assert len(asked) == 5 + HOURS_MAX, "what is old is forgotten"
