@@ -339,10 +339,10 @@ class Grant(NamedTuple):
 
     `running`: false while the holder is not charged, since its job is stopped. `working_wall`: Unix seconds before
     which its program could not work, infinite while it is not known to run, None where its scheduler says no more
-    than its start. `why`: what keeps it from working. `confirmed`: when its source last made it, monotonic seconds; the
-    poller fills in when it asked, where the source does not say. `renewed_s`: so often its source makes it again, 0 at
-    each poll. `share`: one of SHARED where the source says that only a part of the device is granted. `witnesses`: who
-    says that the holder is there, for people.
+    than its start. `why`: what keeps it from working, `obstacle` in one word. `confirmed`: when its source last made
+    it, monotonic seconds; the poller fills in when it asked, where the source does not say. `renewed_s`: so often its
+    source makes it again, 0 at each poll. `share`: one of SHARED where the source says that only a part of the device
+    is granted. `witnesses`: who says that the holder is there, for people.
     """
 
     kind: Literal["uuid", "minor", "instance", "placement", "index", "unproven"]
@@ -353,6 +353,7 @@ class Grant(NamedTuple):
     among: tuple[str, ...] = ()
     total: int = 0
     why: str = ""
+    obstacle: str = ""
     reason: str = ""
     working_wall: float | None = None
     confirmed: float = 0.0
@@ -368,7 +369,8 @@ SHARED = ("time_slice", "mps", "shard")
 class Allocation(NamedTuple):
     """A resolved grant: `holder` holds `unit`. `share`: none, mig, or one of SHARED.
 
-    `running`, `why` and `working_wall` as in Grant. `basis`: what shows that the grant is of this unit, for people.
+    `running`, `why`, `obstacle` and `working_wall` as in Grant. `basis`: what shows that the grant is of this unit, for
+    people.
     `contradiction`: why the processes on the GPU say otherwise, for people; then the holder's time there is unknown.
     """
 
@@ -378,6 +380,7 @@ class Allocation(NamedTuple):
     share_ratio: float = 1.0
     running: bool = True
     why: str = ""
+    obstacle: str = ""
     working_wall: float | None = None
     contradiction: str = ""
     basis: str = ""
@@ -486,7 +489,8 @@ class AllocationView(NamedTuple):
     """One allocation as published, joined with its unit. `unconfirmed_s`: since a source last confirmed it.
 
     `processes`: those of the holder, None while not each process on the unit is known to be its own or another's.
-    `host`: of the whole holder, on this node; None while that is not known.
+    `host`: of the whole holder, on this node; None while that is not known. `obstacle`: why there is no idle run, in
+    one word, "" when there is one.
     """
 
     allocation: Allocation
@@ -494,6 +498,7 @@ class AllocationView(NamedTuple):
     mig: str
     totals: HolderTotals
     verdict: Verdict
+    obstacle: str = ""
     unconfirmed_s: float = 0.0
     utilization: float | None = None
     memory_used_bytes: float | None = None

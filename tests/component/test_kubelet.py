@@ -416,6 +416,7 @@ def test_a_container_that_has_not_begun_cannot_work_yet(
     begin(pod / "fetch-data", 0, clock.wall())  # its init container
     (staging,) = source.poll().grants
     assert (staging.working_wall, staging.why) == (math.inf, "its container has not begun")
+    assert staging.obstacle == "not_started"
     begin(pod / "main", 0, clock.wall() - 5.0)
     (working,) = source.poll().grants
     assert (working.working_wall, working.why) == (clock.wall() - 5.0, "")

@@ -264,6 +264,12 @@ def test_a_quiet_node_hardly_asks_the_controller(slurm: Slurm, host: Host) -> No
     assert asked.total() <= 30, asked
 
 
+def obstacles(text: str, job: str) -> set[str]:
+    """Why the job has no idle run."""
+    found = (line for line in text.splitlines() if line.startswith("gpu_allocation_activity_unknown{"))
+    return {line.partition('reason="')[2].partition('"')[0] for line in found if f'job_id="{job}"' in line}
+
+
 def test_a_suspended_job_holds_and_an_ended_one_does_not(
     slurm: Slurm, host: Host, processes: Processes, tmp_path: Path
 ) -> None:
@@ -281,11 +287,9 @@ def test_a_suspended_job_holds_and_an_ended_one_does_not(
     wait_for(lambda: metrics().count("gpu_allocation_holder_units{") == 3, "both jobs with their three GPUs")
     slurm.run("scontrol", "suspend", held)
     wait_for(lambda: "SUSPENDED" in slurm.run("squeue", "-h", "-j", held, "-o", "%T"), "the job to be suspended")
-    wait_for(
-        lambda: any(f'job_id="{held}"' in line and 'state="unknown"' in line for line in metrics().splitlines()),
-        "the suspended job to be unknown",
-    )
+    wait_for(lambda: obstacles(metrics(), held) & {"suspended", "stopped"}, "what keeps it from working")
     slurm.run("scontrol", "resume", held)
+    wait_for(lambda: not obstacles(metrics(), held) & {"suspended", "stopped"}, "that to be over")
     slurm.run("scancel", held)
     wait_for(lambda: f'job_id="{held}"' not in metrics(), "the job's series to go")
     assert f'job_id="{first}"' in metrics()

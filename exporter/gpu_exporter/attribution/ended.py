@@ -47,10 +47,16 @@ class EndedPods:
         ended = self._ended & doubtful
         alive = {_device(grant) for grant in grants if grant.holder.pod_uid not in ended}
         return [
-            grant._replace(running=False, why=grant.why or WHY) if grant.holder.pod_uid in ended else grant
+            _stopped(grant) if grant.holder.pod_uid in ended else grant
             for grant in grants
             if grant.holder.pod_uid not in ended or _device(grant) not in alive
         ]
+
+
+def _stopped(grant: Grant) -> Grant:
+    if grant.why:
+        return grant._replace(running=False)
+    return grant._replace(running=False, why=WHY, obstacle="no_process")
 
 
 def _has_begun(grant: Grant) -> bool:

@@ -99,7 +99,7 @@ class KubeletSource:
                     continue
                 if grant.kind == "index":  # the runtime looks the index up at each start of the container
                     grant = grant._replace(number=f"device {device_id}, start {start.number}" if not start.why else "")
-                grants.append(grant._replace(working_wall=start.wall, why=start.why))
+                grants.append(grant._replace(working_wall=start.wall, why=start.why, obstacle=start.obstacle))
         problem = problem or min(odd, default="")
         # The kubelet does not know which devices are left for resource claims.
         offers = None if claimed else self._read_offers()

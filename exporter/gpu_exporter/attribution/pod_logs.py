@@ -24,12 +24,14 @@ PodName = tuple[str, str]  # namespace, pod
 class Start(NamedTuple):
     """The present start of a container: its number, and its time in Unix seconds, infinite while it has not begun.
 
-    `why` it has not; `changed_ns`: the folder's change at which this was read, 0 to read it again.
+    `why` it has not, `obstacle` in one word; `changed_ns`: the folder's change at which this was read, 0 to read it
+    again.
     """
 
     number: int
     wall: float
     why: str = ""
+    obstacle: str = ""
     changed_ns: int = 0
 
 
@@ -90,7 +92,7 @@ class PodLogs:
         for each start; a rotation before makes the start later, which only shortens an idle run.
         """
         if not uid:
-            return Start(-1, math.inf, f"not known when its container began: mount {self._directory}")
+            return Start(-1, math.inf, f"not known when its container began: mount {self._directory}", "start_unknown")
         folder = f"{self._directory}/{name[0]}_{name[1]}_{uid}/{container}"
         known = self._starts.get((uid, container))
         try:
@@ -102,7 +104,7 @@ class PodLogs:
         except OSError:
             numbers = []
         if not numbers:
-            return Start(-1, math.inf, "its container has not begun")
+            return Start(-1, math.inf, "its container has not begun", "not_started")
         now = self._clock.wall()
         if known is None or known.number != max(numbers):
             known = Start(max(numbers), min(changed.st_mtime, now))

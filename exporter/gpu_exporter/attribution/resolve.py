@@ -90,6 +90,7 @@ def resolve(
                 ratio,
                 grant.running,
                 grant.why,
+                grant.obstacle,
                 grant.working_wall,
                 basis=f"{basis} ({grant.witnesses})" if grant.witnesses else basis,
             )

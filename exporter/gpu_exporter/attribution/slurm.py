@@ -9,6 +9,7 @@ means is in gres.conf (gres_conf.py); where that is not proven, only a UUID that
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Set
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -32,6 +33,7 @@ from gpu_exporter.vendor import NVIDIA, Vendor
 
 Watched: TypeAlias = "tuple[frozenset[str], frozenset[str]]"
 """Jobs that are here, and those of them that are stopped."""
+STATE = re.compile("[A-Z_]{1,30}")  # of a job, as Slurm writes it
 
 
 class SlurmSource:
@@ -160,8 +162,10 @@ class SlurmSource:
             conflicts += bool(_why_contradicted(gpus, file))
             for index, share in (*((index, "") for index in gpus.indexes), *gpus.shared):
                 if index in used:
-                    why = _why_contradicted(gpus, file) or _why_not_running(known, present.steps)
-                    grant = _grant(index, order, holder, why)._replace(
+                    why, obstacle = _why_contradicted(gpus, file), "contradiction"
+                    if not why:
+                        why, obstacle = _why_not_running(known, present.steps)
+                    grant = _grant(index, order, holder, why, obstacle)._replace(
                         share=share, witnesses=_list_witnesses(job_id, present)
                     )
                     if grant.kind == "unproven":
@@ -174,7 +178,9 @@ class SlurmSource:
                 problems.append(f"{holder.label} claims IDX {index}, which node {self._node} does not have in use")
         hidden = sorted(used - look.claimed())
         for index in hidden:
-            grant = _grant(index, order, self._hidden(index, config), "held by a job that Slurm does not show")
+            grant = _grant(
+                index, order, self._hidden(index, config), "held by a job that Slurm does not show", "hidden"
+            )
             grants.append(self._as_of(look, grant._replace(share=dict(node.used.shared).get(index, ""))))
         if hidden:
             notices.append(self._why_hidden(f"IDX {', '.join(map(str, hidden))}", config))
@@ -240,8 +246,8 @@ class SlurmSource:
         return text
 
 
-def _grant(index: int, order: GpuOrder, holder: Holder, why: str) -> Grant:
-    """The grant of the GPU at this IDX; `why` it does not run, "" when it does.
+def _grant(index: int, order: GpuOrder, holder: Holder, why: str, obstacle: str) -> Grant:
+    """The grant of the GPU at this IDX; `why` it does not run and `obstacle` in one word, "" when it does.
 
     Where the order is not proven, only what was resolved before still counts.
     """
@@ -257,6 +263,7 @@ def _grant(index: int, order: GpuOrder, holder: Holder, why: str) -> Grant:
         holder,
         running=not why,
         why=why,
+        obstacle=obstacle,
         number=f"IDX {index}",
         among=order.minors if order.kind == "index" else (),
         total=order.total,
@@ -272,10 +279,13 @@ def _list_late(look: Look, present: Present) -> Set[str]:
     return jobs - look.jobs.keys()
 
 
-def _why_not_running(known: Known, steps: Steps) -> str:
-    if known.job.state != "RUNNING":
-        return f"the job is {known.job.state}"
-    return "all processes of the job are stopped" if known.job.job_id in steps.stopped else ""
+def _why_not_running(known: Known, steps: Steps) -> tuple[str, str]:
+    state = known.job.state
+    if state != "RUNNING":
+        return f"the job is {state}", state.lower() if STATE.fullmatch(state) else "other"
+    if known.job.job_id in steps.stopped:
+        return "all processes of the job are stopped", "stopped"
+    return "", ""
 
 
 def _why_contradicted(gpus: JobGpus, file: JobFile) -> str:

@@ -58,7 +58,7 @@ def _find_proven(grants: Sequence[Grant], owners: Owners) -> frozenset[str]:
 
 
 def _doubted(grant: Grant) -> Grant:
-    return grant._replace(running=False, why=WHY)
+    return grant._replace(running=False, why=WHY, obstacle="slurmd")
 
 
 def _outside(seen: UnitOwners, pods: frozenset[str]) -> UnitOwners:

@@ -19,6 +19,7 @@ from gpu_exporter.model import PROCESS_SOURCE, Allocation, Grant, Holder, Holder
 log = logging.getLogger(__name__)
 ID_SHOWN = 12  # digits of a container's id, as docker ps shows it
 POD_WHY = "no scheduler gave it this GPU: it sees it without having asked, and is known by its processes alone"
+OBSTACLE = "undeclared"
 CONTAINER_WHY = "a container outside the schedulers, known by its processes alone"
 REMEDY = (
     "a pod sees every GPU where NVIDIA_VISIBLE_DEVICES=all is set and the runtime accepts it from the environment, or "
@@ -64,9 +65,18 @@ class Users:
                     1.0 / len(holders),
                     running=False,
                     why=_why(holder),
+                    obstacle=OBSTACLE,
                     basis=BASIS,
                 ),
-                Grant("uuid", unit.mig_uuid or unit.uuid, holder, running=False, why=_why(holder), confirmed=now),
+                Grant(
+                    "uuid",
+                    unit.mig_uuid or unit.uuid,
+                    holder,
+                    running=False,
+                    why=_why(holder),
+                    obstacle=OBSTACLE,
+                    confirmed=now,
+                ),
             )
             for holder in holders.values()
         ]

@@ -228,6 +228,13 @@ ALLOCATION_HOST_IO = Family(
     "Bytes that the whole holder read from and wrote to block devices of this node, mean of ten minutes, the same on "
     "each of its GPUs; network file systems are not in it",
 )
+ALLOCATION_UNKNOWN = Family(
+    "gpu_allocation_activity_unknown",
+    "gauge",
+    "1 while gpu_allocation_idle_run_seconds is absent, by reason: what keeps the holder from working (the state of "
+    "its Slurm job, stopped, not_started, no_process), or why its activity is not known (docs/concepts.md)",
+    ("reason",),
+)
 ALLOCATION_STATE = Family(
     "gpu_allocation_state",
     "gauge",
@@ -257,6 +264,7 @@ ALLOCATION_FAMILIES = (
     ALLOCATION_HOST_ACTIVITY,
     ALLOCATION_HOST_IO,
     ALLOCATION_STATE,
+    ALLOCATION_UNKNOWN,
 )
 
 BUILD_INFO = Family("gpu_exporter_build_info", "gauge", "Version and backend, always 1", ("version", "backend"))

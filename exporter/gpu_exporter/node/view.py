@@ -96,7 +96,7 @@ def list_standings(records: NodeRecords, rules: ViewRules) -> Iterator[tuple[Hol
     """Each allocation that is shown, its GPU, and why nothing can be said of it now, "" when it can."""
     for record in _shown(records, rules):
         gpu = records.gpus[record.allocation.unit.uuid]
-        yield record, gpu, _why_unknown(record, _view_gpu(gpu, records.monotonic, rules))
+        yield record, gpu, _why_unknown(record, _view_gpu(gpu, records.monotonic, rules))[0]
 
 
 def _shown(records: NodeRecords, rules: ViewRules) -> Iterator[HolderRecord]:
@@ -122,16 +122,29 @@ def _view_gpu(record: GpuRecord, now: float, rules: ViewRules) -> GpuView:
     )
 
 
-def _why_unknown(record: HolderRecord, gpu: GpuView) -> str:
-    """Why nothing can be said of an allocation at this moment, whatever its window shows."""
+def _why_unknown(record: HolderRecord, gpu: GpuView) -> tuple[str, str]:
+    """Why nothing can be said of an allocation at this moment, whatever its window shows, and that in one word."""
     allocation = record.allocation
     if gpu.snapshot.away:
-        return gpu.snapshot.error
+        return gpu.snapshot.error, "away"
     if gpu.withheld:
-        return "the GPU does not answer"
+        return "the GPU does not answer", "no_answer"
     if not record.is_confirmed:
-        return f"no source has confirmed the holder for {record.unconfirmed_s:.0f} s"
-    return allocation.contradiction or allocation.why
+        return f"no source has confirmed the holder for {record.unconfirmed_s:.0f} s", "unconfirmed"
+    if allocation.contradiction:
+        return allocation.contradiction, "contradiction"
+    return allocation.why, allocation.obstacle
+
+
+def _obstacle(record: HolderRecord, totals: HolderTotals, obstacle: str) -> str:
+    """Why there is no idle run, in one word; "" when there is one."""
+    if totals.known and totals.idle_run_s is not None:
+        return ""
+    if obstacle:
+        return obstacle
+    if record.allocation.is_shared:
+        return "shared"
+    return "no_sample" if totals.known else "no_source"
 
 
 def _view_allocation(record: HolderRecord, gpu: GpuView, verdicts: Mapping[AllocationId, Verdict]) -> AllocationView:
@@ -139,7 +152,7 @@ def _view_allocation(record: HolderRecord, gpu: GpuView, verdicts: Mapping[Alloc
     unit = allocation.unit
     if gpu.withheld or not record.is_confirmed:
         totals = totals._replace(idle_run_s=None)  # 0 would say that it works
-    why = _why_unknown(record, gpu)
+    why, obstacle = _why_unknown(record, gpu)
     verdict = Verdict("unknown", why) if why else verdicts.get(record.id, NOT_JUDGED)
     if verdict.state in IDLE_STATES and not totals.idle_run_s:
         verdict = Verdict("unknown", "it was active after it was last judged")
@@ -155,6 +168,7 @@ def _view_allocation(record: HolderRecord, gpu: GpuView, verdicts: Mapping[Alloc
         gpu=snapshot.identity.index,
         mig=record.mig,
         totals=totals,
+        obstacle=_obstacle(record, totals, obstacle),
         verdict=verdict,
         unconfirmed_s=record.unconfirmed_s,
         utilization=facts.utilization if is_alone else ratio,

@@ -56,7 +56,7 @@ def test_of_two_pods_on_one_gpu_the_one_that_has_ended_holds_nothing() -> None:
 def test_a_pod_without_a_process_that_is_alone_on_its_gpu_keeps_it_and_is_not_judged() -> None:
     held = grant(DONE)
     (found,) = Looks({NEXT}).poll(held)
-    assert found == held._replace(running=False, why=WHY)
+    assert found == held._replace(running=False, why=WHY, obstacle="no_process")
     replicas = (grant(DONE, "GPU-a::0"), grant(NEXT, "GPU-a::1"))
     assert [each.running for each in Looks({NEXT}).poll(*replicas)] == [False, True]
 

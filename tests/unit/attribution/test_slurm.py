@@ -434,7 +434,13 @@ def test_known_jobs_cost_the_controller_no_question_of_their_own(cluster: Cluste
 def test_a_stopped_job_holds_and_does_not_run(cluster: Cluster, state: str) -> None:
     cluster.jobs, cluster.used, cluster.states = {"1": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:1(IDX:0)", {"1": state}
     (grant,) = cluster.source.poll().grants
-    assert (grant.running, grant.why) == (False, f"the job is {state}")
+    assert (grant.running, grant.why, grant.obstacle) == (False, f"the job is {state}", state.lower())
+
+
+def test_a_state_of_a_job_that_is_no_word_is_not_published(cluster: Cluster) -> None:
+    cluster.jobs, cluster.used, cluster.states = {"1": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:1(IDX:0)", {"1": "A" * 31}
+    (grant,) = cluster.source.poll().grants
+    assert (grant.running, grant.obstacle) == (False, "other")
 
 
 def test_autodetect_counts_in_nvmls_order_and_needs_as_many_gpus(cluster: Cluster) -> None:

@@ -82,14 +82,14 @@ def test_where_slurm_is_not_asked_the_pod_holds_and_is_not_judged() -> None:
     held = [pod(FIRST), pod(OTHER, "GPU-c")]
     found, owners = SlurmPods(PATTERN, asks_slurm=False).apply(held, seen(inside(FIRST, 42)))
     assert owners == seen(inside(FIRST, 42))  # the pod's own
-    assert found == [pod(FIRST)._replace(running=False, why=WHY), pod(OTHER, "GPU-c")]
+    assert found == [pod(FIRST)._replace(running=False, why=WHY, obstacle="slurmd"), pod(OTHER, "GPU-c")]
 
 
 def test_of_two_slurm_nodes_on_one_host_only_the_one_with_our_jobs_has_free_gpus() -> None:
     """Slurm was asked about one node: of the other one nothing is known."""
     pods = SlurmPods(PATTERN, asks_slurm=True)
     both = [pod(FIRST), pod(SECOND, "GPU-b")]
-    doubted = [grant._replace(running=False, why=WHY) for grant in both]
+    doubted = [grant._replace(running=False, why=WHY, obstacle="slurmd") for grant in both]
     assert pods.apply(both, {})[0] == doubted
     assert pods.apply([*both, job(42)], seen(inside(FIRST, 42)))[0] == [doubted[1], job(42)]
 

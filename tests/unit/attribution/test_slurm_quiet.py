@@ -185,6 +185,7 @@ def test_a_job_whose_processes_are_all_stopped_does_not_run(node: Node, states: 
     node.steps = {"1": pids}
     (grant,) = node.source.poll().grants
     assert (grant.running, grant.why) == (runs, "" if runs else "all processes of the job are stopped")
+    assert grant.obstacle == ("" if runs else "stopped")
 
 
 def test_a_job_that_goes_on_is_not_suspended_for_minutes(node: Node) -> None:

@@ -31,6 +31,12 @@ def values(view: View, family: str) -> list[float]:
     return [value for series in list_series(view) if series.family.name == family for _, value in series.rows]
 
 
+def obstacles(view: View) -> list[str]:
+    """Why there are no idle runs, by allocation."""
+    found = [series for series in list_series(view) if series.family.name == "gpu_allocation_activity_unknown"]
+    return [labels[-1] for series in found for labels, _ in series.rows]
+
+
 def only(view: View) -> AllocationView:
     (allocation,) = view.allocations
     return allocation
@@ -43,13 +49,14 @@ GPU = {"model": "H100", "load": {"kind": "constant", "value": 0.5}}
 def test_a_gpu_that_stopped_answering_gives_its_holder_no_values_and_no_verdict() -> None:
     node = node_of(GPU, holders=[POD])
     before = only(node.run(60))
-    assert (before.utilization, before.memory_used_bytes) == (0.5, 2 * 1024**3)
+    assert (before.utilization, before.memory_used_bytes, before.obstacle) == (0.5, 2 * 1024**3, "")
     assert before.power_w is not None
     after = node.run(20, sample=False)
     assert after.gpus[0].withheld
     allocation = only(after)
     assert (allocation.utilization, allocation.memory_used_bytes, allocation.power_w) == (None, None, None)
     assert (allocation.verdict.state, allocation.verdict.evidence) == ("unknown", "the GPU does not answer")
+    assert obstacles(after) == ["no_answer"]
     assert allocation.totals.busy_s == before.totals.busy_s
 
 
@@ -275,12 +282,13 @@ def test_a_lost_or_hung_gpu_has_no_idle_run_that_would_read_as_active() -> None:
 def test_a_suspended_job_is_unknown_and_says_why() -> None:
     node = node_of({"model": "H100"}, holders=[])
     node.run(60)
-    grant = job("7", 0)._replace(running=False, why="the job is SUSPENDED")
+    grant = job("7", 0)._replace(running=False, why="the job is SUSPENDED", obstacle="suspended")
     for _ in range(3):
         node.run(5)
         numbered(node, [grant])
     view = only(node.view())
     assert (view.verdict, view.totals.idle_run_s) == (Verdict("unknown", "the job is SUSPENDED"), None)
+    assert obstacles(node.view()) == ["suspended"]
 
 
 def test_a_holder_keeps_a_gpu_that_was_lost_before_our_start_and_nothing_is_known_of_it(tmp_path: Path) -> None:
