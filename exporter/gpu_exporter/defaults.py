@@ -127,6 +127,10 @@ class Policy(NamedTuple):
     """seconds; evidence older than this (or four sampling intervals) counts for nothing"""
     unsupported_max: float = 600.0
     """seconds; a mark that no evidence supports for so long is withdrawn"""
+    sharing_below: float = 0.2
+    """what serves is a sharing-candidate below this utilization in its busiest hour ..."""
+    sharing_window: float = 604800.0
+    """seconds; ... of so long; one that is younger is not judged"""
     new_marks_max: int = 20
     """marks set in one cycle; withdrawals have no such limit"""
     new_marks_namespace_max: int = 10
@@ -275,6 +279,7 @@ DURATIONS = frozenset(
         "policy.host_delay_max",
         "policy.idle_after_max",
         "policy.interactive_after",
+        "policy.sharing_window",
         "policy.startup_grace",
         "policy.underused_after",
         "policy.unsupported_max",

@@ -156,12 +156,81 @@ def test_what_works_again_before_it_was_warned_for_long_enough_is_not_evicted(si
         assert site.evicted() == []
 
 
-def kubectl(site: Consumed, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`kubectl gpu-idle ...` as a person types it."""
+def typed(site: Consumed, *command: str) -> subprocess.CompletedProcess[str]:
+    """A command as a person types it, with kubectl and our examples on PATH."""
     path = f"{program('kubectl').parent}:{CONTRIB}:{os.environ['PATH']}"
     environment = {"PATH": path, "KUBECONFIG": str(site.plane.admin), "HOME": "/nonexistent"}
-    command = ["kubectl", "gpu-idle", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+
+def kubectl(site: Consumed, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return typed(site, "kubectl", "gpu-idle", *arguments)
+
+
+VOLCANO_JOB = ("batch.volcano.sh", "v1alpha1", "jobs", "Job")
+VOLCANO_COMMAND = ("bus.volcano.sh", "v1alpha1", "commands", "Command")
+TEXT = {"type": "string"}
+TARGET = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "name", "uid"],
+    "properties": dict.fromkeys(("apiVersion", "kind", "name", "uid"), TEXT),
+}
+COMMAND = {"type": "object", "properties": {"action": TEXT, "reason": TEXT, "message": TEXT, "target": TARGET}}
+
+
+@pytest.fixture(scope="module")
+def volcano(plane: ControlPlane) -> None:  # noqa: F811
+    """Its kinds. Fields that its own definition of a Command has not are pruned here too."""
+    plane.define(VOLCANO_JOB)
+    plane.define(VOLCANO_COMMAND, schema=COMMAND)
+
+
+def test_volcano_is_asked_once_to_abort_the_jobs_that_have_been_underused_for_long_enough(
+    site: Consumed, volcano: None
+) -> None:
+    custom = client.CustomObjectsApi(site.plane.api)
+    kinds = VOLCANO_COMMAND[:2]
+
+    def commands() -> list[dict[str, Any]]:
+        found = custom.list_namespaced_custom_object(*kinds, site.namespace, "commands")["items"]
+        return [{key: each.get(key) for key in ("action", "reason", "target")} for each in found]
+
+    idle, half = site.own(VOLCANO_JOB, "idle", {}, 2), site.own(VOLCANO_JOB, "half", {}, 2)
+    site.job("plain", 1)
+    site.set_run(half[0], BUSY_S)
+    site.run()
+    assert {site.labels(pod)[LABEL] for pod in idle} == {"underused"}
+    assert typed(site, "volcano-abort").stdout == "", "not for half an hour"
+    wait_for(
+        lambda: typed(site, "volcano-abort", "--for=1").stdout == f"would abort {site.namespace}/idle\n",
+        "the mark to be a second old",
+        30,
+    )
+    assert commands() == []
+    done = typed(site, "volcano-abort", "--for=1", "--apply")
+    assert (done.returncode, done.stdout.endswith("created\n")) == (0, True), done.stderr
+    uid = custom.get_namespaced_custom_object(*VOLCANO_JOB[:2], site.namespace, "jobs", "idle")["metadata"]["uid"]
+    target = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": "idle", "uid": uid}
+    assert commands() == [{"action": "AbortJob", "reason": "GpuUnderused", "target": target}]
+    again = typed(site, "volcano-abort", "--for=1", "--apply")
+    assert (again.returncode, "AlreadyExists" in again.stderr, len(commands())) == (1, True, 1)
+    for pod in idle:
+        site.set_run(pod, BUSY_S)
+    site.run()
+    assert typed(site, "volcano-abort", "--for=1").stdout == ""
+    for wrong in ("--for=", "--for=1h", "--aply"):
+        done = typed(site, "volcano-abort", wrong)
+        assert (done.returncode, done.stderr.startswith("volcano-abort [--for=SECONDS]")) == (2, True), wrong
+
+
+def test_volcano_is_not_asked_when_the_reconciler_no_longer_says_so(site: Consumed, volcano: None) -> None:
+    (pod,) = site.own(VOLCANO_JOB, "left", {}, 1)
+    site.run()
+    wait_for(lambda: typed(site, "volcano-abort", "--for=1").stdout != "", "the mark to be a second old", 30)
+    old = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 700))
+    condition = {"type": "gpu-exporter.io/Underused", "status": "True", "lastProbeTime": old}
+    site.plane.core.patch_namespaced_pod_status(pod, site.namespace, {"status": {"conditions": [condition]}})
+    assert typed(site, "volcano-abort", "--for=1").stdout == ""
 
 
 def test_kubectl_lists_explains_and_keeps(site: Consumed) -> None:

@@ -65,6 +65,7 @@ class Source:
         self.namespace = namespace
         self.pods: dict[str, tuple[str, float]] = {}
         self.answers = True
+        self.sharing: dict[HolderName, str] = {}
         self.clock: Clock = SYSTEM_CLOCK
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
@@ -76,7 +77,7 @@ class Source:
             unit = UnitEvidence("n", "0", "GPU-1", "", wall - 9000, run, 1.0, 1.0, 2)
             name = HolderName("kubernetes", self.namespace, pod)
             holders.append(HolderEvidence(name, "", (unit,), 1, frozenset({uid})))
-        return Evidence(wall, tuple(holders))
+        return Evidence(wall, tuple(holders), sharing=self.sharing)
 
 
 class Bench:

@@ -157,28 +157,6 @@ class Team(Site):
     def is_suspended(self, name: str) -> bool:
         return bool(self.live_job(name)["spec"].get("suspend"))
 
-    def own(self, crd: tuple[str, str, str, str], name: str, spec: Any, pods: int, **labels: str) -> list[str]:
-        """An object of this kind, and pods that it controls, which run and are idle."""
-        group, version, plural, kind = crd
-        custom = client.CustomObjectsApi(self.plane.api)
-        metadata: dict[str, Any] = {"name": name, "labels": labels}
-        body = {"apiVersion": f"{group}/{version}", "kind": kind, "metadata": metadata, "spec": spec}
-        made = custom.create_namespaced_custom_object(group, version, self.namespace, plural, body)
-        owner = {
-            "apiVersion": f"{group}/{version}",
-            "kind": kind,
-            "name": name,
-            "uid": made["metadata"]["uid"],
-            "controller": True,
-        }
-        names = [f"{name}-{index}" for index in range(pods)]
-        for pod in names:
-            metadata = {"name": pod, "ownerReferences": [owner], "labels": labels}
-            self.plane.core.create_namespaced_pod(self.namespace, self.template() | {"metadata": metadata})
-            self.set_running(pod, 9000.0)
-            self.set_run(pod, 8500.0)
-        return names
-
     def records(self) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in self.audit_path.read_text("utf-8").splitlines()]
         return [line for line in lines if line["action"] == "action"]
@@ -193,23 +171,7 @@ class Team(Site):
 @pytest.fixture(scope="module")
 def kinds(plane: ControlPlane) -> None:  # noqa: F811
     """Kinds of objects whose controllers are not here: what is written to them is looked at."""
-    api = client.ApiextensionsV1Api(plane.api)
-    for group, version, plural, kind in CRDS:
-        free = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-        names = {"plural": plural, "kind": kind, "singular": kind.lower()}
-        schema = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": free}}
-        spec = {"group": group, "names": names, "scope": "Namespaced", "versions": [schema]}
-        api.create_custom_resource_definition({"metadata": {"name": f"{plural}.{group}"}, "spec": spec})
-    custom = client.CustomObjectsApi(plane.api)
-
-    def is_served(group: str, version: str, plural: str) -> bool:
-        try:
-            return bool(custom.list_cluster_custom_object(group, version, plural))
-        except ApiException:
-            return False
-
-    for group, version, plural, _ in CRDS:
-        wait_for(lambda group=group, version=version, plural=plural: is_served(group, version, plural), plural, 30)  # type: ignore[misc]
+    plane.define(*CRDS)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName, HostLimits
 from gpu_exporter.reconciler.fetch import fetch_text
 from gpu_exporter.reconciler.pauses import Pauses
+from gpu_exporter.reconciler.peaks import Peaks
 from gpu_exporter.reconciler.policy import Decision, decide
 from gpu_exporter.reconciler.promql import PromQLSource
 from gpu_exporter.reconciler.rulebook import Rulebook
@@ -104,6 +105,46 @@ def days_before(hour: int) -> list[str]:
     return lines
 
 
+DAYS_HELD, DAY_STEP_S = 8, 240
+Load = Callable[[int], float | None]  # utilization at so many hours before the end; None while nothing is observed
+SERVERS: dict[str, tuple[float, int, list[Load]]] = {  # share of the GPU, days held, and the load of each GPU
+    "quiet": (1.0, 8, [lambda hour: 0.11 if hour % 24 < 8 else 0.0]),
+    "peak": (1.0, 8, [lambda hour: 0.24 if hour == 90 else 0.01]),  # one busy hour in the week
+    "older-peak": (1.0, 8, [lambda hour: 0.9 if hour > 169 else 0.01]),
+    "young": (1.0, 6, [lambda hour: 0.01]),
+    "unseen": (1.0, 8, [lambda hour: None if 50 <= hour < 60 else 0.01]),  # 158 of 168 hours
+    "nearly": (1.0, 8, [lambda hour: None if 50 <= hour < 57 else 0.01]),
+    "shared": (0.5, 8, [lambda hour: 0.01]),
+    "busy": (1.0, 8, [lambda hour: 0.4]),
+    "two": (1.0, 8, [lambda hour: 0.01, lambda hour: 0.02]),
+    "second-busy": (1.0, 8, [lambda hour: 0.01, lambda hour: 0.3]),
+    "second-unknown": (1.0, 8, [lambda hour: 0.01, lambda hour: None]),
+}
+
+
+def servers(end: int) -> list[str]:
+    """Pods that serve, as the counters of their GPUs show them."""
+    lines = []
+    for pod, (share, days, loads) in SERVERS.items():
+        for gpu, load in enumerate(loads):
+            labels = f'job="serving",node="n",instance="n",gpu="{gpu}",uuid="GPU-{pod}-{gpu}"'
+            labels += f',scheduler="kubernetes",namespace="ml",pod="{pod}",container="c"'
+            busy = observed = 0.0
+            for at in range(end - days * 86_400, end + 1, DAY_STEP_S):
+                ratio = load((end - at) // 3600)
+                observed += 0.0 if ratio is None else DAY_STEP_S
+                busy += (ratio or 0.0) * DAY_STEP_S
+                lines += [
+                    f"gpu_allocation_busy_seconds_total{{{labels}}} {busy} {at}",
+                    f"gpu_allocation_observed_seconds_total{{{labels}}} {observed} {at}",
+                ]
+            lines += [
+                f"gpu_allocation_share_ratio{{{labels}}} {share} {end}",
+                f'gpu_allocation_info{{{labels},pod_uid="uid"}} 1 {end}',
+            ]
+    return [*lines, f'gpu_exporter_build_info{{job="serving"}} 1 {end}']
+
+
 def write_history(directory: Path, end: int) -> None:
     """The blocks of a Prometheus that scraped these jobs until `end` (Unix seconds)."""
     flaps: Present = lambda second: second % 120 < 70 or second > HISTORY_S - 60  # noqa: E731
@@ -178,6 +219,7 @@ def write_history(directory: Path, end: int) -> None:
     ]
     renamed = 'job="renamed",namespace="gpu-exporter",pod="agent-1",exported_namespace="ml",exported_pod="train"'
     lines += [f'gpu_allocation_idle_run_seconds{{{renamed},uuid="GPU-9",scheduler="kubernetes"}} 8000 {at}']
+    lines += servers(end)
     lines += [*days_before(HOUR), f'gpu_exporter_build_info{{job="usual"}} 1 {at}']
     lines.sort(key=lambda line: line.partition("{")[0])  # a family in one piece
     text = directory / "history.txt"
@@ -351,3 +393,24 @@ def test_the_days_before_an_hour_say_how_many_gpus_become_idle_then(prometheus: 
     assert evidence.usual_at(HOUR + 1200.0) == 10.0, "the median of 12, none, 100, 9, 11 and a quarter of 10"
     assert evidence.usual_at(HOUR + 3600.0) == 0.0
     assert evidence.usual_at(HOUR + 20 * 86_400.0) is None
+
+
+def test_pods_that_use_little_even_in_their_busiest_hour_are_found(prometheus: Prometheus) -> None:
+    asked: list[str] = []
+
+    def count(url: str, form: dict[str, str], most_bytes: int, within_s: float) -> str:
+        asked.append(form["query"])
+        return fetch_text(url, form, most_bytes, within_s)
+
+    peaks = Peaks(POLICY.sharing_below, POLICY.sharing_window, SYSTEM_CLOCK)
+    windows = POLICY.candidate_after, POLICY.underused_after
+    api = PromQLSource(prometheus.url, *windows, SYSTEM_CLOCK, 'job="serving"', count, peaks=peaks)
+    evidence = api.read_evidence()
+    assert {name.name for name in evidence.sharing} == {"quiet", "nearly", "two", "older-peak"}
+    assert {holder.name for holder in evidence.holders} == set(evidence.sharing), "and they are evidence like others"
+    quiet = evidence.sharing[HolderName("kubernetes", "ml", "quiet")]
+    assert quiet == "in its busiest hour of the last 7d it used 11% of its GPUs, below 20%"
+    assert evidence.sharing[HolderName("kubernetes", "ml", "two")].count("used 2% of its GPUs") == 1
+    before = len([query for query in asked if "bottomk" in query])
+    assert api.read_evidence().sharing == evidence.sharing
+    assert len([query for query in asked if "bottomk" in query]) == before == 1, "once an hour"

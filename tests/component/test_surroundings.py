@@ -72,6 +72,28 @@ class Site(Bench):
         apps.create_namespaced_deployment(self.namespace, {"metadata": {"name": name}, "spec": spec})
         return self.run_all(f"app={name}", count)
 
+    def own(self, crd: tuple[str, str, str, str], name: str, spec: Any, pods: int, **labels: str) -> list[str]:
+        """An object of this kind, and pods that it controls, which run and are idle."""
+        group, version, plural, kind = crd
+        custom = client.CustomObjectsApi(self.plane.api)
+        metadata: dict[str, Any] = {"name": name, "labels": labels}
+        body = {"apiVersion": f"{group}/{version}", "kind": kind, "metadata": metadata, "spec": spec}
+        made = custom.create_namespaced_custom_object(group, version, self.namespace, plural, body)
+        owner = {
+            "apiVersion": f"{group}/{version}",
+            "kind": kind,
+            "name": name,
+            "uid": made["metadata"]["uid"],
+            "controller": True,
+        }
+        names = [f"{name}-{index}" for index in range(pods)]
+        for pod in names:
+            metadata = {"name": pod, "ownerReferences": [owner], "labels": labels}
+            self.plane.core.create_namespaced_pod(self.namespace, self.template() | {"metadata": metadata})
+            self.set_running(pod, 9000.0)
+            self.set_run(pod, IDLE_S + 1500.0)
+        return names
+
     def pods(self, selector: str) -> list[str]:
         found = self.plane.core.list_namespaced_pod(self.namespace, label_selector=selector).items
         return sorted(pod.metadata.name for pod in found)
@@ -198,6 +220,16 @@ def test_what_a_service_or_an_autoscaler_stands_before_is_serving_and_a_headless
     assert any(each.endpoints for each in slices if each.metadata.labels["kubernetes.io/service-name"] == "train")
     assert site.stages([*train, *scaled]) == ["underused", "serving"]
     assert "it serves requests (Service/web)" in site.judge()[web[0]].reason
+    site.source.sharing = {HolderName("kubernetes", site.namespace, web[0]): "in its busiest hour it used 3%"}
+    site.set_run(web[0], BUSY_S)
+    site.run()
+    assert site.labels(web[0])[LABEL] == "sharing-candidate"
+    assert site.annotations(web[0])["gpu-exporter.io/evidence"].endswith("and it serves requests (Service/web)")
+    assert site.events(web[0])[-1][0] == "GpuSharingCandidate"
+    assert "A MIG instance or a shared GPU may do" in site.events(web[0])[-1][1]
+    site.source.sharing = {}
+    site.run()
+    assert LABEL not in site.labels(web[0])
 
 
 def test_a_notebook_behind_its_service_has_the_longer_window(site: Site) -> None:

@@ -90,7 +90,7 @@ def state(data: bytes) -> None:
 
 def promql(data: bytes) -> None:
     from gpu_exporter.reconciler.evidence import EvidenceError
-    from gpu_exporter.reconciler.promql import parse_vector
+    from gpu_exporter.reconciler.vector import parse_vector
 
     try:
         parse_vector(data.decode("utf-8", "replace"), "up")

@@ -152,6 +152,29 @@ class ControlPlane:
         items.sort(key=lambda item: item.get("eventTime") or item["metadata"]["creationTimestamp"])
         return [(item["reason"], item.get("note", "")) for item in items]
 
+    def define(self, *kinds: tuple[str, str, str, str], schema: dict[str, Any] | None = None) -> None:
+        """Serve these kinds, each (group, version, plural, kind), whose controllers are not here.
+
+        `schema`: of the whole object; None for any.
+        """
+        free = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        custom = client.CustomObjectsApi(self.api)
+        for group, version, plural, kind in kinds:
+            names = {"plural": plural, "kind": kind, "singular": kind.lower()}
+            served = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema or free}}
+            spec = {"group": group, "names": names, "scope": "Namespaced", "versions": [served]}
+            body = {"metadata": {"name": f"{plural}.{group}"}, "spec": spec}
+            client.ApiextensionsV1Api(self.api).create_custom_resource_definition(body)
+
+        def is_served(group: str, version: str, plural: str) -> bool:
+            try:
+                return bool(custom.list_cluster_custom_object(group, version, plural))
+            except ApiException:
+                return False
+
+        for group, version, plural, _ in kinds:
+            wait_for(lambda group=group, version=version, plural=plural: is_served(group, version, plural), plural, 30)  # type: ignore[misc]
+
 
 @contextmanager
 def start_control_plane(processes: Processes, directory: Path, scheduler: bool = False) -> Iterator[ControlPlane]:

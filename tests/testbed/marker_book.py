@@ -32,6 +32,8 @@ A, B = HolderName("kubernetes", "ml", "a"), HolderName("slurm", "", "7")
 class Book:
     """Marks in memory, with the answers that a test wants."""
 
+    rest_s = 0.0
+
     def __init__(self, scheduler: str = "kubernetes") -> None:
         self.scheduler = scheduler
         self.marks: dict[HolderName, str] = {}
@@ -140,6 +142,7 @@ class Bench:
         self.policy = policy
         self.rules: Sequence[PolicyRule] = ()
         self.pauses: Sequence[PauseSource] = ()
+        self.sharing: Mapping[HolderName, str] = {}
         self.usual_at: Callable[[float], float | None] = nothing_usual
         self.may_write: Callable[[], bool] = lambda: True
         self.restart()
@@ -176,7 +179,7 @@ class Bench:
             if not self.only_asked or name in marked or max(runs) >= self.policy.candidate_after
         }
         found = tuple(holder(name, runs, wall) for name, runs in shown.items())
-        return Evidence(wall, found, self.exporters, self.allocations, usual_at=self.usual_at)
+        return Evidence(wall, found, self.exporters, self.allocations, usual_at=self.usual_at, sharing=self.sharing)
 
     def run(self) -> list[str]:
         for book in self.books:

@@ -43,6 +43,7 @@ class MemorySlurm(jobs.JobMarker):
     ) -> None:
         """`field`: as JobMarker; by default the one that holds the text. `denied`: fields that may not be written."""
         self.denied: set[str] = set()
+        self.slow_s = 0.0  # that each command takes
         self.release, self.settings = release, settings
         make, own = (row_of_22_05, "Comment") if release.startswith("22") else (row_of_24_11, "Extra")
         self.own = own
@@ -58,6 +59,7 @@ class MemorySlurm(jobs.JobMarker):
 
     def _run(self, *command: str) -> str:
         self.calls.append(" ".join(command[:2]))
+        self.clock.advance(self.slow_s)
         if command[0] == "squeue":  # 22.05 answers with all jobs whatever is asked for
             asked = command[command.index("--jobs") + 1] if "--jobs" in command else ""
             every = not asked or self.release.startswith("22")

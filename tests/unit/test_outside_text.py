@@ -20,7 +20,8 @@ from gpu_exporter.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.ledger.state import HEADER, VERSION, StateFile
 from gpu_exporter.reconciler.direct import ExporterSource
 from gpu_exporter.reconciler.evidence import EvidenceError
-from gpu_exporter.reconciler.promql import PromQLSource, parse_vector
+from gpu_exporter.reconciler.promql import PromQLSource
+from gpu_exporter.reconciler.vector import parse_vector
 from gpu_exporter.web.secure import Security, WebConfigError
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)

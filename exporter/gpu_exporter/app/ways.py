@@ -15,6 +15,7 @@ from gpu_exporter.reconciler.foresight import Foresight
 from gpu_exporter.reconciler.marks import Marker
 from gpu_exporter.reconciler.pause_note import PauseFile, PausePlace
 from gpu_exporter.reconciler.pauses import Pauses
+from gpu_exporter.reconciler.peaks import Peaks
 from gpu_exporter.reconciler.promql import PromQLSource
 from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.slurm.demand import SlurmDemand
@@ -36,7 +37,10 @@ def build_source(
         pauses, asks = Pauses(book), book.asks_models
         clock = SYSTEM_CLOCK if at is None else ManualClock(wall=at)
         host = HostLimits(book.site.host_busy_ratio, book.site.host_busy_io) if book.site.host_delay_max else None
-        return PromQLSource(prometheus, *windows, clock, matcher, client, pauses, asks_models=asks, host=host, at=at)
+        peaks = Peaks(book.site.sharing_below, book.site.sharing_window, clock) if at is None else None
+        return PromQLSource(
+            prometheus, *windows, clock, matcher, client, pauses, asks_models=asks, host=host, peaks=peaks, at=at
+        )
     if at is not None:
         raise ValueError("--at asks for the past, which only --source.prometheus has")
     if book.site.pause_when:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from gpu_exporter.digest import oversized
 from gpu_exporter.digest.oversized import Oversized
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName, holder_name, title, users_id_of
-from gpu_exporter.reconciler.promql import Row, parse_vector
+from gpu_exporter.reconciler.vector import Row, parse_vector
 from gpu_exporter.threads import NoThread, run_ahead
 
 DAY_S = 86400.0

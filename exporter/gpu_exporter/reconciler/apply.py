@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
@@ -42,15 +43,22 @@ class ApplyRuns:
         self._leadership = leadership
         self._wait_s = wait_s
         self._last_problem = ""
+        self._rest_until = -math.inf
 
     def run(self) -> str:
-        """One run; what was left undone, "" when nothing was, and when another process runs instead."""
+        """One run; what was left undone, "" when nothing was, and when another process runs instead.
+
+        Where a scheduler was slow to list its marks, some runs do nothing, so that it is asked less often.
+        """
         if self._leadership is not None and not self._leadership.may_write():
             self._telemetry.note_standby()
             if not self._leadership.wait(self._wait_s):
                 return ""
         began = self._clock.monotonic()
+        if began < self._rest_until:
+            return self._last_problem
         problem = self._cycle.run()
+        self._rest_until = began + self._cycle.rest_s
         self._telemetry.note_cycle(began, not problem, self._cycle.standing, self._cycle.decisions, self._cycle.frozen)
         if problem != self._last_problem:  # once, not in every run
             if problem:

@@ -91,6 +91,11 @@ class Cycle:
         self.decisions: Sequence[Decision] = ()
         """What the last cycle's evidence says, of every holder in it; empty without evidence."""
 
+    @property
+    def rest_s(self) -> float:
+        """From the beginning of the last cycle, for so long there is to be no other one: a scheduler was slow."""
+        return max((marker.rest_s for marker in self._markers.values()), default=0.0)
+
     def run(self) -> str:
         """One cycle; what was missing for it, "" when all went well. Raises nothing.
 

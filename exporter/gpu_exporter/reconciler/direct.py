@@ -32,6 +32,7 @@ from gpu_exporter.reconciler.evidence import (
     UnitEvidence,
     holder_name,
     is_hidden,
+    obstacle_of,
     refuse_renamed,
 )
 from gpu_exporter.reconciler.fetch import fetch_text
@@ -195,6 +196,7 @@ class ExporterSource:
             host_io_bytes_per_s=self._host_work(
                 (page.node, *key), "gpu_allocation_host_io_bytes_per_second", values, wall
             ),
+            obstacle=series.obstacle,
         )
 
     def _host_work(self, key: Key, name: str, values: Mapping[str, float], wall: float) -> float | None:
@@ -229,6 +231,7 @@ class _Allocation:
     labels: dict[str, str]
     info: dict[str, str] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
+    obstacle: str = ""
 
 
 class _Page:
@@ -263,6 +266,8 @@ class _Page:
             allocation = self.allocations.setdefault(key, _Allocation(labels))
             if name == "gpu_allocation_info":
                 allocation.info = labels
+            elif name == "gpu_allocation_activity_unknown":
+                allocation.obstacle = obstacle_of(labels)
             elif name in allocation.values and name in MORE_CAREFUL:
                 allocation.values[name] = MORE_CAREFUL[name](allocation.values[name], value)
             else:

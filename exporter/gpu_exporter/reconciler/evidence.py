@@ -18,6 +18,7 @@ USERS_JOB_ID = re.compile(r"[0-9]+(?:[_+][0-9]+)?")
 
 # A restarted exporter knows nothing of work on its host for two minutes: what it said before counts for so long.
 HOST_KEEP_S = 900.0
+OBSTACLE = re.compile(r"[a-z_]{1,40}")  # it is printed
 FACTS = ("user", "account", "partition", "qos")
 NO_FACTS: Mapping[str, frozenset[str]] = MappingProxyType({})
 
@@ -36,7 +37,8 @@ class HolderName(NamedTuple):
 class UnitEvidence(NamedTuple):
     """One GPU or MIG instance that a holder holds. None means that the source does not have the value.
 
-    `idle_run_s` is absent while the activity of the unit is not known, e.g. because its GPU does not answer.
+    `idle_run_s` is absent while the activity of the unit is not known, e.g. because its GPU does not answer; `obstacle`
+    says why in one word, "" where its exporter does not say.
     `witnesses`: fewest that any part of the idle run rests on. `coverage`: observed share of the time held, 0 to 1,
     over the policy's window (coverage.py). `sample_interval_s`: its exporter's. `node` is for people; `host` is
     the name of the Kubernetes node where the series carry it, else "". `model`: the name of the GPU, "" where that was
@@ -60,6 +62,7 @@ class UnitEvidence(NamedTuple):
     longest_gap_s: float = 0.0
     host_cpu_ratio: float | None = None
     host_io_bytes_per_s: float | None = None
+    obstacle: str = ""
 
 
 class HostLimits(NamedTuple):
@@ -104,7 +107,8 @@ class Evidence(NamedTuple):
     held by jobs that Slurm hides from the exporter (PrivateData), which are not holders here: several jobs share the
     absence of a name. `paused`: why nothing is to be marked now, by the site's own word; "" when it may.
     `usual_at`: how many GPUs became idle at about the same time on other days at the hour of this time (Unix seconds);
-    None where that is not known.
+    None where that is not known. `sharing`: pods that used little of their GPUs even in their busiest hour, each with
+    how little, in words.
     """
 
     wall: float
@@ -115,6 +119,7 @@ class Evidence(NamedTuple):
     hidden: int = 0
     paused: str = ""
     usual_at: Callable[[float], float | None] = nothing_usual
+    sharing: Mapping[HolderName, str] = MappingProxyType({})
 
 
 class EvidenceError(Exception):
@@ -150,6 +155,12 @@ def holder_name(labels: Mapping[str, str]) -> HolderName:
     if labels.get("scheduler") == "slurm":
         return HolderName("slurm", "", labels.get("job_id", ""))
     return HolderName("kubernetes", labels.get("namespace", ""), labels.get("pod", ""))
+
+
+def obstacle_of(labels: Mapping[str, str]) -> str:
+    """What a series of gpu_allocation_activity_unknown says."""
+    reason = labels.get("reason", "")
+    return reason if OBSTACLE.fullmatch(reason) else ""
 
 
 def is_hidden(labels: Mapping[str, str]) -> bool:

@@ -10,7 +10,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.reconciler.brakes import Brakes, hold
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceSource, HolderName
 from gpu_exporter.reconciler.pause_note import PauseSource, pause
-from gpu_exporter.reconciler.policy import LABELLED, Decision, decide
+from gpu_exporter.reconciler.policy import LABELLED, MARKED, Decision, decide
 from gpu_exporter.reconciler.regret import Regrets
 from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.settle import Around, members_of, settle
@@ -63,16 +63,16 @@ class Judge:
         watched = self._regrets.watched() if self._regrets is not None else set()
         evidence = self._read([*marked, *sorted((self._members | watched).difference(marked))])
         decisions = decide(evidence, self.book.loosest)
-        around = self._survey(decisions, (), evidence.wall)
+        around = self._survey(evidence, decisions, ())
         members = members_of(around)
         if members - self._members - {decision.name for decision in decisions}:
             evidence = self._read(sorted(members.union(marked, watched)))
             decisions = decide(evidence, self.book.loosest)
-            around = self._survey(decisions, (), evidence.wall)
+            around = self._survey(evidence, decisions, ())
         settled = settle(evidence, decisions, around, self.book)
-        rising = [d.name for d in settled if d.stage in LABELLED and self._stages.get(d.name) != d.stage]
+        rising = [d.name for d in settled if d.stage in MARKED and self._stages.get(d.name) != d.stage]
         if rising:
-            around = self._survey(decisions, rising, evidence.wall)
+            around = self._survey(evidence, decisions, rising)
             settled = settle(evidence, decisions, around, self.book)
         self._stages = {decision.name: decision.stage for decision in settled}
         self._members = members_of(around)
@@ -90,17 +90,17 @@ class Judge:
             evidence = pause(evidence, place)
         return evidence
 
-    def _survey(self, decisions: Collection[Decision], rising: Collection[HolderName], wall: float) -> Around:
+    def _survey(self, evidence: Evidence, decisions: Collection[Decision], rising: Collection[HolderName]) -> Around:
         """The surroundings of whatever could be marked."""
         by_scheduler: defaultdict[str, list[HolderName]] = defaultdict(list)
         for decision in decisions:
-            if decision.stage in LABELLED:
+            if decision.stage in LABELLED or (decision.stage == "active" and decision.name in evidence.sharing):
                 by_scheduler[decision.name.scheduler].append(decision.name)
         around: dict[HolderName, Surroundings | Unreadable] = {}
         for scheduler, names in by_scheduler.items():
             surveyor = self._find_surveyor(scheduler)
             if surveyor is not None:
-                around |= surveyor.survey(names, rising, wall)
+                around |= surveyor.survey(names, rising, evidence.wall)
         return around
 
 

@@ -67,6 +67,8 @@ class Marker(Surveyor, Protocol):
     """One scheduler's live objects. Every call but `survey` may raise MarkError."""
 
     scheduler: str
+    rest_s: float
+    """For so long its scheduler is to be left alone, from the beginning of the last list: it was slow. 0 when not."""
 
     def list_marks(self) -> Sequence[Mark]:
         """Every mark of ours, on whatever object it is."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.marks import Mark
-from gpu_exporter.reconciler.policy import LABELLED, UNDERUSED, Decision
+from gpu_exporter.reconciler.policy import MARKED, SHARING, UNDERUSED, Decision
 
 RENEW_SHARE = 0.25  # of policy.unsupported_max: an object's time of evidence is never older while there is evidence
 
@@ -89,7 +89,7 @@ def plan(decisions: Sequence[Decision], marks: Sequence[Mark], wall: float, poli
         if mark.ended:
             result.withdrawals.append(Withdrawal(mark, "it no longer runs"))
         elif decision is None or decision.stage == "unknown":
-            if decision is not None and decision.active and mark.stage != "partial":
+            if decision is not None and decision.active and mark.stage not in ("partial", SHARING):
                 result.withdrawals.append(
                     Withdrawal(mark, f"one of its GPUs is active; of others: {decision.reason}", decision)
                 )
@@ -98,7 +98,7 @@ def plan(decisions: Sequence[Decision], marks: Sequence[Mark], wall: float, poli
                 result.withdrawals.append(Withdrawal(mark, f"no evidence any more: {known}", decision))
             else:
                 result.waiting.append((mark, decision))
-        elif decision.stage not in LABELLED:
+        elif decision.stage not in MARKED:
             result.withdrawals.append(Withdrawal(mark, decision.reason, decision))
         elif mark.stage == UNDERUSED != decision.stage:  # on its own, so that no limit or refusal can hold it up
             result.withdrawals.append(Withdrawal(mark, decision.reason, decision))
@@ -107,6 +107,6 @@ def plan(decisions: Sequence[Decision], marks: Sequence[Mark], wall: float, poli
             result.kept.append((mark, decision))
             if decision.stage != mark.stage:
                 result.writes.append(decision)
-    result.writes.extend(decision for decision in wanted.values() if decision.stage in LABELLED)
+    result.writes.extend(decision for decision in wanted.values() if decision.stage in MARKED)
     result.writes.sort(key=lambda decision: decision.idle_since_wall or 0.0)
     return result

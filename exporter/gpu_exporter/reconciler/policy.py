@@ -18,6 +18,28 @@ from gpu_exporter.reconciler.surroundings import Surroundings
 LABEL = "gpu-exporter.io/utilization"
 UNDERUSED = "underused"  # the stage on which others act
 LABELLED = ("candidate", UNDERUSED, "partial")
+SHARING = "sharing-candidate"  # of what serves: no GPU of it is idle, and a part of one might do
+MARKED = (*LABELLED, SHARING)
+NOT_RUNNING = "not_running"
+OBSTACLES = {  # why there is no idle run: by the word of the exporter, what that means and what helps
+    "away": "its exporter has let go of the driver",
+    "contradiction": "two sources contradict each other, see gpu-exporter holders",
+    "hidden": "its job is hidden by Slurm",
+    "no_answer": "the GPU does not answer",
+    "no_sample": "too little of its present time is known",
+    "no_source": "the hardware shows no activity of it",
+    "other": "its job has a state that is not understood",
+    "shared": "it is shared, and whose processes work there is not known",
+    "slurmd": "its pod runs slurmd, and which job has this GPU is not known",
+    "start_unknown": "when its container began is not known: mount /var/log/pods into the agent",
+    "unconfirmed": "its scheduler has not confirmed the holder lately",
+    "undeclared": "no scheduler gave it this GPU",
+}
+HALTS = {  # likewise, what keeps the holder from working; others are states of a Slurm job
+    "no_process": "no process of the pod runs: it has ended, or waits to be started again",
+    "not_started": "its container has not begun",
+    "stopped": "all processes of the job are stopped",
+}
 WITNESSES_MIN = 2  # utilization alone misses copies, encoders and a driver whose counter is stuck
 FRESH_INTERVALS = 4  # a sample is fresh for policy.fresh_min, or this many sampling intervals where that is longer
 
@@ -36,8 +58,8 @@ class Windows(NamedTuple):
 class Decision(NamedTuple):
     """What the policy says of one holder now.
 
-    `stage`: candidate, underused, partial (labelled), or active, starting, unknown, and what its surroundings make of
-    it: serving, exempt, waiting (none of them labelled).
+    `stage`: candidate, underused, partial, sharing-candidate (marked), or active, starting, not_running, unknown, and
+    what its surroundings make of it: serving, exempt, waiting (none of them marked).
     `incarnation`: the pod's UID, "" when unknown and for jobs; `start_wall`: when the newest of its units was taken;
     `needed_s`: how long the holder must have been idle, and able to work, for this stage; `active`: a fresh sample
     shows a unit that is not idle, whatever is not known of the others; `observed_wall`: time of the evidence;
@@ -92,7 +114,7 @@ class Decision(NamedTuple):
     @property
     def label(self) -> str:
         """The mark that this stage would leave, "" for none. Pods get a label, jobs a text in AdminComment."""
-        if self.stage not in LABELLED:
+        if self.stage not in MARKED:
             return ""
         if self.name.scheduler == "slurm":
             return f"AdminComment={LABEL}={self.stage}"
@@ -163,7 +185,7 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
     runs = [_number(unit.idle_run_s) for unit in units]
     silent = [unit for unit, run in zip(units, runs, strict=True) if not run >= 0]
     if silent:
-        return "unknown", f"no idle run is published of {_places(silent)}: its activity is not known"
+        return _silence(silent)
     held_s = [wall - _number(unit.start_wall) for unit in units]
     if not all(math.isfinite(seconds) for seconds in held_s):
         return "unknown", "the start of the allocation is not known"
@@ -206,6 +228,16 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
     return UNDERUSED, f"{_all(holder.held)} idle for {_minutes(shortest)}"
 
 
+def _silence(silent: Sequence[UnitEvidence]) -> tuple[str, str]:
+    """What follows from units without an idle run: their holder cannot work now, or what it does is not known."""
+    unclear = [unit for unit in silent if unit.obstacle in OBSTACLES or not unit.obstacle]
+    if unclear:
+        why = OBSTACLES.get(unclear[0].obstacle, "its activity is not known")
+        return "unknown", f"no idle run is published of {_places(unclear)}: {why}"
+    word = silent[0].obstacle
+    return NOT_RUNNING, HALTS.get(word, f"the job is {word.upper()}")
+
+
 def _host_work(units: Sequence[UnitEvidence], policy: Policy) -> str:
     """How much a holder works on its host, on the busiest of its nodes; "" for not much, or for not known."""
     cpu = max((unit.host_cpu_ratio or 0.0 for unit in units), default=0.0)
@@ -240,6 +272,7 @@ def _more_careful(a: UnitEvidence, b: UnitEvidence) -> UnitEvidence:
         sample_interval_s=min(a.sample_interval_s, b.sample_interval_s),
         host_cpu_ratio=max(a.host_cpu_ratio or 0.0, b.host_cpu_ratio or 0.0),
         host_io_bytes_per_s=max(a.host_io_bytes_per_s or 0.0, b.host_io_bytes_per_s or 0.0),
+        obstacle=min(filter(None, (a.obstacle, b.obstacle)), default=""),
     )
 
 

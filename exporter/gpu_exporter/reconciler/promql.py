@@ -6,21 +6,18 @@ four instant queries ask all about so many of them as fit into one query.
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.fetch import ANSWER_S, MIB, MOST_BYTES, clean
+from gpu_exporter.fetch import ANSWER_S, MIB, MOST_BYTES
 from gpu_exporter.model import ALLOCATION_KEY
 from gpu_exporter.reconciler.coverage import coverage
 from gpu_exporter.reconciler.evidence import (
     EVIDENCE_S,
     HOST_KEEP_S,
-    RENAMED_LABELS,
     Evidence,
     EvidenceError,
     Gathered,
@@ -30,20 +27,21 @@ from gpu_exporter.reconciler.evidence import (
     UnitEvidence,
     holder_name,
     is_hidden,
+    obstacle_of,
     refuse_renamed,
 )
 from gpu_exporter.reconciler.fetch import fetch_text
 from gpu_exporter.reconciler.pauses import Pause, Pauses
-from gpu_exporter.reconciler.usual import DAYS, HOUR_S, TOGETHER_S, Usual
+from gpu_exporter.reconciler.peaks import Peaks
+from gpu_exporter.reconciler.usual import Usual, read_days
+from gpu_exporter.reconciler.vector import HOLDER_LABELS, Row, literal, parse_vector, quote, restrict
 from gpu_exporter.threads import NoThread, run_ahead
 
-MATCHER_MAX = 12_000  # characters; VictoriaMetrics takes queries of 16 KiB
 WORKERS = 3  # queries at once: the server works on some while the answer of another is parsed (docs/benchmarks.md)
 EXPLAINED_MAX = 200  # GPUs of one holder whose witnesses are asked for, so that the query stays short
 MODELS_BATCH = 250  # GPUs whose model is asked for in one query: at 40 characters each, below MATCHER_MAX
 MODELS_MAX = 200_000  # GPUs whose model is remembered
 HOLDER_BYTES = 1024  # of an answer, for each holder that it may name
-HOLDER_LABELS = ("cluster", "scheduler", "namespace", "pod", "job_id", *RENAMED_LABELS)
 PREFIX = "gpu_allocation_"
 FACTS = (
     "idle_run_seconds",
@@ -54,21 +52,14 @@ FACTS = (
     "info",
     "holder_units",
     "idle_gap_longest_seconds",
+    "activity_unknown",
 )
 HOST_WORK = ("gpu_allocation_host_activity_ratio", "gpu_allocation_host_io_bytes_per_second")  # as in HostLimits
 WITNESS = re.compile(r"[a-z0-9_]{1,40}")
 UnitKey: TypeAlias = tuple[str, ...]
-STRINGS = frozenset({str})
 Place: TypeAlias = tuple[str, str]  # node and instance of an exporter
 Series: TypeAlias = frozenset[tuple[str, str]]  # every label of one series
 COUNTERS = ("held_seconds_total", "observed_seconds_total")
-
-
-class Row(NamedTuple):
-    """One element of an instant vector."""
-
-    labels: dict[str, str]
-    value: float
 
 
 Facts: TypeAlias = dict[str, list[Row]]
@@ -80,31 +71,6 @@ class Fetch(Protocol):
     """POST of a form; an answer of at most so many bytes, within so many seconds. Raises EvidenceError."""
 
     def __call__(self, url: str, form: dict[str, str], most_bytes: int, within_s: float) -> str: ...
-
-
-def parse_vector(text: str, query: str) -> list[Row]:
-    """The rows of an answer of /api/v1/query. Raises EvidenceError that names the query."""
-    try:
-        answer: Any = json.loads(text)
-        if answer.get("status") != "success":
-            raise EvidenceError(f"query failed: {clean(str(answer.get('error', 'no reason given')))}: {query}")
-        data = answer["data"]
-        if data["resultType"] != "vector":
-            raise EvidenceError(f"expected a vector, not a {clean(str(data['resultType']))}: {query}")
-        rows = [Row(_labels(row["metric"]), float(row["value"][1])) for row in data["result"]]
-        rows = [row for row in rows if math.isfinite(row.value)]  # what is not a number is not evidence
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
-        raise EvidenceError(f"not an answer of a PromQL API ({type(exc).__name__}): {query}") from exc
-    if answer.get("warnings") or answer.get("isPartial"):
-        raise EvidenceError(f"the answer is partial, so nothing is decided on it: {query}")
-    return rows
-
-
-def _labels(metric: Any) -> dict[str, str]:
-    labels = dict(metric)
-    if not STRINGS.issuperset(map(type, labels.values())):  # keys of JSON are texts; 300,000 rows pay for each look
-        raise TypeError
-    return labels
 
 
 class PromQLSource:
@@ -122,18 +88,20 @@ class PromQLSource:
         *,
         asks_models: bool = False,
         host: HostLimits | None = None,
+        peaks: Peaks | None = None,
         at: float | None = None,
     ) -> None:
         """`matcher`: label matchers that every selector gets, e.g. `cluster="a"`. `pauses`: None for none.
 
         `asks_models`: the model of each GPU is evidence as well. `host`: so is work on the host above these limits,
-        None where it makes no difference. `at`: ask for the evidence of this time (Unix
-        seconds), which `clock` then says too; None for now.
+        None where it makes no difference. `peaks`: finds pods that could share their GPUs, None for none. `at`: ask for
+        the evidence of this time (Unix seconds), which `clock` then says too; None for now.
         """
         self._at = at
         self._models: dict[str, str] | None = {} if asks_models else None
         self._pauses = pauses
         self._host = host
+        self._peaks = peaks
         self._url = url.rstrip("/")
         self._candidate_after_s = candidate_after_s
         self._window_s = window_s
@@ -141,14 +109,14 @@ class PromQLSource:
         self._matcher = matcher
         self._fetch = fetch
         self._until = 0.0
-        self._usual = Usual(self._read_days, clock)
+        self._usual = Usual(lambda hour: read_days(self, hour, candidate_after_s), clock)
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
         """Holders with a long idle run, and those in `marked`."""
         wall = self._clock.wall()
         self._until = time.monotonic() + EVIDENCE_S
         allocations = self._count("gpu_allocation_info")
-        suspects = self._query(self._suspects(), MIB + HOLDER_BYTES * allocations)
+        suspects = self.query(self._suspects(), MIB + HOLDER_BYTES * allocations)
         clusters = {row.labels.get("cluster", "") for row in suspects}
         if len(clusters) > 1:  # one pod name may exist in each of them
             raise EvidenceError(f"clusters {sorted(clusters)} in one answer: choose one with --source.matcher")
@@ -157,8 +125,10 @@ class PromQLSource:
             matcher = f"{{{self._matcher}}}"
             raise EvidenceError(f"no gpu-exporter series match {matcher}: see --source.matcher")
         hidden = self._count("gpu_allocation_info", 'identity="hidden"', "count by (uuid, mig_uuid) ")
-        pause = self._pauses.read(self._query, wall) if self._pauses is not None else Pause()
-        names = {holder_name(row.labels) for row in suspects if not is_hidden(row.labels)} | self._resolve(marked)
+        pause = self._pauses.read(self.query, wall) if self._pauses is not None else Pause()
+        sharing = self._peaks.read(self) if self._peaks is not None else {}
+        names = {holder_name(row.labels) for row in suspects if not is_hidden(row.labels)}
+        names |= self._resolve(marked) | sharing.keys()
         if not names:
             return Evidence(wall, (), exporters, allocations, hidden=hidden, paused=pause.now, usual_at=self._usual.at)
         ages, intervals = self._ages(), self._intervals()
@@ -169,6 +139,7 @@ class PromQLSource:
             witnesses = _by_unit(facts["idle_run_witnesses"], min)
             gaps = _by_unit(facts["idle_gap_longest_seconds"], max)
             shares = self._coverage(facts, growth)
+            obstacles = {_unit_key(row.labels): obstacle_of(row.labels) for row in facts["activity_unknown"]}
             # A row without a name, of a source that drops names, is work too.
             io = _by_unit([row for row in host if row.labels.get("__name__") == HOST_WORK[1]], max)
             cpu = _by_unit([row for row in host if row.labels.get("__name__") != HOST_WORK[1]], max)
@@ -195,6 +166,7 @@ class PromQLSource:
                         longest_gap_s=gaps.get(key, 0.0),
                         host_cpu_ratio=cpu.get(key),
                         host_io_bytes_per_s=io.get(key),
+                        obstacle=obstacles.get(key, ""),
                     ),
                 )
             for row in facts["holder_units"]:
@@ -202,39 +174,38 @@ class PromQLSource:
                 if name in holders:
                     holders[name].count(row.value)
         found = tuple(holder.evidence(name)._replace(counts_from=pause.until_wall) for name, holder in holders.items())
-        return Evidence(wall, found, exporters, allocations, hidden=hidden, paused=pause.now, usual_at=self._usual.at)
+        return Evidence(
+            wall,
+            found,
+            exporters,
+            allocations,
+            hidden=hidden,
+            paused=pause.now,
+            usual_at=self._usual.at,
+            sharing=sharing,
+        )
 
     def find_holders(self, uuid: str) -> Collection[HolderName]:
         """As ExplainingSource."""
         self._until = time.monotonic() + EVIDENCE_S
-        chosen = (self._select("gpu_allocation_info", f'{label}="{_quote(uuid)}"') for label in ("uuid", "mig_uuid"))
-        rows = self._query(" or ".join(chosen))
+        chosen = (self.select("gpu_allocation_info", f'{label}="{quote(uuid)}"') for label in ("uuid", "mig_uuid"))
+        rows = self.query(" or ".join(chosen))
         return sorted({holder_name(row.labels) for row in rows if not is_hidden(row.labels)})
 
     def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
         """As EvidenceSource; of at most EXPLAINED_MAX GPUs."""
         self._until = time.monotonic() + EVIDENCE_S
-        wanted = f'uuid=~"{"|".join(map(_literal, sorted(uuids)[:EXPLAINED_MAX]))}"'
+        wanted = f'uuid=~"{"|".join(map(literal, sorted(uuids)[:EXPLAINED_MAX]))}"'
         found: dict[tuple[str, str], dict[str, float]] = {}
         for metric in ("gpu_other_activity_seconds_total", "gpu_mig_other_activity_seconds_total"):
-            total, window = self._select(metric, wanted), f"{self._candidate_after_s:g}s"
+            total, window = self.select(metric, wanted), f"{self._candidate_after_s:g}s"
             # A series begins with the first such second, which increase() cannot see.
             grown = f"(increase({total}[{window}]) > 0) or ({total} unless {total} offset {window})"
-            for row in self._query(f"max by (uuid, mig, witness) ({grown})"):
+            for row in self.query(f"max by (uuid, mig, witness) ({grown})"):
                 unit, witness = (row.labels.get("uuid", ""), row.labels.get("mig", "")), row.labels.get("witness", "")
                 if WITNESS.fullmatch(witness):  # it is printed
                     found.setdefault(unit, {})[witness] = row.value
         return found
-
-    def _read_days(self, hour: float) -> list[float]:
-        """As Usual asks for it. A GPU is seen in one step of these when its idle run is as long as a candidate's."""
-        run, shortest = self._select("gpu_allocation_idle_run_seconds"), self._candidate_after_s
-        begun = f"count(count by (uuid, mig_uuid) ({run} >= {shortest:g} < {shortest + TOGETHER_S:g}))"
-        known = f"0 * count({self._select('gpu_allocation_info')})"  # a day on which nobody became idle counts as 0
-        most = f"max_over_time(({begun} or {known})[{HOUR_S:g}s:{TOGETHER_S:g}s] offset %dd)"
-        days = (f'label_replace({most % day}, "day", "{day}", "", "")' for day in range(1, DAYS + 1))
-        rows = self._query(" or ".join(days), at=hour + HOUR_S + shortest)
-        return [row.value for row in rows]
 
     def _read_models(self, uuids: Collection[str]) -> Mapping[str, str]:
         """The models of these GPUs, where they are wanted; each is asked for once, since it does not change."""
@@ -245,19 +216,19 @@ class PromQLSource:
             self._models.clear()
             unknown = sorted(uuids)
         for start in range(0, len(unknown), MODELS_BATCH):
-            wanted = f'uuid=~"{"|".join(map(_literal, unknown[start : start + MODELS_BATCH]))}"'
-            rows = self._query(f"count by (uuid, name) ({self._select('gpu_info', wanted)})")
+            wanted = f'uuid=~"{"|".join(map(literal, unknown[start : start + MODELS_BATCH]))}"'
+            rows = self.query(f"count by (uuid, name) ({self.select('gpu_info', wanted)})")
             self._models |= {row.labels.get("uuid", ""): row.labels.get("name", "") for row in rows}
         return self._models
 
     def _ages(self) -> dict[Place, float]:
         """Seconds since the last sample, by exporter."""
-        last = self._select("gpu_exporter_last_sample_timestamp_seconds")
-        return {_place(row.labels): row.value for row in self._query(f"time() - min by (node, instance) ({last})")}
+        last = self.select("gpu_exporter_last_sample_timestamp_seconds")
+        return {_place(row.labels): row.value for row in self.query(f"time() - min by (node, instance) ({last})")}
 
     def _intervals(self) -> dict[Place, float]:
-        interval = self._select("gpu_exporter_sample_interval_seconds")
-        return {_place(row.labels): row.value for row in self._query(f"min by (node, instance) ({interval})")}
+        interval = self.select("gpu_exporter_sample_interval_seconds")
+        return {_place(row.labels): row.value for row in self.query(f"min by (node, instance) ({interval})")}
 
     def _read_batches(self, batches: Iterable[str]) -> Iterator[Batch]:
         """Some at once: while the server works on one, another one is parsed here. Raises EvidenceError."""
@@ -269,7 +240,7 @@ class PromQLSource:
     def _read_batch(self, wanted: str) -> Batch:
         facts = self._facts(wanted)
         growth = {
-            counter: self._query(f"increase({self._select(PREFIX + counter, wanted)}[{self._window_s:g}s])")
+            counter: self.query(f"increase({self.select(PREFIX + counter, wanted)}[{self._window_s:g}s])")
             for counter in COUNTERS
         }
         return facts, growth, self._host_work(wanted)
@@ -279,27 +250,27 @@ class PromQLSource:
         if self._host is None:
             return []
         busy = (
-            f"last_over_time({self._select(name, wanted)}[{HOST_KEEP_S:g}s]) > {limit:g}"
+            f"last_over_time({self.select(name, wanted)}[{HOST_KEEP_S:g}s]) > {limit:g}"
             for name, limit in zip(HOST_WORK, self._host, strict=True)
         )
-        return self._query(" or ".join(busy))  # the two differ in nothing but their name, so the first one stays
+        return self.query(" or ".join(busy))  # the two differ in nothing but their name, so the first one stays
 
     def _facts(self, wanted: str) -> Facts:
         """The rows of each of FACTS."""
         facts: Facts = {fact: [] for fact in FACTS}
-        for row in self._query(self._select("", f'__name__=~"{PREFIX}({"|".join(FACTS)})"', wanted)):
+        for row in self.query(self.select("", f'__name__=~"{PREFIX}({"|".join(FACTS)})"', wanted)):
             fact = row.labels.get("__name__", "").removeprefix(PREFIX)
             if fact in facts:
                 facts[fact].append(row)
         return facts
 
     def _count(self, metric: str, wanted: str = "", distinct: str = "") -> int:
-        selected = self._select(metric, wanted)
-        rows = self._query(f"count({distinct}({selected}))" if distinct else f"count({selected})")
+        selected = self.select(metric, wanted)
+        rows = self.query(f"count({distinct}({selected}))" if distinct else f"count({selected})")
         return int(rows[0].value) if rows else 0
 
     def _suspects(self) -> str:
-        long = f"{self._select('gpu_allocation_idle_run_seconds')} >= {self._candidate_after_s:g}"
+        long = f"{self.select('gpu_allocation_idle_run_seconds')} >= {self._candidate_after_s:g}"
         return f"max by ({', '.join(HOLDER_LABELS)}) ({long})"
 
     def _coverage(self, facts: Facts, growth: Facts) -> dict[UnitKey, float | None]:
@@ -333,15 +304,16 @@ class PromQLSource:
                 continue
             kind = ("array_job_id", "array_task_id") if "_" in name.name else ("het_job_id", "het_job_offset")
             parts = re.split("[_+]", name.name)
-            matchers = (f'{label}="{_quote(part)}"' for label, part in zip(kind, parts, strict=False))
-            names |= {holder_name(row.labels) for row in self._query(self._select("gpu_allocation_info", *matchers))}
+            matchers = (f'{label}="{quote(part)}"' for label, part in zip(kind, parts, strict=False))
+            names |= {holder_name(row.labels) for row in self.query(self.select("gpu_allocation_info", *matchers))}
         return names
 
-    def _select(self, metric: str, *wanted: str) -> str:
+    def select(self, metric: str, *wanted: str) -> str:
+        """As Asked."""
         return f"{metric}{{{','.join(part for part in (self._matcher, *wanted) if part)}}}"
 
-    def _query(self, query: str, most_bytes: int = MOST_BYTES, at: float | None = None) -> list[Row]:
-        """The rows now, or at another time (Unix seconds). Raises EvidenceError."""
+    def query(self, query: str, most_bytes: int = MOST_BYTES, at: float | None = None) -> list[Row]:
+        """As Asked, within the time of a cycle; an answer of at most so many bytes."""
         left_s = self._until - time.monotonic()
         if left_s <= 0.0:
             raise EvidenceError(f"{self._url}: the evidence of a cycle took longer than {EVIDENCE_S:g} s")
@@ -374,30 +346,3 @@ def _unit_key(labels: dict[str, str]) -> UnitKey:
 def _series(labels: dict[str, str]) -> Series:
     """The labels that identify a series within its metric. Functions of PromQL drop the name."""
     return frozenset((label, value) for label, value in labels.items() if label != "__name__")
-
-
-def restrict(names: Iterable[HolderName], most: int = MATCHER_MAX) -> Iterator[str]:
-    """Matchers that keep at least the series of these holders, so many at a time as fit into `most` characters.
-
-    The rows are compared exactly afterwards: of a pod only its name is matched.
-    """
-    for scheduler, label in (("kubernetes", 'scheduler!="slurm",pod'), ("slurm", 'scheduler="slurm",job_id')):
-        batch: list[str] = []
-        length = 0
-        for value in sorted({_literal(name.name) for name in names if name.scheduler == scheduler}):
-            if batch and length + len(value) > most:
-                yield f'{label}=~"{"|".join(batch)}"'
-                batch, length = [], 0
-            batch.append(value)
-            length += len(value) + 1
-        if batch:
-            yield f'{label}=~"{"|".join(batch)}"'
-
-
-def _literal(value: str) -> str:
-    """The value itself as a regular expression of RE2, within a PromQL string."""
-    return _quote(re.sub(r"([^A-Za-z0-9_-])", r"\\\1", value))
-
-
-def _quote(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

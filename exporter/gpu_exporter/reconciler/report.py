@@ -11,7 +11,7 @@ from gpu_exporter.plain import layout, utc
 from gpu_exporter.reconciler.evidence import Evidence, HolderName, OtherActivity
 from gpu_exporter.reconciler.foresight import Outlook
 from gpu_exporter.reconciler.marks import EXEMPT_UNTIL
-from gpu_exporter.reconciler.policy import LABELLED, UNDERUSED, Decision, Windows, windows_of
+from gpu_exporter.reconciler.policy import LABELLED, NOT_RUNNING, SHARING, UNDERUSED, Decision, Windows, windows_of
 
 HEADER = ("HOLDER", "OWNER", "GPUS", "STAGE", "IDLE SINCE", "REASON", "WOULD WRITE")
 
@@ -27,7 +27,7 @@ def render_decisions(
         seen += f"; {_count(evidence.hidden, 'GPU')} {verb} held by jobs that Slurm hides"
     if not decisions:
         return f"{seen}; no holder is idle long enough to be considered\n"
-    order = {"underused": 0, "candidate": 1, "partial": 2, "unknown": 3}
+    order = {stage: place for place, stage in enumerate((UNDERUSED, "candidate", "partial", SHARING, "unknown"))}
     rows = [
         (
             decision.title,
@@ -38,7 +38,7 @@ def render_decisions(
             decision.reason,
             _written(decision, outlooks),
         )
-        for decision in sorted(decisions, key=lambda d: (order.get(d.stage, 4), d.name))
+        for decision in sorted(decisions, key=lambda d: (order.get(d.stage, len(order)), d.name))
     ]
     return "\n".join([*layout(HEADER, rows), seen]) + "\n"
 
@@ -116,6 +116,10 @@ def _what_is_next(decision: Decision, windows: Windows) -> str:
         return "any work ends the mark, within a cycle"
     if decision.stage == "active":
         return f"candidate after {format_duration(windows.candidate_s)} without any work"
+    if decision.stage == SHARING:
+        return "nothing follows from this; a MIG instance or a shared GPU may do"
+    if decision.stage == NOT_RUNNING:
+        return "its idle time begins again at nothing when it runs"
     return ""
 
 

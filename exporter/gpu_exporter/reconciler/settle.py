@@ -14,6 +14,8 @@ from gpu_exporter.durations import describe_duration
 from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName
 from gpu_exporter.reconciler.policy import (
     LABELLED,
+    NOT_RUNNING,
+    SHARING,
     UNDERUSED,
     Decision,
     Windows,
@@ -43,7 +45,7 @@ def settle(evidence: Evidence, decisions: Sequence[Decision], around: Around, bo
         if id(its.members) not in gangs:
             gangs[id(its.members)] = _Gang(its.members, alone)
         settled.append(_settle_gang(decision, gangs[id(its.members)]))
-    return settled
+    return [_share(each, holders[each.name], around.get(each.name), evidence, book) for each in settled]
 
 
 def members_of(around: Around) -> set[HolderName]:
@@ -131,6 +133,7 @@ class _Gang:
         self.idle = sum(decision.stage in IDLE for decision in known)
         self.spared = [decision for decision in known if decision.stage in ("exempt", "serving")]
         self.waits = next((member for member in members if member.waits), None)
+        self.halted = [decision for decision in known if decision.stage == NOT_RUNNING]
         self.busy = [each for each in known if each.active or each.stage in ("active", "starting", "partial")]
         self.unknown = [(member.name, why) for member, each in seen.items() if (why := _unknown(member, each))]
         self.late = [decision for decision in known if decision.stage != UNDERUSED]
@@ -153,6 +156,8 @@ def _settle_gang(decision: Decision, gang: _Gang) -> Decision:
         )
     if gang.waits is not None:
         return _lowered(decision, "waiting", f"{decision.reason}, but {gang.waits.name} of {title} {gang.waits.waits}")
+    if halted := next(iter(gang.halted), None):
+        return _lowered(decision, "waiting", f"{decision.reason}, but of {halted.title} of {title}: {halted.reason}")
     if busy := _other(gang.busy, decision):
         idle = gang.idle + (decision.stage not in IDLE)
         text = f"{idle} of {gang.members} members of {title} idle; {busy.title}: {busy.reason}"
@@ -182,6 +187,26 @@ def _unknown(member: Member, decision: Decision | None) -> str:
     if member.units is not None and decision.held != member.units:
         return f"{decision.held} GPUs are seen, it was given {member.units}"
     return ""
+
+
+def _share(
+    decision: Decision,
+    holder: HolderEvidence,
+    around: Surroundings | Unreadable | None,
+    evidence: Evidence,
+    book: Rulebook,
+) -> Decision:
+    """What serves by itself and uses little even in its busiest hour, unless somebody asked to keep its GPUs."""
+    little = evidence.sharing.get(decision.name)
+    if little is None or decision.stage not in ("active", "serving") or not isinstance(around, Surroundings):
+        return decision
+    chosen = book.choose(holder, around)
+    if around.kind != SERVING or around.members or around.exemption is not None or isinstance(chosen, NotKnown):
+        return decision
+    if chosen.rule is not None and chosen.rule.exempt:
+        return decision
+    reason = f"{little}, and it serves requests ({around.kind_why})"
+    return _lowered(decision, SHARING, reason)._replace(around=around, rule=chosen.rule)
 
 
 def _exempt(decision: Decision, exemption: Exemption) -> Decision:

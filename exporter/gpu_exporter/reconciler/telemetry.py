@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from gpu_exporter.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.reconciler.brakes import FREEZES
 from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.policy import LABELLED, Decision
+from gpu_exporter.reconciler.policy import MARKED, Decision
 from gpu_exporter.reconciler.surroundings import EXEMPT_BY
 
 STAGES_MAX = 30_000  # series; a tenth of a site of 100,000 allocations is idle at a time, or some bug makes it so
@@ -92,7 +92,7 @@ class _Stages(Collector):
 
     def note(self, decisions: Sequence[Decision]) -> None:
         """Keep what is published, and nothing of the evidence behind it."""
-        labelled = [(each.name, each.stage) for each in decisions if each.stage in LABELLED][:STAGES_MAX]
+        labelled = [(each.name, each.stage) for each in decisions if each.stage in MARKED][:STAGES_MAX]
         self._rows = [
             ("slurm", "", "", name, stage) if scheduler == "slurm" else (scheduler, namespace, name, "", stage)
             for (scheduler, namespace, name), stage in labelled
@@ -217,7 +217,7 @@ class Telemetry:
             self._writes.labels(result)
         for reason in REASONS:
             self._skipped.labels(reason)
-        for stage in (*LABELLED, "other"):
+        for stage in (*MARKED, "other"):
             self._labelled.labels(stage)
 
     def note_actions(self, kinds: Collection[str]) -> None:
@@ -296,6 +296,6 @@ class Telemetry:
             self._exempt.labels(source).set(exempt[source])
         self._stages.note(decisions)
         # A stage is read from live objects, which others may edit: one that is not ours makes no series of its own.
-        tally = Tally(stage if stage in LABELLED else "other" for stage in standing.values())
-        for stage in (*LABELLED, "other"):
+        tally = Tally(stage if stage in MARKED else "other" for stage in standing.values())
+        for stage in (*MARKED, "other"):
             self._labelled.labels(stage).set(tally[stage])

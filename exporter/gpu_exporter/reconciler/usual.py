@@ -9,6 +9,7 @@ from statistics import median
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.reconciler.evidence import EvidenceError
+from gpu_exporter.reconciler.vector import Asked
 
 log = logging.getLogger(__name__)
 HOUR_S = 3600.0
@@ -46,3 +47,13 @@ class Usual:
                 self._failed.clear()
             self._known[hour] = median(days) if len(days) >= DAYS_MIN else None
         return self._known.get(hour)
+
+
+def read_days(api: Asked, hour: float, shortest_s: float) -> list[float]:
+    """As Usual asks for them. `shortest_s`: of the idle runs that count; each GPU is in one step of these."""
+    run = api.select("gpu_allocation_idle_run_seconds")
+    begun = f"count(count by (uuid, mig_uuid) ({run} >= {shortest_s:g} < {shortest_s + TOGETHER_S:g}))"
+    known = f"0 * count({api.select('gpu_allocation_info')})"  # a day on which nobody became idle counts as 0
+    most = f"max_over_time(({begun} or {known})[{HOUR_S:g}s:{TOGETHER_S:g}s] offset %dd)"
+    days = (f'label_replace({most % day}, "day", "{day}", "", "")' for day in range(1, DAYS + 1))
+    return [row.value for row in api.query(" or ".join(days), at=hour + HOUR_S + shortest_s)]

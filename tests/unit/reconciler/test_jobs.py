@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.testbed.marker_book import Bench
 from tests.testbed.memory_slurm import MemorySlurm, row_of_22_05, row_of_24_11
 
 from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.apply import ApplyRuns
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import MarkError, Refused
 from gpu_exporter.reconciler.policy import LABEL, Decision
 from gpu_exporter.reconciler.slurm import marker as jobs
 from gpu_exporter.reconciler.slurm.live import FIELDS
 from gpu_exporter.reconciler.slurm.survey import describe
+from gpu_exporter.reconciler.telemetry import Telemetry
 
 WALL = 1_800_000_000.0
 JOB = Decision(
@@ -421,3 +424,20 @@ def test_a_mark_that_may_not_be_removed_keeps_no_other_one_and_is_said() -> None
     (mark,) = marker.list_marks()
     marker.withdraw(mark, "over", WALL)
     assert marker.text(7, "Extra") == ""
+
+
+@pytest.mark.parametrize(("slow_s", "runs"), [(0.0, 8), (1.0, 8), (2.0, 4), (4.0, 4)])
+def test_a_slow_slurmctld_is_asked_less_often(slow_s: float, runs: int) -> None:
+    """At an interval of 30 s; beyond a minute the liveness probe would think that nothing happens."""
+    marker = MemorySlurm(text="")
+    bench = Bench(marker)  # type: ignore[arg-type]
+    bench.clock = marker.clock
+    bench.restart()
+    cycles = ApplyRuns(bench.cycle, Telemetry(marker.clock), marker.clock)
+    marker.slow_s = slow_s
+    marker.calls.clear()
+    began = marker.clock.monotonic()
+    for start in range(0, 240, 30):
+        marker.clock.advance(began + start - marker.clock.monotonic())
+        cycles.run()
+    assert marker.calls.count("squeue --json") == runs

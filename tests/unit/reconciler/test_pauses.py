@@ -9,8 +9,8 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.brakes import FREEZES, PAUSED, Brakes
 from gpu_exporter.reconciler.evidence import Evidence
 from gpu_exporter.reconciler.pauses import Pause, Pauses
-from gpu_exporter.reconciler.promql import Row
 from gpu_exporter.reconciler.rulebook import Rulebook
+from gpu_exporter.reconciler.vector import Row
 
 POLICY = Policy()._replace(pause_when="storage_up == 0")
 

@@ -77,6 +77,18 @@ def unit(**changes: Any) -> UnitEvidence:
         ({"idle_run_s": 3599.0}, "active", "longest idle run 59 min, below 60 min"),
         ({"idle_run_s": 0.0}, "active", "longest idle run 0 s, below 60 min"),
         ({"idle_run_s": None}, "unknown", "no idle run is published of n1 gpu 0: its activity is not known"),
+        (
+            {"idle_run_s": None, "obstacle": "no_answer"},
+            "unknown",
+            "no idle run is published of n1 gpu 0: the GPU does not answer",
+        ),
+        ({"idle_run_s": None, "obstacle": "suspended"}, "not_running", "the job is SUSPENDED"),
+        ({"idle_run_s": None, "obstacle": "not_started"}, "not_running", "its container has not begun"),
+        (
+            {"idle_run_s": None, "obstacle": "suspended", "sample_age_s": 121.0},
+            "unknown",
+            "no sample of the last 2 min",
+        ),
         ({"sample_age_s": None}, "unknown", "no sample of the last 2 min"),
         ({"sample_age_s": 121.0}, "unknown", "no sample of the last 2 min"),
         ({"sample_age_s": -300.0}, "unknown", "the newest sample is 5 min ahead: a clock is wrong"),
@@ -223,6 +235,19 @@ def test_the_reason_of_a_holder_of_several_gpus_names_the_worst() -> None:
         reason(silent, silent, silent) == "no idle run is published of n1 gpu 0 and 2 more: its activity is not known"
     )
     assert reason({}, silent) == "no idle run is published of n1 gpu 1: its activity is not known"
+
+
+def test_what_is_not_known_of_one_gpu_goes_before_what_halts_the_holder_on_another() -> None:
+    lost = unit(idle_run_s=None, obstacle="no_answer", gpu="1", uuid="GPU-1")
+    halted = unit(idle_run_s=None, obstacle="suspended")
+    for units in ((lost, halted), (halted, lost)):
+        decision = judge(*units)
+        assert (decision.stage, "n1 gpu 1: the GPU does not answer" in decision.reason) == ("unknown", True)
+    twins = [halted, unit(idle_run_s=9000.0)]  # two targets for one GPU
+    assert [judge(*order).stage for order in (twins, twins[::-1])] == ["not_running"] * 2
+    text = explain(judge(halted), POLICY)
+    assert "ml/train-0: not_running\n  because the job is SUSPENDED\n" in text
+    assert "  next: its idle time begins again at nothing when it runs\n" in text
 
 
 def test_no_idle_run_of_a_holder_is_longer_than_the_allocation_of_its_newest_gpu() -> None:

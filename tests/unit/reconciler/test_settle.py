@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, Bench, Book, holder
 
+from gpu_exporter.config.rules import PolicyRule
 from gpu_exporter.reconciler import settle as settle_module
 from gpu_exporter.reconciler.apply import ApplyRuns
 from gpu_exporter.reconciler.evidence import Evidence, HolderName
-from gpu_exporter.reconciler.policy import LABELLED, Decision, decide
+from gpu_exporter.reconciler.policy import LABELLED, MARKED, Decision, decide
 from gpu_exporter.reconciler.report import explain
 from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.settle import settle
@@ -96,11 +97,73 @@ def test_class_and_wishes_lower_a_stage_and_never_raise_it(
     assert working.stage == "active"
 
 
+SERVES = Surroundings(kind="serving", kind_why="Service/web")
+
+
+@pytest.mark.parametrize(
+    ("runs", "around", "stage"),
+    [
+        ([[5.0]], SERVES, "sharing-candidate"),
+        ([IDLE], SERVES, "sharing-candidate"),  # at night
+        ([[UNDERUSED, 5.0]], SERVES, "sharing-candidate"),
+        ([[5.0]], Surroundings(kind="batch"), "active"),
+        ([IDLE], Surroundings(kind="batch"), "underused"),
+        ([[5.0]], Unreadable("no rights"), "active"),
+        ([[float("nan")]], SERVES, "unknown"),
+        ([[5.0]], SERVES._replace(exemption=Exemption("pod", "until noon")), "active"),
+        ([IDLE], SERVES._replace(exemption=Exemption("pod", "until noon")), "exempt"),
+        ([IDLE] * 2, SERVES._replace(members=gang(2).members), "serving"),  # several pods serve as one
+    ],
+)
+def test_what_serves_and_uses_little_in_its_busiest_hour_could_share(
+    runs: Sequence[Sequence[float]], around: Surroundings | Unreadable, stage: str
+) -> None:
+    evidence = evidence_of(runs)._replace(sharing=dict.fromkeys(NAMES, "in its busiest hour it used 3% of its GPUs"))
+    decision = settle(evidence, decide(evidence, POLICY), dict.fromkeys(NAMES, around), Rulebook(POLICY))[0]
+    assert decision.stage == stage
+    assert (decision.label != "") == (stage in MARKED)
+    if stage == "sharing-candidate":
+        assert decision.reason == "in its busiest hour it used 3% of its GPUs, and it serves requests (Service/web)"
+        assert "next: nothing follows from this; a MIG instance or a shared GPU may do" in explain(decision, POLICY)
+
+
+def test_a_policy_of_the_site_keeps_a_server_from_being_called_a_sharing_candidate() -> None:
+    evidence = evidence_of([[5.0]])._replace(sharing={NAMES[0]: "little"})
+    for rule, stage in ((PolicyRule("x", exempt="why"), "active"), (PolicyRule("x"), "sharing-candidate")):
+        book = Rulebook(POLICY, [rule])
+        (decision,) = settle(evidence, decide(evidence, book.loosest), {NAMES[0]: SERVES}, book)
+        assert decision.stage == stage
+
+
+def test_a_server_is_surveyed_and_marked_while_it_works_and_no_brake_ends_that() -> None:
+    book = Book()
+    bench = Bench(book)
+    bench.runs, bench.sharing = {NAMES[0]: [5.0]}, {NAMES[0]: "little"}
+    book.around[NAMES[0]] = SERVES
+    assert bench.run() == ["write train-0 sharing-candidate"]
+    bench.clock.advance(3600.0)
+    bench.exporters = 10
+    assert (bench.run(), set(bench.cycle.frozen)) == (["renew train-0"], {"exporters"})
+    bench.sharing = {}
+    assert bench.run() == ["withdraw train-0"]
+
+
 def test_a_notebook_is_underused_after_its_longer_window() -> None:
     around = Surroundings(kind="interactive")
     assert decided([[POLICY.interactive_after]], around)[0].stage == "underused"
     late = decided([[POLICY.interactive_after]], around)[0]
     assert late.needed_s == POLICY.interactive_after, "and its container must have run for so long"
+
+
+def test_a_member_that_cannot_work_now_keeps_its_gang_waiting() -> None:
+    holders = [holder(name, IDLE) for name in NAMES]
+    (unit,) = holders[2].units
+    holders[2] = holders[2]._replace(units=(unit._replace(idle_run_s=None, obstacle="not_started"),))
+    evidence = Evidence(WALL, tuple(holders))
+    around: dict[HolderName, Surroundings | Unreadable] = dict.fromkeys(NAMES, gang())
+    decisions = settle(evidence, decide(evidence, POLICY), around, Rulebook(POLICY))
+    assert [decision.stage for decision in decisions] == ["waiting", "waiting", "not_running", "waiting"]
+    assert "but of ml/train-2 of batch/v1/Job/train: its container has not begun" in decisions[0].reason
 
 
 def test_one_exempt_member_keeps_its_gang() -> None:

@@ -14,7 +14,8 @@ from gpu_exporter.reconciler.direct import ExporterSource, complete_url
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderName, HostLimits
 from gpu_exporter.reconciler.fetch import fetch_text
 from gpu_exporter.reconciler.policy import decide
-from gpu_exporter.reconciler.promql import FACTS, HOLDER_LABELS, MATCHER_MAX, PromQLSource, parse_vector, restrict
+from gpu_exporter.reconciler.promql import FACTS, PromQLSource
+from gpu_exporter.reconciler.vector import HOLDER_LABELS, MATCHER_MAX, parse_vector, restrict
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "demo.prom"
 NOW = 1_700_001_800.0
@@ -248,6 +249,7 @@ class FakeApi:
             "count(count by (uuid, mig_uuid)": None,
             "gpu_allocation_holder_units": (place, 1.0),
             "gpu_allocation_idle_gap_longest_seconds": None,
+            "gpu_allocation_activity_unknown": None,
             "count by (uuid, name)": ({"uuid": "GPU-0", "name": "NVIDIA A100"}, 1.0),
         }
         start = next(start for start in values if query.startswith(start))
@@ -269,7 +271,7 @@ def test_promql_evidence_asks_for_suspects_first_and_restricts_the_rest() -> Non
     assert (decision.stage, decision.owner) == ("underused", "ada/phys")
     asked = [query for query in api.queries if "idle_run_seconds" in query]
     assert asked[0].endswith('(gpu_allocation_idle_run_seconds{cluster="a"} >= 3600)')
-    assert asked[1].endswith('holder_units|idle_gap_longest_seconds)",scheduler="slurm",job_id=~"42"}')
+    assert asked[1].endswith('holder_units|idle_gap_longest_seconds|activity_unknown)",scheduler="slurm",job_id=~"42"}')
     assert all('cluster="a"' in query for query in api.queries)
     assert len(api.queries) == 9
 
@@ -553,3 +555,12 @@ def test_of_two_rows_for_one_unit_the_longer_gap_counts() -> None:
     text = page(8000.0, 9000.0, 8900.0) + f"gpu_allocation_idle_gap_longest_seconds{{{PLACE}}} 4000\n"
     source = ExporterSource(["http://n1/metrics"], 7200.0, ManualClock(wall=NOW), lambda _url: text)
     assert source.read_evidence().holders[0].units[0].longest_gap_s == 4000.0
+
+
+@pytest.mark.parametrize(("reason", "stage"), [("suspended", "not_running"), ("<script>", "unknown")])
+def test_both_sources_say_why_there_is_no_idle_run(reason: str, stage: str) -> None:
+    api = FakeApi()
+    api.more = {"gpu_allocation_activity_unknown": [({"reason": reason}, 1.0)]}
+    assert read(api).holders[0].units[0].obstacle == ("" if stage == "unknown" else reason)
+    text = page(8000.0, 9000.0, 8900.0).replace("gpu_allocation_idle_run_seconds", "x")
+    assert stage_of(f'{text}gpu_allocation_activity_unknown{{{PLACE},reason="{reason}"}} 1\n')[0] == stage

@@ -19,7 +19,7 @@ from gpu_exporter.durations import format_duration
 from gpu_exporter.fetch import MIB
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName, holder_name
 from gpu_exporter.reconciler.marks import parse_timestamp
-from gpu_exporter.reconciler.promql import Row, parse_vector, restrict
+from gpu_exporter.reconciler.vector import Row, parse_vector, restrict
 
 ALERT = "GpuHolderIdle"  # what alerts/rules/owners.yaml sends to owners
 FILTER_MAX = 4000  # characters: the whole address stays below 8 kB, which proxies allow

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from gpu_exporter.reconciler.marks import PREFIX, Refused, parse_timestamp
-from gpu_exporter.reconciler.policy import LABEL, LABELLED, Decision
+from gpu_exporter.reconciler.policy import LABEL, MARKED, Decision
 from gpu_exporter.vendor import NVIDIA
 
 SINCE, GPUS, EVIDENCE, OBSERVED, OWNER, HELP = OURS = tuple(
@@ -24,9 +24,7 @@ def is_foreign(pod: Mapping[str, Any]) -> bool:
     metadata = pod["metadata"]
     stage = (metadata.get("labels") or {}).get(LABEL)
     return (
-        stage is not None
-        and stage not in LABELLED
-        and not any(key in OURS for key in metadata.get("annotations") or ())
+        stage is not None and stage not in MARKED and not any(key in OURS for key in metadata.get("annotations") or ())
     )
 
 

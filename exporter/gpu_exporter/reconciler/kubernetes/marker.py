@@ -54,6 +54,7 @@ class PodMarker:
     """Pods of one API server."""
 
     scheduler = "kubernetes"
+    rest_s = 0.0  # the API server asks for patience itself
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class PodMarker:
         if self._sets_condition and decision.stage == UNDERUSED:
             self._patch_condition(decision.name, uid, condition(decision, wall, wall))
         note = event_note(decision, self._policy, wall)
-        self._record(decision.name, uid, wall, f"Gpu{decision.stage.capitalize()}", note)
+        self._record(decision.name, uid, wall, f"Gpu{decision.stage.title().replace('-', '')}", note)
         return LABEL
 
     def renew(self, mark: Mark, decision: Decision) -> None:

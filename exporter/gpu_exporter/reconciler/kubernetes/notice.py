@@ -8,7 +8,7 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.durations import describe_duration
 from gpu_exporter.plain import utc
 from gpu_exporter.reconciler.marks import EXEMPT_UNTIL, PREFIX, timestamp
-from gpu_exporter.reconciler.policy import UNDERUSED, Decision, windows_of
+from gpu_exporter.reconciler.policy import SHARING, UNDERUSED, Decision, windows_of
 
 CONDITION = PREFIX + "Underused"
 KEEP_S = 4 * 3600.0  # of the example that shows how to keep the GPUs; at most policy.exempt_max
@@ -20,6 +20,10 @@ def event_note(decision: Decision, policy: Policy, wall: float) -> str:
     `wall`: Unix seconds, from which the example's time counts.
     """
     windows = decision.windows or windows_of(policy)
+    if decision.stage == SHARING:
+        return (
+            f"{decision.reason}. A MIG instance or a shared GPU may do; nothing else follows from this{_help(policy)}"
+        )
     if decision.stage == UNDERUSED:
         comes_next = "From now on other tools may take its GPUs back; the mark goes when they work"
     elif decision.is_capped:

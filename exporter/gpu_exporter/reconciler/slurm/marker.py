@@ -29,6 +29,10 @@ MAX_ANSWER = 128 * 1024 * 1024  # 40,000 jobs of `squeue --json`
 # second.
 RECENT_S = 5.0
 LISTED_S = 20.0  # the list of a cycle still says what surrounds its jobs; below the shortest usual interval
+# The list of a cycle takes no more than this share of slurmctld's time: it answers one such question at a time, and the
+# slower it is, the less it is asked.
+BUSY_SHARE = 0.05
+REST_MAX_S = 60.0  # as long as the liveness probe waits beside three intervals
 # Settings of the commands that change what they list, or which cluster they ask.
 FILTERS = re.compile(r"(SQUEUE|SCONTROL|SLURM)_(?!CONF$|JWT$)")
 AUTO = "auto"
@@ -86,6 +90,7 @@ class JobMarker:
     """Jobs of one cluster."""
 
     scheduler = "slurm"
+    rest_s = 0.0
     cluster = ""
     """Slurm's ClusterName, as in the label slurm_cluster."""
     _run = staticmethod(run_slurm)
@@ -130,7 +135,11 @@ class JobMarker:
 
     def list_marks(self) -> Sequence[Mark]:
         self._recent = None  # what is compared with these marks must be younger than they are
-        jobs = self._jobs()
+        began = self._clock.monotonic()
+        try:
+            jobs = self._jobs()
+        finally:
+            self.rest_s = min(REST_MAX_S, (self._clock.monotonic() - began) / BUSY_SHARE)
         self._listed = self._clock.monotonic(), jobs
         return [mark for mark in (job.mark for job in jobs if not job.has_ended) if mark is not None]
 
