@@ -10,8 +10,12 @@ from gpu_exporter.model import ALLOCATION_KEY
 RUNBOOK = "https://github.com/gpu-exporter/gpu-exporter/blob/main/alerts/runbook.md"
 # Empty where the site has not said where its Grafana is (alerts.grafana).
 DASHBOARD = (
-    '{{ with "%s" }}{{ . }}/d/gpu-exporter-allocation?orgId=1{{ with $labels.node }}&var-node={{ . }}{{ end }}'
-    "{{ with $labels.namespace }}&var-namespace={{ . }}{{ end }}{{ end }}"
+    '{{ with "%s" }}{{ . }}/d/gpu-exporter-'
+    "{{ if or $labels.pod $labels.job_id }}holder?orgId=1&var-namespace={{ $labels.namespace }}"
+    "&var-pod={{ $labels.pod }}&var-jobid={{ $labels.job_id }}"
+    "{{ else if $labels.node }}node?orgId=1&var-node={{ $labels.node }}"
+    "{{ else }}fleet?orgId=1{{ with $labels.namespace }}&var-namespace={{ . }}{{ end }}{{ end }}"
+    "{{ with $labels.cluster }}&var-cluster={{ . }}{{ end }}{{ end }}"
 )
 TARGET = "cluster, node"  # one node; not instance, which changes with a rollout
 KEY = ", ".join((TARGET, *ALLOCATION_KEY))  # one allocation

@@ -1,175 +1,408 @@
-"""The PromQL of the dashboard: what counts as held, used, idle and unknown, in one place.
+"""The PromQL of the dashboards: one function for each quantity.
 
-Held = used + idle + unknown, at every moment. Whoever is not proven to be used or idle is unknown: the state says so,
-or the GPU does not answer, or its last sample is too old to be believed (a textfile that a dead job left behind).
-A count is 0 only where somebody vouches for it (`or 0 * ...` of a series that is there), never by `or vector(0)`.
-MIG instances and shared GPUs count by their share, so that the parts add up to whole GPUs.
+What is over more than an hour reads recordings (alerts/src), which have judged already what is held, used, idle and
+unknown, so that 2,000 GPUs cost no more than their sums. Raw series are read of one node, of one holder, and of the
+present.
+A count is 0 only where a series shows that somebody counts (`or 0 * ...` of a series that is there), never by
+`or vector(0)`.
 """
 
 from __future__ import annotations
 
-from alerts.parameters import HOLDER, TARGET
-from alerts.parameters import KEY as ALLOCATION
+from alerts.parameters import HOLDER, KEY, TARGET
 
 from gpu_exporter.defaults import Settings
 from gpu_exporter.digest import oversized
 from gpu_exporter.durations import format_duration
 
-ON_NODES = 'node=~"$node"'
-HELD = f'{ON_NODES}, namespace=~"$namespace"'  # a Slurm job has no namespace, which `.*` matches
-IDLE_STATES = "held_idle|held_no_process"
-SECONDS_PER_HOUR = 3600
-KEY = f"{ALLOCATION}, gpu, mig"  # indexes are for people
+CLUSTER = 'cluster=~"$cluster"'
+TENANT = f'{CLUSTER}, namespace=~"$namespace", account=~"$account"'  # jobs have no namespace, which `.*` meets
+RAW = f'job=~"$job", {CLUSTER}'
+NODE = f'{RAW}, node=~"$node"'
+INSTANCE = f'{NODE}, mig_uuid!=""'
+# Exactly this one. A pod has no job_id, and a job no pod: what is empty is absent.
+NAMED = f'{CLUSTER}, namespace="$namespace", pod="$pod", job_id="$jobid"'
+WHO = f"{RAW}, {NAMED}"
+UNIT = f"{TARGET}, uuid"
+PEOPLE = f"{KEY}, gpu, mig"  # indexes are for people
+PARTS = "used|idle_short|idle_long|unknown"
+TENANTS = "namespace, account, user"
+PEERS = 100  # holders that a table lists
+STAGES = {"candidate": 1, "underused": 2, "partial": 3, "sharing-candidate": 4}
+STATE_NUMBERS = {
+    state: number
+    for number, state in enumerate(
+        ("unknown", "held_no_process", "held_idle", "throttled", "bursty", "low", "healthy"), start=1
+    )
+}
 
 
-class Queries:
-    """Expressions with the windows of one `Settings`."""
+class Fleet:
+    """The whole cluster, by who holds what."""
 
     def __init__(self, settings: Settings) -> None:
-        self.idle_for = format_duration(settings.policy.candidate_after)
-        self.state_window = format_duration(settings.diagnosis.window)
-        state_window_s = f"{settings.diagnosis.window:g}"
-        fresh = (
-            f"time() - min by ({TARGET}) (gpu_exporter_last_sample_timestamp_seconds{{{ON_NODES}}})"
-            f" < clamp_min(4 * min by ({TARGET}) (gpu_exporter_sample_interval_seconds{{{ON_NODES}}}),"
-            f" {settings.alerts.fresh_max:g})"
-        )
-        self._fresh = f"on ({TARGET}) ({fresh})"
-        answering = f"min by ({TARGET}, uuid) (gpu_up{{{ON_NODES}}}) == 1 and {self._fresh}"
-        self._answering = f"on ({TARGET}, uuid) ({answering})"
-        known = f"{_state('!=', 'unknown')} and {self._answering}"
-        self._known = f"on ({KEY}) ({known})"
-        idle_run = f"min by ({KEY}) (gpu_allocation_idle_run_seconds{{{HELD}}})"
-        used = f"{_state('!~', f'unknown|{IDLE_STATES}')} and {self._answering}"
-        idle = f"{_state('=~', IDLE_STATES)} and {self._answering}"
-        long_idle = f"({idle}) and on ({KEY}) ({idle_run} >= {settings.policy.candidate_after:g})"
+        self._hours = settings.alerts.interval / 3600  # that one sample of a recording stands for
+        self._idle_for = settings.alerts.idle_for
+        self._idle_short = settings.alerts.idle_short
 
-        share = f"max by ({KEY}) (gpu_allocation_share_ratio{{{HELD}}})"
-        # Published only while every source of holders answers: then no allocation means that nothing is held.
-        nobody = f"0 * count(gpu_allocated{{{ON_NODES}}})"
-        self.held = f"sum({share}) or {nobody}"
-        self.used = f"sum({share} and on ({KEY}) ({used})) or {nobody}"
-        self.idle_long = f"sum({share} and on ({KEY}) ({long_idle})) or {nobody}"
-        self.idle_short = f"sum({share} and on ({KEY}) (({idle}) unless on ({KEY}) ({long_idle}))) or {nobody}"
-        self.unknown = f"sum({share} unless {self._known}) or {nobody}"
+    def part(self, part: str) -> str:
+        """GPUs in one part of alerts/src/fleet.yaml. What nobody holds has neither namespace nor account."""
+        whose = TENANT if part in PARTS else CLUSTER
+        gpus = f'sum(namespace:gpu_gpus:sum{{{whose}, part=~"{part}"}})'
+        return f"{gpus} or 0 * count(namespace:gpu_gpus:sum{{{CLUSTER}}})"
 
-        ever = f"max by (uuid) (last_over_time(gpu_up{{{ON_NODES}}}[{self.idle_for}]))"
-        holder_known = (
-            f"min by ({TARGET}, uuid) (gpu_allocated{{{ON_NODES}}})"
-            f" or max by ({TARGET}, uuid) (gpu_allocation_share_ratio{{{ON_NODES}}})"
-        )
-        self.total = f"count({ever})"
-        self.no_data = (
-            f"count({ever} unless on (uuid) ({answering} and on ({TARGET}, uuid) ({holder_known}))) or 0 * {self.total}"
-        )
+    def all(self) -> str:
+        """GPUs of every part."""
+        return f"sum(namespace:gpu_gpus:sum{{{CLUSTER}}})"
 
-        # Nothing held is believed only where gpu_allocated says so; no `or 0`: without data it is unknown.
-        told = f"{answering} and on ({TARGET}, uuid) gpu_allocated{{{ON_NODES}}}"
-        shares = f"sum by ({TARGET}, uuid) (max by ({KEY}) (gpu_allocation_share_ratio{{{ON_NODES}}}))"
-        self.free = f"sum(clamp_min(1 - (({shares} and on ({TARGET}, uuid) ({told})) or 0 * ({told})), 0))"
+    def waiting(self) -> str:
+        """GPUs that are asked for and cannot be had, by what is asked for."""
+        return f"sum by (pool) (pool:gpu_pending_gpus:sum{{{CLUSTER}}})"
 
-        start = f"max by ({KEY}) (gpu_allocation_start_timestamp_seconds{{{HELD}}})"
-        self.holders = _name_holder(
+    def idle_supply(self) -> str:
+        """GPUs held idle, by the same names."""
+        return f"sum by (pool) (pool:gpu_idle_gpus:sum{{{CLUSTER}}})"
+
+    def hours(self, part: str, by: str = "", before: str = "") -> str:
+        """GPU-hours of the range; `by`: labels; `before`: the same range so long ago."""
+        recording = f'tenant:gpu_gpus:rate5m{{{TENANT}, part=~"{part}"}}[$__range]'
+        return f"sum {_by(by)}(sum_over_time({recording}{f' offset {before}' if before else ''})) * {self._hours:g}"
+
+    def cost(self, part: str, by: str = "") -> str:
+        """Money of the range, where the site has given prices (alerts/prices.example.yaml)."""
+        recording = f'tenant:gpu_cost:rate{{{TENANT}, part=~"{part}"}}[$__range]'
+        return f"sum {_by(by)}(sum_over_time({recording})) * {self._hours:g}"
+
+    def idle_share(self, by: str = "") -> str:
+        """Idle GPU-hours, of those of which it is known."""
+        return f"{self.hours('idle', by)} / ({self.hours('idle|used', by)} > 0)"
+
+    def model_hours(self) -> str:
+        """GPU-hours held idle, by model."""
+        idle = f'namespace:gpu_gpus:sum{{{TENANT}, part=~"idle_short|idle_long"}}[$__range]'
+        return f"sum by (name) (sum_over_time({idle})) * {self._hours:g}"
+
+    def largest(self, expression: str, most: int) -> str:
+        return f"sort_desc(topk({most}, {expression}))"
+
+    def holders(self) -> dict[str, str]:
+        """Of the holders with the longest idle time: since when they hold, of how many GPUs, how many are idle, and for
+        how long. By the names of the table's columns.
+        """
+        idle_run = f'allocation:gpu_idle_run_seconds:known{{{CLUSTER}, namespace=~"$namespace"}}'
+        owner = f"allocation:owner:info{{{TENANT}}}"
+        run = f"min by ({HOLDER}) ({idle_run}) and on ({HOLDER}) {owner}"
+        top = f"topk({PEERS}, {run})"
+        idle = f"count by ({HOLDER}) ({idle_run} >= {self._idle_short:g})"
+        labels = "user, account, workload, team"
+        stage = f"max by ({HOLDER}, stage) (gpu_reconciler_allocation_stage{{{CLUSTER}}})"
+        known = f"topk by ({HOLDER}) (1, {stage}) or on ({HOLDER}) group by ({HOLDER}) ({owner})"
+        start = f"max by ({HOLDER}) (allocation:gpu_start_timestamp_seconds:max{{{CLUSTER}}})"
+        who = (
             f"{start} * 1000"  # Grafana's dates are milliseconds
-            f" * on ({KEY}) group_left (user, account)"
-            f" topk by ({KEY}) (1, max by ({KEY}, user, account) (gpu_allocation_info{{{HELD}}}))"
-            f" * on ({KEY}) group_left (state) topk by ({KEY}) (1, {self._published_state()})"
-            f" * on (uuid) group_left (name) topk by (uuid) (1, max by (uuid, name) (gpu_info{{{ON_NODES}}}))"
+            f" * on ({HOLDER}) group_left ({labels}) topk by ({HOLDER}) (1, max by ({HOLDER}, {labels}) ({owner}))"
+            f" * on ({HOLDER}) group_left (stage) ({known})"
         )
-        # Of the present holder only: a window that began before it would count its predecessor's work.
-        self.utilization = (
-            f"sum by ({KEY}) (increase(gpu_allocation_busy_seconds_total{{{HELD}}}[{self.state_window}]))"
-            f" / (sum by ({KEY}) (increase(gpu_allocation_observed_seconds_total{{{HELD}}}[{self.state_window}])) > 0)"
-            f" and {self._known} and on ({KEY}) (time() - {start} > {state_window_s})"
-        )
-        self.idle_run = f"{idle_run} and {self._known}"
+        return {
+            "since": f"({who}) and on ({HOLDER}) {top}",
+            "gpus": f"sum by ({HOLDER}) (allocation:gpu_share:ratio{{{CLUSTER}}}) and on ({HOLDER}) {top}",
+            "idle": f"({idle} or 0 * ({run})) and on ({HOLDER}) {top}",
+            "for": top,
+        }
 
-        self.held_hours = _hours("gpu_allocation_held_seconds_total")
-        self.idle_hours = _hours("gpu_allocation_idle_seconds_total")
-        observed_hours = _hours("gpu_allocation_observed_seconds_total")
-        # A holder without any source of activity has no observed seconds at all: all its time is unknown. And two
-        # extrapolations may differ by a little, hence the clamp.
-        self.unknown_hours = f"clamp_min({self.held_hours} - ({observed_hours} or 0 * {self.held_hours}), 0)"
-        self.idle_share = f"{self.idle_hours} / ({observed_hours} > 0)"
+    def tenants(self) -> dict[str, str]:
+        """GPU-hours and money of the range by namespace, or account and user. By the names of the table's columns."""
+        held = self.hours("used|idle|unknown", TENANTS)
+        return {
+            "held": held,
+            "idle": f"{self.hours('idle', TENANTS)} or 0 * ({held})",
+            "unknown": f"{self.hours('unknown', TENANTS)} or 0 * ({held})",
+            "share": self.idle_share(TENANTS),
+            "cost": self.cost("idle", TENANTS),
+        }
 
-        # By the names of the panel's columns; the same question as the digest's. Each answer has those alone of which
-        # all is true, since a table shows what is in any of them.
-        asked = dict(oversized.queries(HOLDER, "user, account", "$__range", HELD))
+    def smaller(self) -> dict[str, str]:
+        """Who would do with less: the same question as the digest's. By the names of the table's columns.
+
+        Each answer has those alone of which all is true, since a table shows what is in any of them.
+        """
+        mine = f'{CLUSTER}, namespace=~"$namespace"'
+        asked = dict(oversized.queries(HOLDER, "user, account", "$__range", mine))
         small = (
             f"({asked['over_mean']} and on ({HOLDER}) {asked['over_peak']} and on ({HOLDER}) ({asked['over_model']}))"
         )
-        self.oversized = {
-            name.removeprefix("over_"): _name_pod(f"{expression} and on ({HOLDER}) {small}")
-            for name, expression in asked.items()
+        return {
+            name.removeprefix("over_"): f"{expression} and on ({HOLDER}) {small}" for name, expression in asked.items()
         }
 
-        self.power = f"sum by (node) (max by ({TARGET}, uuid) (gpu_power_watts{{{ON_NODES}}}) and {self._fresh})"
-        self.node_utilization = _node_mean("gpu")
-        self.instance_utilization = _node_mean("gpu_mig")
 
-        reporting = f"max by ({TARGET}) (gpu_exporter_build_info{{{ON_NODES}}})"
-        lately = f"max by ({TARGET}) (last_over_time(gpu_exporter_build_info{{{ON_NODES}}}[{self.idle_for}]))"
-        self.exporters = f"count({reporting})"
-        self.exporters_silent = f"count({lately} unless on ({TARGET}) {reporting}) or 0 * count({lately})"
-        # GPUs that no kernel driver has, with none of NVIDIA's beside them: its driver failed to load.
-        missed = f'gpu_devices_expected{{{ON_NODES}}} > 0 or gpu_devices_unmanaged{{{ON_NODES}, driver="none"}} > 0'
-        driver = f"gpu_driver_up{{{ON_NODES}}}"
-        self.driver_down = f"count({driver} == 0 and on ({TARGET}) ({missed})) or 0 * count({driver})"
-        self.sources_down = _count_zeros("gpu_exporter_attribution_up")
-        self.sample_age = (
-            f"max by (node) (timestamp(gpu_exporter_last_sample_timestamp_seconds{{{ON_NODES}}})"
-            f" - gpu_exporter_last_sample_timestamp_seconds{{{ON_NODES}}})"
+class Holder:
+    """One pod or job."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._window = format_duration(settings.diagnosis.window)
+
+    def units(self) -> dict[str, str]:
+        """Its GPUs and MIG instances: since when, for how long idle, and what they do. By the table's columns."""
+        start = f"max by ({PEOPLE}) (gpu_allocation_start_timestamp_seconds{{{WHO}}})"
+        owner = f"topk by ({PEOPLE}) (1, max by ({PEOPLE}, user, account) (gpu_allocation_info{{{WHO}}}))"
+        state = f"topk by ({PEOPLE}) (1, max by ({PEOPLE}, state) (gpu_allocation_state{{{WHO}}}))"
+        model = f"topk by ({UNIT}) (1, max by ({UNIT}, name) (gpu_info{{{RAW}}}))"
+        return {
+            "since": f"{start} * 1000 * on ({PEOPLE}) group_left (user, account) {owner}"
+            f" * on ({PEOPLE}) group_left (state) {state} * on ({UNIT}) group_left (name) {model}",
+            "idle": f"min by ({PEOPLE}) (gpu_allocation_idle_run_seconds{{{WHO}}})",
+            "utilization": self.mean(),
+        }
+
+    def mean(self) -> str:
+        """Mean utilization of the last window, where it is known."""
+        busy, observed = (
+            f"max by ({PEOPLE}) (increase(gpu_allocation_{name}_seconds_total{{{WHO}}}[{self._window}]))"
+            for name in ("busy", "observed")
         )
-        held_rate = f"sum by (node) (rate(gpu_allocation_held_seconds_total{{{HELD}}}[$__rate_interval]))"
-        observed_rate = f"sum by (node) (rate(gpu_allocation_observed_seconds_total{{{HELD}}}[$__rate_interval]))"
-        self.coverage = f"clamp_max(({observed_rate} or 0 * {held_rate}) / ({held_rate} > 0), 1)"
+        return f"{busy} / ({observed} > 0)"
 
-    def _published_state(self) -> str:
-        """The exporter's state, but unknown where the GPU does not answer or the sample is old."""
-        state = f"gpu_allocation_state{{{HELD}}}"
-        unknown = f'label_replace({state} unless {self._answering}, "state", "unknown", "state", ".*")'
-        return f"max by ({KEY}, state) (({state} and {self._answering}) or {unknown})"
+    def gpus(self) -> str:
+        """GPUs held; a MIG instance or a shared GPU counts by its share."""
+        return f"sum(max by ({KEY}) (gpu_allocation_share_ratio{{{WHO}}}))"
 
+    def idle_for(self) -> str:
+        """For how long all of its GPUs have been idle; absent while of one of them it is not known."""
+        runs = f"min by ({KEY}) (gpu_allocation_idle_run_seconds{{{WHO}}})"
+        units = f"count(max by ({KEY}) (gpu_allocation_share_ratio{{{WHO}}}))"
+        return f"min({runs}) and count({runs}) == {units}"
 
-def _state(operator: str, states: str) -> str:
-    return f'max by ({KEY}) (gpu_allocation_state{{{HELD}, state{operator}"{states}"}})'
+    def stage(self) -> str:
+        """What the reconciler says, by a number of STAGES."""
+        return _by_number(f"gpu_reconciler_allocation_stage{{{NAMED}%s}}", "stage", STAGES, "max")
 
+    def states(self) -> str:
+        """What each of its GPUs does, by a number of STATE_NUMBERS."""
+        return _by_number(f"gpu_allocation_state{{{WHO}%s}}", "state", STATE_NUMBERS, "max by (node, gpu, mig)")
 
-def _name_holder(expression: str) -> str:
-    """A label `holder` as people write it: namespace/pod/container or `job 42`."""
-    joined = f'label_join({expression}, "holder", "/", "namespace", "pod", "container")'
-    return f'label_replace({joined}, "holder", "job $1", "job_id", "(.+)")'
+    def own(self, name: str) -> str:
+        """A gauge of the holder on each of its GPUs."""
+        return f"max by (node, gpu, mig) (gpu_allocation_{name}{{{WHO}}})"
 
+    def whole(self, name: str) -> str:
+        """The most of a gauge that is of the whole holder, on each node."""
+        return f"max by (node) (gpu_allocation_{name}{{{WHO}}})"
 
-def _name_pod(expression: str) -> str:
-    """A label `holder` without the container: namespace/pod or `job 42`."""
-    joined = f'label_join({expression}, "holder", "/", "namespace", "pod")'
-    return f'label_replace({joined}, "holder", "job $1", "job_id", "(.+)")'
+    def of_its_gpus(self, name: str) -> str:
+        """A gauge of the GPUs that it holds as a whole."""
+        held = f'gpu_allocation_share_ratio{{{WHO}, mig_uuid=""}} == 1'
+        return f"max by (node, gpu) (max by ({UNIT}, gpu) ({name}{{{RAW}}}) and on ({UNIT}) ({held}))"
 
+    def of_its_instances(self, name: str) -> str:
+        """A gauge of the MIG instances that it holds."""
+        held = f'gpu_allocation_share_ratio{{{WHO}, mig_uuid!=""}}'
+        gauge = f"max by ({UNIT}, gpu, mig, mig_uuid) ({name}{{{RAW}}})"
+        return f"max by (node, gpu, mig) ({gauge} and on ({UNIT}, mig_uuid) {held})"
 
-def _hours(counter: str) -> str:
-    """GPU-hours of the dashboard's range by namespace or Slurm account.
-
-    Holders that are gone by now count too, so share and account are what they were within the range.
-    """
-    seconds = f"max by ({KEY}) (increase({counter}{{{HELD}}}[$__range]))"
-    share = f"max by ({KEY}) (avg_over_time(gpu_allocation_share_ratio{{{HELD}}}[$__range]))"
-    account = f"max by ({KEY}, account) (last_over_time(gpu_allocation_info{{{HELD}}}[$__range]))"
-    weighted = f"{seconds} * on ({KEY}) {share} * on ({KEY}) group_left (account) topk by ({KEY}) (1, {account})"
-    tenant = f'label_replace({weighted}, "tenant", "Slurm, no account", "job_id", ".+")'
-    tenant = f'label_replace({tenant}, "tenant", "account $1", "account", "(.+)")'
-    tenant = f'label_replace({tenant}, "tenant", "namespace $1", "namespace", "(.+)")'
-    return f"sum by (tenant) ({tenant}) / {SECONDS_PER_HOUR}"
-
-
-def _node_mean(prefix: str) -> str:
-    busy, observed = (
-        f"sum by (node) (rate({prefix}_{name}_seconds_total{{{ON_NODES}}}[$__rate_interval]))"
-        for name in ("busy", "observed")
-    )
-    return f"{busy} / ({observed} > 0)"
+    def throttled(self) -> str:
+        """Share of time in which its GPUs were slowed down, by reason."""
+        slowed = f"max by ({UNIT}, reason) (rate(gpu_throttle_seconds_total{{{RAW}}}[$__rate_interval]))"
+        return f"max by (reason) ({slowed} and on ({UNIT}) gpu_allocation_share_ratio{{{WHO}}})"
 
 
-def _count_zeros(gauge: str) -> str:
-    series = f"{gauge}{{{ON_NODES}}}"
-    return f"count({series} == 0) or 0 * count({series})"
+class Node:
+    """The cluster's GPUs by utilization, and one node."""
+
+    def distribution(self) -> str:
+        """GPUs at or below each of some utilizations."""
+        return f"sum by (le) (cluster:gpu_utilization:bucket{{{CLUSTER}}})"
+
+    def nodes(self) -> dict[str, str]:
+        """Each node of the cluster now. By the names of the table's columns."""
+        held = f"sum by ({TARGET}) (max by ({KEY}) (gpu_allocation_share_ratio{{{RAW}}}))"
+        expected = f"max by ({TARGET}) (gpu_devices_expected{{{RAW}}})"
+        answer = f"count by ({TARGET}) (max by ({UNIT}) (gpu_up{{{RAW}}}) == 1)"
+        known = f"sum by ({TARGET}) (unit:gpu_utilization:ratio5m{{{CLUSTER}}})"
+        return {
+            "gpus": expected,
+            "answer": f"{answer} or 0 * {expected}",
+            "held": f"{held} or 0 * max by ({TARGET}) (gpu_allocated{{{RAW}}})",
+            "utilization": f"{known} / (count by ({TARGET}) (unit:gpu_utilization:ratio5m{{{CLUSTER}}}) > 0)",
+            "power": f"sum by ({TARGET}) (max by ({UNIT}) (gpu_power_watts{{{RAW}}}))",
+            "temperature": f"max by ({TARGET}) (gpu_temperature_celsius{{{RAW}}})",
+        }
+
+    def answering(self) -> str:
+        """GPUs of the cluster that answer."""
+        up = f"max by ({UNIT}) (gpu_up{{{RAW}}})"
+        return f"count({up} == 1) or 0 * count({up})"
+
+    def lost(self) -> str:
+        """GPUs of the cluster that should answer and do not."""
+        up = f"max by ({UNIT}) (gpu_up{{{RAW}}})"
+        return f"count({up} == 0) or 0 * count({up})"
+
+    def held(self) -> str:
+        """GPUs of the cluster that somebody holds."""
+        share = f"sum(max by ({KEY}) (gpu_allocation_share_ratio{{{RAW}}}))"
+        return f"{share} or 0 * count(gpu_allocated{{{RAW}}})"
+
+    def gauge(self, name: str) -> str:
+        """A gauge of each GPU."""
+        return f"max by (node, gpu) ({name}{{{NODE}}})"
+
+    def rate(self, name: str, by: str = "") -> str:
+        """The rate of a counter of each GPU."""
+        return f"max by (node, gpu{f', {by}' if by else ''}) (rate({name}{{{NODE}}}[$__rate_interval]))"
+
+    def throttled(self) -> str:
+        """Share of time in which each GPU was slowed down, by reason; absent where it was not."""
+        return f"{self.rate('gpu_throttle_seconds_total', 'reason')} > 0"
+
+    def memory(self) -> str:
+        """Used share of each GPU's memory."""
+        used, total = (f"max by (node, gpu) (gpu_memory_{what}_bytes{{{NODE}}})" for what in ("used", "total"))
+        return f"{used} / ({total} > 0)"
+
+    def power_share(self) -> str:
+        """Power of each GPU, of its limit."""
+        used, limit = (f"max by (node, gpu) (gpu_power{what}_watts{{{NODE}}})" for what in ("", "_limit"))
+        return f"{used} / ({limit} > 0)"
+
+    def xids(self) -> str:
+        """XID errors of the range in the cluster, by class."""
+        events = f"max by ({UNIT}, class) (increase(gpu_xid_events_total{{{RAW}}}[$__range]))"
+        return f"round(sum by (class) ({events}))"
+
+    def health(self) -> dict[str, str]:
+        """What is wrong with each GPU. By the names of the table's columns."""
+        gpu = f"{UNIT}, gpu"
+        model = f"topk by ({UNIT}) (1, max by ({UNIT}, name, driver_version) (gpu_info{{{NODE}}}))"
+        up = f"max by ({gpu}) (gpu_up{{{NODE}}})"
+        known = f"({model} or on ({UNIT}) group by ({UNIT}) (gpu_up{{{NODE}}}))"
+        return {
+            "up": f"{up} * on ({UNIT}) group_left (name, driver_version) {known}",
+            "action": f"max by ({gpu}) (gpu_recovery_action{{{NODE}}})",
+            "uncorrected": f'max by ({gpu}) (gpu_ecc_errors_total{{{NODE}, severity="uncorrected"}})',
+            "pending": f"max by ({gpu}) (gpu_remapped_rows_pending{{{NODE}}})",
+            "replays": f"max by ({gpu}) (increase(gpu_pcie_replays_total{{{NODE}}}[$__range]))",
+            "margin": f"min by ({gpu}) (gpu_temperature_margin_celsius{{{NODE}}})",
+        }
+
+    def holders(self) -> str:
+        """1 for each holder of each GPU, as long as it holds."""
+        shares = f"max by ({KEY}, gpu, mig) (gpu_allocation_share_ratio{{{NODE}}})"
+        named = f'label_join({shares}, "holder", "/", "namespace", "pod")'
+        named = f'label_replace({named}, "holder", "job $1", "job_id", "(.+)")'
+        return f"clamp(max by (node, gpu, mig, holder) ({named}), 1, 1)"
+
+    def instances(self) -> dict[str, str]:
+        """MIG instances: slices, and what they do. By the names of the table's columns."""
+        mig = f"{UNIT}, gpu, mig, mig_uuid"
+        info = f"topk by ({mig}) (1, max by ({mig}, profile) (gpu_mig_info{{{NODE}}}))"
+        share = f"max by ({mig}, namespace, pod, job_id) (gpu_allocation_share_ratio{{{INSTANCE}}})"
+        whose = f'label_join({share}, "holder", "/", "namespace", "pod")'
+        whose = f'label_replace({whose}, "holder", "job $1", "job_id", "(.+)")'
+        holder = f"topk by ({mig}) (1, max by ({mig}, holder) ({whose})) or on ({mig}) group by ({mig}) ({info})"
+        return {
+            "info": f"{info} * on ({mig}) group_left (holder) clamp({holder}, 1, 1)",
+            "activity": f"max by ({mig}) (gpu_mig_graphics_active_ratio{{{NODE}}})",
+            "memory": f"max by ({mig}) (gpu_mig_memory_used_bytes{{{NODE}}})",
+            "power": f"max by ({mig}) (gpu_mig_power_watts{{{NODE}}})",
+        }
+
+
+class Operations:
+    """The exporters and the reconciler themselves."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.lately = format_duration(settings.alerts.idle_for)
+        self._reporting = f"max by ({TARGET}) (gpu_exporter_build_info{{{NODE}}})"
+
+    def exporters(self) -> str:
+        return f"count({self._reporting})"
+
+    def silent(self) -> str:
+        """Exporters that were there lately, and are not now."""
+        lately = f"max by ({TARGET}) (last_over_time(gpu_exporter_build_info{{{NODE}}}[{self.lately}]))"
+        return f"count({lately} unless on ({TARGET}) {self._reporting}) or 0 * count({lately})"
+
+    def driver_down(self) -> str:
+        """Nodes where a GPU is expected and no driver answers; also GPUs that no kernel driver has."""
+        missed = f'gpu_devices_expected{{{NODE}}} > 0 or gpu_devices_unmanaged{{{NODE}, driver="none"}} > 0'
+        driver = f"gpu_driver_up{{{NODE}}}"
+        return f"count({driver} == 0 and on ({TARGET}) ({missed})) or 0 * count({driver})"
+
+    def zeros(self, gauge: str) -> str:
+        """How many series are 0."""
+        series = f"{gauge}{{{NODE}}}"
+        return f"count({series} == 0) or 0 * count({series})"
+
+    def versions(self) -> str:
+        return f"count by (version, backend) (max by ({TARGET}, version, backend) (gpu_exporter_build_info{{{NODE}}}))"
+
+    def age(self) -> str:
+        """The oldest of the newest samples."""
+        last = f"gpu_exporter_last_sample_timestamp_seconds{{{NODE}}}"
+        return f"topk(10, max by (node) (timestamp({last}) - {last}))"
+
+    def coverage(self) -> str:
+        """Share of the time held of which it is known what the GPUs do; the worst nodes."""
+        held, observed = (
+            f"sum by (node) (max by ({KEY}) (rate(gpu_allocation_{name}_seconds_total{{{NODE}}}[$__rate_interval])))"
+            for name in ("held", "observed")
+        )
+        return f"bottomk(10, clamp_max(({observed} or 0 * {held}) / ({held} > 0), 1))"
+
+    def errors(self) -> str:
+        """Errors of the driver's calls, by call."""
+        return f"topk(10, sum by (call, error) (rate(gpu_exporter_driver_errors_total{{{NODE}}}[$__rate_interval])))"
+
+    def collectors(self) -> str:
+        """The slowest answer of each collector."""
+        return f"max by (collector) (gpu_exporter_collector_duration_seconds{{{NODE}}})"
+
+    def state_age(self) -> str:
+        """Since when the counters were last written."""
+        last = f"gpu_exporter_state_last_write_timestamp_seconds{{{NODE}}}"
+        return f"topk(10, max by (node) (timestamp({last}) - {last}))"
+
+    def alerts(self) -> str:
+        firing = f'ALERTS{{{CLUSTER}, alertstate="firing", alertname=~"Gpu.+"}}'
+        return f"count by (alertname, severity) ({firing})"
+
+    def stages(self) -> str:
+        return f"sum by (stage) (gpu_reconciler_labelled{{{CLUSTER}}})"
+
+    def decided(self) -> str:
+        return f"count by (stage) (gpu_reconciler_allocation_stage{{{CLUSTER}}})"
+
+    def reconciler(self, counter: str, label: str) -> str:
+        """How often in a minute."""
+        return f"sum by ({label}) (rate(gpu_reconciler_{counter}{{{CLUSTER}}}[$__rate_interval])) * 60"
+
+    def frozen(self) -> str:
+        return f"max by (reason) (gpu_reconciler_frozen{{{CLUSTER}}})"
+
+    def last_success(self) -> str:
+        last = f"max(gpu_reconciler_last_success_timestamp_seconds{{{CLUSTER}}})"
+        return f"time() - {last}"
+
+    def regret(self) -> str:
+        """Holders that worked again within the hour, of those that became underused in the range."""
+        wrong, all_ = (
+            f"sum by (policy, class) (increase(gpu_reconciler_{name}_total{{{CLUSTER}}}[$__range]))"
+            for name in ("regrets", "underused")
+        )
+        return f"{wrong} / ({all_} > 0)"
+
+
+def alerts_of(matchers: str) -> str:
+    """Annotations: firing alerts, each name once."""
+    return f'max by (alertname) (ALERTS{{{matchers}, alertstate="firing", alertname=~"Gpu.+"}})'
+
+
+def _by(labels: str) -> str:
+    return f"by ({labels}) " if labels else ""
+
+
+def _by_number(series: str, label: str, numbers: dict[str, int], aggregate: str) -> str:
+    """The number of the text in this label; `series` with a %s for further matchers."""
+    matched = ((series % f', {label}="{text}"', number) for text, number in numbers.items())
+    return " or ".join(f"{aggregate} ({one}) * {number}" for one, number in matched)

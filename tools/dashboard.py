@@ -1,4 +1,4 @@
-"""Builds the Grafana dashboard from grafana/panels.py and grafana/queries.py.
+"""Builds the Grafana dashboards from grafana/*.py.
 
     python -m tools.dashboard               writes grafana/dashboards
     python -m tools.dashboard --output DIR --config.file FILE
@@ -13,12 +13,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from grafana.panels import build_dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from gpu_exporter.config.load import ConfigError, load_settings
 from gpu_exporter.defaults import Settings
+from grafana import fleet, holder, node, operations
 from tools.files import ROOT, write_or_check
 
 DASHBOARDS = ROOT / "grafana" / "dashboards"
@@ -31,11 +31,12 @@ def render(dashboard: Dashboard) -> str:
 
 def build_all(settings: Settings) -> dict[str, str]:
     """Every dashboard by its file name."""
-    return {"gpu-allocation.json": render(build_dashboard(settings))}
+    boards = {"fleet": fleet, "holder": holder, "node": node, "operations": operations}
+    return {f"gpu-{name}.json": render(board.build(settings)) for name, board in boards.items()}
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="Build the Grafana dashboard.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(description="Build the Grafana dashboards.", allow_abbrev=False)
     parser.add_argument("--output", type=Path, default=DASHBOARDS, help="directory (default grafana/dashboards)")
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     parser.add_argument("--config.file", dest="config", type=Path, help="take windows and thresholds of this file")

@@ -2,9 +2,10 @@
 
 DESIGN asks for ten seconds and 300 MiB at 100,000 allocations. A quarter of them is idle, half are pods and half are jobs
 of Slurm; each has a sample of every series now, and of its counters two hours ago. Those of the idle ones, which are all
-that the reconciler asks for over a window, have `--samples` within it: 120 are one a minute.
+that the reconciler asks for over a window, have `--samples` within it: 120 are one a minute. Pods have their counters of a
+week ago, from which the ones that could share are found, and `--servers` of them all of that week, each five minutes.
 
-    python -m tests.bench.evidence [--allocations 100000] [--idle 0.25] [--samples 120] [--rounds 3]
+    python -m tests.bench.evidence [--allocations 100000] [--idle 0.25] [--samples 120] [--servers 200] [--rounds 3]
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from tests.testbed.processes import GPU_EXPORTER, Processes
 from tests.testbed.servers import Prometheus
 
 NODE = 'job="gpu-exporter",node="n{0}",instance="n{0}"'
-HELD_S = 90_000.0
+HELD_S = 700_000.0
 WINDOW_S = 7200
+WEEK_S, WEEK_STEP_S = 7 * 86_400, 300
 
 
-def write_history(path: Path, allocations: int, idle: float, samples: int, end: int) -> None:
+def write_history(path: Path, allocations: int, idle: float, samples: int, servers: int, end: int) -> None:
     """OpenMetrics text, a family in one piece."""
     every = max(1, round(1 / idle)) if idle else 0
 
@@ -39,13 +41,30 @@ def write_history(path: Path, allocations: int, idle: float, samples: int, end: 
         pod = f'namespace="team-{i % 97}",pod="train-{i:06d}-7d9c5b8f4d-x2x9p",container="main"'
         return f'{place},{unit},scheduler="kubernetes",{pod}'
 
+    def week(i: int) -> list[int]:
+        """Seconds before the end, the farthest first."""
+        return [*range(WEEK_S + WEEK_STEP_S, 0, -WEEK_STEP_S), 0] if i < 2 * servers else [WEEK_S, 0]
+
     def rows(name: str) -> Iterator[str]:
         for i in range(allocations):
             mine = labels(i)
             is_idle = bool(every) and i % every in (0, 1) and i % (2 * every) in (0, 1 + every)
             if name == "info":
                 yield f'gpu_allocation_info{{{mine},pod_uid="uid-{i}",user="u{i % 500}",account="a{i % 40}"}} 1 {end}'
+            elif name in ("busy_seconds_total", "share_ratio"):
+                if i % 2:
+                    continue
+                if name == "share_ratio":
+                    yield f"gpu_allocation_{name}{{{mine}}} 1 {end}"
+                    continue
+                ratio = 0.05 if i < 2 * servers else 0.5
+                for before in week(i):
+                    yield f"gpu_allocation_{name}{{{mine}}} {ratio * (HELD_S - before)} {end - before}"
             elif name.endswith("total"):
+                if name == "observed_seconds_total" and i % 2 == 0:
+                    for before in week(i)[:-1]:
+                        if before > WINDOW_S:
+                            yield f"gpu_allocation_{name}{{{mine}}} {HELD_S - before} {end - before}"
                 parts = samples if is_idle else 1
                 for part in range(parts + 1):
                     before = WINDOW_S * (parts - part) // parts
@@ -63,6 +82,7 @@ def write_history(path: Path, allocations: int, idle: float, samples: int, end: 
 
     with path.open("w", encoding="utf-8") as out:
         for name in (
+            "busy_seconds_total",
             "held_seconds_total",
             "holder_units",
             "host_activity_ratio",
@@ -71,6 +91,7 @@ def write_history(path: Path, allocations: int, idle: float, samples: int, end: 
             "idle_run_witnesses",
             "info",
             "observed_seconds_total",
+            "share_ratio",
             "start_timestamp_seconds",
         ):
             out.writelines(f"{row}\n" for row in rows(name))
@@ -85,13 +106,17 @@ def main() -> int:
     parser.add_argument("--allocations", type=int, default=100_000)
     parser.add_argument("--idle", type=float, default=0.25)
     parser.add_argument("--samples", type=int, default=120)
+    parser.add_argument("--servers", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, Processes(Path(name)) as processes:
         directory = Path(name)
         end = int(time.time())
-        write_history(directory / "history.txt", options.allocations, options.idle, options.samples, end)
-        promtool = ["promtool", "tsdb", "create-blocks-from", "openmetrics"]
+        write_history(
+            directory / "history.txt", options.allocations, options.idle, options.samples, options.servers, end
+        )
+        # In one piece: for each block of two hours it would read the whole text once more.
+        promtool = ["promtool", "tsdb", "create-blocks-from", "--max-block-duration=240h", "openmetrics"]
         source = [str(directory / "history.txt"), str(directory / "data")]
         subprocess.run([*promtool, *source], check=True, stdout=subprocess.DEVNULL)
         prometheus = Prometheus(processes, directory, {})
@@ -115,9 +140,10 @@ def main() -> int:
             _, status, usage = os.wait4(process.pid, 0)
             took.append(time.monotonic() - began)
             text = (directory / "out.json").read_text("utf-8")
+            found, shared = text.count("underused"), text.count('"stage": "active"')
             print(
                 f"exit {os.waitstatus_to_exitcode(status)}, {took[-1]:.1f} s, {usage.ru_maxrss / 1024:.0f} MiB, "
-                f"{usage.ru_utime + usage.ru_stime:.1f} s of CPU, {text.count('underused')} texts with underused"
+                f"{usage.ru_utime + usage.ru_stime:.1f} s of CPU, {found} texts with underused, {shared} could share"
             )
         print(
             f"{options.allocations} allocations, {options.idle:.0%} idle: median {statistics.median(took):.1f} s; "

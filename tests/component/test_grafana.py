@@ -1,4 +1,4 @@
-"""The dashboard's queries against a real Prometheus that scrapes a simulated node of which the truth is known."""
+"""The dashboards' queries against a real Prometheus that scrapes a simulated node of which the truth is known."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from grafana.queries import Queries
+from grafana.queries import STATE_NUMBERS, Fleet, Operations
 
 from gpu_exporter.defaults import Settings
-from tests.testbed.processes import Processes, fetch, wait_for
+from tests.testbed.processes import GPU_EXPORTER, Processes, Running, fetch, free_port, wait_for
 from tests.testbed.servers import Prometheus, require
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,9 +24,9 @@ SCRAPES = 12  # one a second
 VARIABLES = {
     "$__rate_interval": "10s",
     "$__range": "15s",
-    "$node": ".*",
-    "$namespace": ".*",
+    **dict.fromkeys(("$cluster", "$node", "$account", "$job"), ".*"),
 }
+ALL = {"$namespace": ".*"}
 # Seven GPUs: busy pod, idle job, pod whose GPU tells no utilization, MIG (busy pod, idle pod, free), free, job whose GPU
 # gets lost, busy job.
 MUTE = [
@@ -61,29 +62,35 @@ SCENARIO = {
         {"gpu": 6, "kind": "job", "name": "48090", "user": "jonas"},
     ],
 }
-STATS = {
-    "GPUs in all": 7.0,
+BUILT = ("fleet", "holder", "node", "operations")
+FLEET = {  # of seven GPUs
     "Held": 5 + 3 / 7 + 2 / 7,
-    "Held and used": 2 + 3 / 7,
+    "Used": 2 + 3 / 7,
     f"Idle under {IDLE_FOR_S}s": 0.0,
-    f"Idle for {IDLE_FOR_S}s or more": 1 + 2 / 7,
+    f"Idle {IDLE_FOR_S}s or more": 1 + 2 / 7,
     "Use unknown": 2.0,
     "Free": 1 + 2 / 7,
-    "Without data": 1.0,
-    "Exporters reporting": 1.0,
-    "Exporters silent": 0.0,
-    "Driver down": 0.0,
-    "Sources of holders down": 0.0,
+    "Used, not held": 0.0,
+    "Without data": 0.0,
 }
-# holder, user, account, GPU, MIG instance: state, used, idle; None is unknown
-HOLDERS = {
-    ("vision/train-0/main", "", "", "0", ""): ("healthy", True, False),
-    ("job 48113", "mira", "phys", "1", ""): ("held_idle", False, True),
-    ("ml/mute-0/main", "", "", "2", ""): ("unknown", None, None),
-    ("serving/ranker-7/server", "", "", "3", "1/0"): ("healthy", True, False),
-    ("serving/embedder-1/server", "", "", "3", "2/0"): ("held_idle", False, True),
-    ("job 48200", "lea", "bio", "5", ""): ("unknown", None, None),
-    ("job 48090", "jonas", "", "6", ""): ("healthy", True, False),
+EMPTY = {  # what has no data here, and why
+    ("fleet", "Waiting, and held idle meanwhile", "A"): "nobody waits",
+    ("fleet", "A week before", "A"): "there was no week before",
+    ("fleet", "Cost of idle hours", "A"): "the site has given no prices",
+    ("fleet", "GPU-hours by namespace, account and user", "cost"): "the site has given no prices",
+    **{
+        ("fleet", "Smaller would do", name): "nobody has held a GPU for a day"
+        for name in ("hours", "mean", "peak", "model")
+    },
+    **{("holder", "Activity", ref): "it holds no MIG instance" for ref in "BDF"},
+    ("holder", "Mark", "A"): "it works",
+    ("holder", "Marks", "A"): "it works",
+    **{("holder", title, "A"): "the host of a simulated node is not read" for title in ("CPUs", "Disks")},
+    ("node", "Slowed down", "A"): "no GPU is slowed down",
+    ("operations", "Age of the state file", "A"): "there is no state directory",
+    ("operations", "Regret", "A"): "nobody worked again",
+    ("operations", "Actions", "A"): "actions are off",
+    ("operations", "Held back", "A"): "actions are off",
 }
 
 pytestmark = pytest.mark.servers
@@ -91,11 +98,12 @@ pytestmark = pytest.mark.servers
 Rows = list[tuple[dict[str, str], float]]
 
 
-def ask(prometheus: Prometheus, expression: str, at: float) -> Rows:
+def ask(prometheus: Prometheus, expression: str, at: float, chosen: Mapping[str, str] = ALL) -> Rows:
     """An instant query with the variables filled in as Grafana would. Fails when the server refuses it, and at NaN."""
-    for variable, value in VARIABLES.items():
-        expression = expression.replace(variable, value)
-    assert "$" not in expression.replace("job $1", "").replace("account $1", "").replace("namespace $1", "")
+    filled = {**VARIABLES, **chosen}
+    for variable in sorted(filled, key=len, reverse=True):
+        expression = expression.replace(variable, filled[variable])
+    assert "$" not in expression.replace("job $1", "")
     rows = prometheus.query(expression, at)
     assert all(value == value for _, value in rows), f"NaN in the answer to {expression}"
     return rows
@@ -108,145 +116,229 @@ def one(rows: Rows) -> float:
     return value
 
 
-def test_every_panel_shows_the_truth(processes: Processes, tmp_path: Path) -> None:
-    started = time.monotonic()
-    (tmp_path / "scenario.yaml").write_text(yaml.safe_dump(SCENARIO), encoding="utf-8")
-    config = tmp_path / "config.yaml"
+class Site(NamedTuple):
+    """The servers, the panels by dashboard and title, and a time at which all of them had been scraped."""
+
+    prometheus: Prometheus
+    exporter: Running
+    panels: dict[str, dict[str, Any]]
+    now: float
+
+    def expressions(self, board: str) -> dict[tuple[str, str, str], str]:
+        return {
+            (board, title, target["refId"]): target["expr"]
+            for title, panel in self.panels[board].items()
+            for target in panel["targets"]
+        }
+
+    def answers(self, board: str, chosen: Mapping[str, str] = ALL) -> dict[tuple[str, str], Rows]:
+        """By panel and target."""
+        found = {key: ask(self.prometheus, expr, self.now, chosen) for key, expr in self.expressions(board).items()}
+        return {key[1:]: rows for key, rows in found.items()}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A node, a reconciler that writes nothing, and a Prometheus with the rules, all with windows of seconds."""
+    require("prometheus")
+    path = tmp_path_factory.mktemp("grafana")
+    (path / "scenario.yaml").write_text(yaml.safe_dump(SCENARIO), encoding="utf-8")
+    config = path / "config.yaml"
     config.write_text(
         f"attribution: {{interval: 1s}}\ndiagnosis: {{interval: 1s, hold: 1s, window: {WINDOW_S}s, coverage_min: 0.5}}\n"
-        f"policy: {{candidate_after: {IDLE_FOR_S}s, underused_after: {2 * IDLE_FOR_S}s}}\n",
+        f"policy: {{candidate_after: {IDLE_FOR_S}s, underused_after: {2 * IDLE_FOR_S}s, startup_grace: 1s}}\n"
+        f"alerts: {{interval: 1s, owners_interval: 1s, idle_for: {IDLE_FOR_S}s, idle_short: 3s, wait: 1s, keep: 1s}}\n",
         encoding="utf-8",
     )
     build = [sys.executable, "-m", "tools.dashboard", f"--config.file={config}"]
-    subprocess.run([*build, f"--output={tmp_path}"], cwd=ROOT, check=True)
-    dashboard: dict[str, Any] = json.loads((tmp_path / "gpu-allocation.json").read_text("utf-8"))
-    panels = {panel["title"]: panel for panel in dashboard["panels"] if panel["type"] != "row"}
-    exporter, url = processes.start_exporter(
-        f"--config.file={config}",
-        f"--devices.scenario={tmp_path / 'scenario.yaml'}",
-        "--no-attribution.kubelet",
-        "--no-attribution.slurm",
-    )
-    prometheus = Prometheus(
-        processes,
-        tmp_path / "prometheus",
-        {"gpu-node-1": url.removeprefix("http://")},
-        rules=sorted((ROOT / "alerts" / "rules").glob("*.yaml")),
-    )
+    subprocess.run([*build, f"--output={path}"], cwd=ROOT, check=True)
+    build = [sys.executable, "-m", "tools.rules", f"--config.file={config}"]
+    subprocess.run([*build, f"--output={path / 'rules'}"], cwd=ROOT, check=True)
+    panels = {}
+    for name in BUILT:
+        dashboard: dict[str, Any] = json.loads((path / f"gpu-{name}.json").read_text("utf-8"))
+        panels[name] = {panel["title"]: panel for panel in dashboard["panels"] if panel["type"] != "row"}
+    with Processes(path) as processes:
+        exporter, url = processes.start_exporter(
+            f"--config.file={config}",
+            f"--devices.scenario={path / 'scenario.yaml'}",
+            "--no-attribution.kubelet",
+            "--no-attribution.slurm",
+        )
+        address = f"127.0.0.1:{free_port()}"
+        flags = ("--interval=2s", "--no-kubernetes", "--no-slurm", f"--web.listen-address={address}")
+        processes.start([*GPU_EXPORTER, "reconcile", f"--source.exporter={url}", f"--config.file={config}", *flags])
+        place = {"node": "gpu-node-1", "instance": "gpu-node-1"}
+        jobs = {"gpu-exporter": (url.removeprefix("http://"), place), "gpu-exporter-reconciler": (address, {})}
+        prometheus = Prometheus(
+            processes,
+            path / "prometheus",
+            {},
+            scrape_configs=[
+                {"job_name": job, "honor_labels": True, "static_configs": [{"targets": [target], "labels": labels}]}
+                for job, (target, labels) in jobs.items()
+            ],
+            rules=sorted((path / "rules").glob("*.yaml")),
+        )
 
-    def is_settled() -> bool:
-        """The lost GPU is seen to be lost, the idle ones are idle for long enough, and the states have a whole window."""
-        lost = prometheus.query("gpu_up == 0")
-        idle = prometheus.query(f"gpu_allocation_idle_run_seconds > {IDLE_FOR_S} and on (uuid) gpu_up == 1")
-        known = prometheus.query('gpu_allocation_state{state!="unknown"} and on (uuid) gpu_up == 1')
-        seen = prometheus.query(f"time() - gpu_allocation_start_timestamp_seconds > {WINDOW_S + 3}")
-        scraped = prometheus.query(f"count_over_time(gpu_up[1m]) >= {SCRAPES}")
-        return (len(lost), len(idle), len(known), len(seen), len(scraped)) == (1, 2, 5, 7, 7)
+        def is_settled() -> bool:
+            """The lost GPU is seen to be lost, the idle ones are idle for long enough, and the states have a whole window."""
+            lost = prometheus.query("gpu_up == 0")
+            idle = prometheus.query('allocation:gpu_share:part{part="idle_long"}')
+            known = prometheus.query('gpu_allocation_state{state!="unknown"} and on (uuid) gpu_up == 1')
+            seen = prometheus.query(f"time() - gpu_allocation_start_timestamp_seconds > {WINDOW_S + 3}")
+            scraped = prometheus.query(f"count_over_time(namespace:gpu_gpus:sum[1m]) >= {SCRAPES}")
+            marks = prometheus.query('gpu_reconciler_allocation_stage{stage="underused"}')
+            counts = (len(lost), len(idle), len(known), len(seen), len(marks))
+            return counts == (1, 2, 5, 7, 2) and bool(scraped)
 
-    wait_for(is_settled, "the node to be in the state of the scenario", 30, 0.25)
-    # The time of a scrape that is there in full: a later one may be half-way between two of our queries.
-    ((_, now),) = prometheus.query("max(timestamp(gpu_up))")
-    answers = {
-        (title, target["refId"]): ask(prometheus, target["expr"], now)
-        for title, panel in panels.items()
-        for target in panel["targets"]
-    }
-    small = {key for key in answers if key[0] == "Smaller would do"}  # nobody here has held a GPU for a day
-    assert {key for key, rows in answers.items() if not rows} == small and len(small) == 4
-    print(f"{len(answers)} queries answered after {time.monotonic() - started:.1f} s")
-
-    stats = {title: one(answers[title, "A"]) for title, panel in panels.items() if panel["type"] == "stat"}
-    assert stats == pytest.approx(STATS)
-    used, idle_short, idle_long, unknown, held, total = (one(answers["Held and used GPUs", ref]) for ref in "ABCDEF")
-    assert used + idle_short + idle_long + unknown == pytest.approx(held)
-    assert (idle_short, held, total) == (0.0, pytest.approx(STATS["Held"]), 7.0)
-    check_holders(answers, now)
-    check_hours(answers)
-
-    ((_, power),) = answers["Power by node", "A"]
-    assert 7 * 70 < power < 7 * 700
-    ((labels, busy),) = answers["Utilization by node", "A"]
-    assert labels == {"node": "gpu-node-1"}
-    assert 2 * 0.8 / 5 - 0.02 < busy < 2 * 0.8 / 4 + 0.02  # of 4 that are known, and of one that was until it got lost
-    (instances,) = answers["Utilization by node", "B"]
-    assert instances == ({"node": "gpu-node-1"}, pytest.approx(0.8 / 3, abs=0.05))
-    ((_, age),), ((_, coverage),) = answers["Age of the last sample", "A"], answers["Coverage", "A"]
-    assert -1 < age < 5 and 5 / 7 - 0.1 < coverage < 6 / 7 + 0.1
-    check_one_namespace(prometheus, panels, now)
-    rules = json.loads(fetch(f"{prometheus.url}/api/v1/rules") or "")["data"]["groups"]
-    assert {group["name"] for group in rules} > {"gpu-exporter.seam", "gpu-exporter.owners", "gpu-exporter.fleet"}
-    assert {rule["health"] for group in rules for rule in group["rules"]} <= {"ok", "unknown"}  # the seam's minute
-    exporter.stop()
-    check_silence(prometheus, panels)
+        wait_for(is_settled, "the node to be in the state of the scenario", 60, 0.25)
+        # The time of a scrape that is there in full: a later one may be half-way between two of our queries.
+        ((_, now),) = prometheus.query("max(timestamp(gpu_up))")
+        yield Site(prometheus, exporter, panels, now - 1.0)
 
 
-def check_holders(answers: dict[tuple[str, str], Rows], now: float) -> None:
-    """The table, row by row, joined as Grafana's `merge` does it: by the labels that all three answers have."""
+VISION = {"$namespace": "vision", "$pod": "train-0", "$jobid": ""}
+JOB = {"$namespace": "", "$pod": "", "$jobid": "48113"}
+
+
+@pytest.mark.parametrize("board", BUILT)
+def test_every_expression_has_data_or_a_reason_for_none(site: Site, board: str) -> None:
+    chosen = VISION if board == "holder" else ALL
+    empty = {key for key, rows in site.answers(board, chosen).items() if not rows}
+    assert empty == {key[1:] for key in EMPTY if key[0] == board}
+
+
+def test_the_fleet_adds_up_to_the_truth(site: Site) -> None:
+    answers = site.answers("fleet")
+    shown = {title: one(answers[title, "A"]) for title in FLEET}
+    assert shown == pytest.approx(FLEET)
+    parts = [one(answers["GPUs over time", ref]) for ref in "ABCDEFG"]
+    assert sum(parts) == pytest.approx(7.0)
+    assert parts == pytest.approx([shown[title] for title in FLEET if title != "Held"])
     title = "Holders, longest idle first"
-    shared = ("node", "gpu", "uuid", "mig", "mig_uuid", "scheduler", "namespace", "pod", "container", "job_id")
-
-    def by_key(ref: str) -> dict[tuple[str, ...], float]:
-        return {tuple(labels.get(name, "") for name in shared): value for labels, value in answers[title, ref]}
-
-    utilization, idle = by_key("utilization"), by_key("idle")
-    rows = {}
-    for labels, since in answers[title, "holders"]:
-        key = tuple(labels.get(name, "") for name in shared)
-        who = tuple(labels.get(name, "") for name in ("holder", "user", "account", "gpu", "mig"))
-        assert labels["node"] == "gpu-node-1" and labels["name"] == "NVIDIA H100 80GB HBM3"
-        assert 0 < now - since / 1000 < 60
-        assert idle.get(key, 0) < now - since / 1000 + 1
-        if key in utilization:
-            assert utilization[key] in (0.0, pytest.approx(0.8, abs=0.02)), who
-        used = utilization[key] > 0 if key in utilization else None
-        rows[who] = (labels["state"], used, idle[key] > IDLE_FOR_S if key in idle else None)
-    assert rows == HOLDERS
-    assert len(answers[title, "holders"]) == len(HOLDERS)
-    assert set(utilization) == set(idle) and len(idle) == 5
-    longest = max(idle, key=lambda key: idle[key])
-    assert longest[-1] == "48113" or longest[-3] == "embedder-1"
+    since = {(row.get("pod", ""), row.get("job_id", "")): row for row, _ in answers[title, "since"]}
+    idle = {(row.get("pod", ""), row.get("job_id", "")): value for row, value in answers[title, "for"]}
+    gpus = {(row.get("pod", ""), row.get("job_id", "")): value for row, value in answers[title, "gpus"]}
+    many = {(row.get("pod", ""), row.get("job_id", "")): value for row, value in answers[title, "idle"]}
+    names = {("train-0", ""), ("ranker-7", ""), ("embedder-1", ""), ("", "48113"), ("", "48090")}
+    assert since.keys() == idle.keys() == gpus.keys() == many.keys() == names, "whose use is unknown is not idle"
+    assert {key for key, value in idle.items() if value > IDLE_FOR_S} == {("embedder-1", ""), ("", "48113")}
+    assert since["", "48113"]["stage"] == since["embedder-1", ""]["stage"] == "underused"
+    assert (since["", "48113"]["user"], since["", "48113"]["account"]) == ("mira", "phys")
+    assert "stage" not in since["train-0", ""]
+    assert (gpus["embedder-1", ""], many["embedder-1", ""], many["train-0", ""]) == (pytest.approx(2 / 7), 1.0, 0.0)
+    check_hours(answers)
 
 
 def check_hours(answers: dict[tuple[str, str], Rows]) -> None:
     """Hours of the last seconds: who wasted, who did not, and of whom nothing is known."""
-    title = "GPU-hours by namespace or account"
-    held, idle, unknown, share = (
-        {labels["tenant"]: value * 3600 for labels, value in answers[title, ref]}
-        for ref in ("held", "idle", "unknown", "share")
-    )
-    slurm = {"account phys", "account bio", "Slurm, no account"}
-    assert set(held) == {"namespace vision", "namespace ml", "namespace serving"} | slurm
-    assert set(unknown) == set(held) and set(idle) == set(share) == set(held) - {"namespace ml"}
-    assert idle["namespace vision"] == idle["Slurm, no account"] == 0.0
-    assert idle["account phys"] == pytest.approx(held["account phys"], rel=0.3)
-    assert idle["namespace serving"] == pytest.approx(held["namespace serving"] * 2 / 5, rel=0.3)
-    assert unknown["namespace ml"] == held["namespace ml"] > 5
-    assert share["account phys"] / 3600 == pytest.approx(1, abs=0.05)
-    assert share["namespace serving"] / 3600 == pytest.approx(2 / 5, abs=0.05)
-    wasted = answers["Wasted GPU-hours by namespace or account", "A"]
-    assert {labels["tenant"]: value * 3600 for labels, value in wasted} == idle
-    assert wasted == sorted(wasted, key=lambda row: -row[1])
+    title = "GPU-hours by namespace, account and user"
 
+    def by(ref: str) -> dict[str, float]:
+        return {
+            row.get("namespace", row.get("account", row.get("user", ""))): value * 3600
+            for row, value in answers[title, ref]
+        }
 
-def check_one_namespace(prometheus: Prometheus, panels: dict[str, Any], now: float) -> None:
-    """One namespace chosen: the holders of others disappear, the totals of the node stay."""
-    for title, expected in (("Held", 5 / 7), ("Held and used", 3 / 7), ("Use unknown", 0.0), ("GPUs in all", 7)):
-        (target,) = panels[title]["targets"]
-        expression = target["expr"].replace("$namespace", "serving|nobody")
-        assert one(ask(prometheus, expression, now)) == pytest.approx(expected), title
-
-
-def check_silence(prometheus: Prometheus, panels: dict[str, Any]) -> None:
-    """The exporter has ended: its GPUs are without data, and nothing is 0, idle or free because of that."""
-    wait_for(lambda: not prometheus.query("gpu_up"), "Prometheus to see that the exporter is gone", each_s=0.1)
-    now = time.time()
-    answers = {
-        title: ask(prometheus, panel["targets"][0]["expr"], now)
-        for title, panel in panels.items()
-        if panel["type"] == "stat"
+    held, idle, unknown, share = by("held"), by("idle"), by("unknown"), by("share")
+    assert held.keys() == {"vision", "ml", "serving", "phys", "bio", "jonas"} == idle.keys() == unknown.keys()
+    assert held["vision"] == pytest.approx(held["jonas"], rel=0.1) == pytest.approx(held["serving"] * 7 / 5, rel=0.1)
+    assert idle["vision"] == idle["jonas"] == 0.0
+    assert idle["phys"] == pytest.approx(held["phys"], rel=0.3)
+    assert unknown["ml"] == pytest.approx(held["ml"])
+    assert "ml" not in share and share["phys"] / 3600 == pytest.approx(1.0)
+    assert share["serving"] / 3600 == pytest.approx(2 / 5, abs=0.05)
+    bars = {
+        row.get("namespace", "") + row.get("account", ""): value * 3600
+        for row, value in answers["Idle GPU-hours by namespace or account", "A"]
     }
-    known = {"GPUs in all": 7.0, "Without data": 7.0, "Exporters silent": 1.0}
-    assert {title: one(rows) for title, rows in answers.items() if rows} == known
+    assert bars == pytest.approx({key if key != "jonas" else "": value for key, value in idle.items()})
+    assert one(answers["Idle GPU-hours", "A"]) * 3600 == pytest.approx(sum(idle.values()))
+
+
+def test_one_namespace_filters_holders_and_leaves_what_nobody_holds(site: Site) -> None:
+    answers = site.answers("fleet", {"$namespace": "serving|nobody"})
+    shown = {title: one(answers[title, "A"]) for title in FLEET}
+    held = {"Held": 5 / 7, "Used": 3 / 7, f"Idle {IDLE_FOR_S}s or more": 2 / 7, "Use unknown": 0.0}
+    assert shown == pytest.approx(FLEET | held)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "idle", "state", "activity"), [(VISION, 0, "healthy", 0.64), (JOB, IDLE_FOR_S, "held_idle", 0.0)]
+)
+def test_the_dashboard_of_a_holder_shows_its_gpu_alone(
+    site: Site, chosen: Mapping[str, str], idle: float, state: str, activity: float
+) -> None:
+    answers = site.answers("holder", chosen)
+    assert one(answers["GPUs", "A"]) == 1.0
+    ((_, run),) = answers["Idle for", "A"]
+    assert run == 0 if idle == 0 else run > idle
+    ((labels, _),) = answers["Its GPUs", "since"]
+    assert (labels["state"], labels["name"]) == (state, "NVIDIA H100 80GB HBM3")
+    assert [value for _, value in answers["State", "A"]] == [STATE_NUMBERS[state]]
+    assert [value for _, value in answers["Activity", "A"]] == pytest.approx([activity])
+    assert [value for _, value in answers["Marks", "A"]] == ([2.0] if idle else [])
+
+
+def test_a_holder_that_is_not_there_is_unknown_and_not_all_of_them(site: Site) -> None:
+    nobody = {"$namespace": "", "$pod": "", "$jobid": ""}
+    rows = {key for key, found in site.answers("holder", nobody).items() if found}
+    assert rows == set()
+
+
+def test_a_mig_instance_has_its_own_activity(site: Site) -> None:
+    ranker = {"$namespace": "serving", "$pod": "ranker-7", "$jobid": ""}
+    answers = site.answers("holder", ranker)
+    assert one(answers["GPUs", "A"]) == pytest.approx(3 / 7)
+    assert [value for _, value in answers["Activity", "A"]] == [], "what the whole board does is not its own"
+    ((labels, activity),) = answers["Activity", "B"]
+    assert (labels["mig"], activity > 0.5) == ("1/0", True)
+
+
+def test_the_nodes_and_their_gpus(site: Site) -> None:
+    answers = site.answers("node")
+    assert [one(answers[title, "A"]) for title in ("GPUs that answer", "Lost")] == [6.0, 1.0]
+    assert one(answers["Held", "A"]) == pytest.approx(FLEET["Held"])
+    nodes = {name: value for name in ("gpus", "answer", "held") for _, value in answers["Nodes", name]}
+    assert nodes == pytest.approx({"gpus": 7.0, "answer": 6.0, "held": FLEET["Held"]})
+    buckets = {row["le"]: value for row, value in answers["All GPUs by utilization", "A"]}
+    assert buckets["1"] >= buckets["0.9"] >= buckets["0.75"] == buckets["0"] >= 2  # two are at 0.8
+    holders = {(row["gpu"], row.get("mig", ""), row["holder"]) for row, _ in answers["Holders", "A"]}
+    assert ("3", "2/0", "serving/embedder-1") in holders and ("1", "", "job 48113") in holders and len(holders) == 7
+    instances = {row["mig"]: row for row, _ in answers["MIG instances", "info"]}
+    assert [instances[mig].get("holder") for mig in ("1/0", "2/0", "3/0")] == [
+        "serving/ranker-7",
+        "serving/embedder-1",
+        None,
+    ]
+    health = {row["gpu"]: value for row, value in answers["Health", "up"]}
+    assert health == {str(gpu): float(gpu != 5) for gpu in range(7)}
+
+
+def test_the_exporters_and_the_reconciler(site: Site) -> None:
+    answers = site.answers("operations")
+    numbers = {"Exporters": 1.0, "Silent": 0.0, "Driver down": 0.0, "Sources down": 0.0}
+    assert {title: one(answers[title, "A"]) for title in numbers} == numbers
+    assert {row["stage"]: value for row, value in answers["Decisions", "A"]} == {"underused": 2.0}
+    assert {row["reason"]: value for row, value in answers["Frozen", "A"]}["source"] == 0.0
+    ((_, age),), ((_, coverage),) = answers["Age of the last sample", "A"], answers["Coverage", "A"]
+    assert -1 < age < 5 and 5 / 7 - 0.1 < coverage < 6 / 7 + 0.1
+
+
+def test_the_rules_are_well_and_an_exporter_that_ends_leaves_no_zero(site: Site) -> None:
+    """Last: its GPUs are without data, and nothing is idle or free because of that."""
+    rules = json.loads(fetch(f"{site.prometheus.url}/api/v1/rules") or "")["data"]["groups"]
+    assert {rule["health"] for group in rules for rule in group["rules"]} == {"ok"}
+    site.exporter.stop()
+    gone = "count(namespace:gpu_gpus:sum{part!='no_data'}) or absent(namespace:gpu_gpus:sum{part!='no_data'}) - 1"
+    wait_for(lambda: site.prometheus.query(gone) == [({}, 0.0)], "the recordings to see that it is gone", 30, 0.2)
+    after = site._replace(now=time.time())
+    answers = after.answers("fleet")
+    shown = {title: one(answers[title, "A"]) for title in FLEET}
+    assert shown == dict.fromkeys(FLEET, 0.0) | {"Without data": 7.0}
+    assert after.answers("node")["GPUs that answer", "A"] == []
+    assert one(after.answers("operations")["Silent", "A"]) == 1.0
 
 
 def test_smaller_would_do_for_who_did_little_with_little_memory(tmp_path: Path) -> None:
@@ -268,9 +360,9 @@ def test_smaller_would_do_for_who_did_little_with_little_memory(tmp_path: Path) 
         series.append(
             {"series": f'unit:gpu_model:info{{node="n1", uuid="GPU-{number}", name="H100"}}', "values": "1x150"}
         )
-    labels = '{scheduler="slurm", job_id="0", holder="job 0"'
+    labels = '{scheduler="slurm", job_id="0"'
     wanted = {"hours": 72, "mean": 0.1, "peak": 5e9}
-    asked = Queries(Settings()).oversized
+    asked = Fleet(Settings()).smaller()
     cases = [
         {
             "expr": f"round({ask_all(asked[name])}, 0.001)",
@@ -291,7 +383,7 @@ def test_smaller_would_do_for_who_did_little_with_little_memory(tmp_path: Path) 
 
 def ask_all(expression: str) -> str:
     """With every variable of the dashboard at All, over three days."""
-    return expression.replace("$__range", "72h").replace("$node", ".*").replace("$namespace", ".*")
+    return expression.replace("$__range", "72h").replace("$cluster", ".*").replace("$namespace", ".*")
 
 
 DRIVERS = {  # node: gpu_driver_up, gpu_devices_expected, GPUs by another kernel driver
@@ -316,7 +408,8 @@ def test_a_driver_is_down_only_where_a_gpu_is_expected(tmp_path: Path, nodes: st
         series.append({"series": f"gpu_devices_expected{{{place}}}", "values": str(expected)})
         if driver is not None:
             series.append({"series": f'gpu_devices_unmanaged{{{place}, driver="{driver}"}}', "values": "8"})
-    expression = Queries(Settings()).driver_down.replace("$node", nodes)
+    expression = Operations(Settings()).driver_down().replace("$node", nodes)
+    expression = expression.replace("$job", ".*").replace("$cluster", ".*")
     case = {"expr": expression, "eval_time": "0s", "exp_samples": [{"labels": "{}", "value": down}]}
     test = {"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": [case]}]}
     (tmp_path / "test.yaml").write_text(yaml.safe_dump(test), encoding="utf-8")

@@ -107,7 +107,8 @@ def test_one_mail_for_each_incident_whatever_restarts(processes: Processes, tmp_
             assert re.search(r"GPUs: GPU-\S+ on \S+\. GPU-hours not used so far: \d+\.\d\.", text), text
             assert f"alertname=GpuHolderIdle job_id={job}" in text.replace("&#34;", '"')
         assert "Job 43" not in text
-        assert f"{GRAFANA}/d/gpu-exporter-allocation?orgId=1" in text
+        links = [f"{GRAFANA}/d/gpu-exporter-holder?orgId=1&var-namespace=&var-pod=&var-jobid={job}" for job in (40, 42)]
+        assert all(link in text.replace("&amp;", "&") for link in links), text
     (other,) = mailbox.to("bobevil@users.example.org")
     assert other["Subject"] == "GPUs of job 43 are not used"
     (throttled,) = mailbox.to(OPERATIONS, "GpuThrottled")

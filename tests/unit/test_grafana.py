@@ -1,4 +1,4 @@
-"""Rules over the generated dashboard, in the manner of kubernetes-mixin; tests/component/test_grafana.py runs it."""
+"""Rules over the generated dashboards, in the manner of kubernetes-mixin; tests/component/test_grafana.py runs it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if sys.version_info < (3, 11):
     assert not os.environ.get("CI"), "CI runs Python 3.11 or newer"
     pytest.skip("grafana-foundation-sdk needs Python 3.11", allow_module_level=True)
 
-from grafana.panels import HOLDER_COLUMNS, HOLDER_HIDDEN, STATE_COLORS
+from grafana.panels import STATES
+from grafana.queries import STAGES, STATE_NUMBERS
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from tools.dashboard import build_all, render
 
@@ -27,15 +28,29 @@ from gpu_exporter.collectors import registry
 from gpu_exporter.defaults import Settings
 from gpu_exporter.durations import format_duration
 from gpu_exporter.exposition.catalog import ALLOCATION_LABELS, MIG_LABELS, fixed_groups
+from gpu_exporter.reconciler.policy import MARKED
+from gpu_exporter.reconciler.telemetry import Telemetry
+from grafana import fleet, holder, node, operations
 
 ROOT = Path(__file__).resolve().parents[2]
-PATH = ROOT / "grafana" / "dashboards" / "gpu-allocation.json"
-STORED = PATH.read_text("utf-8")
-DASHBOARD: dict[str, Any] = json.loads(STORED)
-PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-TARGETS = [(f"{panel['title']}: {target['refId']}", target) for panel in PANELS for target in panel["targets"]]
+PATHS = {
+    name: ROOT / "grafana" / "dashboards" / f"gpu-{name}.json" for name in ("fleet", "holder", "node", "operations")
+}
+STORED = {name: path.read_text("utf-8") for name, path in PATHS.items()}
+DASHBOARDS: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in STORED.items()}
+PANELS = [(name, panel) for name, board in DASHBOARDS.items() for panel in board["panels"] if panel["type"] != "row"]
+TARGETS = [
+    (f"{board} {panel['title']}: {target['refId']}", target) for board, panel in PANELS for target in panel["targets"]
+]
 EXPRESSIONS = [(name, target["expr"]) for name, target in TARGETS]
+each_board = pytest.mark.parametrize("board", DASHBOARDS)
 each_expression = pytest.mark.parametrize(("name", "expression"), EXPRESSIONS, ids=[name for name, _ in EXPRESSIONS])
+VARIABLES = {
+    "fleet": {"datasource", "cluster", "namespace", "account"},
+    "holder": {"datasource", "cluster", "job", "namespace", "pod", "jobid"},
+    "node": {"datasource", "cluster", "job", "node"},
+    "operations": {"datasource", "cluster", "job", "node"},
+}
 FAMILIES = [
     *(family for _, _, families in fixed_groups() for family in families),
     *(family for collector in registry.ALL for family in (*collector.families, *collector.instance_families)),
@@ -47,8 +62,28 @@ RECORDED = {
     for rule in group["rules"]
     if "record" in rule
 }
-LABELS = {"cluster", "node", "instance", "holder", "tenant", *MIG_LABELS, *ALLOCATION_LABELS}
+LABELS = {
+    "cluster",
+    "node",
+    "instance",
+    "job",
+    "holder",
+    "tenant",
+    "part",
+    "pool",
+    "le",
+    *MIG_LABELS,
+    *ALLOCATION_LABELS,
+}
+LABELS |= {"scheduler", "user", "account", "team", "workload", "stage", "policy", "class", "action", "result", "reason"}
+LABELS |= {"alertname", "alertstate", "severity"}
 LABELS |= {label for family in FAMILIES for label in family.labels}
+RECONCILER = {
+    name
+    for family in Telemetry().registry.collect()
+    for name in {family.name, *(sample.name for sample in family.samples), f"{family.name}_total"}
+}
+KNOWN = {family.name for family in FAMILIES} | RECORDED | RECONCILER | {"ALERTS"}
 GROUPING = re.compile(r"\b(?:by|on|group_left) ?\(([^)]*)\)")
 WORDS = {"and", "or", "unless", "bool"}
 
@@ -57,39 +92,47 @@ def metric_names(expression: str) -> set[str]:
     """Identifiers that are neither label, function, keyword nor part of a text or a window."""
     bare = re.sub(r'"[^"]*"', " ", expression)
     bare = GROUPING.sub(" ", bare)
-    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", bare)
+    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|offset \w+", " ", bare)
     bare = re.sub(r"\b\w+\s*\(", "(", bare)
     return set(re.findall(r"[a-zA-Z_:][\w:]*", bare)) - WORDS
 
 
-def test_it_is_what_the_code_builds() -> None:
-    assert build_all(Settings()) == {PATH.name: STORED}, "run `make generate`"
+def test_they_are_what_the_code_builds() -> None:
+    assert build_all(Settings()) == {PATHS[name].name: text for name, text in STORED.items()}, "run `make generate`"
+    assert {path.name for path in PATHS["fleet"].parent.iterdir()} == {path.name for path in PATHS.values()}
 
 
-def test_check_tells_a_stale_file(tmp_path: Path) -> None:
-    (tmp_path / PATH.name).write_text(STORED.replace("Held and used", "Held and abused"), encoding="utf-8")
+def test_check_names_a_stale_file(tmp_path: Path) -> None:
+    for name, path in PATHS.items():
+        (tmp_path / path.name).write_text(STORED[name].replace("Use unknown", "Use known"), encoding="utf-8")
     command = [sys.executable, "-m", "tools.dashboard", "--check", "--output", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, f"{tmp_path / PATH.name} is stale: run `make generate`\n")
+    assert (done.returncode, done.stderr) == (1, f"{tmp_path / PATHS['fleet'].name} is stale: run `make generate`\n")
     done = subprocess.run([*command[:3], "--check"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_it_survives_the_round_trip_through_the_schema() -> None:
+@each_board
+def test_it_survives_the_round_trip_through_the_schema(board: str) -> None:
     """The SDK drops keys that Grafana 11.6 does not know."""
-    assert render(Dashboard.from_json(json.loads(STORED))) == STORED
+    assert render(Dashboard.from_json(json.loads(STORED[board]))) == STORED[board]
 
 
-def test_ids_are_unique_and_the_uid_is_stable() -> None:
-    ids = [panel["id"] for panel in DASHBOARD["panels"]]
-    assert len(ids) == len(set(ids)) and all(isinstance(number, int) and number > 0 for number in ids)
-    assert DASHBOARD["uid"] == "gpu-exporter-allocation"
-    assert all(len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]) for panel in PANELS)
+@each_board
+def test_ids_are_unique_and_the_uid_is_stable(board: str) -> None:
+    ids = [panel["id"] for panel in DASHBOARDS[board]["panels"]]
+    assert sorted(ids) == list(range(1, len(ids) + 1)), "an id is never given to another panel"
+    assert DASHBOARDS[board]["uid"] == f"gpu-exporter-{board}"
 
 
-def test_panels_stand_in_the_grid_and_do_not_overlap() -> None:
+def test_targets_of_a_panel_have_names_of_their_own() -> None:
+    assert all(len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]) for _, panel in PANELS)
+
+
+@each_board
+def test_panels_stand_in_the_grid_and_do_not_overlap(board: str) -> None:
     cells: dict[tuple[int, int], str] = {}
-    for panel in DASHBOARD["panels"]:
+    for panel in DASHBOARDS[board]["panels"]:
         place = panel["gridPos"]
         x, y = place.get("x", 0), place.get("y", 0)
         assert x >= 0 and place["w"] > 0 and place["h"] > 0 and x + place["w"] <= 24, panel["title"]
@@ -97,43 +140,69 @@ def test_panels_stand_in_the_grid_and_do_not_overlap() -> None:
             assert cell not in cells, f"{panel['title']} lies over {cells.get(cell)}"
             cells[cell] = panel["title"]
     height = max(y for _, y in cells) + 1
-    assert len(cells) == 24 * height, "there is a hole in the grid"
+    holes = {(x, y) for x, y in itertools.product(range(24), range(height)) if (x, y) not in cells}
+    assert not holes, f"there is a hole in the grid at {min(holes, key=lambda cell: (cell[1], cell[0]))}"
 
 
-@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
-def test_every_panel_explains_itself(panel: dict[str, Any]) -> None:
-    assert panel["title"] and len(panel["description"]) > 30 and panel["description"].endswith(".")
+@pytest.mark.parametrize(("board", "panel"), PANELS, ids=lambda each: each if isinstance(each, str) else each["title"])
+def test_every_panel_explains_itself(board: str, panel: dict[str, Any]) -> None:
+    assert panel["title"] and len(panel["description"]) > 20 and panel["description"].endswith(".")
     assert panel["fieldConfig"]["defaults"]["unit"]
     assert panel["targets"]
+    if panel["type"] in ("timeseries", "state-timeline", "heatmap"):
+        assert panel["interval"] == "1m", "nothing is recorded more often"
+
+
+def test_the_fleet_is_asked_for_seldom_and_the_links_lead_on() -> None:
+    assert DASHBOARDS["fleet"]["refresh"] == "5m"
+    for name, board in DASHBOARDS.items():
+        assert any(link["type"] == "dashboards" and link["includeVars"] and link["keepTime"] for link in board["links"])
+        for url in re.findall(r"/d/([\w-]+)\?([^\"]*)", STORED[name]):
+            target = url[0].removeprefix("gpu-exporter-")
+            variables = set(re.findall(r"var-(\w+)=", url[1]))
+            assert variables <= VARIABLES[target] and "datasource" in variables
 
 
 def test_every_datasource_is_the_variable() -> None:
     variable = {"type": "prometheus", "uid": "${datasource}"}
-    for name, target in TARGETS:
-        assert target["datasource"] == variable, name
-    assert all(panel["datasource"] == variable for panel in PANELS)
-    assert all(v["datasource"] == variable for v in DASHBOARD["templating"]["list"] if v["type"] == "query")
+    assert all(target["datasource"] == variable for _, target in TARGETS)
+    assert all(panel["datasource"] == variable for _, panel in PANELS)
+    for board in DASHBOARDS.values():
+        assert all(v["datasource"] == variable for v in board["templating"]["list"] if v["type"] == "query")
+        assert all(each["datasource"] == variable for each in board["annotations"]["list"])
 
 
-def test_every_variable_is_defined_and_used() -> None:
-    defined = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
-    used = set(re.findall(r"\$\{?([a-z_]\w*)", json.dumps(DASHBOARD)))  # not $1 of a label_replace
-    assert used - {"__rate_interval", "__range", "__all"} == defined == {"datasource", "node", "namespace"}
+@each_board
+def test_every_variable_is_defined_and_used(board: str) -> None:
+    defined = {variable["name"] for variable in DASHBOARDS[board]["templating"]["list"]}
+    used = set(re.findall(r"\$\{?([a-z_]\w*)", STORED[board]))  # not $1 of a label_replace
+    assert used - {"__rate_interval", "__range", "__all", "__data"} == defined == VARIABLES[board]
 
 
-def test_all_namespaces_includes_jobs_without_one() -> None:
-    variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
-    for name in ("node", "namespace"):
-        assert variables[name]["allValue"] == ".*" and variables[name]["multi"] and variables[name]["includeAll"]
+@each_board
+def test_all_includes_series_without_the_label(board: str) -> None:
+    for variable in DASHBOARDS[board]["templating"]["list"]:
+        if variable["type"] == "query" and (board, variable["name"]) != ("node", "node"):  # exactly one
+            assert variable["allValue"] == ".*" and variable["multi"] and variable["includeAll"]
+    for target in (target for name, target in TARGETS if name.startswith(board)):
+        exact = {"namespace", "pod", "jobid"} if board == "holder" else set()
+        assert set(re.findall(r'(?<!~)"\$(\w+)"', target["expr"])) <= exact, "several values need =~"
+
+
+def test_every_expression_is_of_the_chosen_cluster() -> None:
     for name, expression in EXPRESSIONS:
-        assert not re.search(r'(?<!~)"\$(node|namespace)"', expression), f"{name}: several values need =~"
+        bare = re.sub(
+            r"last_over_time\((allocation:owner|unit:gpu_model):info\[[^\]]*\]\)", "", expression
+        )  # joined to
+        for selector in re.findall(r"[a-zA-Z_:]\w*:?\w*(\{[^}]*\})", bare):
+            assert 'cluster=~"$cluster"' in selector, f"{name}: {selector}"
 
 
 @each_expression
 def test_only_names_that_exist(name: str, expression: str) -> None:
     names = metric_names(expression)
     assert names, "no metric found: does this test still parse the expression?"
-    assert names <= {family.name for family in FAMILIES} | RECORDED
+    assert names <= KNOWN, names - KNOWN
     for list_of_labels in GROUPING.findall(expression):
         assert {label.strip() for label in list_of_labels.split(",")} <= LABELS
     for matchers in re.findall(r"\{([^}]*)\}", expression):
@@ -143,18 +212,24 @@ def test_only_names_that_exist(name: str, expression: str) -> None:
 @each_expression
 def test_windows_are_grafanas_but_for_the_deliberate_ones(name: str, expression: str) -> None:
     state_window = format_duration(Settings().diagnosis.window)  # utilization of the present holder
-    lately = format_duration(Settings().policy.candidate_after)  # who was there, and is silent now
+    lately = format_duration(Settings().alerts.idle_for)  # who was there, and is silent now
     for function, window in re.findall(r"(\w+)\([^()\[]*\[([^\]]*)\]", expression):
         allowed = {
             "rate": {"$__rate_interval"},
             "increase": {"$__range", state_window},
-            "avg_over_time": {"$__range"},
-            "last_over_time": {"$__range", "$__range:30m", lately},
-            "sum_over_time": {"$__range:30m"},  # of recordings that each look back over 30 minutes
+            "last_over_time": {"$__range:30m", lately},
+            "sum_over_time": {"$__range", "$__range:30m"},  # of recordings; the latter each look back over 30 minutes
             "max_over_time": {"$__range:30m"},
         }
         assert window in allowed[function], f"{function}[{window}]"
     assert expression.count("[") == len(re.findall(r"\w+\([^()\[]*\[", expression))
+
+
+@each_expression
+def test_over_more_than_an_hour_only_recordings_of_the_fleet_are_read(name: str, expression: str) -> None:
+    if name.startswith("fleet"):
+        raw = {each for each in metric_names(expression) if ":" not in each}
+        assert raw <= {"gpu_reconciler_allocation_stage"}, raw
 
 
 def test_windows_and_thresholds_come_from_the_settings() -> None:
@@ -163,25 +238,32 @@ def test_windows_and_thresholds_come_from_the_settings() -> None:
     odd = defaults._replace(
         policy=defaults.policy._replace(candidate_after=77 * 60.0),
         diagnosis=defaults.diagnosis._replace(window=13 * 60.0),
-        alerts=defaults.alerts._replace(fresh_max=131.0),
+        alerts=defaults.alerts._replace(fresh_max=131.0, idle_for=78 * 60.0, idle_short=14 * 60.0, interval=120.0),
     )
-    (text,) = build_all(odd).values()
-    expressions = [target["expr"] for panel in json.loads(text)["panels"] for target in panel.get("targets", [])]
-    assert not re.search(r"\[(1h|10m)\]|\b600\b|>= 3600\b|\b120\)", "\n".join(expressions))
-    assert not re.search(r"\b1h\b|\b10m\b|\b8m\b", text)
-    assert all(part in text for part in ("77m", "[13m]", ">= 4620", "> 780", ", 131)"))
+    boards = build_all(odd)
+    text = "\n".join(boards.values())
+    expressions = [
+        target["expr"]
+        for board in boards.values()
+        for panel in json.loads(board)["panels"]
+        for target in panel.get("targets", [])
+    ]
+    assert not re.search(r"\[(1h|10m)\]|>= 600\b|>= 3600\b|\* 0\.01666", "\n".join(expressions))
+    assert not re.search(r"\b1h\b|\b60m\b", text.replace("[1w]", ""))
+    assert all(part in text for part in ("78m", "[13m]", ">= 840", "14m", "131", "* 0.0333333", "4620"))
 
 
 @each_expression
 def test_identity_is_joined_through_topk(name: str, expression: str) -> None:
     """Two series of one GPU (a driver update, two scrape jobs) must not break a join."""
-    if name.startswith("Exporters"):
+    if name.startswith(("operations", "holder Its GPUs: model")) or "count_values" in expression:
         return  # counted, not joined
     for match in re.finditer(r"gpu_(allocation_|mig_|exporter_build_)?info\b", expression):
         before = expression[: match.start()].removesuffix("last_over_time(")
-        assert re.search(r"group_left \([\w, ]+\) topk by \([\w, ]+\) \(1, max by \([\w, ]+\) \($", before), before[
-            -200:
-        ]
+        assert re.search(
+            r"(^|group_left \([\w, ]+\) \(?|group by \([\w, ]+\) \()topk by \([\w, ]+\) \(1, max by \([\w, ]+\) \($",
+            before,
+        ), before[-200:]
     for many in re.finditer(r"group_right", expression):
         raise AssertionError(f"the allocation side is the many side: {expression[many.start() :]}")
 
@@ -206,32 +288,53 @@ def denominator(text: str) -> str:
 def test_unknown_is_never_shown_as_zero() -> None:
     for name, expression in EXPRESSIONS:
         assert "vector(" not in expression, name
-    for panel in PANELS:
+    for _, panel in PANELS:
         defaults = panel["fieldConfig"]["defaults"]
         if panel["type"] == "stat":
-            assert defaults["noValue"] == "unknown", panel["title"]
+            assert defaults["noValue"] in ("unknown", "none"), panel["title"]
         if panel["type"] == "timeseries":
             assert defaults["custom"]["spanNulls"] is False, panel["title"]
 
 
-def test_the_table_of_holders_shows_or_hides_every_label() -> None:
+@pytest.mark.parametrize(
+    ("columns", "hidden", "board", "title"),
+    [
+        (fleet.HOLDER_COLUMNS, fleet.HOLDER_HIDDEN, "fleet", "Holders, longest idle first"),
+        (fleet.TENANT_COLUMNS, ("Time",), "fleet", "GPU-hours by namespace, account and user"),
+        (fleet.SMALLER_COLUMNS, fleet.SMALLER_HIDDEN, "fleet", "Smaller would do"),
+        (holder.UNIT_COLUMNS, holder.UNIT_HIDDEN, "holder", "Its GPUs"),
+        (node.NODE_COLUMNS, ("Time",), "node", "Nodes"),
+        (node.HEALTH_COLUMNS, ("Time", "cluster", "uuid"), "node", "Health"),
+        (node.INSTANCE_COLUMNS, node.INSTANCE_HIDDEN, "node", "MIG instances"),
+        (operations.ALERT_COLUMNS, ("Time",), "operations", "Firing alerts"),
+        (operations.VERSION_COLUMNS, ("Time",), "operations", "Versions"),
+    ],
+)
+def test_a_table_shows_or_hides_every_column(
+    columns: dict[str, str], hidden: tuple[str, ...], board: str, title: str
+) -> None:
     """A label that is neither named nor hidden would appear as a column at the end."""
-    labels = {"node", "instance", *ALLOCATION_LABELS, "holder", "user", "account", "state", "name", "Time"}
-    values = {column for column in HOLDER_COLUMNS if column.startswith("Value #")}
-    assert set(HOLDER_COLUMNS) - values | set(HOLDER_HIDDEN) == labels
-    assert not set(HOLDER_COLUMNS) & set(HOLDER_HIDDEN)
-    (table,) = (panel for panel in PANELS if panel["title"].startswith("Holders"))
-    assert values == {f"Value #{target['refId']}" for target in table["targets"]}
-    assert table["options"]["sortBy"] == [{"displayName": "Idle for", "desc": True}]
+    (table,) = (panel for name, panel in PANELS if (name, panel["title"]) == (board, title))
+    values = {f"Value #{target['refId']}" for target in table["targets"]}
+    named = {column for column in columns if column.startswith("Value #")}
+    assert named | {column for column in hidden if column.startswith("Value #")} == values
+    labels = set()
+    for target in table["targets"]:  # the labels of the outermost aggregation and what is joined to it
+        for kind in re.findall(r"(?:by|group_left) ?\(([^)]*)\)", target["expr"]):
+            labels |= {label.strip() for label in kind.split(",") if label.strip()}
+    unseen = labels - set(columns) - set(hidden) - {"Time", "job"}
+    assert unseen <= {"container", "part", "instance", "cluster", "scheduler"} | IN_JOINS, unseen
+    assert not set(columns) & set(hidden)
+    assert table["options"]["sortBy"][0]["displayName"] in columns.values()
 
 
-def test_the_states_are_those_of_the_diagnosis() -> None:
+IN_JOINS = {"uuid", "mig_uuid", "mig", "gpu", "node", "namespace", "pod", "job_id", "holder", "name", "user", "account"}
+
+
+def test_the_states_and_stages_are_those_of_the_code() -> None:
     code = (ROOT / "exporter" / "gpu_exporter" / "diagnosis" / "state.py").read_text("utf-8")
-    assert set(STATE_COLORS) == set(re.findall(r'Verdict\("(\w+)"', code))
-    named = {
-        state for name in re.findall(r'state[=!]~?"([^"]+)"', STORED.replace('\\"', '"')) for state in name.split("|")
-    }
-    assert named <= set(STATE_COLORS)
+    assert set(STATES) == set(STATE_NUMBERS) == set(re.findall(r'Verdict\("(\w+)"', code))
+    assert set(STAGES) == set(MARKED) == set(holder.STAGE_COLORS)
 
 
 def overridden(panel: dict[str, Any]) -> Iterator[str]:
@@ -240,10 +343,10 @@ def overridden(panel: dict[str, Any]) -> Iterator[str]:
 
 
 def test_overrides_name_fields_that_exist() -> None:
-    for panel in PANELS:
+    for board, panel in PANELS:
         renamed: set[str] = set()
         for transformation in panel.get("transformations", []):
             renamed |= set(transformation["options"].get("renameByName", {}).values())
         legends = {target.get("legendFormat") for target in panel["targets"]}
         for name in overridden(panel):
-            assert name in renamed | legends, f"{panel['title']}: {name}"
+            assert name in renamed | legends, f"{board} {panel['title']}: {name}"

@@ -1,0 +1,173 @@
+"""The dashboard of the whole cluster: how much is held and not used, by whom, and which holders these are."""
+
+from __future__ import annotations
+
+from grafana.panels import FREE, GPU_HOURS, IDLE, IDLE_LONG, NEUTRAL, NO_DATA, OUTSIDE, UNKNOWN, USED, Board, value
+from grafana.queries import CLUSTER, PEERS, Fleet, alerts_of
+from grafana_foundation_sdk.models import dashboard as models
+
+from gpu_exporter.defaults import Settings
+from gpu_exporter.digest import oversized
+from gpu_exporter.durations import format_duration
+from grafana import panels
+
+UID = "gpu-exporter-fleet"
+BARS = 10  # that fit
+BY_SHARE = "A MIG instance or a shared GPU counts by its share."
+HOLDER_URL = (
+    "/d/gpu-exporter-holder?var-datasource=${datasource}&var-cluster=${__data.fields.Cluster}"
+    "&var-namespace=${__data.fields.Namespace}&var-pod=${__data.fields.Pod}&var-jobid=${__data.fields.Job}"
+)
+HOLDER_COLUMNS = {  # by the names that Grafana gives them
+    "cluster": "Cluster",
+    "namespace": "Namespace",
+    "pod": "Pod",
+    "job_id": "Job",
+    "user": "User",
+    "account": "Account",
+    "team": "Team",
+    "workload": "Workload",
+    "Value #gpus": "GPUs",
+    "Value #idle": "Idle GPUs",
+    "Value #for": "Idle for",
+    "Value #since": "Held since",
+    "stage": "Mark",
+}
+HOLDER_HIDDEN = ("Time", "scheduler")
+HOLDER_WIDTHS = {"Cluster": 90, "GPUs": 80, "Idle GPUs": 95, "Idle for": 110, "Held since": 165, "Mark": 130, "Job": 90}
+TENANT_COLUMNS = {
+    "namespace": "Namespace",
+    "account": "Account",
+    "user": "User",
+    "Value #held": "Held",
+    "Value #idle": "Idle",
+    "Value #unknown": "Unknown",
+    "Value #share": "Idle share",
+    "Value #cost": "Cost of idle",
+}
+SMALLER_COLUMNS = {
+    "namespace": "Namespace",
+    "pod": "Pod",
+    "job_id": "Job",
+    "user": "User",
+    "account": "Account",
+    "name": "Model",
+    "Value #hours": "GPU-hours",
+    "Value #mean": "Utilization",
+    "Value #peak": "Most memory",
+}
+SMALLER_HIDDEN = ("Time", "cluster", "scheduler", "Value #model")
+
+
+def build(settings: Settings) -> models.Dashboard:
+    """The whole dashboard with the windows of these settings."""
+    queries, alerts = Fleet(settings), settings.alerts
+    idle_for, used_within = format_duration(alerts.idle_for), format_duration(alerts.idle_short)
+    board = Board(UID, "GPUs: fleet", "How much do we hold and not use, and who? Data: gpu-exporter.", "now-24h", "5m")
+    board.variable("cluster", "Cluster", "label_values(namespace:gpu_gpus:sum, cluster)")
+    board.variable("namespace", "Namespace", f"label_values(namespace:gpu_gpus:sum{{{CLUSTER}}}, namespace)")
+    board.variable("account", "Account", f"label_values(namespace:gpu_gpus:sum{{{CLUSTER}}}, account)")
+    board.annotate("Alerts", alerts_of(CLUSTER), IDLE_LONG)
+    board.annotate("Became underused", f"sum(increase(gpu_reconciler_underused_total{{{CLUSTER}}}[5m])) > 0", IDLE)
+    parts = (
+        ("used", "Used", f"Held GPUs that did some work in the last {used_within}.", USED),
+        ("idle_short", f"Idle under {idle_for}", f"Held GPUs that have been idle for less than {idle_for}.", IDLE),
+        ("idle_long", f"Idle {idle_for} or more", f"Held GPUs that did nothing at all for {idle_for}.", IDLE_LONG),
+        ("unknown", "Use unknown", "Held GPUs of which nobody can say whether they are used.", UNKNOWN),
+        ("free", "Free", "GPUs that nobody holds, whatever namespace is chosen.", FREE),
+        ("outside", "Used, not held", "GPUs at work for something that no scheduler knows.", OUTSIDE),
+        ("no_data", "Without data", "GPUs that do not answer, or of which no source says who holds them.", NO_DATA),
+    )
+    held = "Held GPUs: used, idle and unknown together. " + BY_SHARE
+    numbers = [("used|idle_short|idle_long|unknown", "Held", held, NEUTRAL)]
+    numbers += [(part, title, f"{text} {BY_SHARE}", color) for part, title, text, color in parts]
+    for position, (part, title, text, color) in enumerate(numbers):
+        figure = panels.number(1 + position, title, text, queries.part(part), decimals=1, color=color)
+        board.put(figure, 3, 4)
+    stacked = [(queries.part(part), title, color) for part, title, _, color in parts]
+    text = f"Every GPU is in exactly one part, at each moment. {BY_SHARE}"
+    board.put(panels.areas(9, "GPUs over time", text, "none", stacked), 16, 9)
+    text = (
+        f"Waiting: GPUs that pods or jobs ask for and cannot have. Held idle: for {idle_for} or more. By what is asked "
+        "for: the resource of pods, or Slurm's partition."
+    )
+    supply = [(queries.waiting(), "waiting for {{pool}}"), (queries.idle_supply(), "held idle: {{pool}}")]
+    board.put(panels.graph(10, "Waiting, and held idle meanwhile", text, "none", supply), 8, 9)
+    for id_, title, text, expression, unit in (
+        (11, "Idle GPU-hours", "GPU-hours of the range that were held and idle.", queries.hours("idle"), GPU_HOURS),
+        (
+            12,
+            "A week before",
+            "The same range a week earlier, to compare.",
+            queries.hours("idle", before="1w"),
+            GPU_HOURS,
+        ),
+        (
+            13,
+            "Idle share",
+            "Idle GPU-hours of those of which it is known whether they were used.",
+            queries.idle_share(),
+            "percentunit",
+        ),
+        (
+            14,
+            "Cost of idle hours",
+            "What they cost, where the site has given prices (alerts/prices.example.yaml).",
+            queries.cost("idle"),
+            "none",
+        ),
+    ):
+        board.put(panels.number(id_, title, text, expression, unit=unit, color=IDLE_LONG), 6, 4)
+    for id_, title, by, expression, legend in (
+        (15, "Idle GPU-hours by namespace or account", "namespace or Slurm account",
+         queries.hours("idle", "namespace, account"), "{{namespace}}{{account}}"),
+        (16, "Idle GPU-hours by user", "user, as far as the exporter may name them",
+         queries.hours("idle", "user"), "{{user}}"),
+        (17, "Idle GPU-hours by model", "model of the GPU", queries.model_hours(), "{{name}}"),
+    ):  # fmt: skip
+        text = f"GPU-hours of the range that were held and idle, by {by}. The {BARS} largest. {BY_SHARE}"
+        board.put(panels.bars(id_, title, text, GPU_HOURS, queries.largest(expression, BARS), legend), 8, 8)
+    text = (
+        f"Pods and jobs by how long all of their GPUs have been idle, the first {PEERS}. Idle GPUs: how many of them "
+        f"have been so for {used_within} or more. Mark: what the reconciler says of it. A click leads to the holder."
+    )
+    table = panels.rows(
+        18, "Holders, longest idle first", text, queries.holders(), HOLDER_COLUMNS, HOLDER_HIDDEN, "Idle for"
+    )
+    idle = panels.colored((None, "text"), (60, IDLE), (alerts.idle_for, IDLE_LONG))
+    table.override_by_name("Idle for", [value("unit", "s"), value("decimals", 1), *idle, *panels.or_unknown()])
+    table.override_by_name("Held since", [value("unit", "dateTimeAsIso")])
+    table.override_by_name("GPUs", [value("decimals", 1)])
+    for name in ("Pod", "Job"):
+        table.override_by_name(name, panels.link("This holder's GPUs", HOLDER_URL))
+    for name, width in HOLDER_WIDTHS.items():
+        table.override_by_name(name, [value("custom.width", width)])
+    board.put(table, 24, 12)
+    text = (
+        "Hours of the range: held in all, of these idle, and of unknown use. Idle share: idle hours of the known ones. "
+        "Cost of idle: where the site has given prices."
+    )
+    table = panels.rows(
+        19, "GPU-hours by namespace, account and user", text, queries.tenants(), TENANT_COLUMNS, ("Time",), "Idle"
+    )
+    for name in ("Held", "Idle", "Unknown"):
+        table.override_by_name(name, [value("unit", GPU_HOURS), value("decimals", 1), *panels.or_unknown()])
+    table.override_by_name(
+        "Idle share", [value("unit", "percentunit"), value("decimals", 0), *panels.colored(), *panels.or_unknown()]
+    )
+    table.override_by_name("Cost of idle", [value("decimals", 0)])
+    board.put(table, 24, 10)
+    text = (
+        f"Pods and jobs that held whole GPUs for more than {oversized.HOURS_MIN:g} GPU-hours of the range, used them "
+        f"{oversized.MEAN_MAX:.0%} of the time or less, and never had more than {oversized.PEAK_MAX / 1e9:g} GB in use "
+        "on one: a MIG instance or a smaller GPU would do. Wants a range of days. Nobody is mailed or marked for it."
+    )
+    table = panels.rows(20, "Smaller would do", text, queries.smaller(), SMALLER_COLUMNS, SMALLER_HIDDEN, "GPU-hours")
+    for name, unit, decimals in (
+        ("GPU-hours", GPU_HOURS, 0),
+        ("Utilization", "percentunit", 0),
+        ("Most memory", "bytes", 1),
+    ):
+        table.override_by_name(name, [value("unit", unit), value("decimals", decimals)])
+    board.put(table, 24, 8)
+    return board.build()

@@ -1,0 +1,128 @@
+"""The dashboard of one pod or job: what each of its GPUs does, and why nothing or little."""
+
+from __future__ import annotations
+
+from grafana.panels import GOOD, IDLE, IDLE_LONG, NEUTRAL, OUTSIDE, STATES, Board, value
+from grafana.queries import CLUSTER, STAGES, STATE_NUMBERS, Holder, alerts_of
+from grafana_foundation_sdk.models import dashboard as models
+
+from gpu_exporter.defaults import Settings
+from gpu_exporter.durations import format_duration
+from grafana import panels
+
+UID = "gpu-exporter-holder"
+STAGE_COLORS = {"candidate": IDLE, "underused": IDLE_LONG, "partial": OUTSIDE, "sharing-candidate": NEUTRAL}
+UNIT_COLUMNS = {
+    "node": "Node",
+    "gpu": "GPU",
+    "mig": "MIG",
+    "container": "Container",
+    "name": "Model",
+    "user": "User",
+    "account": "Account",
+    "state": "State",
+    "Value #utilization": "Utilization",
+    "Value #idle": "Idle for",
+    "Value #since": "Held since",
+}
+UNIT_HIDDEN = ("Time", "cluster", "uuid", "mig_uuid", "scheduler", "namespace", "pod", "job_id")
+NODE_URL = "/d/gpu-exporter-node?var-datasource=${datasource}&var-cluster=${cluster}&var-node=${__data.fields.Node}"
+UNIT_LEGEND = "{{node}} GPU {{gpu}} {{mig}}"
+
+
+def build(settings: Settings) -> models.Dashboard:
+    """The whole dashboard with the windows of these settings."""
+    queries, policy = Holder(settings), settings.policy
+    window = format_duration(settings.diagnosis.window)
+    board = Board(
+        UID,
+        "GPUs: one pod or job",
+        "What do the GPUs of this holder do, and why so little? Chosen by link: namespace and pod, or a Slurm job.",
+        "now-6h",
+        "1m",
+    )
+    board.variable("cluster", "Cluster", "label_values(gpu_exporter_build_info, cluster)")
+    board.variable("job", "Scrape job", f"label_values(gpu_exporter_build_info{{{CLUSTER}}}, job)")
+    board.text("namespace", "Namespace")
+    board.text("pod", "Pod")
+    board.text("jobid", "Slurm job")
+    whose = f'{CLUSTER}, namespace="$namespace", pod="$pod", job_id="$jobid"'
+    board.annotate("Alerts", alerts_of(whose), IDLE_LONG)
+    stage = panels.number(
+        1, "Mark", "What the reconciler says of it now; no data where it has no mark.", queries.stage(), color=NEUTRAL
+    )
+    names = {
+        f"{number:g}": models.ValueMappingResult(text=text, color=STAGE_COLORS[text]) for text, number in STAGES.items()
+    }
+    stage.mappings([models.ValueMap(names)]).no_value("none")
+    text = "GPUs that it holds. A MIG instance or a shared GPU counts by its share."
+    board.put(panels.number(2, "GPUs", text, queries.gpus(), decimals=1), 4, 4)
+    text = "For how long all of its GPUs have been idle, without a break; unknown while that is not known of each."
+    board.put(panels.number(3, "Idle for", text, queries.idle_for(), unit="s", alarm=policy.candidate_after), 5, 4)
+    board.put(stage, 5, 4)
+    text = "Share of its CPUs on the busiest node, mean of ten minutes: work beside the GPUs."
+    board.put(
+        panels.number(
+            4, "CPUs", text, f"max({queries.whole('host_activity_ratio')})", unit="percentunit", color=GOOD
+        ), 5, 4,
+    )  # fmt: skip
+    text = (
+        "Bytes a second to and from disks on the busiest node, mean of ten minutes; network file systems are not in it."
+    )
+    board.put(
+        panels.number(
+            5, "Disks", text, f"max({queries.whole('host_io_bytes_per_second')})", unit="Bps", color=GOOD
+        ), 5, 4,
+    )  # fmt: skip
+    text = (
+        f"One row for each GPU or MIG instance that it holds. Utilization: mean over the last {window}. Idle for: how "
+        "long it is known to have done nothing. Both say unknown where there is no proof."
+    )
+    table = panels.rows(6, "Its GPUs", text, queries.units(), UNIT_COLUMNS, UNIT_HIDDEN, "Idle for")
+    percent = [value("unit", "percentunit"), value("decimals", 0)]
+    table.override_by_name("Utilization", [*percent, *panels.colored(), *panels.or_unknown()])
+    idle = panels.colored((None, "text"), (60, IDLE), (policy.candidate_after, IDLE_LONG))
+    table.override_by_name("Idle for", [value("unit", "s"), value("decimals", 1), *idle, *panels.or_unknown()])
+    table.override_by_name("Held since", [value("unit", "dateTimeAsIso")])
+    table.override_by_name("Node", panels.link("This node", NODE_URL))
+    board.put(table, 24, 7)
+    states = {float(number): (state, STATES[state]) for state, number in STATE_NUMBERS.items()}
+    text = "What each of its GPUs did, as judged over ten minutes. A gap is time in which nobody said."
+    board.put(panels.timeline(7, "State", text, queries.states(), UNIT_LEGEND, states), 24, 6)
+    stages = {float(number): (stage, STAGE_COLORS[stage]) for stage, number in STAGES.items()}
+    text = "The marks that the reconciler gave it. A gap is no mark."
+    board.put(panels.timeline(8, "Marks", text, queries.stage(), "mark", stages), 24, 4)
+    text = "Share of time in which a kernel ran. Absent where a share of a GPU cannot be told apart from others."
+    utilization = [(queries.own("utilization_ratio"), UNIT_LEGEND)]
+    board.put(panels.graph(9, "Utilization", text, "percentunit", utilization, most=1), 12, 8)
+    text = (
+        "How much of each GPU or MIG instance worked: streaming multiprocessors, tensor cores, memory. Hopper and "
+        "newer, on GPUs that it holds as a whole, and on MIG instances."
+    )
+    activity = [
+        (question(name), f"{what} {{{{node}}}} GPU {{{{gpu}}}} {{{{mig}}}}")
+        for what, metric in (
+            ("SM", "sm_active_ratio"),
+            ("tensor", "tensor_active_ratio"),
+            ("memory", "dram_active_ratio"),
+        )
+        for question, name in ((queries.of_its_gpus, f"gpu_{metric}"), (queries.of_its_instances, f"gpu_mig_{metric}"))
+    ]
+    board.put(panels.graph(10, "Activity", text, "percentunit", activity, most=1), 12, 8)
+    text = "Memory that is used on its GPUs and MIG instances."
+    board.put(panels.graph(11, "Memory", text, "bytes", [(queries.own("memory_used_bytes"), UNIT_LEGEND)]), 8, 8)
+    text = "Power of the GPUs that it holds as a whole."
+    board.put(panels.graph(12, "Power", text, "watt", [(queries.own("power_watts"), UNIT_LEGEND)]), 8, 8)
+    text = "Temperature of the boards; a board has one sensor for all of its MIG instances."
+    board.put(
+        panels.graph(13, "Temperature", text, "celsius", [(queries.own("temperature_celsius"), UNIT_LEGEND)]), 8, 8
+    )
+    text = "Share of time in which one of its GPUs was slowed down, by reason. Power cap is no fault."
+    board.put(panels.graph(14, "Slowed down", text, "percentunit", [(queries.throttled(), "{{reason}}")]), 8, 8)
+    text = "Share of its CPUs in use on each node, mean of ten minutes. Above the line its mark is delayed."
+    cpu = [(queries.whole("host_activity_ratio"), "{{node}}")]
+    board.put(panels.graph(15, "CPUs", text, "percentunit", cpu, limit=policy.host_busy_ratio), 8, 8)
+    text = "Bytes a second to and from disks on each node, mean of ten minutes. Above the line its mark is delayed."
+    disks = [(queries.whole("host_io_bytes_per_second"), "{{node}}")]
+    board.put(panels.graph(16, "Disks", text, "Bps", disks, limit=policy.host_busy_io), 8, 8)
+    return board.build()

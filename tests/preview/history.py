@@ -1,0 +1,196 @@
+"""A day of a small cluster for pictures: simulated nodes on a manual clock, a reconciler's dry run, and the recordings.
+
+Everything but the hardware, the holders and the clock is what production runs. The samples are backfilled into a real
+Prometheus, which then evaluates the recording rules over the whole day, level by level.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import yaml
+
+from gpu_exporter.app.demo import demo_settings
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.exposition.series import Series, list_series
+from gpu_exporter.exposition.text import TextRenderer, escape_label
+from gpu_exporter.reconciler.direct import ExporterSource
+from gpu_exporter.reconciler.dry_run import DryRun
+from gpu_exporter.reconciler.foresight import Foresight
+from gpu_exporter.reconciler.judge import Judge
+from gpu_exporter.reconciler.regret import Regrets
+from gpu_exporter.reconciler.rulebook import Rulebook
+from gpu_exporter.reconciler.telemetry import Telemetry
+from tests.testbed.simulated_node import SimulatedNode
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRAPE_S, CYCLE_S = 60, 240
+TEAMS = ("vision", "ml", "speech", "serving")
+PEOPLE = (("mira", "phys"), ("lea", "bio"), ("jonas", "chem"), ("noor", "phys"))
+MODELS = ("H100", "H100", "A100")
+Lines = defaultdict[str, list[str]]  # by family
+
+
+def scenario(random: Random, model: str, hours: float) -> dict[str, Any]:
+    """Eight GPUs, of which the last one is divided; pods and jobs come, work or forget to, and go."""
+    gpus: list[dict[str, Any]] = []
+    holders: list[dict[str, Any]] = []
+    end = hours * 3600
+    for index in range(7):
+        now, points = random.uniform(0, 3600), [[0.0, 0.0]]
+        while now < end:
+            until = min(end, now + random.uniform(2, 9) * 3600)
+            name, kind = f"{random.choice(TEAMS)}/run-{random.randrange(1000)}/main", "pod"
+            holder: dict[str, Any] = {
+                "gpu": index,
+                "from": now,
+                "to": until,
+                "kind": kind,
+                "name": name,
+                "processes": 1,
+            }
+            if random.random() < 0.5:
+                user, account = random.choice(PEOPLE)
+                holder |= {
+                    "kind": "job",
+                    "name": str(random.randrange(40_000, 50_000)),
+                    "user": user,
+                    "account": account,
+                }
+            holders.append(holder | {"memory_gib": random.randrange(4, 40)})
+            level = random.choice((0.95, 0.9, 0.7, 0.35, 0.08))
+            stops = until if random.random() < 0.5 else random.uniform(now, until)  # some forget it
+            points += (
+                [[now + 60, 0.0], [now + 300, level], [stops - 1, level], [stops, 0.0]] if stops > now + 400 else []
+            )
+            now = until + random.uniform(0, 2) * 3600
+        points = sorted(points)
+        gpus.append(
+            {
+                "model": model,
+                "load": {
+                    "kind": "curve",
+                    "points": [p for i, p in enumerate(points) if not i or p[0] > points[i - 1][0]],
+                },
+            }
+        )
+    parts = ("3g.40gb", "2g.20gb", "1g.10gb") if model == "H100" else ("3g.20gb", "2g.10gb", "1g.5gb")
+    loads = (
+        {"kind": "square", "high": 0.6, "period": 5400},
+        {"kind": "constant", "value": 0.0},
+        {"kind": "constant", "value": 0.3},
+    )
+    gpus.append(
+        {"model": model, "mig": [{"profile": part, "load": load} for part, load in zip(parts, loads, strict=True)]}
+    )
+    holders += [
+        {"gpu": 7, "mig": 0, "kind": "pod", "name": "serving/ranker-7d9c/server", "memory_gib": 12},
+        {"gpu": 7, "mig": 1, "kind": "pod", "name": "serving/embedder-5b8f/server", "memory_gib": 6},
+    ]
+    return {"gpus": gpus, "holders": holders}
+
+
+def write_day(path: Path, end: int, hours: int, seed: int = 7) -> None:
+    """OpenMetrics text of what Prometheus would have scraped until `end` (Unix seconds)."""
+    random = Random(seed)
+    nodes = {
+        f"gpu-node-{i + 1}": SimulatedNode(
+            parse_scenario(scenario(random, model, hours)), demo_settings(), sample_period_s=5.0
+        )
+        for i, model in enumerate(MODELS)
+    }
+    begin = end - hours * 3600
+    lines: Lines = defaultdict(list)
+    pages: dict[str, str] = {}
+    clock, telemetry = ManualClock(wall=float(begin)), Telemetry()
+    source = ExporterSource(
+        [f"http://{name}/metrics" for name in nodes], 7200.0, clock, lambda url: pages[url.split("/")[2]]
+    )
+    settings = demo_settings()
+    book = Rulebook(settings.policy)
+    judge = Judge(source, Foresight({}).surveyor, book, clock, regrets=Regrets(telemetry, clock))
+    dry = DryRun(judge, settings.policy, telemetry, Foresight({}), clock)
+    for node in nodes.values():
+        node.clock.step_wall(begin - node.clock.wall())
+    text = TextRenderer()
+    for second in range(SCRAPE_S, hours * 3600 + 1, SCRAPE_S):
+        at = begin + second
+        clock.advance(SCRAPE_S)
+        for name, node in nodes.items():
+            view = node.run(SCRAPE_S)
+            take(lines, {"job": "gpu-exporter", "node": name, "instance": name}, list_series(view), at)
+            if second % CYCLE_S == 0:
+                pages[name] = text.render(list_series(view))
+        if second % CYCLE_S == 0:
+            dry.run()
+            for family in telemetry.registry.collect():
+                for sample in family.samples:
+                    if not sample.name.endswith("_created"):
+                        labels = {"job": "gpu-exporter-reconciler", "instance": "reconciler", **sample.labels}
+                        lines[sample.name].append(line(sample.name, labels, sample.value, at))
+    path.write_text("\n".join(each for name in sorted(lines) for each in lines[name]) + "\n# EOF\n", "utf-8")
+
+
+def take(lines: Lines, target: Mapping[str, str], page: Sequence[Series], at: int) -> None:
+    """One scrape."""
+    for family, names, rows in page:
+        lines[family.name] += [
+            line(family.name, {**target, **dict(zip(names, values, strict=True))}, value, at) for values, value in rows
+        ]
+
+
+def line(name: str, labels: Mapping[str, str], value: float, at: int) -> str:
+    text = ",".join(f'{key}="{escape_label(each)}"' for key, each in labels.items() if each)
+    return f"{name}{{{text}}} {value!r} {at}"
+
+
+def levels(files: Sequence[Path]) -> list[list[dict[str, Any]]]:
+    """The recording rules, those first that read no other recording."""
+    rules = [
+        rule
+        for path in files
+        for group in yaml.safe_load(path.read_text("utf-8"))["groups"]
+        for rule in group["rules"]
+        if "record" in rule
+    ]
+    left, found, done = rules, [], set[str]()
+    while left:
+        waits = {rule["record"] for rule in left}
+        ready = [
+            rule for rule in left if not waits & set(re.findall(r"[a-z_]+:\w+:\w+", rule["expr"])) - {rule["record"]}
+        ]
+        assert ready, f"recordings that wait for each other: {sorted(waits)}"
+        found.append(ready)
+        done |= {rule["record"] for rule in ready}
+        left = [rule for rule in left if rule not in ready]
+    return found
+
+
+def record(url: str, data: Path, rules: Sequence[Mapping[str, Any]], start: int, end: int) -> None:
+    """Blocks of what these rules give over that time."""
+    path = data.parent / "rules.yaml"
+    path.write_text(json.dumps({"groups": [{"name": "level", "interval": "1m", "rules": list(rules)}]}), "utf-8")
+    command = ["promtool", "tsdb", "create-blocks-from", "rules", f"--start={start}", f"--end={end}", f"--url={url}"]
+    subprocess.run([*command, f"--output-dir={data}", "--eval-interval=1m", str(path)], check=True, capture_output=True)
+
+
+def load(path: Path, data: Path) -> None:
+    """Blocks of OpenMetrics text."""
+    command = [
+        "promtool",
+        "tsdb",
+        "create-blocks-from",
+        "--max-block-duration=48h",
+        "openmetrics",
+        str(path),
+        str(data),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
