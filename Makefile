@@ -69,8 +69,9 @@ golden: $(VENV)/dev ## rewrite the golden files; review the diff
 faults: $(VENV)/dev ## every fault and attack on a running exporter; rewrites docs/faults.md, review the diff
 	$(PYTEST) tests/component/test_faults.py tests/component/test_attacks.py --update-golden
 
-preview: $(VENV)/dev ## the status page as out/status-page.png (needs chromium)
+preview: $(VENV)/dev ## status page and dashboards as pictures in out/, and whether each panel has data (needs chromium, npm)
 	$(BIN)/python -m tests.preview.status_page
+	$(BIN)/python -m tests.preview.dashboards
 
 fuzz: $(VENV)/dev ## bytes of others against their parsers, ten minutes each, not in CI (SECONDS=60 TARGETS=protobuf)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'atheris>=2.3'

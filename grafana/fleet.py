@@ -122,7 +122,7 @@ def build(settings: Settings) -> models.Dashboard:
         (15, "Idle GPU-hours by namespace or account", "namespace or Slurm account",
          queries.hours("idle", "namespace, account"), "{{namespace}}{{account}}"),
         (16, "Idle GPU-hours by user", "user, as far as the exporter may name them",
-         queries.hours("idle", "user"), "{{user}}"),
+         queries.user_hours(), "{{user}}"),
         (17, "Idle GPU-hours by model", "model of the GPU", queries.model_hours(), "{{name}}"),
     ):  # fmt: skip
         text = f"GPU-hours of the range that were held and idle, by {by}. The {BARS} largest. {BY_SHARE}"

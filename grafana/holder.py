@@ -59,12 +59,12 @@ def build(settings: Settings) -> models.Dashboard:
     board.put(panels.number(2, "GPUs", text, queries.gpus(), decimals=1), 4, 4)
     text = "For how long all of its GPUs have been idle, without a break; unknown while that is not known of each."
     board.put(panels.number(3, "Idle for", text, queries.idle_for(), unit="s", alarm=policy.candidate_after), 5, 4)
-    board.put(stage, 5, 4)
+    board.put(stage, 7, 4)
     text = "Share of its CPUs on the busiest node, mean of ten minutes: work beside the GPUs."
     board.put(
         panels.number(
             4, "CPUs", text, f"max({queries.whole('host_activity_ratio')})", unit="percentunit", color=GOOD
-        ), 5, 4,
+        ), 4, 4,
     )  # fmt: skip
     text = (
         "Bytes a second to and from disks on the busiest node, mean of ten minutes; network file systems are not in it."
@@ -72,7 +72,7 @@ def build(settings: Settings) -> models.Dashboard:
     board.put(
         panels.number(
             5, "Disks", text, f"max({queries.whole('host_io_bytes_per_second')})", unit="Bps", color=GOOD
-        ), 5, 4,
+        ), 4, 4,
     )  # fmt: skip
     text = (
         f"One row for each GPU or MIG instance that it holds. Utilization: mean over the last {window}. Idle for: how "
@@ -84,6 +84,7 @@ def build(settings: Settings) -> models.Dashboard:
     idle = panels.colored((None, "text"), (60, IDLE), (policy.candidate_after, IDLE_LONG))
     table.override_by_name("Idle for", [value("unit", "s"), value("decimals", 1), *idle, *panels.or_unknown()])
     table.override_by_name("Held since", [value("unit", "dateTimeAsIso")])
+    table.override_by_name("Model", [value("custom.width", 230)])
     table.override_by_name("Node", panels.link("This node", NODE_URL))
     board.put(table, 24, 7)
     states = {float(number): (state, STATES[state]) for state, number in STATE_NUMBERS.items()}

@@ -10,7 +10,7 @@ from gpu_exporter.defaults import Settings
 from grafana import panels
 
 UID = "gpu-exporter-node"
-GPU = "{{node}} GPU {{gpu}}"
+GPU = "{{gpu}}"
 NODE_COLUMNS = {
     "cluster": "Cluster",
     "node": "Node",
@@ -48,6 +48,7 @@ INSTANCE_COLUMNS = {
     "Value #memory": "Memory",
     "Value #power": "Power",
 }
+MARGIN = "Degrees left before the GPU slows down."
 INSTANCE_HIDDEN = ("Time", "cluster", "uuid", "mig_uuid", "Value #info")
 # nvmlDeviceGetFieldValues, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: nvmlDeviceGpuRecoveryAction_t of nvml.h
 ACTIONS = ("none", "reset the GPU", "reboot the node", "drain peers", "drain and reset")
@@ -58,7 +59,7 @@ def build(settings: Settings) -> models.Dashboard:
     queries = Node()
 
     def _of(name: str) -> panels.Query:
-        return queries.gauge(name), GPU
+        return queries.gauge(name), f"GPU {GPU}"
 
     board = Board(UID, "GPUs: nodes and hardware", "Is the hardware well, and what does each GPU do?", "now-3h", "1m")
     board.variable("cluster", "Cluster", "label_values(gpu_exporter_build_info, cluster)")
@@ -89,18 +90,23 @@ def build(settings: Settings) -> models.Dashboard:
     table.override_by_name("Hottest", [value("unit", "celsius"), value("decimals", 0)])
     table.override_by_name("Held", [value("decimals", 1), *panels.or_unknown()])
     table.override_by_name("Node", panels.link("This node", NODE_URL))
+    for name in ("GPUs", "Answering", "Held", "Utilization", "Power", "Hottest"):
+        table.override_by_name(name, [value("custom.width", 95)])
     board.put(table, 12, 10)
     board.row(7, "GPUs of the chosen node")
     text = "Who held which GPU or MIG instance. A gap is a free GPU, or time in which nobody said."
     held = {1.0: ("held", USED)}
-    board.put(panels.timeline(8, "Holders", text, queries.holders(), GPU + " {{mig}}: {{holder}}", held), 24, 8)
+    board.put(panels.timeline(8, "Holders", text, queries.holders(), "GPU {{gpu}} {{mig}}: {{holder}}", held), 24, 8)
     share, celsius, both = "percentunit", "celsius", (("in", "rx"), ("out", "tx"))
     memory_heat = (queries.gauge("gpu_memory_temperature_celsius"), f"memory {GPU}")
     active = [
         (queries.gauge("gpu_sm_active_ratio"), f"SM {GPU}"),
         (queries.gauge("gpu_tensor_active_ratio"), f"tensor {GPU}"),
     ]
-    memory = [(queries.gauge("gpu_dram_active_ratio"), f"GPM {GPU}"), (queries.gauge("gpu_memory_busy_ratio"), GPU)]
+    memory = [
+        (queries.gauge("gpu_dram_active_ratio"), f"GPM {GPU}"),
+        (queries.gauge("gpu_memory_busy_ratio"), f"NVML {GPU}"),
+    ]
     video = [
         (queries.gauge("gpu_encoder_utilization_ratio"), f"encoder {GPU}"),
         (queries.gauge("gpu_decoder_utilization_ratio"), f"decoder {GPU}"),
@@ -113,8 +119,8 @@ def build(settings: Settings) -> models.Dashboard:
     for id_, title, text, unit, questions, most in (
         (9, "Utilization", "Share of time in which a kernel ran.", share, [_of("gpu_utilization_ratio")], 1),
         (10, "Activity", "How much of the GPU worked. Hopper and newer.", share, active, 1),
-        (11, "Memory", "Used share of the memory of each GPU.", share, [(queries.memory(), GPU)], 1),
-        (12, "Power", "Power as a share of the GPU's limit.", share, [(queries.power_share(), GPU)], None),
+        (11, "Memory", "Used share of the memory of each GPU.", share, [(queries.memory(), f"GPU {GPU}")], 1),
+        (12, "Power", "Power as a share of the GPU's limit.", share, [(queries.power_share(), f"GPU {GPU}")], None),
         (13, "Temperature", HEAT, celsius, [_of("gpu_temperature_celsius"), memory_heat], None),
         (
             14,
@@ -125,7 +131,7 @@ def build(settings: Settings) -> models.Dashboard:
             None,
         ),
         (15, "SM clock", "Clock of the streaming multiprocessors.", "hertz", [_of("gpu_sm_clock_hertz")], None),
-        (16, "Slowed down", slowed, share, [(queries.throttled(), f"{{{{reason}}}} {GPU}")], None),
+        (16, "Slowed down", slowed, share, [(queries.throttled(), f"GPU {GPU} {{{{reason}}}}")], None),
         (17, "PCIe", "Bytes a second over PCIe, in and out.", "Bps", pcie, None),
         (18, "NVLink", "Bytes a second over NVLink, in and out.", "Bps", nvlink, None),
         (21, "Memory activity", "Share of time in which the memory was read or written.", share, memory, 1),
@@ -152,7 +158,7 @@ def build(settings: Settings) -> models.Dashboard:
     table.override_by_name(
         "Margin", [value("unit", "celsius"), *panels.colored((None, IDLE_LONG), (5, IDLE), (10, "text"))]
     )
-    board.put(table, 24, 8)
+    board.put(table, 24, 11)
     text = "MIG instances now. Power is an estimate: a board has one sensor for all of its instances."
     table = panels.rows(
         20,

@@ -259,6 +259,10 @@ def rows(
         .filterable(True)
         .with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
         .with_transformation(models.DataTransformerConfig(id_val="organize", options=organize))
+        # As a transformation too: a table that somebody has sorted keeps the order of its data beneath.
+        .with_transformation(
+            models.DataTransformerConfig(id_val="sortBy", options={"sort": [{"field": sort_by, "desc": True}]})
+        )
         .sort_by([common.TableSortByFieldState().display_name(sort_by).desc(True)])
     )
     for name, expression in targets.items():

@@ -77,6 +77,10 @@ class Fleet:
         """Idle GPU-hours, of those of which it is known."""
         return f"{self.hours('idle', by)} / ({self.hours('idle|used', by)} > 0)"
 
+    def user_hours(self) -> str:
+        """Idle GPU-hours by user; pods have none, and a site may keep names to itself."""
+        return f'label_replace({self.hours("idle", "user")}, "user", "no name", "user", "")'
+
     def model_hours(self) -> str:
         """GPU-hours held idle, by model."""
         idle = f'namespace:gpu_gpus:sum{{{TENANT}, part=~"idle_short|idle_long"}}[$__range]'
@@ -201,9 +205,9 @@ class Holder:
         return f"max by (node, gpu, mig) ({gauge} and on ({UNIT}, mig_uuid) {held})"
 
     def throttled(self) -> str:
-        """Share of time in which its GPUs were slowed down, by reason."""
+        """Share of time in which one of its GPUs was slowed down, by reason; absent where none was."""
         slowed = f"max by ({UNIT}, reason) (rate(gpu_throttle_seconds_total{{{RAW}}}[$__rate_interval]))"
-        return f"max by (reason) ({slowed} and on ({UNIT}) gpu_allocation_share_ratio{{{WHO}}})"
+        return f"max by (reason) ({slowed} and on ({UNIT}) gpu_allocation_share_ratio{{{WHO}}}) > 0"
 
 
 class Node:

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from gpu_exporter.app.demo import demo_settings
+from gpu_exporter.app.demo import PERIOD_MAX_S, SAMPLE_PERIOD_S, demo_settings
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.exposition.series import Series, list_series
@@ -39,7 +39,7 @@ MODELS = ("H100", "H100", "A100")
 Lines = defaultdict[str, list[str]]  # by family
 
 
-def scenario(random: Random, model: str, hours: float) -> dict[str, Any]:
+def scenario(random: Random, number: int, model: str, hours: float) -> dict[str, Any]:
     """Eight GPUs, of which the last one is divided; pods and jobs come, work or forget to, and go."""
     gpus: list[dict[str, Any]] = []
     holders: list[dict[str, Any]] = []
@@ -92,8 +92,8 @@ def scenario(random: Random, model: str, hours: float) -> dict[str, Any]:
         {"model": model, "mig": [{"profile": part, "load": load} for part, load in zip(parts, loads, strict=True)]}
     )
     holders += [
-        {"gpu": 7, "mig": 0, "kind": "pod", "name": "serving/ranker-7d9c/server", "memory_gib": 12},
-        {"gpu": 7, "mig": 1, "kind": "pod", "name": "serving/embedder-5b8f/server", "memory_gib": 6},
+        {"gpu": 7, "mig": 0, "kind": "pod", "name": f"serving/ranker-7d9c{number}/server", "memory_gib": 12},
+        {"gpu": 7, "mig": 1, "kind": "pod", "name": f"serving/embedder-5b8f{number}/server", "memory_gib": 6},
     ]
     return {"gpus": gpus, "holders": holders}
 
@@ -103,14 +103,18 @@ def write_day(path: Path, end: int, hours: int, seed: int = 7) -> None:
     random = Random(seed)
     nodes = {
         f"gpu-node-{i + 1}": SimulatedNode(
-            parse_scenario(scenario(random, model, hours)), demo_settings(), sample_period_s=5.0
+            parse_scenario(scenario(random, i, model, hours)),
+            demo_settings(),
+            sample_period_s=SAMPLE_PERIOD_S,
+            driver_period_max_s=PERIOD_MAX_S,
         )
         for i, model in enumerate(MODELS)
     }
     begin = end - hours * 3600
     lines: Lines = defaultdict(list)
     pages: dict[str, str] = {}
-    clock, telemetry = ManualClock(wall=float(begin)), Telemetry()
+    clock = ManualClock(wall=float(begin))
+    telemetry = Telemetry(clock)
     source = ExporterSource(
         [f"http://{name}/metrics" for name in nodes], 7200.0, clock, lambda url: pages[url.split("/")[2]]
     )
@@ -129,8 +133,9 @@ def write_day(path: Path, end: int, hours: int, seed: int = 7) -> None:
             take(lines, {"job": "gpu-exporter", "node": name, "instance": name}, list_series(view), at)
             if second % CYCLE_S == 0:
                 pages[name] = text.render(list_series(view))
-        if second % CYCLE_S == 0:
-            dry.run()
+        if second >= CYCLE_S:
+            if second % CYCLE_S == 0:
+                dry.run()
             for family in telemetry.registry.collect():
                 for sample in family.samples:
                     if not sample.name.endswith("_created"):

@@ -1,0 +1,206 @@
+"""The dashboards as pictures, and a test of every panel: out/dashboard-NAME.png.
+
+    python -m tests.preview.dashboards [--hours 12] [--only fleet] [--theme light] [--save]
+
+Half a day of a simulated cluster goes into a real Prometheus, which evaluates the recordings on it; a page with Grafana's
+own components (@grafana/ui) draws each dashboard in headless Chromium. Ends with status 1 when a panel shows an error, is
+of a kind that cannot be drawn, or has no data without a reason. --save keeps small pictures in docs/pictures.
+
+Needs Debian's chromium, prometheus and npm (20.19 or newer); npm's packages are kept in the cache folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import http.server
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from functools import partial
+from html import unescape
+from pathlib import Path
+from urllib.parse import urlencode
+
+from tests.preview.history import levels, load, record, write_day
+from tests.testbed.processes import Processes
+from tests.testbed.servers import Prometheus
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = Path(__file__).resolve().parent / "grafana"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-exporter" / "preview"
+BOARDS = ("fleet", "holder", "node", "operations")
+WIDTH, ROW, SMALL = 1600, 38, 0.6  # pixels, and what is kept of them
+# What is backfilled has no mark where a series ends, so that it would go on for five minutes. Samples are a
+# minute apart.
+LOOKBACK = ("--query.lookback-delta=59s",)
+NO_DATA = {  # by dashboard and panel, why there is none here
+    ("fleet", "Waiting, and held idle meanwhile"): "nobody waits, and pods say no resource",
+    ("fleet", "A week before"): "there was no week before",
+    ("fleet", "Cost of idle hours"): "no prices are given",
+    ("fleet", "Smaller would do"): "nobody has held a GPU for long enough",
+    ("holder", "Marks"): "not every holder gets a mark",
+    ("holder", "Mark"): "not every holder gets a mark",
+    ("holder", "CPUs"): "the host of a simulated node is not read",
+    ("holder", "Disks"): "the host of a simulated node is not read",
+    ("holder", "Slowed down"): "nothing is slowed down",
+    ("node", "Slowed down"): "nothing is slowed down",
+    ("node", "XID errors"): "the simulated nodes have no event thread here",
+    ("operations", "Firing alerts"): "recordings alone are evaluated afterwards",
+    ("operations", "Age of the state file"): "there is no state directory",
+    ("operations", "Errors of the driver"): "the driver makes none",
+    ("operations", "Actions"): "actions are off",
+    ("operations", "Held back"): "actions are off",
+    ("operations", "Regret"): "nobody need have worked again",
+}
+
+
+def build_page() -> Path:
+    """The folder of the built page, built once for what it is made of."""
+    sources = sorted(path for path in PAGE.rglob("*") if path.is_file())
+    packages = hashlib.sha256((PAGE / "package.json").read_bytes()).hexdigest()[:16]
+    whole = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    place = CACHE / packages
+    built = place / f"page-{whole}"
+    if built.exists():
+        return built
+    place.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(PAGE, place, dirs_exist_ok=True)
+    if not (place / "node_modules" / ".package-lock.json").exists():
+        print("npm install: about a minute", flush=True)
+        subprocess.run(["npm", "install", "--no-audit", "--no-fund", "--silent"], cwd=place, check=True)
+    public = place / "public" / "public"
+    icons = place / "node_modules" / "@grafana" / "ui" / "dist" / "public" / "img" / "icons"
+    shutil.copytree(icons, public / "build" / "img" / "icons", dirs_exist_ok=True)
+    subprocess.run(["npm", "run", "build", "--silent"], cwd=place, check=True)
+    (place / "dist").rename(built)
+    return built
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """The page, the dashboards, and Prometheus below /prom."""
+
+    prometheus = ""
+
+    def do_GET(self) -> None:
+        if not self.path.startswith("/prom/"):
+            super().do_GET()
+            return
+        try:
+            with urllib.request.urlopen(self.prometheus + self.path.removeprefix("/prom"), timeout=60) as answer:
+                status, body = answer.status, answer.read()
+        except urllib.error.HTTPError as exc:
+            status, body = exc.code, exc.read()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def translate_path(self, path: str) -> str:
+        if path.startswith("/dashboards/"):
+            return str(ROOT / "grafana" / path.lstrip("/").partition("?")[0])
+        return super().translate_path(path)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nothing."""
+
+
+def browse(url: str, width: int, height: int, *flags: str) -> str:
+    """What headless Chromium prints."""
+    with tempfile.TemporaryDirectory() as profile:
+        command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
+        command += ["--disable-background-networking", f"--user-data-dir={profile}", f"--window-size={width},{height}"]
+        done = subprocess.run(
+            [*command, "--virtual-time-budget=60000", *flags, url],
+            env={**os.environ, "TZ": "UTC"}, capture_output=True, text=True, check=True, timeout=240,
+        )  # fmt: skip
+        return done.stdout
+
+
+def height(board: str) -> int:
+    """Of the whole dashboard, in pixels."""
+    panels = json.loads((ROOT / "grafana" / "dashboards" / f"gpu-{board}.json").read_text("utf-8"))["panels"]
+    return ROW * max(panel["gridPos"].get("y", 0) + panel["gridPos"]["h"] for panel in panels) + 16
+
+
+def faults(board: str, dom: str) -> list[str]:
+    """What is wrong with the panels of a drawn dashboard."""
+    if 'data-ready="1"' not in dom:
+        return [f"{board}: not drawn in time"]
+    panels = re.findall(r'<div [^>]*data-panel-title="([^"]*)"[^>]*data-state="(\w+)"([^>]*)>', dom)
+    found = [f"{board}: no panels"] if not panels else []
+    for title, state, rest in panels:
+        title = unescape(title)
+        error = re.search(r'data-error="([^"]*)"', rest)
+        if state in ("error", "unsupported", "loading") or (state == "nodata" and (board, title) not in NO_DATA):
+            found.append(f"{board}: {title}: {state} {unescape(error[1]) if error else ''}")
+    print(f"{board}: {len(panels)} panels, {sum(state == 'ok' for _, state, _ in panels)} with data")
+    return found
+
+
+def choose(prometheus: Prometheus, end: int) -> dict[str, dict[str, str]]:
+    """Variables of each dashboard: the holder that has been idle for longest, and a node."""
+    rows = prometheus.query('topk(1, min by (namespace, pod) (gpu_allocation_idle_run_seconds{pod!=""}))', end)
+    holder = {f"var-{name}": rows[0][0].get(name, "") for name in ("namespace", "pod")}
+    return {"fleet": {}, "holder": holder, "node": {"var-node": "gpu-node-1"}, "operations": {}}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--hours", type=int, default=12)
+    parser.add_argument("--only", choices=BOARDS, action="append")
+    parser.add_argument("--theme", choices=("dark", "light"), default="dark")
+    parser.add_argument("--save", action="store_true")
+    options = parser.parse_args()
+    missing = [name for name in ("chromium", "npm", "prometheus", "promtool") if shutil.which(name) is None]
+    if missing:
+        print(f"not installed: {', '.join(missing)}", file=sys.stderr)
+        return 1
+    page = build_page()
+    out = ROOT / "out"
+    out.mkdir(exist_ok=True)
+    wrong: list[str] = []
+    with tempfile.TemporaryDirectory() as name, Processes(Path(name)) as processes:
+        directory = Path(name)
+        end = int(time.time()) // 60 * 60 - 120
+        start = end - options.hours * 3600
+        write_day(directory / "day.om", end, options.hours)
+        data = directory / "prometheus" / "data"
+        load(directory / "day.om", data)
+        for rules in levels(sorted((ROOT / "alerts" / "rules").glob("*.yaml"))):
+            with Processes(directory) as passing:
+                record(Prometheus(passing, directory / "prometheus", {}, flags=LOOKBACK).url, data, rules, start, end)
+        prometheus = Prometheus(processes, directory / "prometheus", {}, flags=LOOKBACK)
+        Handler.prometheus = prometheus.url
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(page)))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for board, chosen in choose(prometheus, end).items():
+            if options.only and board not in options.only:
+                continue
+            form = {"dash": f"/dashboards/gpu-{board}.json", "from": start, "to": end, "theme": options.theme, **chosen}
+            url = f"http://127.0.0.1:{server.server_address[1]}/index.html?{urlencode(form)}"
+            size = WIDTH, height(board)
+            wrong += faults(board, browse(url, *size, "--dump-dom"))
+            picture = out / f"dashboard-{board}.png"
+            browse(url, *size, f"--screenshot={picture}")
+            print(picture)
+            if options.save:
+                small = ROOT / "docs" / "pictures" / picture.name
+                browse(url, *size, f"--screenshot={small}", f"--force-device-scale-factor={SMALL}")
+        server.shutdown()
+    for fault in wrong:
+        print(fault, file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

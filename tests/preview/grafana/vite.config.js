@@ -1,0 +1,11 @@
+import { defineConfig } from 'vite';
+import react from '@vitejs/plugin-react';
+
+// `modules`: where npm has installed; the page's own folder has no node_modules.
+export default defineConfig({
+  plugins: [react()],
+  base: './',
+  define: { 'process.env.NODE_ENV': '"production"', 'process.env': '{}', global: 'globalThis' },
+  resolve: { dedupe: ['react', 'react-dom', '@emotion/react', '@emotion/css'] },
+  build: { minify: false, chunkSizeWarningLimit: 20000 },
+});
