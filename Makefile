@@ -50,7 +50,7 @@ slurm: $(VENV)/dev testbed ## the same with real Slurm 22.05, 24.11 and 26.05
 rules: $(VENV)/dev testbed programs ## promtool and amtool on rules and examples; what every alert does in 120 worlds
 	@if command -v promtool >/dev/null && command -v amtool >/dev/null; then \
 	  promtool check rules --lint=all --lint-fatal alerts/rules/*.yaml alerts/rules/optional/*.yaml && \
-	  promtool check config --syntax-only alerts/prometheus.example.yaml && \
+	  promtool check config --syntax-only alerts/prometheus.example.yaml grafana/prometheus.yaml && \
 	  amtool check-config alerts/alertmanager/alertmanager.yaml && \
 	  $(BIN)/python alerts/owners.py alerts/alertmanager/owners.yaml --check; \
 	elif [ -n "$$CI" ]; then echo "promtool and amtool are missing" >&2; exit 1; \

@@ -22,7 +22,7 @@ NODE = f'{RAW}, node=~"$node"'
 INSTANCE = f'{NODE}, mig_uuid!=""'
 # Exactly this one. A pod has no job_id, and a job no pod: what is empty is absent.
 NAMED = f'{CLUSTER}, namespace="$namespace", pod="$pod", job_id="$jobid"'
-WHO = f"{RAW}, {NAMED}"
+WHO = f'{RAW}, {NAMED}, node=~"$node"'
 UNIT = f"{TARGET}, uuid"
 PEOPLE = f"{KEY}, gpu, mig"  # indexes are for people
 PARTS = "used|idle_short|idle_long|unknown"

@@ -47,7 +47,7 @@ each_board = pytest.mark.parametrize("board", DASHBOARDS)
 each_expression = pytest.mark.parametrize(("name", "expression"), EXPRESSIONS, ids=[name for name, _ in EXPRESSIONS])
 VARIABLES = {
     "fleet": {"datasource", "cluster", "namespace", "account"},
-    "holder": {"datasource", "cluster", "job", "namespace", "pod", "jobid"},
+    "holder": {"datasource", "cluster", "job", "node", "namespace", "pod", "jobid"},
     "node": {"datasource", "cluster", "job", "node"},
     "operations": {"datasource", "cluster", "job", "node"},
 }
@@ -350,3 +350,33 @@ def test_overrides_name_fields_that_exist() -> None:
         legends = {target.get("legendFormat") for target in panel["targets"]}
         for name in overridden(panel):
             assert name in renamed | legends, f"{board} {panel['title']}: {name}"
+
+
+def test_compose_mounts_what_is_there_and_listens_on_loopback() -> None:
+    place = ROOT / "grafana"
+    compose = yaml.safe_load((place / "compose.yaml").read_text("utf-8"))
+    mounted = [each.split(":") for service in compose["services"].values() for each in service["volumes"]]
+    assert {source for source, *_ in mounted if not source.startswith(".")} == set(compose["volumes"])
+    assert all((place / source).exists() and mode == ["ro"] for source, _, *mode in mounted if source.startswith("."))
+    assert (place / compose["services"]["exporter"]["build"]["context"] / "Dockerfile").exists()
+    for service in compose["services"].values():
+        address = re.search(r"127\.0\.0\.1", json.dumps([service.get("command"), service.get("environment")]))
+        assert service["network_mode"] == "host" and address and "ports" not in service
+    targets = {source: target for source, target, *_ in mounted}
+    prometheus = yaml.safe_load((place / "prometheus.yaml").read_text("utf-8"))
+    assert prometheus["rule_files"] == [f"{targets['../alerts/rules']}/*.yaml"]
+    (provider,) = yaml.safe_load((place / "provisioning" / "dashboards" / "gpu-exporter.yaml").read_text("utf-8"))[
+        "providers"
+    ]
+    assert provider["options"]["path"] == targets["./dashboards"]
+    (source,) = yaml.safe_load((place / "provisioning" / "datasources" / "prometheus.yaml").read_text("utf-8"))[
+        "datasources"
+    ]
+    assert source["jsonData"]["timeInterval"] == prometheus["global"]["scrape_interval"]
+    assert (
+        f"--web.listen-address={source['url'].removeprefix('http://')}" in compose["services"]["prometheus"]["command"]
+    )
+    alerts = (ROOT / "alerts" / "grafana" / "gpu-exporter.yaml").read_text("utf-8")
+    assert set(re.findall(r"datasourceUid: (\w+)", alerts)) - {"__expr__"} <= {source["uid"]}, (
+        "may be mounted beside them"
+    )
