@@ -144,8 +144,8 @@ def build(settings: Settings) -> models.Dashboard:
         table.override_by_name(name, [value("custom.width", width)])
     board.put(table, 24, 12)
     text = (
-        "Hours of the range: held in all, of these idle, and of unknown use. Idle share: idle hours of the known ones. "
-        "Cost of idle: where the site has given prices."
+        f"Hours of the range: held in all, of these idle, and of unknown use; the {PEERS} that held most. Idle share: "
+        "idle hours of the known ones. Cost of idle: where the site has given prices."
     )
     table = panels.rows(
         19, "GPU-hours by namespace, account and user", text, queries.tenants(), TENANT_COLUMNS, ("Time",), "Idle"

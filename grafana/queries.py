@@ -27,7 +27,7 @@ UNIT = f"{TARGET}, uuid"
 PEOPLE = f"{KEY}, gpu, mig"  # indexes are for people
 PARTS = "used|idle_short|idle_long|unknown"
 TENANTS = "namespace, account, user"
-PEERS = 100  # holders that a table lists
+PEERS = 100  # holders or tenants that a table lists
 STAGES = {"candidate": 1, "underused": 2, "partial": 3, "sharing-candidate": 4}
 STATE_NUMBERS = {
     state: number
@@ -117,12 +117,13 @@ class Fleet:
     def tenants(self) -> dict[str, str]:
         """GPU-hours and money of the range by namespace, or account and user. By the names of the table's columns."""
         held = self.hours("used|idle|unknown", TENANTS)
+        top = f"and on ({TENANTS}) topk({PEERS}, {held})"
         return {
-            "held": held,
-            "idle": f"{self.hours('idle', TENANTS)} or 0 * ({held})",
-            "unknown": f"{self.hours('unknown', TENANTS)} or 0 * ({held})",
-            "share": self.idle_share(TENANTS),
-            "cost": self.cost("idle", TENANTS),
+            "held": f"topk({PEERS}, {held})",
+            "idle": f"({self.hours('idle', TENANTS)} or 0 * ({held})) {top}",
+            "unknown": f"({self.hours('unknown', TENANTS)} or 0 * ({held})) {top}",
+            "share": f"{self.idle_share(TENANTS)} {top}",
+            "cost": f"{self.cost('idle', TENANTS)} {top}",
         }
 
     def smaller(self) -> dict[str, str]:

@@ -86,6 +86,7 @@ EMPTY = {  # what has no data here, and why
     ("holder", "Mark", "A"): "it works",
     ("holder", "Marks", "A"): "it works",
     **{("holder", title, "A"): "the host of a simulated node is not read" for title in ("CPUs", "Disks")},
+    ("holder", "Slowed down", "A"): "its GPU is not slowed down",
     ("node", "Slowed down", "A"): "no GPU is slowed down",
     ("operations", "Age of the state file", "A"): "there is no state directory",
     ("operations", "Regret", "A"): "nobody worked again",
