@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from gpu_exporter.exposition.health import judge_health
+from gpu_exporter.exposition.rows import Row, list_rows
 from gpu_exporter.model import AllocationView, GpuView, UnitTotals, View
 
 JSON_TYPE = "application/json; charset=utf-8"
@@ -26,6 +27,7 @@ def render_json(view: View) -> str:
             "driver_error": status.driver_error,
             "warnings": list(status.warnings),
             "gpus": [_gpu(gpu) for gpu in view.gpus],
+            "rows": [_row(row) for row in list_rows(view)],
             "allocations": [_allocation(allocation, view.wall) for allocation in view.allocations],
             "tenants": [
                 {
@@ -81,6 +83,24 @@ def _gpu(gpu: GpuView) -> dict[str, Any]:
             for i in snapshot.instances
             if shown
         ],
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    """One line of the table: an allocation, or a GPU or MIG instance that nobody holds."""
+    return {
+        "gpu": row.gpu,
+        "name": row.name,
+        "utilization_ratio": row.utilization,
+        "memory_used_bytes": row.memory_bytes,
+        "power_watts": row.power_w,
+        "temperature_celsius": row.temperature_celsius,
+        "holder": row.holder,
+        "owner": row.owner,
+        "held_seconds": row.held_s,
+        "idle_seconds": row.idle_s,
+        "state": row.state,
+        "why": row.why,
     }
 
 

@@ -6,16 +6,17 @@ Colours follow the state's meaning and pass WCAG AA on their background in both 
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 
 from gpu_exporter.durations import format_age
-from gpu_exporter.exposition.rows import UNKNOWN, Row, list_rows
+from gpu_exporter.exposition.rows import Row, by_waste, list_rows
 from gpu_exporter.model import History, UnitId, View
 from gpu_exporter.plain import one_line
 
 HTML_TYPE = "text/html; charset=utf-8"
-SPARK_WIDTH, SPARK_HEIGHT = 180, 30
-SPARK_POINTS = 120  # more than this many buckets are averaged: a pixel shows no more
+SPARK_WIDTH, SPARK_HEIGHT = 120, 30
+SPARK_POINTS = 60  # more than this many buckets are averaged: 56 holders are to stay below 100 kB
 
 GOOD, NEUTRAL, WARN, BAD = "good", "neutral", "warn", "bad"
 TONES = {
@@ -34,21 +35,7 @@ TONES = {
     "hung": BAD,
     "stale": BAD,
 }
-COLUMNS = (
-    "GPU",
-    "Name",
-    "Last ten minutes",
-    "Util",
-    "Memory",
-    "Power",
-    "Temp",
-    "Holder",
-    "Owner",
-    "Held",
-    "Idle",
-    "State",
-    "Why",
-)
+COLUMNS = ("GPU", "Last ten minutes", "Util", "Memory", "Power", "Temp", "Holder", "Held", "Idle", "State", "Why")
 NUMERIC = frozenset(("Util", "Memory", "Power", "Temp", "Held", "Idle"))
 
 STYLE = """
@@ -59,33 +46,71 @@ STYLE = """
   --panel: #151b23; --good: #7ee787; --good-back: #12261e; --warn: #f2cc60; --warn-back: #272115; --bad: #ffa198;
   --bad-back: #2d1418; --neutral: #9198a1; --neutral-back: #212830; --spark: #58a6ff; } }
 body { margin: 0; background: var(--back); color: var(--ink);
-  font: 14px/1.45 system-ui, -apple-system, "Segoe UI", "Liberation Sans", sans-serif; }
-main { max-width: 1500px; margin: 0 auto; padding: 24px; }
+  font: clamp(14px, .35vw + 9px, 20px)/1.45 system-ui, -apple-system, "Segoe UI", "Liberation Sans", sans-serif; }
+main { max-width: 2400px; margin: 0 auto; padding: 24px; }
 header { display: flex; flex-wrap: wrap; gap: 4px 24px; align-items: baseline; }
-h1 { font-size: 20px; margin: 0; }
+h1 { font-size: 1.4em; margin: 0; }
 .soft { color: var(--soft); }
 .tiles { display: flex; flex-wrap: wrap; gap: 12px; margin: 16px 0; }
 .tile { background: var(--panel); border: 1px solid var(--line); border-radius: 6px; padding: 8px 16px;
   min-width: 96px; }
-.tile b { display: block; font-size: 22px; font-variant-numeric: tabular-nums; }
+.tile b { display: block; font-size: 1.6em; font-variant-numeric: tabular-nums; }
 .banner { border-radius: 6px; padding: 10px 16px; margin: 12px 0; background: var(--bad-back); color: var(--bad); }
 .note { background: var(--neutral-back); color: var(--neutral); }
-.scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; }
+#filter { font: inherit; color: inherit; background: var(--panel); border: 1px solid var(--line); border-radius: 6px;
+  padding: 6px 10px; width: min(24em, 100%); box-sizing: border-box; margin-left: auto; }
 table { border-collapse: collapse; width: 100%; }
-th { text-align: left; font-weight: 600; background: var(--panel); color: var(--soft); }
+th { text-align: left; font-weight: 600; background: var(--panel); color: var(--soft); position: sticky; top: 0; }
 th, td { padding: 6px 8px; white-space: nowrap; border-bottom: 1px solid var(--line); vertical-align: middle; }
-tr:last-child td { border-bottom: 0; }
+td small { display: block; color: var(--soft); }
 .num { text-align: right; font-variant-numeric: tabular-nums; }
-.why { white-space: normal; min-width: 150px; }
+.why, .who { white-space: normal; overflow-wrap: anywhere; min-width: 9em; }
 .state { display: inline-block; border-radius: 10px; padding: 1px 10px; font-weight: 600; }
 .good { color: var(--good); background: var(--good-back); }
 .warn { color: var(--warn); background: var(--warn-back); }
 .bad { color: var(--bad); background: var(--bad-back); }
 .neutral { color: var(--neutral); background: var(--neutral-back); }
-svg { display: block; } svg .frame { fill: var(--panel); stroke: var(--line); }
-svg .area { fill: var(--spark); fill-opacity: .25; stroke: var(--spark); stroke-width: 1; }
-svg .gap { fill: var(--line); }
+svg { display: block; background: var(--panel); }
+svg path { fill: var(--spark); fill-opacity: .25; stroke: var(--spark); }
+svg rect { fill: var(--line); }
 footer { margin-top: 16px; } a { color: var(--spark); }
+@media (max-width: 860px) {
+  main { padding: 12px; }
+  table, tbody, tr, td { display: block; } thead { display: none; }
+  tr { border: 1px solid var(--line); border-radius: 6px; margin-bottom: 10px; padding: 6px 10px; }
+  td { display: flex; justify-content: space-between; gap: 16px; border: 0; padding: 2px 0; white-space: normal;
+    text-align: right; overflow-wrap: anywhere; }
+  td::before { content: attr(data-of); color: var(--soft); text-align: left; flex: none; } tr[hidden] { display: none; }
+}
+@media print { #filter, footer { display: none; } main { padding: 0; max-width: none; } th { position: static; }
+  body { font-size: 10px; } tr { break-inside: avoid; } }
+"""
+# Without it the page is read anew every few seconds, and shows all rows.
+SCRIPT = """
+const every = %d;
+const field = document.getElementById('filter');
+function show() {
+  const words = field.value.toLowerCase().split(/\\s+/);
+  for (const row of document.querySelectorAll('tbody tr')) {
+    const text = row.textContent.toLowerCase();
+    row.hidden = !words.every((word) => text.includes(word));
+  }
+}
+async function read() {
+  try {
+    const answer = await fetch(location.pathname, {cache: 'no-store'});
+    const page = new DOMParser().parseFromString(await answer.text(), 'text/html');
+    document.getElementById('now').replaceWith(page.getElementById('now'));
+    document.getElementById('silent').hidden = true;
+    show();
+  } catch {
+    document.getElementById('silent').hidden = false;
+  }
+}
+field.hidden = false;
+field.addEventListener('input', show);
+setInterval(read, every * 1000);
+show();
 """
 
 
@@ -100,11 +125,15 @@ def render_page(view: View, history: History, refresh_s: int = 5) -> str:
     status = view.status
     parts = [
         "<!doctype html>\n<html lang=en><head><meta charset=utf-8>",
-        f'<meta http-equiv=refresh content="{refresh_s}">',
+        f'<noscript><meta http-equiv=refresh content="{refresh_s}"></noscript>',
         '<meta name=viewport content="width=device-width, initial-scale=1"><title>gpu-exporter</title>',
         f"<style>{STYLE}</style></head><body><main>",
         f"<header><h1>gpu-exporter</h1><span class=soft>version {escape(status.version)}, "
-        f"backend {escape(status.backend)}, sampled each {status.sample_interval_s:g} s</span></header>",
+        f"backend {escape(status.backend)}, sampled each {status.sample_interval_s:g} s</span>"
+        '<input id=filter type=search aria-label="Show the rows that have these words" hidden '
+        'placeholder="Filter: holder, owner, state"></header>',
+        "<p id=silent class=banner role=alert hidden>The exporter does not answer. What is shown is old.</p>"
+        "<div id=now>",
     ]
     if status.note:
         parts.append(f'<p class="banner note">{escape(status.note)}</p>')
@@ -126,10 +155,12 @@ def render_page(view: View, history: History, refresh_s: int = 5) -> str:
     parts.append(_tiles(view, rows))
     if rows:
         parts.append(_table(view, rows, history))
+    parts.append("</div>")
     parts.append(
         "<footer class=soft>"
         '<a href="/api/v1/metrics">metrics</a> · <a href="/api/v1/status">JSON</a> · '
-        '<a href="/-/healthy">healthy</a> · <a href="/-/ready">ready</a></footer></main></body></html>\n'
+        '<a href="/-/healthy">healthy</a> · <a href="/-/ready">ready</a></footer></main>'
+        f"<script>{SCRIPT % refresh_s}</script></body></html>\n"
     )
     return "".join(parts)
 
@@ -157,21 +188,31 @@ def _table(view: View, rows: Sequence[Row], history: History) -> str:
         sparks[index] = _spark(*history(UnitId(identity.uuid)))
         for instance in gpu.snapshot.instances:
             sparks[f"{index}:{instance.mig}"] = _spark(*history(UnitId(identity.uuid, instance.uuid)))
-    head = "".join(f"<th{' class=num' if name in NUMERIC else ''}>{name}</th>" for name in COLUMNS)
-    body = "".join(_row(row, sparks.get(row.gpu, "")) for row in rows)
-    return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    head = "".join(f"<th scope=col{' class=num' if name in NUMERIC else ''}>{name}</th>" for name in COLUMNS)
+    body = "".join(_row(row, sparks.get(row.gpu, "")) for row in by_waste(rows))
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _row(row: Row, spark: str) -> str:
+    gpu, name, *numbers, holder, owner, held, idle, state, why = map(escape, row.texts)
     tone = TONES.get(row.state, NEUTRAL)
-    state = f'<span class="state {tone}">{escape(row.state)}</span>' if row.state else ""
-    numbers = (row.utilization, row.memory, row.power, row.temperature)
-    cells = [f"<td>{escape(row.gpu)}</td><td>{escape(row.name)}</td><td>{spark}</td>"]
-    cells += [f"<td class=num>{escape(number)}</td>" for number in numbers]
-    cells.append(f"<td>{escape(row.holder) or UNKNOWN}</td><td>{escape(row.owner) or UNKNOWN}</td>")
-    cells.append(f"<td class=num>{row.held}</td><td class=num>{row.idle}</td>")
-    cells.append(f"<td>{state}</td><td class=why>{escape(row.why)}</td>")
-    return f"<tr>{''.join(cells)}</tr>"
+    small = f"<small>{owner}</small>" if row.owner else ""
+    cells = (
+        f"<span>{gpu}<small>{name}</small></span>",
+        spark,
+        *numbers,
+        f"<span>{holder}{small}</span>",
+        held,
+        idle,
+        f'<span class="state {tone}">{state}</span>' if row.state else "",
+        why,
+    )
+    styles = {"Holder": "who", "Why": "why"} | dict.fromkeys(NUMERIC, "num")
+    shown = (
+        f'<td data-of="{column}"{f" class={styles[column]}" if column in styles else ""}>{cell}</td>'
+        for column, cell in zip(COLUMNS, cells, strict=True)
+    )
+    return f"<tr>{''.join(shown)}</tr>"
 
 
 def _spark(buckets: Sequence[float | None], bucket_s: float) -> str:
@@ -180,32 +221,27 @@ def _spark(buckets: Sequence[float | None], bucket_s: float) -> str:
         return "<span class=soft>activity not known</span>"
     values = _shrink(buckets)
     step = SPARK_WIDTH / len(values)
-    height = SPARK_HEIGHT - 2
-    shapes: list[str] = []
-    start = 0
-    while start < len(values):
-        end = start
-        known = values[start] is not None
-        while end < len(values) and (values[end] is not None) == known:
-            end += 1
-        if known:
-            points = [f"{start * step:.1f},{height + 1}"]
-            for position in range(start, end):
-                y = 1 + height * (1 - (values[position] or 0.0))
-                points += [f"{position * step:.1f},{y:.1f}", f"{(position + 1) * step:.1f},{y:.1f}"]
-            points.append(f"{end * step:.1f},{height + 1}")
-            shapes.append(f'<polygon class=area points="{" ".join(points)}"/>')
+    bottom = SPARK_HEIGHT - 1
+    path, gaps, before = "", "", None
+    for position, value in enumerate(values):
+        x, end = round(position * step), round((position + 1) * step)
+        if value is None:
+            gaps += f"<rect x={x} width={end - x} height={SPARK_HEIGHT} />"
+            path += f"V{bottom}" if before is not None else ""
         else:
-            shapes.append(
-                f'<rect class=gap x="{start * step:.1f}" y="1" width="{(end - start) * step:.1f}" height="{height}"/>'
-            )
-        start = end
+            y = round(1 + (bottom - 1) * (1 - value))
+            path += f"M{x} {bottom}V{y}" if before is None else f"V{y}" if y != before else ""
+            path += f"H{end}"
+            value = y
+        before = value
+    path += f"V{bottom}" if before is not None else ""
+    path = re.sub(r"H\d+(?=H)", "", path)
     known_values = [value for value in buckets if value is not None]
     mean = sum(known_values) / len(known_values)
     title = f"mean {mean:.0%} over {format_age(len(known_values) * bucket_s)} known"
     return (
-        f'<svg width="{SPARK_WIDTH}" height="{SPARK_HEIGHT}" role=img aria-label="{title}"><title>{title}</title>'
-        f'<rect class=frame width="{SPARK_WIDTH}" height="{SPARK_HEIGHT}"/>{"".join(shapes)}</svg>'
+        f'<svg width={SPARK_WIDTH} height={SPARK_HEIGHT} role=img aria-label="{title}"><title>{title}</title>'
+        f'{gaps}<path d="{path}"/></svg>'
     )
 
 

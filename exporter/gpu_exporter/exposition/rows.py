@@ -1,8 +1,8 @@
-"""What people read of a view, as texts: one row per allocation, or per unit that nobody holds."""
+"""What people read of a view: one row per allocation, or per unit that nobody holds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gpu_exporter.durations import format_age
@@ -13,20 +13,41 @@ GIB = 1024**3
 
 
 class Row(NamedTuple):
-    """All cells are texts; UNKNOWN where there is no value."""
+    """`gpu`: the index, of a MIG instance index:instance. Numbers are None and texts empty where nothing is known.
+
+    `utilization`: 0 to 1. `held_s`, `idle_s`: seconds since it is held, and of known zero up to now.
+    """
 
     gpu: str
     name: str
-    utilization: str
-    memory: str
-    power: str
-    temperature: str
+    utilization: float | None
+    memory_bytes: float | None
+    power_w: float | None
+    temperature_celsius: float | None
     holder: str
     owner: str
-    held: str
-    idle: str
+    held_s: float | None
+    idle_s: float | None
     state: str
     why: str
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The cells as people read them, in this order; UNKNOWN for what is not known."""
+        return (
+            self.gpu,
+            self.name,
+            format_ratio(self.utilization),
+            format_gib(self.memory_bytes),
+            format_unit(self.power_w, " W"),
+            format_unit(self.temperature_celsius, " °C"),
+            self.holder or UNKNOWN,
+            self.owner or UNKNOWN,
+            UNKNOWN if self.held_s is None else format_age(self.held_s),
+            UNKNOWN if self.idle_s is None else format_age(self.idle_s),
+            self.state,
+            self.why,
+        )
 
 
 def list_rows(view: View) -> list[Row]:
@@ -38,6 +59,11 @@ def list_rows(view: View) -> list[Row]:
     for gpu in view.gpus:
         rows += _gpu_rows(gpu, view, by_unit)
     return rows
+
+
+def by_waste(rows: Iterable[Row]) -> list[Row]:
+    """Held and idle for longest first; all others as they were."""
+    return sorted(rows, key=lambda row: -(row.idle_s or 0.0) if row.holder else 0.0)
 
 
 def _gpu_rows(gpu: GpuView, view: View, by_unit: dict[UnitId, list[AllocationView]]) -> Iterator[Row]:
@@ -99,27 +125,22 @@ def _row(
     failed = [outcome.error for outcome in gpu.snapshot.outcomes if not outcome.success]
     if failed and not mig:
         why = f"{why}; {failed[0]}" if why else failed[0]
-    utilization = memory = power = temperature = UNKNOWN
+    utilization = memory = power = temperature = held = idle = None
     if fresh and allocation is not None:
-        utilization = format_ratio(allocation.utilization)
-        memory = format_gib(allocation.memory_used_bytes)
+        utilization, memory = allocation.utilization, allocation.memory_used_bytes
     elif fresh and not mig:
-        utilization = format_ratio(gpu.snapshot.facts.utilization)
-        memory = format_gib(gpu.snapshot.facts.memory_used_bytes)
+        utilization, memory = gpu.snapshot.facts.utilization, gpu.snapshot.facts.memory_used_bytes
     if fresh and not mig:
-        power = format_unit(gpu.snapshot.facts.power_w, " W")
-        temperature = format_unit(gpu.snapshot.facts.temperature_celsius, " °C")
+        power, temperature = gpu.snapshot.facts.power_w, gpu.snapshot.facts.temperature_celsius
     elif fresh and allocation is not None:
-        power = format_unit(allocation.power_w, " W")  # the estimate of the instance's part
+        power = allocation.power_w  # the estimate of the instance's part
     holder = owner = ""
-    held = idle = UNKNOWN
     if allocation is not None:
         who = allocation.allocation.holder
         holder = who.label
         owner = "/".join(part for part in (who.user, who.account) if part)
-        held = format_age(view.wall - allocation.totals.start_wall)
-        if allocation.totals.known and allocation.totals.idle_run_s is not None:
-            idle = format_age(allocation.totals.idle_run_s)
+        held = view.wall - allocation.totals.start_wall
+        idle = allocation.totals.idle_run_s if allocation.totals.known else None
     return Row(label, name, utilization, memory, power, temperature, holder, owner, held, idle, state, why)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_exporter.exposition.rows import Row, list_rows
+from gpu_exporter.exposition.rows import list_rows
 from gpu_exporter.model import View
 from gpu_exporter.plain import layout, one_line
 
@@ -12,7 +12,7 @@ RIGHT = frozenset(("UTIL", "MEMORY", "POWER", "TEMP", "HELD", "IDLE"))
 
 def render_table(view: View) -> str:
     """Fixed-width columns, one line per allocation, or per GPU that nobody holds. Ends in a newline."""
-    lines = layout(HEADER, [_cells(row) for row in list_rows(view)], RIGHT)
+    lines = layout(HEADER, [row.texts for row in list_rows(view)], RIGHT)
     if not view.status.driver_up:
         what = "no GPU data" if view.status.expects_gpus else "no GPU is expected to answer here"
         lines.append(f"{what}: {one_line(view.status.driver_error)}")
@@ -21,20 +21,3 @@ def render_table(view: View) -> str:
     if view.status.note:
         lines.append(view.status.note)
     return "\n".join(lines) + "\n"
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    return (
-        row.gpu,
-        row.name,
-        row.utilization,
-        row.memory,
-        row.power,
-        row.temperature,
-        row.holder or "-",
-        row.owner or "-",
-        row.held,
-        row.idle,
-        row.state,
-        row.why,
-    )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import jsonschema
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -25,6 +27,7 @@ from gpu_exporter.exposition.table import render_table
 from gpu_exporter.exposition.text import TextRenderer
 from gpu_exporter.model import View
 
+ROOT = Path(__file__).resolve().parents[3]
 DEMO = Path(gpu_exporter.__file__).parent / "demo.yaml"
 
 
@@ -110,7 +113,25 @@ def test_series_stay_within_their_budget(view: View) -> None:
 def test_nothing_is_loaded_from_elsewhere(node: SimulatedNode) -> None:
     page = render_page(node.view(), node.state.history)
     assert not re.findall(r"(?:src|href)=[\"']?(?:https?:)?//", page)
-    assert "<script" not in page
+    assert re.findall("<(?:script|link|img|iframe|object)[^>]*>", page) == ["<script>"], "its own, in the page"
+
+
+def test_56_holders_are_a_page_below_100_kb() -> None:
+    parts = [{"profile": "1g.10gb", "load": {"kind": "square", "high": 0.9, "period": 40}}] * 7
+    holders = [
+        {
+            "gpu": gpu,
+            "mig": mig,
+            "kind": "pod",
+            "name": f"namespace-of-a-team/a-pod-of-the-usual-length-{gpu}-{mig}-x2x9p/main",
+        }
+        for gpu in range(8)
+        for mig in range(7)
+    ]
+    node = play(parse_scenario({"gpus": [{"model": "H100", "mig": parts}] * 8, "holders": holders}), 700)
+    page = render_page(node.view(), node.state.history)
+    assert page.count("<svg") == 56
+    assert len(page.encode()) < 100_000
 
 
 def test_names_from_users_cannot_break_the_page() -> None:
@@ -121,8 +142,9 @@ def test_names_from_users_cannot_break_the_page() -> None:
         }
     )
     page = render_page(play(scenario, 60).view(), no_history)
-    assert "<script>" not in page
-    assert "&lt;script&gt;" in page
+    assert page.count("<script>") == 1
+    assert "alert(1)" not in page.partition("<script>")[2]
+    assert "&lt;script&gt;alert(1)" in page
 
 
 def test_a_lost_gpu_is_named_lost_and_withdraws_only_its_own_series() -> None:
@@ -134,3 +156,31 @@ def test_a_lost_gpu_is_named_lost_and_withdraws_only_its_own_series() -> None:
     assert up == [("0", "1"), ("1", "0")]
     assert re.findall(r'gpu_power_watts\{gpu="(\d)"', text) == ["0"]
     assert "lost" in render_table(view)
+
+
+def test_json_is_what_its_published_schema_says(view: View) -> None:
+    schema = json.loads((ROOT / "docs" / "status.schema.json").read_text("utf-8"))
+    lost = parse_scenario(
+        {"gpus": [{"model": "H100", "faults": [{"at": 0, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}]}]}
+    )
+    old = parse_scenario({"gpus": [{"model": "T4"}], "holders": [{"gpu": 0, "kind": "job", "name": "7"}]})
+    for each in (view, play(lost, 60).view(), play(lost, 0).view(), play(old, 0).view()):
+        jsonschema.validate(json.loads(render_json(each)), schema)
+    answer = json.loads(render_json(view))
+    for broken in (answer | {"more": 1}, {key: value for key, value in answer.items() if key != "rows"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(broken, schema)
+
+
+def test_rows_of_json_are_those_of_the_table(view: View) -> None:
+    rows = json.loads(render_json(view))["rows"]
+    lines = render_table(view).splitlines()[1:]
+    assert [row["gpu"] for row in rows] == [line.split()[0] for line in lines[: len(rows)]]
+    by_gpu = {row["gpu"]: row for row in rows}
+    assert (by_gpu["1"]["holder"], by_gpu["1"]["owner"], by_gpu["1"]["state"]) == (
+        "job 48113",
+        "mira/phys",
+        "held_no_process",
+    )
+    assert by_gpu["1"]["idle_seconds"] > 1700 and by_gpu["1"]["utilization_ratio"] == 0.0
+    assert (by_gpu["6:3/0"]["state"], by_gpu["6:3/0"]["held_seconds"]) == ("free", None)
