@@ -21,6 +21,7 @@ from gpu_exporter.flags import (
     build_record_parser,
     build_serve_parser,
     build_slurm_collector_parser,
+    build_top_parser,
 )
 from gpu_exporter.parser import Parser, read_config
 from gpu_exporter.version import VERSION
@@ -47,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {
         **{name: partial(_run_reconciler, name) for name in ("reconcile", "explain", "pause", "digest")},
         "holders": _holders,
+        "top": _top,
         "slurm-collector": _collect_slurm,
         "demo": _demo,
         "check-config": _check_config,
@@ -350,6 +352,23 @@ def _collect_slurm(given: list[str]) -> int:
         )
     except (ValueError, OSError) as exc:
         parser.fail(str(exc))
+
+
+def _top(given: list[str]) -> int:
+    parser = build_top_parser()
+    options = parser.parse_args(given)
+    from gpu_exporter.app.top import ORDERS, Wish, complete, print_once, run_top
+
+    if options.sort not in ORDERS:
+        parser.fail(f"--sort: {options.sort!r} is not one of {', '.join(ORDERS)}")
+    try:
+        urls = list(dict.fromkeys(complete(node) for node in options.nodes or ["127.0.0.1"]))
+    except ValueError as exc:
+        parser.fail(f"--from: {exc}")
+    wish = Wish(options.sort, options.words)
+    if options.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+        return print_once(urls, wish)
+    return run_top(urls, wish, options.interval)
 
 
 def _demo(given: list[str]) -> int:

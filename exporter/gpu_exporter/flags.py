@@ -335,6 +335,24 @@ def build_slurm_collector_parser() -> Parser:
     return parser
 
 
+def build_top_parser() -> Parser:
+    """Flags of `top`."""
+    parser = Parser("gpu-exporter top", "The GPUs of this node, or of several, and who holds them, on the terminal.")
+    parser.flag(
+        "--from",
+        dest="nodes",
+        action="append",
+        metavar="HOST:PORT",
+        help="a node's exporter, as HOST, HOST:PORT or URL; repeatable (default 127.0.0.1:9836)",
+    )
+    parser.flag("--interval", type=duration, default=2.0, help="between two readings (default 2s)")
+    parser.flag("--sort", default="waste", help="waste, gpu, util, memory, power, temp or held (default waste)")
+    parser.flag("--filter", dest="words", default="", metavar="WORDS", help="only rows that have all of these words")
+    parser.flag("--once", action="store_true", help="print the table and end, as without a terminal")
+    parser.add_argument("--version", action="version", version=f"gpu-exporter {VERSION}")
+    return parser
+
+
 def build_demo_parser() -> Parser:
     """Flags of `demo`."""
     parser = Parser("gpu-exporter demo", "A simulated node on a compressed clock, with the reconciler's dry run.")

@@ -257,7 +257,7 @@ def test_a_resident_textfile_stays_fresh_without_http(
         (["--timeout=10"], "argument --timeout: '10' is not a duration"),
         (
             ["reconcil"],
-            "'reconcil' is not a command; the commands are reconcile, explain, pause, digest, holders, slurm-collector, demo, check-config",
+            "'reconcil' is not a command; the commands are reconcile, explain, pause, digest, holders, top, slurm-collector, demo, check-config",
         ),
         (["--format=json"], "--output, --format and --check are for --once"),
         (["--textfile.output=/tmp/x.txt"], "node_exporter reads only files named *.prom"),

@@ -83,9 +83,11 @@ ALLOWED = {
     },
     "host": {"model", "clock", "attribution"},
     "digest": {"reconciler", "plain", "threads"},
+    "top": {"exposition", "fetch", "plain", "threads"},
     "app": {
         "cluster",
         "digest",
+        "top",
         "model",
         "clock",
         "version",

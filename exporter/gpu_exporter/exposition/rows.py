@@ -9,6 +9,8 @@ from gpu_exporter.durations import format_age
 from gpu_exporter.model import AllocationView, GpuView, UnitId, View
 
 UNKNOWN = "-"
+NAMES = ("GPU", "NAME", "UTIL", "MEMORY", "POWER", "TEMP", "HOLDER", "OWNER", "HELD", "IDLE", "STATE", "WHY")
+NUMBERS = frozenset(("UTIL", "MEMORY", "POWER", "TEMP", "HELD", "IDLE"))
 GIB = 1024**3
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from gpu_exporter.exposition.rows import list_rows
+from gpu_exporter.exposition.rows import NAMES, NUMBERS, list_rows
 from gpu_exporter.model import View
 from gpu_exporter.plain import layout, one_line
-
-HEADER = ("GPU", "NAME", "UTIL", "MEMORY", "POWER", "TEMP", "HOLDER", "OWNER", "HELD", "IDLE", "STATE", "WHY")
-RIGHT = frozenset(("UTIL", "MEMORY", "POWER", "TEMP", "HELD", "IDLE"))
 
 
 def render_table(view: View) -> str:
     """Fixed-width columns, one line per allocation, or per GPU that nobody holds. Ends in a newline."""
-    lines = layout(HEADER, [row.texts for row in list_rows(view)], RIGHT)
+    lines = layout(NAMES, [row.texts for row in list_rows(view)], NUMBERS)
     if not view.status.driver_up:
         what = "no GPU data" if view.status.expects_gpus else "no GPU is expected to answer here"
         lines.append(f"{what}: {one_line(view.status.driver_error)}")

@@ -1,0 +1,118 @@
+"""`gpu-exporter top`: reads the nodes again and again and shows them, until somebody presses q."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Sequence
+
+from gpu_exporter.exits import Exit
+from gpu_exporter.threads import start
+from gpu_exporter.top.nodes import Reading, complete, name_of, read_nodes
+from gpu_exporter.top.screen import ORDERS, Wish, choose, draw, summary, table
+
+__all__ = ["ORDERS", "Wish", "complete", "print_once", "run_top"]
+KEY_WAIT_MS = 200  # the screen shows a new reading, and an end, so much later
+BACKSPACE = frozenset((8, 127))
+ESCAPE, ENTER = 27, frozenset((10, 13))
+
+
+def print_once(urls: Sequence[str], wish: Wish) -> int:
+    """The table and a summary; the exit code: partial where a node does not answer, no data where none does."""
+    reading = read_nodes(urls)
+    for line in table(choose(reading.rows, wish), with_node=len(urls) > 1) if reading.answered else ():
+        sys.stdout.write(f"{line}\n")
+    if reading.answered:
+        sys.stdout.write(f"{summary(reading, len(urls))}\n")
+    for node, problem in reading.problems.items():
+        sys.stderr.write(f"gpu-exporter: {node}: {problem}\n")
+    if not reading.answered:
+        return Exit.NO_DATA
+    return Exit.PARTIAL if reading.problems else Exit.DONE
+
+
+class _Reader:
+    """Reads in a thread of its own, so that a node that does not answer holds up no key."""
+
+    def __init__(self, urls: Sequence[str], interval_s: float) -> None:
+        self._urls = urls
+        self._interval_s = interval_s
+        self._over = threading.Event()
+        self.reading = Reading([], 0, {name_of(url): "is asked" for url in urls[:1]})
+        start(threading.Thread(target=self._read, name="top", daemon=True))
+
+    def _read(self) -> None:
+        while not self._over.is_set():
+            with contextlib.suppress(Exception):  # the next reading is soon
+                self.reading = read_nodes(self._urls)
+            self._over.wait(self._interval_s)
+
+    def end(self) -> None:
+        """No further reading."""
+        self._over.set()
+
+
+def run_top(urls: Sequence[str], wish: Wish, interval_s: float) -> int:
+    """Show them on the whole terminal until q. Raises curses.error where it cannot."""
+    import curses
+
+    reader = _Reader(urls, interval_s)
+
+    def show(window: curses.window) -> None:
+        nonlocal wish
+        with contextlib.suppress(curses.error):  # a terminal that cannot hide it
+            curses.curs_set(0)
+        window.timeout(KEY_WAIT_MS)
+        writing = False
+        while True:
+            height, width = window.getmaxyx()
+            window.erase()
+            for y, line in enumerate(draw(reader.reading, wish, len(urls), height, width - 1)):
+                mark = curses.A_BOLD if y == 0 else curses.A_REVERSE if y == height - 1 else curses.A_NORMAL
+                with contextlib.suppress(curses.error):  # a window that has just become smaller
+                    window.addstr(y, 0, line, mark)
+            if writing:
+                with contextlib.suppress(curses.error):
+                    window.addstr(height - 1, 0, f"words: {wish.words}_ "[: width - 1], curses.A_REVERSE)
+            window.refresh()
+            key = window.getch()
+            if writing:
+                wish, writing = _write(wish, key)
+            elif key in (ord("q"), ESCAPE):
+                return
+            elif key == ord("/"):
+                writing = True
+            else:
+                wish = _follow(wish, key, max(1, height - 4), curses)
+
+    try:
+        curses.wrapper(show)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        reader.end()
+    return Exit.DONE
+
+
+def _write(wish: Wish, key: int) -> tuple[Wish, bool]:
+    """Words as they are typed; whether that goes on."""
+    if key in ENTER:
+        return wish, False
+    if key == ESCAPE:
+        return wish._replace(words=""), False
+    if key in BACKSPACE or key == 263:  # KEY_BACKSPACE
+        return wish._replace(words=wish.words[:-1], skip=0), True
+    if 32 <= key < 127:
+        return wish._replace(words=wish.words + chr(key), skip=0), True
+    return wish, True
+
+
+def _follow(wish: Wish, key: int, page: int, keys: object) -> Wish:
+    """Another order, or other rows."""
+    if key == ord("s"):
+        names = list(ORDERS)
+        return wish._replace(order=names[(names.index(wish.order) + 1) % len(names)], skip=0)
+    steps = {"KEY_DOWN": 1, "KEY_UP": -1, "KEY_NPAGE": page, "KEY_PPAGE": -page, "KEY_HOME": -wish.skip}
+    moved = next((step for name, step in steps.items() if getattr(keys, name) == key), 0)
+    return wish._replace(skip=max(0, wish.skip + moved))

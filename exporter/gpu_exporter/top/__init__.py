@@ -1,0 +1,1 @@
+"""`gpu-exporter top`: the table of one or several nodes in a terminal."""

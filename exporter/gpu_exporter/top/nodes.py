@@ -1,0 +1,100 @@
+"""What the daemons of some nodes say now: one reading of each, side by side, bounded in time and size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from gpu_exporter.exposition.rows import Row
+from gpu_exporter.fetch import MIB, FetchError, fetch_text, shorten
+from gpu_exporter.threads import run_ahead
+
+WITHIN_S = 5.0
+WORKERS = 16
+PORT = 9836
+PATH = "/api/v1/status"
+NUMBERS = {  # fields of Row, by the keys of docs/status.schema.json
+    "utilization_ratio": "utilization",
+    "memory_used_bytes": "memory_bytes",
+    "power_watts": "power_w",
+    "temperature_celsius": "temperature_celsius",
+    "held_seconds": "held_s",
+    "idle_seconds": "idle_s",
+}
+TEXTS = ("gpu", "name", "holder", "owner", "state", "why")
+
+
+class NodeRow(NamedTuple):
+    """A row of the table of one node."""
+
+    node: str
+    row: Row
+
+
+class Reading(NamedTuple):
+    """Of all nodes. `answered`: how many of them did; `problems`: by node, why nothing or not all is known of it."""
+
+    rows: list[NodeRow]
+    answered: int
+    problems: Mapping[str, str]
+
+
+def complete(text: str) -> str:
+    """HOST, HOST:PORT or a URL to the address of the node's status. Raises ValueError."""
+    url = text if "://" in text else f"http://{text}"
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{text!r} is not HOST, HOST:PORT or a URL")
+    if parts.port is None and "://" not in text:
+        url = f"{url}:{PORT}"
+    return url.rstrip("/") + PATH
+
+
+def name_of(url: str) -> str:
+    """A node as people know it: its host, with a port that is not the usual one."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return host if parts.port in (None, PORT) else f"{host}:{parts.port}"
+
+
+def read_nodes(urls: Sequence[str], fetch: Callable[..., str] = fetch_text) -> Reading:
+    """One reading of each. A node that does not answer costs no other its rows. Raises NoThread."""
+
+    def read(url: str) -> tuple[str, list[Row] | str, str]:
+        try:
+            rows, problem = parse(fetch(url, most_bytes=16 * MIB, within_s=WITHIN_S))
+        except FetchError as exc:
+            return url, str(exc), ""
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
+            return url, f"{shorten(url)}: not the status of a gpu-exporter ({type(exc).__name__})", ""
+        return url, rows, problem
+
+    found = {url: (rows, problem) for url, rows, problem in run_ahead(read, urls, min(WORKERS, len(urls)), "top")}
+    rows: list[NodeRow] = []
+    problems: dict[str, str] = {}
+    answered = 0
+    for url in urls:
+        node = name_of(url)
+        got, problem = found[url]
+        if isinstance(got, str):
+            problems[node] = got
+            continue
+        answered += 1
+        rows += [NodeRow(node, row) for row in got]
+        if problem:
+            problems[node] = problem
+    return Reading(rows, answered, problems)
+
+
+def parse(text: str) -> tuple[list[Row], str]:
+    """The rows of an answer, and what its exporter itself misses. Raises what a strange answer causes."""
+    answer: Any = json.loads(text)
+    rows = []
+    for each in answer["rows"]:
+        numbers = {field: None if each[key] is None else float(each[key]) for key, field in NUMBERS.items()}
+        rows.append(Row(**{key: str(each[key]) for key in TEXTS}, **numbers))  # type: ignore[arg-type]
+    missing = [str(answer["driver_error"])] if not answer["driver_up"] else []
+    missing += [f"{source['source']}: {source['error']}" for source in answer["attribution"] if source["error"]]
+    return rows, "; ".join(filter(None, missing))

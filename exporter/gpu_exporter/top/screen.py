@@ -1,0 +1,90 @@
+"""The screen as lines of text: what is shown, in which order, in how much room. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from gpu_exporter.exposition.rows import NAMES, NUMBERS, Row
+from gpu_exporter.plain import layout, one_line
+from gpu_exporter.top.nodes import NodeRow, Reading
+
+IDLE_STATES = ("held_idle", "held_no_process")
+SILENT_STATES = ("lost", "hung", "stale")
+
+
+def _number(value: float | None) -> float:
+    """The largest first, what is not known last."""
+    return -1.0 if value is None else value
+
+
+# By the name of a column, what rows are sorted by; the first is what people come for.
+ORDERS: dict[str, Callable[[Row], float]] = {
+    "waste": lambda row: _number(row.idle_s) if row.holder else -1.0,
+    "gpu": lambda row: 0.0,
+    "util": lambda row: _number(row.utilization),
+    "memory": lambda row: _number(row.memory_bytes),
+    "power": lambda row: _number(row.power_w),
+    "temp": lambda row: _number(row.temperature_celsius),
+    "held": lambda row: _number(row.held_s),
+}
+
+
+class Wish(NamedTuple):
+    """What the person at the screen wants. `words`: all of which a row must have. `skip`: rows above the first one."""
+
+    order: str = "waste"
+    words: str = ""
+    skip: int = 0
+
+
+def choose(rows: Sequence[NodeRow], wish: Wish) -> list[NodeRow]:
+    """The rows that are wanted, in that order; of equal ones in the order of nodes and GPUs."""
+    words = wish.words.lower().split()
+    wanted = [each for each in rows if all(word in f"{each.node} {' '.join(each.row.texts)}".lower() for word in words)]
+    return sorted(wanted, key=lambda each: -ORDERS[wish.order](each.row))
+
+
+def summary(reading: Reading, nodes: int) -> str:
+    """All of it in one line."""
+    states = [each.row.state for each in reading.rows if each.row.state != "mig"]
+    held = sum(bool(each.row.holder) for each in reading.rows)
+    idle, silent = (sum(state in kind for state in states) for kind in (IDLE_STATES, SILENT_STATES))
+    power = sum(each.row.power_w or 0.0 for each in reading.rows if ":" not in each.row.gpu)
+    parts = [
+        f"{reading.answered} of {nodes} nodes" if nodes > 1 else "",
+        f"{len(states)} GPUs and instances",
+        f"{held} held",
+        f"{idle} idle",
+        f"{states.count('free')} free",
+        f"{states.count('unknown')} unknown",
+        f"{silent} not answering" if silent else "",
+        f"{power / 1000:.1f} kW",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def table(rows: Sequence[NodeRow], *, with_node: bool) -> list[str]:
+    """Header and rows, as wide as they are."""
+    header = (*(["NODE"] if with_node else []), *NAMES)
+    return layout(header, [(*([each.node] if with_node else []), *each.row.texts) for each in rows], NUMBERS)
+
+
+def draw(reading: Reading, wish: Wish, nodes: int, height: int, width: int) -> list[str]:
+    """At most so many lines of so many characters: summary, problems, the table, and what the keys do."""
+    problems = [one_line(f"{node}: {text}") for node, text in reading.problems.items()]
+    room = max(1, height // 4)
+    if len(problems) > room:
+        problems = [*problems[: room - 1], f"and {len(problems) - room + 1} more nodes with problems"]
+    rows = choose(reading.rows, wish)
+    head, *body = table(rows, with_node=nodes > 1)
+    fits = max(0, height - 3 - len(problems))
+    skip = min(wish.skip, max(0, len(body) - fits))
+    below = len(body) - skip - fits
+    words = f", with '{one_line(wish.words)}'" if wish.words else ""
+    keys = f"by {wish.order}{words}   s: order  /: words  arrows: scroll  q: end" + (
+        f"   {below} more" if below > 0 else ""
+    )
+    lines = [summary(reading, nodes), *problems, head, *body[skip : skip + fits]]
+    lines += [""] * (height - 1 - len(lines))
+    return [line[:width] for line in (*lines[: height - 1], keys)]

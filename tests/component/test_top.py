@@ -1,0 +1,118 @@
+"""`gpu-exporter top` against running exporters: printed, and on a terminal with keys."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyte
+import pytest
+import yaml
+
+from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, run_exporter, wait_for
+
+IDLE = {"kind": "constant", "value": 0}
+BUSY = {"kind": "constant", "value": 0.9}
+
+
+@pytest.fixture
+def nodes(processes: Processes, tmp_path: Path) -> list[str]:
+    """Two nodes with two GPUs each, of which one is held."""
+    urls = []
+    for name, load in (("idle", IDLE), ("busy", BUSY)):
+        scenario = {
+            "gpus": [{"model": "H100", "load": load}, {"model": "H100", "load": IDLE}],
+            "holders": [{"gpu": 0, "kind": "pod", "name": f"ml/{name}-0/main"}],
+        }
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(scenario), encoding="utf-8")
+        (tmp_path / "config.yaml").write_text("attribution: {interval: 500ms}\n", encoding="utf-8")
+        flags = (f"--devices.scenario={path}", f"--config.file={tmp_path / 'config.yaml'}")
+        _, url = processes.start_exporter(*flags, "--no-attribution.kubelet", "--no-attribution.slurm")
+        wait_for(lambda url=url, name=name: f"ml/{name}-0" in (fetch(f"{url}/api/v1/status") or ""), "its holder")  # type: ignore[misc]
+        urls.append(url)
+    return urls
+
+
+def test_it_prints_several_nodes_and_names_the_one_that_does_not_answer(nodes: list[str]) -> None:
+    silent = f"127.0.0.1:{free_port()}"
+    done = run_exporter("top", *(f"--from={node}" for node in (*nodes, silent)))
+    header, *rows, said = done.stdout.splitlines()
+    assert header.split()[:3] == ["NODE", "GPU", "NAME"]
+    assert [row.split()[0] for row in rows] == [node.removeprefix("http://") for node in nodes for _ in range(2)]
+    assert said.startswith("2 of 3 nodes, 4 GPUs and instances, 2 held")
+    assert (done.returncode, silent in done.stderr) == (4, True)
+    done = run_exporter("top", f"--from={nodes[1]}", "--filter=busy-0", "--sort=util")
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 3)
+    done = run_exporter("top", f"--from={silent}")
+    assert (done.returncode, done.stdout, "Connection refused" in done.stderr) == (3, "", True)
+    for wrong in ("--sort=age", "--from=ftp://x"):
+        assert run_exporter("top", wrong).returncode == 2
+
+
+@contextmanager
+def terminal(*arguments: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """The command on a terminal of 30 lines."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 180, 0, 0))
+    environment = {**os.environ, "TERM": "xterm", "ESCDELAY": "25"}
+    process = subprocess.Popen([*GPU_EXPORTER, "top", *arguments], stdin=its, stdout=its, stderr=its, env=environment)
+    os.close(its)
+    try:
+        yield ours, process
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+class Terminal:
+    """What is on the screen."""
+
+    def __init__(self, stream: int) -> None:
+        self._stream = stream
+        self._screen = pyte.Screen(180, 30)
+        self._feed = pyte.ByteStream(self._screen)
+
+    def lines(self) -> list[str]:
+        while select.select([self._stream], [], [], 0.05)[0]:
+            self._feed.feed(os.read(self._stream, 65536))
+        return [line.rstrip() for line in self._screen.display]
+
+    def rows(self) -> list[str]:
+        """The holders of the rows that are shown, from the top."""
+        return [word for line in self.lines() for word in line.split() if word.startswith("ml/")]
+
+    def type(self, keys: str) -> None:
+        os.write(self._stream, keys.encode())
+
+
+def test_keys_choose_order_and_words_and_q_ends_it(nodes: list[str]) -> None:
+    with terminal(f"--from={nodes[0]}", f"--from={nodes[1]}", "--interval=500ms") as (stream, process):
+        screen = Terminal(stream)
+        wait_for(lambda: screen.rows() == ["ml/idle-0/main", "ml/busy-0/main"], "the idle one first")
+        assert screen.lines()[0].startswith("2 of 2 nodes, 4 GPUs and instances, 2 held")
+        assert screen.lines()[1].split()[:3] == ["NODE", "GPU", "NAME"]
+        screen.type("ss")
+        wait_for(lambda: screen.rows() == ["ml/busy-0/main", "ml/idle-0/main"], "the busy one first")
+        assert screen.lines()[-1].startswith("by util")
+        screen.type("/busyx")
+        wait_for(lambda: screen.rows() == [], "no row with these words")
+        screen.type("\x7f\n")
+        wait_for(lambda: screen.rows() == ["ml/busy-0/main"], "the row with them")
+        assert "with 'busy'" in screen.lines()[-1]
+        fcntl.ioctl(stream, termios.TIOCSWINSZ, struct.pack("HHHH", 5, 40, 0, 0))
+        process.send_signal(signal.SIGWINCH)
+        screen.type("s")
+        wait_for(lambda: any(line.startswith("by memory") for line in screen.lines()), "the smaller window")
+        screen.type("q")
+        assert process.wait(10) == 0

@@ -1,0 +1,80 @@
+"""What `top` reads of nodes: addresses, answers, and answers that are none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.fetch import FetchError
+from gpu_exporter.top.nodes import complete, name_of, parse, read_nodes
+
+ROW = {
+    "gpu": "0", "name": "H100", "utilization_ratio": 0.5, "memory_used_bytes": 1.0, "power_watts": None,
+    "temperature_celsius": 40, "holder": "job 7", "owner": "", "held_seconds": 60, "idle_seconds": None,
+    "state": "unknown", "why": "",
+}  # fmt: skip
+STATUS = {"rows": [ROW], "driver_up": True, "driver_error": "", "attribution": []}
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "name"),
+    [
+        ("gpu-1", "http://gpu-1:9836/api/v1/status", "gpu-1"),
+        ("gpu-1:80", "http://gpu-1:80/api/v1/status", "gpu-1:80"),
+        ("10.0.0.1:9836", "http://10.0.0.1:9836/api/v1/status", "10.0.0.1"),
+        ("https://gpu.example.org/", "https://gpu.example.org/api/v1/status", "gpu.example.org"),
+        ("http://[::1]:9836", "http://[::1]:9836/api/v1/status", "::1"),
+        ("http://ada:secret@gpu-1:9836", "http://ada:secret@gpu-1:9836/api/v1/status", "gpu-1"),
+    ],
+)
+def test_a_node_is_named_as_people_do(text: str, url: str, name: str) -> None:
+    assert (complete(text), name_of(complete(text))) == (url, name)
+
+
+@pytest.mark.parametrize("text", ["", "ftp://x", "http://", "gpu-1:port"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        complete(text)
+
+
+def test_a_node_that_does_not_answer_costs_no_other_its_rows() -> None:
+    def fetch(url: str, **_: Any) -> str:
+        if "b" in url.split("/")[2]:
+            raise FetchError("connection refused")
+        if "c" in url.split("/")[2]:
+            return "<html>"
+        source = {"source": "slurm", "error": "slurmctld is silent"}
+        return json.dumps(STATUS | {"attribution": [source], "driver_up": False, "driver_error": "no driver"})
+
+    urls = [complete(name) for name in ("a1", "b1", "c1", "a2")]
+    reading = read_nodes(urls, fetch)
+    assert [(each.node, each.row.holder) for each in reading.rows] == [("a1", "job 7"), ("a2", "job 7")]
+    assert reading.answered == 2
+    assert reading.problems["b1"] == "connection refused"
+    assert reading.problems["c1"].endswith("not the status of a gpu-exporter (JSONDecodeError)")
+    assert reading.problems["a1"] == "no driver; slurm: slurmctld is silent"
+
+
+def test_null_is_not_known_and_not_zero() -> None:
+    ((row,), problem) = parse(json.dumps(STATUS))
+    assert (row.power_w, row.idle_s, row.utilization, problem) == (None, None, 0.5, "")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*ROW, *STATUS, "source", "error"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON, st.sampled_from([*STATUS, *ROW]))
+def test_a_strange_answer_is_a_problem_of_its_node(strange: Any, key: str) -> None:
+    answer = {**STATUS, key: strange} if key in STATUS else {**STATUS, "rows": [{**ROW, key: strange}]}
+    reading = read_nodes([complete("a")], lambda url, **_: json.dumps(answer))
+    assert reading.answered + (not reading.answered and bool(reading.problems)) == 1

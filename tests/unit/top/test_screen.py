@@ -1,0 +1,95 @@
+"""The screen of `top`: orders, words, and that it never leaves its window."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.exposition.rows import Row
+from gpu_exporter.top.nodes import NodeRow, Reading
+from gpu_exporter.top.screen import ORDERS, Wish, choose, draw, summary, table
+
+
+def row(gpu: str, **more: object) -> Row:
+    known = {"name": "H100", "utilization": 0.5, "memory_bytes": 2.0**30, "power_w": 300.0, "temperature_celsius": 50.0}
+    held = {
+        "holder": f"ml/pod-{gpu}/main",
+        "owner": "",
+        "held_s": 9000.0,
+        "idle_s": 0.0,
+        "state": "healthy",
+        "why": "mean 50%",
+    }
+    return Row(**{"gpu": gpu, **known, **held, **more})  # type: ignore[arg-type]
+
+
+IDLE = {"utilization": 0.0, "state": "held_idle", "why": "idle for 2h"}
+FREE = {"holder": "", "held_s": None, "idle_s": None, "state": "free", "why": "", "utilization": 0.0}
+ROWS = [
+    NodeRow("n1", row("0")),
+    NodeRow("n1", row("1", idle_s=7200.0, **IDLE)),
+    NodeRow("n1", row("2", **FREE)),
+    NodeRow("n2", row("0", idle_s=9000.0, **IDLE)),
+    NodeRow(
+        "n2", row("1", utilization=None, idle_s=None, state="unknown", why="the GPU does not answer", owner="ada/phys")
+    ),
+    NodeRow("n2", row("6", holder="", held_s=None, idle_s=None, state="mig", why="")),
+    NodeRow("n2", row("6:1/0", name="1g.10gb", power_w=40.0, utilization=0.9)),
+]
+READING = Reading(ROWS, 2, {})
+
+
+def places(wish: Wish) -> list[str]:
+    return [f"{each.node}/{each.row.gpu}" for each in choose(ROWS, wish)]
+
+
+def test_the_longest_idle_comes_first_and_what_is_not_known_is_not_idle() -> None:
+    assert places(Wish())[:2] == ["n2/0", "n1/1"]
+    assert places(Wish("util"))[0] == "n2/6:1/0"
+    assert places(Wish("util"))[-1] == "n2/1"
+    assert places(Wish("gpu")) == [f"{each.node}/{each.row.gpu}" for each in ROWS]
+    for order in ORDERS:
+        assert sorted(places(Wish(order))) == sorted(places(Wish()))
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("ADA", ["n2/1"]), ("n1 idle", ["n1/1"]), ("1g.10gb", ["n2/6:1/0"]), ("n1 n2", []), ("  ", 7)],
+)
+def test_a_row_has_all_words(words: str, found: list[str] | int) -> None:
+    assert len(places(Wish(words=words))) == found if isinstance(found, int) else places(Wish(words=words)) == found
+
+
+def test_the_summary_counts_each_gpu_once_and_its_power_too() -> None:
+    said = summary(READING, 2)
+    assert said == "2 of 2 nodes, 6 GPUs and instances, 5 held, 2 idle, 1 free, 1 unknown, 1.8 kW"
+    assert summary(Reading(ROWS[:1], 1, {}), 1).startswith("1 GPUs and instances, 1 held")
+
+
+def test_the_node_is_shown_where_there_are_several() -> None:
+    assert table(ROWS, with_node=True)[0].startswith("NODE  GPU")
+    assert table(ROWS, with_node=False)[0].startswith("GPU")
+
+
+def test_what_does_not_fit_is_counted_and_can_be_scrolled_to() -> None:
+    lines = draw(READING, Wish("gpu"), 2, 6, 200)
+    assert lines[0].startswith("2 of 2 nodes") and lines[1].startswith("NODE") and lines[2].split()[:2] == ["n1", "0"]
+    assert lines[-1].endswith("4 more")
+    assert draw(READING, Wish("gpu", skip=2), 2, 6, 200)[2].split()[:2] == ["n1", "2"]
+    assert draw(READING, Wish("gpu", skip=99), 2, 6, 200)[4].split()[:2] == ["n2", "6:1/0"], "no further than the end"
+    assert "with 'ml'" in draw(READING, Wish(words="ml"), 2, 30, 200)[-1]
+
+
+def test_nodes_that_do_not_answer_are_named_and_leave_room_for_the_rest() -> None:
+    problems = {f"n{i}": "connection refused\x1b[2J" for i in range(40)}
+    lines = draw(Reading(ROWS, 2, problems), Wish(), 42, 24, 200)
+    assert lines[1].startswith("n0: connection refused") and "\x1b" not in "".join(lines)
+    assert lines[6] == "and 35 more nodes with problems"
+    assert lines[7].startswith("NODE")
+
+
+@given(st.integers(1, 60), st.integers(1, 200), st.sampled_from(list(ORDERS)), st.text(max_size=9), st.integers(0, 99))
+def test_it_never_leaves_its_window(height: int, width: int, order: str, words: str, skip: int) -> None:
+    lines = draw(Reading(ROWS, 1, {"n3": "x" * 300}), Wish(order, words, skip), 3, height, width)
+    assert len(lines) <= max(height, 1) and all(len(line) <= width and line.isprintable() for line in lines)
