@@ -100,7 +100,9 @@ async function read() {
   try {
     const answer = await fetch(location.pathname, {cache: 'no-store'});
     const page = new DOMParser().parseFromString(await answer.text(), 'text/html');
-    document.getElementById('now').replaceWith(page.getElementById('now'));
+    const next = page.getElementById('now');
+    if (!answer.ok || !next) throw new Error('this is not the page');
+    document.getElementById('now').replaceWith(next);
     document.getElementById('silent').hidden = true;
     show();
   } catch {
