@@ -27,7 +27,7 @@ UNIT_COLUMNS = {
 }
 UNIT_HIDDEN = ("Time", "cluster", "uuid", "mig_uuid", "scheduler", "namespace", "pod", "job_id")
 NODE_URL = "/d/gpu-exporter-node?var-datasource=${datasource}&var-cluster=${cluster}&var-node=${__data.fields.Node}"
-UNIT_LEGEND = "{{node}} GPU {{gpu}} {{mig}}"
+UNIT_LEGEND = "{{node}} GPU {{gpu}} {{mig}} {{cluster}}"
 
 
 def build(settings: Settings) -> models.Dashboard:
@@ -122,9 +122,9 @@ def build(settings: Settings) -> models.Dashboard:
     text = "Share of time in which one of its GPUs was slowed down, by reason. Power cap is no fault."
     board.put(panels.graph(14, "Slowed down", text, "percentunit", [(queries.throttled(), "{{reason}}")]), 8, 8)
     text = "Share of its CPUs in use on each node, mean of ten minutes. Above the line its mark is delayed."
-    cpu = [(queries.whole("host_activity_ratio"), "{{node}}")]
+    cpu = [(queries.whole("host_activity_ratio"), "{{node}} {{cluster}}")]
     board.put(panels.graph(15, "CPUs", text, "percentunit", cpu, limit=policy.host_busy_ratio), 8, 8)
     text = "Bytes a second to and from disks on each node, mean of ten minutes. Above the line its mark is delayed."
-    disks = [(queries.whole("host_io_bytes_per_second"), "{{node}}")]
+    disks = [(queries.whole("host_io_bytes_per_second"), "{{node}} {{cluster}}")]
     board.put(panels.graph(16, "Disks", text, "Bps", disks, limit=policy.host_busy_io), 8, 8)
     return board.build()

@@ -10,6 +10,7 @@ from gpu_exporter.defaults import Settings
 from grafana import panels
 
 UID = "gpu-exporter-operations"
+NODE = "{{node}} {{cluster}}"
 # One query alone gives the column Value, without its name.
 ALERT_COLUMNS = {"alertname": "Alert", "severity": "Severity", "Value": "Firing", "Value #firing": "Firing"}
 VERSION_COLUMNS = {"version": "Version", "backend": "Backend", "Value": "Exporters", "Value #exporters": "Exporters"}
@@ -52,12 +53,12 @@ def build(settings: Settings) -> models.Dashboard:
     text = (
         "Time since any GPU of the node last answered; the ten oldest. A line that ends is an exporter that is silent."
     )
-    age = panels.graph(10, "Age of the last sample", text, "s", [(queries.age(), "{{node}}")], limit=alerts.fresh_max)
+    age = panels.graph(10, "Age of the last sample", text, "s", [(queries.age(), NODE)], limit=alerts.fresh_max)
     board.put(age, 8, 8)
     text = "Share of the time held of which the GPUs' use is known; the ten worst nodes. The rest is unknown, not idle."
-    board.put(panels.graph(11, "Coverage", text, "percentunit", [(queries.coverage(), "{{node}}")], most=1), 8, 8)
+    board.put(panels.graph(11, "Coverage", text, "percentunit", [(queries.coverage(), NODE)], most=1), 8, 8)
     text = "Time since the counters were last written to the state directory; the ten oldest."
-    board.put(panels.graph(12, "Age of the state file", text, "s", [(queries.state_age(), "{{node}}")]), 8, 8)
+    board.put(panels.graph(12, "Age of the state file", text, "s", [(queries.state_age(), NODE)]), 8, 8)
     text = "Errors of the driver a second, by its call; the ten most frequent."
     board.put(panels.graph(13, "Errors of the driver", text, "cps", [(queries.errors(), "{{call}} {{error}}")]), 12, 8)
     text = "How long the slowest reading of each collector took."

@@ -95,17 +95,19 @@ class Fleet:
         """
         idle_run = f'allocation:gpu_idle_run_seconds:known{{{CLUSTER}, namespace=~"$namespace"}}'
         owner = f"allocation:owner:info{{{TENANT}}}"
-        run = f"min by ({HOLDER}) ({idle_run}) and on ({HOLDER}) {owner}"
+        units = f"count by ({HOLDER}) (allocation:gpu_share:ratio{{{CLUSTER}}})"
+        known = f"(count by ({HOLDER}) ({idle_run}) == on ({HOLDER}) {units})"  # of each of its GPUs
+        run = f"min by ({HOLDER}) ({idle_run}) and on ({HOLDER}) {known} and on ({HOLDER}) {owner}"
         top = f"topk({PEERS}, {run})"
         idle = f"count by ({HOLDER}) ({idle_run} >= {self._idle_short:g})"
         labels = "user, account, workload, team"
         stage = f"max by ({HOLDER}, stage) (gpu_reconciler_allocation_stage{{{CLUSTER}}})"
-        known = f"topk by ({HOLDER}) (1, {stage}) or on ({HOLDER}) group by ({HOLDER}) ({owner})"
+        marked = f"topk by ({HOLDER}) (1, {stage}) or on ({HOLDER}) group by ({HOLDER}) ({owner})"
         start = f"max by ({HOLDER}) (allocation:gpu_start_timestamp_seconds:max{{{CLUSTER}}})"
         who = (
             f"{start} * 1000"  # Grafana's dates are milliseconds
             f" * on ({HOLDER}) group_left ({labels}) topk by ({HOLDER}) (1, max by ({HOLDER}, {labels}) ({owner}))"
-            f" * on ({HOLDER}) group_left (stage) ({known})"
+            f" * on ({HOLDER}) group_left (stage) ({marked})"
         )
         return {
             "since": f"({who}) and on ({HOLDER}) {top}",
@@ -184,26 +186,28 @@ class Holder:
 
     def states(self) -> str:
         """What each of its GPUs does, by a number of STATE_NUMBERS."""
-        return _by_number(f"gpu_allocation_state{{{WHO}%s}}", "state", STATE_NUMBERS, "max by (node, gpu, mig)")
+        return _by_number(
+            f"gpu_allocation_state{{{WHO}%s}}", "state", STATE_NUMBERS, "max by (cluster, node, gpu, mig)"
+        )
 
     def own(self, name: str) -> str:
         """A gauge of the holder on each of its GPUs."""
-        return f"max by (node, gpu, mig) (gpu_allocation_{name}{{{WHO}}})"
+        return f"max by (cluster, node, gpu, mig) (gpu_allocation_{name}{{{WHO}}})"
 
     def whole(self, name: str) -> str:
         """The most of a gauge that is of the whole holder, on each node."""
-        return f"max by (node) (gpu_allocation_{name}{{{WHO}}})"
+        return f"max by (cluster, node) (gpu_allocation_{name}{{{WHO}}})"
 
     def of_its_gpus(self, name: str) -> str:
         """A gauge of the GPUs that it holds as a whole."""
         held = f'gpu_allocation_share_ratio{{{WHO}, mig_uuid=""}} == 1'
-        return f"max by (node, gpu) (max by ({UNIT}, gpu) ({name}{{{RAW}}}) and on ({UNIT}) ({held}))"
+        return f"max by (cluster, node, gpu) (max by ({UNIT}, gpu) ({name}{{{RAW}}}) and on ({UNIT}) ({held}))"
 
     def of_its_instances(self, name: str) -> str:
         """A gauge of the MIG instances that it holds."""
         held = f'gpu_allocation_share_ratio{{{WHO}, mig_uuid!=""}}'
         gauge = f"max by ({UNIT}, gpu, mig, mig_uuid) ({name}{{{RAW}}})"
-        return f"max by (node, gpu, mig) ({gauge} and on ({UNIT}, mig_uuid) {held})"
+        return f"max by (cluster, node, gpu, mig) ({gauge} and on ({UNIT}, mig_uuid) {held})"
 
     def throttled(self) -> str:
         """Share of time in which one of its GPUs was slowed down, by reason; absent where none was."""
@@ -250,11 +254,11 @@ class Node:
 
     def gauge(self, name: str) -> str:
         """A gauge of each GPU."""
-        return f"max by (node, gpu) ({name}{{{NODE}}})"
+        return f"max by (cluster, node, gpu) ({name}{{{NODE}}})"
 
     def rate(self, name: str, by: str = "") -> str:
         """The rate of a counter of each GPU."""
-        return f"max by (node, gpu{f', {by}' if by else ''}) (rate({name}{{{NODE}}}[$__rate_interval]))"
+        return f"max by (cluster, node, gpu{f', {by}' if by else ''}) (rate({name}{{{NODE}}}[$__rate_interval]))"
 
     def throttled(self) -> str:
         """Share of time in which each GPU was slowed down, by reason; absent where it was not."""
@@ -262,12 +266,12 @@ class Node:
 
     def memory(self) -> str:
         """Used share of each GPU's memory."""
-        used, total = (f"max by (node, gpu) (gpu_memory_{what}_bytes{{{NODE}}})" for what in ("used", "total"))
+        used, total = (f"max by (cluster, node, gpu) (gpu_memory_{what}_bytes{{{NODE}}})" for what in ("used", "total"))
         return f"{used} / ({total} > 0)"
 
     def power_share(self) -> str:
         """Power of each GPU, of its limit."""
-        used, limit = (f"max by (node, gpu) (gpu_power{what}_watts{{{NODE}}})" for what in ("", "_limit"))
+        used, limit = (f"max by (cluster, node, gpu) (gpu_power{what}_watts{{{NODE}}})" for what in ("", "_limit"))
         return f"{used} / ({limit} > 0)"
 
     def xids(self) -> str:
@@ -295,7 +299,7 @@ class Node:
         shares = f"max by ({KEY}, gpu, mig) (gpu_allocation_share_ratio{{{NODE}}})"
         named = f'label_join({shares}, "holder", "/", "namespace", "pod")'
         named = f'label_replace({named}, "holder", "job $1", "job_id", "(.+)")'
-        return f"clamp(max by (node, gpu, mig, holder) ({named}), 1, 1)"
+        return f"clamp(max by (cluster, node, gpu, mig, holder) ({named}), 1, 1)"
 
     def instances(self) -> dict[str, str]:
         """MIG instances: slices, and what they do. By the names of the table's columns."""
@@ -345,13 +349,13 @@ class Operations:
     def age(self) -> str:
         """The oldest of the newest samples."""
         last = f"gpu_exporter_last_sample_timestamp_seconds{{{NODE}}}"
-        return f"topk(10, max by (node) (timestamp({last}) - {last}))"
+        return f"topk(10, max by (cluster, node) (timestamp({last}) - {last}))"
 
     def coverage(self) -> str:
         """Share of the time held of which it is known what the GPUs do; the worst nodes."""
+        counters = (f"gpu_allocation_{name}_seconds_total{{{NODE}}}" for name in ("held", "observed"))
         held, observed = (
-            f"sum by (node) (max by ({KEY}) (rate(gpu_allocation_{name}_seconds_total{{{NODE}}}[$__rate_interval])))"
-            for name in ("held", "observed")
+            f"sum by (cluster, node) (max by ({KEY}) (rate({counter}[$__rate_interval])))" for counter in counters
         )
         return f"bottomk(10, clamp_max(({observed} or 0 * {held}) / ({held} > 0), 1))"
 
@@ -366,7 +370,7 @@ class Operations:
     def state_age(self) -> str:
         """Since when the counters were last written."""
         last = f"gpu_exporter_state_last_write_timestamp_seconds{{{NODE}}}"
-        return f"topk(10, max by (node) (timestamp({last}) - {last}))"
+        return f"topk(10, max by (cluster, node) (timestamp({last}) - {last}))"
 
     def alerts(self) -> str:
         firing = f'ALERTS{{{CLUSTER}, alertstate="firing", alertname=~"Gpu.+"}}'
@@ -386,8 +390,9 @@ class Operations:
         return f"max by (reason) (gpu_reconciler_frozen{{{CLUSTER}}})"
 
     def last_success(self) -> str:
-        last = f"max(gpu_reconciler_last_success_timestamp_seconds{{{CLUSTER}}})"
-        return f"time() - {last}"
+        """Of the cluster that waits for the longest."""
+        last = f"max by (cluster) (gpu_reconciler_last_success_timestamp_seconds{{{CLUSTER}}})"
+        return f"max(time() - {last})"
 
     def regret(self) -> str:
         """Holders that worked again within the hour, of those that became underused in the range."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from grafana.queries import STATE_NUMBERS, Fleet, Operations
+from grafana.queries import STATE_NUMBERS, Fleet, Holder, Node, Operations
 
 from gpu_exporter.defaults import Settings
 from tests.testbed.processes import GPU_EXPORTER, Processes, Running, fetch, free_port, wait_for
@@ -413,6 +413,61 @@ def test_a_driver_is_down_only_where_a_gpu_is_expected(tmp_path: Path, nodes: st
     expression = expression.replace("$job", ".*").replace("$cluster", ".*")
     case = {"expr": expression, "eval_time": "0s", "exp_samples": [{"labels": "{}", "value": down}]}
     test = {"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": [case]}]}
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(test), encoding="utf-8")
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_holder_of_which_one_gpu_is_unknown_is_not_idle_and_clusters_stay_apart(tmp_path: Path) -> None:
+    require("promtool")
+    series = []
+    for cluster, known in (("a", 2), ("b", 1)):  # the same names in both
+        for gpu in range(2):
+            key = f'cluster="{cluster}", node="n", uuid="GPU-{gpu}", scheduler="slurm", job_id="7"'
+            raw = f'job="gpu-exporter", instance="n", gpu="{gpu}", {key}'
+            values = {
+                f"allocation:gpu_share:ratio{{{key}}}": 1,
+                f"allocation:gpu_start_timestamp_seconds:max{{{key}}}": 1,
+                f"gpu_allocation_share_ratio{{{raw}}}": 1,
+                f'gpu_temperature_celsius{{job="gpu-exporter", cluster="{cluster}", node="n", gpu="{gpu}"}}': 40
+                + 50 * known,
+            }
+            if gpu < known:
+                values[f"allocation:gpu_idle_run_seconds:known{{{key}}}"] = 9000 + gpu
+                values[f"gpu_allocation_idle_run_seconds{{{raw}}}"] = 9000 + gpu
+            series += [{"series": name, "values": str(value)} for name, value in values.items()]
+        owner = f'allocation:owner:info{{cluster="{cluster}", scheduler="slurm", job_id="7", user="u"}}'
+        success = f'gpu_reconciler_last_success_timestamp_seconds{{cluster="{cluster}"}}'
+        series += [{"series": owner, "values": "1"}, {"series": success, "values": "0" if known == 1 else "-100"}]
+    chosen = {"$cluster": ".*", "$namespace": "", "$pod": "", "$jobid": "7"}
+
+    def case(expression: str, *samples: tuple[str, float], **more: str) -> dict[str, Any]:
+        filled = {**VARIABLES, **chosen, **{f"${name}": value for name, value in more.items()}}
+        for name in sorted(filled, key=len, reverse=True):
+            expression = expression.replace(name, filled[name])
+        wanted = [{"labels": labels, "value": value} for labels, value in samples]
+        return {"expr": expression, "eval_time": "0s", "exp_samples": wanted}
+
+    heat = Node().gauge("gpu_temperature_celsius")
+    cases = [
+        case(
+            Fleet(Settings()).holders()["for"], ('{cluster="a", scheduler="slurm", job_id="7"}', 9000), namespace=".*"
+        ),
+        case(Holder(Settings()).idle_for(), ("{}", 9000), cluster="a"),
+        case(Holder(Settings()).idle_for(), cluster="b"),
+        case(
+            heat,
+            *(
+                (f'{{cluster="{cluster}", node="n", gpu="{gpu}"}}', value)
+                for cluster, value in (("a", 140), ("b", 90))
+                for gpu in (0, 1)
+            ),
+        ),
+        case(Operations(Settings()).last_success(), ("{}", 100)),
+    ]
+    test = {"tests": [{"interval": "1m", "input_series": series, "promql_expr_test": cases}]}
     (tmp_path / "test.yaml").write_text(yaml.safe_dump(test), encoding="utf-8")
     done = subprocess.run(
         ["promtool", "test", "rules", str(tmp_path / "test.yaml")], capture_output=True, text=True, check=False

@@ -405,6 +405,8 @@ def test_pods_that_use_little_even_in_their_busiest_hour_are_found(prometheus: P
     peaks = Peaks(POLICY.sharing_below, POLICY.sharing_window, SYSTEM_CLOCK)
     windows = POLICY.candidate_after, POLICY.underused_after
     api = PromQLSource(prometheus.url, *windows, SYSTEM_CLOCK, 'job="serving"', count, peaks=peaks)
+    assert api.read_evidence().sharing == {}
+    assert "bottomk" in "".join(asked[-2:]), "a hint is asked for last, and is there in the next cycle"
     evidence = api.read_evidence()
     assert {name.name for name in evidence.sharing} == {"quiet", "nearly", "two", "older-peak"}
     assert {holder.name for holder in evidence.holders} == set(evidence.sharing), "and they are evidence like others"

@@ -220,6 +220,8 @@ def test_what_a_service_or_an_autoscaler_stands_before_is_serving_and_a_headless
     assert any(each.endpoints for each in slices if each.metadata.labels["kubernetes.io/service-name"] == "train")
     assert site.stages([*train, *scaled]) == ["underused", "serving"]
     assert "it serves requests (Service/web)" in site.judge()[web[0]].reason
+    site.policy = site.policy._replace(sharing_window=3600.0)
+    site.restart()
     site.source.sharing = {HolderName("kubernetes", site.namespace, web[0]): "in its busiest hour it used 3%"}
     site.set_run(web[0], BUSY_S)
     site.run()

@@ -76,10 +76,11 @@ def _cycle_until_signal(
     demand: SlurmDemand | None,
     stop: threading.Event,
     leads: Callable[[], bool] = lambda: True,
+    rests: Callable[[], bool] = lambda: False,
 ) -> None:
     def tick_and_ask() -> None:
         tick()
-        if demand is not None:  # one replica asks, and publishes the answer
+        if demand is not None and not rests():  # one replica asks, and publishes the answer
             telemetry.note_demand(demand.read() if leads() else None)
 
     repeat_aside(tick_and_ask, interval_s, stop)
@@ -116,7 +117,7 @@ def apply_forever(
     runs = ApplyRuns(cycle, telemetry, SYSTEM_CLOCK, lease, interval_s)
     if lease is not None:
         lease.keep(stop)
-    _cycle_until_signal(runs.run, interval_s, telemetry, demand, stop, may_write)
+    _cycle_until_signal(runs.run, interval_s, telemetry, demand, stop, may_write, lambda: runs.rests)
     if lease is not None:
         lease.release()
     return 0

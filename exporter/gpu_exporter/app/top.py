@@ -8,8 +8,9 @@ import threading
 from collections.abc import Sequence
 
 from gpu_exporter.exits import Exit
+from gpu_exporter.plain import one_line
 from gpu_exporter.threads import start
-from gpu_exporter.top.nodes import Reading, complete, name_of, read_nodes
+from gpu_exporter.top.nodes import Answer, Reading, complete, put_together, read_each, read_nodes
 from gpu_exporter.top.screen import ORDERS, Wish, choose, draw, summary, table
 
 __all__ = ["ORDERS", "Wish", "complete", "print_once", "run_top"]
@@ -26,7 +27,7 @@ def print_once(urls: Sequence[str], wish: Wish) -> int:
     if reading.answered:
         sys.stdout.write(f"{summary(reading, len(urls))}\n")
     for node, problem in reading.problems.items():
-        sys.stderr.write(f"gpu-exporter: {node}: {problem}\n")
+        sys.stderr.write(f"gpu-exporter: {one_line(node)}: {one_line(problem)}\n")
     if not reading.answered:
         return Exit.NO_DATA
     return Exit.PARTIAL if reading.problems else Exit.DONE
@@ -39,13 +40,18 @@ class _Reader:
         self._urls = urls
         self._interval_s = interval_s
         self._over = threading.Event()
-        self.reading = Reading([], 0, {name_of(url): "is asked" for url in urls[:1]})
+        self._answers: dict[str, Answer] = {}
+        self.reading = put_together(urls, {})
         start(threading.Thread(target=self._read, name="top", daemon=True))
 
     def _read(self) -> None:
         while not self._over.is_set():
-            with contextlib.suppress(Exception):  # the next reading is soon
-                self.reading = read_nodes(self._urls)
+            try:
+                for url, answer in read_each(self._urls):
+                    self._answers[url] = answer
+                    self.reading = put_together(self._urls, self._answers)
+            except Exception as exc:  # the next reading is soon, and what is shown is not called new
+                self.reading = Reading([], 0, {"top": f"cannot read: {type(exc).__name__}: {exc}"})
             self._over.wait(self._interval_s)
 
     def end(self) -> None:

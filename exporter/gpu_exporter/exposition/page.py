@@ -98,7 +98,7 @@ function show() {
 }
 async function read() {
   try {
-    const answer = await fetch(location.pathname, {cache: 'no-store'});
+    const answer = await fetch(location.pathname, {cache: 'no-store', signal: AbortSignal.timeout(1000 * every)});
     const page = new DOMParser().parseFromString(await answer.text(), 'text/html');
     const next = page.getElementById('now');
     if (!answer.ok || !next) throw new Error('this is not the page');

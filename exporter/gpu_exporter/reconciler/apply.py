@@ -45,6 +45,11 @@ class ApplyRuns:
         self._last_problem = ""
         self._rest_until = -math.inf
 
+    @property
+    def rests(self) -> bool:
+        """Whether a scheduler was slow, and is to be left alone now."""
+        return self._clock.monotonic() < self._rest_until
+
     def run(self) -> str:
         """One run; what was left undone, "" when nothing was, and when another process runs instead.
 
@@ -54,9 +59,9 @@ class ApplyRuns:
             self._telemetry.note_standby()
             if not self._leadership.wait(self._wait_s):
                 return ""
-        began = self._clock.monotonic()
-        if began < self._rest_until:
+        if self.rests:
             return self._last_problem
+        began = self._clock.monotonic()
         problem = self._cycle.run()
         self._rest_until = began + self._cycle.rest_s
         self._telemetry.note_cycle(began, not problem, self._cycle.standing, self._cycle.decisions, self._cycle.frozen)

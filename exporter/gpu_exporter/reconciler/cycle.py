@@ -27,7 +27,7 @@ from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
 from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.marks import Mark, Marker, MarkError, Refused, guard
 from gpu_exporter.reconciler.plan import Limits, Withdrawal, evidence_age, is_due, plan
-from gpu_exporter.reconciler.policy import UNDERUSED, Decision, Windows, windows_of
+from gpu_exporter.reconciler.policy import SHARING, UNDERUSED, Decision, Windows, windows_of
 
 log = logging.getLogger(__name__)
 HOUR_S = 3600.0
@@ -121,7 +121,10 @@ class Cycle:
         for withdrawal in work.withdrawals:
             self._withdraw(withdrawal)
         refused = self._check_all([*work.kept, *work.waiting])
-        written = self._write_all([decision for decision in work.writes if decision.name not in refused], wall)
+        writes = [decision for decision in work.writes if decision.name not in refused]
+        if self.frozen:  # what stands may stay
+            writes = [decision for decision in writes if decision.stage != SHARING]
+        written = self._write_all(writes, wall)
         kept = [(mark, decision) for mark, decision in work.kept if mark.name not in refused | written]
         self._renew_all(kept, wall)
         if self._act is not None:

@@ -35,22 +35,19 @@ class Peaks:
         self._hours = max(1, int(window_s / HOUR_S))
         self._clock = clock
         self._asked = -math.inf
-        self._found: Mapping[HolderName, str] = {}
+        self.known: Mapping[HolderName, str] = {}
+        """Each pod that stayed below the limit in the busiest hour of its busiest GPU, and how far, in words."""
 
-    def read(self, api: Asked) -> Mapping[HolderName, str]:
-        """Each pod that stayed below the limit in the busiest hour of its busiest GPU, and how far, in words.
-
-        An answer that cannot be had leaves none, until the next hour: no other evidence hangs on it.
-        """
+    def renew(self, api: Asked) -> None:
+        """Ask, if an hour has passed, for the cycles to come. An answer that cannot be had leaves none until then."""
         now = self._clock.monotonic()
         if now - self._asked >= HOUR_S:
             self._asked = now
             try:
-                self._found = self._ask(api)
+                self.known = self._ask(api)
             except EvidenceError as exc:
-                self._found = {}
+                self.known = {}
                 log.warning("which servers could share their GPUs is not known: %s", exc)
-        return self._found
 
     def _ask(self, api: Asked) -> dict[HolderName, str]:
         by = f"by ({', '.join(HOLDER_LABELS)})"

@@ -100,7 +100,8 @@ def plan(decisions: Sequence[Decision], marks: Sequence[Mark], wall: float, poli
                 result.waiting.append((mark, decision))
         elif decision.stage not in MARKED:
             result.withdrawals.append(Withdrawal(mark, decision.reason, decision))
-        elif mark.stage == UNDERUSED != decision.stage:  # on its own, so that no limit or refusal can hold it up
+        elif decision.stage != mark.stage and (mark.stage in (UNDERUSED, SHARING) or decision.stage == SHARING):
+            # On its own, so that no limit or refusal can hold it up.
             result.withdrawals.append(Withdrawal(mark, decision.reason, decision))
             result.writes.append(decision)
         else:
@@ -108,5 +109,6 @@ def plan(decisions: Sequence[Decision], marks: Sequence[Mark], wall: float, poli
             if decision.stage != mark.stage:
                 result.writes.append(decision)
     result.writes.extend(decision for decision in wanted.values() if decision.stage in MARKED)
-    result.writes.sort(key=lambda decision: decision.idle_since_wall or 0.0)
+    # What is idle before what is only a hint, which would use up the limits.
+    result.writes.sort(key=lambda decision: (decision.stage == SHARING, decision.idle_since_wall or 0.0))
     return result

@@ -37,6 +37,7 @@ from gpu_exporter.reconciler.usual import Usual, read_days
 from gpu_exporter.reconciler.vector import HOLDER_LABELS, Row, literal, parse_vector, quote, restrict
 from gpu_exporter.threads import NoThread, run_ahead
 
+PEAKS_S = 10.0  # once an hour, beside the time of a cycle
 WORKERS = 3  # queries at once: the server works on some while the answer of another is parsed (docs/benchmarks.md)
 EXPLAINED_MAX = 200  # GPUs of one holder whose witnesses are asked for, so that the query stays short
 MODELS_BATCH = 250  # GPUs whose model is asked for in one query: at 40 characters each, below MATCHER_MAX
@@ -113,6 +114,13 @@ class PromQLSource:
 
     def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
         """Holders with a long idle run, and those in `marked`."""
+        evidence = self._read_evidence(marked)
+        if self._peaks is not None:  # last, and in a time of its own: a hint costs no evidence
+            self._until = time.monotonic() + PEAKS_S
+            self._peaks.renew(self)
+        return evidence
+
+    def _read_evidence(self, marked: Collection[HolderName]) -> Evidence:
         wall = self._clock.wall()
         self._until = time.monotonic() + EVIDENCE_S
         allocations = self._count("gpu_allocation_info")
@@ -126,7 +134,7 @@ class PromQLSource:
             raise EvidenceError(f"no gpu-exporter series match {matcher}: see --source.matcher")
         hidden = self._count("gpu_allocation_info", 'identity="hidden"', "count by (uuid, mig_uuid) ")
         pause = self._pauses.read(self.query, wall) if self._pauses is not None else Pause()
-        sharing = self._peaks.read(self) if self._peaks is not None else {}
+        sharing = self._peaks.known if self._peaks is not None else {}
         names = {holder_name(row.labels) for row in suspects if not is_hidden(row.labels)}
         names |= self._resolve(marked) | sharing.keys()
         if not names:

@@ -117,7 +117,7 @@ def _what_is_next(decision: Decision, windows: Windows) -> str:
     if decision.stage == "active":
         return f"candidate after {format_duration(windows.candidate_s)} without any work"
     if decision.stage == SHARING:
-        return "nothing follows from this; a MIG instance or a shared GPU may do"
+        return "nothing follows from this; a MIG instance or a shared GPU may do, if its memory is enough"
     if decision.stage == NOT_RUNNING:
         return "its idle time begins again at nothing when it runs"
     return ""

@@ -205,6 +205,9 @@ def _share(
         return decision
     if chosen.rule is not None and chosen.rule.exempt:
         return decision
+    # Pods are remembered by name, and this one may have come after the one that was looked at.
+    if decision.start_wall is None or decision.observed_wall - decision.start_wall < book.site.sharing_window:
+        return decision
     reason = f"{little}, and it serves requests ({around.kind_why})"
     return _lowered(decision, SHARING, reason)._replace(around=around, rule=chosen.rule)
 

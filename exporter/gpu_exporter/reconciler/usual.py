@@ -54,6 +54,6 @@ def read_days(api: Asked, hour: float, shortest_s: float) -> list[float]:
     run = api.select("gpu_allocation_idle_run_seconds")
     begun = f"count(count by (uuid, mig_uuid) ({run} >= {shortest_s:g} < {shortest_s + TOGETHER_S:g}))"
     known = f"0 * count({api.select('gpu_allocation_info')})"  # a day on which nobody became idle counts as 0
-    most = f"max_over_time(({begun} or {known})[{HOUR_S:g}s:{TOGETHER_S:g}s] offset %dd)"
-    days = (f'label_replace({most % day}, "day", "{day}", "", "")' for day in range(1, DAYS + 1))
+    most = f"max_over_time(({begun} or {known})[{HOUR_S:g}s:{TOGETHER_S:g}s]"
+    days = (f'label_replace({most} offset {day}d), "day", "{day}", "", "")' for day in range(1, DAYS + 1))
     return [row.value for row in api.query(" or ".join(days), at=hour + HOUR_S + shortest_s)]

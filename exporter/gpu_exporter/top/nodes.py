@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -12,7 +12,8 @@ from gpu_exporter.fetch import MIB, FetchError, fetch_text, shorten
 from gpu_exporter.threads import run_ahead
 
 WITHIN_S = 5.0
-WORKERS = 16
+WORKERS = 64
+MOST = 1e15  # bytes of a GPU and seconds of a holder are less
 PORT = 9836
 PATH = "/api/v1/status"
 NUMBERS = {  # fields of Row, by the keys of docs/status.schema.json
@@ -59,33 +60,47 @@ def name_of(url: str) -> str:
     return host if parts.port in (None, PORT) else f"{host}:{parts.port}"
 
 
-def read_nodes(urls: Sequence[str], fetch: Callable[..., str] = fetch_text) -> Reading:
-    """One reading of each. A node that does not answer costs no other its rows. Raises NoThread."""
+class Answer(NamedTuple):
+    """Of one node: its rows, None where it did not answer, and what is wrong, "" for nothing."""
 
-    def read(url: str) -> tuple[str, list[Row] | str, str]:
+    rows: list[Row] | None
+    problem: str = ""
+
+
+def read_each(urls: Sequence[str], fetch: Callable[..., str] = fetch_text) -> Iterator[tuple[str, Answer]]:
+    """One reading of each, as they come. A node that does not answer costs no other its rows. Raises NoThread."""
+
+    def read(url: str) -> tuple[str, Answer]:
         try:
-            rows, problem = parse(fetch(url, most_bytes=16 * MIB, within_s=WITHIN_S))
+            return url, Answer(*parse(fetch(url, most_bytes=16 * MIB, within_s=WITHIN_S)))
         except FetchError as exc:
-            return url, str(exc), ""
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
-            return url, f"{shorten(url)}: not the status of a gpu-exporter ({type(exc).__name__})", ""
-        return url, rows, problem
+            return url, Answer(None, str(exc))
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
+            return url, Answer(None, f"{shorten(url)}: not the status of a gpu-exporter ({type(exc).__name__})")
 
-    found = {url: (rows, problem) for url, rows, problem in run_ahead(read, urls, min(WORKERS, len(urls)), "top")}
-    rows: list[NodeRow] = []
-    problems: dict[str, str] = {}
-    answered = 0
-    for url in urls:
-        node = name_of(url)
-        got, problem = found[url]
-        if isinstance(got, str):
-            problems[node] = got
-            continue
-        answered += 1
-        rows += [NodeRow(node, row) for row in got]
-        if problem:
-            problems[node] = problem
-    return Reading(rows, answered, problems)
+    yield from run_ahead(read, urls, min(WORKERS, len(urls)), "top")
+
+
+def put_together(urls: Sequence[str], answers: Mapping[str, Answer]) -> Reading:
+    """What is known of these nodes, in their order."""
+    rows = [NodeRow(name_of(url), row) for url in urls if url in answers for row in answers[url].rows or ()]
+    problems = {name_of(url): answers[url].problem if url in answers else "is asked" for url in urls}
+    answered = sum(answer.rows is not None for answer in answers.values())
+    return Reading(rows, answered, {node: problem for node, problem in problems.items() if problem})
+
+
+def read_nodes(urls: Sequence[str], fetch: Callable[..., str] = fetch_text) -> Reading:
+    """One reading of all. Raises NoThread."""
+    return put_together(urls, dict(read_each(urls, fetch)))
+
+
+def _number(value: Any) -> float | None:
+    """Raises ValueError for what no clock or meter can show, which would break the screen of all nodes."""
+    if value is None:
+        return None
+    if not 0.0 <= float(value) <= MOST:
+        raise ValueError
+    return float(value)
 
 
 def parse(text: str) -> tuple[list[Row], str]:
@@ -93,7 +108,7 @@ def parse(text: str) -> tuple[list[Row], str]:
     answer: Any = json.loads(text)
     rows = []
     for each in answer["rows"]:
-        numbers = {field: None if each[key] is None else float(each[key]) for key, field in NUMBERS.items()}
+        numbers = {field: _number(each[key]) for key, field in NUMBERS.items()}
         rows.append(Row(**{key: str(each[key]) for key in TEXTS}, **numbers))  # type: ignore[arg-type]
     missing = [str(answer["driver_error"])] if not answer["driver_up"] else []
     missing += [f"{source['source']}: {source['error']}" for source in answer["attribution"] if source["error"]]

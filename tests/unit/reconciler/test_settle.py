@@ -98,6 +98,7 @@ def test_class_and_wishes_lower_a_stage_and_never_raise_it(
 
 
 SERVES = Surroundings(kind="serving", kind_why="Service/web")
+DAY = POLICY._replace(sharing_window=80_000.0)  # for which all of them have been held
 
 
 @pytest.mark.parametrize(
@@ -119,25 +120,28 @@ def test_what_serves_and_uses_little_in_its_busiest_hour_could_share(
     runs: Sequence[Sequence[float]], around: Surroundings | Unreadable, stage: str
 ) -> None:
     evidence = evidence_of(runs)._replace(sharing=dict.fromkeys(NAMES, "in its busiest hour it used 3% of its GPUs"))
-    decision = settle(evidence, decide(evidence, POLICY), dict.fromkeys(NAMES, around), Rulebook(POLICY))[0]
+    decision = settle(evidence, decide(evidence, DAY), dict.fromkeys(NAMES, around), Rulebook(DAY))[0]
     assert decision.stage == stage
+    young = settle(evidence, decide(evidence, POLICY), dict.fromkeys(NAMES, around), Rulebook(POLICY))[0]
+    assert young.stage != "sharing-candidate", "a pod of that name which was not there for the whole time"
     assert (decision.label != "") == (stage in MARKED)
     if stage == "sharing-candidate":
         assert decision.reason == "in its busiest hour it used 3% of its GPUs, and it serves requests (Service/web)"
-        assert "next: nothing follows from this; a MIG instance or a shared GPU may do" in explain(decision, POLICY)
+        text = explain(decision, DAY)
+        assert "next: nothing follows from this; a MIG instance or a shared GPU may do, if its memory is enough" in text
 
 
 def test_a_policy_of_the_site_keeps_a_server_from_being_called_a_sharing_candidate() -> None:
     evidence = evidence_of([[5.0]])._replace(sharing={NAMES[0]: "little"})
     for rule, stage in ((PolicyRule("x", exempt="why"), "active"), (PolicyRule("x"), "sharing-candidate")):
-        book = Rulebook(POLICY, [rule])
+        book = Rulebook(DAY, [rule])
         (decision,) = settle(evidence, decide(evidence, book.loosest), {NAMES[0]: SERVES}, book)
         assert decision.stage == stage
 
 
 def test_a_server_is_surveyed_and_marked_while_it_works_and_no_brake_ends_that() -> None:
     book = Book()
-    bench = Bench(book)
+    bench = Bench(book, policy=DAY)
     bench.runs, bench.sharing = {NAMES[0]: [5.0]}, {NAMES[0]: "little"}
     book.around[NAMES[0]] = SERVES
     assert bench.run() == ["write train-0 sharing-candidate"]
@@ -147,9 +151,32 @@ def test_a_server_is_surveyed_and_marked_while_it_works_and_no_brake_ends_that()
     bench.runs = {NAMES[0]: [5.0]}
     bench.clock.advance(3600.0)
     bench.exporters = 10
-    assert (bench.run(), set(bench.cycle.frozen)) == (["renew train-0"], {"exporters"})
+    bench.runs[NAMES[1]] = [5.0]
+    book.around[NAMES[1]] = SERVES
+    bench.sharing = dict.fromkeys(NAMES[:2], "little")
+    assert (bench.run(), set(bench.cycle.frozen)) == (["renew train-0"], {"exporters"}), "and a new one waits"
     bench.sharing = {}
     assert bench.run() == ["withdraw train-0"]
+
+
+def test_a_mark_of_idleness_goes_at_once_when_the_pod_turns_out_to_serve_though_the_next_one_is_refused() -> None:
+    book = Book()
+    bench = Bench(book, policy=DAY)
+    bench.runs, bench.sharing = {NAMES[0]: [CANDIDATE]}, {NAMES[0]: "little"}
+    assert bench.run() == ["write train-0 candidate"]
+    bench.runs, book.around[NAMES[0]], book.refuse[NAMES[0]] = {NAMES[0]: [5.0]}, SERVES, "foreign"
+    assert bench.run() == ["withdraw train-0", "write train-0 sharing-candidate"]
+    assert book.marks == {}
+
+
+def test_hints_do_not_use_up_the_limits_of_marks() -> None:
+    book = Book()
+    bench = Bench(book, policy=DAY)
+    servers = [HolderName("kubernetes", f"ns-{i}", "server") for i in range(30)]
+    bench.runs = {name: [5.0] for name in servers} | {NAMES[0]: [CANDIDATE]}
+    book.around = dict.fromkeys(servers, SERVES)
+    bench.sharing = dict.fromkeys(servers, "little")
+    assert bench.run()[0] == "write train-0 candidate"
 
 
 def test_a_notebook_is_underused_after_its_longer_window() -> None:

@@ -64,6 +64,13 @@ def test_null_is_not_known_and_not_zero() -> None:
     assert (row.power_w, row.idle_s, row.utilization, problem) == (None, None, 0.5, "")
 
 
+@pytest.mark.parametrize("number", ["Infinity", "NaN", "-1", "1e308", "9" * 400])
+def test_a_number_that_cannot_be_is_a_problem_of_its_node_alone(number: str) -> None:
+    text = json.dumps({**STATUS, "rows": [{**ROW, "idle_seconds": 12321}]}).replace("12321", number)
+    reading = read_nodes([complete("a"), complete("b")], lambda url, **_: text if "//a" in url else json.dumps(STATUS))
+    assert ([each.node for each in reading.rows], list(reading.problems)) == (["b"], ["a"])
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.text(max_size=5),
     lambda inner: (

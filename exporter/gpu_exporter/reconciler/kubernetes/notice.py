@@ -21,9 +21,8 @@ def event_note(decision: Decision, policy: Policy, wall: float) -> str:
     """
     windows = decision.windows or windows_of(policy)
     if decision.stage == SHARING:
-        return (
-            f"{decision.reason}. A MIG instance or a shared GPU may do; nothing else follows from this{_help(policy)}"
-        )
+        may = "A MIG instance or a shared GPU may do, if its memory is enough; nothing else follows from this"
+        return f"{decision.reason}. {may}{_help(policy)}"
     if decision.stage == UNDERUSED:
         comes_next = "From now on other tools may take its GPUs back; the mark goes when they work"
     elif decision.is_capped:

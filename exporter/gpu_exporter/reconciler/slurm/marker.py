@@ -29,10 +29,10 @@ MAX_ANSWER = 128 * 1024 * 1024  # 40,000 jobs of `squeue --json`
 # second.
 RECENT_S = 5.0
 LISTED_S = 20.0  # the list of a cycle still says what surrounds its jobs; below the shortest usual interval
-# The list of a cycle takes no more than this share of slurmctld's time: it answers one such question at a time, and the
-# slower it is, the less it is asked.
+# The list of a cycle takes no more than this share of slurmctld's time, up to a rest of REST_MAX_S: the slower it is,
+# the less it is asked.
 BUSY_SHARE = 0.05
-REST_MAX_S = 60.0  # as long as the liveness probe waits beside three intervals
+REST_MAX_S = 60.0  # as long as the liveness probe waits beside three intervals; marks end that much later
 # Settings of the commands that change what they list, or which cluster they ask.
 FILTERS = re.compile(r"(SQUEUE|SCONTROL|SLURM)_(?!CONF$|JWT$)")
 AUTO = "auto"
