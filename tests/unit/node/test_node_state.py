@@ -438,3 +438,13 @@ def test_a_holder_that_is_confirmed_each_minute_is_judged_over_the_whole_window(
     assert (seen.verdict.state, seen.unconfirmed_s) == ("unknown", pytest.approx(35, abs=5))
     assert "decoder showed activity before" in seen.verdict.evidence
     assert only(node.run(500)).verdict.state == "held_idle"
+
+
+def test_what_the_hardware_shows_nothing_of_is_neither_idle_nor_zero() -> None:
+    """A MIG instance of an A100: no counter of the driver is its own."""
+    mig = [{"profile": "3g.20gb", "load": {"kind": "constant", "value": 0.0}}]
+    node = node_of({"model": "A100", "mig": mig}, holders=[{"gpu": 0, "mig": 0, "kind": "pod", "name": "ml/a/main"}])
+    view = node.run(120)
+    assert obstacles(view) == ["no_source"]
+    assert [row.idle_s for row in list_rows(view) if row.holder] == [None]
+    assert values(view, "gpu_allocation_idle_run_seconds") == []

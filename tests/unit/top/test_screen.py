@@ -35,7 +35,7 @@ ROWS = [
         "n2", row("1", utilization=None, idle_s=None, state="unknown", why="the GPU does not answer", owner="ada/phys")
     ),
     NodeRow("n2", row("6", holder="", held_s=None, idle_s=None, state="mig", why="")),
-    NodeRow("n2", row("6:1/0", name="1g.10gb", power_w=40.0, utilization=0.9)),
+    NodeRow("n2", row("6:1/0", name="1g.10gb", power_w=400.0, utilization=0.9)),
 ]
 READING = Reading(ROWS, 2, {})
 
