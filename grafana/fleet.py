@@ -31,10 +31,20 @@ HOLDER_COLUMNS = {  # by the names that Grafana gives them
     "Value #idle": "Idle GPUs",
     "Value #for": "Idle for",
     "Value #since": "Held since",
+    "state": "State",
     "stage": "Mark",
 }
 HOLDER_HIDDEN = ("Time", "scheduler")
-HOLDER_WIDTHS = {"Cluster": 90, "GPUs": 80, "Idle GPUs": 95, "Idle for": 110, "Held since": 165, "Mark": 130, "Job": 90}
+HOLDER_WIDTHS = {
+    "Cluster": 90,
+    "GPUs": 80,
+    "Idle GPUs": 95,
+    "Idle for": 110,
+    "Held since": 165,
+    "Mark": 130,
+    "Job": 90,
+    "State": 145,
+}
 TENANT_COLUMNS = {
     "namespace": "Namespace",
     "account": "Account",
@@ -129,7 +139,8 @@ def build(settings: Settings) -> models.Dashboard:
         board.put(panels.bars(id_, title, text, GPU_HOURS, queries.largest(expression, BARS), legend), 8, 8)
     text = (
         f"Pods and jobs by how long all of their GPUs have been idle, the first {PEERS}. Idle GPUs: how many of them "
-        f"have been so for {used_within} or more. Mark: what the reconciler says of it. A click leads to the holder."
+        f"have been so for {used_within} or more. State: of most of its GPUs. Mark: what the reconciler says. A click "
+        "leads to the holder."
     )
     table = panels.rows(
         18, "Holders, longest idle first", text, queries.holders(), HOLDER_COLUMNS, HOLDER_HIDDEN, "Idle for"

@@ -90,8 +90,8 @@ class Fleet:
         return f"sort_desc(topk({most}, {expression}))"
 
     def holders(self) -> dict[str, str]:
-        """Of the holders with the longest idle time: since when they hold, of how many GPUs, how many are idle, and for
-        how long. By the names of the table's columns.
+        """Of the holders with the longest idle time: since when they hold, of how many GPUs, how many are idle, for how
+        long, what most of its GPUs do, and its mark. By the names of the table's columns.
         """
         idle_run = f'allocation:gpu_idle_run_seconds:known{{{CLUSTER}, namespace=~"$namespace"}}'
         owner = f"allocation:owner:info{{{TENANT}}}"
@@ -103,11 +103,14 @@ class Fleet:
         labels = "user, account, workload, team"
         stage = f"max by ({HOLDER}, stage) (gpu_reconciler_allocation_stage{{{CLUSTER}}})"
         marked = f"topk by ({HOLDER}) (1, {stage}) or on ({HOLDER}) group by ({HOLDER}) ({owner})"
+        states = f"count by ({HOLDER}, state) (gpu_allocation_state{{{CLUSTER}}})"  # what most of its GPUs do
+        does = f"clamp(topk by ({HOLDER}) (1, {states}), 1, 1) or on ({HOLDER}) group by ({HOLDER}) ({owner})"
         start = f"max by ({HOLDER}) (allocation:gpu_start_timestamp_seconds:max{{{CLUSTER}}})"
         who = (
             f"{start} * 1000"  # Grafana's dates are milliseconds
             f" * on ({HOLDER}) group_left ({labels}) topk by ({HOLDER}) (1, max by ({HOLDER}, {labels}) ({owner}))"
             f" * on ({HOLDER}) group_left (stage) ({marked})"
+            f" * on ({HOLDER}) group_left (state) ({does})"
         )
         return {
             "since": f"({who}) and on ({HOLDER}) {top}",

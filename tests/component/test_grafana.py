@@ -228,6 +228,7 @@ def test_the_fleet_adds_up_to_the_truth(site: Site) -> None:
     assert since["", "48113"]["stage"] == since["embedder-1", ""]["stage"] == "underused"
     assert (since["", "48113"]["user"], since["", "48113"]["account"]) == ("mira", "phys")
     assert "stage" not in since["train-0", ""]
+    assert [since[key]["state"] for key in (("train-0", ""), ("", "48113"))] == ["healthy", "held_idle"]
     assert (gpus["embedder-1", ""], many["embedder-1", ""], many["train-0", ""]) == (pytest.approx(2 / 7), 1.0, 0.0)
     check_hours(answers)
 
