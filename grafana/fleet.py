@@ -14,10 +14,10 @@ from grafana import panels
 UID = "gpu-exporter-fleet"
 BARS = 10  # that fit
 BY_SHARE = "A MIG instance or a shared GPU counts by its share."
-HOLDER_URL = (
-    "/d/gpu-exporter-holder?var-datasource=${datasource}&var-cluster=${__data.fields.Cluster}"
-    "&var-namespace=${__data.fields.Namespace}&var-pod=${__data.fields.Pod}&var-jobid=${__data.fields.Job}"
-)
+# By what each cell has: a column that no row has a value for is not there, and would stay in the address as a text.
+HOLDER_URL = "/d/gpu-exporter-holder?var-datasource=${datasource}&${cluster:queryparam}"
+POD_URL = HOLDER_URL + "&var-namespace=${__data.fields.Namespace}&var-pod=${__value.raw}&var-jobid="
+JOB_URL = HOLDER_URL + "&var-namespace=&var-pod=&var-jobid=${__value.raw}"
 HOLDER_COLUMNS = {  # by the names that Grafana gives them
     "cluster": "Cluster",
     "namespace": "Namespace",
@@ -149,8 +149,8 @@ def build(settings: Settings) -> models.Dashboard:
     table.override_by_name("Idle for", [value("unit", "s"), value("decimals", 1), *idle, *panels.or_unknown()])
     table.override_by_name("Held since", [value("unit", "dateTimeAsIso")])
     table.override_by_name("GPUs", [value("decimals", 1)])
-    for name in ("Pod", "Job"):
-        table.override_by_name(name, panels.link("This holder's GPUs", HOLDER_URL))
+    for name, url in (("Pod", POD_URL), ("Job", JOB_URL)):
+        table.override_by_name(name, panels.link("This holder's GPUs", url))
     for name, width in HOLDER_WIDTHS.items():
         table.override_by_name(name, [value("custom.width", width)])
     board.put(table, 24, 12)

@@ -26,7 +26,7 @@ UNIT_COLUMNS = {
     "Value #since": "Held since",
 }
 UNIT_HIDDEN = ("Time", "cluster", "uuid", "mig_uuid", "scheduler", "namespace", "pod", "job_id")
-NODE_URL = "/d/gpu-exporter-node?var-datasource=${datasource}&var-cluster=${cluster}&var-node=${__data.fields.Node}"
+NODE_URL = "/d/gpu-exporter-node?var-datasource=${datasource}&${cluster:queryparam}&var-node=${__value.raw}"
 UNIT_LEGEND = "{{node}} GPU {{gpu}} {{mig}} {{cluster}}"
 
 

@@ -21,10 +21,7 @@ NODE_COLUMNS = {
     "Value #power": "Power",
     "Value #temperature": "Hottest",
 }
-NODE_URL = (
-    "/d/gpu-exporter-node?var-datasource=${datasource}&var-cluster=${__data.fields.Cluster}"
-    "&var-node=${__data.fields.Node}"
-)
+NODE_URL = "/d/gpu-exporter-node?var-datasource=${datasource}&${cluster:queryparam}&var-node=${__value.raw}"
 HEAT = "Temperature of the GPU, and of its memory where there is a sensor."
 HEALTH_COLUMNS = {
     "node": "Node",

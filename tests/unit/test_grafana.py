@@ -162,6 +162,8 @@ def test_the_fleet_is_asked_for_seldom_and_the_links_lead_on() -> None:
             target = url[0].removeprefix("gpu-exporter-")
             variables = set(re.findall(r"var-(\w+)=", url[1]))
             assert variables <= VARIABLES[target] and "datasource" in variables
+            fields = re.findall(r"__data.fields.(\w+)", url[1])
+            assert set(fields) <= {"Namespace"}, "a field that no row has would stay in the address as it is"
 
 
 def test_every_datasource_is_the_variable() -> None:
@@ -177,7 +179,7 @@ def test_every_datasource_is_the_variable() -> None:
 def test_every_variable_is_defined_and_used(board: str) -> None:
     defined = {variable["name"] for variable in DASHBOARDS[board]["templating"]["list"]}
     used = set(re.findall(r"\$\{?([a-z_]\w*)", STORED[board]))  # not $1 of a label_replace
-    assert used - {"__rate_interval", "__range", "__all", "__data"} == defined == VARIABLES[board]
+    assert used - {"__rate_interval", "__range", "__all", "__data", "__value"} == defined == VARIABLES[board]
 
 
 @each_board
