@@ -44,6 +44,7 @@ INSTANCE_COLUMNS = {
     "Value #activity": "Activity",
     "Value #memory": "Memory",
     "Value #power": "Power",
+    "Value #free": "Free of its GPU",
 }
 MARGIN = "Degrees left before the GPU slows down."
 INSTANCE_HIDDEN = ("Time", "cluster", "uuid", "mig_uuid", "Value #info")
@@ -156,7 +157,10 @@ def build(settings: Settings) -> models.Dashboard:
         "Margin", [value("unit", "celsius"), *panels.colored((None, IDLE_LONG), (5, IDLE), (10, "text"))]
     )
     board.put(table, 24, 11)
-    text = "MIG instances now. Power is an estimate: a board has one sensor for all of its instances."
+    text = (
+        "MIG instances now. Power is an estimate: a board has one sensor for all of its instances. Free of its GPU: "
+        "the part that nobody holds, by slices."
+    )
     table = panels.rows(
         20,
         "MIG instances",
@@ -168,6 +172,7 @@ def build(settings: Settings) -> models.Dashboard:
     )
     table.override_by_name("Activity", [*percent, *panels.colored(), *panels.or_unknown()])
     table.override_by_name("Memory", [value("unit", "bytes")])
+    table.override_by_name("Free of its GPU", percent)
     table.override_by_name("Power", [value("unit", "watt"), value("decimals", 0)])
     board.put(table, 24, 8)
     return board.build()

@@ -305,18 +305,20 @@ class Node:
         return f"clamp(max by (cluster, node, gpu, mig, holder) ({named}), 1, 1)"
 
     def instances(self) -> dict[str, str]:
-        """MIG instances: slices, and what they do. By the names of the table's columns."""
+        """MIG instances: what they do, and what of their GPU nobody holds. By the names of the table's columns."""
         mig = f"{UNIT}, gpu, mig, mig_uuid"
         info = f"topk by ({mig}) (1, max by ({mig}, profile) (gpu_mig_info{{{NODE}}}))"
         share = f"max by ({mig}, namespace, pod, job_id) (gpu_allocation_share_ratio{{{INSTANCE}}})"
         whose = f'label_join({share}, "holder", "/", "namespace", "pod")'
         whose = f'label_replace({whose}, "holder", "job $1", "job_id", "(.+)")'
         holder = f"topk by ({mig}) (1, max by ({mig}, holder) ({whose})) or on ({mig}) group by ({mig}) ({info})"
+        free = f'max by ({UNIT}) (unit:gpu_not_held:part{{{CLUSTER}, part="free"}})'
         return {
             "info": f"{info} * on ({mig}) group_left (holder) clamp({holder}, 1, 1)",
             "activity": f"max by ({mig}) (gpu_mig_graphics_active_ratio{{{NODE}}})",
             "memory": f"max by ({mig}) (gpu_mig_memory_used_bytes{{{NODE}}})",
             "power": f"max by ({mig}) (gpu_mig_power_watts{{{NODE}}})",
+            "free": f"{info} * 0 + on ({UNIT}) group_left {free}",
         }
 
 

@@ -314,6 +314,8 @@ def test_the_nodes_and_their_gpus(site: Site) -> None:
         "serving/embedder-1",
         None,
     ]
+    free = {row["mig"]: value for row, value in answers["MIG instances", "free"]}
+    assert free == pytest.approx(dict.fromkeys(("1/0", "2/0", "3/0"), 2 / 7))
     health = {row["gpu"]: value for row, value in answers["Health", "up"]}
     assert health == {str(gpu): float(gpu != 5) for gpu in range(7)}
 

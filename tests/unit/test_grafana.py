@@ -86,7 +86,7 @@ RECONCILER = {
 }
 KNOWN = {family.name for family in FAMILIES} | RECORDED | RECONCILER | {"ALERTS"}
 GROUPING = re.compile(r"\b(?:by|on|group_left) ?\(([^)]*)\)")
-WORDS = {"and", "or", "unless", "bool"}
+WORDS = {"and", "or", "unless", "bool", "group_left"}
 
 
 def metric_names(expression: str) -> set[str]:
