@@ -618,7 +618,9 @@ def test_a_release_while_the_driver_is_being_asked_ends_every_loop_first(rig: Ri
     running, url = rig.start()
     rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
     rig.table.table.count_delay_us = 600_000_000
-    rig.wait_until(url, "the driver to be asked", lambda seen: "does not answer" in (fetch(f"{url}/") or ""))
+    rig.wait_until(
+        url, "the driver to be asked", lambda seen: "does not answer" in (fetch(f"{url}/api/v1/status") or "")
+    )
     running.process.send_signal(signal.SIGUSR1)
     wait_for(lambda: "not released yet" in running.log(), "the release to give up for now")
     rig.table.table.count_delay_us = 0

@@ -89,6 +89,7 @@ footer { margin-top: 16px; } a { color: var(--spark); }
 SCRIPT = """
 const every = %d;
 const field = document.getElementById('filter');
+const silent = document.getElementById('silent');
 function show() {
   const words = field.value.toLowerCase().split(/\\s+/);
   for (const row of document.querySelectorAll('tbody tr')) {
@@ -103,10 +104,11 @@ async function read() {
     const next = page.getElementById('now');
     if (!answer.ok || !next) throw new Error('this is not the page');
     document.getElementById('now').replaceWith(next);
-    document.getElementById('silent').hidden = true;
+    silent.hidden = true;
     show();
   } catch {
-    document.getElementById('silent').hidden = false;
+    silent.textContent = 'The exporter does not answer. What is shown is old.';
+    silent.hidden = false;
   }
 }
 field.hidden = false;
@@ -134,8 +136,7 @@ def render_page(view: View, history: History, refresh_s: int = 5) -> str:
         f"backend {escape(status.backend)}, sampled each {status.sample_interval_s:g} s</span>"
         '<input id=filter type=search aria-label="Show the rows that have these words" hidden '
         'placeholder="Filter: holder, owner, state"></header>',
-        "<p id=silent class=banner role=alert hidden>The exporter does not answer. What is shown is old.</p>"
-        "<div id=now>",
+        "<p id=silent class=banner role=alert hidden></p><div id=now>",
     ]
     if status.note:
         parts.append(f'<p class="banner note">{escape(status.note)}</p>')

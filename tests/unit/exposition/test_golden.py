@@ -113,6 +113,7 @@ def test_series_stay_within_their_budget(view: View) -> None:
 def test_nothing_is_loaded_from_elsewhere(node: SimulatedNode) -> None:
     page = render_page(node.view(), node.state.history)
     assert not re.findall(r"(?:src|href)=[\"']?(?:https?:)?//", page)
+    assert "does not answer" not in page.partition("<script>")[0], "a browser of texts shows what is hidden"
     assert re.findall("<(?:script|link|img|iframe|object)[^>]*>", page) == ["<script>"], "its own, in the page"
 
 
