@@ -47,7 +47,7 @@ def scenario(random: Random, number: int, model: str, hours: float) -> dict[str,
     for index in range(7):
         now, points = random.uniform(0, 3600), [[0.0, 0.0]]
         while now < end:
-            until = min(end, now + random.uniform(2, 9) * 3600)
+            until = now + random.uniform(2, 9) * 3600  # some hold beyond the end of the picture
             name, kind = f"{random.choice(TEAMS)}/run-{random.randrange(1000)}/main", "pod"
             holder: dict[str, Any] = {
                 "gpu": index,
