@@ -94,7 +94,7 @@ def build(settings: Settings) -> models.Dashboard:
     stages = {float(number): (stage, STAGE_COLORS[stage]) for stage, number in STAGES.items()}
     text = "The marks that the reconciler gave it. A gap is no mark."
     board.put(panels.timeline(8, "Marks", text, queries.stage(), "mark", stages), 24, 4)
-    text = "Share of time in which a kernel ran. Absent where a share of a GPU cannot be told apart from others."
+    text = "Share of time in which a kernel ran. Absent where a share of a GPU cannot be kept apart from others."
     utilization = [(queries.own("utilization_ratio"), UNIT_LEGEND)]
     board.put(panels.graph(9, "Utilization", text, "percentunit", utilization, most=1), 12, 8)
     text = (

@@ -85,7 +85,7 @@ footer { margin-top: 16px; } a { color: var(--spark); }
 @media print { #filter, footer { display: none; } main { padding: 0; max-width: none; } th { position: static; }
   body { font-size: 10px; } tr { break-inside: avoid; } }
 """
-# Without it the page is read anew every few seconds, and shows all rows.
+# Without it the page is loaded again every few seconds, and shows all rows.
 SCRIPT = """
 const every = %d;
 const field = document.getElementById('filter');

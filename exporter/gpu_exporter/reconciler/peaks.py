@@ -76,7 +76,7 @@ class Peaks:
 def _share(api: Asked, wanted: str, past: str, past_s: float) -> str:
     """Mean utilization over that time, of each series that is known for nearly all of it.
 
-    Two readings of a counter are much less than all that lie between. Where it began anew in between, less has been
+    Two readings of a counter are much less than all that lie between. Where it began again in between, less has been
     observed than the time that has gone by.
     """
     busy, observed = (

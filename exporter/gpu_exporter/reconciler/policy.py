@@ -22,7 +22,7 @@ SHARING = "sharing-candidate"  # of what serves: no GPU of it is idle, and a par
 MARKED = (*LABELLED, SHARING)
 NOT_RUNNING = "not_running"
 OBSTACLES = {  # why there is no idle run: by the word of the exporter, what that means and what helps
-    "away": "its exporter has let go of the driver",
+    "away": "its exporter has released the driver",
     "contradiction": "two sources contradict each other, see gpu-exporter holders",
     "hidden": "its job is hidden by Slurm",
     "no_answer": "the GPU does not answer",

@@ -145,7 +145,7 @@ def test_a_server_is_surveyed_and_marked_while_it_works_and_no_brake_ends_that()
     bench.runs, bench.sharing = {NAMES[0]: [5.0]}, {NAMES[0]: "little"}
     book.around[NAMES[0]] = SERVES
     assert bench.run() == ["write train-0 sharing-candidate"]
-    assert book.surveyed[-1] == ([NAMES[0]], [NAMES[0]]), "what is written was read anew"
+    assert book.surveyed[-1] == ([NAMES[0]], [NAMES[0]]), "what is written was read again"
     bench.runs = {NAMES[0]: [5.0, float("nan")]}
     assert bench.run() == [], "that one GPU works says nothing against it"
     bench.runs = {NAMES[0]: [5.0]}
