@@ -55,11 +55,17 @@ def test_words_choose_rows_and_stay_over_a_refresh(browser: Browser, processes: 
     assert browser.ask("window.here") == 1, "the page was not left"
     assert browser.ask(SHOWN) == ["vision/train-1/main"]
     assert browser.ask("document.getElementById('silent').checkVisibility()") is False
-    browser.ask("own = fetch, fetch = async () => new Response('<p>busy</p>', {status: 503}), 0")
-    browser.wait("document.getElementById('silent').checkVisibility()")
-    assert browser.ask(SHOWN) == ["vision/train-1/main"], "an error page does not take the place of what was known"
-    browser.ask("fetch = own, 0")
-    browser.wait("!document.getElementById('silent').checkVisibility()")
+    browser.ask("own = fetch, 0")
+    for answer in (
+        "new Response('<div id=now>busy</div>', {status: 503})",
+        "new Response('<p>log in</p>')",
+        "new Promise((_, no) => options.signal?.addEventListener('abort', no))",  # hangs
+    ):
+        browser.ask(f"fetch = async (_, options) => {answer}, 0")
+        browser.wait("document.getElementById('silent').checkVisibility()")
+        assert browser.ask(SHOWN) == ["vision/train-1/main"], "nothing else takes the place of what was known"
+        browser.ask("fetch = own, 0")
+        browser.wait("!document.getElementById('silent').checkVisibility()")
     exporter.stop()
     browser.wait("document.getElementById('silent').checkVisibility()")
     assert "What is shown is old" in browser.ask("document.getElementById('silent').innerText")

@@ -13,6 +13,7 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.direct import ExporterSource, complete_url
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderName, HostLimits
 from gpu_exporter.reconciler.fetch import fetch_text
+from gpu_exporter.reconciler.peaks import Peaks
 from gpu_exporter.reconciler.policy import decide
 from gpu_exporter.reconciler.promql import FACTS, PromQLSource
 from gpu_exporter.reconciler.vector import HOLDER_LABELS, MATCHER_MAX, parse_vector, restrict
@@ -564,3 +565,21 @@ def test_both_sources_say_why_there_is_no_idle_run(reason: str, stage: str) -> N
     assert read(api).holders[0].units[0].obstacle == ("" if stage == "unknown" else reason)
     text = page(8000.0, 9000.0, 8900.0).replace("gpu_allocation_idle_run_seconds", "x")
     assert stage_of(f'{text}gpu_allocation_activity_unknown{{{PLACE},reason="{reason}"}} 1\n')[0] == stage
+
+
+def test_a_hint_has_a_time_of_its_own_after_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, within = [0.0], dict[str, float]()
+
+    class Slow(FakeApi):
+        def __call__(self, url: str, form: dict[str, str], most_bytes: int, within_s: float) -> str:
+            if "bottomk" in form["query"]:
+                within["hint"] = within_s
+                raise EvidenceError("too many samples")
+            now[0] += 3.2  # nine queries leave little of the thirty seconds
+            return super().__call__(url, form, most_bytes, within_s)
+
+    monkeypatch.setattr("gpu_exporter.reconciler.promql.time.monotonic", lambda: now[0])
+    peaks = Peaks(0.2, 7 * 86_400.0, ManualClock(wall=NOW))
+    source = PromQLSource("http://p:9090", 3600.0, 7200.0, ManualClock(wall=NOW), "", Slow(), peaks=peaks)
+    evidence = source.read_evidence()
+    assert (len(evidence.holders), within) == (1, {"hint": 10.0}), "and its failure costs no evidence"

@@ -1,0 +1,18 @@
+"""`top` printed: what a hostile node says does not reach the terminal as it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_exporter.app import top
+from gpu_exporter.top.nodes import Reading
+
+
+def test_the_words_of_a_node_are_printed_without_their_escapes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(top, "read_nodes", lambda _: Reading([], 0, {"n\x1b1": "down\x1b]0;pwn\x07\nnext"}))
+    assert top.print_once(["http://n1"], top.Wish()) == 3
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert said.err.rstrip("\n").isprintable() and "down" in said.err
