@@ -62,9 +62,10 @@ def test_words_choose_rows_and_stay_over_a_refresh(browser: Browser, processes: 
         "new Promise((_, no) => options.signal?.addEventListener('abort', no))",  # hangs
     ):
         browser.ask(f"fetch = async (_, options) => {answer}, 0")
+        browser.ask("read(), 0")  # and not at the next interval
         browser.wait("document.getElementById('silent').checkVisibility()")
         assert browser.ask(SHOWN) == ["vision/train-1/main"], "nothing else takes the place of what was known"
-        browser.ask("fetch = own, 0")
+        browser.ask("fetch = own, read(), 0")
         browser.wait("!document.getElementById('silent').checkVisibility()")
     exporter.stop()
     browser.wait("document.getElementById('silent').checkVisibility()")
