@@ -1,6 +1,6 @@
 """The numbers of the fleet's dashboard against a simulated truth: real sampling, ledger and rules, and who disturbs them.
 
-Pods shorter than a scrape, two targets for one node, a scrape that fails, a GPU that cannot be read for a while, MIG.
+Pods shorter than a scrape, two targets for one node, a scrape that fails, exporters that are killed and start again, MIG.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from grafana.queries import Fleet
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.exposition.series import list_series
+from gpu_exporter.ledger.state import StateFile
 from tests.rules.promtool import Case, Dumper, as_file, build
 from tests.rules.world import World
 from tests.testbed.servers import require
@@ -32,6 +33,7 @@ from tests.testbed.simulated_node import SimulatedNode
 
 MINUTES = 150
 BEGIN, END = 600.0, 8000.0  # seconds; the recordings look back over five minutes
+KILLED = (35, 93)  # the minute in which the exporter of each node is killed
 FAILED = (70, 71)  # minutes whose scrapes fail on the second node
 IDLE, BUSY = {"kind": "constant", "value": 0}, {"kind": "constant", "value": 0.9}
 HALF = {"kind": "curve", "points": [[0, 0.9], [4000, 0.9], [4000.1, 0]]}  # works until then
@@ -73,15 +75,27 @@ def scrape(world: World, node: SimulatedNode, name: str, minute: int, instance: 
             world.set(family.name, {**place, **dict(zip(names, values, strict=True))}, minute, value)
 
 
+def run_a_minute(node: SimulatedNode, state: StateFile, *, is_killed: bool) -> None:
+    """Its state is written each 15 s. An exporter that is killed is away for ten of the last twenty seconds."""
+    for _ in range(2 if is_killed else 4):
+        node.run(15)
+        node.state.write_state()
+    if is_killed:
+        node.run(10)  # of which the file knows nothing
+        node.restart(10, state)
+        node.run(10)
+
+
 @pytest.fixture(scope="module")
-def world() -> World:
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """What a Prometheus has scraped; the clocks of promtool and of the nodes begin at 0."""
     made = World(MINUTES)
     for number, each in enumerate(NODES):
-        node = SimulatedNode(parse_scenario(each))
+        state = StateFile(tmp_path_factory.mktemp("state"), 15.0, "boot")
+        node = SimulatedNode(parse_scenario(each), state=state)
         node.clock.step_wall(-node.clock.wall())
         for minute in range(1, MINUTES + 1):
-            node.run(60)
+            run_a_minute(node, state, is_killed=minute == KILLED[number])
             if number == 0:
                 scrape(made, node, "n0", minute, "n0")
                 scrape(made, node, "n0", minute, "twin")

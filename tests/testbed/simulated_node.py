@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.app.wiring import activity_rules
@@ -42,21 +43,39 @@ class SimulatedNode:
         self.clock = ManualClock()
         self.sample_period_s = sample_period_s
         self.settings = settings or Settings()
-        backend, source = build_simulation(scenario, self.clock, sample_period_s)
-        self.state = NodeState(self.settings, self.clock, state, processes, asks_slurm=asks_slurm, host=host)
-        self.poller = Poller([source], self.clock, self.settings.attribution.keep_last)
+        self._backend, self._source = build_simulation(scenario, self.clock, sample_period_s)
+        self._start = partial(self._begin, driver_period_max_s, processes, asks_slurm, host)
         self.hung: set[str] = set()
         self.owners: Mapping[UnitId, Sequence[Owner]] = {}  # of one process each, with a GiB of memory
         self.inventory = Inventory()
+        self.offers: list[Grant] | None = None  # what a scheduler may give
+        self._elapsed = 0.0
+        self._start(state)
+
+    def _begin(
+        self,
+        driver_period_max_s: float,
+        processes: ProcessOwners | None,
+        asks_slurm: bool,
+        host: HostWorks | None,
+        state: StateFile | None,
+    ) -> None:
+        self.state = NodeState(self.settings, self.clock, state, processes, asks_slurm=asks_slurm, host=host)
+        self.poller = Poller([self._source], self.clock, self.settings.attribution.keep_last)
         self.readings: dict[int, DeviceSnapshot] = {}
         self.diagnosis = DiagnosisLoop(self.settings, lambda: self.state.evidence(self.placed()), self.clock)
         rules = activity_rules(self.settings, driver_period_max_s)
         self.samplers = [
-            DeviceSampler(backend.find(i), registry.DEFAULT, self.clock, rules, is_shared=self.state.is_shared)
-            for i in range(backend.count())
+            DeviceSampler(self._backend.find(i), registry.DEFAULT, self.clock, rules, is_shared=self.state.is_shared)
+            for i in range(self._backend.count())
         ]
-        self._elapsed = 0.0
-        self.offers: list[Grant] | None = None  # what a scheduler may give
+
+    def restart(self, away_s: float, state: StateFile | None = None) -> None:
+        """Killed, and started again after a while: what the exporter knew is gone but for the state file."""
+        self.clock.advance(away_s)
+        self._start(state)
+        reason = self.state.restore()
+        assert state is None or not reason, reason
 
     def run(self, seconds: float, *, sample: bool = True) -> View:
         """Let time pass, one sampling interval after the other."""
@@ -116,7 +135,7 @@ class SimulatedNode:
             attribution_known=self.poller.is_known(),
             note="Simulated GPUs.",
         )
-        return self.state.view(self.placed(), status, self.diagnosis.verdicts)
+        return self.state.view(self.placed(), status, self.diagnosis.findings)
 
     def unit(self, index: int, mig_uuid: str = "") -> UnitId:
         return UnitId(self.samplers[index].device.identity.uuid, mig_uuid)

@@ -141,8 +141,10 @@ class StateFile:
             holder_id: _ahead_holder(account, margin, self._power_limit(ledger, holder_id[0]))
             for holder_id, account in (*ledger.restored_holders.items(), *ledger.holders.items())
         }
-        gpus = len({unit.uuid for unit in ledger.units}) or 1
-        accounts = {key: _ahead_tenant(account, margin * gpus) for key, account in ledger.tenants.accounts.items()}
+        held = ledger.tenants.held_now()
+        accounts = {
+            key: _ahead_tenant(account, margin * held.get(key, 0.0)) for key, account in ledger.tenants.accounts.items()
+        }
         body = json.dumps(
             {
                 "boot_id": self._boot_id,
@@ -291,7 +293,7 @@ def _ahead_holder(account: HolderAccount, margin: float, power_limit_w: float) -
 
 
 def _ahead_tenant(account: TenantAccount, gpu_seconds: float) -> TenantAccount:
-    """A copy with its counters as far ahead as all GPUs of the node can bring it."""
+    """A copy with its counters as far ahead as what it holds now can bring it; more waits for the next write."""
     ahead = replace(account)
     for counter in ("held_s", "known_s", "busy_s", "idle_s"):
         setattr(ahead, counter, getattr(account, counter) + gpu_seconds)

@@ -114,14 +114,23 @@ class Tenants:
             del self._booked[gone]
 
     def _account(self, key: TenantKey, now: float) -> TenantAccount:
-        account = self.accounts.get(key)
-        if account is None and len(self.accounts) >= TENANTS_MAX:
-            key = key._replace(namespace=key.namespace and OTHER, account="" if key.namespace else OTHER, user="")
-            account = self.accounts.get(key)
-        if account is None:
-            account = self.accounts[key] = TenantAccount(now)
+        account = self.accounts.setdefault(self._key_of(key), TenantAccount(now))
         account.seen = now
         return account
+
+    def _key_of(self, key: TenantKey) -> TenantKey:
+        """The account that stands for this tenant; those beyond the most share one."""
+        if key in self.accounts or len(self.accounts) < TENANTS_MAX:
+            return key
+        return key._replace(namespace=key.namespace and OTHER, account="" if key.namespace else OTHER, user="")
+
+    def held_now(self) -> Mapping[TenantKey, float]:
+        """GPUs that each tenant held at the last poll, by its share of each."""
+        held: dict[TenantKey, float] = {}
+        for last in self._last.values():
+            key = self._key_of(last.tenant)
+            held[key] = held.get(key, 0.0) + last.share
+        return held
 
     def totals(self) -> Iterable[tuple[TenantKey, TenantTotals]]:
         """Every tenant, in order."""

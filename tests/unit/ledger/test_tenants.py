@@ -184,6 +184,25 @@ def test_hours_go_on_over_a_restart_and_are_never_charged_twice(tmp_path: Path) 
     assert later.total().held_s == pytest.approx(ahead + 60.0 + 100.0, abs=1.0)
 
 
+def test_a_kill_adds_to_each_tenant_what_it_holds_for_half_a_write_interval_at_most(tmp_path: Path) -> None:
+    state = StateFile(tmp_path, 10.0, BOOT)
+    bench = Bench()
+    instance = Allocation(UnitId("GPU-0", "MIG-0"), pod("b", "small"), "mig", 1 / 7)
+    whole = [Allocation(UnitId(f"GPU-{i}"), pod(f"a{i}")) for i in range(1, 8)]
+    bench.poll(Allocation(UNIT, pod("gone", "gone")))
+    for number in range(TENANTS_MAX - 3):
+        bench.poll(*whole, instance, Allocation(UNIT, pod(f"c{number}", f"ns-{number}")))
+    for number in range(2):  # no room is left for these
+        bench.poll(*whole, instance, Allocation(UNIT, pod(f"d{number}", f"late-{number}")))
+    state.commit(state.prepare(bench.ledger))
+    again = Ledger(RULES, bench.now + 60.0)
+    assert StateFile(tmp_path, 10.0, BOOT).restore(again) == ""
+    restored = dict(again.tenants.totals())
+    ahead = {key.namespace: restored[key].held_s - totals.held_s for key, totals in bench.ledger.tenants.totals()}
+    expected = dict.fromkeys(ahead, 0.0) | {"ml": 7 * 5.0, "small": 5.0 / 7, "other": 5.0}
+    assert ahead == pytest.approx(expected)
+
+
 def test_a_state_file_of_an_older_release_has_no_tenants(tmp_path: Path) -> None:
     import json
     import zlib
