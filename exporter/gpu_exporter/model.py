@@ -456,11 +456,19 @@ class Verdict(NamedTuple):
     evidence: str
 
 
+class Throttling(NamedTuple):
+    """The harmful throttle reason with the largest share of the last window, and that share, 0 to 1."""
+
+    reason: str
+    ratio: float
+
+
 class GpuView(NamedTuple):
     """One GPU as published. `withheld`: its last reading is too old, so device families are left out.
 
     `xids` is None while nobody listens for them. They are published for a lost GPU too: it is then that they matter.
     `allocatable`: whether its scheduler may give it, or an instance of it, to somebody; None while that is not known.
+    `throttling`: None while it is not known.
     """
 
     snapshot: DeviceSnapshot
@@ -472,6 +480,7 @@ class GpuView(NamedTuple):
     xids: XidCounts | None = None
     not_free: Mapping[str, str] = {}  # by mig_uuid ("" the GPU): why a unit without a holder is not free
     allocatable: bool | None = None
+    throttling: Throttling | None = None
 
 
 class HostWork(NamedTuple):

@@ -217,7 +217,7 @@ class Agent:
     def view(self) -> View:
         """What is known at this moment. Changes nothing."""
         driver = self.devices.observe()
-        return self.node.view(self._place(driver), self._status(driver), self.diagnosis.verdicts)
+        return self.node.view(self._place(driver), self._status(driver), self.diagnosis.findings)
 
     def _status(self, driver: DriverView) -> AgentStatus:
         inventory = self._inventory.value

@@ -149,7 +149,7 @@ def take_one_view(
     )
     diagnosis = DiagnosisLoop(settings, lambda: node.evidence(placed), clock)
     diagnosis.judge()
-    view = node.view(placed, status, diagnosis.verdicts)
+    view = node.view(placed, status, diagnosis.findings)
     if all(ended):
         backend.close()
     return view

@@ -12,7 +12,7 @@ from gpu_exporter.defaults import Settings
 from gpu_exporter.diagnosis.hold import AllocationId, StateHold
 from gpu_exporter.diagnosis.state import Window, judge_state, state_rules
 from gpu_exporter.diagnosis.throttling import ThrottleHistory
-from gpu_exporter.model import DeviceSnapshot, Verdict
+from gpu_exporter.model import DeviceSnapshot, Throttling, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +32,18 @@ class Evidence(NamedTuple):
     subjects: Sequence[Subject]
 
 
+class Findings(NamedTuple):
+    """What the last look found. `throttling`: by UUID of the GPU, where it is known."""
+
+    verdicts: Mapping[AllocationId, Verdict] = {}
+    throttling: Mapping[str, Throttling] = {}
+
+
 class DiagnosisLoop:
-    """`verdicts` is replaced as a whole, and may be read by any thread."""
+    """`findings` is replaced as a whole, and may be read by any thread."""
 
     def __init__(self, settings: Settings, gather: Callable[[], Evidence], clock: Clock) -> None:
-        self.verdicts: Mapping[AllocationId, Verdict] = {}
+        self.findings = Findings()
         self._rules = state_rules(settings)
         self._interval_s = settings.diagnosis.interval
         self._gather = gather
@@ -49,9 +56,9 @@ class DiagnosisLoop:
         while not stop.is_set():
             try:
                 self.judge()
-            except Exception:  # a fault of ours must not leave the last verdicts standing for ever
+            except Exception:  # a fault of ours must not leave the last findings standing for ever
                 log.exception("diagnosis failed")
-                self.verdicts = {}
+                self.findings = Findings()
             self._clock.wait(stop, self._interval_s)
 
     def judge(self) -> None:
@@ -60,16 +67,16 @@ class DiagnosisLoop:
         for snapshot in evidence.snapshots:
             uuid = snapshot.identity.uuid
             self._throttling.setdefault(uuid, ThrottleHistory(self._rules.window_s)).add(snapshot)
-        judged = {subject.id: self._judge(subject) for subject in evidence.subjects}
-        self.verdicts = self._hold.publish(self._clock.monotonic(), judged)
+        worst = {uuid: history.worst() for uuid, history in self._throttling.items()}
+        throttling = {uuid: found for uuid, found in worst.items() if found is not None}
+        judged = {subject.id: self._judge(subject, throttling) for subject in evidence.subjects}
+        self.findings = Findings(self._hold.publish(self._clock.monotonic(), judged), throttling)
 
-    def _judge(self, subject: Subject) -> Verdict:
+    def _judge(self, subject: Subject, throttling: Mapping[str, Throttling]) -> Verdict:
         if subject.unknown:
             return Verdict("unknown", subject.unknown)
         unit, _ = subject.id
-        history = self._throttling.get(unit.uuid)
-        worst = history.worst() if history is not None else None
-        window = subject.window
+        worst, window = throttling.get(unit.uuid), subject.window
         if worst is not None:
-            window = window._replace(throttled_reason=worst[0], throttled_share=worst[1])
+            window = window._replace(throttled_reason=worst.reason, throttled_share=worst.ratio)
         return judge_state(window, self._rules)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from gpu_exporter.model import DeviceSnapshot
+from gpu_exporter.model import DeviceSnapshot, Throttling
 
 # Power capping is normal at full load and sync boost is benign: neither is a fault by itself.
 HARMFUL = ("thermal", "sw_thermal", "hw_thermal", "hw_power_brake", "reliability", "board_limit")
@@ -20,17 +20,16 @@ class ThrottleHistory:
 
     def add(self, snapshot: DeviceSnapshot) -> None:
         """Remember the counters of a snapshot."""
+        while self._entries and self._entries[0][0] < snapshot.monotonic - self._window_s:
+            self._entries.popleft()
         if self._entries and snapshot.monotonic - self._entries[-1][0] < self._step_s:
             return
         counters = {reason: s for reason, s in snapshot.facts.throttle_s.items() if reason in HARMFUL}
-        if not counters:
-            return
-        self._entries.append((snapshot.monotonic, counters))
-        while self._entries[0][0] < snapshot.monotonic - self._window_s:
-            self._entries.popleft()
+        if counters:
+            self._entries.append((snapshot.monotonic, counters))
 
-    def worst(self) -> tuple[str, float] | None:
-        """The harmful reason with the largest share of the window, and that share; None while unknown."""
+    def worst(self) -> Throttling | None:
+        """The harmful reason with the largest share of the window; None while unknown."""
         if len(self._entries) < 2:
             return None
         (start, first), (end, last) = self._entries[0], self._entries[-1]
@@ -42,4 +41,4 @@ class ThrottleHistory:
         if not shares:
             return None
         reason = max(shares, key=lambda name: shares[name])
-        return reason, min(1.0, shares[reason])
+        return Throttling(reason, min(1.0, shares[reason]))

@@ -65,7 +65,7 @@ def _gpu(gpu: GpuView) -> dict[str, Any]:
         "up": shown,
         "hung": gpu.hung,
         "error": snapshot.error,
-        "age_seconds": gpu.age_s,
+        "age_seconds": gpu.age_s if snapshot.up else None,
         "mig_mode": identity.mig_mode,
         "utilization_ratio": facts.utilization if shown else None,
         "memory_used_bytes": facts.memory_used_bytes if shown else None,
@@ -101,6 +101,9 @@ def _row(row: Row) -> dict[str, Any]:
         "idle_seconds": row.idle_s,
         "state": row.state,
         "why": row.why,
+        "throttle_reason": row.throttling.reason if row.throttling else "",
+        "throttle_ratio": row.throttling.ratio if row.throttling else None,
+        "age_seconds": row.age_s,
     }
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from gpu_exporter.durations import format_age
-from gpu_exporter.exposition.rows import Row, by_waste, list_rows
+from gpu_exporter.exposition.rows import Row, by_waste, format_ratio, list_rows
 from gpu_exporter.model import History, UnitId, View
 from gpu_exporter.plain import one_line
 
@@ -75,7 +75,7 @@ svg path { fill: var(--spark); fill-opacity: .25; stroke: var(--spark); }
 svg rect { fill: var(--line); }
 footer { margin-top: 16px; } a { color: var(--spark); }
 @media (max-width: 860px) {
-  main { padding: 12px; }
+  main { padding: 12px; } #filter { width: 100%; }
   table, tbody, tr, td { display: block; } thead { display: none; }
   tr { border: 1px solid var(--line); border-radius: 6px; margin-bottom: 10px; padding: 6px 10px; }
   td { display: flex; justify-content: space-between; gap: 16px; border: 0; padding: 2px 0; white-space: normal;
@@ -197,14 +197,17 @@ def _table(view: View, rows: Sequence[Row], history: History) -> str:
 
 
 def _row(row: Row, spark: str) -> str:
-    gpu, name, *numbers, holder, owner, held, idle, state, why = map(escape, row.texts)
+    gpu, name, utilization, memory, power, temperature, holder, owner, held, idle, state, why = map(escape, row.texts)
     tone = TONES.get(row.state, NEUTRAL)
-    small = f"<small>{owner}</small>" if row.owner else ""
+    age = "" if row.utilization is None or row.age_s is None else f"{format_age(row.age_s)} ago"
     cells = (
-        f"<span>{gpu}<small>{name}</small></span>",
+        _two_lines(gpu, name),
         spark,
-        *numbers,
-        f"<span>{holder}{small}</span>",
+        _two_lines(utilization, age),
+        memory,
+        power,
+        _two_lines(temperature, escape(_say_throttling(row))),
+        _two_lines(holder, owner if row.owner else ""),
         held,
         idle,
         f'<span class="state {tone}">{state}</span>' if row.state else "",
@@ -216,6 +219,18 @@ def _row(row: Row, spark: str) -> str:
         for column, cell in zip(COLUMNS, cells, strict=True)
     )
     return f"<tr>{''.join(shown)}</tr>"
+
+
+def _two_lines(first: str, second: str) -> str:
+    return f"<span>{first}<small>{second}</small></span>" if second else first
+
+
+def _say_throttling(row: Row) -> str:
+    """Nothing where it is not known; a GPU that was not slowed down is worth a word too."""
+    if row.throttling is None:
+        return ""
+    share = format_ratio(row.throttling.ratio)
+    return "not throttled" if share == format_ratio(0.0) else f"{share} {row.throttling.reason}"
 
 
 def _spark(buckets: Sequence[float | None], bucket_s: float) -> str:

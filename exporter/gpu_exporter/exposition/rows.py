@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gpu_exporter.durations import format_age
-from gpu_exporter.model import AllocationView, GpuView, UnitId, View
+from gpu_exporter.model import AllocationView, GpuView, Throttling, UnitId, View
 
 UNKNOWN = "-"
 NAMES = ("GPU", "NAME", "UTIL", "MEMORY", "POWER", "TEMP", "HOLDER", "OWNER", "HELD", "IDLE", "STATE", "WHY")
@@ -17,7 +17,8 @@ GIB = 1024**3
 class Row(NamedTuple):
     """`gpu`: the index, of a MIG instance index:instance. Numbers are None and texts empty where nothing is known.
 
-    `utilization`: 0 to 1. `held_s`, `idle_s`: seconds since it is held, and of known zero up to now.
+    `utilization`: 0 to 1. `held_s`, `idle_s`: seconds since it is held, and of known zero up to now. `throttling`: of
+    the GPU over the last window. `age_s`: of the GPU's last reading.
     """
 
     gpu: str
@@ -32,6 +33,8 @@ class Row(NamedTuple):
     idle_s: float | None
     state: str
     why: str
+    throttling: Throttling | None = None
+    age_s: float | None = None
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -143,7 +146,11 @@ def _row(
         owner = "/".join(part for part in (who.user, who.account) if part)
         held = view.wall - allocation.totals.start_wall
         idle = allocation.totals.idle_run_s if allocation.totals.known else None
-    return Row(label, name, utilization, memory, power, temperature, holder, owner, held, idle, state, why)
+    throttling = gpu.throttling if fresh and not mig else None
+    age = gpu.age_s if gpu.snapshot.up else None  # else it is when it last failed to answer
+    return Row(
+        label, name, utilization, memory, power, temperature, holder, owner, held, idle, state, why, throttling, age
+    )
 
 
 def format_ratio(value: float | None) -> str:

@@ -17,8 +17,7 @@ from gpu_exporter.attribution.users import Users
 from gpu_exporter.clock import Clock
 from gpu_exporter.collectors.processes import PROCESSES
 from gpu_exporter.defaults import Settings
-from gpu_exporter.diagnosis.hold import AllocationId
-from gpu_exporter.diagnosis.loop import Evidence, Subject
+from gpu_exporter.diagnosis.loop import Evidence, Findings, Subject
 from gpu_exporter.diagnosis.state import Window
 from gpu_exporter.host.work import HostWorks
 from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
@@ -35,7 +34,6 @@ from gpu_exporter.model import (
     TenantTotals,
     UnitId,
     UnitTotals,
-    Verdict,
     View,
 )
 from gpu_exporter.node.place import Placed
@@ -339,9 +337,9 @@ class NodeState:
             return totals
         return self._state.bound_unit(unit, totals)
 
-    def view(self, placed: Mapping[str, Placed], status: AgentStatus, verdicts: Mapping[AllocationId, Verdict]) -> View:
+    def view(self, placed: Mapping[str, Placed], status: AgentStatus, findings: Findings) -> View:
         """The picture of this moment."""
-        return build_view(self.records(placed), status, verdicts, self._view_rules)
+        return build_view(self.records(placed), status, findings, self._view_rules)
 
     def history(self, unit: UnitId, length_s: float | None = None) -> Buckets:
         """Utilization over the last `length_s` seconds, all that is kept by default."""

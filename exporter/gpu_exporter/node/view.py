@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gpu_exporter.attribution.processes import Use
 from gpu_exporter.diagnosis.hold import IDLE_STATES, NOT_JUDGED, AllocationId
+from gpu_exporter.diagnosis.loop import Findings
 from gpu_exporter.model import (
     AgentStatus,
     Allocation,
@@ -18,6 +19,7 @@ from gpu_exporter.model import (
     HostWork,
     TenantKey,
     TenantTotals,
+    Throttling,
     UnitTotals,
     Verdict,
     View,
@@ -80,13 +82,13 @@ class NodeRecords(NamedTuple):
     tenants: tuple[tuple[TenantKey, TenantTotals], ...]
 
 
-def build_view(
-    records: NodeRecords, status: AgentStatus, verdicts: Mapping[AllocationId, Verdict], rules: ViewRules
-) -> View:
+def build_view(records: NodeRecords, status: AgentStatus, findings: Findings, rules: ViewRules) -> View:
     """The picture of this moment."""
-    gpus = {key: _view_gpu(record, records.monotonic, rules) for key, record in records.gpus.items()}
+    throttling = findings.throttling
+    gpus = {key: _view_gpu(gpu, records.monotonic, rules, throttling.get(key)) for key, gpu in records.gpus.items()}
     allocations = [
-        _view_allocation(record, gpus[record.allocation.unit.uuid], verdicts) for record in _shown(records, rules)
+        _view_allocation(record, gpus[record.allocation.unit.uuid], findings.verdicts)
+        for record in _shown(records, rules)
     ]
     allocations.sort(key=lambda view: (view.gpu, view.mig, view.allocation.holder.key))
     return View(records.wall, status, tuple(gpus.values()), tuple(allocations), records.tenants)
@@ -107,7 +109,7 @@ def _shown(records: NodeRecords, rules: ViewRules) -> Iterator[HolderRecord]:
             yield record
 
 
-def _view_gpu(record: GpuRecord, now: float, rules: ViewRules) -> GpuView:
+def _view_gpu(record: GpuRecord, now: float, rules: ViewRules, throttling: Throttling | None = None) -> GpuView:
     age = now - record.snapshot.monotonic
     return GpuView(
         snapshot=record.snapshot,
@@ -119,6 +121,7 @@ def _view_gpu(record: GpuRecord, now: float, rules: ViewRules) -> GpuView:
         xids=record.xids,
         not_free=record.not_free,
         allocatable=record.allocatable,
+        throttling=throttling,
     )
 
 
@@ -147,6 +150,11 @@ def _obstacle(record: HolderRecord, totals: HolderTotals, obstacle: str) -> str:
     return "no_sample" if totals.known else "no_source"
 
 
+def _say_active(totals: UnitTotals | None) -> str:
+    witnesses = " and ".join(totals.active_by) if totals is not None else ""
+    return f"it was active after it was last judged{f', as {witnesses} showed' if witnesses else ''}"
+
+
 def _view_allocation(record: HolderRecord, gpu: GpuView, verdicts: Mapping[AllocationId, Verdict]) -> AllocationView:
     allocation, totals, snapshot = record.allocation, record.totals, gpu.snapshot
     unit = allocation.unit
@@ -155,7 +163,7 @@ def _view_allocation(record: HolderRecord, gpu: GpuView, verdicts: Mapping[Alloc
     why, obstacle = _why_unknown(record, gpu)
     verdict = Verdict("unknown", why) if why else verdicts.get(record.id, NOT_JUDGED)
     if verdict.state in IDLE_STATES and not totals.idle_run_s:
-        verdict = Verdict("unknown", "it was active after it was last judged")
+        verdict = Verdict("unknown", _say_active(gpu.instance_totals.get(unit.mig_uuid, gpu.totals)))
     instance = next((i for i in snapshot.instances if i.uuid == unit.mig_uuid), None)
     is_alone = not (allocation.is_shared or allocation.contradiction)
     fresh = record.is_confirmed and is_alone and not gpu.withheld and (not unit.mig_uuid or instance is not None)

@@ -15,6 +15,7 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.collectors import registry
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.diagnosis.loop import Findings
 from gpu_exporter.exposition.series import list_series
 from gpu_exporter.exposition.text import TextRenderer
 from gpu_exporter.ledger.state import StateFile
@@ -57,7 +58,7 @@ def test_ten_thousand_holders_that_come_and_go_leave_nothing_behind(tmp_path: Pa
             node.on_snapshot(snapshot)
             placed[snapshot.identity.uuid] = Placed(snapshot)
         node.on_poll(poller.poll(), placed)
-        body = renderer.render(list_series(node.view(placed, STATUS, {})))
+        body = renderer.render(list_series(node.view(placed, STATUS, Findings())))
         assert body.count("gpu_allocation_info{") == GPUS
         if turn % 50 == 49:
             node.write_state()

@@ -84,7 +84,7 @@ def test_a_look_that_fails_leaves_no_verdict_standing(caplog: pytest.LogCaptureF
     shown: list[str] = []
 
     def gather() -> Evidence:
-        shown.append(loop.verdicts[ID].state if ID in loop.verdicts else "none")
+        shown.append(loop.findings.verdicts[ID].state if ID in loop.findings.verdicts else "none")
         if len(shown) == 23:
             stop.set()
             raise ZeroDivisionError("a bug")
@@ -92,7 +92,7 @@ def test_a_look_that_fails_leaves_no_verdict_standing(caplog: pytest.LogCaptureF
 
     loop = DiagnosisLoop(Settings(), gather, ManualClock())
     loop.run(stop)
-    assert (shown[0], shown[1], shown[-1], loop.verdicts) == ("none", "unknown", "low", {})
+    assert (shown[0], shown[1], shown[-1], loop.findings.verdicts) == ("none", "unknown", "low", {})
     assert "diagnosis failed" in caplog.text
 
 
@@ -101,4 +101,4 @@ def test_why_nothing_can_be_said_is_said() -> None:
     subject = Subject(ID, "the GPU does not answer", Window((0.0,) * 600, 600.0, 600.0))
     loop = DiagnosisLoop(Settings(), lambda: Evidence([], [subject]), clock)
     loop.judge()
-    assert loop.verdicts == {ID: Verdict("unknown", "the GPU does not answer")}
+    assert loop.findings.verdicts == {ID: Verdict("unknown", "the GPU does not answer")}

@@ -185,3 +185,19 @@ def test_rows_of_json_are_those_of_the_table(view: View) -> None:
     )
     assert by_gpu["1"]["idle_seconds"] > 1700 and by_gpu["1"]["utilization_ratio"] == 0.0
     assert (by_gpu["6:3/0"]["state"], by_gpu["6:3/0"]["held_seconds"]) == ("free", None)
+    throttling = {gpu: (row["throttle_reason"], row["throttle_ratio"]) for gpu, row in by_gpu.items()}
+    reason, ratio = throttling["4"]
+    assert reason == "hw_thermal" and 0.35 < ratio < 0.4
+    assert throttling["0"][1] == 0.0 and throttling["6:1/0"] == ("", None), "an instance has no counters of its own"
+
+
+def test_age_is_that_of_the_last_reading(view: View) -> None:
+    faults = [{"at": 30, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}]
+    node = play(
+        parse_scenario({"gpus": [{"model": "H100"}, {"model": "H100", "faults": faults}, {"model": "H100"}]}), 60
+    )
+    node.hung.add(node.samplers[2].device.identity.uuid)
+    answer = json.loads(render_json(node.view()))
+    for ages in ([gpu["age_seconds"] for gpu in answer["gpus"]], [row["age_seconds"] for row in answer["rows"]]):
+        assert ages == [0.0, None, 0.0], "when it last failed to answer says nothing of its values"
+    assert [row["throttle_ratio"] for row in answer["rows"]] == [0.0, None, None]
