@@ -128,15 +128,19 @@ def build(settings: Settings) -> models.Dashboard:
         ),
     ):
         board.put(panels.number(id_, title, text, expression, unit=unit, color=IDLE_LONG), 6, 4)
-    for id_, title, by, expression, legend in (
-        (15, "Idle GPU-hours by namespace or account", "namespace or Slurm account",
+    for id_, width, title, by, expression, legend in (
+        (15, 7, "Idle GPU-hours by namespace or account", "namespace or Slurm account",
          queries.hours("idle", "namespace, account"), "{{namespace}}{{account}}"),
-        (16, "Idle GPU-hours by user", "user, as far as the exporter may name them",
+        (16, 5, "Idle GPU-hours by user", "user, as far as the exporter may name them",
          queries.user_hours(), "{{user}}"),
-        (17, "Idle GPU-hours by model", "model of the GPU", queries.model_hours(), "{{name}}"),
+        (21, 7, "Idle GPU-hours by workload", "owner of the pods, such as a Deployment (needs kube-state-metrics)",
+         queries.workload_hours(), "{{namespace}}/{{workload}}"),
+        (17, 5, "Idle GPU-hours by model", "model of the GPU", queries.model_hours(), "{{name}}"),
     ):  # fmt: skip
         text = f"GPU-hours of the range that were held and idle, by {by}. The {BARS} largest. {BY_SHARE}"
-        board.put(panels.bars(id_, title, text, GPU_HOURS, queries.largest(expression, BARS), legend), 8, 8)
+        if id_ in (17, 21):
+            text += f" The first {used_within} of each idle time are not in it."
+        board.put(panels.bars(id_, title, text, GPU_HOURS, queries.largest(expression, BARS), legend), width, 8)
     text = (
         f"Pods and jobs by how long all of their GPUs have been idle, the first {PEERS}. Idle GPUs: how many of them "
         f"have been so for {used_within} or more. State: of most of its GPUs. Mark: what the reconciler says. A click "

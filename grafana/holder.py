@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grafana.panels import GOOD, IDLE, IDLE_LONG, NEUTRAL, OUTSIDE, STATES, Board, value
-from grafana.queries import CLUSTER, RAW, STAGES, STATE_NUMBERS, Holder, alerts_of
+from grafana.queries import CLUSTER, MINE, STAGES, STATE_NUMBERS, Holder, alerts_of
 from grafana_foundation_sdk.models import dashboard as models
 
 from gpu_exporter.defaults import Settings
@@ -43,7 +43,8 @@ def build(settings: Settings) -> models.Dashboard:
     )
     board.variable("cluster", "Cluster", "label_values(gpu_exporter_build_info, cluster)")
     board.variable("job", "Scrape job", f"label_values(gpu_exporter_build_info{{{CLUSTER}}}, job)")
-    board.variable("node", "Node", f"label_values(gpu_exporter_build_info{{{RAW}}}, node)")
+    # What is read of whole GPUs is read of these nodes alone: there may be hundreds.
+    board.variable("node", "Node", f"label_values(gpu_allocation_share_ratio{{{MINE}}}, node)", listed=True)
     board.text("namespace", "Namespace")
     board.text("pod", "Pod")
     board.text("jobid", "Slurm job")

@@ -77,17 +77,18 @@ class Board:
             .with_variable(builders.DatasourceVariable("datasource").label("Data source").type("prometheus"))
         )
 
-    def variable(self, name: str, label: str, query: str, *, one: bool = False) -> None:
+    def variable(self, name: str, label: str, query: str, *, one: bool = False, listed: bool = False) -> None:
         """Values that are chosen from a list; by default all, also of series that have no such label.
 
-        `one`: exactly one, by default the first.
+        `one`: exactly one, by default the first. `listed`: all are those of the list and no others.
         """
         variable = builders.QueryVariable(name).label(label).datasource(DATASOURCE).query(query)
         variable.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(models.VariableSort.NATURAL_ASC)
         if not one:
             every = models.VariableOption(selected=True, text="All", value="$__all")
-            # Not `.+`: Slurm jobs have no namespace, and All must show them.
-            variable.multi(True).include_all(True).all_value(".*").current(every)
+            variable.multi(True).include_all(True).current(every)
+            if not listed:
+                variable.all_value(".*")  # not `.+`: Slurm jobs have no namespace, and All must show them
         self._dashboard.with_variable(variable)
 
     def text(self, name: str, label: str) -> None:

@@ -22,7 +22,8 @@ NODE = f'{RAW}, node=~"$node"'
 INSTANCE = f'{NODE}, mig_uuid!=""'
 # Exactly this one. A pod has no job_id, and a job no pod: what is empty is absent.
 NAMED = f'{CLUSTER}, namespace="$namespace", pod="$pod", job_id="$jobid"'
-WHO = f'{RAW}, {NAMED}, node=~"$node"'
+MINE = f'job=~"$job", {NAMED}'
+WHO = f'{MINE}, node=~"$node"'
 UNIT = f"{TARGET}, uuid"
 PEOPLE = f"{KEY}, gpu, mig"  # indexes are for people
 PARTS = "used|idle_short|idle_long|unknown"
@@ -85,6 +86,11 @@ class Fleet:
         """GPU-hours held idle, by model."""
         idle = f'namespace:gpu_gpus:sum{{{TENANT}, part=~"idle_short|idle_long"}}[$__range]'
         return f"sum by (name) (sum_over_time({idle})) * {self._hours:g}"
+
+    def workload_hours(self) -> str:
+        """GPU-hours held idle, by owner of the pods; needs kube-state-metrics."""
+        idle = f"workload:gpu_idle_gpus:sum{{{TENANT}}}[$__range]"
+        return f"sum by (namespace, workload) (sum_over_time({idle})) * {self._hours:g}"
 
     def largest(self, expression: str, most: int) -> str:
         return f"sort_desc(topk({most}, {expression}))"
@@ -157,7 +163,7 @@ class Holder:
         start = f"max by ({PEOPLE}) (gpu_allocation_start_timestamp_seconds{{{WHO}}})"
         owner = f"topk by ({PEOPLE}) (1, max by ({PEOPLE}, user, account) (gpu_allocation_info{{{WHO}}}))"
         state = f"topk by ({PEOPLE}) (1, max by ({PEOPLE}, state) (gpu_allocation_state{{{WHO}}}))"
-        model = f"topk by ({UNIT}) (1, max by ({UNIT}, name) (gpu_info{{{RAW}}}))"
+        model = f"topk by ({UNIT}) (1, max by ({UNIT}, name) (gpu_info{{{NODE}}}))"
         return {
             "since": f"{start} * 1000 * on ({PEOPLE}) group_left (user, account) {owner}"
             f" * on ({PEOPLE}) group_left (state) {state} * on ({UNIT}) group_left (name) {model}",
@@ -204,17 +210,17 @@ class Holder:
     def of_its_gpus(self, name: str) -> str:
         """A gauge of the GPUs that it holds as a whole."""
         held = f'gpu_allocation_share_ratio{{{WHO}, mig_uuid=""}} == 1'
-        return f"max by (cluster, node, gpu) (max by ({UNIT}, gpu) ({name}{{{RAW}}}) and on ({UNIT}) ({held}))"
+        return f"max by (cluster, node, gpu) (max by ({UNIT}, gpu) ({name}{{{NODE}}}) and on ({UNIT}) ({held}))"
 
     def of_its_instances(self, name: str) -> str:
         """A gauge of the MIG instances that it holds."""
         held = f'gpu_allocation_share_ratio{{{WHO}, mig_uuid!=""}}'
-        gauge = f"max by ({UNIT}, gpu, mig, mig_uuid) ({name}{{{RAW}}})"
+        gauge = f"max by ({UNIT}, gpu, mig, mig_uuid) ({name}{{{NODE}}})"
         return f"max by (cluster, node, gpu, mig) ({gauge} and on ({UNIT}, mig_uuid) {held})"
 
     def throttled(self) -> str:
         """Share of time in which one of its GPUs was slowed down, by reason; absent where none was."""
-        slowed = f"max by ({UNIT}, reason) (rate(gpu_throttle_seconds_total{{{RAW}}}[$__rate_interval]))"
+        slowed = f"max by ({UNIT}, reason) (rate(gpu_throttle_seconds_total{{{NODE}}}[$__rate_interval]))"
         return f"max by (reason) ({slowed} and on ({UNIT}) gpu_allocation_share_ratio{{{WHO}}}) > 0"
 
 
@@ -357,12 +363,11 @@ class Operations:
         return f"topk(10, max by (cluster, node) (timestamp({last}) - {last}))"
 
     def coverage(self) -> str:
-        """Share of the time held of which it is known what the GPUs do; the worst nodes."""
-        counters = (f"gpu_allocation_{name}_seconds_total{{{NODE}}}" for name in ("held", "observed"))
-        held, observed = (
-            f"sum by (cluster, node) (max by ({KEY}) (rate({counter}[$__rate_interval])))" for counter in counters
-        )
-        return f"bottomk(10, clamp_max(({observed} or 0 * {held}) / ({held} > 0), 1))"
+        """Share of the time held of which it is known what the GPUs do, over half an hour; the worst nodes."""
+        node = f'{CLUSTER}, node=~"$node"'
+        held = f"count by (cluster, node) (allocation:gpu_share:ratio{{{node}}})"
+        known = f"sum by (cluster, node) (allocation:gpu_coverage:ratio30m{{{node}}})"  # absent where nothing is known
+        return f"bottomk(10, clamp_max(({known} or 0 * {held}) / ({held} > 0), 1))"
 
     def errors(self) -> str:
         """Errors of the driver's calls, by call."""

@@ -1,10 +1,10 @@
-"""What each panel costs a real Prometheus that holds a day of a site of a given size: seconds, samples read, series.
+"""What each panel costs a real Prometheus that holds a day of a site of a given size: CPU, samples read, series.
 
     python -m tests.bench.dashboards [--nodes 250] [--hours 24]
 
-The recordings that the fleet reads are there for each minute; of the rest there is what a panel reads of the present.
-DESIGN asks for at most 2 s and 50 million samples a panel over a day, 50 ms for an instant query that is read often, and a
-few hundred series a panel.
+There are the recordings that the fleet reads for each minute, all series of one node for each minute, and of all other
+nodes what a panel reads of the present. DESIGN asks for at most 2 s and 50 million samples a panel over a day, and a few
+hundred series; tests/component/test_grafana.py holds the panels to it.
 """
 
 from __future__ import annotations
@@ -17,25 +17,58 @@ import time
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.exposition.series import list_series
+from gpu_exporter.exposition.text import escape_label
 from tests.bench.rules import write_history
-from tests.testbed.processes import Processes, fetch
+from tests.testbed.processes import Processes, cpu_s, fetch
 from tests.testbed.servers import Prometheus
+from tests.testbed.simulated_node import SimulatedNode
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIABLES = {"$__rate_interval": "2m", "$namespace": ".*", **dict.fromkeys(("$cluster", "$account", "$job"), ".*")}
 PARTS = ("used", "idle_short", "idle_long", "unknown")
+WHOLE = "n-whole"  # the node that has all of its series for the whole time
+HELD = {  # recordings of each allocation, and when they are read
+    "gpu_share:ratio": "day",
+    "gpu_coverage:ratio30m": "day",
+    "gpu_idle_run_seconds:known": "now",
+    "gpu_start_timestamp_seconds:max": "now",
+}
+BUSY = {"kind": "square", "high": 0.9, "period": 300}
+CHOSEN = {  # variables of each dashboard
+    "fleet": {},
+    "holder": {"$namespace": "team-0", "$pod": "whole-0", "$jobid": "", "$node": WHOLE},
+    "node": {"$node": WHOLE},
+    "operations": {"$node": ".*"},
+}
+
+
+class Cost(NamedTuple):
+    """Of one panel: seconds of CPU, samples that its queries read, and series that they gave."""
+
+    board: str
+    title: str
+    seconds: float
+    samples: int
+    series: int
 
 
 def recordings(nodes: int, start: int, end: int) -> Iterator[tuple[str, str, range]]:
     """Name, labels and times of what is read over the whole range, and of what is read now."""
     day, now = range(start, end + 1, 60), range(end - 60, end + 1, 60)
+    seldom = range(start, end + 1, 600)  # enough for what is read at a moment, with the lookback below
     for node in range(nodes):
         who = f'scheduler="slurm",account="a{node % 40}",partition="p{node % 7}"'
         who = who if node % 2 else f'scheduler="kubernetes",namespace="team-{node % 97}"'
         for part in PARTS:
-            yield "namespace:gpu_gpus:sum", f'{who},node_pool="p{node % 7}",name="H100",part="{part}"', day
+            yield (
+                "namespace:gpu_gpus:sum",
+                f'{who},node_pool="p{node % 7}",name="model-{node // 280}",part="{part}"',
+                day,
+            )
     for user in range(min(500, nodes * 8)):
         for part in ("used", "idle", "unknown"):
             yield (
@@ -50,6 +83,8 @@ def recordings(nodes: int, start: int, end: int) -> Iterator[tuple[str, str, ran
     for name in ("pool:gpu_idle_gpus:sum", "pool:gpu_pending_gpus:sum"):
         for pool in range(7):
             yield name, f'pool="p{pool}"', day
+    for workload in range(min(300, nodes * 2)):
+        yield "workload:gpu_idle_gpus:sum", f'namespace="team-{workload % 97}",workload="w{workload}"', day
     for le in ("0", "0.1", "0.25", "0.5", "0.75", "0.9", "1"):
         yield "cluster:gpu_utilization:bucket", f'le="{le}"', day
     for i in range(nodes * 8):
@@ -57,8 +92,22 @@ def recordings(nodes: int, start: int, end: int) -> Iterator[tuple[str, str, ran
         key = f'node="n{i // 8}",uuid="GPU-{i // 8:05d}-{i % 8}",{holder}'
         yield "allocation:owner:info", f'{holder},user="u{i % 500}",account="a{i % 40}"', now
         yield "unit:gpu_utilization:ratio5m", f'node="n{i // 8}",uuid="GPU-{i // 8:05d}-{i % 8}"', now
-        for name in ("gpu_share:ratio", "gpu_idle_run_seconds:known", "gpu_start_timestamp_seconds:max"):
-            yield f"allocation:{name}", key, now
+        for name, times in HELD.items():
+            yield f"allocation:{name}", key, seldom if times == "day" else now
+    yield from whole_node(day)
+
+
+def whole_node(day: range) -> Iterator[tuple[str, str, range]]:
+    """Every series of eight GPUs, each held by a pod of its own; the first pod holds MIG instances."""
+    parts = [{"profile": "1g.10gb", "load": BUSY}] * 7
+    gpus: list[dict[str, Any]] = [{"model": "H100", "mig": parts}, *({"model": "H100", "load": BUSY} for _ in range(7))]
+    holders = [{"gpu": 0, "mig": part, "kind": "pod", "name": "team-0/whole-0/main"} for part in range(7)]
+    holders += [{"gpu": gpu, "kind": "pod", "name": f"team-0/whole-{gpu}/main"} for gpu in range(1, 8)]
+    view = SimulatedNode(parse_scenario({"gpus": gpus, "holders": holders})).run(900)
+    for family, names, rows in list_series(view):
+        for values, _ in rows:
+            labels = {"job": "gpu-exporter", "node": WHOLE, "instance": WHOLE, **dict(zip(names, values, strict=True))}
+            yield family.name, ",".join(f'{key}="{escape_label(each)}"' for key, each in labels.items() if each), day
 
 
 def write(path: Path, nodes: int, start: int, end: int) -> None:
@@ -70,9 +119,9 @@ def write(path: Path, nodes: int, start: int, end: int) -> None:
 
 
 def ask(
-    url: str, target: dict[str, Any], start: int, end: int, width: int, chosen: dict[str, str]
+    prometheus: Prometheus, target: dict[str, Any], start: int, end: int, width: int, chosen: dict[str, str]
 ) -> tuple[float, int, int]:
-    """Seconds, samples read, and series of one target, as Grafana asks for it in a panel so many pixels wide."""
+    """Seconds of the server's CPU, samples read, and series of one target, as Grafana asks for it in a panel so many pixels wide."""
     expression = target["expr"]
     for name, value in sorted(
         {**VARIABLES, "$__range": f"{end - start}s", **chosen}.items(), key=lambda pair: -len(pair[0])
@@ -82,11 +131,33 @@ def ask(
     step = max(60, -(-(end - start) // width // 60) * 60)
     kind = "query" if target.get("instant") else "query_range"
     form |= {"time": end} if kind == "query" else {"start": start, "end": end, "step": step}
-    began = time.monotonic()
-    answer = json.loads(fetch(f"{url}/api/v1/{kind}?{urllib.parse.urlencode(form)}", timeout_s=120) or "{}")
-    took = time.monotonic() - began
+    server = prometheus.running.process.pid
+    began = cpu_s(server)  # which does not depend on what else the machine does
+    answer = json.loads(fetch(f"{prometheus.url}/api/v1/{kind}?{urllib.parse.urlencode(form)}", timeout_s=120) or "{}")
     data = answer["data"]
-    return took, data["stats"]["samples"]["totalQueryableSamples"], len(data["result"])
+    return cpu_s(server) - began, data["stats"]["samples"]["totalQueryableSamples"], len(data["result"])
+
+
+def measure(directory: Path, nodes: int, hours: int) -> Iterator[Cost]:
+    """Each panel once, on a Prometheus of its own."""
+    end = int(time.time()) // 60 * 60
+    start = end - hours * 3600
+    data = directory / "prometheus" / "data"
+    import_ = ["promtool", "tsdb", "create-blocks-from", "--max-block-duration=48h", "openmetrics"]
+    write(directory / "recorded.txt", nodes, start, end)
+    write_history(directory / "raw.txt", nodes, 2, end)
+    for text in ("recorded.txt", "raw.txt"):
+        subprocess.run([*import_, str(directory / text), str(data)], check=True, stdout=subprocess.DEVNULL)
+    with Processes(directory) as processes:
+        prometheus = Prometheus(processes, directory / "prometheus", {}, flags=("--query.lookback-delta=30m",))
+        for board, chosen in CHOSEN.items():
+            dashboard = json.loads((ROOT / "grafana" / "dashboards" / f"gpu-{board}.json").read_text("utf-8"))
+            for panel in dashboard["panels"]:
+                width = panel["gridPos"]["w"] * 66
+                costs = [ask(prometheus, target, start, end, width, chosen) for target in panel.get("targets", [])]
+                if costs:
+                    seconds, samples, series = zip(*costs, strict=True)
+                    yield Cost(board, panel["title"], sum(seconds), sum(samples), sum(series))
 
 
 def main() -> int:
@@ -94,31 +165,13 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=250)
     parser.add_argument("--hours", type=int, default=24)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, Processes(Path(name)) as processes:
-        directory = Path(name)
-        end = int(time.time()) // 60 * 60
-        start = end - options.hours * 3600
-        data = directory / "prometheus" / "data"
-        import_ = ["promtool", "tsdb", "create-blocks-from", "--max-block-duration=48h", "openmetrics"]
-        write(directory / "recorded.txt", options.nodes, start, end)
-        write_history(directory / "raw.txt", options.nodes, 2, end)
-        for text in ("recorded.txt", "raw.txt"):
-            subprocess.run([*import_, str(directory / text), str(data)], check=True, stdout=subprocess.DEVNULL)
-        prometheus = Prometheus(processes, directory / "prometheus", {}, flags=("--query.lookback-delta=30m",))
-        print(f"{options.nodes * 8} GPUs, {options.hours} h\n{'s':>7} {'M samples':>10} {'series':>7}  panel")
-        for board, chosen in (
-            ("fleet", {}),
-            ("holder", {"$namespace": "team-0", "$pod": "train-000000", "$jobid": "", "$node": ".*"}),
-            ("node", {"$node": "n1"}),
-            ("operations", {"$node": ".*"}),
-        ):
-            dashboard = json.loads((ROOT / "grafana" / "dashboards" / f"gpu-{board}.json").read_text("utf-8"))
-            for panel in dashboard["panels"]:
-                width = panel["gridPos"]["w"] * 66
-                costs = [ask(prometheus.url, target, start, end, width, chosen) for target in panel.get("targets", [])]
-                if costs:
-                    seconds, samples, series = (sum(column) for column in zip(*costs, strict=True))
-                    print(f"{seconds:7.3f} {samples / 1e6:10.3f} {series:7}  {board}: {panel['title']}")
+    with tempfile.TemporaryDirectory() as name:
+        print(
+            f"{options.nodes * 8} GPUs, {options.hours} h\n{'CPU s':>7} {'M samples':>10} {'series':>7}  panel",
+            flush=True,
+        )
+        for cost in measure(Path(name), options.nodes, options.hours):
+            print(f"{cost.seconds:7.3f} {cost.samples / 1e6:10.3f} {cost.series:7}  {cost.board}: {cost.title}")
     return 0
 
 

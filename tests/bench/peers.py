@@ -25,13 +25,12 @@ from typing import NamedTuple
 from gpu_exporter.devices.scenario import parse_scenario
 from tests.testbed.nvml.build import build_library
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
-from tests.testbed.processes import GPU_EXPORTER, Processes, Running, fetch, free_port, wait_for
+from tests.testbed.processes import GPU_EXPORTER, Processes, Running, cpu_s, fetch, free_port, wait_for
 from tests.testbed.programs import cache_root
 
 NVITOP = "nvitop-exporter==1.7.2"
 GPUS, INSTANCES = 8, 7
 SCRAPES = 300
-TICK = os.sysconf("SC_CLK_TCK")
 
 
 class Figures(NamedTuple):
@@ -56,11 +55,6 @@ def install_nvitop() -> Path:
     return program
 
 
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICK
-
-
 def rss_mib(pid: int) -> float:
     lines = Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
@@ -76,12 +70,12 @@ def measure(command: Sequence[str | Path], port: int, environment: dict[str, str
         start = time.perf_counter() - began
         time.sleep(3)
         pid = running.process.pid
-        before, at = cpu_seconds(pid), time.perf_counter()
+        before, at = cpu_s(pid), time.perf_counter()
         body = ""
         while time.perf_counter() - at < soak_s:
             body = fetch(url) or ""
             time.sleep(min(15.0, soak_s / 2))
-        percent = 100 * (cpu_seconds(pid) - before) / (time.perf_counter() - at)
+        percent = 100 * (cpu_s(pid) - before) / (time.perf_counter() - at)
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
         times = []
         for _ in range(SCRAPES):

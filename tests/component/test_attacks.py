@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.testbed.odd_host import OddHost
-from tests.testbed.processes import GPU_EXPORTER, Processes, Running, fetch, free_port, wait_for
+from tests.testbed.processes import GPU_EXPORTER, Processes, Running, cpu_s, fetch, free_port, wait_for
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
 MARK = "\n## What somebody may try\n"
@@ -113,11 +113,6 @@ def rss_mib(running: Running) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def cpu_s(running: Running) -> float:
-    fields = Path(f"/proc/{running.process.pid}/stat").read_text("ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def test_clients_that_take_all_they_can(start: Callable[..., tuple[Running, int]], seen: dict[str, str]) -> None:
     running, port = start()
     quiet = rss_mib(running)
@@ -163,11 +158,11 @@ def test_more_connections_than_file_descriptors(
         for i in range(500):
             with contextlib.suppress(OSError):
                 stack.enter_context(socket.create_connection(("127.0.0.1", port), 5, (f"127.0.1.{i % 250 + 1}", 0)))
-        before, began = cpu_s(running), time.monotonic()
+        before, began = cpu_s(running.process.pid), time.monotonic()
         slowest = probe_ms(port)
         scrape = get(port, "/metrics", HONEST)[0]
         time.sleep(1.0)  # a server that spins would show it here
-        share = (cpu_s(running) - before) / (time.monotonic() - began)
+        share = (cpu_s(running.process.pid) - before) / (time.monotonic() - began)
         handles = len(os.listdir(f"/proc/{running.process.pid}/fd"))
     assert scrape == 200
     assert slowest < 2000

@@ -15,6 +15,7 @@ import yaml
 from grafana.queries import STATE_NUMBERS, Fleet, Holder, Node, Operations
 
 from gpu_exporter.defaults import Settings
+from tests.bench.dashboards import measure
 from tests.testbed.processes import GPU_EXPORTER, Processes, Running, fetch, free_port, wait_for
 from tests.testbed.servers import Prometheus, require
 
@@ -76,6 +77,7 @@ FLEET = {  # of seven GPUs
 EMPTY = {  # what has no data here, and why
     ("fleet", "Waiting, and held idle meanwhile", "A"): "nobody waits",
     ("fleet", "A week before", "A"): "there was no week before",
+    ("fleet", "Idle GPU-hours by workload", "A"): "kube-state-metrics says who owns pods, and does not run",
     ("fleet", "Cost of idle hours", "A"): "the site has given no prices",
     ("fleet", "GPU-hours by namespace, account and user", "cost"): "the site has given no prices",
     **{
@@ -231,6 +233,22 @@ def test_the_fleet_adds_up_to_the_truth(site: Site) -> None:
     assert [since[key]["state"] for key in (("train-0", ""), ("", "48113"))] == ["healthy", "held_idle"]
     assert (gpus["embedder-1", ""], many["embedder-1", ""], many["train-0", ""]) == (pytest.approx(2 / 7), 1.0, 0.0)
     check_hours(answers)
+
+
+def test_no_panel_is_dear_for_a_day_of_two_thousand_gpus(tmp_path: Path) -> None:
+    require("promtool")
+    costs = list(measure(tmp_path, nodes=250, hours=24))
+    by_panel = {(cost.board, cost.title): cost for cost in costs}
+    assert len(costs) > 70 and by_panel["fleet", "GPUs over time"].samples > 2_000_000
+    assert by_panel["holder", "Slowed down"].samples > 10_000, "the day of one whole node is there"
+    dear = [cost for cost in costs if cost.samples > 50_000_000 or cost.seconds > 2.0]
+    assert not dear
+    # A table has a few hundred rows, from one query a column; a curve is not found again among a hundred.
+    assert {cost.title: cost.series for cost in costs if cost.series > 100} == {
+        "Holders, longest idle first": 400,
+        "GPU-hours by namespace, account and user": 500,
+        "Nodes": 1005,
+    }
 
 
 def check_hours(answers: dict[tuple[str, str], Rows]) -> None:

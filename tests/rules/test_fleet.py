@@ -101,6 +101,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
                 scrape(made, node, "n0", minute, "twin")
             elif minute not in FAILED:
                 scrape(made, node, "n1", minute, "n1")
+    for namespace, pod, workload in (("ml", "idle", "train"), ("ml", "busy", "train"), ("serve", "idle", "server")):
+        owner = {"namespace": namespace, "pod": pod, "workload": workload, "workload_type": "job"}
+        made.put("namespace_workload_pod:kube_pod_owner:relabel", owner, 1)
     return made
 
 
@@ -140,6 +143,7 @@ def test_hours_held_and_idle_are_the_true_ones_within_a_hundredth(world: World, 
         "idle": (fleet.hours("idle", "namespace, user"), MINUTES),
         "all": (fleet.hours("used|idle|unknown"), MINUTES),
         "idle share": (fleet.idle_share(), MINUTES),
+        "workloads": (fleet.workload_hours(), MINUTES),
     }
     found = evaluate(world, tmp_path, asked)
     assert found["held"] == pytest.approx({name: hours for name, (hours, _) in TRUTH.items()}, rel=0.01)
@@ -148,6 +152,8 @@ def test_hours_held_and_idle_are_the_true_ones_within_a_hundredth(world: World, 
     assert found["idle"] == pytest.approx(
         {name: hours for name, (_, hours) in TRUTH.items() if name != "short"}, rel=0.01
     )
+    lasts = LASTS - Settings().alerts.idle_short
+    assert found["workloads"] == pytest.approx({"ml": lasts / HOUR, "serve": lasts / HOUR / 7}, rel=0.02)
     total, idle = (sum(column) for column in zip(*TRUTH.values(), strict=True))
     assert found["all"] == pytest.approx({"{}": total}, rel=0.01)
     assert found["idle share"] == pytest.approx({"{}": idle / total}, rel=0.02)

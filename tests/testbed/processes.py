@@ -63,6 +63,12 @@ def fetch(url: str, headers: Mapping[str, str] | None = None, timeout_s: float =
         return None
 
 
+def cpu_s(pid: int) -> float:
+    """CPU time that a process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Running:
     """One started program with its log."""
 

@@ -186,7 +186,9 @@ def test_every_variable_is_defined_and_used(board: str) -> None:
 def test_all_includes_series_without_the_label(board: str) -> None:
     for variable in DASHBOARDS[board]["templating"]["list"]:
         if variable["type"] == "query" and (board, variable["name"]) != ("node", "node"):  # exactly one
-            assert variable["allValue"] == ".*" and variable["multi"] and variable["includeAll"]
+            # Of a holder's nodes all are those that it has, so that no other node is read.
+            every = None if (board, variable["name"]) == ("holder", "node") else ".*"
+            assert variable.get("allValue") == every and variable["multi"] and variable["includeAll"]
     for target in (target for name, target in TARGETS if name.startswith(board)):
         exact = {"namespace", "pod", "jobid"} if board == "holder" else set()
         assert set(re.findall(r'(?<!~)"\$(\w+)"', target["expr"])) <= exact, "several values need =~"
@@ -241,6 +243,23 @@ def test_over_more_than_an_hour_only_recordings_of_the_fleet_are_read(name: str,
     if name.startswith("fleet"):
         raw = {each for each in metric_names(expression) if ":" not in each}
         assert raw <= {"gpu_reconciler_allocation_stage", "gpu_allocation_state"}, raw  # of the present
+
+
+@pytest.mark.parametrize("board", ["holder", "node", "operations"])
+def test_curves_of_raw_series_are_of_one_holder_some_nodes_or_one_series_a_node(board: str) -> None:
+    of_itself = ("gpu_exporter_", "gpu_reconciler_")
+    mine = {"holder": ('pod="$pod"', 'node=~"$node"'), "node": ('node=~"$node"',), "operations": ()}[board]
+    curves = [
+        (panel["title"], target["expr"])
+        for panel in DASHBOARDS[board]["panels"]
+        for target in panel.get("targets", [])
+        if not target.get("instant")
+    ]
+    assert curves
+    for title, expression in curves:
+        for name, matchers in re.findall(r"(\w+)\{([^}]*)\}", expression):
+            if name.startswith("gpu_") and not name.startswith(of_itself):
+                assert any(matcher in matchers for matcher in mine), f"{title} reads {name} of every node"
 
 
 def test_windows_and_thresholds_come_from_the_settings() -> None:
