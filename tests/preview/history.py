@@ -10,10 +10,12 @@ import json
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
+from urllib.parse import urlencode
+from zlib import crc32
 
 import yaml
 
@@ -29,13 +31,18 @@ from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.regret import Regrets
 from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.telemetry import Telemetry
+from tests.testbed.processes import fetch
 from tests.testbed.simulated_node import SimulatedNode
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRAPE_S, CYCLE_S = 60, 240
+SCRAPE_S, CYCLE_S, DEMAND_S = 60, 240, 1800
 TEAMS = ("vision", "ml", "speech", "serving")
 PEOPLE = (("mira", "phys"), ("lea", "bio"), ("jonas", "chem"), ("noor", "phys"))
 MODELS = ("H100", "H100", "A100")
+WORKLOADS = ("pretrain", "finetune", "evaluate", "embed")
+PRICES = {"NVIDIA H100 80GB HBM3": 3.2, "NVIDIA A100-SXM4-80GB": 1.8}  # for an hour
+WEEK_S = 7 * 86400
+WEEK_BEFORE = 1.2  # times what was idle this week
 Lines = defaultdict[str, list[str]]  # by family
 
 
@@ -64,6 +71,7 @@ def scenario(random: Random, number: int, model: str, hours: float) -> dict[str,
                     "name": str(random.randrange(40_000, 50_000)),
                     "user": user,
                     "account": account,
+                    "partition": model.lower(),
                 }
             holders.append(holder | {"memory_gib": random.randrange(4, 40)})
             level = random.choice((0.95, 0.9, 0.7, 0.35, 0.08))
@@ -80,6 +88,7 @@ def scenario(random: Random, number: int, model: str, hours: float) -> dict[str,
                     "kind": "curve",
                     "points": [p for i, p in enumerate(points) if not i or p[0] > points[i - 1][0]],
                 },
+                "throttle": [{"reason": "hw_thermal", "share": 0.3}] if index == 3 else [],
             }
         )
     parts = ("3g.40gb", "2g.20gb", "1g.10gb") if model == "H100" else ("3g.20gb", "2g.10gb", "1g.5gb")
@@ -128,11 +137,17 @@ def write_day(path: Path, end: int, hours: int, seed: int = 7) -> None:
     for second in range(SCRAPE_S, hours * 3600 + 1, SCRAPE_S):
         at = begin + second
         clock.advance(SCRAPE_S)
+        pods = set[tuple[str, str]]()
+        if second % DEMAND_S == SCRAPE_S:
+            telemetry.note_demand({"h100": random.choice((0.0, 0.0, 2.0, 4.0, 8.0)), "a100": 0.0})
         for name, node in nodes.items():
             view = node.run(SCRAPE_S)
             take(lines, {"job": "gpu-exporter", "node": name, "instance": name}, list_series(view), at)
+            holders = [each.allocation.holder for each in view.allocations]
+            pods |= {(holder.namespace, holder.pod) for holder in holders if holder.pod}
             if second % CYCLE_S == 0:
                 pages[name] = text.render(list_series(view))
+        note_site(lines, pods, at)
         if second >= CYCLE_S:
             if second % CYCLE_S == 0:
                 dry.run()
@@ -144,12 +159,38 @@ def write_day(path: Path, end: int, hours: int, seed: int = 7) -> None:
     path.write_text("\n".join(each for name in sorted(lines) for each in lines[name]) + "\n# EOF\n", "utf-8")
 
 
+def note_site(lines: Lines, pods: Iterable[tuple[str, str]], at: int) -> None:
+    """What the site's and kube-prometheus' own rules say: prices, and the owners of pods."""
+    for name, price in PRICES.items():
+        lines["model:gpu_price:per_hour"].append(line("model:gpu_price:per_hour", {"name": name}, price, at))
+    owned = "namespace_workload_pod:kube_pod_owner:relabel"
+    for namespace, pod in sorted(pods):
+        kind = pod.rpartition("-")[0] if namespace == "serving" else WORKLOADS[crc32(pod.encode()) % len(WORKLOADS)]
+        owner = {"namespace": namespace, "pod": pod, "workload": kind, "workload_type": "job"}
+        lines[owned].append(line(owned, owner, 1, at))
+
+
 def take(lines: Lines, target: Mapping[str, str], page: Sequence[Series], at: int) -> None:
     """One scrape."""
     for family, names, rows in page:
-        lines[family.name] += [
-            line(family.name, {**target, **dict(zip(names, values, strict=True))}, value, at) for values, value in rows
-        ]
+        for values, value in rows:
+            labels = {**target, **dict(zip(names, values, strict=True))}
+            if labels.get("pod") and "resource" in labels:
+                labels["resource"] = "nvidia.com/gpu"  # which simulated pods do not say
+            lines[family.name].append(line(family.name, labels, value, at))
+
+
+def write_week_before(path: Path, url: str, start: int, end: int) -> None:
+    """What was recorded of tenants, as if the week before had been alike, and a little worse."""
+    name = "tenant:gpu_gpus:rate5m"
+    form = urlencode({"query": name, "start": start, "end": end, "step": SCRAPE_S})
+    rows = json.loads(fetch(f"{url}/api/v1/query_range?{form}") or "{}")["data"]["result"]
+    lines = [
+        line(name, {key: each for key, each in row["metric"].items() if key != "__name__"}, value, int(at) - WEEK_S)
+        for row in rows
+        for at, value in ((at, WEEK_BEFORE * float(text)) for at, text in row["values"])
+    ]
+    path.write_text("\n".join(lines) + "\n# EOF\n", "utf-8")
 
 
 def line(name: str, labels: Mapping[str, str], value: float, at: int) -> str:
