@@ -94,7 +94,7 @@ def build(settings: Settings) -> models.Dashboard:
     board.row(7, "GPUs of the chosen node")
     text = "Who held which GPU or MIG instance. A gap is a free GPU, or time in which nobody said."
     held = {1.0: ("held", USED)}
-    board.put(panels.timeline(8, "Holders", text, queries.holders(), "GPU {{gpu}} {{mig}}: {{holder}}", held), 24, 8)
+    board.put(panels.timeline(8, "Holders", text, queries.holders(), "GPU {{gpu}} {{mig}}: {{holder}}", held), 24, 12)
     share, celsius, both = "percentunit", "celsius", (("in", "rx"), ("out", "tx"))
     memory_heat = (queries.gauge("gpu_memory_temperature_celsius"), f"memory {GPU}")
     active = [
