@@ -87,7 +87,7 @@ def build_view(records: NodeRecords, status: AgentStatus, findings: Findings, ru
     throttling = findings.throttling
     gpus = {key: _view_gpu(gpu, records.monotonic, rules, throttling.get(key)) for key, gpu in records.gpus.items()}
     allocations = [
-        _view_allocation(record, gpus[record.allocation.unit.uuid], findings.verdicts)
+        _view_allocation(record, gpus[record.allocation.unit.uuid], findings.verdicts, records.wall)
         for record in _shown(records, rules)
     ]
     allocations.sort(key=lambda view: (view.gpu, view.mig, view.allocation.holder.key))
@@ -150,12 +150,19 @@ def _obstacle(record: HolderRecord, totals: HolderTotals, obstacle: str) -> str:
     return "no_sample" if totals.known else "no_source"
 
 
-def _say_active(totals: UnitTotals | None) -> str:
-    witnesses = " and ".join(totals.active_by) if totals is not None else ""
-    return f"it was active after it was last judged{f', as {witnesses} showed' if witnesses else ''}"
+def _say_ended(idle_run_s: float | None, totals: UnitTotals | None, wall: float) -> str:
+    """Why an idle verdict no longer holds. A run ends with activity, and with time that is not known."""
+    if idle_run_s is None:
+        return "it was idle when it was last judged; what it does now is not known"
+    ended = "its idle time has ended since it was last judged"
+    if totals is None or totals.last_active_wall is None or not totals.active_by:
+        return ended
+    return f"{ended}; {' and '.join(totals.active_by)} showed activity {wall - totals.last_active_wall:.0f} s ago"
 
 
-def _view_allocation(record: HolderRecord, gpu: GpuView, verdicts: Mapping[AllocationId, Verdict]) -> AllocationView:
+def _view_allocation(
+    record: HolderRecord, gpu: GpuView, verdicts: Mapping[AllocationId, Verdict], wall: float
+) -> AllocationView:
     allocation, totals, snapshot = record.allocation, record.totals, gpu.snapshot
     unit = allocation.unit
     if gpu.withheld or not record.is_confirmed:
@@ -163,7 +170,8 @@ def _view_allocation(record: HolderRecord, gpu: GpuView, verdicts: Mapping[Alloc
     why, obstacle = _why_unknown(record, gpu)
     verdict = Verdict("unknown", why) if why else verdicts.get(record.id, NOT_JUDGED)
     if verdict.state in IDLE_STATES and not totals.idle_run_s:
-        verdict = Verdict("unknown", _say_active(gpu.instance_totals.get(unit.mig_uuid, gpu.totals)))
+        whole = gpu.instance_totals.get(unit.mig_uuid) if unit.mig_uuid else gpu.totals
+        verdict = Verdict("unknown", _say_ended(totals.idle_run_s, whole, wall))
     instance = next((i for i in snapshot.instances if i.uuid == unit.mig_uuid), None)
     is_alone = not (allocation.is_shared or allocation.contradiction)
     fresh = record.is_confirmed and is_alone and not gpu.withheld and (not unit.mig_uuid or instance is not None)

@@ -35,11 +35,17 @@ def changed(node: SimulatedNode, **fields: object) -> NodeRecords:
 
 
 def test_an_idle_verdict_ends_with_the_idle_run_also_before_the_next_judgement(node: SimulatedNode) -> None:
-    totals = node.state.records(node.placed()).holders[0].totals
+    records = node.state.records(node.placed())
+    totals = records.holders[0].totals
     assert shown(node, changed(node)).verdict.state == "held_idle"
-    for run in (0.0, None):
-        verdict = shown(node, changed(node, totals=totals._replace(idle_run_s=run))).verdict
-        assert verdict == ("unknown", "it was active after it was last judged")
+    unknown = shown(node, changed(node, totals=totals._replace(idle_run_s=None))).verdict
+    assert unknown == ("unknown", "it was idle when it was last judged; what it does now is not known")
+    ended = changed(node, totals=totals._replace(idle_run_s=0.0))
+    assert shown(node, ended).verdict == ("unknown", "its idle time has ended since it was last judged")
+    ((uuid, gpu),) = records.gpus.items()
+    active = gpu.totals[""]._replace(active_by=("pcie", "power"), last_active_wall=records.wall - 5.0)
+    seen = shown(node, ended._replace(gpus={uuid: gpu._replace(totals={"": active})})).verdict
+    assert seen.evidence == ("its idle time has ended since it was last judged; pcie and power showed activity 5 s ago")
 
 
 def test_a_holder_that_is_not_confirmed_is_first_unknown_and_then_gone(node: SimulatedNode) -> None:
