@@ -48,6 +48,18 @@ def test_an_idle_verdict_ends_with_the_idle_run_also_before_the_next_judgement(n
     assert seen.evidence == ("its idle time has ended since it was last judged; pcie and power showed activity 5 s ago")
 
 
+def test_who_woke_an_instance_is_its_own_witness() -> None:
+    part = {"profile": "1g.10gb", "load": {"kind": "constant", "value": 0}}
+    node = SimulatedNode(parse_scenario({"gpus": [{"model": "H100", "mig": [part]}], "holders": [POD | {"mig": 0}]}))
+    node.run(900)
+    records = node.state.records(node.placed())
+    ((uuid, gpu),) = records.gpus.items()
+    totals = {key: each._replace(active_by=(key or "board",), last_active_wall=1.0) for key, each in gpu.totals.items()}
+    woken = changed(node, totals=records.holders[0].totals._replace(idle_run_s=0.0))
+    evidence = shown(node, woken._replace(gpus={uuid: gpu._replace(totals=totals)})).verdict.evidence
+    assert "; MIG-" in evidence and "board" not in evidence
+
+
 def test_a_holder_that_is_not_confirmed_is_first_unknown_and_then_gone(node: SimulatedNode) -> None:
     seen = shown(node, changed(node, unconfirmed_s=16.0))
     assert (seen.verdict.evidence, seen.totals.idle_run_s, seen.utilization) == (
