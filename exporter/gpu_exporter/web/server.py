@@ -100,8 +100,13 @@ class _Connection:
 class _Listener:
     """Connections of one listening socket; lives in the loop's thread."""
 
-    def __init__(self, site: Site, workers: ThreadPoolExecutor, security: Security | None) -> None:
+    def __init__(
+        self, listener: socket.socket, site: Site, workers: ThreadPoolExecutor, security: Security | None
+    ) -> None:
         self.security = security
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._again: asyncio.TimerHandle | None = None
         self._site = site
         self._doorkeeper = ThreadPoolExecutor(1, "http-password")
         self._at_the_door: set[str] = set()  # addresses with a password that is being checked
@@ -111,21 +116,27 @@ class _Listener:
         self._asked = 0  # bodies that workers make or have to make
         self._connections: dict[_Connection, None] = {}  # the oldest first
 
-    async def accept(self, listener: socket.socket) -> None:
-        """Take connections, one by one, for ever. Each counts before its handshake: a client may never shake hands."""
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                client, peer = await loop.sock_accept(listener)
-            except OSError as exc:
-                log.debug("accept: %s", exc)
-                self._give_way(list(self._connections))
-                await asyncio.sleep(ACCEPT_AGAIN_S)
-                continue
-            connection = _Connection(client, peer[0] if isinstance(peer, tuple) else "local")
-            only_probes = not self._make_room(connection)
-            self._connections[connection] = None
-            connection.task = asyncio.create_task(self._serve(connection, only_probes))
+    def begin(self) -> None:
+        """Take connections, until `end`. In no task: one that is cancelled drops the connection that it waited for."""
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        """Take the next one. It counts before its handshake: a client may never shake hands."""
+        try:
+            client, peer = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as exc:
+            log.debug("accept: %s", exc)
+            self._give_way(list(self._connections))
+            self._loop.remove_reader(self._listener)
+            self._again = self._loop.call_later(ACCEPT_AGAIN_S, self.begin)
+            return
+        client.setblocking(False)
+        connection = _Connection(client, peer[0] if isinstance(peer, tuple) else "local")
+        only_probes = not self._make_room(connection)
+        self._connections[connection] = None
+        connection.task = asyncio.create_task(self._serve(connection, only_probes))
 
     async def _serve(self, connection: _Connection, only_probes: bool) -> None:
         """One connection to its end."""
@@ -258,6 +269,10 @@ class _Listener:
         connection.is_writing = False
 
     def end(self) -> None:
+        """Take no more connections, and break off those that are there."""
+        self._loop.remove_reader(self._listener)
+        if self._again is not None:
+            self._again.cancel()
         for connection in list(self._connections):
             connection.break_off()
         self._doorkeeper.shutdown(wait=False, cancel_futures=True)
@@ -344,18 +359,18 @@ class HttpServer:
         workers = ThreadPoolExecutor(WORKERS, "http-worker")
         workers.submit(int)  # one is there from the start, whatever threads the host has later
         parts = [
-            _Listener(self._site, workers, None if listener.family == socket.AF_UNIX else self._security)
+            _Listener(listener, self._site, workers, None if listener.family == socket.AF_UNIX else self._security)
             for listener in self._listeners
         ]
-        tasks = [
-            asyncio.create_task(part.accept(listener)) for part, listener in zip(parts, self._listeners, strict=True)
-        ]
+        for part in parts:
+            part.begin()
+        reloading = None
         if self._web_config is not None:
-            tasks.append(asyncio.create_task(self._reload(self._web_config, parts[0])))
+            reloading = asyncio.create_task(self._reload(self._web_config, parts[0]))
         self._begun.set()
         await stop.wait()
-        for task in tasks:
-            task.cancel()
+        if reloading is not None:
+            reloading.cancel()
         for part in parts:
             part.end()
         workers.shutdown(wait=False, cancel_futures=True)

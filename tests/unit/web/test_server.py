@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gc
 import http.client
 import socket
 import ssl
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -156,6 +158,39 @@ def test_probes_and_scrapes_are_answered_while_hostile_clients_take_all_they_can
         attacker.join()
     assert scrapes == [len(PAGE)] * 50
     assert sorted(probes)[len(probes) // 2] < 0.5
+
+
+@pytest.mark.parametrize("late", [1, 40])
+def test_clients_that_come_as_the_server_ends_are_closed(site: Site, late: int) -> None:
+    """They and its end are seen in one turn of the loop."""
+    busy, go_on, called = threading.Event(), threading.Event(), threading.Event()
+
+    def hold(request: Request) -> Reply:
+        busy.set()
+        assert go_on.wait(10.0)
+        return Reply(200, TEXT, b"")
+
+    site.answer_at_once = hold  # type: ignore[method-assign]
+    server = HttpServer("127.0.0.1:0", site)
+    server.start()
+    with contextlib.ExitStack() as stack, warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        stack.enter_context(connect(server, HONEST)).sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert busy.wait(10.0)
+        clients = [stack.enter_context(connect(server, HONEST)) for _ in range(late)]
+        own = server._end
+        server._end = lambda: [own(), called.set()]  # type: ignore[assignment, return-value, func-returns-value]
+        ending = threading.Thread(target=server.stop)
+        ending.start()
+        assert called.wait(10.0)
+        go_on.set()
+        ending.join()
+        for client in clients:
+            client.settimeout(10.0)
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+        gc.collect()
+        assert [str(each.message) for each in seen if "unclosed" in str(each.message)] == []
 
 
 def test_when_every_worker_is_taken_more_are_told_to_come_back(server: HttpServer, site: Site) -> None:
