@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
-import os
 import resource
 import socket
 import struct
@@ -24,7 +22,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.threads import start
-from gpu_exporter.web.request import HEAD_MAX, BadRequest, Request, parse_head, parse_listen_address
+from gpu_exporter.web.listen import listen_tcp, listen_unix
+from gpu_exporter.web.request import HEAD_MAX, BadRequest, Request, parse_head
 from gpu_exporter.web.secure import Security, WebConfigError
 
 log = logging.getLogger(__name__)
@@ -32,7 +31,6 @@ WORKERS = 4  # threads that make bodies; they share what they make
 WAITING_MAX = 64  # requests that wait for a worker; one more gets 503
 CONNECTIONS_MAX = 256
 ADDRESS_MAX = 64  # connections of one client address
-BACKLOG = 128  # connections that the kernel keeps until they are accepted
 HEAD_S = 10.0  # from the first byte of a request to the end of its head, and for a handshake of TLS
 IDLE_S = 75.0  # a connection that is kept open: longer than between two scrapes
 WRITE_S = 10.0  # for a whole answer
@@ -84,7 +82,7 @@ class _Connection:
         self.is_waiting, self.is_writing, self.since = waiting, writing, time.monotonic()
 
     def break_off(self) -> None:
-        """End it at once, and let go of what the kernel has still to send, which may be megabytes."""
+        """End it at once, and drop what the kernel has still to send, which may be megabytes."""
         with contextlib.suppress(OSError):
             self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
         if self.writer is not None:
@@ -291,35 +289,6 @@ def _head_of(reply: Reply, *, keeps: bool) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-def _listen(address: str) -> socket.socket:
-    """A listening TCP socket, of both families for an empty host. Raises ValueError, OSError that names the address."""
-    host, port = parse_listen_address(address)
-    both = not host and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
-    try:
-        try:
-            return socket.create_server((host, port), family=family, dualstack_ipv6=both, backlog=BACKLOG)
-        except OSError as exc:
-            if not both or exc.errno == errno.EADDRINUSE:
-                raise
-            return socket.create_server((host, port), backlog=BACKLOG)  # no IPv6 on this host
-    except OSError as exc:
-        raise OSError(exc.errno, f"cannot listen on {address}: {os.strerror(exc.errno or 0)}") from exc
-
-
-def _listen_unix(path: Path, mode: int) -> socket.socket:
-    """`mode`: permissions, whatever the umask is. Call it before other threads make files."""
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX)
-    umask = os.umask(0o777 & ~mode)  # bind() makes it 0777 less the umask: never open for a moment
-    try:
-        listener.bind(str(path))
-    finally:
-        os.umask(umask)
-    listener.listen(BACKLOG)
-    return listener
-
-
 class HttpServer:
     """Serves on one TCP address, and on a unix socket for `--once` where a state directory is kept."""
 
@@ -337,11 +306,11 @@ class HttpServer:
         """
         self._web_config = web_config
         self._security = Security(web_config) if web_config is not None else None
-        self._listeners = [_listen(address)]
+        self._listeners = [listen_tcp(address)]
         self.port = int(self._listeners[0].getsockname()[1])
         self._socket_path = socket_path
         if socket_path is not None:
-            self._listeners.append(_listen_unix(socket_path, socket_mode))
+            self._listeners.append(listen_unix(socket_path, socket_mode))
         for listener in self._listeners:
             listener.setblocking(False)
         self._site = site
