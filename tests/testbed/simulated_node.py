@@ -44,36 +44,34 @@ class SimulatedNode:
         self.sample_period_s = sample_period_s
         self.settings = settings or Settings()
         self._backend, self._source = build_simulation(scenario, self.clock, sample_period_s)
-        self._start = partial(self._begin, driver_period_max_s, processes, asks_slurm, host)
+        self._make_state = partial(
+            NodeState, self.settings, self.clock, processes=processes, asks_slurm=asks_slurm, host=host
+        )
+        self._rules = activity_rules(self.settings, driver_period_max_s)
         self.hung: set[str] = set()
         self.owners: Mapping[UnitId, Sequence[Owner]] = {}  # of one process each, with a GiB of memory
         self.inventory = Inventory()
         self.offers: list[Grant] | None = None  # what a scheduler may give
         self._elapsed = 0.0
-        self._start(state)
+        self._begin(state)
 
-    def _begin(
-        self,
-        driver_period_max_s: float,
-        processes: ProcessOwners | None,
-        asks_slurm: bool,
-        host: HostWorks | None,
-        state: StateFile | None,
-    ) -> None:
-        self.state = NodeState(self.settings, self.clock, state, processes, asks_slurm=asks_slurm, host=host)
+    def _begin(self, state: StateFile | None) -> None:
+        """Everything that the exporter knows, from nothing but its state file."""
+        self.state = self._make_state(state)
         self.poller = Poller([self._source], self.clock, self.settings.attribution.keep_last)
         self.readings: dict[int, DeviceSnapshot] = {}
         self.diagnosis = DiagnosisLoop(self.settings, lambda: self.state.evidence(self.placed()), self.clock)
-        rules = activity_rules(self.settings, driver_period_max_s)
         self.samplers = [
-            DeviceSampler(self._backend.find(i), registry.DEFAULT, self.clock, rules, is_shared=self.state.is_shared)
+            DeviceSampler(
+                self._backend.find(i), registry.DEFAULT, self.clock, self._rules, is_shared=self.state.is_shared
+            )
             for i in range(self._backend.count())
         ]
 
     def restart(self, away_s: float, state: StateFile | None = None) -> None:
         """Killed, and started again after a while: what the exporter knew is gone but for the state file."""
         self.clock.advance(away_s)
-        self._start(state)
+        self._begin(state)
         reason = self.state.restore()
         assert state is None or not reason, reason
 
