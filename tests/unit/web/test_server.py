@@ -6,6 +6,8 @@ import base64
 import contextlib
 import gc
 import http.client
+import os
+import resource
 import socket
 import ssl
 import threading
@@ -191,6 +193,29 @@ def test_clients_that_come_as_the_server_ends_are_closed(site: Site, late: int) 
                 assert client.recv(1) == b""
         gc.collect()
         assert [str(each.message) for each in seen if "unclosed" in str(each.message)] == []
+
+
+def test_without_file_descriptors_it_waits_and_then_answers(
+    server: HttpServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", logger=web.log.name)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(contextlib.closing(socket.socket()))
+        client.settimeout(10.0)
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 8, most[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                stack.callback(os.close, os.dup(client.fileno()))
+        client.connect(("127.0.0.1", server.port))
+        until(lambda: len(caplog.records) >= 3)
+        time.sleep(0.2)  # a server that spins would show it here
+        assert len(caplog.records) < 60
+        assert "Too many open files" in caplog.text
+    with contextlib.closing(connect(server, HONEST)) as late:
+        late.sendall(b"GET /-/healthy HTTP/1.1\r\n\r\n")
+        assert late.recv(65536).endswith(b"healthy\n")
 
 
 def test_when_every_worker_is_taken_more_are_told_to_come_back(server: HttpServer, site: Site) -> None:
