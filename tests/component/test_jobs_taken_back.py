@@ -252,3 +252,25 @@ def test_one_component_of_a_heterogeneous_job_is_not_taken_out_of_it(cluster: Cl
     assert desk.act() == ([], {"kind"})
     assert all(read_mark(cluster, job).startswith("gpu-exporter.io/utilization=underused") for job in jobs)
     assert desk.commands == []
+
+
+def test_a_heterogeneous_job_with_gpus_in_one_component_is_left_alone(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+    leader = cluster.slurm.submit("-n1", ":", "-n1", "--gres=gpu:1")
+    job = str(int(leader) + 1)
+    start = cluster.start_of(leader)
+    wait_for(lambda: time.time() - start > 3, "the job to be a few seconds old")
+    desk.runs[job] = (start, IDLE_S)
+    assert desk.act() == ([], {"kind"})
+    assert read_mark(cluster, job).startswith("gpu-exporter.io/utilization=underused")
+    assert desk.commands == [] and state(cluster, f"{leader}+0") == "RUNNING"
+
+
+def test_a_job_that_was_requeued_before_is_neither_requeued_nor_cancelled(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+    job = idle_job(cluster, desk, OK)
+    cluster.slurm.requeue(job)
+    cluster.slurm.run_again(job)
+    start = cluster.start_of(job)
+    wait_for(lambda: time.time() - start > 3, "the job to be a few seconds old")
+    desk.runs[job] = (start, IDLE_S)
+    assert desk.act() == ([], {"requeued"})
+    assert desk.commands == [] and state(cluster, job) == "RUNNING"

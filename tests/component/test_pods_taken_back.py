@@ -304,6 +304,21 @@ def test_what_has_no_controller_of_a_known_kind_is_left_alone(team: Team, kinds:
     assert team.is_suspended("slow")
 
 
+def test_a_run_of_a_cron_job_is_left_alone(team: Team) -> None:
+    """Suspended, it would be the last run of one that forbids two at a time."""
+    team.job("run", 1)
+    batch = client.BatchV1Api(team.plane.api)
+    job = batch.read_namespaced_job("run", team.namespace)
+    template = {"spec": {"containers": [{"name": "c", "image": "i"}], "restartPolicy": "Never"}}
+    spec = {"schedule": "0 0 1 1 *", "concurrencyPolicy": "Forbid", "jobTemplate": {"spec": {"template": template}}}
+    made = batch.create_namespaced_cron_job(team.namespace, {"metadata": {"name": "nightly"}, "spec": spec})
+    owner = {"apiVersion": "batch/v1", "kind": "CronJob", "name": "nightly", "uid": made.metadata.uid}
+    change = {"metadata": {"ownerReferences": [owner | {"controller": True}]}}
+    batch.patch_namespaced_job(job.metadata.name, team.namespace, change)
+    assert team.act() == ([], {"kind"})
+    assert not team.is_suspended("run")
+
+
 @pytest.mark.parametrize("kind", ["Pipeline", "OfNoApi"])
 def test_a_job_of_another_controller_is_left_to_that_one(team: Team, kinds: None, kind: str) -> None:
     team.job("step", 1)

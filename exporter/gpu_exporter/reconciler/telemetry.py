@@ -61,6 +61,7 @@ HELD = (  # why nothing was done to a group that is underused
     "not_warned",
     "proof",
     "regret",
+    "requeued",
     "rests",
     "shadow",
     "stale",

@@ -64,10 +64,11 @@ class PodActor:
         if metadata["uid"] != uid:
             raise Refused("replaced", f"{target.title} is another one than its pods belong to")
         above = controller_of(metadata)
-        if above is not None and above.get("kind") != "CronJob":
-            raise Refused(
-                "kind", f"{target.title} belongs to {above.get('kind')}/{above.get('name')}, which would undo it"
-            )
+        if above is not None:
+            why = "which would undo it"
+            if above.get("kind") == "CronJob":  # Forbid starts no run after it, Allow piles up more of them
+                why = "whose other runs depend on it"
+            raise Refused("kind", f"{target.title} belongs to {above.get('kind')}/{above.get('name')}, {why}")
         found = self._choose(
             proposal, kinds, namespace, _Live(target.group, target.version, plural, target.kind, live, (), None)
         )

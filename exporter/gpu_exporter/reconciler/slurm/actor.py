@@ -29,6 +29,7 @@ from gpu_exporter.reconciler.slurm.survey import read_keep
 SCHEDULER = "slurm"
 # In a job's Comment: its script can be started again from its beginning, or goes on from a checkpoint.
 REQUEUE_OK = re.compile(r"(?:^|[\s;,|])gpu-requeue-ok(?=$|[\s;,|])")
+REQUEUES_MAX = 1  # of one job, by whomever: one that stages its data for longer than the windows would never end
 
 
 class JobActor:
@@ -46,11 +47,15 @@ class JobActor:
         job = self._marker.read(proposal.first.name.name)
         check_markable(job, proposal.first, self._marker.cluster)
         self._object_to(job)
+        if job.leader:
+            raise Refused("kind", "it is a component of a heterogeneous job, and an action would end all of them")
         keep_s, asked_by, unreadable = read_keep(job, self._policy)
         if unreadable or keep_s > wall - proposal.since_wall:
             raise Refused("exempt", asked_by.why if asked_by is not None else unreadable)
         asked = job.is_batch and job.may_requeue and REQUEUE_OK.search(job.comment) is not None
         if asked and REQUEUE in proposal.possible and REQUEUE in kinds:
+            if job.restarts >= REQUEUES_MAX:
+                raise Refused("requeued", f"it has been started again {job.restarts} times already")
             return Found(REQUEUE, job, "Slurm starts it again by itself")
         if CANCEL in proposal.possible and CANCEL in kinds:
             return Found(CANCEL, job, "its owner has to submit it again")
