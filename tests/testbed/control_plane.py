@@ -31,7 +31,7 @@ class ControlPlane:
         self.url = f"https://127.0.0.1:{self.port}"
         self.admin = self.authority.kubeconfig("admin", self.url, "admin", "system:masters")
         self.node = self.authority.kubeconfig("node", self.url, "system:node:node1", "system:nodes")
-        self._etcd_url = self._start_etcd()
+        self.etcd_url = self._start_etcd()
         self._sign_key = self.authority.write_key("service-accounts")
         self._server_certificate = self.authority.issue("apiserver", "kube-apiserver")
         self._kubelet_client = self.authority.issue("kubelet-client", "apiserver", "system:masters")
@@ -77,7 +77,7 @@ class ControlPlane:
                 f"--secure-port={self.port}",
                 "--advertise-address=127.0.0.1",
                 "--endpoint-reconciler-type=none",  # Endpoints refuse loopback addresses
-                f"--etcd-servers={self._etcd_url}",
+                f"--etcd-servers={self.etcd_url}",
                 f"--client-ca-file={ca}",
                 f"--tls-cert-file={certificate}",
                 f"--tls-private-key-file={key}",

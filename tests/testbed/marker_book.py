@@ -18,9 +18,10 @@ from gpu_exporter.reconciler.evidence import (
 )
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.marks import Mark, Refused
+from gpu_exporter.reconciler.outcomes import RUNS
 from gpu_exporter.reconciler.pause_note import PauseSource
 from gpu_exporter.reconciler.policy import Decision
-from gpu_exporter.reconciler.regret import Regrets
+from gpu_exporter.reconciler.record import Record
 from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.surroundings import Surroundings, Unreadable
 
@@ -49,6 +50,7 @@ class Book:
         self.fail_list: Exception | None = None
         self.calls: list[str] = []
         self.around: dict[HolderName, Surroundings | Unreadable] = {}
+        self.fates: dict[HolderName, str] = {}
         self.surveyed: list[tuple[list[HolderName], list[HolderName]]] = []
 
     def survey(
@@ -56,6 +58,9 @@ class Book:
     ) -> Mapping[HolderName, Surroundings | Unreadable]:
         self.surveyed.append((sorted(names), sorted(fresh)))
         return {name: self.around.get(name, Surroundings()) for name in names}
+
+    def read_fate(self, name: HolderName, incarnation: str) -> str:
+        return self.fates.get(name, RUNS)
 
     def list_marks(self) -> Sequence[Mark]:
         if self.fail_list:
@@ -124,7 +129,7 @@ class Book:
 class Bench:
     """One cycle over one or more books; evidence as idle runs of each holder's units."""
 
-    regrets: Regrets | None = None
+    record: Record | None = None
 
     def __init__(self, *books: Book, policy: Policy = POLICY, once: bool = False) -> None:
         self.once = once
@@ -149,7 +154,7 @@ class Bench:
 
     def restart(self) -> None:
         """Another process: only the books are left."""
-        judge = judge_of(self, self.books, Rulebook(self.policy, self.rules), self.clock, self.pauses, self.regrets)
+        judge = judge_of(self, self.books, Rulebook(self.policy, self.rules), self.clock, self.pauses, self.record)
         self.cycle = Cycle(
             judge,
             self.books,
@@ -180,6 +185,10 @@ class Bench:
         }
         found = tuple(holder(name, runs, wall) for name, runs in shown.items())
         return Evidence(wall, found, self.exporters, self.allocations, usual_at=self.usual_at, sharing=self.sharing)
+
+    def read_holders(self, names: Collection[HolderName]) -> Evidence:
+        evidence = self.read_evidence(names)
+        return evidence._replace(holders=tuple(each for each in evidence.holders if each.name in names))
 
     def run(self) -> list[str]:
         for book in self.books:

@@ -4,7 +4,7 @@
     python tests/testbed/programs.py kubelet    build this one
 
 Standard library only: `make test` starts it in the background before anything is installed. Several may run at once,
-one builds and the others wait. The cache key is the module's go.mod and go.sum and the flags, and a program appears
+one builds and the others wait. The cache key is the module's files and the flags, and a program appears
 under its name only when it is whole.
 """
 
@@ -69,6 +69,15 @@ PROGRAMS = {
     ),
     "descheduler": Module("-s -w", {"descheduler": "sigs.k8s.io/descheduler/cmd/descheduler"}),
     "kubeconform": Module("-s -w", {"kubeconform": "github.com/yannh/kubeconform/cmd/kubeconform"}),
+    # The controllers of JobSet and Kubeflow in one process of our own (go/operators/main.go), and Kueue.
+    "operators": Module("-s -w", {"operators": ".", "kueue": "sigs.k8s.io/kueue/cmd/kueue"}),
+}
+# Folders with the definitions of what these controllers control.
+OPERATOR_CRDS = {
+    "sigs.k8s.io/jobset": "config/components/crd/bases",
+    "github.com/kubeflow/training-operator": "manifests/base/crds",
+    "github.com/kubeflow/mpi-operator": "manifests/base",
+    "sigs.k8s.io/kueue": "config/components/crd/bases",
 }
 
 
@@ -116,7 +125,7 @@ def all_programs() -> list[str]:
 
 def directory_of(module: str) -> Path:
     """The cache folder of one module's programs."""
-    content = b"".join((MODULES / module / name).read_bytes() for name in ("go.mod", "go.sum"))
+    content = b"".join(path.read_bytes() for path in sorted((MODULES / module).iterdir()))
     key = hashlib.sha256(content + (PROGRAMS[module].ldflags + PROGRAMS[module].tags).encode()).hexdigest()[:16]
     return cache_root() / f"{module}-{key}"
 
@@ -166,6 +175,26 @@ def prometheus_operator_crds() -> Path:
     return target
 
 
+def operator_crds() -> Path:
+    """A folder with the CRDs of the operators, one file each. Raises RuntimeError."""
+    go = find_go()
+    key = directory_of("operators").name
+    with fresh_entry(f"{key}-crds") as (target, making):
+        if making is not None:
+            (making / "crds").mkdir()
+            for module, folder in OPERATOR_CRDS.items():
+                command = [go, "mod", "download", "-json", module]
+                where = MODULES / "operators"
+                done = subprocess.run(command, cwd=where, capture_output=True, text=True, check=False, timeout=600)
+                if done.returncode != 0:
+                    raise RuntimeError(f"{module} could not be had: {done.stdout}{done.stderr}")
+                for path in (Path(json.loads(done.stdout)["Dir"]) / folder).glob("*.yaml"):
+                    if "kind: CustomResourceDefinition" in path.read_text("utf-8"):
+                        shutil.copyfile(path, making / "crds" / f"{Path(module).name}-{path.name}")
+            (making / "crds").rename(target)
+    return target
+
+
 def build(program: str) -> Path:
     """Build one program unless it is there. Raises RuntimeError that says what is missing or what the compiler said."""
     module = module_of(program)
@@ -200,6 +229,7 @@ def main(arguments: list[str]) -> int:
         for program in arguments or all_programs():
             build(program)
         prometheus_operator_crds()
+        operator_crds()
     except (KeyError, OSError, RuntimeError, subprocess.TimeoutExpired) as exc:
         print(f"{exc}", file=sys.stderr)
         return 1 if os.environ.get("CI") else 0  # elsewhere the tests that need it skip with this reason

@@ -122,17 +122,17 @@ class Slurm:
         processes.start([*prefix, "slurmrestd", "-s", pages, "-a", "rest_auth/jwt", place], environment)
         return f"http://{place}"
 
-    def submit(self, *flags: str, runs: bool = True) -> str:
+    def submit(self, *flags: str, runs: bool = True, user: str = USER) -> str:
         """A job that only sleeps; its id, once it runs unless that is not to be."""
-        job = self.submit_script(self.root / "job.sh", "-n1", *flags)
+        job = self.submit_script(self.root / "job.sh", "-n1", *flags, user=user)
         if runs:
             self.wait_until_runs(job)
         return job
 
-    def submit_script(self, script: Path, *flags: str) -> str:
+    def submit_script(self, script: Path, *flags: str, user: str = USER) -> str:
         """A job of that script; its id."""
         command = ("sbatch", "--parsable", "-D", "/tmp", "-o", "/dev/null", *flags, str(script))
-        job = self.run(*command, user=USER).strip()
+        job = self.run(*command, user=user).strip()
         self._jobs.append(job)
         return job
 

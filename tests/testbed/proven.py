@@ -1,0 +1,132 @@
+"""Proofs and a record that say what a test wants, places of texts and counters in memory.
+
+At first all is proven, and eight GPUs are waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from gpu_exporter.defaults import Actions
+from gpu_exporter.reconciler.actions.journal import Entry
+from gpu_exporter.reconciler.actions.proofs import Warned, Work
+from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.marks import MarkError
+from gpu_exporter.reconciler.outcomes import Account, key_of
+from gpu_exporter.reconciler.policy import Decision
+from gpu_exporter.reconciler.record import Standing
+from gpu_exporter.reconciler.target import Held
+
+AT_REST = Work(0.0, 0.0)
+
+
+class Texts:
+    """A place in memory that outlives the process."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+        self.fail: MarkError | None = None
+
+    def read_text(self, key: str) -> str:
+        if self.fail:
+            raise self.fail
+        return self.kept.get(key, "")
+
+    def write_text(self, key: str, text: str) -> None:
+        if self.fail:
+            raise self.fail
+        self.kept[key] = text
+
+
+class Tally:
+    """Counts what is decided and what comes of it."""
+
+    def __init__(self) -> None:
+        self.decided: Counter[Account] = Counter()
+        self.outcomes: Counter[tuple[Account, str]] = Counter()
+
+    def count_decision(self, account: Account) -> None:
+        self.decided[account] += 1
+
+    def count_outcome(self, account: Account, outcome: str) -> None:
+        self.outcomes[account, outcome] += 1
+
+    def restore(self, policy: str, kind: str, decisions: int, outcomes: Mapping[str, int]) -> None:
+        self.decided[Account(policy, kind, "")] += decisions
+
+    def forget(self) -> None:
+        self.decided.clear()
+
+    def counts(self) -> tuple[int, dict[str, int]]:
+        by_outcome: Counter[str] = Counter()
+        for (_, outcome), count in self.outcomes.items():
+            by_outcome[outcome] += count
+        return sum(self.decided.values()), dict(by_outcome)
+
+
+class SaidRecord:
+    """By policy and class what the record says; a class that is not here has no decisions."""
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[str, str], Held | Standing] = {("policy", "batch"): Standing(50.0, 2.0)}
+        self.open: set[Any] = set()
+        self.watches = self
+        self.acts: list[Entry] = []
+        self.due: list[Entry] = []
+        self.resumed: list[Entry] = []
+        self.gone: list[Entry] = []
+
+    def is_open(self, decisions: Collection[Decision]) -> bool:
+        return any(key_of(each) in self.open for each in decisions)
+
+    def why_not(self, account: Account, settings: Actions) -> Held | Standing:
+        return self.answers.get(account[:2], Held("shadow", "no decisions"))
+
+    def note_act(self, entry: Entry) -> None:
+        self.acts.append(entry)
+
+    def acts_due(self) -> list[Entry]:
+        return self.due
+
+    def note_resumed(self, entry: Entry) -> None:
+        self.resumed.append(entry)
+
+    def note_gone(self, entry: Entry) -> None:
+        self.gone.append(entry)
+
+
+class SaidProofs:
+    """All holders were warned but those of these names; none works beside its GPUs but these, by name."""
+
+    def __init__(self, pool: str) -> None:
+        self.pool = pool
+        self.waiting = 8.0
+        self.unwarned: set[str] = set()
+        self.works: dict[str, Work] = {}  # of holders, beside their GPUs
+        self.beside: dict[str, Work] = {}  # of members that hold none
+
+    def read_warnings(self, names: Collection[HolderName]) -> Mapping[HolderName, Warned]:
+        now = time.time() - 1.0  # later than any holder began
+        return {name: Warned(now, ("gpu-owners",)) for name in names if name.name not in self.unwarned}
+
+    def read_demand(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, float]]:
+        return {name: {self.pool: self.waiting} for name in names} if self.waiting else {}
+
+    def read_host_work(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, Work]]:
+        return {name: Everywhere(self.works.get(name.name, AT_REST)) for name in names}
+
+    def read_rest(self, namespace: str, pods: Collection[str], idle_s: float) -> Mapping[str, Work]:
+        return {pod: self.beside.get(pod, AT_REST) for pod in pods}
+
+
+class Everywhere(dict[str, Work]):
+    """The same on every node."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def get(self, node: str, default: Any = None) -> Any:
+        return self._work
