@@ -79,6 +79,10 @@ class Source:
             holders.append(HolderEvidence(name, "", (unit,), 1, frozenset({uid})))
         return Evidence(wall, tuple(holders), sharing=self.sharing)
 
+    def read_holders(self, names: Collection[HolderName]) -> Evidence:
+        evidence = self.read_evidence()
+        return evidence._replace(holders=tuple(each for each in evidence.holders if each.name in names))
+
 
 class Bench:
     """One namespace, one source, one cycle."""
@@ -123,10 +127,22 @@ class Bench:
 
     def set_running(self, name: str, started_s_ago: float) -> None:
         """The status that a kubelet would write."""
+        self.run_in(self.namespace, name, started_s_ago)
+
+    def run_in(self, namespace: str, name: str, started_s_ago: float = 9000.0) -> None:
+        """The same in another namespace."""
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - started_s_ago))
-        state = {"name": "train", "state": {"running": {"startedAt": moment}}, "ready": True, "restartCount": 0}
-        status = {"phase": "Running", "containerStatuses": [{**state, "image": "", "imageID": ""}]}
-        self.plane.core.patch_namespaced_pod_status(name, self.namespace, {"status": status})
+        containers = self.plane.pod(name, namespace)["spec"]["containers"]
+        state = {
+            "state": {"running": {"startedAt": moment}},
+            "ready": True,
+            "restartCount": 0,
+            "image": "",
+            "imageID": "",
+        }
+        statuses = [{"name": each["name"], **state} for each in containers]
+        status = {"phase": "Running", "containerStatuses": statuses}
+        self.plane.core.patch_namespaced_pod_status(name, namespace, {"status": status})
 
     def delete_pod(self, name: str) -> None:
         self.plane.core.delete_namespaced_pod(name, self.namespace, grace_period_seconds=0)
@@ -381,7 +397,7 @@ def test_without_the_right_on_the_status_the_label_comes_and_goes_all_the_same(
     uid = bench.run_pod("train")
     bench.source.pods["train"] = (uid, 130.0)
     bench.run()
-    monkeypatch.setattr(bench.marker._api.core, "patch_namespaced_pod_status", refuse)
+    monkeypatch.setattr(bench.marker.api.core, "patch_namespaced_pod_status", refuse)
     bench.source.pods["train"] = (uid, 0.0)
     assert bench.run() == (["withdrawn"], [])
     assert LABEL not in bench.labels("train") and condition_of(bench, "train")

@@ -35,7 +35,11 @@ class Site(Bench):
     node: str | None = None
 
     def restart(self) -> None:
-        self.marker = PodMarker(Api(ControlPlane.connect(self.plane.admin)), self.policy, self.clock)
+        self.restart_with(PodMarker(Api(ControlPlane.connect(self.plane.admin)), self.policy, self.clock))
+
+    def restart_with(self, marker: PodMarker) -> None:
+        """Another process, which has this marker."""
+        self.marker = marker
         super().restart()
 
     def template(self, **metadata: Any) -> dict[str, Any]:
@@ -123,6 +127,11 @@ class Site(Bench):
             core.patch_namespaced_pod(name, self.namespace, body, field_manager=manager)
         else:
             batch.patch_namespaced_job(name, self.namespace, body, field_manager=manager)
+
+    def annotate_object(self, crd: tuple[str, str, str, str], name: str, **annotations: str) -> None:
+        keys = {f"gpu-exporter.io/{key.replace('_', '-')}": value for key, value in annotations.items()}
+        patch = client.CustomObjectsApi(self.plane.api).patch_namespaced_custom_object
+        patch(*crd[:2], self.namespace, crd[2], name, {"metadata": {"annotations": keys}})
 
     def judge(self, *rules: PolicyRule) -> dict[str, Decision]:
         """The decisions of a reconciler that has just started, by pod."""
@@ -339,7 +348,9 @@ def test_a_controller_that_may_not_be_read_leaves_its_pods_unknown_and_names_the
     )
     judgement = judge_of(site.source, [marker], Rulebook(site.policy), site.clock).judge()
     assert judgement.decisions[0].stage == "unknown"
-    assert "the reconciler needs `get` on it" in judgement.problems[0]
+    assert "the reconciler needs `get` on it" in judgement.decisions[0].reason
+    assert (judgement.problems, judgement.surveyed) == ([], 1), "it costs itself, and not the cycle"
+    assert judgement.unreadable == [("forbidden", "Job")]
 
 
 def test_policies_choose_pods_by_their_labels_and_by_who_controls_them(site: Site) -> None:

@@ -19,7 +19,7 @@ USERS_JOB_ID = re.compile(r"[0-9]+(?:[_+][0-9]+)?")
 # A restarted exporter knows nothing of work on its host for two minutes: what it said before counts for so long.
 HOST_KEEP_S = 900.0
 OBSTACLE = re.compile(r"[a-z_]{1,40}")  # it is printed
-FACTS = ("user", "account", "partition", "qos")
+FACTS = ("user", "account", "partition", "qos", "resource")
 NO_FACTS: Mapping[str, frozenset[str]] = MappingProxyType({})
 
 
@@ -95,6 +95,11 @@ class HolderEvidence(NamedTuple):
     facts: Mapping[str, frozenset[str]] = NO_FACTS
 
 
+def pools_of(holder: HolderEvidence) -> frozenset[str]:
+    """What others would ask for to have its GPUs: the resource of a pod, the partition of a job."""
+    return holder.facts.get("partition" if holder.name.scheduler == "slurm" else "resource", frozenset()) - {""}
+
+
 def nothing_usual(_wall: float) -> float | None:
     """Of a source without a past: None."""
     return None
@@ -138,6 +143,9 @@ class EvidenceSource(Protocol):
 
         A job may be named there as its users write it.
         """
+
+    def read_holders(self, names: Collection[HolderName]) -> Evidence:
+        """The present evidence on these alone, as soon as it can be had. Raises EvidenceError."""
 
 
 class ExplainingSource(EvidenceSource, Protocol):

@@ -48,11 +48,12 @@ class MarkError(Exception):
     patience. error: anything else. All but `replaced` are tried again by the next cycle, none within this one.
     """
 
-    def __init__(self, result: str, text: str, patience_s: float = 0.0) -> None:
-        """`patience_s`: for how long the server asks to be left alone."""
+    def __init__(self, result: str, text: str, patience_s: float = 0.0, status: int = 0) -> None:
+        """`patience_s`: for how long the server asks to be left alone. `status`: of its answer by HTTP, 0 for none."""
         super().__init__(text)
         self.result = result
         self.patience_s = patience_s
+        self.status = status
 
 
 class Refused(Exception):

@@ -44,7 +44,7 @@ def settle(evidence: Evidence, decisions: Sequence[Decision], around: Around, bo
             continue
         if id(its.members) not in gangs:
             gangs[id(its.members)] = _Gang(its.members, alone)
-        settled.append(_settle_gang(decision, gangs[id(its.members)]))
+        settled.append(_settle_gang(decision, gangs[id(its.members)], book.site.waiting_max))
     return [_share(each, holders[each.name], around.get(each.name), evidence, book) for each in settled]
 
 
@@ -139,10 +139,11 @@ class _Gang:
         self.late = [decision for decision in known if decision.stage != UNDERUSED]
 
 
-def _settle_gang(decision: Decision, gang: _Gang) -> Decision:
+def _settle_gang(decision: Decision, gang: _Gang, waiting_max_s: float) -> Decision:
     """The decision on a member of a gang by those on all of them.
 
-    What ends a mark at once comes first: a wish, a member that works or cannot yet; then what is not known.
+    What ends a mark at once comes first: a wish, a member that works or cannot yet; then what is not known. A gang that
+    has waited for longer than `waiting_max_s` (seconds) is reported, and never more than that.
     """
     around = decision.around
     assert around is not None
@@ -150,14 +151,11 @@ def _settle_gang(decision: Decision, gang: _Gang) -> Decision:
     if of := next(iter(gang.spared), None):  # none of these is this one, which would be marked
         lowered = _lowered(decision, of.stage, f"{decision.reason}, but of {of.title} of {title}: {of.reason}")
         return lowered._replace(exempt_by=of.exempt_by)
-    if around.missing:
-        return _lowered(
-            decision, "waiting", f"{decision.reason}, but {title} waits for {_members(around.missing)} more"
-        )
-    if gang.waits is not None:
-        return _lowered(decision, "waiting", f"{decision.reason}, but {gang.waits.name} of {title} {gang.waits.waits}")
-    if halted := next(iter(gang.halted), None):
-        return _lowered(decision, "waiting", f"{decision.reason}, but of {halted.title} of {title}: {halted.reason}")
+    if why := _waits(gang, around.missing, title):
+        if decision.stage in IDLE and decision.has_lasted(waiting_max_s):
+            longest = describe_duration(waiting_max_s)
+            return _lowered(decision, "candidate", f"{decision.reason}; not more, since {why}, for {longest} and more")
+        return _lowered(decision, "waiting", f"{decision.reason}, but {why}")
     if busy := _other(gang.busy, decision):
         idle = gang.idle + (decision.stage not in IDLE)
         text = f"{idle} of {gang.members} members of {title} idle; {busy.title}: {busy.reason}"
@@ -169,6 +167,16 @@ def _settle_gang(decision: Decision, gang: _Gang) -> Decision:
     if decision.stage == "partial" or gang.members < 2:
         return decision
     return decision._replace(reason=f"{decision.reason}, and so are the other {_members(gang.members - 1)} of {title}")
+
+
+def _waits(gang: _Gang, missing: int, title: str) -> str:
+    """What a gang waits for, "" for nothing."""
+    if missing:
+        return f"{title} waits for {_members(missing)} more"
+    if gang.waits is not None:
+        return f"{gang.waits.name} of {title} {gang.waits.waits}"
+    halted = next(iter(gang.halted), None)
+    return f"of {halted.title} of {title}: {halted.reason}" if halted is not None else ""
 
 
 def _other(found: Sequence[Decision], decision: Decision) -> Decision | None:

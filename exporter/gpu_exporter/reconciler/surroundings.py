@@ -40,6 +40,23 @@ class Exemption(NamedTuple):
     why: str
 
 
+class Reference(NamedTuple):
+    """What an act would be done to: an object, as API group, version, kind, name and UID say, or a job by its id."""
+
+    group: str
+    version: str
+    kind: str
+    name: str
+    uid: str
+
+    @property
+    def title(self) -> str:
+        """As the annotation `owner` of a mark has it: batch/v1/Job/train; `job 42`."""
+        if not self.kind:
+            return f"job {self.name}"
+        return "/".join(part for part in (self.group, self.version, self.kind, self.name) if part)
+
+
 class Surroundings(NamedTuple):
     """Of one holder.
 
@@ -48,7 +65,8 @@ class Surroundings(NamedTuple):
     not exist yet. `kind`: one of CLASSES, `kind_why` what it was taken from. `idle_after_s`: how long it must have been
     idle at least, by a wish of its owner; 0 for no wish. `idle_after_by`: whose wish that is. `ceiling`: why it may not
     rise above `candidate`; "" when it may. `labels`: the pod's own. `owner_kinds`: of the controllers above it, each as
-    KIND and as GROUP/KIND; Pod for none.
+    KIND and as GROUP/KIND; Pod for none. `target`: what an act on it would be done to; None where nothing is ever done.
+    `possible`: of ACTIONS, what that may be. `shown`: its class by what it shows, whatever a label says.
     """
 
     group: str = ""
@@ -62,16 +80,22 @@ class Surroundings(NamedTuple):
     ceiling: str = ""
     labels: Mapping[str, str] = NO_LABELS
     owner_kinds: tuple[str, ...] = ()
+    target: Reference | None = None
+    possible: tuple[str, ...] = ()
+    shown: str = UNCLEAR
 
 
 class Unreadable(NamedTuple):
     """The surroundings of a holder are not known, for this reason, which names the remedy.
 
-    `is_failure`: the scheduler did not answer, or not enough; it is not the holder that is gone.
+    `is_failure`: the scheduler did not answer, or not enough; it is not the holder that is gone. `reason`, `kind`: of
+    an owner that cannot be read, one word and its kind; "" for anything else.
     """
 
     why: str
     is_failure: bool = False
+    reason: str = ""
+    kind: str = ""
 
 
 class Surveyor(Protocol):
@@ -83,4 +107,9 @@ class Surveyor(Protocol):
         """The surroundings of each of these holders at `wall` (Unix seconds). Raises nothing.
 
         `fresh`: those of them that are about to rise: what was read earlier does not do for them.
+        """
+
+    def read_fate(self, name: HolderName, incarnation: str) -> str:
+        """What became of a holder that has no series any more: `runs`, `ended` by itself, or `lost`: taken away, or not
+        known how. Raises nothing.
         """

@@ -278,7 +278,9 @@ def test_a_time_is_read_as_it_was_written(seconds: int) -> None:
 @pytest.mark.parametrize(
     ("status", "body", "result"),
     [
-        (404, '{"message": "pods \\"a\\" not found"}', "replaced"),
+        (404, '{"message": "pods \\"a\\" not found", "details": {"name": "a", "kind": "pods"}}', "replaced"),
+        (404, "404 page not found", "error"),
+        (404, '{"message": "the server could not find the requested resource", "details": {}}', "error"),
         (409, '{"message": "the object has been modified"}', "conflict"),
         (422, '{"message": "x", "details": {"causes": [{"field": "metadata.uid"}]}}', "replaced"),
         (422, '{"message": "x", "details": {"causes": [{"field": "metadata.labels"}]}}', "error"),

@@ -17,6 +17,7 @@ from gpu_exporter.reconciler.policy import LABELLED, MARKED, Decision, decide
 from gpu_exporter.reconciler.report import explain
 from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.settle import settle
+from gpu_exporter.reconciler.spared import why_spared
 from gpu_exporter.reconciler.surroundings import Exemption, Member, Surroundings, Unreadable
 from gpu_exporter.reconciler.telemetry import Telemetry
 
@@ -195,6 +196,55 @@ def test_a_member_that_cannot_work_now_keeps_its_gang_waiting() -> None:
     decisions = settle(evidence, decide(evidence, POLICY), around, Rulebook(POLICY))
     assert [decision.stage for decision in decisions] == ["waiting", "waiting", "not_running", "waiting"]
     assert "but of ml/train-2 of batch/v1/Job/train: its container has not begun" in decisions[0].reason
+
+
+@pytest.mark.parametrize(("run_s", "stage"), [(POLICY.waiting_max - 1, "waiting"), (POLICY.waiting_max, "candidate")])
+def test_a_gang_that_waits_for_ever_is_reported_and_never_more_than_that(run_s: float, stage: str) -> None:
+    """As one that asks for 99 members, so that it is never complete."""
+    holders = [holder(name, [run_s]) for name in NAMES]
+    evidence = Evidence(WALL, tuple(holders))
+    around: dict[HolderName, Surroundings | Unreadable] = dict.fromkeys(NAMES, gang()._replace(missing=95))
+    decisions = settle(evidence, decide(evidence, POLICY), around, Rulebook(POLICY))
+    assert {decision.stage for decision in decisions} == {stage}
+    assert "waits for 95 members more" in decisions[0].reason
+    if stage == "candidate":
+        assert why_spared(decisions[0]) == "", "it is on the list of what idles"
+
+
+def test_gpus_that_are_idle_and_stay_with_their_holder_are_counted_by_reason_and_tenant() -> None:
+    telemetry = Telemetry()
+    holders = [holder(name, [UNDERUSED]) for name in NAMES]
+    evidence = Evidence(WALL, tuple(holders))
+    around: dict[HolderName, Surroundings | Unreadable] = {
+        NAMES[0]: Surroundings(kind="serving", kind_why="Service/web"),
+        NAMES[1]: Surroundings(kind="batch", ceiling="do-not-disrupt"),
+        NAMES[2]: Unreadable("Pipeline/x cannot be read", reason="forbidden", kind="Pipeline"),
+        NAMES[3]: Surroundings(kind="batch"),
+    }
+    decisions = settle(evidence, decide(evidence, POLICY), around, Rulebook(POLICY))
+    telemetry.note_spared([decisions[3]], "beside")
+    telemetry.note_cycle(0.0, True, {}, decisions)
+    value = telemetry.registry.get_sample_value
+    for reason in ("serving", "capped", "unknown", "beside"):
+        assert value("gpu_reconciler_spared_gpus", {"reason": reason, "tenant": "ml"}) == 1, reason
+    telemetry.note_cycle(0.0, True, {}, [])
+    assert value("gpu_reconciler_spared_gpus", {"reason": "beside", "tenant": "ml"}) is None
+
+
+def test_holders_whose_controllers_cannot_be_read_are_counted_by_reason_and_kind() -> None:
+    book = Book()
+    bench = Bench(book)
+    telemetry = Telemetry(bench.clock)
+    runs = ApplyRuns(bench.cycle, telemetry, bench.clock)
+    book.around[NAMES[0]] = Unreadable("Pipeline/x cannot be read", reason="forbidden", kind="Pipeline")
+    bench.runs = {name: [UNDERUSED] for name in NAMES}
+    runs.run()
+    value = telemetry.registry.get_sample_value
+    assert value("gpu_reconciler_unreadable", {"reason": "forbidden", "kind": "Pipeline"}) == 1
+    assert value("gpu_reconciler_surveyed") == len(NAMES)
+    book.around.clear()
+    runs.run()
+    assert value("gpu_reconciler_unreadable", {"reason": "forbidden", "kind": "Pipeline"}) is None
 
 
 def test_one_exempt_member_keeps_its_gang() -> None:

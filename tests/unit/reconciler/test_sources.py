@@ -545,6 +545,7 @@ def test_what_jobs_are_chosen_by_comes_from_their_info_series() -> None:
         "account": frozenset({"phys"}),
         "partition": frozenset({""}),
         "qos": frozenset({""}),
+        "resource": frozenset({""}),
     }
 
 

@@ -14,7 +14,7 @@ from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.kubernetes.gangs import gangs, group_keys
 from gpu_exporter.reconciler.kubernetes.kinds import classify
 from gpu_exporter.reconciler.kubernetes.optouts import Place, Wish, read_wish
-from gpu_exporter.reconciler.kubernetes.owners import Owner, pods_wanted
+from gpu_exporter.reconciler.kubernetes.owners import Link, Owner, pods_wanted
 from gpu_exporter.reconciler.marks import timestamp
 from gpu_exporter.reconciler.surroundings import Surroundings
 
@@ -107,43 +107,32 @@ def test_no_annotation_stops_the_reading(annotations: dict[str, str]) -> None:
     assert found.exemption is None or found.exemption.source in ("pod", "namespace")
 
 
-def owner(version: str, kind: str, **labels: str) -> Owner:
-    return Owner(
-        version, kind, {"name": "x", "uid": kind, "labels": {k.replace("_", "/"): v for k, v in labels.items()}}
-    )
+def owner(version: str, kind: str) -> Owner:
+    return Owner(Link(version, kind, "x", kind), {"name": "x", "uid": kind})
 
 
 @pytest.mark.parametrize(
-    ("labels", "owners", "served", "scaled", "kind"),
+    ("labels", "owners", "server", "kind"),
     [
-        ({}, [], "", "", "unclear"),
-        ({}, [owner("batch/v1", "Job")], "", "", "batch"),
-        ({}, [owner("batch/v1", "Job")], "Service/tensorboard", "", "serving"),
-        ({}, [owner("kubeflow.org/v1", "PyTorchJob")], "", "", "batch"),
-        ({}, [owner("example.org/v1", "Job")], "", "", "unclear"),
-        ({}, [owner("apps/v1", "StatefulSet"), owner("kubeflow.org/v1", "Notebook")], "Service/nb", "", "interactive"),
-        ({"component": "singleuser-server"}, [], "Service/proxy", "", "interactive"),
-        ({"component": "worker"}, [], "", "", "unclear"),
-        (
-            {},
-            [owner("apps/v1", "ReplicaSet"), owner("apps/v1", "Deployment")],
-            "",
-            "HorizontalPodAutoscaler/x",
-            "serving",
-        ),
-        ({"serving.kserve.io/inferenceservice": "x"}, [], "", "", "serving"),
-        ({}, [owner("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")], "", "", "serving"),
-        ({"gpu-exporter.io/class": "batch"}, [], "Service/x", "", "batch"),
-        ({}, [owner("batch/v1", "Job", **{"gpu-exporter.io_class": "serving"})], "", "", "serving"),
-        ({"gpu-exporter.io/class": "unheard"}, [owner("batch/v1", "Job")], "", "", "batch"),
+        ({}, [], "", "unclear"),
+        ({}, [owner("batch/v1", "Job")], "", "batch"),
+        ({}, [owner("batch/v1", "Job")], "Service/tensorboard", "serving"),
+        ({}, [owner("kubeflow.org/v1", "PyTorchJob")], "", "batch"),
+        ({}, [owner("example.org/v1", "Job")], "", "unclear"),
+        ({}, [owner("apps/v1", "StatefulSet"), owner("kubeflow.org/v1", "Notebook")], "Service/nb", "interactive"),
+        ({"component": "singleuser-server"}, [], "Service/proxy", "interactive"),
+        ({"component": "worker"}, [], "", "unclear"),
+        ({}, [owner("apps/v1", "ReplicaSet"), owner("apps/v1", "Deployment")], "HorizontalPodAutoscaler/x", "serving"),
+        ({"serving.kserve.io/inferenceservice": "x"}, [], "", "serving"),
+        ({}, [owner("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")], "", "serving"),
     ],
 )
-def test_the_class_of_a_pod(labels: dict[str, str], owners: list[Owner], served: str, scaled: str, kind: str) -> None:
-    assert classify(labels, owners, served, scaled)[0] == kind
+def test_the_class_of_a_pod(labels: dict[str, str], owners: list[Owner], server: str, kind: str) -> None:
+    assert classify(labels, owners, server)[0] == kind
 
 
-def reference(kind: str, uid: str) -> dict[str, str]:
-    return {"kind": kind, "uid": uid}
+def reference(kind: str, uid: str) -> Link:
+    return Link("example.org/v1", kind, "x", uid)
 
 
 def test_pods_are_together_by_one_owner_or_one_name_of_a_group_however_they_are_linked() -> None:

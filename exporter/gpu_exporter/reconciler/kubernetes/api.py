@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from kubernetes import client
@@ -14,6 +14,7 @@ from kubernetes.config.kube_config import load_kube_config
 from urllib3.exceptions import HTTPError
 from yaml import YAMLError
 
+from gpu_exporter.clock import Clock
 from gpu_exporter.reconciler.marks import MarkError
 
 Json: TypeAlias = dict[str, Any]
@@ -45,6 +46,22 @@ def is_in_cluster() -> bool:
     return True
 
 
+class Budget:
+    """What one list may cost."""
+
+    def __init__(self, characters: int, until: float, clock: Clock) -> None:
+        """`until`: monotonic seconds."""
+        self._characters = characters
+        self._until = until
+        self._clock = clock
+
+    def spend(self, characters: int) -> None:
+        """Raise MarkError once more was read than may be, or for longer."""
+        self._characters -= characters
+        if self._characters < 0 or self._clock.monotonic() > self._until:
+            raise MarkError("size", "the list is too long to be read at once")
+
+
 class Api:
     """One API server. Every request may raise MarkError."""
 
@@ -55,9 +72,20 @@ class Api:
         self.autoscaling = client.AutoscalingV2Api(connection)
         self.coordination = client.CoordinationV1Api(connection)
         self.custom = client.CustomObjectsApi(connection)
+        self.groups = client.ApisApi(connection)
 
-    def call(self, function: Any, *arguments: Any, timeout_s: float = TIMEOUT_S, **options: Any) -> Json:
-        """One request by a function of the client, whose typed objects would cost ten times the memory."""
+    def call(
+        self,
+        function: Any,
+        *arguments: Any,
+        timeout_s: float = TIMEOUT_S,
+        on_size: Callable[[int], None] | None = None,
+        **options: Any,
+    ) -> Json:
+        """One request by a function of the client, whose typed objects would cost ten times the memory.
+
+        `on_size`: is told how many characters the answer has.
+        """
         try:
             response = function(*arguments, _preload_content=False, _request_timeout=timeout_s, **options)
             status, body, headers = response.status, response.data, response.headers
@@ -67,15 +95,21 @@ class Api:
             raise MarkError("error", f"API server: {exc}") from exc
         text = body.decode("utf-8", "replace") if isinstance(body, bytes) else str(body)
         if 200 <= status < 300:
-            answer: Json = json.loads(text)
+            try:
+                answer: Json = json.loads(text)
+            except (ValueError, RecursionError) as exc:
+                raise MarkError("error", "API server: its answer is not JSON; is there a proxy in between?") from exc
+            if on_size is not None:
+                on_size(len(text))
             return answer
         raise failure(status, text, str((headers or {}).get("Retry-After", "")))
 
-    def pages(self, function: Any, *arguments: Any, **options: Any) -> Iterator[Json]:
-        """Every object of a list, read page by page."""
+    def pages(self, function: Any, *arguments: Any, most: Budget | None = None, **options: Any) -> Iterator[Json]:
+        """Every object of a list, read page by page. `most`: what it may cost in all, None for any."""
         token: str | None = None
+        sized: dict[str, Any] = {} if most is None else {"on_size": most.spend}
         while True:
-            page = self.call(function, *arguments, limit=PAGE, _continue=token, **options)
+            page = self.call(function, *arguments, limit=PAGE, _continue=token, **sized, **options)
             yield from page.get("items") or ()
             token = page["metadata"].get("continue") or None
             if not token:
@@ -83,14 +117,20 @@ class Api:
 
 
 def failure(status: int, text: str, retry_after: str = "") -> MarkError:
-    """What an answer of the API server other than 2xx means; `retry_after`: seconds, as its header says."""
+    """What an answer of the API server other than 2xx means; `retry_after`: seconds, as its header says.
+
+    A 404 means that the object is gone only where the answer names an object. A kind or version that is not served has
+    a 404 too, and says nothing about the object.
+    """
     try:
         answer = json.loads(text)
         message = str(answer.get("message", text))
-        fields = [cause.get("field") for cause in (answer.get("details") or {}).get("causes") or ()]
-    except (ValueError, AttributeError):
-        message, fields = text, []  # throttling answers in plain text
-    results = {404: "replaced", 409: "conflict", 429: "throttled"}
+        details = answer.get("details") or {}
+        fields = [cause.get("field") for cause in details.get("causes") or ()]
+        names_object = bool(details.get("name"))
+    except (ValueError, AttributeError, RecursionError):
+        message, fields, names_object = text, [], False  # throttling answers in plain text
+    results = {404: "replaced" if names_object else "error", 409: "conflict", 429: "throttled"}
     result = "replaced" if status == 422 and "metadata.uid" in fields else results.get(status, "error")
     patience_s = min(float(retry_after), PATIENCE_MAX_S) if result == "throttled" and retry_after.isdecimal() else 0.0
-    return MarkError(result, f"API server: status {status}: {message[:300]}", patience_s)
+    return MarkError(result, f"API server: status {status}: {message[:300]}", patience_s, status)

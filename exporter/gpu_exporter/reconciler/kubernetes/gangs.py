@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from gpu_exporter.reconciler.kubernetes.owners import Link
+
 Key: TypeAlias = tuple[str, str]
 # Labels or annotations, each with the name of a group within the pod's namespace.
 GROUPS = (
@@ -24,20 +26,24 @@ GROUPS = (
     "ray.io/cluster",
 )
 KUEUE_GROUP, KUEUE_TOTAL = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
+SCHEDULES = frozenset(("CronJob", "ScaledJob", "Node"))  # their runs, or pods, have nothing in common
 # What is above one of these is not a group of pods that wait for each other, nor is it itself.
 LOOSE = frozenset(
     ("ReplicaSet", "ReplicationController", "Deployment", "Rollout", "CronJob", "ScaledJob", "DaemonSet", "Node")
 )
 
 
-def group_keys(metadata: Mapping[str, Any], ancestry: Sequence[Mapping[str, Any]]) -> frozenset[Key]:
-    """What a pod has in common with the others of its gang. `ancestry`: references to its controllers."""
+def group_keys(metadata: Mapping[str, Any], ancestry: Sequence[Link]) -> frozenset[Key]:
+    """What a pod has in common with the others of its gang. `ancestry`: references to its controllers.
+
+    Labels and a reference that is not proven count too: a gang that is too large can only delay a mark.
+    """
     named = (metadata.get("labels") or {}, metadata.get("annotations") or {})
     keys = {(name, place[name]) for name in GROUPS for place in named if place.get(name)}
-    for reference in ancestry:
-        if reference.get("kind") in LOOSE:
+    for link in ancestry:
+        if link.kind in LOOSE:
             break
-        keys.add(("uid", str(reference.get("uid"))))
+        keys.add(("uid", link.uid))
     return frozenset(keys)
 
 

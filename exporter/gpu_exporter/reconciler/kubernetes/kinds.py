@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from gpu_exporter.config.rules import CLASSES
-from gpu_exporter.reconciler.kubernetes.optouts import CLASS
 from gpu_exporter.reconciler.kubernetes.owners import Owner
 from gpu_exporter.reconciler.surroundings import BATCH, INTERACTIVE, SERVING, UNCLEAR
 
@@ -41,16 +38,13 @@ BATCH_KINDS = frozenset(
 TRAINING_GROUP = "kubeflow.org"  # MPIJob, PyTorchJob, TFJob, XGBoostJob, PaddleJob, JAXJob
 
 
-def classify(labels: Mapping[str, str], owners: Sequence[Owner], served_by: str, scaled_by: str) -> tuple[str, str]:
-    """Class of a pod, and what it was taken from. `owners`: nearest first. `served_by`, `scaled_by`: the Service and
+def classify(labels: Mapping[str, str], owners: Sequence[Owner], server: str) -> tuple[str, str]:
+    """Class of a pod by what it shows, and what that was taken from. `owners`: nearest first. `server`: the Service or
     the autoscaler that it is behind, "" for none.
 
     Notebooks come before Services, since each of them has one.
     """
-    for title, place in (("the pod", labels), *((each.title, _labels(each)) for each in owners)):
-        if place.get(CLASS) in CLASSES:
-            return place[CLASS], f"label {CLASS} of {title}"
-    kinds = {(owner.api_version.partition("/")[0], owner.kind): owner.title for owner in owners}
+    kinds = {(owner.group, owner.kind): owner.title for owner in owners}
     if found := next((title for kind, title in kinds.items() if kind in SERVING_KINDS), ""):
         return SERVING, found
     if found := next((key for key in SERVING_LABELS if key in labels), ""):
@@ -60,13 +54,9 @@ def classify(labels: Mapping[str, str], owners: Sequence[Owner], served_by: str,
     for key, value in INTERACTIVE_LABELS:
         if key in labels and value in (None, labels[key]):
             return INTERACTIVE, f"label {key}"
-    if served_by or scaled_by:
-        return SERVING, served_by or scaled_by
+    if server:
+        return SERVING, server
     for (group, kind), title in kinds.items():
         if (group, kind) in BATCH_KINDS or (group == TRAINING_GROUP and kind.endswith("Job")):
             return BATCH, title
     return UNCLEAR, ""
-
-
-def _labels(owner: Owner) -> Mapping[str, Any]:
-    return owner.metadata.get("labels") or {}

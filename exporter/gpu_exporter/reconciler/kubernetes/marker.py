@@ -39,9 +39,12 @@ from gpu_exporter.reconciler.kubernetes.checks import (
     object_to_kind,
 )
 from gpu_exporter.reconciler.kubernetes.events import EventWriter
+from gpu_exporter.reconciler.kubernetes.namespace import ENDED
 from gpu_exporter.reconciler.kubernetes.notice import CONDITION, condition, event_note
 from gpu_exporter.reconciler.kubernetes.survey import PodSurveyor
 from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, parse_timestamp, timestamp
+from gpu_exporter.reconciler.outcomes import ENDED as OVER
+from gpu_exporter.reconciler.outcomes import LOST, RUNS
 from gpu_exporter.reconciler.policy import LABEL, UNDERUSED, Decision
 from gpu_exporter.reconciler.surroundings import Surroundings, Unreadable
 
@@ -73,8 +76,8 @@ class PodMarker:
         self._policy = policy
         self._sets_condition = sets_condition
         self._surveyor = PodSurveyor(api, policy, clock, resources)
-        self._resources = resources
-        self._api = api
+        self.resources = resources
+        self.api = api
         self._events = EventWriter(api, instance)
 
     def survey(
@@ -82,28 +85,45 @@ class PodMarker:
     ) -> Mapping[HolderName, Surroundings | Unreadable]:
         return self._surveyor.survey(names, fresh, wall)
 
+    def read_fate(self, name: HolderName, incarnation: str) -> str:
+        """As Surveyor: a pod that ended by itself is there for a while, and says so."""
+        try:
+            pod = self._read(name)
+        except Refused:
+            return LOST
+        except MarkError:
+            return RUNS
+        if pod["metadata"]["uid"] != incarnation:
+            return LOST
+        status = pod.get("status") or {}
+        if status.get("phase") not in ENDED:
+            return RUNS
+        conditions = {each.get("type"): each.get("status") for each in status.get("conditions") or ()}
+        was_taken = conditions.get("DisruptionTarget") == "True" or status.get("reason")  # a pod's own end has none
+        return LOST if was_taken else OVER
+
     def list_marks(self) -> Sequence[Mark]:
-        listed = self._api.pages(self._api.core.list_pod_for_all_namespaces, label_selector=LABEL)
+        listed = self.api.pages(self.api.core.list_pod_for_all_namespaces, label_selector=LABEL)
         return [read_mark(pod) for pod in listed if not is_foreign(pod)]
 
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
-        check_markable(mark.live, decision, wall, self._resources)
+        check_markable(mark.live, decision, wall, self.resources)
 
     def check_alone(self, mark: Mark, decision: Decision | None, needed_s: float, wall: float) -> None:
         object_to_kind(mark.live)
         if decision is not None and decision.incarnation:
             object_to_identity(mark.live, decision)
-        object_to_containers(mark.live, needed_s, wall, self._resources)
+        object_to_containers(mark.live, needed_s, wall, self.resources)
 
     def inspect(self, decision: Decision, wall: float) -> None:
-        check_markable(self._read(decision.name), decision, wall, self._resources)
+        check_markable(self._read(decision.name), decision, wall, self.resources)
 
     def label(self, decision: Decision) -> str:
         return f"{LABEL}={decision.stage}"
 
     def write(self, decision: Decision, wall: float) -> str:
         pod = self._read(decision.name)
-        check_markable(pod, decision, wall, self._resources)
+        check_markable(pod, decision, wall, self.resources)
         metadata = pod["metadata"]
         uid = metadata["uid"]
         change = {"labels": {LABEL: decision.stage}, "annotations": annotate(decision, self._policy.help_url)}
@@ -133,7 +153,7 @@ class PodMarker:
 
     def _read(self, name: HolderName) -> dict[str, Any]:
         try:
-            return self._api.call(self._api.core.read_namespaced_pod, name.name, name.namespace)
+            return self.api.call(self.api.core.read_namespaced_pod, name.name, name.namespace)
         except MarkError as exc:
             if exc.result == "replaced":
                 raise Refused("replaced", f"{name} is gone") from exc
@@ -141,8 +161,8 @@ class PodMarker:
 
     def _patch(self, name: HolderName, uid: str, change: Mapping[str, Any]) -> None:
         """Change the metadata of this incarnation. Raises MarkError."""
-        self._api.call(
-            self._api.core.patch_namespaced_pod,
+        self.api.call(
+            self.api.core.patch_namespaced_pod,
             name.name,
             name.namespace,
             {"metadata": {**change, "uid": uid}},
@@ -153,8 +173,8 @@ class PodMarker:
     def _patch_condition(self, name: HolderName, uid: str, change: Mapping[str, Any]) -> None:
         """Change our condition of this incarnation. The label is the mark, so a failure is only logged."""
         try:
-            self._api.call(
-                self._api.core.patch_namespaced_pod_status,
+            self.api.call(
+                self.api.core.patch_namespaced_pod_status,
                 name.name,
                 name.namespace,
                 {"metadata": {"uid": uid}, "status": {"conditions": [change]}},

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from gpu_exporter.reconciler.kubernetes.api import Api, Json
 from gpu_exporter.reconciler.kubernetes.checks import Resources, gpus_asked, long_running
 from gpu_exporter.reconciler.kubernetes.gangs import KUEUE_GROUP
-from gpu_exporter.reconciler.kubernetes.owners import controller_of, trim
+from gpu_exporter.reconciler.kubernetes.owners import Link, controller_of, trim
 
 SERVICE_NAME = "kubernetes.io/service-name"  # label of an EndpointSlice
 ENDED = ("Succeeded", "Failed")
+Service: TypeAlias = tuple[str, frozenset[tuple[str, str]]]  # its title, and the labels that it selects
 
 
 class PodView(NamedTuple):
@@ -37,15 +38,25 @@ class PodView(NamedTuple):
 class NamespaceView(NamedTuple):
     """A namespace at one moment.
 
-    `pods`: by name. `served`: by pod UID, the Service that sends it requests. `scaled`: by kind and name of what is
-    scaled, its autoscaler. `alive`: how many pods each controller (by UID) and each Kueue group has, with GPUs or not.
+    `pods`: by name. `served`: by pod UID, the Service whose endpoints name it. `services`: what Services select.
+    `scaled`: by kind and name of what is scaled, its autoscaler. `alive`: how many pods each controller, by the whole
+    reference to it, and each Kueue group has, with GPUs or not.
     """
 
     metadata: Mapping[str, Any]
     pods: Mapping[str, PodView]
     served: Mapping[str, str]
+    services: Sequence[Service]
     scaled: Mapping[tuple[str, str], str]
-    alive: Mapping[str, int]
+    alive: Mapping[Link | str, int]
+
+    def server_of(self, pod: PodView) -> str:
+        """The Service that sends a pod requests, or will when it is ready: by its selector, since its endpoints can be
+        empty for a moment, else by its endpoints. "" for none.
+        """
+        labels = pod.labels.items()
+        selecting = (title for title, selector in self.services if selector <= labels)
+        return next(selecting, "") or self.served.get(str(pod.metadata["uid"]), "")
 
 
 def read_namespace(api: Api, name: str, resources: Resources, asked: Collection[str]) -> NamespaceView:
@@ -55,21 +66,23 @@ def read_namespace(api: Api, name: str, resources: Resources, asked: Collection[
     """
     metadata = trim(api.call(api.core.read_namespace, name)["metadata"])
     pods: dict[str, PodView] = {}
-    alive: Counter[str] = Counter()
+    alive: Counter[Link | str] = Counter()
     for pod in api.pages(api.core.list_namespaced_pod, name):
         if (pod.get("status") or {}).get("phase") in ENDED:
             continue
-        reference = controller_of(pod["metadata"])
         group = (pod["metadata"].get("labels") or {}).get(KUEUE_GROUP)
-        alive.update(str(key) for key in (reference and reference.get("uid"), group) if key)
+        alive.update(key for key in (controller_of(pod["metadata"]), group) if key)
         view = view_pod(pod, resources)
         if view.gpus != 0 or pod["metadata"]["name"] in asked:
             pods[pod["metadata"]["name"]] = view
-    headless = {
-        service["metadata"]["name"]
-        for service in api.pages(api.core.list_namespaced_service, name)
-        if (service.get("spec") or {}).get("clusterIP") == "None"
-    }
+    headless: set[str] = set()
+    services: list[Service] = []
+    for service in api.pages(api.core.list_namespaced_service, name):
+        spec, title = service.get("spec") or {}, f"Service/{service['metadata']['name']}"
+        if spec.get("clusterIP") == "None":
+            headless.add(service["metadata"]["name"])
+        elif spec.get("selector") and spec.get("type") != "ExternalName":
+            services.append((title, frozenset(spec["selector"].items())))
     served: dict[str, str] = {}
     for endpoints in api.pages(api.discovery.list_namespaced_endpoint_slice, name):
         served |= serving_pods(endpoints, headless)
@@ -77,7 +90,7 @@ def read_namespace(api: Api, name: str, resources: Resources, asked: Collection[
     for scaler in api.pages(api.autoscaling.list_namespaced_horizontal_pod_autoscaler, name):
         target = scaler["spec"]["scaleTargetRef"]
         scaled[target["kind"], target["name"]] = f"HorizontalPodAutoscaler/{scaler['metadata']['name']}"
-    return NamespaceView(metadata, pods, served, scaled, alive)
+    return NamespaceView(metadata, pods, served, services, scaled, alive)
 
 
 def view_pod(pod: Json, resources: Resources) -> PodView:
@@ -100,7 +113,7 @@ def view_pod(pod: Json, resources: Resources) -> PodView:
 
 
 def serving_pods(endpoints: Json, headless: set[str]) -> dict[str, str]:
-    """By UID, the pods to which a Service sends requests, or will when they are ready.
+    """By UID, the pods that the endpoints of a Service name, ready or not.
 
     Headless Services give names to the members of a training job, so they say nothing.
     """

@@ -4,7 +4,10 @@ Nearest wins: what a pod says comes before what its controllers say, nearest fir
 that has ended counts as none, so that a later one further up still holds. A wish that cannot be read is not obeyed, but
 holds the pod at `candidate`: somebody meant something by it.
 
-The API server's own record (managedFields) says when an annotation was set; without one, it was set with the object.
+The API server's own record (managedFields) says when an annotation was set; without one, it was set with the object. A
+client can write that record, so a time that has not come yet is none.
+
+The label `class: serving` is such a wish too where nothing sends the pod requests, and ends like one.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gpu_exporter.config.rules import CLASSES
 from gpu_exporter.defaults import Policy
 from gpu_exporter.durations import describe_duration, format_duration, parse_duration
 from gpu_exporter.plain import one_line, shorten
@@ -39,6 +43,11 @@ class Wish(NamedTuple):
     idle_after_by: Exemption | None = None
     ceiling: str = ""
 
+    def also(self, other: Wish) -> Wish:
+        """This one, and where it says nothing the other."""
+        ceiling = "; ".join(filter(None, (self.ceiling, other.ceiling)))
+        return self._replace(exemption=self.exemption or other.exemption, ceiling=ceiling)
+
 
 class Place(NamedTuple):
     """An object whose annotations count. `source`: pod, owner or namespace; `title`: as people name it."""
@@ -50,6 +59,12 @@ class Place(NamedTuple):
     @property
     def annotations(self) -> Mapping[str, str]:
         return self.metadata.get("annotations") or {}
+
+    @property
+    def labelled_class(self) -> str:
+        """The class that its label says, "" for none."""
+        said = (self.metadata.get("labels") or {}).get(CLASS, "")
+        return said if said in CLASSES else ""
 
 
 def read_wish(places: Sequence[Place], policy: Policy, wall: float) -> Wish:
@@ -90,7 +105,7 @@ def _exemption(place: Place, policy: Policy, wall: float, ceilings: list[str]) -
         ceilings.append(f"{EXEMPT_UNTIL} of {place.title} cannot be read: {shorten(text, 40)!r}; {hint}")
         return None
     if place.source != "namespace":
-        set_wall = when_set(place.metadata, EXEMPT_UNTIL)
+        set_wall = when_set(place.metadata, "annotations", EXEMPT_UNTIL, wall + policy.fresh_min)
         if set_wall is None:
             ceilings.append(f"{EXEMPT_UNTIL} of {place.title}: when it was set is not known")
             return None
@@ -105,20 +120,32 @@ def _exemption(place: Place, policy: Policy, wall: float, ceilings: list[str]) -
     return Exemption(place.source, f"{place.title} is exempt until {timestamp(until)}{because}")
 
 
-def when_set(metadata: Mapping[str, Any], annotation: str) -> float | None:
-    """When an annotation was last written (Unix seconds), by the API server's record; else when the object was made."""
+def read_serving_label(place: Place, policy: Policy, wall: float) -> Wish:
+    """What the label `class: serving` of `place` asks for at `wall`, where nothing shows that its pod serves."""
+    said = f"{place.title} has the label {CLASS}=serving, and neither a Service nor an autoscaler is in front of it"
+    set_wall = when_set(place.metadata, "labels", CLASS, wall + policy.fresh_min)
+    if set_wall is None or wall >= set_wall + policy.exempt_max:
+        longest = describe_duration(policy.exempt_max)
+        return Wish(ceiling=f"{said}: the label alone counts for {longest}, set it again")
+    return Wish(Exemption(place.source, f"{said}: it counts until {timestamp(set_wall + policy.exempt_max)}"))
+
+
+def when_set(metadata: Mapping[str, Any], field: str, key: str, latest: float) -> float | None:
+    """When an annotation or label was last written (Unix seconds), by the API server's record; else when the object was
+    made. `field`: annotations or labels. `latest`: a later time is not believed.
+    """
     times = [
         parse_timestamp(entry.get("time"))
         for entry in metadata.get("managedFields") or ()
-        if f"f:{annotation}" in _annotations_of(entry)
+        if f"f:{key}" in _fields_of(entry, field)
     ]
-    known = [moment for moment in times if moment is not None]
+    known = [moment for moment in times if moment is not None and moment <= latest]
     return max(known) if known else parse_timestamp(metadata.get("creationTimestamp"))
 
 
-def _annotations_of(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+def _fields_of(entry: Mapping[str, Any], field: str) -> Mapping[str, Any]:
     fields = (entry.get("fieldsV1") or {}).get("f:metadata") or {}
-    return fields.get("f:annotations") or {}
+    return fields.get(f"f:{field}") or {}
 
 
 def _signs_of_others(place: Place) -> list[str]:

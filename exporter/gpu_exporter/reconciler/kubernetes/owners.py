@@ -1,36 +1,107 @@
-"""Who controls a pod, from its own controller up to the top, read from the API server."""
+"""Who controls a pod, from its own controller up to the top, as far as the API server confirms it.
+
+Whoever may write an object writes its owner references, and the API server does not check them. So a reference counts
+only when the object that it names was read, in the same namespace, and has the UID that the reference has. What cannot
+be read is not gone: only an answer 404 that names the object says that.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+from gpu_exporter.clock import Clock
 from gpu_exporter.reconciler.kubernetes.api import Api, Json
 from gpu_exporter.reconciler.marks import MarkError
+from gpu_exporter.reconciler.outside import whole
 
 DEPTH_MAX = 8  # LeaderWorkerSet, StatefulSet, Pod, StatefulSet, Pod is the longest chain that is known
-# Owners that hold what does not change for an owner's life, so that siblings in a gang cost one request each.
+# What is above the owners of siblings, which does not change for an owner's life: a gang of thousands is one request.
 PARENTS_MAX = 20_000
+READS_MAX = 200  # of one namespace and look, so that references that a tenant made up cannot use up the cycle
+DISCOVERIES_MAX = 10  # likewise, of groups and versions
+KINDS_KEEP_S = 600.0  # a definition may be installed, or stop to serve a version
+FORBIDDEN, KIND, LIMIT, FAILED = UNREAD = ("forbidden", "kind", "limit", "failed")
 KEPT = ("name", "uid", "labels", "annotations", "managedFields", "creationTimestamp", "ownerReferences")
+# Of a reference, since its words travel in paths and are printed: what the API server allows.
+GROUP = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+VERSION = re.compile(r"[a-z0-9]{1,63}")
+WORD = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
+NAME = re.compile(r"[^/\s]{1,253}")
+NO_KINDS: Mapping[str, str] = {}
 
 
-class Owner(NamedTuple):
-    """A controller. `wanted`: pods that it keeps running at once, where it says so; None where it does not."""
+class Link(NamedTuple):
+    """The reference to the one owner that controls an object, as it is written there. Nothing of it is proven."""
 
     api_version: str
     kind: str
-    metadata: Mapping[str, Any]
-    wanted: int | None = None
+    name: str
+    uid: str
 
     @property
     def title(self) -> str:
         """As people and consumers name it: batch/v1/Job/train."""
-        return f"{self.api_version}/{self.kind}/{self.metadata['name']}"
+        return f"{self.api_version}/{self.kind}/{self.name}"
+
+    @property
+    def group(self) -> str:
+        """The API group, "" for the core."""
+        return self.api_version.rpartition("/")[0]
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there can be such an object."""
+        group, slash, version = self.api_version.rpartition("/")
+        is_version = VERSION.fullmatch(version) and (not slash or GROUP.fullmatch(group))
+        return bool(is_version and WORD.fullmatch(self.kind) and NAME.fullmatch(self.name) and self.uid)
 
 
-def controller_of(metadata: Mapping[str, Any]) -> Json | None:
+class Owner(NamedTuple):
+    """A controller that was read. `wanted`: pods that it keeps running at once; None where it does not say so."""
+
+    link: Link
+    metadata: Mapping[str, Any]
+    wanted: int | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.link.kind
+
+    @property
+    def group(self) -> str:
+        """The API group, "" for the core."""
+        return self.link.group
+
+    @property
+    def title(self) -> str:
+        """As people and consumers name it: batch/v1/Job/train."""
+        return self.link.title
+
+
+class Unread(NamedTuple):
+    """A controller that could not be read. `reason`: one of UNREAD; `why`: in words, with the remedy."""
+
+    link: Link
+    reason: str
+    why: str
+
+
+class Chain(NamedTuple):
+    """The controllers above an object, nearest first; `unread`: the next one, where it could not be read."""
+
+    owners: tuple[Owner, ...] = ()
+    unread: Unread | None = None
+
+
+def controller_of(metadata: Mapping[str, Any]) -> Link | None:
     """The reference to the one owner that controls an object; None where there is none."""
-    return next((ref for ref in metadata.get("ownerReferences") or () if ref.get("controller")), None)
+    for reference in metadata.get("ownerReferences") or ():
+        if reference.get("controller"):
+            return Link(*(str(reference.get(key) or "") for key in ("apiVersion", "kind", "name", "uid")))
+    return None
 
 
 def trim(metadata: Mapping[str, Any]) -> Json:
@@ -38,102 +109,217 @@ def trim(metadata: Mapping[str, Any]) -> Json:
     return {key: metadata[key] for key in KEPT if key in metadata}
 
 
-class Owners:
-    """The controllers of one API server's objects. Requests raise MarkError."""
+class Kinds:
+    """The kinds that one API server serves in namespaces. Requests raise MarkError."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, clock: Clock) -> None:
         self._api = api
-        self._plurals: dict[str, dict[str, str]] = {}
-        self._parents: dict[str, Json | None] = {}
+        self._clock = clock
+        self._tables: dict[str, tuple[float, Mapping[str, str]]] = {}  # by group and version: when, and plurals
+        self._preferred: tuple[float, Mapping[str, str]] | None = None
 
-    def chain(self, namespace: str, metadata: Mapping[str, Any], known: dict[str, Owner | None]) -> list[Owner]:
-        """The controllers above an object, nearest first.
+    def known(self, version: str) -> Mapping[str, str] | None:
+        """Resources by their kind, of a group and version that was asked for a moment ago; None for another one."""
+        table = self._tables.get(version)
+        return table[1] if table is not None and self._is_fresh(table[0]) else None
 
-        `known`: owners by UID that were read a moment ago; what is read is added. An owner that is gone ends the chain.
-        """
-        owners: list[Owner] = []
-        reference = controller_of(metadata)
-        while reference is not None and len(owners) < DEPTH_MAX:
-            uid = str(reference.get("uid"))
-            if uid not in known:
-                known[uid] = self._read(namespace, reference)
-            owner = known[uid]
-            if owner is None:
-                break
-            owners.append(owner)
-            reference = controller_of(owner.metadata)
-        return owners
-
-    def ancestry(self, namespace: str, metadata: Mapping[str, Any]) -> list[Json]:
-        """References to the controllers above an object, nearest first: who they are, and not what they say now."""
-        references: list[Json] = []
-        reference = controller_of(metadata)
-        while reference is not None and len(references) < DEPTH_MAX:
-            references.append(reference)
-            uid = str(reference.get("uid"))
-            if uid not in self._parents:
-                owner = self._read(namespace, reference)
-                self._remember(uid, owner)
-            reference = self._parents[uid]
-        return references
-
-    def _remember(self, uid: str, owner: Owner | None) -> None:
-        if len(self._parents) >= PARENTS_MAX:
-            self._parents.clear()
-        self._parents[uid] = None if owner is None else controller_of(owner.metadata)
-
-    def _read(self, namespace: str, reference: Json) -> Owner | None:
-        """The object that a reference means; None when it is gone, or is not of this namespace."""
-        version, kind, name = (str(reference.get(key, "")) for key in ("apiVersion", "kind", "name"))
-        group, slash, release = version.partition("/")
-        place = f"{version}/{kind}/{name}"
-        found: Json | None
+    def ask(self, version: str) -> Mapping[str, str]:
+        """The same, now; empty for a group or version that is not served."""
         try:
-            if not slash:  # of the core group, ReplicationControllers and Pods control pods
-                found = self._read_core(namespace, kind, name)
-            else:
-                plural = self.plural(version, kind)
-                custom = self._api.custom
-                what = (group, release, namespace, plural, name)
-                found = self._api.call(custom.get_namespaced_custom_object, *what) if plural else None
+            listed = self._api.call(self._api.custom.get_api_resources, *version.split("/"))
+        except MarkError as exc:
+            if exc.status == 404:
+                return NO_KINDS
+            raise
+        table = {
+            each["kind"]: each["name"]
+            for each in listed.get("resources") or ()
+            if each.get("namespaced") and "/" not in each["name"]
+        }
+        self._tables[version] = self._clock.monotonic(), table
+        return table
+
+    def plural(self, version: str, kind: str) -> str:
+        """The resource of a kind; "" for one that is not there."""
+        known = self.known(version)
+        return (known if known is not None and kind in known else self.ask(version)).get(kind, "")
+
+    def preferred(self, group: str) -> str:
+        """The version of a group that the API server prefers, as group/version; "" for a group that is not there."""
+        if self._preferred is None or not self._is_fresh(self._preferred[0]):
+            groups = self._api.call(self._api.groups.get_api_versions).get("groups") or ()
+            found = {each["name"]: each["preferredVersion"]["groupVersion"] for each in groups}
+            self._preferred = self._clock.monotonic(), found
+        return self._preferred[1].get(group, "")
+
+    def _is_fresh(self, when: float) -> bool:
+        return self._clock.monotonic() - when < KINDS_KEEP_S
+
+
+Parents: TypeAlias = dict[tuple[str, Link], Link | None]
+
+
+class Owners:
+    """The controllers of one API server's objects."""
+
+    def __init__(self, api: Api, clock: Clock) -> None:
+        self._api = api
+        self._clock = clock
+        self.kinds = Kinds(api, clock)
+        self._parents: Parents = {}
+
+    def look(self, namespace: str, until: float = math.inf) -> OwnerLook:
+        """A look at one namespace now; after `until` (monotonic seconds) nothing more is read."""
+        if len(self._parents) >= PARENTS_MAX:
+            self._parents = {}
+        return OwnerLook(self._api, self._clock, self.kinds, namespace, self._parents, until)
+
+
+class OwnerLook:
+    """What one look at one namespace reads: each owner once, and no more than the limits.
+
+    Answers live as long as the look does, so that a kind that is installed later is found by the next one. Raises
+    MarkError only where the API server asks for patience.
+    """
+
+    def __init__(self, api: Api, clock: Clock, kinds: Kinds, namespace: str, parents: Parents, until: float) -> None:
+        """`parents`: by namespace and reference, what is above owners that were read in earlier looks."""
+        self._api = api
+        self._clock = clock
+        self._kinds = kinds
+        self._namespace = namespace
+        self._parents = parents
+        self._until = until
+        self._read: dict[Link, Json | Unread | None] = {}
+        self._tables: dict[str, Mapping[str, str]] = {}  # that were asked for in this look
+        self._reads_left, self._discoveries_left = READS_MAX, DISCOVERIES_MAX
+
+    def chain(self, metadata: Mapping[str, Any]) -> Chain:
+        """The controllers above an object, as they are now. One that is gone ends the chain."""
+        owners: list[Owner] = []
+        link = controller_of(metadata)
+        while link is not None and len(owners) < DEPTH_MAX:
+            found = self.read(link)
+            if isinstance(found, Unread):
+                return Chain(tuple(owners), found)
+            if found is None:
+                break
+            owners.append(Owner(link, trim(found["metadata"]), pods_wanted(link.kind, found)))
+            link = controller_of(found["metadata"])
+        return Chain(tuple(owners))
+
+    def ancestry(self, metadata: Mapping[str, Any]) -> list[Link]:
+        """References to the controllers above an object, nearest first: who they are, and not what they say now.
+
+        The last one may be unproven: it is gone, or could not be read.
+        """
+        links: list[Link] = []
+        link = controller_of(metadata)
+        while link is not None and len(links) < DEPTH_MAX:
+            links.append(link)
+            above = self.parent(link)
+            link = None if isinstance(above, Unread) else above
+        return links
+
+    def parent(self, link: Link) -> Link | Unread | None:
+        """What is above an owner; None for nothing, and for an owner that is gone."""
+        place = self._namespace, link
+        if place in self._parents:
+            return self._parents[place]
+        found = self.read(link)
+        return controller_of(found["metadata"]) if isinstance(found, dict) else found
+
+    def place(self, link: Link) -> tuple[str, str, str, str] | Unread:
+        """Group, version, namespace and resource by which an owner is read. Raises MarkError."""
+        return self._find(link)
+
+    def read(self, link: Link) -> Json | Unread | None:
+        """The object that a reference means; None when it is gone, or is not of this namespace."""
+        if link not in self._read:
+            found = self._ask(link)
+            self._read[link] = found
+            if isinstance(found, dict):
+                self._parents[self._namespace, link] = controller_of(found["metadata"])
+        return self._read[link]
+
+    def _ask(self, link: Link) -> Json | Unread | None:
+        try:
+            found = self._fetch(link)
         except MarkError as exc:
             if exc.result == "replaced":
                 return None
-            raise MarkError(
-                exc.result,
-                f"{place} cannot be read ({exc}); the reconciler needs `get` on it, in the chart "
-                "reconciler.ownerResources",
-            ) from exc
-        if not found or found["metadata"]["uid"] != reference.get("uid"):
-            return None
-        owner = Owner(version, kind, trim(found["metadata"]), pods_wanted(kind, found))
-        self._remember(str(reference.get("uid")), owner)
-        return owner
+            if exc.result == "throttled":
+                raise
+            if exc.status == 403:
+                remedy = "the reconciler needs `get` on it, in the chart reconciler.ownerResources"
+                return Unread(link, FORBIDDEN, f"{link.title} cannot be read ({exc}); {remedy}")
+            return Unread(link, FAILED, f"{link.title} cannot be read ({exc})")
+        return None if isinstance(found, dict) and found["metadata"].get("uid") != link.uid else found
 
-    def _read_core(self, namespace: str, kind: str, name: str) -> Json | None:
+    def _fetch(self, link: Link) -> Json | Unread:
+        """Raises MarkError."""
+        if not link.is_possible:
+            return Unread(link, KIND, "its owner reference names no object that can exist")
+        if link.group:
+            place = self._find(link)
+            if isinstance(place, Unread):
+                return place
+            function: Any = self._api.custom.get_namespaced_custom_object
+            what: tuple[str, ...] = (*place, link.name)
+        elif (own := self._core().get(link.kind)) is not None:
+            function, what = own, (link.name, self._namespace)
+        else:
+            return Unread(link, KIND, f"{link.title} is of a kind that controls no pods")
+        if self._reads_left <= 0 or self._clock.monotonic() > self._until:
+            return Unread(link, LIMIT, f"{link.title} is beyond the {READS_MAX} owners that one look may read")
+        self._reads_left -= 1
+        return self._api.call(function, *what)
+
+    def _core(self) -> Mapping[str, Any]:
+        """Of the core group, what controls pods."""
         core = self._api.core
-        reads = {"Pod": core.read_namespaced_pod, "ReplicationController": core.read_namespaced_replication_controller}
-        return self._api.call(reads[kind], name, namespace) if kind in reads else None
+        return {"Pod": core.read_namespaced_pod, "ReplicationController": core.read_namespaced_replication_controller}
 
-    def plural(self, version: str, kind: str) -> str:
-        """The resource of a kind, as the API server says; "" for a kind that is not namespaced or not there."""
-        if version not in self._plurals:
-            listed = self._api.call(self._api.custom.get_api_resources, *version.split("/"))
-            self._plurals[version] = {
-                each["kind"]: each["name"]
-                for each in listed.get("resources") or ()
-                if each.get("namespaced") and "/" not in each["name"]
-            }
-        return self._plurals[version].get(kind, "")
+    def _find(self, link: Link) -> tuple[str, str, str, str] | Unread:
+        """Group, version, namespace and resource by which an owner is read: by the version that the API server prefers
+        where that of the reference is served no more. Raises MarkError.
+        """
+        versions = [link.api_version]
+        for version in versions:
+            table = self._kinds.known(version) or {}
+            if link.kind not in table:  # it may have come since
+                asked = self._discover(version)
+                if asked is None:
+                    limit = f"the {DISCOVERIES_MAX} kinds of owners that one look may ask for"
+                    return Unread(link, LIMIT, f"{link.title} is beyond {limit}")
+                table = asked
+            if link.kind in table:
+                group, _, release = version.partition("/")
+                return group, release, self._namespace, table[link.kind]
+            other = self._kinds.preferred(link.group)
+            if len(versions) == 1 and other not in ("", version):
+                versions.append(other)
+        return Unread(link, KIND, f"{link.title}: the API server serves no such kind in namespaces")
+
+    def _discover(self, version: str) -> Mapping[str, str] | None:
+        """The kinds of a group and version, asked for once in a look; None beyond the limit. Raises MarkError."""
+        if version not in self._tables:
+            if self._discoveries_left <= 0:
+                return None
+            self._discoveries_left -= 1
+            self._tables[version] = self._kinds.ask(version)
+        return self._tables[version]
 
 
 def pods_wanted(kind: str, found: Json) -> int | None:
-    """Pods that a Job or StatefulSet keeps running at once; None for other kinds, which have templates of their own."""
+    """Pods that a Job or StatefulSet keeps running at once; None where it does not say so, or not in numbers."""
     spec, status = found.get("spec") or {}, found.get("status") or {}
     if kind == "StatefulSet":
-        return int(spec.get("replicas", 1))
+        return whole(spec.get("replicas", 1))
     if kind == "Job" and "parallelism" in spec:
-        left = spec.get("completions")
-        running = int(spec["parallelism"])
-        return running if left is None else min(running, int(left) - int(status.get("succeeded", 0)))
+        running, ended = whole(spec["parallelism"]), whole(status.get("succeeded") or 0)
+        if running is None or ended is None or spec.get("completions") is None:
+            return running if ended is not None else None
+        wanted = whole(spec["completions"])
+        return None if wanted is None else max(0, min(running, wanted - ended))
     return None

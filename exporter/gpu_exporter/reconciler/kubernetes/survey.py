@@ -12,16 +12,19 @@ from typing import NamedTuple
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
+from gpu_exporter.durations import describe_duration
 from gpu_exporter.reconciler.evidence import EVIDENCE_S, HolderName
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.checks import GPU_RESOURCES, Resources
-from gpu_exporter.reconciler.kubernetes.gangs import KUEUE_GROUP, KUEUE_TOTAL, LOOSE, gangs, group_keys
+from gpu_exporter.reconciler.kubernetes.gangs import KUEUE_GROUP, KUEUE_TOTAL, LOOSE, SCHEDULES, gangs, group_keys
 from gpu_exporter.reconciler.kubernetes.kinds import classify
 from gpu_exporter.reconciler.kubernetes.namespace import NamespaceView, PodView, read_namespace
-from gpu_exporter.reconciler.kubernetes.optouts import Place, read_wish
-from gpu_exporter.reconciler.kubernetes.owners import Owner, Owners
+from gpu_exporter.reconciler.kubernetes.optouts import CLASS, Place, read_serving_label, read_wish
+from gpu_exporter.reconciler.kubernetes.owners import FAILED, Chain, Owner, Owners
+from gpu_exporter.reconciler.kubernetes.shapes import match
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.surroundings import Member, Surroundings, Unreadable
+from gpu_exporter.reconciler.outside import whole
+from gpu_exporter.reconciler.surroundings import SERVING, Member, Reference, Surroundings, Unreadable
 from gpu_exporter.threads import NoThread, run_ahead
 
 log = logging.getLogger(__name__)
@@ -30,6 +33,7 @@ VIEW_S = 60.0  # a wish that is written on an owner or a namespace is seen withi
 VIEW_EACH_S = 0.5  # ... or so long for each namespace that has idle pods: ten requests a second at the most
 VIEW_MAX_S = 300.0
 FRESH_S = 5.0  # what was read in this cycle is fresh
+SERVED_KEEP_S = 900.0  # endpoints and autoscalers come and go while a server is rolled out
 WORKERS = 4
 
 
@@ -38,7 +42,7 @@ class _Read(NamedTuple):
 
     view: NamespaceView
     gangs: Mapping[str, tuple[Member, ...]]
-    owners: Mapping[str, Sequence[Owner] | Unreadable]
+    chains: Mapping[str, Chain | Unreadable]
     when: float
 
 
@@ -50,8 +54,9 @@ class PodSurveyor:
         self._policy = policy
         self._clock = clock
         self._resources = resources
-        self._owners = Owners(api)
+        self._owners = Owners(api, clock)
         self._reads: dict[str, _Read | Unreadable] = {}
+        self._served: dict[str, tuple[float, str]] = {}  # by UID of a pod: when (monotonic), and by what
 
     def survey(
         self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
@@ -69,7 +74,7 @@ class PodSurveyor:
             if isinstance(read, _Read)
             and namespace in wanted
             and now - read.when < (FRESH_S if namespace in again else keep_s)
-            and wanted[namespace] <= read.owners.keys()
+            and wanted[namespace] <= read.chains.keys()
         }
         others = {
             namespace: read
@@ -81,6 +86,7 @@ class PodSurveyor:
             **kept,
             **self._read_all({name: pods for name, pods in wanted.items() if name not in kept}),
         }
+        self._served = {uid: seen for uid, seen in self._served.items() if now - seen[0] < SERVED_KEEP_S}
         return {name: self._surroundings(name, wall) for name in names}
 
     def _read_all(self, wanted: Mapping[str, Collection[str]]) -> dict[str, _Read | Unreadable]:
@@ -93,7 +99,7 @@ class PodSurveyor:
             if self._clock.monotonic() > until:
                 return namespace, late
             try:
-                return namespace, self._read(namespace, wanted[namespace])
+                return namespace, self._read(namespace, wanted[namespace], until)
             except MarkError as exc:
                 why = f"what surrounds pods of {namespace} cannot be read: {exc}"
                 return namespace, Unreadable(why, exc.result != "replaced")
@@ -107,31 +113,42 @@ class PodSurveyor:
             late = Unreadable(str(exc), True)
         return dict.fromkeys(wanted, late) | found
 
-    def _read(self, namespace: str, pods: Collection[str]) -> _Read:
+    def _read(self, namespace: str, pods: Collection[str], until: float) -> _Read:
         """A namespace, and what is above these of its pods. Raises MarkError."""
         view = read_namespace(self._api, namespace, self._resources, pods)
-        keys = {
-            name: group_keys(pod.metadata, self._owners.ancestry(namespace, pod.metadata))
-            for name, pod in view.pods.items()
-        }
-        known: dict[str, Owner | None] = {}
-        owners: dict[str, Sequence[Owner] | Unreadable] = {}
-        for name in pods:
+        look = self._owners.look(namespace, until)
+        chains: dict[str, Chain | Unreadable] = {}
+        for name in sorted(pods):  # before all others, since limits may be reached
             pod = view.pods.get(name)
-            if pod is None:
-                owners[name] = Unreadable(f"{namespace}/{name} has ended or is gone")
-            else:
-                owners[name] = self._owners.chain(namespace, pod.metadata, known)
-        return _Read(view, _members_of(namespace, gangs(keys), view), owners, self._clock.monotonic())
+            gone = Unreadable(f"{namespace}/{name} has ended or is gone")
+            chains[name] = gone if pod is None else look.chain(pod.metadata)
+        holding = sorted(view.pods.items(), key=lambda item: (item[0] not in pods, item[1].gpus == 0))
+        keys = {name: group_keys(pod.metadata, look.ancestry(pod.metadata)) for name, pod in holding}
+        return _Read(view, _members_of(namespace, gangs(keys), view), chains, self._clock.monotonic())
 
     def _surroundings(self, name: HolderName, wall: float) -> Surroundings | Unreadable:
         read = self._reads[name.namespace]
         if isinstance(read, Unreadable):
             return read
-        owners = read.owners[name.name]
-        if isinstance(owners, Unreadable):
-            return owners
-        return describe(name, read.view, owners, read.gangs[name.name], self._policy, wall)
+        chain = read.chains[name.name]
+        if isinstance(chain, Unreadable):
+            return chain
+        if chain.unread is not None:
+            _, reason, why = chain.unread
+            return Unreadable(why, reason == FAILED, reason, chain.unread.link.kind)
+        pod = read.view.pods[name.name]
+        server = self._server(pod, read.view, chain.owners)
+        return describe(name, read.view, chain.owners, read.gangs[name.name], server, self._policy, wall)
+
+    def _server(self, pod: PodView, view: NamespaceView, owners: Sequence[Owner]) -> str:
+        """What sends a pod requests, or scales it, now or a few minutes ago; "" for nothing."""
+        uid, now = str(pod.metadata["uid"]), self._clock.monotonic()
+        scaled = (view.scaled.get((owner.kind, owner.metadata["name"])) for owner in owners)
+        if server := view.server_of(pod) or next(filter(None, scaled), ""):
+            self._served[uid] = now, server
+            return server
+        _, before = self._served.get(uid, (0.0, ""))
+        return f"{before}, within the last {describe_duration(SERVED_KEEP_S)}" if before else ""
 
 
 def _members_of(
@@ -154,20 +171,26 @@ def describe(
     view: NamespaceView,
     owners: Sequence[Owner],
     members: tuple[Member, ...],
+    server: str,
     policy: Policy,
     wall: float,
 ) -> Surroundings:
-    """What surrounds a pod of `view`. `owners`: nearest first. `members`: the pods of its gang, itself among them."""
+    """What surrounds a pod of `view`. `owners`: nearest first. `members`: the pods of its gang, itself among them.
+    `server`: what sends it requests, "" for nothing.
+    """
     pod = view.pods[name.name]
-    places = [
+    own = [
         Place("pod", f"pod {name.name}", pod.metadata),
         *(Place("owner", owner.title, owner.metadata) for owner in owners),
-        Place("namespace", f"namespace {name.namespace}", view.metadata),
     ]
-    wish = read_wish(places, policy, wall)
-    served_by = view.served.get(str(pod.metadata["uid"]), "")
-    scaled = (view.scaled.get((owner.kind, owner.metadata["name"])) for owner in owners)
-    kind, kind_why = classify(pod.labels, owners, served_by, next(filter(None, scaled), ""))
+    wish = read_wish([*own, Place("namespace", f"namespace {name.namespace}", view.metadata)], policy, wall)
+    kind, kind_why = classify(pod.labels, owners, server)
+    shown = kind
+    if (place := next((each for each in own if each.labelled_class), None)) is not None:
+        if place.labelled_class == SERVING != kind:
+            wish = wish.also(read_serving_label(place, policy, wall))
+        else:
+            kind, kind_why = place.labelled_class, f"label {CLASS} of {place.title}"
     missing = pods_missing(pod, owners, view)
     is_gang = len(members) > 1 or missing > 0
     return Surroundings(
@@ -182,6 +205,9 @@ def describe(
         ceiling=wish.ceiling,
         labels=pod.labels,
         owner_kinds=kinds_of(owners),
+        target=target_of(owners),
+        possible=found[0].verbs if (found := match([owner.link for owner in owners])) is not None else (),
+        shown=shown,
     )
 
 
@@ -189,8 +215,7 @@ def kinds_of(owners: Sequence[Owner]) -> tuple[str, ...]:
     """The kinds of the controllers as people write them: PyTorchJob, and kubeflow.org/PyTorchJob."""
     if not owners:
         return ("Pod",)
-    groups = (owner.api_version.rpartition("/")[0] for owner in owners)
-    return tuple(text for owner, group in zip(owners, groups, strict=True) for text in _kind_texts(owner.kind, group))
+    return tuple(text for owner in owners for text in _kind_texts(owner.kind, owner.group))
 
 
 def _kind_texts(kind: str, group: str) -> tuple[str, ...]:
@@ -198,18 +223,35 @@ def _kind_texts(kind: str, group: str) -> tuple[str, ...]:
 
 
 def acts_on(owners: Sequence[Owner]) -> str:
-    """What somebody who takes the GPUs back must act on: the topmost controller, but a run and not its schedule."""
-    below = [owner for owner in owners if owner.kind not in ("CronJob", "Node")]
-    return below[-1].title if below else ""
+    """What pods that are judged together have in common: the highest controller, but a run and not its schedule, and a
+    Deployment and not what has made it.
+    """
+    found = ""
+    for at, owner in enumerate(owners):
+        is_made = at > 0 and owners[at - 1].kind in LOOSE and owner.kind not in LOOSE
+        if owner.kind in SCHEDULES or is_made:
+            break
+        found = owner.title
+    return found
+
+
+def target_of(owners: Sequence[Owner]) -> Reference | None:
+    """What an act on a pod with these controllers would be done to."""
+    found = match([owner.link for owner in owners])
+    if found is None:
+        return None
+    link = owners[found[1]].link
+    group, _, version = link.api_version.rpartition("/")
+    return Reference(group, version, link.kind, link.name, link.uid)
 
 
 def pods_missing(pod: PodView, owners: Sequence[Owner], view: NamespaceView) -> int:
     """Members of the pod's gang that are to exist and do not: those that are there can only wait for them."""
     missing = 0
     if owners and owners[0].wanted is not None and owners[0].kind not in LOOSE:
-        missing = owners[0].wanted - view.alive.get(str(owners[0].metadata["uid"]), 0)
+        missing = owners[0].wanted - view.alive.get(owners[0].link, 0)
     group = pod.labels.get(KUEUE_GROUP)
-    total = pod.annotations.get(KUEUE_TOTAL, "")
-    if group and total.isdigit():
-        missing = max(missing, int(total) - view.alive.get(group, 0))
+    total = whole(pod.annotations.get(KUEUE_TOTAL, ""))
+    if group and total is not None:
+        missing = max(missing, total - view.alive.get(group, 0))
     return max(0, missing)
