@@ -22,7 +22,7 @@ from typing import Protocol
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.audit import AuditLog
-from gpu_exporter.reconciler.brakes import SOURCE
+from gpu_exporter.reconciler.brakes import SOURCE, Freeze
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
 from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.marks import Mark, Marker, MarkError, Refused, guard
@@ -85,11 +85,14 @@ class Cycle:
         # In the last cycle; a process that dies of its evidence must withdraw all the same.
         self._had_evidence = once
         self.standing: dict[HolderName, str] = {}
-        """ScenarioTime of every mark that exists after the cycle."""
-        self.frozen: dict[str, str] = {}
+        """Stage of every mark that exists after the cycle."""
+        self.frozen: dict[str, Freeze] = {}
         """Brakes that hold, as in Brakes.check; `source` while there is no evidence."""
         self.decisions: Sequence[Decision] = ()
         """What the last cycle's evidence says, of every holder in it; empty without evidence."""
+        self.surveyed = 0
+        self.unreadable: Sequence[tuple[str, str]] = ()
+        """As in Judgement."""
 
     @property
     def rest_s(self) -> float:
@@ -122,7 +125,7 @@ class Cycle:
             self._withdraw(withdrawal)
         refused = self._check_all([*work.kept, *work.waiting])
         writes = [decision for decision in work.writes if decision.name not in refused]
-        if self.frozen:  # what stands may stay
+        if any(freeze.names is None for freeze in self.frozen.values()):  # what stands may stay
             writes = [decision for decision in writes if decision.stage != SHARING]
         written = self._write_all(writes, wall)
         kept = [(mark, decision) for mark, decision in work.kept if mark.name not in refused | written]
@@ -148,10 +151,12 @@ class Cycle:
 
         On any error there are none, and marks age as if their holders had no series.
         """
-        self._had_evidence, self.decisions, self.frozen = False, (), {SOURCE: "no evidence"}
+        self._had_evidence, self.decisions, self.frozen = False, (), {SOURCE: Freeze("no evidence")}
         try:
-            _, decisions, missing, self.frozen = self._judge.judge([mark.name for mark in marks])
-            problems += missing
+            judged = self._judge.judge([mark.name for mark in marks])
+            decisions, self.frozen = judged.decisions, judged.frozen
+            problems += judged.problems
+            self.surveyed, self.unreadable = judged.surveyed, judged.unreadable
             self._had_evidence, self.decisions = True, decisions
             self._windows = {each.name: each.windows for each in decisions if each.windows is not None}
         except EvidenceError as exc:

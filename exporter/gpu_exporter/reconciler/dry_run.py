@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.brakes import SOURCE
+from gpu_exporter.reconciler.brakes import SOURCE, Freeze
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
 from gpu_exporter.reconciler.foresight import Foresight, Outlook
 from gpu_exporter.reconciler.judge import Judge
@@ -42,7 +42,7 @@ class DryRun:
         began = self._clock.monotonic()
         problem = ""
         self._decisions: Sequence[Decision] = ()
-        self._frozen = {SOURCE: "no evidence"}
+        self._frozen = {SOURCE: Freeze("no evidence")}
         try:
             problem = self._run()
             if problem and problem != self._last_problem:
@@ -62,7 +62,9 @@ class DryRun:
 
     def _run(self) -> str:
         """What was missing, "" when all was there."""
-        _, decisions, problems, self._frozen = self._judge.judge()
+        judged = self._judge.judge()
+        decisions, problems, self._frozen = judged.decisions, judged.problems, judged.frozen
+        self._telemetry.note_surveyed(judged.surveyed, judged.unreadable)
         self._decisions = decisions
         outlooks = self._foresight.look(decisions, self._clock.wall())
         self._last_good = self._clock.monotonic()

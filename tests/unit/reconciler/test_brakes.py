@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, Bench, Book, holder
 
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.reconciler.brakes import TOGETHER_MIN, TOGETHER_S, idle_together
-from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
+from gpu_exporter.reconciler.brakes import TOGETHER_MIN, TOGETHER_S, freeze_together, idle_together
+from gpu_exporter.reconciler.evidence import EvidenceError, HolderEvidence, HolderName, pools_of
 from gpu_exporter.reconciler.policy import decide_holder, windows_of
 from gpu_exporter.reconciler.surroundings import Surroundings
 from gpu_exporter.reconciler.usual import AGAIN_S, HOUR_S, HOURS_MAX, Usual
@@ -136,6 +136,52 @@ def test_one_namespace_gets_no_more_than_its_share_of_a_cycle() -> None:
     assert len(bench.run()) == 2
 
 
+def of(pool: str, namespaces: int, count: int, run_s: float = CANDIDATE) -> list[HolderEvidence]:
+    """Holders of one GPU of a pool, of so many namespaces, all idle since the same moment."""
+    names = [HolderName("kubernetes", f"{pool}-{at % namespaces}", f"p{at}") for at in range(count)]
+    return [holder(name, [run_s])._replace(facts={"resource": frozenset({pool})}) for name in names]
+
+
+def frozen_of(*holders: list[HolderEvidence]) -> set[str] | None:
+    """Namespaces that are frozen; None for everything."""
+    lot = [each for some in holders for each in some]
+    decisions = [decide_holder(each, WALL, POLICY, windows_of(POLICY)) for each in lot]
+    pools = {each.name: pools_of(each) for each in lot}
+    names = freeze_together(decisions, pools, 200, POLICY).names
+    return None if names is None else {name.namespace for name in names}
+
+
+@pytest.mark.parametrize(
+    ("holders", "frozen"),
+    [
+        ([of("a", 1, 20)], {"a-0"}),  # a site of one namespace, or the only one that is idle
+        ([of("a", 1, 20), of("b", 3, 3)], {"a-0"}),
+        ([of("a", 1, 20), of("b", 1, 20)], None),
+        ([of("a", 2, 40)], {"a-0", "a-1"}),
+        ([of("a", 1, 20), of("b", 1, 3)], {"a-0"}),
+        ([of("a", 1, 10), of("b", 1, 2)], set()),  # neither alone is too many: a few of another add nothing
+        ([of("a", 1, 5), of("b", 1, 40)], {"b-0"}),
+        ([of("a", 1, 6), of("b", 1, 40)], {"b-0"}),  # of two pools
+        ([of("a", 1, 9), of("b", 1, 9)], None),
+        ([of("a", 5, 40), of("b", 2, 6)], {f"a-{at}" for at in range(5)}),
+        ([of("a", 5, 40), of("b", 1, 20)], None),
+        ([of("a", 5, 40), of("b", 5, 40)], None),
+        ([of("a", 5, 3)], set()),
+    ],
+)
+def test_a_fault_freezes_the_tenant_or_the_pool_that_shows_it_and_two_pools_everything(
+    holders: list[list[HolderEvidence]], frozen: set[str] | None
+) -> None:
+    assert frozen_of(*holders) == frozen
+
+
+def test_one_tenant_whose_gpus_became_idle_together_keeps_no_others_from_being_marked() -> None:
+    _, bench = small(3)
+    bench.runs |= {HolderName("kubernetes", "hoard", f"p{at}"): [CANDIDATE] for at in range(30)}
+    assert sorted(bench.run()) == [f"write pod-{at} candidate" for at in range(3)]
+    assert "They are of hoard, which alone is frozen" in bench.cycle.frozen["correlated"].text
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 4), st.integers(1, 9)), max_size=40),
     st.integers(0, 400),
@@ -154,8 +200,8 @@ def test_the_brake_is_what_its_definition_says(begun: list[tuple[int, int, int]]
         total = sum(units for _, units in within)
         largest = max(sum(units for of, units in within if of == group) for group, _ in within)
         worst = max(worst, total if total - largest > limit else 0)
-    said = idle_together(decisions, allocations, POLICY)
-    assert (said.partition(" ")[0] if said else "0") == str(worst)
+    found = idle_together(decisions, allocations, POLICY)
+    assert (found.gpus if found else 0) == worst
 
 
 def test_more_than_three_times_what_is_usual_at_that_hour_is_a_fault_below_the_share_too() -> None:

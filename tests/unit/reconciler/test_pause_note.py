@@ -13,6 +13,7 @@ from tests.testbed.marker_book import UNDERUSED, WALL, A, B, Bench, Book, holder
 from gpu_exporter.app.pause import end_pause, show_pause, start_pause
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.exits import Exit
+from gpu_exporter.reconciler.brakes import Freeze
 from gpu_exporter.reconciler.evidence import Evidence
 from gpu_exporter.reconciler.pause_note import (
     REASON,
@@ -83,7 +84,7 @@ def test_marks_go_while_it_lasts_and_come_back_a_full_window_after_its_end(tmp_p
     until = bench.clock.wall() + 3600
     place.write_pause(PauseNote(until, "storage"))
     bench.run()
-    assert bench.cycle.frozen == {"paused": bench.problem.removeprefix("frozen: ")}
+    assert bench.cycle.frozen == {"paused": Freeze(bench.problem.removeprefix("frozen: "))}
     assert "storage" in bench.problem
     assert book.marks == {A: "underused"}, "others may have reasons to act on it, but not for long"
     bench.clock.advance(bench.policy.unsupported_max)

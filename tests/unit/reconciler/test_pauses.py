@@ -6,7 +6,7 @@ import pytest
 from tests.testbed.marker_book import UNDERUSED, WALL, A, Bench, Book
 
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.brakes import FREEZES, PAUSED, Brakes
+from gpu_exporter.reconciler.brakes import FREEZES, PAUSED, Brakes, Freeze
 from gpu_exporter.reconciler.evidence import Evidence
 from gpu_exporter.reconciler.pauses import Pause, Pauses
 from gpu_exporter.reconciler.rulebook import Rulebook
@@ -60,7 +60,7 @@ def test_the_end_of_a_pause_is_remembered_when_its_past_is_no_longer_asked_for(
 def test_a_pause_is_a_brake_with_its_reason() -> None:
     bench = Bench(Book())
     evidence = Evidence(WALL, (), paused="policy.pause_when has 3 series")
-    assert Brakes(POLICY, bench.clock).check(evidence, ()) == {PAUSED: "policy.pause_when has 3 series"}
+    assert Brakes(POLICY, bench.clock).check(evidence, ()) == {PAUSED: Freeze("policy.pause_when has 3 series")}
     assert PAUSED in FREEZES
 
 

@@ -99,6 +99,9 @@ class Node:
             allocations=100 * COUNT,
         )
 
+    def read_holders(self, names: Collection[HolderName]) -> Evidence:
+        return self.read_evidence(names)
+
     def count_write(self, result: str) -> None:
         self.writes[result] += 1
 
