@@ -22,11 +22,13 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.direct import ExporterSource
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
 from gpu_exporter.reconciler.judge import judge_of
+from gpu_exporter.reconciler.outcomes import ENDED, REGRET, RIGHT, RUNS
 from gpu_exporter.reconciler.policy import UNDERUSED, Decision
-from gpu_exporter.reconciler.regret import Regrets
+from gpu_exporter.reconciler.record import Record
 from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.surroundings import BATCH, INTERACTIVE, SERVING, Member, Surroundings, Unreadable
 from tests.rules.day import GPUS, HOST_BLIND_S, MINUTES, NODES, Day, TrueHolder, simulate, stretches
+from tests.testbed.proven import Tally
 
 SEED = int(os.environ.get("GPU_EXPORTER_DAY_SEED", "0")) or secrets.randbits(32)
 DAYS, DAYS_MAX = 2, 8  # more than two only while these had too few idle holders to prove anything
@@ -63,6 +65,18 @@ class TrueSurroundings:
                 found[name] = Surroundings(holder.group, gangs.get(holder.group, ()), kind=class_of(holder))
         return found
 
+    def read_fate(self, name: HolderName, incarnation: str) -> str:
+        now = self.clock.wall()
+        return (
+            RUNS if any(each.name == name.name and each.start <= now < each.end for each in self.day.holders) else ENDED
+        )
+
+
+class Outcomes(Tally):
+    """Of all days together. `open`: decisions of which a day did not show what came of them."""
+
+    open = 0
+
 
 def class_of(holder: TrueHolder) -> str:
     if holder.kind == "notebook":
@@ -70,20 +84,7 @@ def class_of(holder: TrueHolder) -> str:
     return SERVING if holder.kind == "serving" and not holder.is_job else BATCH
 
 
-class Tally:
-    """How often a decision was regretted."""
-
-    def __init__(self) -> None:
-        self.underused = self.regrets = 0
-
-    def count_underused(self, policy: str, kind: str) -> None:
-        self.underused += 1
-
-    def count_regret(self, policy: str, kind: str) -> None:
-        self.regrets += 1
-
-
-def decide_day(day: Day, tally: Tally) -> dict[int, list[Decision]]:
+def decide_day(day: Day, tally: Outcomes) -> dict[int, list[Decision]]:
     """The decisions of a reconciler that looks once a minute, without a Prometheus: by minute, those on underused."""
     clock = ManualClock(wall=0.0)
 
@@ -94,9 +95,9 @@ def decide_day(day: Day, tally: Tally) -> dict[int, list[Decision]]:
         return page
 
     source = ExporterSource([f"http://node:{node}" for node in range(NODES)], POLICY.underused_after, clock, fetch)
-    regrets = Regrets(tally, clock)
+    record = Record(None, tally, clock, 30 * 86_400.0)
     surveyors = [TrueSurroundings(day, scheduler, clock) for scheduler in ("kubernetes", "slurm")]
-    judge = judge_of(source, surveyors, Rulebook(POLICY), clock, regrets=regrets)
+    judge = judge_of(source, surveyors, Rulebook(POLICY), clock, record=record)
     found: dict[int, list[Decision]] = {}
     for minute in range(1, MINUTES + 1):
         clock.advance(60.0)
@@ -106,6 +107,7 @@ def decide_day(day: Day, tally: Tally) -> dict[int, list[Decision]]:
             continue
         assert all(decision.reason for decision in decisions), "every decision says why"
         found[minute] = [decision for decision in decisions if decision.stage == UNDERUSED]
+    tally.open += len(record.watches.open)
     return found
 
 
@@ -171,7 +173,7 @@ def expected(day: Day) -> Iterator[tuple[TrueHolder, float, float, float]]:
 
 def test_who_works_is_never_underused_and_who_does_not_is(tmp_path: Path) -> None:
     print(f"GPU_EXPORTER_DAY_SEED={SEED}")
-    random, tally = Random(SEED), Tally()
+    random, tally = Random(SEED), Outcomes()
     false: list[tuple[int, str, str, float]] = []
     missed: list[tuple[int, str, str, float, float, float]] = []
     found, holders, kinds = 0, 0, Counter[str]()
@@ -198,11 +200,13 @@ def test_who_works_is_never_underused_and_who_does_not_is(tmp_path: Path) -> Non
         number += 1
     years = number * NODES * GPUS * MINUTES / (365 * 24 * 60)
     most = -math.log(0.05) / years  # upper end of the interval of 95 % where none was seen
+    decided, outcomes = tally.counts()
     print(
         f"{number} days, {holders} holders, {sum(kinds.values())} minutes of true underused {dict(kinds)}, "
         f"{len(false)} of false: at most {most:.0f} a GPU-year; {found} of {found + len(missed)} idle times found; "
-        f"{tally.regrets} of {tally.underused} worked again within an hour"
+        f"of {decided} decisions {outcomes.get(RIGHT, 0)} were right, {outcomes.get(REGRET, 0)} regretted"
     )
     assert false == []
+    assert decided == sum(outcomes.values()) + tally.open, "each decision has one outcome"
     assert found + len(missed) >= DAYS, "days without idle holders prove nothing"
     assert found / (found + len(missed)) >= 0.95, missed

@@ -14,6 +14,7 @@ from kubernetes import client
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.lease import LEASE_S, RENEW_DEADLINE_S, Lease
 from gpu_exporter.reconciler.kubernetes.pause import LeasePause
+from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.pause_note import UNTIL, PauseNote, PauseUnreadable
 from gpu_exporter.reconciler.policy import LABEL
 from tests.component.test_pods_marked import Bench, metrics_of_an_idle_pod
@@ -141,6 +142,34 @@ def test_a_pause_in_its_annotations_is_seen_by_all_and_outlives_the_lease(
     for each in (replicas.a, place):
         with pytest.raises(PauseUnreadable, match=f"Lease default/{replicas.name}: .*'soon', which is no time"):
             each.read_pause()
+
+
+def test_a_text_is_kept_by_the_holder_alone_and_by_the_next_one(replicas: Replicas) -> None:
+    replicas.tick(replicas.a, replicas.b)
+    replicas.a.write_text("journal", "first")
+    assert replicas.a.read_text("journal") == "first"
+    with pytest.raises(MarkError, match="is not held") as caught:
+        replicas.b.write_text("journal", "second")
+    assert caught.value.result == "fenced"
+    replicas.pass_time(RENEW_DEADLINE_S)
+    with pytest.raises(MarkError, match="is not held"):
+        replicas.a.write_text("journal", "late")
+    replicas.a.release()
+    replicas.tick(replicas.b)
+    assert replicas.b.read_text("journal") == "first"
+    replicas.b.write_text("journal", "second")
+    assert replicas.tick(replicas.b) == (False, True), "a text is written with a renewal"
+    assert replicas.b.read_text("journal") == "second"
+
+
+def test_a_pause_that_is_written_meanwhile_is_not_lost_by_a_text(plane: ControlPlane, replicas: Replicas) -> None:
+    replicas.tick(replicas.a)
+    place = LeasePause(Api(ControlPlane.connect(plane.admin)), "default", replicas.name)
+    place.write_pause(PauseNote(time.time() + 600.0, "storage is moved"))
+    replicas.a.write_text("journal", "first")
+    note = replicas.a.read_pause()
+    assert note is not None and note.reason == "storage is moved"
+    assert replicas.api.read_namespaced_lease(replicas.name, "default").metadata.annotations[UNTIL]
 
 
 def test_a_renewal_that_arrived_though_it_timed_out_costs_one_try(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.reconciler.brakes import Brakes, hold
+from gpu_exporter.reconciler.brakes import Brakes, Freeze, hold
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceSource, HolderName
+from gpu_exporter.reconciler.marks import Refused
+from gpu_exporter.reconciler.outcomes import LOST
 from gpu_exporter.reconciler.pause_note import PauseSource, pause
 from gpu_exporter.reconciler.policy import LABELLED, MARKED, Decision, decide
-from gpu_exporter.reconciler.regret import Regrets
+from gpu_exporter.reconciler.record import Record
 from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.settle import Around, members_of, settle
 from gpu_exporter.reconciler.surroundings import Surroundings, Surveyor, Unreadable
@@ -23,12 +25,16 @@ class Judgement(NamedTuple):
     """One reading of the source, and what follows from it, in the order of the holders' names.
 
     `problems`: what was missing, in the source or around the holders. `frozen`: brakes that hold, as in Brakes.check.
+    `surveyed`: of how many holders the surroundings were asked for. `unreadable`: of each holder of which a controller
+    could not be read, why and what kind that is.
     """
 
     evidence: Evidence
     decisions: list[Decision]
     problems: list[str]
-    frozen: dict[str, str]
+    frozen: dict[str, Freeze]
+    surveyed: int = 0
+    unreadable: Sequence[tuple[str, str]] = ()
 
 
 class Judge:
@@ -41,12 +47,12 @@ class Judge:
         book: Rulebook,
         clock: Clock,
         pauses: Sequence[PauseSource] = (),
-        regrets: Regrets | None = None,
+        record: Record | None = None,
     ) -> None:
         """`find_surveyor`: by scheduler; None where there is no way to its live objects. `pauses`: where people ask for
-        a pause. `regrets`: None where there is only this one cycle.
+        a pause. `record`: None where there is only this one cycle.
         """
-        self._regrets = regrets
+        self._record = record
         self._pauses = tuple(pauses)
         self._source = source
         self._find_surveyor = find_surveyor
@@ -60,7 +66,7 @@ class Judge:
 
         Members of gangs are asked for like them, since a member that works is in no list of idle ones.
         """
-        watched = self._regrets.watched() if self._regrets is not None else set()
+        watched = self._record.names() if self._record is not None else set()
         evidence = self._read([*marked, *sorted((self._members | watched).difference(marked))])
         decisions = decide(evidence, self.book.loosest)
         around = self._survey(evidence, decisions, ())
@@ -79,10 +85,31 @@ class Judge:
         failures = [each.why for each in around.values() if isinstance(each, Unreadable) and each.is_failure]
         problems = [*evidence.problems[:PROBLEMS_MAX], *list(dict.fromkeys(failures))[:PROBLEMS_MAX]]
         frozen = self._brakes.check(evidence, settled)
-        problems += [f"frozen: {text}" for text in frozen.values()]
-        if self._regrets is not None:
-            self._regrets.note(settled)
-        return Judgement(evidence, hold(settled, frozen), problems, frozen)
+        problems += [f"frozen: {freeze.text}" for freeze in frozen.values() if freeze.names is None]
+        if self._record is not None:
+            self._record.note(settled, evidence.wall, self._ask_fate)
+        unreadable = [
+            (each.reason, each.kind) for each in around.values() if isinstance(each, Unreadable) and each.reason
+        ]
+        return Judgement(evidence, hold(settled, frozen), problems, frozen, len(around), unreadable)
+
+    def look_again(self, names: Collection[HolderName]) -> Mapping[HolderName, Decision]:
+        """Decisions on these holders by evidence and surroundings of now, whatever brakes say of others.
+
+        Raises EvidenceError, and Refused while there is a pause.
+        """
+        evidence = self._source.read_holders(names)
+        for place in self._pauses:
+            evidence = pause(evidence, place)
+        if evidence.paused:
+            raise Refused("paused", evidence.paused)
+        decisions = decide(evidence, self.book.loosest)
+        around = self._survey(evidence, decisions, names)
+        return {decision.name: decision for decision in settle(evidence, decisions, around, self.book)}
+
+    def _ask_fate(self, name: HolderName, incarnation: str) -> str:
+        surveyor = self._find_surveyor(name.scheduler)
+        return surveyor.read_fate(name, incarnation) if surveyor is not None else LOST
 
     def _read(self, names: Collection[HolderName]) -> Evidence:
         evidence = self._source.read_evidence(names)
@@ -116,7 +143,7 @@ def judge_of(
     book: Rulebook,
     clock: Clock,
     pauses: Sequence[PauseSource] = (),
-    regrets: Regrets | None = None,
+    record: Record | None = None,
 ) -> Judge:
     """Judges by the evidence, and by what these schedulers show around it."""
-    return Judge(source, {each.scheduler: each for each in surveyors}.get, book, clock, pauses, regrets)
+    return Judge(source, {each.scheduler: each for each in surveyors}.get, book, clock, pauses, record)

@@ -221,11 +221,12 @@ def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows
             "candidate",
             f"{_all(holder.held)} idle for {_minutes(shortest)}, but it {work}, so not more until {until} of it",
         )
+    beside = f"; it {work}, so its GPUs are not taken back" if (work := _host_work(units, policy)) else ""
     if any(unit.witnesses is None for unit in units):
         return "candidate", f"idle for {_minutes(shortest)}, but how many witnesses that rests on is not published"
     if not all((unit.witnesses or 0) >= WITNESSES_MIN for unit in units):
         return "candidate", f"idle for {_minutes(shortest)}, but a part of it rests on one witness only"
-    return UNDERUSED, f"{_all(holder.held)} idle for {_minutes(shortest)}"
+    return UNDERUSED, f"{_all(holder.held)} idle for {_minutes(shortest)}{beside}"
 
 
 def _silence(silent: Sequence[UnitEvidence]) -> tuple[str, str]:

@@ -71,7 +71,7 @@ def unit(**changes: Any) -> UnitEvidence:
         (
             {"host_cpu_ratio": 1.0, "idle_run_s": 6 * 3600.0, "start_wall": NOW - 9 * 3600},
             "underused",
-            "its one GPU idle for 6.0 h",
+            "its one GPU idle for 6.0 h; it uses 100% of its CPUs, so its GPUs are not taken back",
         ),
         ({"host_cpu_ratio": 1.0, "idle_run_s": 3600.0}, "candidate", "its one GPU idle for 60 min"),
         ({"idle_run_s": 3599.0}, "active", "longest idle run 59 min, below 60 min"),

@@ -11,6 +11,7 @@ the pod, withdrawals its UID.
 
 from __future__ import annotations
 
+import copy
 import logging
 import secrets
 import socket
@@ -20,7 +21,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.plain import utc
 from gpu_exporter.reconciler.kubernetes.api import Api, Json, connect
 from gpu_exporter.reconciler.kubernetes.pause import LeasePause
-from gpu_exporter.reconciler.marks import MarkError
+from gpu_exporter.reconciler.marks import PREFIX, MarkError
 from gpu_exporter.reconciler.pause_note import PauseNote, parse_note
 from gpu_exporter.threads import start
 
@@ -29,12 +30,19 @@ log = logging.getLogger(__name__)
 LEASE_S = 15
 RENEW_DEADLINE_S = 10.0
 RETRY_S = 2.0
+RECORD_SUFFIX = "-record"
 REQUEST_S = 4.0  # a renewal that hangs leaves time for another one before the deadline
 
 
 def open_lease(kubeconfig: str, place: str, clock: Clock) -> Lease:
     """The Lease at NAMESPACE/NAME. Raises ValueError, MarkError."""
     return Lease(connect(kubeconfig), *split_place(place), clock)
+
+
+def open_record(kubeconfig: str, place: str) -> LeaseTexts:
+    """Texts beside the Lease at NAMESPACE/NAME, in a Lease without a holder. Raises ValueError, MarkError."""
+    namespace, name = split_place(place)
+    return LeaseTexts(connect(kubeconfig), namespace, f"{name}{RECORD_SUFFIX}")
 
 
 def open_pause(kubeconfig: str, place: str) -> LeasePause:
@@ -61,6 +69,9 @@ class Lease:
         self._clock = clock
         self.identity = identity or f"{socket.gethostname()}_{secrets.token_hex(4)}"
         self._lock = threading.Condition()
+        self._writing = (
+            threading.Lock()
+        )  # of the Lease, by one thread at a time: each write needs the last one's answer
         self._renewed: float | None = None  # when the last renewal that succeeded was begun (monotonic)
         self._held: Json | None = None  # the Lease as we wrote it last, while we hold it
         self._seen: tuple[object, ...] = ()  # what another holder wrote last ...
@@ -97,8 +108,38 @@ class Lease:
 
         start(threading.Thread(target=run, name="lease", daemon=True))
 
+    def read_text(self, key: str) -> str:
+        """As TextPlace: an annotation of the Lease, as it was last seen; only the Lease's holder writes it."""
+        return str(self._annotations.get(PREFIX + key, ""))
+
+    def write_text(self, key: str, text: str) -> None:
+        """As TextPlace: with a renewal, so that only its holder can write."""
+        with self._writing:
+            for _ in range(2):  # a pause may have been written since the last renewal
+                began = self._clock.monotonic()
+                with self._lock:
+                    held = copy.deepcopy(self._held) if self._may_write() else None
+                if held is None:
+                    break
+                held["metadata"].setdefault("annotations", {})[PREFIX + key] = text
+                held["spec"] |= {"renewTime": self._now()}
+                try:
+                    written = self._put(held)
+                except MarkError as exc:
+                    if exc.result != "conflict":
+                        raise
+                    self._see(self._take(began), began, "")
+                else:
+                    self._see(written, began, "")
+                    return
+        raise MarkError("fenced", f"Lease {self._namespace}/{self._name} is not held")
+
     def tick(self) -> None:
         """Renew the Lease, or take it where its holder is silent for too long. Raises nothing."""
+        with self._writing:
+            self._tick()
+
+    def _tick(self) -> None:
         began = self._clock.monotonic()
         try:
             held = self._renew() if self._held is not None else self._take(began)
@@ -117,6 +158,10 @@ class Lease:
             needs = "; it needs get and update on this Lease, and create on leases"
             log.warning("lease %s/%s: %s", self._namespace, self._name, trouble + needs if trouble else "answers again")
             self._trouble = trouble
+        self._see(held, began, trouble)
+
+    def _see(self, held: Json | None, began: float, trouble: str) -> None:
+        """The Lease as ours, as it was answered to a request that began then; None while it is not."""
         with self._lock:
             was = self._renewed is not None
             self._held = held if not self._is_released else None
@@ -143,7 +188,7 @@ class Lease:
             log.warning("lease %s/%s not released: %s", self._namespace, self._name, exc)
 
     def _renew(self) -> Json:
-        held = self._held
+        held = copy.deepcopy(self._held)
         assert held is not None
         held["spec"] |= {"renewTime": self._now()}
         return self._put(held)
@@ -193,3 +238,39 @@ class Lease:
     def _now(self) -> str:
         moment = utc(self._clock.wall())  # MicroTime needs its fraction
         return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+class LeaseTexts:
+    """Texts in the annotations of a Lease without a holder: too long to be written with every renewal."""
+
+    def __init__(self, api: Api, namespace: str, name: str) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._name = name
+        self._seen: Json | None = None
+
+    def read_text(self, key: str) -> str:
+        """As TextPlace."""
+        read = self._api.coordination.read_namespaced_lease
+        try:
+            self._seen = self._api.call(read, self._name, self._namespace, timeout_s=REQUEST_S)
+        except MarkError as exc:
+            if exc.result != "replaced":
+                raise
+            self._seen = None
+            return ""
+        return str((self._seen["metadata"].get("annotations") or {}).get(PREFIX + key, ""))
+
+    def write_text(self, key: str, text: str) -> None:
+        """As TextPlace. Raises MarkError (`conflict`) if another process has written it since it was read."""
+        coordination = self._api.coordination
+        if self._seen is None:
+            metadata = {"name": self._name, "namespace": self._namespace, "annotations": {PREFIX + key: text}}
+            body: Json = {"metadata": metadata, "spec": {}}
+            made = coordination.create_namespaced_lease
+            self._seen = self._api.call(made, self._namespace, body, timeout_s=REQUEST_S)
+            return
+        body = copy.deepcopy(self._seen)
+        body["metadata"].setdefault("annotations", {})[PREFIX + key] = text
+        put = coordination.replace_namespaced_lease
+        self._seen = self._api.call(put, self._name, self._namespace, body, timeout_s=REQUEST_S)

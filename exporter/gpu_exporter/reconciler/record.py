@@ -1,0 +1,350 @@
+"""The record of each policy: what came of its decisions in the last days, by class and tenant, kept over restarts.
+
+A policy earns the right to act by it. No tenant decides alone: a tenant counts for at most a fifth of the decisions,
+and at least three tenants are needed. A tenant with too many regrets is left alone, and left out of the others' record.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import math
+import socket
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from gpu_exporter.clock import Clock
+from gpu_exporter.defaults import Actions
+from gpu_exporter.durations import format_duration
+from gpu_exporter.reconciler.actions.journal import Entry, TextPlace, parse, render
+from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.marks import MarkError
+from gpu_exporter.reconciler.outcomes import (
+    OUTCOMES,
+    REGRET,
+    RIGHT,
+    UNKNOWN,
+    Account,
+    AskFate,
+    RecordObserver,
+    Start,
+    Watch,
+    Watches,
+)
+from gpu_exporter.reconciler.policy import Decision
+from gpu_exporter.reconciler.target import Held
+
+log = logging.getLogger(__name__)
+KEY = "record"  # of the text, in its place
+DAY_S, HOUR_S = 86_400.0, 3600.0
+TEXT_MAX = 200 * 1024  # characters; all annotations of an object may have 256 KiB
+PLAIN_MAX = 8 * 1024 * 1024
+TENANTS_MAX = 200  # of one policy and class; more are one
+OTHER = "other"
+FIFTH = 0.2
+TENANTS_MIN = 3
+PRESENT_MIN = 0.9  # of the time of actions.shadow_for: a reconciler looked
+LOOK_MAX_S = 120.0  # between two cycles of one that looks all the time
+ACTS_MAX = 256
+ACT_KEEP_S = DAY_S  # an owner who takes up again what was put to rest does so within a day
+ACT_LOOK_S = 300.0
+RESUMED_MIN = 5  # acts, before their share that was taken up again says anything
+DECIDED, ACTED, RESUMED = "decided", "acted", "resumed"
+COUNTS = (DECIDED, *OUTCOMES, ACTED, RESUMED)
+VERSION = 1
+SAVE_S = 60.0  # a record in which only time has passed is written so seldom
+TAKEN_OVER_S = 120.0  # a record that another host wrote less than so long ago is that one's
+
+
+class Standing(NamedTuple):
+    """What the record says for one policy and class: decisions that count, and how many of them were regretted."""
+
+    decisions: float
+    regrets: float
+
+
+class Record:
+    """The record of one site, read from its place when this process begins to decide.
+
+    As Observer it counts what its watches find.
+    """
+
+    def __init__(
+        self, place: TextPlace | None, observer: RecordObserver, clock: Clock, keep_s: float, by: str = ""
+    ) -> None:
+        """`place`: where it outlives the process, None for nowhere. `observer`: counts for people. `keep_s`: for how
+        long a decision counts. `by`: whose record it is, by default this host's, which has one process at a time.
+        """
+        self._place = place
+        self._observer = observer
+        self._clock = clock
+        self._keep_s = keep_s
+        self._by = by or socket.gethostname()
+        self._trouble = ""
+        self._clear()
+
+    def forget(self) -> None:
+        """Another process decides: what this one knows is read again when it is its turn."""
+        if self._place is not None:
+            self._clear()
+            self._observer.forget()
+
+    def _clear(self) -> None:
+        self.watches = Watches(self)
+        self._days: defaultdict[int, defaultdict[Account, list[int]]] = defaultdict(lambda: defaultdict(_zeros))
+        self._totals: defaultdict[tuple[str, str], list[int]] = defaultdict(_zeros)  # by policy and class, of all time
+        self._present: defaultdict[int, float] = defaultdict(float)  # seconds, by hour
+        self._acts: dict[str, Entry] = {}
+        self._looked: dict[str, float] = {}  # by ident of an act, monotonic
+        self._is_loaded = self._place is None
+        self._is_changed, self._saved_at = True, -math.inf  # monotonic
+
+    def names(self) -> set[HolderName]:
+        """Whom to ask about."""
+        self._load()
+        return self.watches.names()
+
+    def note(self, decisions: Sequence[Decision], wall: float, ask_fate: AskFate) -> None:
+        """The decisions of a cycle on evidence of `wall` (Unix seconds), before any brake. Raises nothing."""
+        self._load()
+        if not self._is_loaded:
+            return  # what is not read must not be written over
+        before = self.watches.last_wall
+        self.watches.note(decisions, wall, ask_fate)
+        if before is not None and 0.0 < wall - before <= LOOK_MAX_S:
+            self._present[int(wall // HOUR_S)] += wall - before
+        self._save()
+
+    def count_decision(self, account: Account) -> None:
+        """As Observer."""
+        self._count(account, DECIDED)
+        self._observer.count_decision(account)
+
+    def count_outcome(self, account: Account, outcome: str) -> None:
+        """As Observer."""
+        self._count(account, outcome)
+        self._observer.count_outcome(account, outcome)
+
+    def note_act(self, entry: Entry) -> None:
+        """An act was done; whether its owner takes it up again is looked at for a day."""
+        self._count(Account(*entry.record), ACTED)
+        while len(self._acts) >= ACTS_MAX:
+            del self._acts[next(iter(self._acts))]
+        self._acts[entry.ident] = entry
+        self._save()
+
+    def acts_due(self) -> list[Entry]:
+        """Acts that are to be looked at now."""
+        now, wall = self._clock.monotonic(), self._clock.wall()
+        self._acts = {ident: entry for ident, entry in self._acts.items() if wall - entry.wall < ACT_KEEP_S}
+        self._looked = {ident: at for ident, at in self._looked.items() if ident in self._acts}
+        due = [each for ident, each in self._acts.items() if now - self._looked.get(ident, -math.inf) >= ACT_LOOK_S]
+        self._looked |= {entry.ident: now for entry in due}
+        return due
+
+    def note_resumed(self, entry: Entry) -> None:
+        """Its owner has taken it up again."""
+        self._acts.pop(entry.ident, None)
+        self._count(Account(*entry.record), RESUMED)
+
+    def note_gone(self, entry: Entry) -> None:
+        """It does not exist any more, so its owner cannot take it up again."""
+        self._acts.pop(entry.ident, None)
+
+    def why_not(self, account: Account, settings: Actions) -> Held | Standing:
+        """Why the record of a policy, class and tenant allows no act yet; else what it says."""
+        if not self._is_loaded:
+            return Held("proof", f"the record cannot be read: {self._trouble}")
+        span = format_duration(settings.shadow_for)
+        since = self._clock.wall() - settings.shadow_for
+        present_s = sum(seconds for hour, seconds in self._present.items() if (hour + 1) * HOUR_S > since)
+        if present_s < PRESENT_MIN * settings.shadow_for:
+            return Held("shadow", f"a reconciler has looked for {present_s / DAY_S:.1f} days of the last {span}")
+        first = int(since // DAY_S)
+        tenants = self._tenants(account, first)
+        what = f"of policy {account.policy} on class {account.kind} in {span}"
+        own = tenants.get(account.tenant, Standing(0.0, 0.0))
+        if own.regrets > settings.regret_max * own.decisions:
+            share = f"{own.regrets:.0f} of {own.decisions:.0f}"
+            return Held("regret", f"{share} decisions {what} on {account.tenant} itself were regretted")
+        standing = _pool(tenants, settings.regret_max)
+        if standing is None:
+            return Held("shadow", f"decisions {what} are of fewer than {TENANTS_MIN} tenants")
+        if standing.decisions < settings.shadow_decisions:
+            needed = f"{settings.shadow_decisions} are needed"
+            return Held("shadow", f"{standing.decisions:.0f} decisions {what} count, {needed}")
+        if standing.regrets > settings.regret_max * standing.decisions:
+            share = f"{standing.regrets:.1f} of {standing.decisions:.0f}"
+            return Held("regret", f"{share} decisions {what} were regretted")
+        acted, resumed = (self._sum(account, first, count) for count in (ACTED, RESUMED))
+        if acted >= RESUMED_MIN and resumed > settings.resumed_max * acted:
+            return Held("resumed", f"{resumed} of {acted} acts {what} were taken back by their owners")
+        return standing
+
+    def _tenants(self, account: Account, first: int) -> dict[str, Standing]:
+        """Decisions with an outcome, and regrets, of each tenant."""
+        found: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+        for day, counts in self._days.items():
+            for (policy, kind, tenant), numbers in counts.items() if day >= first else ():
+                if (policy, kind) == account[:2]:
+                    found[tenant][0] += numbers[COUNTS.index(RIGHT)] + numbers[COUNTS.index(REGRET)]
+                    found[tenant][1] += numbers[COUNTS.index(REGRET)]
+        return {tenant: Standing(*numbers) for tenant, numbers in found.items() if numbers[0]}
+
+    def _sum(self, account: Account, first: int, count: str) -> int:
+        at = COUNTS.index(count)
+        rows = (each for day, counts in self._days.items() if day >= first for each in counts.items())
+        return sum(numbers[at] for key, numbers in rows if key[:2] == account[:2])
+
+    def _count(self, account: Account, what: str) -> None:
+        day = self._days[int(self._clock.wall() // DAY_S)]
+        if account not in day and sum(key[:2] == account[:2] for key in day) >= TENANTS_MAX:
+            account = account._replace(tenant=OTHER)
+        self._is_changed = True
+        day[account][COUNTS.index(what)] += 1
+        self._totals[account[:2]][COUNTS.index(what)] += 1
+
+    def _load(self) -> None:
+        """Read what the process before this one knew. What cannot be read is tried again in the next cycle."""
+        if self._is_loaded or self._place is None:
+            return
+        try:
+            text = self._place.read_text(KEY)
+            if text:
+                self._restore(text)
+            self._is_loaded, trouble = True, ""
+        except MarkError as exc:
+            trouble = str(exc)
+        if trouble and trouble != self._trouble:
+            log.warning("the record of decisions cannot be read, so none is counted: %s", trouble)
+        self._trouble = trouble
+
+    def _save(self) -> None:
+        now = self._clock.monotonic()
+        if self._place is None or not self._is_loaded or not (self._is_changed or now - self._saved_at >= SAVE_S):
+            return
+        since = self._clock.wall() - self._keep_s
+        self._drop(self._days, since, DAY_S)
+        self._drop(self._present, since, HOUR_S)
+        text = self._render()
+        while len(text) > TEXT_MAX and self.watches.open:  # what does not fit has no outcome
+            for key in list(self.watches.open)[: max(1, len(self.watches.open) // 4)]:
+                self.count_outcome(self.watches.open.pop(key).account, UNKNOWN)
+            text = self._render()
+        try:
+            self._place.write_text(KEY, text)
+        except MarkError as exc:
+            if exc.result == "conflict":  # another one decides
+                self.forget()
+            if str(exc) != self._trouble:
+                log.warning("the record of decisions is not kept: %s", exc)
+            self._trouble = str(exc)
+        else:
+            self._is_changed, self._saved_at, self._trouble = False, now, ""
+
+    def _render(self) -> str:
+        plain = {
+            "v": VERSION,
+            "by": self._by,
+            "last": self.watches.last_wall,
+            "present": {str(hour): round(seconds, 1) for hour, seconds in self._present.items()},
+            "totals": [[*key, *numbers] for key, numbers in self._totals.items()],
+            "days": {
+                str(day): [[*account, *numbers] for account, numbers in counts.items()]
+                for day, counts in self._days.items()
+            },
+            "open": [
+                [
+                    *key,
+                    list(watch.account),
+                    watch.wall,
+                    [[*name, *start, watch.quiet.get(name, watch.wall)] for name, start in watch.holders.items()],
+                    [list(name) for name in watch.ended],
+                ]
+                for key, watch in self.watches.open.items()
+            ],
+            "acts": render(self._acts.values()),
+        }
+        packed = zlib.compress(json.dumps(plain, separators=(",", ":")).encode())
+        return base64.b64encode(packed).decode()
+
+    def _restore(self, text: str) -> None:
+        """Raises MarkError for a text in another format."""
+        try:
+            unpack = zlib.decompressobj()
+            data = unpack.decompress(base64.b64decode(text, validate=True), PLAIN_MAX)
+            if unpack.unconsumed_tail:
+                raise ValueError("too long")
+            plain = json.loads(data)
+            if plain["v"] != VERSION:
+                raise ValueError(f"version {plain['v']!r}")
+            self._fill(plain)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, zlib.error) as exc:
+            self._clear()
+            raise MarkError(
+                "error",
+                f"its format is unknown ({exc}); remove it (key {KEY}) to start a new one",
+            ) from exc
+
+    def _fill(self, plain: Any) -> None:
+        last = None if plain["last"] is None else float(plain["last"])
+        if last is not None and plain["by"] != self._by and 0.0 <= self._clock.wall() - last < TAKEN_OVER_S:
+            raise MarkError("fenced", f"{plain['by']} has written it a moment ago, and counts the same decisions")
+        self.watches.last_wall = last
+        for hour, seconds in plain["present"].items():
+            self._present[int(hour)] = float(seconds)
+        for policy, kind, *numbers in plain["totals"]:
+            self._totals[str(policy), str(kind)] = _counts(numbers)
+        for day, rows in plain["days"].items():
+            for policy, kind, tenant, *numbers in rows:
+                self._days[int(day)][Account(str(policy), str(kind), str(tenant))] = _counts(numbers)
+        for scheduler, namespace, group, account, wall, holders, ended in plain["open"]:
+            watch = Watch(
+                Account(*map(str, account)),
+                float(wall),
+                {HolderName(*map(str, n)): Start(str(of), float(run), float(gap)) for *n, of, run, gap, _ in holders},
+                {HolderName(*map(str, name)) for name in ended},
+                {HolderName(*map(str, n)): float(quiet) for *n, _, _, _, quiet in holders},
+            )
+            self.watches.open[str(scheduler), str(namespace), str(group)] = watch
+        self._acts = {entry.ident: entry for entry in parse(plain["acts"])}
+        for (policy, kind), numbers in self._totals.items():
+            of = dict(zip(COUNTS, numbers, strict=True))
+            self._observer.restore(policy, kind, of[DECIDED], {outcome: of[outcome] for outcome in OUTCOMES})
+
+    @staticmethod
+    def _drop(by_time: dict[int, Any], since: float, each_s: float) -> None:
+        for key in [key for key in by_time if (key + 1) * each_s <= since]:
+            del by_time[key]
+
+
+def _zeros() -> list[int]:
+    return [0] * len(COUNTS)
+
+
+def _counts(numbers: Iterable[Any]) -> list[int]:
+    """Raises ValueError for another number of them than COUNTS."""
+    counts = [int(number) for number in numbers]
+    if len(counts) != len(COUNTS):
+        raise ValueError("another number of counts")
+    return counts
+
+
+def _pool(tenants: dict[str, Standing], regret_max: float) -> Standing | None:
+    """The record of all tenants together, each for a fifth of it at most; None for fewer than TENANTS_MIN.
+
+    The tenant with the largest share of regrets is left out if that share is too large, so that it cannot switch acts
+    off for the others.
+    """
+    counted = dict(tenants)
+    worst = max(counted, key=lambda tenant: (counted[tenant].regrets / counted[tenant].decisions, tenant), default="")
+    if worst and counted[worst].regrets > regret_max * counted[worst].decisions:
+        del counted[worst]
+    if len(counted) < TENANTS_MIN:
+        return None
+    most = FIFTH * sum(each.decisions for each in counted.values())
+    weights = [(each, min(1.0, most / each.decisions)) for each in counted.values()]
+    return Standing(sum(w * each.decisions for each, w in weights), sum(w * each.regrets for each, w in weights))

@@ -1,0 +1,46 @@
+"""Texts that outlive the process, in files of one directory: where there is no Lease to keep them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from gpu_exporter.files import PRIVATE, make_directory, write_atomically
+from gpu_exporter.reconciler.marks import MarkError
+
+FILE_MAX = 1024 * 1024
+
+
+class TextFiles:
+    """The files reconciler-NAME.json of a directory, which this process has for itself."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises OSError: BlockingIOError where another process has the directory."""
+        make_directory(directory)
+        self._directory = directory
+        self._lock = os.open(directory / "reconciler.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            os.close(self._lock)
+            raise BlockingIOError(f"{directory}: another reconciler keeps its state there") from exc
+
+    def read_text(self, key: str) -> str:
+        """As TextPlace."""
+        path = self._directory / f"reconciler-{key}.json"
+        try:
+            with path.open("rb") as file:
+                return file.read(FILE_MAX).decode("utf-8", "replace")
+        except FileNotFoundError:
+            return ""
+        except OSError as exc:
+            raise MarkError("error", f"{path}: {exc}") from exc
+
+    def write_text(self, key: str, text: str) -> None:
+        """As TextPlace."""
+        path = self._directory / f"reconciler-{key}.json"
+        try:
+            write_atomically(path, text.encode(), PRIVATE)
+        except OSError as exc:
+            raise MarkError("error", f"{path}: {exc}") from exc

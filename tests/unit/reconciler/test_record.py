@@ -1,0 +1,334 @@
+"""The record of a policy: what it says, whom it is of, and that it outlives the process."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.testbed.marker_book import POLICY, WALL, holder
+from tests.testbed.proven import Tally, Texts
+
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.defaults import Actions
+from gpu_exporter.reconciler.actions.journal import Entry
+from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.marks import MarkError
+from gpu_exporter.reconciler.outcomes import ENDED, REGRET, RIGHT, RUNS, UNKNOWN, Account, shortest_run
+from gpu_exporter.reconciler.policy import Decision, decide_holder, windows_of
+from gpu_exporter.reconciler.record import (
+    ACT_KEEP_S,
+    ACT_LOOK_S,
+    DAY_S,
+    KEY,
+    TAKEN_OVER_S,
+    TENANTS_MAX,
+    TEXT_MAX,
+    Record,
+    Standing,
+    _pool,
+)
+from gpu_exporter.reconciler.surroundings import Reference
+from gpu_exporter.reconciler.target import Held
+
+SETTINGS = Actions(shadow_for=14 * DAY_S)
+KEEP_S = SETTINGS.shadow_for
+
+
+def account(tenant: str, policy: str = "policy", kind: str = "batch") -> Account:
+    return Account(policy, kind, tenant)
+
+
+def looked(clock: ManualClock, place: Texts | None = None, days: float = 14.5) -> Record:
+    """A record of a reconciler that has looked for so long."""
+    record = Record(place, Tally(), clock, KEEP_S)
+    for _ in range(int(days * DAY_S / 100)):
+        clock.advance(100.0)
+        record.note([], clock.wall(), lambda *_: RUNS)
+    return record
+
+
+def fill(record: Record, **tenants: tuple[int, int]) -> Record:
+    """Right and regretted decisions by tenant."""
+    for tenant, (right, regrets) in tenants.items():
+        for outcome, count in ((RIGHT, right), (REGRET, regrets)):
+            for _ in range(count):
+                record.count_decision(account(tenant))
+                record.count_outcome(account(tenant), outcome)
+    return record
+
+
+@pytest.fixture(scope="module")
+def quiet() -> Texts:
+    """What is kept of two weeks in which nothing was decided."""
+    place = Texts()
+    looked(ManualClock(wall=WALL), place)
+    return place
+
+
+@pytest.fixture
+def record(quiet: Texts) -> Record:
+    place = Texts()
+    place.kept = dict(quiet.kept)
+    made = Record(place, Tally(), ManualClock(wall=WALL + 14.5 * DAY_S + 1000), KEEP_S)
+    made.note([], made._clock.wall(), lambda *_: RUNS)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("tenants", "asked", "expected"),
+    [
+        ({"a": (30, 0), "b": (30, 0), "c": (30, 0)}, "a", Standing(54.0, 0.0)),
+        ({"a": (30, 0), "b": (30, 0), "c": (30, 0)}, "new", Standing(54.0, 0.0)),
+        ({"a": (900, 0), "b": (10, 0), "c": (10, 0)}, "a", Standing(204.0, 0.0)),
+        ({"a": (25, 0), "b": (25, 0), "c": (25, 0)}, "a", "shadow"),  # of 15 each 45 count
+        ({"a": (500, 0), "b": (500, 0)}, "a", "shadow"),
+        ({"a": (94, 6), "b": (94, 6), "c": (94, 6)}, "new", "shadow"),  # the worst is left out, two are not three
+        ({"a": (94, 6), "b": (94, 6), "c": (94, 6), "d": (94, 6)}, "new", "regret"),
+        ({"a": (0, 500), "b": (30, 0), "c": (30, 0), "d": (30, 0)}, "b", Standing(54.0, 0.0)),
+        ({"a": (0, 500), "b": (30, 0), "c": (30, 0), "d": (30, 0)}, "a", "regret"),
+        ({"a": (0, 5), "b": (0, 5), "c": (300, 0), "d": (300, 0), "e": (300, 0)}, "c", Standing(548.0, 5.0)),
+        ({}, "a", "shadow"),
+    ],
+)
+def test_nobody_decides_alone(record: Record, tenants: dict[str, Any], asked: str, expected: Standing | str) -> None:
+    answer = fill(record, **tenants).why_not(account(asked), SETTINGS)
+    if isinstance(expected, str):
+        assert isinstance(answer, Held) and answer.reason == expected, answer
+    else:
+        assert answer == pytest.approx(expected)
+
+
+def test_the_record_of_another_policy_or_class_is_none(record: Record) -> None:
+    fill(record, a=(100, 0), b=(100, 0), c=(100, 0))
+    for other in (account("a", policy="night"), account("a", kind="interactive")):
+        assert isinstance(record.why_not(other, SETTINGS), Held)
+
+
+def test_two_weeks_are_two_weeks_and_what_is_older_is_forgotten(record: Record) -> None:
+    fill(record, a=(100, 0), b=(100, 0), c=(100, 0))
+    assert isinstance(record.why_not(account("a"), SETTINGS), Standing)
+    short = fill(looked(ManualClock(wall=WALL), days=12.0), a=(100, 0), b=(100, 0), c=(100, 0))
+    answer = short.why_not(account("a"), SETTINGS)
+    assert isinstance(answer, Held) and "looked for 12.0 days of the last 336h" in answer.why
+    clock = record._clock
+    assert isinstance(clock, ManualClock)
+    for _ in range(int(16 * DAY_S / 100)):
+        clock.advance(100.0)
+        record.watches.last_wall = clock.wall() - 100.0
+        record._present[int(clock.wall() // 3600)] += 100.0
+    record.note([], clock.wall(), lambda *_: RUNS)
+    answer = record.why_not(account("a"), SETTINGS)
+    assert isinstance(answer, Held) and "fewer than 3 tenants" in answer.why
+
+
+def test_time_in_which_nobody_looked_is_none() -> None:
+    clock = ManualClock(wall=WALL)
+    record = Record(None, Tally(), clock, KEEP_S)
+    for _ in range(14 * 24):
+        clock.advance(3600.0)  # a process that is stopped for most of an hour, each hour
+        record.note([], clock.wall(), lambda *_: RUNS)
+    answer = fill(record, a=(99, 0), b=(99, 0), c=(99, 0)).why_not(account("a"), SETTINGS)
+    assert isinstance(answer, Held) and "looked for 0.0 days" in answer.why
+
+
+TENANT_RECORDS = st.dictionaries(
+    st.sampled_from("abcdefgh"), st.builds(Standing, st.integers(1, 400), st.just(0)), min_size=3
+)
+
+
+@given(TENANT_RECORDS, st.integers(1, 100_000), st.integers(0, 100_000))
+def test_a_tenant_whose_decisions_are_all_wrong_changes_nothing_for_others(
+    tenants: dict[str, Standing], decisions: int, regrets: int
+) -> None:
+    hostile = Standing(decisions, min(decisions, regrets))
+    alone, beside = _pool(tenants, 0.05), _pool({**tenants, "hostile": hostile}, 0.05)
+    if hostile.regrets > 0.05 * hostile.decisions:
+        assert alone == beside
+    else:  # one that behaves has at most its fifth
+        assert alone is not None and beside is not None
+        assert beside.regrets <= 0.05 * 0.2 * sum(t.decisions for t in [*tenants.values(), hostile]) + 1e-6
+
+
+def decided(pod: str, run_s: float, gap_s: float, clock: ManualClock, tenant: str) -> Decision:
+    evidence = holder(HolderName("kubernetes", tenant, pod), [run_s], clock.wall())
+    (unit,) = evidence.units
+    evidence = evidence._replace(units=(unit._replace(longest_gap_s=gap_s),), incarnations=frozenset({pod}))
+    return decide_holder(evidence, clock.wall(), POLICY, windows_of(POLICY))
+
+
+class Life(NamedTuple):
+    """A holder of the simulation: idle from `start`, at work again after `works_after` seconds, gone after `ends_after`."""
+
+    pod: str
+    tenant: str
+    start: float
+    works_after: float
+    ends_after: float
+
+
+def lives(days: float, is_wrong: bool) -> Iterator[Life]:
+    """One each half hour, of five tenants."""
+    for number in range(int(days * 48)):
+        start = WALL + number * 1800.0
+        until = POLICY.underused_after
+        works = until + 1500.0 if is_wrong else until + 50_000.0
+        yield Life(f"p{number}", f"team-{number % 5}", start, works, until + 7200.0)
+
+
+@pytest.mark.parametrize("is_wrong", [True, False])
+def test_a_reconciler_that_is_killed_each_seven_minutes_for_two_weeks_counts_every_decision(is_wrong: bool) -> None:
+    """The one that is always wrong never earns an act, and the one that is always right does."""
+    clock, place, step_s = ManualClock(wall=WALL), Texts(), 105.0
+    record = Record(place, tally := Tally(), clock, KEEP_S)
+    waiting = list(lives(15.0, is_wrong))
+    there: list[Life] = []
+    for step in range(int(15.0 * DAY_S / step_s)):
+        clock.advance(step_s)
+        now = clock.wall()
+        if step % 4 == 0:  # kill -9: only what is kept is left
+            record = Record(place, tally := Tally(), clock, KEEP_S)
+        while waiting and waiting[0].start <= now:
+            there.append(waiting.pop(0))
+        there = [life for life in there if now < life.start + life.ends_after]
+        decisions = []
+        for life in there:
+            idle_s = now - life.start
+            worked = idle_s >= life.works_after
+            decisions.append(
+                decided(life.pod, idle_s - life.works_after if worked else idle_s, life.works_after if worked else 0.0,
+                        clock, life.tenant)
+            )  # fmt: skip
+        wanted = record.names()
+        shown = [each for each in decisions if each.stage != "active" or each.name in wanted]
+        record.note(shown, now, lambda *_: ENDED)
+        if is_wrong and step % 500 == 0:
+            assert isinstance(record.why_not(account("team-0", kind="unclear"), SETTINGS), Held)
+    decided_, right, regret, unknown = (sum(n[at] for n in record._totals.values()) for at in range(4))
+    assert decided_ == right + regret + unknown + len(record.watches.open)
+    assert 600 < decided_ <= 48 * 15
+    assert (right == 0 and regret > 0.9 * decided_) if is_wrong else (regret == 0 and right > 0.9 * decided_)
+    answer = record.why_not(account("team-0", kind="unclear"), SETTINGS)
+    assert isinstance(answer, Held if is_wrong else Standing), answer
+    assert tally.counts()[0] == decided_, "what Prometheus scrapes goes on where it was"
+
+
+def test_a_kill_loses_no_open_hour(record: Record) -> None:
+    clock, place = record._clock, record._place
+    assert isinstance(clock, ManualClock) and isinstance(place, Texts)
+    clock.advance(30.0)
+    record.note([decided("a", 7300.0, 0.0, clock, "t")], clock.wall(), lambda *_: RUNS)
+    again = Record(place, tally := Tally(), clock, KEEP_S)
+    assert again.names() == {HolderName("kubernetes", "t", "a")}
+    again.note([decided("a", 5.0, 7300.0, clock, "t")], clock.wall(), lambda *_: RUNS)
+    assert tally.counts() == (1, {REGRET: 1})
+    assert again.watches.open == {}
+
+
+def test_of_two_processes_one_counts(record: Record) -> None:
+    """A dry run beside a reconciler, or a replica that does not know yet that another one leads."""
+    clock, place = record._clock, record._place
+    assert isinstance(clock, ManualClock) and isinstance(place, Texts)
+    clock.advance(30.0)
+    record.note([], clock.wall(), lambda *_: RUNS)
+    other = Record(place, tally := Tally(), clock, KEEP_S, "other-host")
+    for record_ in (record, other, record, other):
+        clock.advance(30.0)
+        record_.note([decided("a", 7300.0, 0.0, clock, "t")], clock.wall(), lambda *_: RUNS)
+    assert tally.counts() == (0, {})
+    assert isinstance(other.why_not(account("t"), SETTINGS), Held)
+    record.forget()
+    clock.advance(TAKEN_OVER_S)
+    other.note([], clock.wall(), lambda *_: ENDED)
+    assert tally.counts() == (1, {RIGHT: 1}), "the other one has gone, so this one goes on with its hour"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "garbage",
+        base64.b64encode(b"garbage").decode(),
+        base64.b64encode(zlib.compress(b"[]")).decode(),
+        base64.b64encode(zlib.compress(json.dumps({"v": 99}).encode())).decode(),
+        base64.b64encode(zlib.compress(b"[" * 100_000)).decode(),
+        base64.b64encode(zlib.compress(b" " * 20_000_000)).decode(),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_kept_and_proves_nothing(text: str) -> None:
+    place, clock = Texts(), ManualClock(wall=WALL)
+    place.kept[KEY] = text
+    record = Record(place, tally := Tally(), clock, KEEP_S)
+    for _ in range(3):
+        clock.advance(30.0)
+        record.note([decided("a", 7300.0, 0.0, clock, "t")], clock.wall(), lambda *_: RUNS)
+    assert (tally.counts(), place.kept[KEY]) == ((0, {}), text)
+    assert isinstance(record.why_not(account("t"), SETTINGS), Held)
+    place.kept.clear()
+    record.note([], clock.wall(), lambda *_: RUNS)
+    assert place.kept[KEY] != text
+
+
+def test_a_place_that_cannot_be_written_costs_nothing_but_memory(caplog: pytest.LogCaptureFixture) -> None:
+    place, clock = Texts(), ManualClock(wall=WALL)
+    record = Record(place, tally := Tally(), clock, KEEP_S)
+    record.note([], clock.wall(), lambda *_: RUNS)
+    place.fail = MarkError("error", "no")
+    for _ in range(3):
+        clock.advance(30.0)
+        record.note([decided("a", 7300.0, 0.0, clock, "t")], clock.wall(), lambda *_: RUNS)
+    assert tally.counts() == (1, {})
+    assert caplog.text.count("is not kept") == 1
+
+
+def test_what_is_kept_has_a_limit() -> None:
+    place, clock = Texts(), ManualClock(wall=WALL)
+    record = Record(place, tally := Tally(), clock, KEEP_S)
+    record.note([], clock.wall(), lambda *_: RUNS)
+    clock.advance(30.0)
+    many = [decided(f"{number:064x}"[::-1] + 100 * "x", 7300.0, 0.0, clock, f"team-{number}") for number in range(4000)]
+    record.note(many, clock.wall(), lambda *_: RUNS)
+    assert len(place.kept[KEY]) <= TEXT_MAX
+    assert len({key.tenant for key in record._days[int(clock.wall() // DAY_S)]}) <= TENANTS_MAX + 1
+    decisions, outcomes = tally.counts()
+    assert decisions == 4000 == outcomes.get(UNKNOWN, 0) + len(record.watches.open)
+
+
+def entry(ident: str, wall: float) -> Entry:
+    reference = Reference("batch", "v1", "Job", ident, "uid")
+    return Entry(ident, wall, "kubernetes", "ml", "suspend", reference, reference, "note", record=account("a"))
+
+
+def test_acts_that_owners_take_back_are_a_record_of_their_own(record: Record) -> None:
+    fill(record, a=(100, 0), b=(100, 0), c=(100, 0))
+    clock = record._clock
+    assert isinstance(clock, ManualClock)
+    entries = [entry(str(number), clock.wall()) for number in range(5)]
+    for each in entries:
+        record.note_act(each)
+    assert isinstance(record.why_not(account("a"), SETTINGS), Standing)
+    assert record.acts_due() == entries and record.acts_due() == []
+    record.note_resumed(entries[0])
+    assert isinstance(record.why_not(account("a"), SETTINGS), Standing)
+    record.note_resumed(entries[1])
+    answer = record.why_not(account("b"), SETTINGS)
+    assert isinstance(answer, Held) and answer.reason == "resumed"
+    clock.advance(ACT_LOOK_S)
+    assert record.acts_due() == entries[2:]
+    clock.advance(60.0)
+    record.note([], clock.wall(), lambda *_: RUNS)
+    again = Record(record._place, Tally(), clock, KEEP_S)
+    again.note([], clock.wall(), lambda *_: RUNS)
+    assert again.acts_due() == entries[2:], "a restart forgets none"
+    clock.advance(ACT_KEEP_S)
+    assert again.acts_due() == []
+
+
+def test_the_shortest_run_of_a_holder_is_what_all_of_it_was_idle_for() -> None:
+    name = HolderName("kubernetes", "ml", "a")
+    decision = decide_holder(holder(name, [50.0, 70.0]), WALL, POLICY, windows_of(POLICY))
+    assert shortest_run(decision) == 50.0
