@@ -24,17 +24,35 @@ class EventWriter:
         self._api = api
         self._instance = instance or socket.gethostname()
 
-    def record(self, regarding: Mapping[str, str], wall: float, reason: str, note: str, action: str = "Mark") -> None:
+    def record(self, regarding: Mapping[str, str], wall: float, reason: str, note: str) -> None:
         """An Event on an object. What was done is valid without it, so a failure is only logged.
 
         `regarding`: apiVersion, kind, namespace, name and uid of the object.
         """
+        try:
+            self._create(regarding, wall, reason, note, "Mark", secrets.token_hex(6))
+        except MarkError as exc:
+            log.warning("no Event for %s/%s: %s", regarding["namespace"], regarding["name"], exc)
+
+    def record_once(
+        self, regarding: Mapping[str, str], wall: float, reason: str, note: str, action: str, ident: str
+    ) -> None:
+        """The same, of which there is one only, however often it is asked for with this `ident`. Raises MarkError."""
+        try:
+            self._create(regarding, wall, reason, note, action, ident)
+        except MarkError as exc:
+            if exc.result != "conflict":  # it is there
+                raise
+
+    def _create(
+        self, regarding: Mapping[str, str], wall: float, reason: str, note: str, action: str, ident: str
+    ) -> None:
         # MicroTime needs its fraction, which the client leaves out when it is 0.
         moment = utc(wall)
         moment = moment.replace(microsecond=max(1, moment.microsecond))
         namespace, name = regarding["namespace"], regarding["name"]
         event = {
-            "metadata": {"name": f"{name[:230].rstrip('.-')}.{secrets.token_hex(6)}", "namespace": namespace},
+            "metadata": {"name": f"{name[:230].rstrip('.-')}.{ident}", "namespace": namespace},
             "eventTime": moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "reportingController": CONTROLLER,
             "reportingInstance": self._instance[:128],
@@ -44,7 +62,4 @@ class EventWriter:
             "note": note.encode()[:NOTE_MAX].decode("utf-8", "ignore"),
             "regarding": dict(regarding),
         }
-        try:
-            self._api.call(self._api.events.create_namespaced_event, namespace, event)
-        except MarkError as exc:
-            log.warning("no Event for %s/%s: %s", namespace, name, exc)
+        self._api.call(self._api.events.create_namespaced_event, namespace, event)

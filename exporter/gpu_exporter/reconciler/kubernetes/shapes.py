@@ -1,0 +1,219 @@
+"""The kinds of objects that may be suspended or stopped: what each controls, wants and adopts. One row a kind; pure.
+
+A kind without a row is never acted on. What a row says of a controller was compared with that controller itself:
+tests/component/test_shapes.py suspends an object of each kind and looks which pods end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from gpu_exporter.config.values import ACTIONS
+from gpu_exporter.reconciler.kubernetes.api import Json
+from gpu_exporter.reconciler.kubernetes.owners import Link, pods_wanted
+from gpu_exporter.reconciler.outside import whole
+
+SUSPEND, DEACTIVATE, STOP = ACTIONS[:3]
+Kind: TypeAlias = tuple[str, str]  # API group and kind
+Wanted: TypeAlias = Mapping[str, int] | None  # pods by role; None: cannot be counted
+JOB: Kind = ("batch", "Job")
+STATEFUL_SET: Kind = ("apps", "StatefulSet")
+STOPPED = "kubeflow-resource-stopped"  # Kubeflow's notebook controller scales a Notebook with it to nothing
+REPLICATED_JOB = "jobset.sigs.k8s.io/replicatedjob-name"
+# Of Kubeflow's training operator, and of its MPI operator.
+REPLICA_TYPE, JOB_ROLE, JOB_NAME = (
+    f"training.kubeflow.org/{name}" for name in ("replica-type", "job-role", "job-name")
+)
+
+
+class Found(NamedTuple):
+    """An object that may be acted on, and the objects between it and its pods, by UID, as they were read."""
+
+    target: Json
+    between: Mapping[str, Json]
+
+
+class Shape(NamedTuple):
+    """What is known of one kind.
+
+    `chains`: the kinds between a pod and the object, nearest first; () where it controls pods itself. `wants`: pods
+    that it keeps running now, by role, given the object and what is between. `role`: of a pod, given its labels and
+    those of what controls it. `adopts`: whether a pod without a controller, with these labels, would become one of its
+    pods.
+    `shares_name`: its controller takes what is between by its name, whoever owns that. `rest`: what is set to put it to
+    rest, by path. `verbs`: of ACTIONS, what that is called.
+    """
+
+    kind: Kind
+    chains: tuple[tuple[Kind, ...], ...]
+    wants: Callable[[Found], Wanted]
+    role: Callable[[Mapping[str, Any], Mapping[str, Any]], str]
+    adopts: Callable[[Mapping[str, Any], Found], bool]
+    rest: tuple[str, ...]
+    verbs: tuple[str, ...] = (SUSPEND, DEACTIVATE)
+    shares_name: bool = False
+
+    @property
+    def between(self) -> frozenset[Kind]:
+        """Kinds that stand between a pod and the object."""
+        return frozenset(kind for chain in self.chains for kind in chain)
+
+
+def match(chain: Sequence[Link]) -> tuple[Shape, int] | None:
+    """The shape of the highest controller in a verified chain that may be acted on, and how many are below it.
+
+    None where there is none: one that another controller would have to be asked for as well does not count.
+    """
+    found = None
+    for at in range(len(chain)):
+        shape = SHAPES.get((chain[at].group, chain[at].kind))
+        if shape is not None and tuple((link.group, link.kind) for link in chain[:at]) in shape.chains:
+            found = shape, at
+    return found
+
+
+def one_role(labels: Mapping[str, Any], owner_labels: Mapping[str, Any]) -> str:
+    """Of a kind whose pods are all alike."""
+    return ""
+
+
+def _job_wants(found: Found) -> Wanted:
+    wanted = pods_wanted("Job", {**found.target, "spec": {"parallelism": 1, **_spec(found.target)}})
+    return None if wanted is None else {"": wanted}
+
+
+def _jobset_wants(found: Found) -> Wanted:
+    """Of each replicated job: what its Jobs that are there want, and all pods of those that are to come."""
+    wanted: Counter[str] = Counter()
+    there: Counter[str] = Counter()
+    for job in found.between.values():
+        count, role = _job_wants(Found(job, {})), _replicated(job)
+        if count is None:
+            return None
+        there[role] += 1
+        wanted[role] += count[""]
+    statuses = _rows(_status(found.target), "replicatedJobsStatus")
+    ended = {str(each.get("name")): whole(each.get("succeeded") or 0) for each in statuses}
+    for each in _rows(_spec(found.target), "replicatedJobs"):
+        role, template = str(each.get("name")), _spec(_mapping(each.get("template")))
+        replicas, done = whole(each.get("replicas", 1)), ended.get(role, 0)
+        pods = _job_wants(Found({"spec": template}, {}))
+        if replicas is None or done is None or pods is None:
+            return None
+        wanted[role] += max(0, replicas - done - there[role]) * pods[""]
+    return wanted
+
+
+def _replicated(owner: Json) -> str:
+    return str((owner["metadata"].get("labels") or {}).get(REPLICATED_JOB, ""))
+
+
+def _replicas_of(field: str) -> Callable[[Found], Wanted]:
+    """What a kind of Kubeflow wants, whose replicas are below this field of its spec."""
+
+    def wants(found: Found) -> Wanted:
+        specs = _mapping(_spec(found.target).get(field))
+        statuses = _mapping(_status(found.target).get("replicaStatuses"))
+        wanted: dict[str, int] = {}
+        for role, each in specs.items():
+            replicas = whole(_mapping(each).get("replicas", 1))
+            ended = whole(_mapping(statuses.get(role)).get("succeeded") or 0)
+            if replicas is None or ended is None:
+                return None
+            wanted[role.lower()] = max(0, replicas - ended)
+        return wanted or None
+
+    return wants
+
+
+def _one(found: Found) -> Wanted:
+    return {"": 1}
+
+
+def _jobset_role(labels: Mapping[str, Any], owner_labels: Mapping[str, Any]) -> str:
+    return str(owner_labels.get(REPLICATED_JOB, ""))
+
+
+def _kubeflow_role(labels: Mapping[str, Any], owner_labels: Mapping[str, Any]) -> str:
+    return str(labels.get(REPLICA_TYPE) or labels.get(JOB_ROLE) or "").lower()
+
+
+def _by_selector(labels: Mapping[str, Any], found: Found) -> bool:
+    """By the selector of the Jobs or StatefulSets that are there."""
+    return any(selects(_spec(each).get("selector"), labels) for each in (found.target, *found.between.values()))
+
+
+def _by_job_name(labels: Mapping[str, Any], found: Found) -> bool:
+    return bool(labels.get(JOB_NAME) == found.target["metadata"]["name"]) or _by_selector(labels, found)
+
+
+def selects(selector: Any, labels: Mapping[str, Any]) -> bool:
+    """Whether a LabelSelector of the API selects these labels. None selects nothing, nor does an empty one.
+
+    What is not understood selects: it may.
+    """
+    wanted, rules = _mapping(_mapping(selector).get("matchLabels")), _rows(_mapping(selector), "matchExpressions")
+    if not wanted and not rules:
+        return False
+    return all(labels.get(key) == value for key, value in wanted.items()) and all(
+        _holds(str(rule.get("operator")), labels.get(str(rule.get("key"))), rule.get("values") or ()) for rule in rules
+    )
+
+
+def _holds(operator: str, value: Any, values: Sequence[Any]) -> bool:
+    if operator == "In":
+        return value in values
+    if operator == "NotIn":
+        return value not in values
+    return (value is None) if operator == "DoesNotExist" else operator != "Exists" or value is not None
+
+
+def _spec(found: Json) -> Json:
+    return _mapping(found.get("spec"))
+
+
+def _status(found: Json) -> Json:
+    return _mapping(found.get("status"))
+
+
+def _mapping(value: Any) -> Json:
+    """A part of an object whose definition may allow anything there."""
+    return value if isinstance(value, dict) else {}
+
+
+def _rows(found: Json, key: str) -> Sequence[Json]:
+    rows = found.get(key)
+    return [_mapping(row) for row in rows] if isinstance(rows, list) else ()
+
+
+def _kubeflow(kind: str, field: str, *chains: tuple[Kind, ...]) -> Shape:
+    rest = ("spec", "runPolicy", "suspend")
+    return Shape(("kubeflow.org", kind), ((), *chains), _replicas_of(field), _kubeflow_role, _by_job_name, rest)
+
+
+SHAPES: Mapping[Kind, Shape] = {
+    shape.kind: shape
+    for shape in (
+        Shape(JOB, ((),), _job_wants, one_role, _by_selector, ("spec", "suspend")),
+        Shape(("jobset.x-k8s.io", "JobSet"), ((JOB,),), _jobset_wants, _jobset_role, _by_selector, ("spec", "suspend")),
+        _kubeflow("PyTorchJob", "pytorchReplicaSpecs"),
+        _kubeflow("TFJob", "tfReplicaSpecs"),
+        _kubeflow("XGBoostJob", "xgbReplicaSpecs"),
+        _kubeflow("PaddleJob", "paddleReplicaSpecs"),
+        _kubeflow("JAXJob", "jaxReplicaSpecs"),
+        # The MPI operator makes a Job for the launcher; the training operator controls its pod itself.
+        _kubeflow("MPIJob", "mpiReplicaSpecs", (JOB,)),
+        Shape(
+            ("kubeflow.org", "Notebook"),
+            ((STATEFUL_SET,),),
+            _one,
+            one_role,
+            _by_selector,
+            ("metadata", "annotations", STOPPED),
+            (STOP,),
+            shares_name=True,
+        ),
+    )
+}

@@ -1,0 +1,304 @@
+"""Reads what an act on an object would end: the object, and one list of the pods of its namespace.
+
+A pod is a member when its chain of controllers was read and has the shape of the object's kind. A pod whose own
+controller has another kind than those between needs no read: the object's controller does not end it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gpu_exporter.clock import Clock
+from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.kubernetes.api import Api, Budget, Json
+from gpu_exporter.reconciler.kubernetes.checks import Resources
+from gpu_exporter.reconciler.kubernetes.gangs import Key, group_keys
+from gpu_exporter.reconciler.kubernetes.namespace import ENDED, PodView, view_pod
+from gpu_exporter.reconciler.kubernetes.optouts import Place, read_wish
+from gpu_exporter.reconciler.kubernetes.owners import Link, OwnerLook, Owners, Unread, controller_of
+from gpu_exporter.reconciler.kubernetes.shapes import (
+    DEACTIVATE,
+    SHAPES,
+    STOP,
+    STOPPED,
+    Found,
+    Shape,
+    Wanted,
+)
+from gpu_exporter.reconciler.marks import PREFIX, MarkError, Refused
+from gpu_exporter.reconciler.surroundings import Reference
+from gpu_exporter.reconciler.target import Held, Part, Target
+
+SCHEDULER = "kubernetes"
+ACTED = PREFIX + "acted"
+QUEUE = "kueue.x-k8s.io/queue-name"  # on whatever Kueue manages
+WORKLOAD_OF = "kueue.x-k8s.io/job-uid"  # on Kueue's Workload: the UID of what it was made for
+KUEUE, KUEUE_VERSIONS = "kueue.x-k8s.io", ("v1beta2", "v1beta1")
+WITHIN_S = 10.0  # for the list and the owners
+LIST_MAX = 256 * 1024 * 1024  # characters: 40,000 pods of 6 kB
+# Who may manage what has a field `managedBy`: its own controller.
+MANAGERS = (
+    "",
+    "kubernetes.io/job-controller",
+    "jobset.sigs.k8s.io/jobset-controller",
+    "kubeflow.org/training-operator",
+    "kubeflow.org/mpi-operator",
+)
+
+
+class Lever(NamedTuple):
+    """What is patched, as it was read. `place`: group, version, namespace, plural and name. `path`: what is set."""
+
+    place: tuple[str, str, str, str, str]
+    kind: str
+    found: Json
+    path: tuple[str, ...]
+    value: Any
+
+    @property
+    def reference(self) -> Reference:
+        group, version, _, _, name = self.place
+        return Reference(group, version, self.kind, name, str(self.found["metadata"]["uid"]))
+
+
+class _Pods(NamedTuple):
+    """The pods of a namespace that may have to do with a target."""
+
+    own: list[PodView]  # the object itself controls them
+    below: dict[Link, list[PodView]]  # by what controls them, which is of a kind that stands between
+    loose: list[PodView]  # nothing controls them
+    others: list[PodView]  # they hold GPUs, and something else controls them
+
+
+class TargetReader:
+    """Reads from one API server."""
+
+    def __init__(self, api: Api, policy: Policy, clock: Clock, owners: Owners, resources: Resources) -> None:
+        self._api = api
+        self._policy = policy
+        self._clock = clock
+        self._owners = owners
+        self._resources = resources
+
+    def read(self, reference: Reference, namespace: str, verbs: Sequence[str], idle_s: float, wall: float) -> Target:
+        """As Actor."""
+        until = self._clock.monotonic() + WITHIN_S
+        look = self._owners.look(namespace, until)
+        link = Link(f"{reference.group}/{reference.version}", reference.kind, reference.name, reference.uid)
+        found, shape = look.read(link), SHAPES[link.group, link.kind]
+        if found is None:
+            raise Refused("replaced", f"{reference.title} is gone, or another one has its name")
+        if isinstance(found, Unread):
+            raise Refused("unread", found.why)
+        metadata = found["metadata"]
+        try:
+            pods = self._list(namespace, link, shape, until)
+        except MarkError as exc:
+            if exc.result != "size":
+                raise
+            raise Refused("size", f"namespace {namespace} has too many pods to be looked at before an act") from exc
+        members, between, strangers, unread = self._sort(pods, look, link, shape, found)
+        lever, obstacle = None, _obstacle(found, reference.title)
+        if obstacle is None:
+            lever, obstacle = self._lever(look, link, shape, found, verbs)
+        wish = read_wish([Place("owner", reference.title, metadata)], self._policy, wall)
+        own = Place("owner", reference.title, metadata)
+        notes = [(each.get("annotations") or {}).get(ACTED, "") for each in (metadata, _metadata(lever))]
+        ends = tuple(self._part(pod, shape, owner, namespace, idle_s, wall) for owner, pod in members)
+        verb = shape.verbs[0] if lever is None or lever.kind == link.kind else DEACTIVATE
+        if lever is not None and lever.kind == link.kind:
+            reference = lever.reference  # of the version that is served
+        return Target(
+            reference,
+            namespace,
+            verb,
+            ends,
+            _wants(shape, Found(found, between)),
+            tuple(strangers),
+            tuple(unread),
+            _above(found, reference.title),
+            _wish_text(wish.exemption.why if wish.exemption is not None else wish.ceiling, wish.idle_after_s, idle_s),
+            own.labelled_class,
+            next(filter(None, notes), ""),
+            obstacle,
+            _undo(verb, lever) if lever is not None else "",
+            lever,
+        )
+
+    def _list(self, namespace: str, link: Link, shape: Shape, until: float) -> _Pods:
+        """One list, of which only that is kept which may have to do with the target. Raises MarkError."""
+        kept = _Pods([], {}, [], [])
+        most = Budget(LIST_MAX, until, self._clock)
+        for pod in self._api.pages(self._api.core.list_namespaced_pod, namespace, most=most):
+            if (pod.get("status") or {}).get("phase") in ENDED:
+                continue
+            owner = controller_of(pod["metadata"])
+            if owner is None:
+                kept.loose.append(view_pod(pod, self._resources))
+            elif owner.uid == link.uid:
+                kept.own.append(view_pod(pod, self._resources))
+            elif (owner.group, owner.kind) in shape.between:
+                kept.below.setdefault(owner, []).append(view_pod(pod, self._resources))
+            elif (view := view_pod(pod, self._resources)).gpus != 0:
+                kept.others.append(view)
+        return kept
+
+    def _sort(
+        self, pods: _Pods, look: OwnerLook, link: Link, shape: Shape, found: Json
+    ) -> tuple[list[tuple[Json, PodView]], dict[str, Json], list[str], list[str]]:
+        """Members, each with what controls it; what stands between, by UID; strangers; what cannot be read."""
+        members: list[tuple[Json, PodView]] = []
+        between: dict[str, Json] = {}
+        strangers: list[str] = []
+        unread: list[str] = []
+        if () in shape.chains:
+            members += [(found, pod) for pod in pods.own]
+        else:
+            strangers += [f"{_name(pod)} belongs to it in a way that its kind does not have" for pod in pods.own]
+        for owner, below in sorted(pods.below.items()):
+            parent = look.parent(owner)
+            if isinstance(parent, Unread):
+                unread.append(f"{_name(below[0])}: {parent.why}")
+            elif parent is not None and parent.uid == link.uid:
+                # It may have changed since it was read for a mark, so what it wants is read now.
+                intermediate = look.read(owner)
+                if isinstance(intermediate, dict):
+                    between[owner.uid] = intermediate
+                    members += [(intermediate, pod) for pod in below]
+                elif intermediate is not None:
+                    unread.append(f"{_name(below[0])}: {intermediate.why}")
+            elif shape.shares_name and owner.name == link.name:
+                strangers.append(f"{owner.title} has its name, and is not its own")
+        whole = Found(found, between)
+        strangers += [
+            f"{_name(pod)} has no controller, and would become one of its pods"
+            for pod in pods.loose
+            if shape.adopts(pod.labels, whole)
+        ]
+        keys: set[Key] = set().union(*(group_keys(pod.metadata, ()) for _, pod in members))
+        for pod in pods.others:
+            if keys.isdisjoint(group_keys(pod.metadata, ())):
+                continue
+            chain = look.chain(pod.metadata)
+            if chain.unread is not None:
+                unread.append(f"{_name(pod)}, which names the same group: {chain.unread.why}")
+            elif any(owner.link.uid == link.uid for owner in chain.owners):
+                strangers.append(f"{_name(pod)} is below it in a way that its kind does not have")
+        return members, between, strangers, unread
+
+    def _part(self, pod: PodView, shape: Shape, owner: Json, namespace: str, idle_s: float, wall: float) -> Part:
+        own = Place("pod", f"pod {_name(pod)}", pod.metadata)
+        wish = read_wish([own], self._policy, wall)
+        why = wish.exemption.why if wish.exemption is not None else wish.ceiling
+        return Part(
+            HolderName(SCHEDULER, namespace, _name(pod)),
+            str(pod.metadata["uid"]),
+            pod.gpus,
+            shape.role(pod.labels, owner["metadata"].get("labels") or {}),
+            pod.waits,
+            own.labelled_class,
+            _wish_text(why, wish.idle_after_s, idle_s),
+        )
+
+    def _lever(
+        self, look: OwnerLook, link: Link, shape: Shape, found: Json, verbs: Sequence[str]
+    ) -> tuple[Lever | None, Held | None]:
+        """What is patched, or why nothing can be."""
+        place = look.place(link)
+        if isinstance(place, Unread):
+            return None, Held("unread", place.why)
+        own = Lever((*place, link.name), link.kind, found, shape.rest, True)
+        if shape.verbs == (STOP,):
+            return own, None
+        is_queued = QUEUE in (found["metadata"].get("labels") or {})
+        if not is_queued and DEACTIVATE not in verbs:  # Kueue may manage what has no label, too
+            return own, None
+        workloads, version = self._workloads(place[2], link.uid)
+        if version is None:
+            if not is_queued:
+                return own, None
+            return None, Held("kueue", f"it has the label {QUEUE}, and the API server does not know Kueue's Workloads")
+        if not workloads and not is_queued:
+            return own, None
+        if len(workloads) != 1:
+            which = "which one holds its quota is not known"
+            return None, Held("kueue", f"Kueue has {len(workloads)} Workloads of it, and {which}")
+        (workload,) = workloads
+        name = str(workload["metadata"]["name"])
+        lever = Lever((KUEUE, version, place[2], "workloads", name), "Workload", workload, ("spec", "active"), False)
+        return lever, _obstacle(workload, f"Workload {name}")
+
+    def _workloads(self, namespace: str, uid: str) -> tuple[list[Json], str | None]:
+        """Kueue's Workloads of an object, and their version; None where there is no Kueue."""
+        for version in KUEUE_VERSIONS:
+            try:
+                listed = self._api.call(
+                    self._api.custom.list_namespaced_custom_object,
+                    KUEUE,
+                    version,
+                    namespace,
+                    "workloads",
+                    label_selector=f"{WORKLOAD_OF}={uid}",
+                )
+            except MarkError as exc:
+                if exc.status != 404:
+                    raise
+                continue
+            rows = listed.get("items") or ()
+            of_it = ((each, controller_of(each["metadata"])) for each in rows)
+            return [each for each, owner in of_it if owner is not None and owner.uid == uid], version
+        return [], None
+
+
+def _name(pod: PodView) -> str:
+    return str(pod.metadata["name"])
+
+
+def _metadata(lever: Lever | None) -> Mapping[str, Any]:
+    return lever.found["metadata"] if lever is not None else {}
+
+
+def _wants(shape: Shape, found: Found) -> Wanted:
+    return shape.wants(found)
+
+
+def _wish_text(why: str, idle_after_s: float, idle_s: float) -> str:
+    return why or ("it is to be left alone until it was idle for longer" if idle_after_s > idle_s else "")
+
+
+def _above(found: Json, title: str) -> str:
+    """What would undo the act, or depends on what is acted on; "" for nothing."""
+    owner = controller_of(found["metadata"])
+    if owner is not None:
+        why = "whose other runs depend on it" if owner.kind == "CronJob" else "which would undo it"
+        return f"{title} belongs to {owner.kind}/{owner.name}, {why}"
+    spec = found.get("spec") or {}
+    manager = str(spec.get("managedBy") or (spec.get("runPolicy") or {}).get("managedBy") or "")
+    return "" if manager in MANAGERS else f"{title} is managed by {manager}"
+
+
+def _obstacle(live: Json, title: str) -> Held | None:
+    """Why an object is not to be put to rest: it ends, has ended, or rests."""
+    metadata, spec, status = live["metadata"], live.get("spec") or {}, live.get("status") or {}
+    if metadata.get("deletionTimestamp"):
+        return Held("terminating", f"{title} is being deleted")
+    rests = spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend") or spec.get("active") is False
+    if rests or STOPPED in (metadata.get("annotations") or {}):
+        return Held("rests", f"{title} rests already")
+    ended = ("Complete", "Failed", "Completed", "Succeeded", "Finished")
+    if any(each.get("type") in ended and each.get("status") == "True" for each in status.get("conditions") or ()):
+        return Held("ended", f"{title} has ended")
+    return None
+
+
+def _undo(verb: str, lever: Lever) -> str:
+    """The command that takes it up again."""
+    group, _, namespace, plural, name = lever.place
+    if verb == STOP:
+        return f"kubectl annotate -n {namespace} notebook {name} {STOPPED}-"
+    patch = "true" if verb == DEACTIVATE else "false"
+    for key in reversed(lever.path):
+        patch = f'{{"{key}":{patch}}}'
+    return f"kubectl patch -n {namespace} {plural}.{group} {name} --type=merge -p '{patch}'"

@@ -1,0 +1,182 @@
+"""Nothing is ended but what was seen idle: random targets, through all gates, against a judge that knows the truth."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.reconciler.test_actions import Bench, decision
+
+from gpu_exporter.reconciler.actions.proofs import Work
+from gpu_exporter.reconciler.policy import Decision
+from gpu_exporter.reconciler.target import Part
+
+CLASSES = ("", "batch", "interactive", "serving", "unclear")
+
+
+class Pod(NamedTuple):
+    """A pod that the controller would end, and what is true of it.
+
+    `gpus`: 0 for none. `works`: it works, at the second look; `was_marked`: it was underused in the cycle. `is_other`:
+    it was made again since. `cpu`: of one without GPUs, None for not known. `says`: the class on its own label.
+    """
+
+    role: str
+    gpus: int
+    works: bool
+    was_marked: bool
+    is_other: bool
+    is_pending: bool
+    cpu: float | None
+    says: str
+    wish: str
+
+
+class Site(NamedTuple):
+    """What is true around these pods. `more`: pods that are wanted and not there, by role."""
+
+    pods: tuple[Pod, ...]
+    more: tuple[str, ...]
+    stranger: bool
+    unread: bool
+    is_counted: bool
+    above: str
+    says: str
+    wish: str
+    note: str
+
+
+IDLE_POD = Pod("", 1, False, True, False, False, 0.0, "", "")
+GOOD = st.lists(
+    st.builds(
+        lambda role, gpus: IDLE_POD._replace(role=role, gpus=gpus),
+        st.sampled_from(("", "worker", "launcher")),
+        st.sampled_from((0, 1, 1, 2)),
+    ),
+    min_size=1,
+    max_size=5,
+).map(lambda pods: Site(tuple(pods), (), False, False, True, "", "", "", ""))
+# What may be wrong: with one of its pods, or with the whole.
+OF_A_POD: tuple[dict[str, Any], ...] = (
+    {"works": True},
+    {"was_marked": False},
+    {"is_other": True},
+    {"is_pending": True},
+    {"cpu": 0.2},
+    {"cpu": None},
+    {"wish": "keep"},
+    *({"says": each} for each in CLASSES),
+)
+OF_ALL: tuple[dict[str, Any], ...] = (
+    {"more": ("worker",)},
+    {"more": ("evaluator",)},
+    {"stranger": True},
+    {"unread": True},
+    {"is_counted": False},
+    {"above": "CronJob/nightly"},
+    {"says": "batch"},
+    {"says": "serving"},
+    {"wish": "keep"},
+    {"note": "suspend 2026"},
+)
+
+
+@st.composite
+def sites(draw: st.DrawFn) -> Site:
+    """One of which all idles, and then up to two things that are wrong."""
+    site = draw(GOOD)
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, len(OF_A_POD) + len(OF_ALL) - 1))
+        if at < len(OF_A_POD):
+            which = draw(st.integers(0, len(site.pods) - 1))
+            pods = list(site.pods)
+            pods[which] = pods[which]._replace(**OF_A_POD[at])
+            site = site._replace(pods=tuple(pods))
+        else:
+            site = site._replace(**OF_ALL[at - len(OF_A_POD)])
+    return site
+
+
+def objection(site: Site) -> str:
+    """Why ending all of it would be wrong, by the truth alone; "" where all of it idles and nobody minds."""
+    for pod in site.pods:
+        if pod.gpus and (pod.works or not pod.was_marked):
+            return "a pod works"
+        if pod.gpus and pod.is_other:
+            return "another pod has its name"
+        if not pod.gpus and (pod.cpu is None or pod.cpu > 0.05):
+            return "a pod without GPUs may work"
+        if pod.is_pending:
+            return "a pod has not begun"
+        if pod.wish:
+            return "its owner wants to keep it"
+        if pod.says not in ("", "batch"):
+            return "it is no batch work"
+    if not any(pod.gpus for pod in site.pods):
+        return "it holds nothing"
+    if site.more or not site.is_counted:
+        return "it is not complete"
+    if site.stranger or site.unread or site.above:
+        return "more than itself would be touched"
+    return "its owner minds" if site.wish or site.note or site.says == "serving" else ""
+
+
+def run(site: Site) -> tuple[Bench, list[str]]:
+    """A cycle over it, and what it was held for."""
+    bench = Bench(beside_cpu=0.05, beside_io=1e6)
+    parts, decisions, rest = [], [], {}
+    names = [f"p{at}" for at in range(len(site.pods))]
+    holding = [name for name, pod in zip(names, site.pods, strict=True) if pod.gpus]
+    for name, pod in zip(names, site.pods, strict=True):
+        of: Decision = decision(name, kind=pod.says or "batch", members=holding if len(holding) > 1 else ())
+        of = of._replace(held=pod.gpus, units=of.units * pod.gpus)
+        uid = "made-later" if pod.is_other else "uid"
+        waits = "is Pending" if pod.is_pending else ""
+        parts.append(Part(of.name, uid, pod.gpus, pod.role, waits, pod.says, pod.wish))
+        if pod.gpus and pod.was_marked:
+            decisions.append(of)
+            if pod.works:
+                bench.now[of.name] = {"stage": "active"}
+        elif not pod.gpus and pod.cpu is not None:
+            rest[name] = Work(pod.cpu, 0.0)
+    bench.parts, bench.rest = parts, rest
+    roles = Counter(pod.role for pod in site.pods) + Counter(site.more)
+    bench.target = {
+        "wants": dict(roles) if site.is_counted else None,
+        "strangers": ("a pod",) if site.stranger else (),
+        "unread": ("a pod: forbidden",) if site.unread else (),
+        "above": site.above,
+        "kind": site.says,
+        "wish": site.wish,
+        "note": site.note,
+    }
+    return bench, bench.run(*decisions)[1]
+
+
+@settings(max_examples=1000)
+@given(sites())
+def test_an_act_ends_only_what_idles_and_all_that_idles_is_acted_on(site: Site) -> None:
+    why = objection(site)
+    bench, held = run(site)
+    if why:
+        assert bench.acted == [], why
+        assert held or not any(pod.gpus and pod.was_marked for pod in site.pods), "what is held is counted"
+    else:
+        assert bench.acted == ["batch/v1/Job/train"], f"nobody minds, and it was held for {held}"
+
+
+def test_the_truth_that_targets_are_compared_with_knows_both_answers() -> None:
+    site = Site((IDLE_POD, IDLE_POD._replace(gpus=0)), (), False, False, True, "", "", "", "")
+    wrong: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"works": True}, {}),
+        ({"is_other": True}, {}),
+        ({"was_marked": False}, {}),
+        ({}, {"more": ("",)}),
+        ({}, {"above": "CronJob/x"}),
+    ]
+    assert objection(site) == ""
+    for of_pod, of_site in wrong:
+        changed = site._replace(pods=(IDLE_POD._replace(**of_pod), site.pods[1]), **of_site)
+        assert objection(changed) and run(changed)[0].acted == []
