@@ -3,38 +3,49 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.defaults import Actions
-from gpu_exporter.reconciler.actions.runner import ActionRunner
+from gpu_exporter.reconciler.actions.acts import Acts
+from gpu_exporter.reconciler.actions.gates import Gates
+from gpu_exporter.reconciler.actions.journal import CONFIRM_S, KEY, Journal, parse
+from gpu_exporter.reconciler.actions.runner import ActionRunner, Parts
 from gpu_exporter.reconciler.cycle import Cycle
+from gpu_exporter.reconciler.evidence import Evidence, HolderName, HostLimits
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.marks import MarkError
+from gpu_exporter.reconciler.policy import Decision
 from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.slurm.actor import JobActor
 from gpu_exporter.reconciler.slurm.marker import JobMarker, run_slurm
+from gpu_exporter.reconciler.texts import TextFiles
 from tests.component.test_jobs_marked import POLICY, Bench, Cluster, cluster, marker, run_job  # noqa: F401  # fixtures
-from tests.component.test_pods_taken_back import Died, SaidProofs
+from tests.component.test_pods_taken_back import Died
 from tests.testbed.processes import wait_for
+from tests.testbed.proven import SaidProofs, SaidRecord
 from tests.testbed.slurm import USER
 
 pytestmark = pytest.mark.slurm
-ACT = Actions(mode="act", kinds="requeue, cancel", warned_for=0.0, cycle_max=5, hour_max=100)
+ACT = Actions(mode="act", kinds="requeue, cancel", warned_for=0.0, cycle_max=5, hour_max=16)
 IDLE_S = 2.5
 OK = "--comment=gpu-requeue-ok, from a checkpoint"
+STRANGER = "daemon"
 
 
 class Desk(Bench):
-    """A reconciler that acts on jobs."""
+    """A reconciler that acts on jobs, and that keeps its journal in a directory."""
 
     settings = ACT
 
-    def __init__(self, marker: JobMarker) -> None:  # noqa: F811
-        self.proofs = SaidProofs()
+    def __init__(self, marker: JobMarker, texts: TextFiles) -> None:  # noqa: F811
+        self.proofs, self.said, self.texts = SaidProofs("gpu"), SaidRecord(), texts
         self.done: list[tuple[str, str]] = []
         self.held: set[str] = set()
         self.commands: list[str] = []
@@ -47,36 +58,64 @@ class Desk(Bench):
     def count_held(self, reason: str) -> None:
         self.held.add(reason)
 
+    def note_spared(self, decisions: Collection[Decision], reason: str) -> None:
+        pass
+
+    def read_holders(self, names: Collection[HolderName]) -> Evidence:
+        evidence = self.read_evidence()
+        return evidence._replace(holders=tuple(each for each in evidence.holders if each.name in names))
+
     def command(self, *command: str) -> str:
         self.commands.append(" ".join(command))
         return str(self.run_command(*command))
 
     def restart(self) -> None:
-        runner = ActionRunner(
-            self.settings,
-            self.proofs,  # type: ignore[arg-type]  # as the real one answers, which test_proofs shows
-            [JobActor(self.marker, POLICY, self.command)],
+        """Another process: what the jobs carry and the journal is all that it has."""
+        actors: Any = {"slurm": JobActor(self.marker, POLICY, self.command)}
+        proofs: Any = self.proofs  # which answers as the real one does, as test_proofs shows
+        record: Any = self.said
+        judge = judge_of(self, [self.marker], Rulebook(POLICY), self.clock)
+        parts = Parts(
+            proofs,
+            Gates(self.settings, proofs, record, HostLimits(0.25, 20e6), self.clock),
+            Acts(Journal(self.texts), actors, record, None, self, self.clock),
+            actors,
             {"slurm": self.marker},
-            self,
-            self.clock,
-            None,
+            judge.look_again,
             lambda: True,
         )
-        judge = judge_of(self, [self.marker], Rulebook(POLICY), self.clock)
+        runner = ActionRunner(self.settings, parts, self, self.clock)
         self.cycle = Cycle(judge, [self.marker], POLICY, self, self.clock, act=runner.run)
 
-    def act(self) -> tuple[list[tuple[str, str]], set[str]]:
+    def act(self, cycles: int = 2) -> tuple[list[tuple[str, str]], set[str]]:
         """A cycle that marks, and one that may act."""
         self.done, self.held = [], set()
-        self.run()
-        self.run()
+        for _ in range(cycles):
+            self.run()
         return self.done, self.held
+
+    def act_until_known(self) -> tuple[list[tuple[str, str]], set[str]]:
+        """The same, until it is known what became of what was begun."""
+        done, held = self.act()
+
+        def is_known() -> bool:
+            self.run()
+            return all(entry.told for entry in parse(self.texts.read_text(KEY)))
+
+        wait_for(is_known, "the end of what was begun", 30, 0.3)
+        return done, held
 
 
 @pytest.fixture
-def desk(cluster: Cluster, marker: JobMarker) -> Iterator[Desk]:  # noqa: F811
-    """Marks go to AdminComment, as by default."""
-    made = Desk(JobMarker(SYSTEM_CLOCK, POLICY))
+def desk(
+    cluster: Cluster,  # noqa: F811
+    marker: JobMarker,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Desk]:
+    """Marks go to AdminComment, as by default; how long a decision is watched is shown in the unit tests."""
+    monkeypatch.setattr("gpu_exporter.reconciler.actions.gates.REGRET_S", 0.0)
+    made = Desk(JobMarker(SYSTEM_CLOCK, POLICY), TextFiles(tmp_path / "state"))
     assert marker.fields == [cluster.field] and made.marker.fields[0] == "AdminComment"
     yield made
     cluster.slurm.cancel_all()
@@ -100,10 +139,9 @@ def idle_job(cluster: Cluster, desk: Desk, *flags: str) -> str:  # noqa: F811
     return job
 
 
-def test_a_job_that_asked_for_it_is_requeued_once_for_each_run(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+def test_a_job_that_asked_for_it_is_requeued_once_and_then_never_again(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk, OK)
-    done, held = desk.act()
-    assert done in ([("requeue", "done")], [("requeue", "unconfirmed")]) and held == set()
+    assert desk.act_until_known() == ([("requeue", "done")], set())
     assert desk.commands == [f"scontrol requeue Incomplete {job}"]
     wait_for(lambda: state(cluster, job) == "PENDING", "the requeued job", 30)
     assert desk.act()[0] == []
@@ -111,7 +149,10 @@ def test_a_job_that_asked_for_it_is_requeued_once_for_each_run(cluster: Cluster,
     desk.runs[job] = (cluster.start_of(job), 0.0)
     assert desk.act()[0] == []
     assert "acted" not in read_mark(cluster, job), "the mark of its last run is gone"
-    assert len(desk.commands) == 1
+    wait_for(lambda: time.time() - cluster.start_of(job) > 3, "the job to be a few seconds old")
+    desk.runs[job] = (cluster.start_of(job), IDLE_S)
+    assert desk.act() == ([], {"requeued"}), "one that stages its data for longer would never end"
+    assert len(desk.commands) == 1 and state(cluster, job) == "RUNNING", "it is not cancelled instead"
 
 
 def test_another_job_is_cancelled_only_where_the_site_allows_it(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
@@ -122,8 +163,7 @@ def test_another_job_is_cancelled_only_where_the_site_allows_it(cluster: Cluster
     assert state(cluster, job) == "RUNNING"
     desk.settings = ACT
     desk.restart()
-    done, _ = desk.act()
-    assert done in ([("cancel", "done")], [("cancel", "unconfirmed")])
+    assert desk.act_until_known() == ([("cancel", "done")], set())
     wait_for(lambda: state(cluster, job) == "", "the end of the job", 30)
 
 
@@ -136,11 +176,7 @@ def test_a_job_that_may_not_be_requeued_is_not(cluster: Cluster, desk: Desk) -> 
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_process_that_dies_at_the_command_leaves_a_note_and_tells_nobody_twice(
-    cluster: Cluster,  # noqa: F811
-    desk: Desk,
-    moment: str,
-) -> None:
+def test_a_process_that_dies_at_the_command_tells_nobody_twice(cluster: Cluster, desk: Desk, moment: str) -> None:  # noqa: F811
     job = idle_job(cluster, desk)
 
     def die(*command: str) -> str:
@@ -157,12 +193,30 @@ def test_a_process_that_dies_at_the_command_leaves_a_note_and_tells_nobody_twice
     desk.restart()
     if moment == "before":
         assert ";acted=cancel@20" in read_mark(cluster, job)
-        assert desk.act() == ([], {"acted"})
+        assert desk.act() == ([], {"pending"}), "a command may still be on its way"
+        desk.clock.later += CONFIRM_S
+        assert desk.act() == ([("cancel", "unconfirmed")], {"acted"})
         assert state(cluster, job) == "RUNNING"
     else:
         wait_for(lambda: state(cluster, job) == "", "the end of the job", 30)
-        assert desk.act()[0] == []
+        assert desk.act_until_known()[0] == [("cancel", "done")]
     assert len(desk.commands) == 1
+
+
+def test_a_job_that_ended_by_itself_was_not_cancelled(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+    job = idle_job(cluster, desk)
+
+    def end(*command: str) -> str:
+        cluster.slurm.run("scancel", "--signal=TERM", "--batch", job)  # which ends its script
+        wait_for(lambda: state(cluster, job) != "RUNNING", "the end of the job", 30)
+        raise Died
+
+    desk.run_command = end
+    desk.restart()
+    with pytest.raises(Died):
+        desk.act()
+    desk.restart()
+    assert desk.act_until_known()[0] == [("cancel", "replaced")]
 
 
 def test_the_note_lasts_through_renewals_and_goes_with_the_mark(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
@@ -173,10 +227,11 @@ def test_the_note_lasts_through_renewals_and_goes_with_the_mark(cluster: Cluster
 
     desk.run_command = refuse
     desk.restart()
-    assert desk.act()[0] == [("cancel", "error")]
+    assert desk.act() == ([], set())
     desk.clock.later += 0.5 * POLICY.unsupported_max
     desk.runs[job] = (cluster.start_of(job), IDLE_S)
     assert desk.run()[0] == ["renewed"]
+    assert desk.done == [("cancel", "unconfirmed")]
     assert ";acted=cancel@20" in read_mark(cluster, job) and len(desk.commands) == 1
     desk.runs[job] = (cluster.start_of(job), 0.0)
     assert desk.run()[0] == ["withdrawn"]
@@ -194,6 +249,21 @@ def test_a_wish_of_the_last_moment_is_heard(cluster: Cluster, desk: Desk) -> Non
     assert desk.held == {"exempt"} and desk.commands == []
 
 
+def test_a_wish_between_the_look_and_the_command_is_heard_too(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+    job = idle_job(cluster, desk)
+    desk.run()
+    set_text = desk.marker.set_text
+
+    def wish(*what: Any) -> None:
+        set_text(*what)
+        cluster.slurm.run("scontrol", "update", f"JobId={job}", "Comment=gpu-keep=4h", user=USER)
+
+    desk.marker.set_text = wish  # type: ignore[method-assign]
+    desk.run()
+    assert desk.done == [("cancel", "refused")] and desk.commands == []
+    assert state(cluster, job) == "RUNNING"
+
+
 def test_a_mark_that_went_in_the_last_moment_is_no_reason_to_act(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk)
     desk.run()
@@ -209,9 +279,9 @@ def test_another_run_than_the_one_that_was_decided_on_is_left_alone(cluster: Clu
     desk.run()
     read = desk.marker.read
     # As where it was requeued, and runs again, since the list of the cycle: the mark of its last run is still there.
-    desk.marker.read = lambda job_id: read(job_id)._replace(start=read(job_id).start + 100.0)  # type: ignore[method-assign]
+    desk.marker.read = lambda job_id, **_: read(job_id)._replace(start=read(job_id).start + 100.0)  # type: ignore[method-assign]
     desk.run()
-    assert (desk.held, desk.commands) == ({"replaced"}, [])
+    assert (desk.done, desk.commands) == ([("cancel", "refused")], [])
     assert state(cluster, job) == "RUNNING"
 
 
@@ -237,32 +307,69 @@ def test_where_marks_are_in_another_field_the_note_is_there_too(
     desk.marker = marker
     desk.run_command = lambda *command: ""  # as a command that has no effect
     desk.restart()
-    assert desk.act()[0] == [("cancel", "unconfirmed")]
+    assert desk.act() == ([], set())
     assert ";acted=cancel@20" in cluster.read(job)
-    assert desk.act() == ([], {"acted"})
+    assert desk.act(1) == ([], {"pending"})
+    desk.clock.later += CONFIRM_S
+    desk.runs[job] = (cluster.start_of(job), IDLE_S)
+    assert desk.act(1) == ([("cancel", "unconfirmed")], {"acted"})
 
 
-def test_one_component_of_a_heterogeneous_job_is_not_taken_out_of_it(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
-    leader = cluster.slurm.submit("--gres=gpu:1", ":", "-n1", "--gres=gpu:1")
-    jobs = [leader, str(int(leader) + 1)]
-    start = cluster.start_of(leader)
-    wait_for(lambda: time.time() - start > 3, "the job to be a few seconds old")
-    for job in jobs:
-        desk.runs[job] = (start, IDLE_S)
-    assert desk.act() == ([], {"kind"})
-    assert all(read_mark(cluster, job).startswith("gpu-exporter.io/utilization=underused") for job in jobs)
+def test_what_says_that_it_was_acted_on_and_was_not_is_left_alone(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+    job = idle_job(cluster, desk)
+    desk.run()
+    by_hand = f"AdminComment={read_mark(cluster, job)};acted=cancel@2026-01-01T00:00:00Z.0a0b"
+    cluster.slurm.run("scontrol", "update", f"JobId={job}", by_hand)
+    assert desk.act() == ([], {"noted"})
     assert desk.commands == []
 
 
-def test_a_heterogeneous_job_with_gpus_in_one_component_is_left_alone(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
-    leader = cluster.slurm.submit("-n1", ":", "-n1", "--gres=gpu:1")
-    job = str(int(leader) + 1)
+def het_job(cluster: Cluster, desk: Desk, *parts: str) -> list[str]:  # noqa: F811
+    """Components of one GPU, or of none; those of the first are idle."""
+    flags: list[str] = []
+    for part in parts:
+        flags += [*([":", "-n1"] if flags else []), *([f"--gres=gpu:{part}"] if part else []), "--comment=x"]
+    leader = cluster.slurm.submit(*flags)
+    jobs = [str(int(leader) + at) for at in range(len(parts))]
     start = cluster.start_of(leader)
     wait_for(lambda: time.time() - start > 3, "the job to be a few seconds old")
-    desk.runs[job] = (start, IDLE_S)
-    assert desk.act() == ([], {"kind"})
-    assert read_mark(cluster, job).startswith("gpu-exporter.io/utilization=underused")
-    assert desk.commands == [] and state(cluster, f"{leader}+0") == "RUNNING"
+    for job, part in zip(jobs, parts, strict=True):
+        if part:
+            desk.runs[job] = (start, IDLE_S)
+    return jobs
+
+
+def test_a_heterogeneous_job_is_one_target_of_all_its_components(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+    jobs = het_job(cluster, desk, "1", "1")
+    start = desk.runs[jobs[0]][0]
+    desk.runs[jobs[1]] = (start, 0.0)
+    assert desk.act()[0] == [] and desk.commands == [], "one component works"
+    desk.runs[jobs[1]] = (start, IDLE_S)
+    assert desk.act_until_known() == ([("cancel", "done")], set())
+    assert desk.commands == [f"scancel --state=RUNNING {jobs[0]}"]
+    wait_for(lambda: all(state(cluster, f"{jobs[0]}+{at}") == "" for at in (0, 1)), "the end of both", 30)
+
+
+@pytest.mark.parametrize("parts", [("", "1"), ("1", "")])
+def test_a_component_without_gpus_of_which_nothing_is_known_keeps_the_whole_job(
+    cluster: Cluster,  # noqa: F811
+    desk: Desk,
+    parts: tuple[str, ...],
+) -> None:
+    """What it does, no series of ours says."""
+    jobs = het_job(cluster, desk, *parts)
+    assert desk.act() == ([], {"beside"})
+    assert desk.commands == [] and state(cluster, f"{jobs[0]}+0") == "RUNNING"
+
+
+def test_a_job_on_whose_end_another_one_of_its_owner_waits_is_not_cancelled(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+    job = idle_job(cluster, desk)
+    other = cluster.slurm.submit(f"--dependency=afterok:{job}", runs=False)
+    assert desk.act() == ([], {"above"})
+    cluster.slurm.run("scancel", other)
+    wait_for(lambda: state(cluster, other) == "", "the other one to go", 30)
+    desk.marker._recent = None
+    assert desk.act_until_known() == ([("cancel", "done")], set())
 
 
 def test_a_job_that_was_requeued_before_is_neither_requeued_nor_cancelled(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
@@ -274,3 +381,56 @@ def test_a_job_that_was_requeued_before_is_neither_requeued_nor_cancelled(cluste
     desk.runs[job] = (start, IDLE_S)
     assert desk.act() == ([], {"requeued"})
     assert desk.commands == [] and state(cluster, job) == "RUNNING"
+
+
+WORDS = st.sampled_from(
+    ("gpu-keep=4h", "gpu-requeue-ok", "gpu-exporter.io/utilization=underused;acted=cancel@2026", "x", "sys/dashboard/x")
+)
+SUBMISSIONS = st.lists(
+    st.tuples(
+        st.sampled_from(("", "--array=0-1", "het")),
+        st.sampled_from(("", "afterok", "afterany", "after", "singleton")),
+        WORDS,
+        WORDS,
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+def test_jobs_of_a_stranger_change_nothing_for_the_jobs_of_others(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
+    """He chooses names, Comments, arrays, components and dependencies on the job of somebody else."""
+    job = idle_job(cluster, desk, "--comment=honest", "--job-name=honest")
+    desk.run()
+    actor, jobs = JobActor(desk.marker, POLICY), desk.marker.list_marks
+    wall = time.time()
+    names = [HolderName("slurm", "", job)]
+
+    def look() -> tuple[Any, ...]:
+        desk.marker._recent = None
+        jobs()
+        target = actor.read(reference, "", ("cancel",), IDLE_S, wall)
+        return target._replace(live=None), desk.marker.survey(names, names, wall)[names[0]]
+
+    first = desk.marker.survey(names, names, wall)[names[0]]
+    reference = first.target
+    honest = look()
+
+    @settings(max_examples=6, deadline=None)
+    @given(SUBMISSIONS)
+    def meddle(submissions: list[tuple[str, str, str, str]]) -> None:
+        made = []
+        for shape, dependency, name, comment in submissions:
+            flags = [f"--job-name={name}", f"--comment={comment}", "--hold"]
+            if dependency:
+                flags.append(f"--dependency={dependency}" + ("" if dependency == "singleton" else f":{job}"))
+            if shape == "het":
+                flags += [":", "-n1", f"--comment={comment}"]
+            elif shape:
+                flags.append(shape)
+            made.append(cluster.slurm.submit(*flags, runs=False, user=STRANGER))
+        assert look() == honest, submissions
+        for each in made:
+            cluster.slurm.run("scancel", each)
+
+    meddle()

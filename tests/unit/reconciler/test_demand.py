@@ -11,9 +11,19 @@ from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.slurm.demand import COLUMNS, SlurmDemand, parse_demand
 from gpu_exporter.reconciler.telemetry import Telemetry
 
+LIMITS = 8, 16  # of one job, and of one account
+
 
 def row(reason: str = "Resources", partition: str = "gpu", nodes: str = "1", tasks: str = "1", **tres: str) -> str:
-    cells = [reason, partition, nodes, tasks, *(tres.get(of, "N/A") for of in ("job", "node", "task", "socket"))]
+    whose = tres.pop("account", "phys"), tres.pop("user", "ada")
+    cells = [
+        reason,
+        partition,
+        nodes,
+        tasks,
+        *(tres.get(of, "N/A") for of in ("job", "node", "task", "socket")),
+        *whose,
+    ]
     return "|".join(f"{cell:<256}" for cell in cells) + "|\n"
 
 
@@ -43,23 +53,38 @@ def row(reason: str = "Resources", partition: str = "gpu", nodes: str = "1", tas
     ],
 )
 def test_gpus_by_partition(text: str, demand: dict[str, float]) -> None:
-    assert parse_demand(text) == demand
+    assert parse_demand(text, *LIMITS).pending == demand
+
+
+@pytest.mark.parametrize(
+    ("rows", "counted"),
+    [
+        ([row(node="gres/gpu:64")], 8),
+        ([row(node="gres/gpu:4")] * 30, 16),
+        ([row(node="gres/gpu:4", account="")] * 30 + [row(node="gres/gpu:4", account="", user="eve")], 20),
+        ([row(node="gres/gpu:4")] * 30 + [row(node="gres/gpu:4", account="chem")], 20),
+        ([row(node="gres/gpu:2"), row(node="gres/gpu:1")], 3),
+    ],
+)
+def test_one_job_and_one_account_count_for_so_much(rows: list[str], counted: float) -> None:
+    assert parse_demand("".join(rows), *LIMITS).counted == {"gpu": counted}
 
 
 @pytest.mark.parametrize("text", ["slurm_load_jobs error: Unable to contact slurm controller\n", row()[:-300] + "\n"])
 def test_another_shape_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not understood"):
-        parse_demand(text)
+        parse_demand(text, *LIMITS)
 
 
 @given(st.text())
 def test_any_text_is_numbers_or_a_clear_error(text: str) -> None:
     try:
-        demand = parse_demand(text)
+        demand = parse_demand(text, *LIMITS)
     except ValueError as exc:
         assert "not understood" in str(exc)
     else:
-        assert all(value > 0 for value in demand.values())
+        assert all(value > 0 for value in (*demand.pending.values(), *demand.counted.values()))
+        assert demand.pending.keys() == demand.counted.keys()
 
 
 def test_what_is_not_known_is_absent_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -77,8 +102,8 @@ def test_what_is_not_known_is_absent_and_logged_once(caplog: pytest.LogCaptureFi
             raise answer
         return answer
 
-    assert len(COLUMNS) == 8
-    demand, telemetry = SlurmDemand(run), Telemetry()
+    assert len(COLUMNS) == 10
+    demand, telemetry = SlurmDemand(run, *LIMITS), Telemetry()
     seen = []
     while answers:
         telemetry.note_demand(demand.read())

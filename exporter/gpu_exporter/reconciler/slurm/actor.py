@@ -3,6 +3,8 @@
 Neither `scontrol requeue` nor `scancel` takes a run of a job, only its id, so the job is read right before. What is
 about to be done is written into its mark first, and read back. A process that dies in between leaves that note, and no
 second command is given while the mark stands.
+
+A heterogeneous job is one target: either command ends all of its components.
 """
 
 from __future__ import annotations
@@ -11,22 +13,17 @@ import re
 from collections.abc import Callable, Sequence
 
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.actions.actor import DONE, UNCONFIRMED, Found
-from gpu_exporter.reconciler.actions.propose import CANCEL, REQUEUE, Proposal
-from gpu_exporter.reconciler.marks import MarkError, Refused, timestamp
+from gpu_exporter.reconciler.actions.actor import DONE, GONE, NOT_DONE, UNCLEAR
+from gpu_exporter.reconciler.actions.journal import Entry
+from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.marks import Refused, timestamp
 from gpu_exporter.reconciler.policy import UNDERUSED
 from gpu_exporter.reconciler.slurm.live import LiveJob
-from gpu_exporter.reconciler.slurm.marker import (
-    JobMarker,
-    acted_on,
-    check_markable,
-    object_to_job,
-    render_mark,
-    run_slurm,
-)
-from gpu_exporter.reconciler.slurm.survey import read_keep
+from gpu_exporter.reconciler.slurm.marker import JobMarker, acted_on, add_note, object_to_job, run_slurm
+from gpu_exporter.reconciler.slurm.survey import CANCEL, REQUEUE, SCHEDULER, describe
+from gpu_exporter.reconciler.surroundings import Reference
+from gpu_exporter.reconciler.target import Held, Part, Target
 
-SCHEDULER = "slurm"
 # In a job's Comment: its script can be started again from its beginning, or goes on from a checkpoint.
 REQUEUE_OK = re.compile(r"(?:^|[\s;,|])gpu-requeue-ok(?=$|[\s;,|])")
 REQUEUES_MAX = 1  # of one job, by whomever: one that stages its data for longer than the windows would never end
@@ -43,66 +40,138 @@ class JobActor:
         self._policy = policy
         self._run = run
 
-    def find(self, proposal: Proposal, kinds: Sequence[str], wall: float) -> Found:
-        job = self._marker.read(proposal.first.name.name)
-        check_markable(job, proposal.first, self._marker.cluster)
-        self._object_to(job)
-        if job.leader:
-            raise Refused("kind", "it is a component of a heterogeneous job, and an action would end all of them")
-        keep_s, asked_by, unreadable = read_keep(job, self._policy)
-        if unreadable or keep_s > wall - proposal.since_wall:
-            raise Refused("exempt", asked_by.why if asked_by is not None else unreadable)
-        asked = job.is_batch and job.may_requeue and REQUEUE_OK.search(job.comment) is not None
-        if asked and REQUEUE in proposal.possible and REQUEUE in kinds:
-            if job.restarts >= REQUEUES_MAX:
-                raise Refused("requeued", f"it has been started again {job.restarts} times already")
-            return Found(REQUEUE, job, "Slurm starts it again by itself")
-        if CANCEL in proposal.possible and CANCEL in kinds:
-            return Found(CANCEL, job, "its owner has to submit it again")
-        raise Refused(
-            "kind", "it may not be cancelled here, and did not ask to be requeued (gpu-requeue-ok in its Comment)"
+    def read(self, reference: Reference, namespace: str, verbs: Sequence[str], idle_s: float, wall: float) -> Target:
+        """As Actor."""
+        jobs = self._marker.recent_jobs()
+        components = _components(jobs, reference.name)
+        if not components:
+            raise Refused("replaced", "the job is gone")
+        first = components[0]
+        verb, undo = self._verb(components, verbs)
+        return Target(
+            reference,
+            "",
+            verb,
+            tuple(self._part(job, jobs, idle_s) for job in components),
+            {},
+            above=_dependent(components, jobs) if verb == CANCEL else "",
+            note=next((note for job in components if (note := acted_on(job))), ""),
+            obstacle=_unmarked([job for job in components if _holds_gpus(job)]) or _obstacle(first, verb),
+            undo=undo,
+            live=components,
         )
 
-    def act(self, proposal: Proposal, found: Found, wall: float) -> str:
-        before: LiveJob = found.live
-        job = self._read_again(before)
-        acted = f"{found.kind}@{timestamp(wall)}"
-        self._marker.set_text(job, render_mark(proposal.first, UNDERUSED, job.start, acted))
-        if acted_on(self._read_again(before)) != acted:
+    def rehearse(self, target: Target) -> None:
+        """As Actor: Slurm does what it is told, or says why not."""
+
+    def open_entry(self, target: Target, ident: str, wall: float) -> Entry:
+        """As Actor."""
+        components: Sequence[LiveJob] = target.live
+        lever = target.reference._replace(uid=components[0].incarnation)
+        note = f"{target.verb}@{timestamp(wall)}.{ident}"
+        return Entry(ident, wall, self.scheduler, "", target.verb, target.reference, lever, note, undo=target.undo)
+
+    def act(self, target: Target, entry: Entry) -> None:
+        """As Actor."""
+        before: Sequence[LiveJob] = target.live
+        now = self._read_again(before)
+        holding = [job for job in now if _holds_gpus(job)]
+        if held := _unmarked(holding):
+            raise Refused(*held)
+        for job in holding:
+            self._marker.set_text(job, add_note(job.text, entry.note))
+        again = self._read_again(before)
+        if any(acted_on(job) != entry.note for job in again if _holds_gpus(job)):
             raise Refused("changed", "its mark does not say what is about to be done, so it is not done")
-        if found.kind == REQUEUE:
+        first = now[0]
+        if target.verb == REQUEUE:
             # Incomplete: a job that has ended since the last look would be run again from its beginning.
-            self._run("scontrol", "requeue", "Incomplete", job.target)
+            self._run("scontrol", "requeue", "Incomplete", first.target)
         else:
-            self._run("scancel", "--state=RUNNING", job.target)
-        return UNCONFIRMED if self._still_runs(before) else DONE
+            self._run("scancel", "--state=RUNNING", first.leader or first.target)
 
-    def _read_again(self, before: LiveJob) -> LiveJob:
-        """The same run of the job, with nothing of it changed but its mark. Raises Refused."""
-        job = self._marker.read(before.job_id)
-        if job.incarnation != before.incarnation or _owners_words(job) != _owners_words(before):
-            raise Refused("changed", "the job was started again, or its Comment was changed, since it was looked at")
-        object_to_job(job)
-        return job
-
-    @staticmethod
-    def _object_to(job: LiveJob) -> None:
-        object_to_job(job)
-        if job.mark is None or job.mark.stage != UNDERUSED:
-            raise Refused("changed", "it has no mark of stage underused now")
-        if acted := acted_on(job):
-            raise Refused("acted", f"this run of it was acted on before ({acted})")
-
-    def _still_runs(self, before: LiveJob) -> bool:
+    def look(self, entry: Entry) -> str:
+        """As Actor. Slurm shows a job for some minutes after its end."""
         try:
-            job = self._marker.read(before.job_id)
+            job = self._marker.read(entry.target.name, ended=True)
         except Refused:
-            return False  # it is gone
-        except MarkError:
-            return True
-        return job.incarnation == before.incarnation and job.runs
+            return UNCLEAR
+        if job.incarnation != entry.lever.uid:
+            return DONE if entry.verb == REQUEUE else GONE
+        if job.has_ended:
+            return DONE if entry.verb == CANCEL and "CANCELLED" in job.words else GONE
+        return NOT_DONE if job.runs and acted_on(job) != entry.note else UNCLEAR
+
+    def tell(self, entry: Entry, text: str) -> None:
+        """As Actor: the mark says it, and sacct shows that."""
+
+    def _verb(self, components: Sequence[LiveJob], verbs: Sequence[str]) -> tuple[str, str]:
+        """What would be done, and how the job is taken up again."""
+        (job, *others) = components
+        asked = job.is_batch and job.may_requeue and REQUEUE_OK.search(job.comment) is not None
+        if asked and not others and REQUEUE in verbs:
+            return REQUEUE, "Slurm starts it again by itself"
+        return CANCEL, "its owner has to submit it again"
+
+    def _part(self, job: LiveJob, jobs: Sequence[LiveJob], idle_s: float) -> Part:
+        around = describe(job, jobs, self._policy)
+        keep = around.idle_after_by.why if around.idle_after_by is not None and around.idle_after_s > idle_s else ""
+        units = job.gpus if job.gpus is not None or job.asks else 0
+        waits = "" if job.runs else f"is {job.state}"
+        name = HolderName(SCHEDULER, "", job.job_id)
+        return Part(name, job.incarnation, units, waits=waits, wish=keep or around.ceiling)
+
+    def _read_again(self, before: Sequence[LiveJob]) -> list[LiveJob]:
+        """The same run of every component, with nothing of it changed but its mark. Raises Refused."""
+        now = [self._marker.read(job.job_id) for job in before]
+        if [_fixed(job) for job in now] != [_fixed(job) for job in before]:
+            raise Refused("changed", "the job was started again, or its Comment was changed, since it was looked at")
+        for job in now:
+            object_to_job(job)
+        return now
 
 
-def _owners_words(job: LiveJob) -> str:
-    """Its Comment without a mark of ours in it."""
-    return job.marked.get("Comment", job.comment)
+def _components(jobs: Sequence[LiveJob], name: str) -> list[LiveJob]:
+    """All of a job that has not ended, the leader first; of any other job the one."""
+    found = [job for job in jobs if name in (job.job_id, job.leader) and not job.has_ended]
+    return sorted(found, key=lambda job: (job.job_id != name, int(job.job_id)))
+
+
+def _fixed(job: LiveJob) -> tuple[str, str]:
+    """The run of a job, and its Comment without a mark of ours in it."""
+    return job.incarnation, job.marked.get("Comment", job.comment)
+
+
+def _holds_gpus(job: LiveJob) -> bool:
+    """Whether it was given some, as far as Slurm counts them, or asked for some."""
+    return bool(job.gpus) or job.asks
+
+
+def _unmarked(holding: Sequence[LiveJob]) -> Held | None:
+    """Why not where a component that holds GPUs has no mark any more, or none holds any."""
+    if not holding:
+        return Held("changed", "it holds no GPU now")
+    for job in holding:
+        if job.mark is None or job.mark.stage != UNDERUSED:
+            return Held("changed", f"{job.target} has no mark of stage underused now")
+    return None
+
+
+def _obstacle(first: LiveJob, verb: str) -> Held | None:
+    if verb == REQUEUE and first.restarts >= REQUEUES_MAX:
+        return Held("requeued", f"it was started again {first.restarts} times already")
+    return None
+
+
+def _dependent(components: Sequence[LiveJob], jobs: Sequence[LiveJob]) -> str:
+    """A job of the same user or account that waits for the end of this one; "" for none.
+
+    Others' jobs do not count: anybody may submit one that waits for this.
+    """
+    ids = {text for job in components for text in (job.job_id, job.leader, job.target.partition("_")[0])} - {""}
+    owners = {(job.user, job.account) for job in components}
+    users, accounts = {user for user, _ in owners}, {account for _, account in owners} - {""}
+    for job in (each for each in jobs if not each.has_ended):
+        if not ids.isdisjoint(job.waits_for) and (job.user in users or job.account in accounts):
+            return f"job {job.target} waits for its end"
+    return ""

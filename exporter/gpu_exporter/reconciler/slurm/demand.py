@@ -1,4 +1,4 @@
-"""GPUs that pending Slurm jobs wait for, by partition: gpu_demand_pending_gpus.
+"""GPUs that pending Slurm jobs wait for, by partition: gpu_demand_pending_gpus, gpu_demand_counted_gpus.
 
 On Kubernetes kube-state-metrics reports the same; Slurm has no exporter of its own. Jobs that wait for something else,
 a dependency, a start time, a limit or a release, are not demand: freeing a GPU would not start them.
@@ -10,12 +10,13 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from gpu_exporter.reconciler.marks import MarkError
 
 log = logging.getLogger(__name__)
-# Widths pad every row, and Slurm cuts at them: far above any real value, and 700 bytes a row, so
-# that 190,000 pending tasks fit into what one answer may be.
+# Widths pad every row, and Slurm cuts at them: far above any real value, and 830 bytes a row, so
+# that 160,000 pending tasks fit into what one answer may be.
 COLUMNS = {
     "Reason": 24,
     "Partition": 256,
@@ -25,23 +26,34 @@ COLUMNS = {
     "tres-per-node": 96,
     "tres-per-task": 96,
     "tres-per-socket": 96,
+    "Account": 64,
+    "UserName": 64,
 }
 FORMAT = ",".join(f"{column}:{width}|" for column, width in COLUMNS.items())
 WAITING = ("Resources", "Priority")  # the scheduler's own reasons; the first in line has Resources
 GPUS = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?:[:=][^\s:=,()]*[^\s:=,()\d][^\s:=,()]*)?(?:[:=](\d+))?(?=,|\(|$)")
 
 
-def parse_demand(text: str) -> dict[str, float]:
+class Demand(NamedTuple):
+    """GPUs that are waited for, by partition: all of them, and as many as count for actions."""
+
+    pending: Mapping[str, float]
+    counted: Mapping[str, float]
+
+
+def parse_demand(text: str, job_max: int, tenant_max: int) -> Demand:
     """GPUs by partition out of `squeue -h -a -r -t PENDING -O FORMAT`. Raises ValueError on any other shape.
 
-    A job that asks for several partitions is in each of them.
+    A job that asks for several partitions is in each of them. `job_max`, `tenant_max`: of one job, and of one account,
+    no more than so many count.
     """
     demand: Counter[str] = Counter()
+    by_tenant: Counter[tuple[str, str]] = Counter()
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")][:-1]
         if len(cells) != len(COLUMNS):
             raise ValueError(f"squeue printed a line that is not understood: {line.strip()[:80]!r}")
-        reason, partitions, nodes, tasks, per_job, per_node, per_task, per_socket = cells
+        reason, partitions, nodes, tasks, per_job, per_node, per_task, per_socket, account, user = cells
         if reason not in WAITING:
             continue
         # Of several ways to ask the one that names the whole comes first; sockets are at least one a node.
@@ -54,7 +66,15 @@ def parse_demand(text: str) -> dict[str, float]:
         if gpus:
             for partition in partitions.split(","):
                 demand[partition] += gpus
-    return {partition: float(gpus) for partition, gpus in demand.items()}
+                by_tenant[partition, account or user] += min(gpus, job_max)
+    counted: Counter[str] = Counter()
+    for (partition, _), gpus in by_tenant.items():
+        counted[partition] += min(gpus, tenant_max)
+    return Demand(_floats(demand), _floats(counted))
+
+
+def _floats(gpus: Mapping[str, int]) -> dict[str, float]:
+    return {partition: float(count) for partition, count in gpus.items()}
 
 
 def _count(tres: str) -> int:
@@ -70,16 +90,17 @@ def _number(text: str) -> int:
 class SlurmDemand:
     """Asks one Slurm cluster."""
 
-    def __init__(self, run: Callable[..., str]) -> None:
-        """`run`: one of Slurm's commands to its output; raises MarkError."""
+    def __init__(self, run: Callable[..., str], job_max: int, tenant_max: int) -> None:
+        """`run`: one of Slurm's commands to its output; raises MarkError. Others as in parse_demand."""
         self._run = run
+        self._most = job_max, tenant_max
         self._problem = ""
 
-    def read(self) -> Mapping[str, float] | None:
+    def read(self) -> Demand | None:
         """GPUs by partition; None while Slurm does not answer, which is logged once."""
         problem, demand = "", None
         try:
-            demand = parse_demand(self._run("squeue", "-h", "-a", "-r", "-t", "PENDING", "-O", FORMAT))
+            demand = parse_demand(self._run("squeue", "-h", "-a", "-r", "-t", "PENDING", "-O", FORMAT), *self._most)
         except (MarkError, ValueError) as exc:
             problem = str(exc)
         if problem and problem != self._problem:

@@ -20,6 +20,7 @@ ALLOCATED = re.compile(r"(?:^|,)gres/gpu=(\d+)(?:,|$)")  # GPUs and MIG devices 
 # The same of one node, where AccountingStorageTRES has no gres/gpu, as by default: gpu:h100:2(IDX:0-1)
 DETAIL = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)\(")
 ASKED = re.compile(r"(?:^|[,:/])gpu(?:[:=,]|$)")  # in what a job asks for: gres/gpu:2, gres:gpu:h100:1
+DEPENDS_ON = re.compile(r"[:](\d+)")  # in afterok:12(unfulfilled) or afterany:13_*:14_3, the jobs
 # Fields of a job that may carry a mark, with their names in JSON: first what only an Administrator may write, so that
 # neither the job's owner nor anybody who copies a submit line sets or removes it.
 FIELDS = {"AdminComment": "admin_comment", "Extra": "extra", "Comment": "comment"}
@@ -39,7 +40,7 @@ class LiveJob(NamedTuple):
     `leader`: the first component of a heterogeneous job, "" for all others. `gpus`: what Slurm gave it, None where it
     gave none that are counted in GPUs; `asks`: whether it asks for some. `title`: the job's name, and `comment` its
     Comment, both in its owner's words. `may_requeue`: whether Slurm may start it again, as its owner or the site said;
-    None where that is not known.
+    None where that is not known. `waits_for`: ids of the jobs on whose end it depends, of an array without the task.
     """
 
     job_id: str
@@ -57,15 +58,23 @@ class LiveJob(NamedTuple):
     title: str = ""
     comment: str = ""
     may_requeue: bool | None = None
+    user: str = ""
+    account: str = ""
+    waits_for: frozenset[str] = frozenset()
 
     @property
     def incarnation(self) -> str:
         return f"{self.job_id}/{self.restarts}/{int(self.start)}"
 
     @property
+    def words(self) -> frozenset[str]:
+        """Its state and the flags of that."""
+        return frozenset(self.state.split(","))
+
+    @property
     def has_ended(self) -> bool:
         """Whether it can no longer be changed."""
-        return not FINISHED.isdisjoint(self.state.split(","))
+        return not FINISHED.isdisjoint(self.words)
 
     @property
     def runs(self) -> bool:
@@ -146,6 +155,9 @@ def _read_job(row: dict[str, Any], fields: Sequence[str], denied: Collection[str
             title=str(row.get("name") or ""),
             comment=str(row.get("comment") or ""),
             may_requeue=bool(row["requeue"]) if isinstance(row.get("requeue"), (bool, int)) else None,
+            user=str(row.get("user_name") or row.get("user_id") or ""),
+            account=str(row.get("account") or ""),
+            waits_for=_dependencies(str(row.get("dependency") or "")),
         )
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
@@ -173,6 +185,12 @@ def _gpus(row: dict[str, Any]) -> int | None:
     detail = row.get("gres_detail")
     counts = [int(count) for text in detail for count in DETAIL.findall(str(text))] if isinstance(detail, list) else []
     return sum(counts) if counts else None
+
+
+def _dependencies(text: str) -> frozenset[str]:
+    """Ids of the jobs on whose end a job waits. `after` is about their beginning."""
+    parts = (part for part in re.split("[,?]", text) if not part.startswith("after:"))
+    return frozenset(job for part in parts for job in DEPENDS_ON.findall(part))
 
 
 def _plain(value: Any) -> float:

@@ -17,6 +17,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, parse_timestamp, timestamp
+from gpu_exporter.reconciler.outcomes import ENDED, LOST, RUNS
 from gpu_exporter.reconciler.policy import LABEL, Decision
 from gpu_exporter.reconciler.slurm.live import MARK, LiveJob, parse_jobs, read_field
 from gpu_exporter.reconciler.slurm.survey import describe
@@ -43,6 +44,7 @@ NEEDS = "AdminComment may be written by an Administrator of Slurm (sacctmgr), Sl
 DENIED = re.compile(r"Access/permission denied", re.IGNORECASE)
 # What scontrol says when the job is no longer the one that was decided on.
 GONE = re.compile(r"Invalid job id|Job/step already completing or completed", re.IGNORECASE)
+TAKEN = frozenset(("CANCELLED", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REVOKED"))  # ends of a job that are not its own
 
 
 def render_mark(decision: Decision, stage: str, start: float, acted: str = "") -> str:
@@ -64,6 +66,14 @@ def acted_on(job: LiveJob) -> str:
     is_this_run = start is not None and abs(job.start - start) <= START_SLACK_S
     match = MARK.match(job.text)
     return (read_field(match[0], "acted") or "") if match is not None and is_this_run else ""
+
+
+def add_note(text: str, note: str) -> str:
+    """The text of a mark that says as well what is done to this run of its job; what stands behind it stays."""
+    match = MARK.match(text)
+    assert match is not None
+    fields = [field for field in match[0].split(";") if not field.startswith("acted=")]
+    return ";".join([*fields, f"acted={note}"])
 
 
 def _read_setting(settings: str, name: str) -> str:
@@ -175,10 +185,10 @@ class JobMarker:
             object_to_start(mark.live, decision.start_wall)
 
     def inspect(self, decision: Decision, wall: float) -> None:
-        check_markable(self._find(decision.name.name, self._recent_jobs()), decision, self.cluster)
+        check_markable(self._find(decision.name.name, self.recent_jobs()), decision, self.cluster)
 
     def label(self, decision: Decision) -> str:
-        job = next((job for job in self._recent_jobs() if job.job_id == decision.name.name), None)
+        job = next((job for job in self.recent_jobs() if job.job_id == decision.name.name), None)
         return f"{job.field if job is not None and job.field else self.fields[0]}={LABEL}={decision.stage}"
 
     def write(self, decision: Decision, wall: float) -> str:
@@ -190,7 +200,7 @@ class JobMarker:
     def renew(self, mark: Mark, decision: Decision) -> None:
         """The whole text is written, so the job is read directly before; on 22.05 within the last RECENT_S."""
         job_id = mark.name.name
-        job = self.read(job_id) if self._filters else self._find(job_id, self._recent_jobs())
+        job = self.read(job_id) if self._filters else self._find(job_id, self.recent_jobs())
         if job.incarnation != mark.incarnation:
             raise Refused("replaced", "the job was started again since it was listed")
         if job.text != mark.live.text:
@@ -215,10 +225,13 @@ class JobMarker:
                 self.update(job.target, others)
             raise MarkError("error", f"{exc}; {NEEDS}") from exc
 
-    def read(self, job_id: str) -> LiveJob:
-        """The live job: 22.05 answers with all jobs whatever is asked. Raises Refused when there is none."""
+    def read(self, job_id: str, *, ended: bool = False) -> LiveJob:
+        """The live job, or one that has ended some minutes ago too. Raises Refused when there is none.
+
+        22.05 answers with all jobs whatever is asked.
+        """
         try:
-            jobs = self._jobs("--jobs", job_id)
+            jobs = self._jobs("--jobs", job_id, *(["--states=all"] if ended else []))
         except MarkError as exc:
             if exc.result != "replaced":
                 raise
@@ -232,7 +245,19 @@ class JobMarker:
             raise Refused("replaced", "the job is gone")
         return found
 
-    def _recent_jobs(self) -> list[LiveJob]:
+    def read_fate(self, name: HolderName, incarnation: str) -> str:
+        """As Surveyor, of a job that Slurm still shows for some minutes after its end; `incarnation`: when it began."""
+        try:
+            job = self.read(name.name, ended=True)
+        except Refused:
+            return LOST
+        except MarkError:
+            return RUNS
+        if f"{job.start:.0f}" != incarnation or not TAKEN.isdisjoint(job.words):
+            return LOST
+        return ENDED if job.has_ended else RUNS
+
+    def recent_jobs(self) -> list[LiveJob]:
         """All jobs, as listed within the last RECENT_S."""
         now = self._clock.monotonic()
         if self._recent is None or now - self._recent[0] >= RECENT_S:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from gpu_exporter.config.values import ACTIONS
 from gpu_exporter.defaults import Policy
 from gpu_exporter.durations import format_duration, parse_duration
 from gpu_exporter.plain import one_line, shorten
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.slurm.live import LiveJob
-from gpu_exporter.reconciler.surroundings import BATCH, INTERACTIVE, UNCLEAR, Exemption, Member, Surroundings
+from gpu_exporter.reconciler.surroundings import BATCH, INTERACTIVE, UNCLEAR, Exemption, Member, Reference, Surroundings
 
 SCHEDULER = "slurm"
+REQUEUE, CANCEL = ACTIONS[3:]
 # A job's own wish, anywhere in its Comment: gpu-keep=4h or gpu-keep=4h:reason.
 KEEP = re.compile(r"(?:^|[\s;,|])gpu-keep=([^\s;,|:]*)(?::([^;,|]*))?")
 # Names of jobs that Open OnDemand starts, and of servers that people start to work in.
@@ -38,6 +40,9 @@ def describe(job: LiveJob, jobs: Iterable[LiveJob], policy: Policy) -> Surroundi
         idle_after_s=keep_s,
         idle_after_by=asked_by,
         ceiling=ceiling,
+        target=Reference("", "", "", job.leader or job.job_id, ""),
+        possible=(CANCEL,) if job.leader else (REQUEUE, CANCEL),
+        shown=kind,
     )
 
 
