@@ -1,12 +1,11 @@
-"""Actions on a real API server with its controllers: what is suspended, what never is, and what a crash leaves."""
+"""Actions on a real API server with the real controllers: what is suspended, what never is, and what a crash leaves."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import re
-import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,68 +15,40 @@ from kubernetes.client.exceptions import ApiException, NotFoundException
 
 from gpu_exporter.defaults import Actions
 from gpu_exporter.reconciler.actions.actor import Actor
-from gpu_exporter.reconciler.actions.proofs import Record, RecordKey, Warned
-from gpu_exporter.reconciler.actions.runner import ActionRunner
+from gpu_exporter.reconciler.actions.acts import Acts
+from gpu_exporter.reconciler.actions.gates import Gates
+from gpu_exporter.reconciler.actions.journal import CONFIRM_S, KEY, Journal, parse
+from gpu_exporter.reconciler.actions.proofs import Work
+from gpu_exporter.reconciler.actions.runner import ActionRunner, Parts
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.cycle import Cycle
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.evidence import HostLimits
 from gpu_exporter.reconciler.judge import judge_of
-from gpu_exporter.reconciler.kubernetes.actor import ACTED, STOPPED, PodActor
+from gpu_exporter.reconciler.kubernetes.actor import PodActor
 from gpu_exporter.reconciler.kubernetes.api import Api
-from gpu_exporter.reconciler.policy import LABEL
+from gpu_exporter.reconciler.kubernetes.lease import Lease
+from gpu_exporter.reconciler.kubernetes.shapes import STOPPED
+from gpu_exporter.reconciler.kubernetes.targets import ACTED
+from gpu_exporter.reconciler.marks import MarkError
+from gpu_exporter.reconciler.policy import LABEL, Decision
+from gpu_exporter.reconciler.record import Standing
 from gpu_exporter.reconciler.rulebook import Rulebook
-from tests.component.test_pods_marked import plane  # noqa: F401  # a fixture
-from tests.component.test_surroundings import Site
+from gpu_exporter.reconciler.surroundings import Reference
+from gpu_exporter.reconciler.target import Held
+from tests.component.test_shapes import QUEUE, Ground, count_pods, plane  # noqa: F401  # a fixture
 from tests.testbed.chart import Helm, find
 from tests.testbed.control_plane import ControlPlane
+from tests.testbed.operators import OBJECTS, make_queue
 from tests.testbed.processes import wait_for
+from tests.testbed.proven import SaidProofs, SaidRecord
 
 pytestmark = pytest.mark.kubernetes
 # How long an owner must have been warned is shown in tests/unit/reconciler/test_actions.py.
-ACT = Actions(mode="act", kinds="suspend, deactivate, stop", warned_for=0.0, cycle_max=5, hour_max=100)
+ACT = Actions(mode="act", kinds="suspend, deactivate, stop", warned_for=0.0, cycle_max=5, hour_max=16)
 POOL = "nvidia_com_gpu"
-CRDS = (  # group, version, plural, kind
-    ("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet"),
-    ("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob"),
-    ("kubeflow.org", "v1beta1", "notebooks", "Notebook"),
-    ("kueue.x-k8s.io", "v1beta1", "workloads", "Workload"),
-    ("example.org", "v1", "pipelines", "Pipeline"),
-    *(
-        ("kubeflow.org", "v1", f"{kind.lower()}jobs", f"{kind}Job")
-        for kind in ("JAX", "MPI", "Paddle", "TF", "XGBoost")
-    ),
-)
-
-
-class SaidProofs:
-    """Proofs as a test says them: everybody was warned long ago, the policy was right, and eight GPUs are wanted."""
-
-    def __init__(self) -> None:
-        self.unwarned: set[str] = set()
-        self.record = Record(100.0, 1.0)
-        self.waiting = 8.0
-
-    def read_warnings(self, names: Collection[HolderName]) -> Mapping[HolderName, Warned]:
-        return Everybody(self.unwarned)
-
-    def read_records(self) -> Mapping[RecordKey, Record]:
-        return {("policy", "batch"): self.record, ("policy", "interactive"): self.record}
-
-    def read_demand(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, float]]:
-        return {name: {POOL: self.waiting} for name in names} if self.waiting else {}
-
-
-class Everybody(dict[HolderName, Warned]):
-    """Every holder but these pods."""
-
-    def __init__(self, but: Collection[str]) -> None:
-        self._but = but
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, HolderName) and name.name not in self._but
-
-    def __getitem__(self, name: HolderName) -> Warned:
-        return Warned(time.time() - 1.0, ("gpu-owners",))  # later than any holder began
+NOTEBOOK = ("kubeflow.org", "v1beta1", "notebooks", "Notebook")
+PIPELINE = ("example.org", "v1", "pipelines", "Pipeline")
+WORKLOAD = ("kueue.x-k8s.io", "v1beta2", "workloads", "Workload")
 
 
 class Died(BaseException):
@@ -102,18 +73,21 @@ class MortalApi(Api):
                 raise Died
 
 
-class Team(Site):
-    """A namespace with a reconciler that acts."""
+class Team(Ground):
+    """A namespace with a reconciler that acts, and that keeps its journal in a Lease there."""
 
     settings = ACT
     actor: Actor | None = None
     leads = True
 
     def __init__(self, plane: ControlPlane, namespace: str, path: Path) -> None:  # noqa: F811
-        self.proofs = SaidProofs()
+        self.proofs, self.said = SaidProofs(POOL), SaidRecord()
+        self.said.answers["policy", "interactive"] = Standing(100.0, 1.0)
         self.audit_path = path / "audit.jsonl"
+        self.journal_api: Api | None = None
         self.done: list[tuple[str, str]] = []
         self.held: set[str] = set()
+        self.spared: list[str] = []
         super().__init__(plane, namespace)
 
     def count_action(self, action: str, result: str) -> None:
@@ -122,65 +96,125 @@ class Team(Site):
     def count_held(self, reason: str) -> None:
         self.held.add(reason)
 
+    def note_spared(self, decisions: Collection[Decision], reason: str) -> None:
+        self.spared += [reason] * len(decisions)
+
     def restart(self) -> None:
+        """Another process: what is written on objects and in the Lease is all that it has."""
         super().restart()
         book = Rulebook(self.policy)
         audit = AuditLog(self.audit_path, book, self.clock, lambda: pytest.fail("audit"))
-        actor = self.actor or PodActor(Api(ControlPlane.connect(self.plane.admin)), self.policy)
-        runner = ActionRunner(
-            self.settings,
-            self.proofs,  # type: ignore[arg-type]  # as the real one answers, which test_proofs shows
-            [actor],
-            {"kubernetes": self.marker},
-            self,
-            self.clock,
-            audit,
-            lambda: self.leads,
-        )
+        admin = Api(ControlPlane.connect(self.plane.admin))
+        actors = {"kubernetes": self.actor or PodActor(admin, self.policy, self.clock)}
+        self.lease = Lease(self.journal_api or admin, self.namespace, "leader", self.clock, identity="test")
+        self.lease.tick()
+        proofs: Any = self.proofs  # which answers as the real one does, as test_proofs shows
+        record: Any = self.said
         judge = judge_of(self.source, [self.marker], book, self.clock)
+        acts = Acts(Journal(self.lease), actors, record, audit, self, self.clock)
+        gates = Gates(self.settings, proofs, record, HostLimits(0.25, 20e6), self.clock)
+        markers = {"kubernetes": self.marker}
+        parts = Parts(
+            proofs,
+            gates,
+            acts if self.settings.mode == "act" else None,
+            actors,
+            markers,
+            judge.look_again,
+            lambda: self.leads and self.lease.may_write(),
+        )
+        runner = ActionRunner(self.settings, parts, self, self.clock)
         self.cycle = Cycle(judge, [self.marker], self.policy, self.tally, self.clock, audit=audit, act=runner.run)
 
-    def act(self) -> tuple[list[tuple[str, str]], set[str]]:
+    def act(self, cycles: int = 2) -> tuple[list[tuple[str, str]], set[str]]:
         """A cycle that marks, and one that may act: what was done in both, and why nothing was done."""
-        self.done, self.held = [], set()
-        self.run()
-        self.run()
+        self.done, self.held, self.spared = [], set(), []
+        for _ in range(cycles):
+            self.lease.tick()
+            self.run()
         return self.done, self.held
 
-    def read(self, group: str, version: str, plural: str, name: str) -> dict[str, Any]:
-        custom = client.CustomObjectsApi(self.plane.api)
-        return dict(custom.get_namespaced_custom_object(group, version, self.namespace, plural, name))
+    def idle(self, reference: Reference) -> list[str]:
+        """Its members that hold GPUs, which are idle."""
+        names = sorted(part.name.name for part in self.read(reference).ends if part.units)
+        for name in names:
+            self.set_run(name, 8500.0)
+        return names
+
+    def idle_object(self, kind: str, name: str = "train", spec: Any = None, **labels: str) -> Reference:
+        reference = self.make(kind, name, spec, **labels)
+        self.idle(reference)
+        return reference
+
+    def notebook(self, name: str, owned: bool = True) -> list[str]:
+        """What Kubeflow's controller, which is not here, makes of one: a StatefulSet of its name, which it controls."""
+        group, version, plural, kind = NOTEBOOK
+        body = {"apiVersion": f"{group}/{version}", "kind": kind, "metadata": {"name": name}}
+        made = self.custom.create_namespaced_custom_object(group, version, self.namespace, plural, body)
+        pods = self.stateful(name, 1, **{"notebook-name": name})
+        owner = {"apiVersion": f"{group}/{version}", "kind": kind, "name": name, "uid": made["metadata"]["uid"]}
+        if owned:
+            change = {"metadata": {"ownerReferences": [{**owner, "controller": True}]}}
+            client.AppsV1Api(self.plane.api).patch_namespaced_stateful_set(name, self.namespace, change)
+        for pod in pods:
+            self.set_run(pod, 8500.0)
+        return pods
+
+    def workload(self, reference: Reference) -> None:
+        """Kueue's, as it would make it; Kueue itself is not asked."""
+        group, version, plural, kind = WORKLOAD
+        owner = {
+            "apiVersion": f"{reference.group}/{reference.version}",
+            "kind": reference.kind,
+            "name": reference.name,
+            "uid": reference.uid,
+            "controller": True,
+        }
+        labels = {"kueue.x-k8s.io/job-uid": reference.uid}
+        container = {"name": "c", "image": "i"}
+        template = {"spec": {"containers": [container], "restartPolicy": "Never"}}
+        spec = {"active": True, "podSets": [{"name": "main", "count": 1, "template": template}]}
+        metadata = {"name": f"wl-{reference.name}", "labels": labels, "ownerReferences": [owner]}
+        body = {"apiVersion": f"{group}/{version}", "kind": kind, "metadata": metadata, "spec": spec}
+        self.custom.create_namespaced_custom_object(group, version, self.namespace, plural, body)
+
+    def object(self, crd: tuple[str, ...], name: str) -> dict[str, Any]:
+        return dict(self.custom.get_namespaced_custom_object(crd[0], crd[1], self.namespace, crd[2], name))
 
     def live_job(self, name: str) -> dict[str, Any]:
-        return self.read("batch", "v1", "jobs", name)
+        return self.object(OBJECTS["Job"][0], name)
 
     def is_suspended(self, name: str) -> bool:
         return bool(self.live_job(name)["spec"].get("suspend"))
+
+    def control(self, job: str, owner: dict[str, Any]) -> None:
+        """Put a Job below this controller."""
+        change = {"metadata": {"ownerReferences": [owner | {"controller": True}]}}
+        client.BatchV1Api(self.plane.api).patch_namespaced_job(job, self.namespace, change)
 
     def records(self) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in self.audit_path.read_text("utf-8").splitlines()]
         return [line for line in lines if line["action"] == "action"]
 
-    def last_event(self, kind: str, name: str) -> tuple[str, str]:
+    def told(self, kind: str, name: str) -> list[tuple[str, str]]:
+        """What its owner was told by Events on the object: reasons and notes."""
         selector = f"involvedObject.kind={kind},involvedObject.name={name}"
         found = self.plane.core.list_namespaced_event(self.namespace, field_selector=selector).items
-        event = max((each for each in found if each.reason.startswith("Gpu")), key=lambda each: each.event_time)
-        return event.reason, event.message
+        return [(each.reason, each.message) for each in found if each.reason.startswith("Gpu")]
 
 
 @pytest.fixture(scope="module")
 def kinds(plane: ControlPlane) -> None:  # noqa: F811
-    """Kinds of objects whose controllers are not here: what is written to them is looked at."""
-    plane.define(*CRDS)
+    """Kinds of objects whose controllers are not here."""
+    plane.define(NOTEBOOK, PIPELINE)
 
 
 @pytest.fixture
 def team(plane: ControlPlane, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Team]:  # noqa: F811
-    name = re.sub("[^a-z0-9]+", "-", request.node.name.removeprefix("test_"))
+    name = re.sub("[^a-z0-9]+", "-", request.node.name.lower().removeprefix("test_"))
     made = Team(plane, f"{name[:40].strip('-')}-{name[-15:].strip('-')}", tmp_path)
     yield made
-    client.BatchV1Api(plane.api).delete_collection_namespaced_job(made.namespace, propagation_policy="Background")
-    plane.core.delete_collection_namespaced_pod(made.namespace, grace_period_seconds=0)
+    made.clear()
 
 
 def gone(team: Team, selector: str) -> bool:
@@ -203,7 +237,7 @@ def test_a_job_is_suspended_as_a_whole_once_and_its_owner_has_the_last_word(team
     job = team.live_job("train")
     assert job["spec"]["suspend"] is True
     assert job["metadata"]["annotations"][ACTED].startswith("suspend 20")
-    reason, note = team.last_event("Job", "train")
+    ((reason, note),) = team.told("Job", "train")
     assert reason == "GpuSuspended"
     assert "All of its 2 GPUs were idle since" in note
     assert "kubectl patch -n" in note and '{"spec":{"suspend":false}}' in note
@@ -214,12 +248,13 @@ def test_a_job_is_suspended_as_a_whole_once_and_its_owner_has_the_last_word(team
         "suspend",
         "batch/v1/Job/train",
     )
-    assert (done["receivers"], done["decisions"], done["regrets"], done["waited_for"]) == (
+    assert (begun["receivers"], begun["decisions"], begun["regrets"], begun["waited_for"]) == (
         ["gpu-owners"],
-        100,
-        1,
+        50,
+        2,
         {POOL: 8},
     )
+    assert begun["id"] == done["id"] and begun["id"] in job["metadata"]["annotations"][ACTED]
     wait_for(lambda: gone(team, "job-name=train"), "the real controller to end its pods", 60, 0.2)
     team.source.pods.clear()
     assert team.act() == ([], set())
@@ -228,6 +263,15 @@ def test_a_job_is_suspended_as_a_whole_once_and_its_owner_has_the_last_word(team
     (first, second) = team.run_all("job-name=train", 2)
     assert team.act() == ([], {"acted"})
     assert [team.labels(pod)[LABEL] for pod in (first, second)] == ["underused"] * 2, "marked, and left alone"
+    assert not team.is_suspended("train")
+
+
+def test_what_says_that_it_was_acted_on_and_was_not_is_left_alone_and_counted(team: Team) -> None:
+    """Its owner wrote the annotation by hand, to keep it."""
+    team.job("train", 1)
+    team.annotate("job", "train", acted="suspend 2026-01-01T00:00:00Z 0a0b0c0d")
+    assert team.act() == ([], {"noted"})
+    assert team.spared == ["noted"], "in the second cycle: the first one marks"
     assert not team.is_suspended("train")
 
 
@@ -242,24 +286,15 @@ def test_one_busy_member_one_without_a_warning_or_a_wish_keep_the_whole_job(team
     # A wish that the last look at the namespace has not seen yet, since it may be a minute old.
     team.run()
     team.annotate("job", "train", exempt_until="2099-01-01T00:00:00Z")
-    team.done, team.held = [], set()
-    team.run()
-    assert (team.done, team.held) == ([], {"exempt"})
+    assert team.act(1) == ([], {"exempt"})
     assert not team.is_suspended("train")
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"record": Record(49.0, 0.0)}, "shadow"),
-        ({"record": Record(100.0, 6.0)}, "regret"),
-        ({"waiting": 0.0}, "no_demand"),
-    ],
-)
-def test_what_is_not_proven_is_not_done(team: Team, change: dict[str, Any], reason: str) -> None:
+@pytest.mark.parametrize("reason", ["shadow", "regret", "no_demand"])
+def test_what_is_not_proven_is_not_done(team: Team, reason: str) -> None:
     team.job("train", 1)
-    for name, value in change.items():
-        setattr(team.proofs, name, value)
+    team.said.answers["policy", "batch"] = Standing(50.0, 2.0) if reason == "no_demand" else Held(reason, "")
+    team.proofs.waiting = 0.0 if reason == "no_demand" else 8.0
     assert team.act() == ([], {reason})
     assert not team.is_suspended("train")
 
@@ -272,11 +307,11 @@ def test_no_more_is_taken_than_is_waited_for_and_than_the_limits_allow(team: Tea
     assert done == [("suspend", "done")] * 2, "two of two GPUs each, for three that are wanted"
     assert "no_demand" in held
     team.proofs.waiting = 9.0
-    team.settings = ACT._replace(hour_max=1)
+    team.settings = ACT._replace(hour_max=3)
     team.job("d", 1)
     team.restart()
     done, held = team.act()
-    assert done == [("suspend", "done")] and "limit" in held
+    assert done == [("suspend", "done")] and "limit" in held, "what another process did counts"
 
 
 def test_shadow_says_it_once_and_changes_nothing(team: Team) -> None:
@@ -288,14 +323,14 @@ def test_shadow_says_it_once_and_changes_nothing(team: Team) -> None:
     assert team.act() == ([], set())
     after = team.live_job("train")["metadata"]
     assert (after["generation"], after.get("annotations")) == (before["generation"], before.get("annotations"))
-    assert team.records() == []
+    assert team.records() == [] and team.told("Job", "train") == []
 
 
 def test_what_has_no_controller_of_a_known_kind_is_left_alone(team: Team, kinds: None) -> None:
     bare = team.run_pod("bare")
     team.source.pods["bare"] = (bare, 7000.0)
     team.deployment("web", 1)
-    team.own(CRDS[4], "pipe", {}, 1)
+    team.own(PIPELINE, "pipe", {}, 1)
     team.job("slow", 1)
     team.annotate("job", "slow", **{"class": "x"})
     done, held = team.act()
@@ -308,130 +343,299 @@ def test_a_run_of_a_cron_job_is_left_alone(team: Team) -> None:
     """Suspended, it would be the last run of one that forbids two at a time."""
     team.job("run", 1)
     batch = client.BatchV1Api(team.plane.api)
-    job = batch.read_namespaced_job("run", team.namespace)
     template = {"spec": {"containers": [{"name": "c", "image": "i"}], "restartPolicy": "Never"}}
     spec = {"schedule": "0 0 1 1 *", "concurrencyPolicy": "Forbid", "jobTemplate": {"spec": {"template": template}}}
     made = batch.create_namespaced_cron_job(team.namespace, {"metadata": {"name": "nightly"}, "spec": spec})
-    owner = {"apiVersion": "batch/v1", "kind": "CronJob", "name": "nightly", "uid": made.metadata.uid}
-    change = {"metadata": {"ownerReferences": [owner | {"controller": True}]}}
-    batch.patch_namespaced_job(job.metadata.name, team.namespace, change)
-    assert team.act() == ([], {"kind"})
+    team.control("run", {"apiVersion": "batch/v1", "kind": "CronJob", "name": "nightly", "uid": made.metadata.uid})
+    assert team.act() == ([], {"above"})
     assert not team.is_suspended("run")
 
 
 @pytest.mark.parametrize("kind", ["Pipeline", "OfNoApi"])
 def test_a_job_of_another_controller_is_left_to_that_one(team: Team, kinds: None, kind: str) -> None:
     team.job("step", 1)
-    custom = client.CustomObjectsApi(team.plane.api)
     body = {"apiVersion": "example.org/v1", "kind": "Pipeline", "metadata": {"name": "p"}}
-    made = custom.create_namespaced_custom_object("example.org", "v1", team.namespace, "pipelines", body)
-    owner = {"apiVersion": "example.org/v1", "kind": kind, "name": "p", "uid": made["metadata"]["uid"]}
-    change = {"metadata": {"ownerReferences": [owner | {"controller": True}]}}
-    client.BatchV1Api(team.plane.api).patch_namespaced_job("step", team.namespace, change)
-    assert team.act()[1] == {"kind"}
+    made = team.custom.create_namespaced_custom_object("example.org", "v1", team.namespace, "pipelines", body)
+    team.control("step", {"apiVersion": "example.org/v1", "kind": kind, "name": "p", "uid": made["metadata"]["uid"]})
+    team.act()
     assert not team.is_suspended("step")
+    assert team.held == ({"above"} if kind == "Pipeline" else set())
 
 
-@pytest.mark.parametrize(
-    ("crd", "spec", "path"),
-    [
-        (CRDS[0], {"replicatedJobs": []}, ("spec", "suspend")),
-        (CRDS[1], {"runPolicy": {"cleanPodPolicy": "None"}}, ("spec", "runPolicy", "suspend")),
-    ],
-    ids=["jobset", "pytorch"],
-)
-def test_groups_of_other_kinds_have_their_own_switch(
-    team: Team, kinds: None, crd: tuple[str, str, str, str], spec: Any, path: Sequence[str]
-) -> None:
-    team.own(crd, "train", spec, 2)
+@pytest.mark.parametrize("kind", [kind for kind in OBJECTS if kind != "Job"])
+def test_groups_of_other_kinds_have_their_own_switch(team: Team, kind: str) -> None:
+    reference = team.idle_object(kind)
+    spec = team.live(reference)["spec"]
     assert team.act() == ([("suspend", "done")], set())
-    found: Any = team.read(*crd[:3], "train")
+    found = team.live(reference)
     assert found["metadata"]["annotations"][ACTED]
-    assert found["spec"] == {
-        **spec,
-        **({"suspend": True} if len(path) == 2 else {"runPolicy": {**spec["runPolicy"], "suspend": True}}),
-    }
+    switch = spec if kind == "JobSet" else spec["runPolicy"]
+    switch["suspend"] = True
+    assert found["spec"] == spec, "nothing else is changed"
+
+
+def test_a_launcher_that_works_keeps_its_workers(team: Team) -> None:
+    reference = team.idle_object("MPIJob")
+    (launcher,) = (part.name.name for part in team.read(reference).beside)
+    for work in (Work(0.06, 0.0), Work(0.0, 1.1e6), Work(None, 0.0), Work(0.0, None)):
+        team.proofs.beside = {launcher: work}
+        assert team.act() == ([], {"beside"}), work
+    team.proofs.beside = {launcher: Work(0.04, 0.9e6)}
+    assert team.act(1) == ([("suspend", "done")], set())
+
+
+def test_twenty_pods_of_kinds_that_cannot_be_read_hold_no_others(team: Team) -> None:
+    team.job("train", 2)
+    for at in range(20):
+        owner = Reference("example.org", "v1", "OfNoApi", f"x{at}", f"uid-{at}")
+        team.pod(f"odd-{at}", 1, owner)
+        team.set_run(f"odd-{at}", 7000.0)
+    assert team.act() == ([("suspend", "done")], set())
+    assert LABEL not in team.labels("odd-3"), "itself it is unknown"
 
 
 def test_a_notebook_is_stopped_and_needs_its_own_permission(team: Team, kinds: None) -> None:
-    team.policy = team.policy._replace(interactive_after=8000.0)
+    team.policy = team.policy._replace(interactive_after=4000.0)
     team.settings = ACT._replace(kinds="suspend")
     team.restart()
-    team.own(CRDS[2], "lab", {}, 1, **{"notebook-name": "lab"})
+    team.notebook("lab")
     assert team.act()[1] == {"kind"}
     team.settings = ACT
     team.restart()
     assert team.act()[0] == [("stop", "done")]
-    assert team.read(*CRDS[2][:3], "lab")["metadata"]["annotations"][STOPPED].startswith("20")
-    assert team.last_event("Notebook", "lab")[0] == "GpuStopped"
+    assert team.object(NOTEBOOK, "lab")["metadata"]["annotations"][STOPPED].startswith("20")
+    assert [reason for reason, _ in team.told("Notebook", "lab")] == ["GpuStopped"]
 
 
-@pytest.mark.parametrize("labels", [{"kueue.x-k8s.io/queue-name": "team"}, {}], ids=["queue", "all"])
-def test_what_kueue_runs_is_deactivated_in_its_workload(team: Team, kinds: None, labels: dict[str, str]) -> None:
-    """It may be set to manage what has no label, too."""
-    team.own(CRDS[1], "train", {}, 1, **labels)
-    if labels:
-        assert team.act()[1] == {"kueue"}, "no Workload: nobody knows what holds the quota"
-    owner = team.read(*CRDS[1][:3], "train")
-    uid = owner["metadata"]["uid"]
-    reference = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": "train", "uid": uid, "controller": True}
-    metadata = {"name": "wl", "labels": {"kueue.x-k8s.io/job-uid": uid}, "ownerReferences": [reference]}
-    body = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "Workload", "metadata": metadata, "spec": {"active": True}}
-    custom = client.CustomObjectsApi(team.plane.api)
-    custom.create_namespaced_custom_object("kueue.x-k8s.io", "v1beta1", team.namespace, "workloads", body)
+def test_a_stateful_set_that_has_the_name_of_a_notebook_and_is_not_its_own_keeps_both(team: Team, kinds: None) -> None:
+    """Kubeflow's controller scales whatever has that name."""
+    team.policy = team.policy._replace(interactive_after=4000.0)
+    team.restart()
+    team.notebook("lab", owned=False)
+    owner = team.object(NOTEBOOK, "lab")["metadata"]
+    template = team.template(labels={"notebook-name": "lab"})
+    body = {
+        "metadata": {
+            "name": "lab2",
+            "ownerReferences": [
+                {
+                    "apiVersion": "kubeflow.org/v1beta1",
+                    "kind": "Notebook",
+                    "name": "lab",
+                    "uid": owner["uid"],
+                    "controller": True,
+                }
+            ],
+        },
+        "spec": {
+            "serviceName": "lab2",
+            "selector": {"matchLabels": {"own": "lab2"}},
+            "template": {
+                **template,
+                "metadata": {"labels": {"notebook-name": "lab", "own": "lab2"}},
+                "spec": {key: value for key, value in template["spec"].items() if key != "restartPolicy"},
+            },
+        },
+    }
+    client.AppsV1Api(team.plane.api).create_namespaced_stateful_set(team.namespace, body)
+    team.run_all("own=lab2", 1)
+    team.set_run("lab2-0", 8500.0)
+    assert team.act()[0] == []
+    assert "stranger" in team.held
+    assert STOPPED not in (team.object(NOTEBOOK, "lab")["metadata"].get("annotations") or {})
+
+
+def queued(kind: str) -> dict[str, Any]:
+    """As Kueue's webhook would leave it."""
+    spec = json.loads(json.dumps(OBJECTS[kind][1]))
+    (spec if kind in ("Job", "JobSet") else spec["runPolicy"])["suspend"] = True
+    return dict(spec)
+
+
+def test_what_kueue_has_let_rest_is_left_alone_when_its_workload_is_made_again(team: Team) -> None:
+    make_queue(team.plane, team.namespace, 8)
+    reference = team.idle_object("Job", spec=queued("Job"), **QUEUE)
+    assert team.act() == ([("deactivate", "done")], set())
+    assert len(team.told("Job", "train")) == 1
+    wait_for(lambda: gone(team, "job-name=train"), "Kueue to end its pods", 60, 0.2)
+    team.source.pods.clear()
+    workloads = WORKLOAD[0], WORKLOAD[1], team.namespace, WORKLOAD[2]
+    (old,) = team.custom.list_namespaced_custom_object(*workloads)["items"]
+    team.custom.delete_namespaced_custom_object(*workloads, old["metadata"]["name"])
+    team.run_all("job-name=train", 3)
+    (new,) = team.custom.list_namespaced_custom_object(*workloads)["items"]
+    assert ACTED not in (new["metadata"].get("annotations") or {}), "Kueue has made another one, and let it run"
+    assert team.act() == ([], {"acted"})
+    assert team.ends_of(reference)
+
+
+def test_without_a_workload_nobody_knows_what_holds_the_quota(team: Team) -> None:
+    team.idle_object("MPIJob", **QUEUE)  # which Kueue does not manage here
+    assert team.act()[1] == {"kueue"}
+
+
+def test_kueue_may_manage_what_has_no_label(team: Team) -> None:
+    reference = team.idle_object("MPIJob")
+    team.workload(reference)
     assert team.act()[0] == [("deactivate", "done")]
-    workload = team.read(*CRDS[3][:3], "wl")
+    workload = team.object(WORKLOAD, "wl-train")
     assert workload["spec"]["active"] is False
-    assert workload["metadata"]["annotations"][ACTED].startswith("deactivate 20")
-    assert "suspend" not in (team.read(*CRDS[1][:3], "train")["spec"].get("runPolicy") or {})
+    notes = [each["metadata"]["annotations"][ACTED] for each in (workload, team.live(reference))]
+    assert notes[0] == notes[1] and notes[0].startswith("deactivate 20")
+    assert not team.live(reference)["spec"]["runPolicy"].get("suspend")
+
+
+def test_a_definition_that_drops_the_switch_gets_no_note_and_no_event(team: Team) -> None:
+    """As one does whose operator is older than runPolicy.suspend."""
+    extensions = client.ApiextensionsV1Api(team.plane.api)
+    name = "paddlejobs.kubeflow.org"
+    before = extensions.api_client.sanitize_for_serialization(extensions.read_custom_resource_definition(name))
+    reference = team.idle_object("PaddleJob")
+    old = json.loads(json.dumps(before))
+    spec = old["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    del spec["properties"]["runPolicy"]["properties"]["suspend"]
+
+    def is_dropped() -> bool:
+        change = {"spec": {"runPolicy": {"suspend": True}}}
+        where = "kubeflow.org", "v1", team.namespace, "paddlejobs", "train", change
+        options = {"dry_run": "All", "_content_type": "application/merge-patch+json"}
+        would = team.custom.patch_namespaced_custom_object(*where, **options)
+        return "suspend" not in would["spec"]["runPolicy"]
+
+    extensions.replace_custom_resource_definition(name, old)
+    try:
+        wait_for(is_dropped, "the older definition to count", 30, 0.2)
+        assert team.act() == ([], {"refused"})
+        assert ACTED not in (team.live(reference)["metadata"].get("annotations") or {})
+        assert team.told("PaddleJob", "train") == [] and team.records() == []
+    finally:
+        now = extensions.read_custom_resource_definition(name).metadata.resource_version
+        before["metadata"]["resourceVersion"] = now
+        extensions.replace_custom_resource_definition(name, before)
+        wait_for(lambda: not is_dropped(), "the definition to be as it was", 30, 0.2)
 
 
 class MeddlingApi(Api):
-    """Somebody changes the Job between the look at it and the patch."""
+    """Something happens to the Job right before the patch that is no rehearsal."""
 
-    def __init__(self, connection: client.ApiClient, team: Team) -> None:
+    def __init__(self, connection: client.ApiClient, happens: Any) -> None:
         super().__init__(connection)
-        self._team = team
+        self._happens = happens
 
     def call(self, function: Any, *arguments: Any, **options: Any) -> Any:
-        if function.__name__ == "patch_namespaced_custom_object":
-            self._team.annotate("job", "train", exempt_until="2099-01-01T00:00:00Z")
+        if function.__name__ == "patch_namespaced_custom_object" and "dry_run" not in options:
+            self._happens()
         return super().call(function, *arguments, **options)
 
 
 def test_a_change_in_the_last_moment_wins(team: Team) -> None:
-    team.actor = PodActor(MeddlingApi(ControlPlane.connect(team.plane.admin), team), team.policy)
+    def wish() -> None:
+        team.annotate("job", "train", exempt_until="2099-01-01T00:00:00Z")
+
+    api = MeddlingApi(ControlPlane.connect(team.plane.admin), wish)
+    team.actor = PodActor(api, team.policy, team.clock)
     team.restart()
     team.job("train", 1)
     done, _ = team.act()
     assert done[0] == ("suspend", "conflict")
     assert not team.is_suspended("train")
+    assert team.told("Job", "train") == []
+
+
+class LossyApi(Api):
+    """Answers of these requests, by name, are lost once each: the request itself has its effect."""
+
+    def __init__(self, connection: client.ApiClient, *names: str) -> None:
+        super().__init__(connection)
+        self.names = list(names)
+
+    def call(self, function: Any, *arguments: Any, **options: Any) -> Any:
+        answer = super().call(function, *arguments, **options)
+        if function.__name__ in self.names and "dry_run" not in options:
+            self.names.remove(function.__name__)
+            raise MarkError("error", "the answer was lost")
+        return answer
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        ("patch_namespaced_custom_object",),
+        ("create_namespaced_event",),
+        ("patch_namespaced_custom_object", "create_namespaced_event"),
+    ],
+)
+def test_an_answer_that_is_lost_changes_nothing_for_the_owner(team: Team, lost: tuple[str, ...]) -> None:
+    team.actor = PodActor(LossyApi(ControlPlane.connect(team.plane.admin), *lost), team.policy, team.clock)
+    team.restart()
+    team.job("train", 1)
+    assert team.act(3)[0] == [("suspend", "done")]
+    assert team.is_suspended("train")
+    assert len(team.told("Job", "train")) == 1
+    assert [line["result"] for line in team.records()] == ["begins", "done"]
+    (entry,) = parse(team.lease.read_text(KEY))
+    assert entry.told == "done"
 
 
 @pytest.mark.parametrize("answered", [False, True], ids=["before", "after"])
 def test_a_process_that_dies_at_any_step_leaves_a_job_that_is_suspended_once(team: Team, answered: bool) -> None:
+    """Before, in and after each read, the journal, the patch, the look back and the Event."""
     deaths = 0
-    for step in range(1, 30):
+    team.proofs.waiting = 100.0
+    team.settings = ACT._replace(hour_max=100)
+    for step in range(1, 40):
         name = f"train-{step}"
         team.job(name, 1)
         generation = team.live_job(name)["metadata"]["generation"]
-        team.actor = PodActor(MortalApi(ControlPlane.connect(team.plane.admin), step, answered=answered), team.policy)
-        team.restart()
+        api = MortalApi(ControlPlane.connect(team.plane.admin), step, answered=answered)
+        team.actor, team.journal_api = PodActor(api, team.policy, team.clock), api
         try:
+            team.restart()
             team.act()
         except Died:
             deaths += 1
-        team.actor = None
+        team.actor = team.journal_api = None
         team.restart()
         team.act()
+        if not team.is_suspended(name):  # begun, and whether a patch is on its way is not known
+            team.clock.later += CONFIRM_S + 1.0
+            team.restart()
+            team.act(3)
         job = team.live_job(name)
-        assert job["spec"]["suspend"] is True, f"step {step}"
+        assert job["spec"]["suspend"] is True, f"step {step}: {team.held}"
         assert job["metadata"]["generation"] == generation + 1, f"step {step}: changed more than once"
+        assert len(team.told("Job", name)) == 1, f"step {step}"
+        note = job["metadata"]["annotations"][ACTED]
+        entries = {entry.note: entry.told for entry in parse(team.lease.read_text(KEY))}
+        assert entries[note] == "done", f"step {step}: {entries}"
         team.source.pods.clear()
         wait_for(lambda name=name: gone(team, f"job-name={name}"), "its pods to go", 60, 0.2)  # type: ignore[misc]
         if deaths < step:
             break
-    assert deaths >= 6, "reads, the patch, the Event and the look back"
+    assert deaths >= 9, "reads, the rehearsal, the journal, the patch, the look back, the Event"
+
+
+def test_a_process_that_starts_again_and_again_acts_no_more_often(team: Team) -> None:
+    team.settings = ACT._replace(hour_max=2, cycle_max=1)
+    for at in range(4):
+        team.job(f"job-{at}", 1)
+    done = []
+    for _ in range(5):
+        team.restart()
+        done += team.act()[0]
+    assert done == [("suspend", "done")] * 2
+    assert "limit" in team.held
+
+
+def test_a_journal_that_cannot_be_written_holds_every_act(team: Team) -> None:
+    team.job("train", 1)
+    team.act(1)
+    lease = team.plane.api
+    body = {"metadata": {"annotations": {"gpu-exporter.io/journal": "none of ours"}}}
+    client.CoordinationV1Api(lease).patch_namespaced_lease("leader", team.namespace, body)
+    team.restart()
+    assert team.act() == ([], {"journal"})
+    assert not team.is_suspended("train")
 
 
 def test_a_replica_that_lost_its_lease_in_the_last_moment_does_nothing(team: Team) -> None:
@@ -439,6 +643,15 @@ def test_a_replica_that_lost_its_lease_in_the_last_moment_does_nothing(team: Tea
     team.leads = False
     team.restart()
     assert team.act()[1] == {"fenced"}
+    assert not team.is_suspended("train")
+
+
+def test_a_namespace_with_more_than_a_look_may_take_is_held_as_such(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    team.job("train", 1)
+    monkeypatch.setattr("gpu_exporter.reconciler.kubernetes.targets.LIST_MAX", 100)
+    assert team.act() == ([], {"size"})
     assert not team.is_suspended("train")
 
 
@@ -492,30 +705,31 @@ def account(plane: ControlPlane, chart: list[dict[str, Any]]) -> Account:  # noq
     return Account(plane, find(chart, "ClusterRole", "-reconciler")["rules"])
 
 
+VERSIONS = {plural: (group, version) for (group, version, plural), _ in OBJECTS.values()} | {
+    plural: (group, version) for group, version, plural, _ in (NOTEBOOK, WORKLOAD)
+}
+KIND_OF = {plural: kind for kind, ((_, _, plural), _) in OBJECTS.items()}
+
+
 def make(team: Team, resource: str, name: str) -> None:
-    """An idle object of that kind with one pod; for Workloads one that Kueue runs."""
-    if resource == "jobs":
-        team.job(name, 1)
-        return
-    crd = next(each for each in CRDS if each[2] == ("pytorchjobs" if resource == "workloads" else resource))
+    """An idle object of that kind; for Workloads a Job that Kueue runs."""
     if resource == "notebooks":
-        team.own(crd, name, {}, 1, **{"notebook-name": name})
-    elif resource != "workloads":
-        team.own(crd, name, {"runPolicy": {}} if crd[0] == "kubeflow.org" else {}, 1)
+        team.notebook(name)
+    elif resource == "workloads":
+        team.workload(team.idle_object("MPIJob", name))
     else:
-        team.own(crd, name, {}, 1, **{"kueue.x-k8s.io/queue-name": "team"})
-        uid = team.read(*crd[:3], name)["metadata"]["uid"]
-        owner = {"apiVersion": "kubeflow.org/v1", "kind": crd[3], "name": name, "uid": uid, "controller": True}
-        metadata = {"name": name, "labels": {"kueue.x-k8s.io/job-uid": uid}, "ownerReferences": [owner]}
-        workload = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "Workload", "spec": {"active": True}}
-        custom = client.CustomObjectsApi(team.plane.api)
-        body = {**workload, "metadata": metadata}
-        custom.create_namespaced_custom_object("kueue.x-k8s.io", "v1beta1", team.namespace, "workloads", body)
+        team.idle_object(KIND_OF[resource], name)
+
+
+def called(prefix: str, resource: str) -> str:
+    """The name of what `make` has made."""
+    return f"{'wl-' if resource == 'workloads' else ''}{prefix}-{resource}"
 
 
 def test_the_charts_rights_are_what_each_action_needs_and_no_more(team: Team, kinds: None, account: Account) -> None:
-    team.policy, team.proofs.waiting = team.policy._replace(interactive_after=8000.0), 1000.0
-    team.actor = PodActor(Api(ControlPlane.connect(account.kubeconfig)), team.policy)
+    team.policy, team.proofs.waiting = team.policy._replace(interactive_after=4000.0), 1000.0
+    team.settings = ACT._replace(hour_max=100)
+    team.actor = PodActor(Api(ControlPlane.connect(account.kubeconfig)), team.policy, team.clock)
     team.restart()
     resources = sorted({rule["resources"][0] for rule in account.own})
     assert len(account.own) == 12
@@ -524,15 +738,20 @@ def test_the_charts_rights_are_what_each_action_needs_and_no_more(team: Team, ki
         make(team, resource, f"well-{resource}")
         done, held = team.act()
         assert [result for _, result in done] == ["done"], f"{resource}: {done} {held}"
+        assert is_told(team, resource, f"well-{resource}")
         team.source.pods.clear()
     for rule in account.own:
         account.grant(rule)
         (resource,), (verb,) = rule["resources"], rule["verbs"]
         make(team, resource, f"{verb}-{resource}")
-        done, held = team.act()
-        results = held | {result for _, result in done}
-        assert results & {"error", "unconfirmed"}, f"nothing needs {verb} on {resource}"
+        team.act()
+        assert not is_told(team, resource, f"{verb}-{resource}"), f"nothing needs {verb} on {resource}"
         team.source.pods.clear()
+
+
+def is_told(team: Team, resource: str, name: str) -> bool:
+    """Whether its owner has heard that it rests."""
+    return bool(team.told({"notebooks": "Notebook", "workloads": "MPIJob"}.get(resource) or KIND_OF[resource], name))
 
 
 @pytest.fixture(scope="module")
@@ -560,7 +779,7 @@ FORBIDDEN = [
 
 
 def refusal(api: Api, team: Team, resource: str, name: str, change: dict[str, Any]) -> str:
-    group, version = next(((each[0], each[1]) for each in CRDS if each[2] == resource), ("batch", "v1"))
+    group, version = VERSIONS[resource]
     patch = api.custom.patch_namespaced_custom_object
     where = group, version, team.namespace, resource, name
     try:
@@ -572,25 +791,31 @@ def refusal(api: Api, team: Team, resource: str, name: str, change: dict[str, An
 
 def test_under_the_policy_the_reconciler_lets_things_rest_and_changes_nothing_else(team: Team, confined: Api) -> None:
     admin = Api(ControlPlane.connect(team.plane.admin))
+    pods = {}
     for resource in ("jobs", "jobsets", "pytorchjobs", "notebooks", "workloads"):
         make(team, resource, f"a-{resource}")
+        pods[resource] = dict(team.source.pods)
+        team.source.pods.clear()
     team.annotate("job", "a-jobs", exempt="false")
     client.BatchV1Api(team.plane.api).patch_namespaced_job(
         "a-jobs", team.namespace, {"metadata": {"annotations": {"note": "mine"}}}
     )
     wait_for(lambda: refusal(confined, team, *("jobs", "a-jobs"), FORBIDDEN[0][1]) or None, "the policy to count", 30)
     for resource, change, message in FORBIDDEN:
-        name = f"a-{resource}"
+        name = called("a", resource)
         assert message in refusal(confined, team, resource, name, change), (resource, change)
         assert refusal(admin, team, resource, name, change) == "", (resource, change)
     with pytest.raises(ApiException, match="only lets rest what controls pods"):
         confined.custom.delete_namespaced_custom_object("batch", "v1", team.namespace, "jobs", "a-jobs", dry_run="All")
 
-    team.policy = team.policy._replace(interactive_after=8000.0)
-    team.actor = PodActor(confined, team.policy)
+    team.policy, team.proofs.waiting = team.policy._replace(interactive_after=4000.0), 1000.0
+    team.actor = PodActor(confined, team.policy, team.clock)
     team.restart()
-    done, held = team.act()
-    assert sorted(done) == [("deactivate", "done"), ("stop", "done"), *[("suspend", "done")] * 3], held
+    for resource, idle in pods.items():  # all at once, it would be taken for a fault
+        team.source.pods = idle
+        done, held = team.act()
+        verb = {"notebooks": "stop", "workloads": "deactivate"}.get(resource, "suspend")
+        assert done == [(verb, "done")], (resource, held)
     assert "leaves alone" in refusal(confined, team, "jobs", "a-jobs", {"metadata": {"annotations": {ACTED: "again"}}})
     team.source.pods.clear()
     for resource, rest, wake in (
@@ -599,9 +824,9 @@ def test_under_the_policy_the_reconciler_lets_things_rest_and_changes_nothing_el
         ("workloads", {"active": False}, {"active": True}),
     ):
         make(team, resource, f"b-{resource}")
-        group, version = next(((each[0], each[1]) for each in CRDS if each[2] == resource), ("batch", "v1"))
-        where = group, version, team.namespace, resource, f"b-{resource}"
+        group, version = VERSIONS[resource]
+        where = group, version, team.namespace, resource, called("b", resource)
         admin.custom.patch_namespaced_custom_object(
             *where, {"spec": rest}, _content_type="application/merge-patch+json"
         )
-        assert "takes none up again" in refusal(confined, team, resource, f"b-{resource}", {"spec": wake})
+        assert "takes none up again" in refusal(confined, team, resource, called("b", resource), {"spec": wake})

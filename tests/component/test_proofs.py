@@ -1,4 +1,4 @@
-"""Proofs from a real Prometheus with two weeks of history, and from a real Alertmanager that routes and silences."""
+"""Proofs from a real Prometheus with two hours of history, and from a real Alertmanager that routes and silences."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from urllib.parse import unquote_plus
 
 import pytest
 
-from gpu_exporter.clock import SYSTEM_CLOCK
-from gpu_exporter.reconciler.actions.proofs import ALERT, Proofs, Record
+from gpu_exporter.reconciler.actions.proofs import ALERT, Proofs, Work
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
 from gpu_exporter.reconciler.fetch import fetch_text
 from tests.testbed.processes import Processes, fetch, wait_for
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.servers
 DAY_S = 86_400
 A, B, JOB = HolderName("kubernetes", "ml", "a"), HolderName("kubernetes", "ml", "b"), HolderName("slurm", "", "7")
 ALL = (A, B, JOB, *(HolderName("kubernetes", "ml", f"other.{number}" + 200 * "x") for number in range(100)))
-SERIES = 'job="gpu-exporter-reconciler"'
+MATCHER = 'job="gpu-exporter"'
 
 
 def line(family: str, value: float, at: float, **labels: str) -> str:
@@ -32,27 +31,58 @@ def line(family: str, value: float, at: float, **labels: str) -> str:
     return f"{family}{{{text}}} {value} {at:.0f}"
 
 
-def history(now: int, days: int = 15) -> Iterator[str]:
-    """A reconciler, restarted once, that decided four times a day; who waits for GPUs; of which pools GPUs are."""
-    job = {"job": "gpu-exporter-reconciler"}
-    for second in range(0, days * DAY_S, 240):
-        at = now - days * DAY_S + second
-        since = second if second < 5 * DAY_S else second - 5 * DAY_S  # counters begin at 0 again
-        yield line("gpu_reconciler_cycles_total", since / 30, at, **job)
-        for kind, each_day in (("batch", 4), ("interactive", 1)):
-            decided = since * each_day // DAY_S
-            yield line("gpu_reconciler_underused_total", decided, at, policy="policy", **{"class": kind}, **job)
-            yield line("gpu_reconciler_regrets_total", decided // 20, at, policy="policy", **{"class": kind}, **job)
+def history(now: int) -> Iterator[str]:
+    """Who waits for GPUs; of which pools GPUs are; what holders and pods do on their hosts."""
     for second in range(-3600, 61, 30):
         at = now + second
-        yield line("gpu_reconciler_cycles_total", 10 * DAY_S / 30 + 120 + second / 30, at, **job)
-        yield line("pool:gpu_pending_gpus:sum", 3, at, pool="nvidia_com_gpu")
-        if second > -300:  # nobody waits: there is no sample, and no zero either
-            yield line("pool:gpu_pending_gpus:sum", 8, at, pool="gpu-long")
+        for pool, waiting in (("nvidia_com_gpu", 3), ("gpu-long", 8)):
+            if pool == "nvidia_com_gpu" or second > -300:  # nobody waits: there is no sample, and no zero either
+                yield line("pool:gpu_pending_gpus:capped", waiting, at, pool=pool)
+            yield line("pool:gpu_pending_gpus:sum", 1000, at, pool=pool)  # of one tenant, who wants them all
         yield line("allocation:gpu_pool:info", 1, at, **whose("a"), pool="nvidia_com_gpu", uuid="GPU-1", node="n")
         yield line("allocation:gpu_pool:info", 1, at, **whose("a"), pool="nvidia_com_gpu", uuid="GPU-2", node="n")
         yield line("allocation:gpu_pool:info", 1, at, **whose("b"), pool="nvidia_com_mig", uuid="GPU-3", node="n")
         yield line("allocation:gpu_pool:info", 1, at, scheduler="slurm", job_id="7", pool="gpu-long", uuid="GPU-4")
+        exporter = {"job": "gpu-exporter"}
+        for at_node, cpu, io in (("n1", 0.02, 1000.0), ("n2", 0.9, 5e8)):
+            where = {**exporter, **whose("a"), "node": at_node, "instance": f"{at_node}:9400"}
+            for uuid in ("GPU-1", "GPU-2"):
+                yield line("gpu_allocation_host_activity_ratio", cpu, at, **where, uuid=uuid)
+                yield line("gpu_allocation_host_io_bytes_per_second", io, at, **where, uuid=uuid)
+        where = {**exporter, "scheduler": "slurm", "job_id": "7", "instance": "n9:9400"}
+        yield line("gpu_allocation_host_activity_ratio", 0.5, at, **where, uuid="GPU-4")
+        yield line("gpu_allocation_host_activity_ratio", 0.9, at, **{**where, "job": "another"}, uuid="GPU-4")
+    yield from cadvisor(now)
+
+
+REST_S = 2 * 3600
+# By pod: on which kubelet, CPUs, bytes a second and since how many seconds it is seen; what differs is its last part.
+PODS: dict[str, tuple[str, float, float | None, float]] = {
+    "quiet": ("k1", 0.01, 1000.0, REST_S),
+    "no-io": ("k1", 0.01, None, REST_S),  # a container that moved nothing has no series
+    "blind": ("k2", 0.01, None, REST_S),  # on a kubelet that shows no series of I/O of anybody
+    "young": ("k1", 0.01, 0.0, REST_S / 2),
+    "once": ("k1", 0.01, 0.0, REST_S),  # ten busy minutes, an hour ago
+    "disk": ("k1", 0.01, 5e8, REST_S),
+    "whole": ("k1", 0.01, 0.0, REST_S),  # a runtime that shows pods, and not their containers
+}
+
+
+def cadvisor(now: int) -> Iterator[str]:
+    for pod, (kubelet, cpu, io, since) in PODS.items():
+        where = {"namespace": "ml", "pod": pod, "instance": kubelet, "job": "kubelet"}
+        container = {} if pod == "whole" else {"container": "c"}
+        used = moved = 0.0
+        for second in range(-int(since) - 600, 61, 30):
+            busy = pod == "once" and -4200 < second <= -3600
+            used += 30 * (1.0 if busy else cpu)
+            moved += 30 * (io or 0.0)
+            at = now + second
+            yield line("container_cpu_usage_seconds_total", round(used, 3), at, **where, **container)
+            if container:  # which cAdvisor adds for the whole pod, and for its pause container
+                yield line("container_cpu_usage_seconds_total", round(used, 3), at, **where)
+            if io is not None:
+                yield line("container_fs_writes_bytes_total", round(moved), at, **where, **container)
 
 
 def whose(pod: str) -> dict[str, str]:
@@ -81,20 +111,16 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Promethe
     (directory / "prometheus").mkdir()
     backfill(directory / "prometheus", history(int(time.time())))
     webhook = Webhook()
-    flags = ("--storage.tsdb.retention.time=30d",)
     with Processes(directory) as processes:
-        prometheus = Prometheus(processes, directory / "prometheus", {}, flags=flags)
+        prometheus = Prometheus(processes, directory / "prometheus", {})
         _, alertmanager = start_alertmanager(processes, directory / "alertmanager", webhook.url)
         yield prometheus, f"http://{alertmanager}", webhook
     webhook.close()
 
 
-def proofs(
-    servers: tuple[Prometheus, str, Webhook], reconcilers: str = SERIES, filters: tuple[str, ...] = (), days: float = 14
-) -> Proofs:
+def proofs(servers: tuple[Prometheus, str, Webhook], filters: tuple[str, ...] = (), matcher: str = MATCHER) -> Proofs:
     prometheus, alertmanager, _ = servers
-    where = prometheus.url, alertmanager, filters, reconcilers
-    return Proofs(*where, 'job="gpu-exporter"', days * DAY_S, 30.0, SYSTEM_CLOCK, fetch_text, fetch_text)
+    return Proofs(prometheus.url, alertmanager, filters, matcher, 30.0, fetch_text, fetch_text)
 
 
 def alert(name: HolderName, since_s: float, alertname: str = ALERT, **more: str) -> dict[str, Any]:
@@ -110,28 +136,31 @@ def post(url: str, body: Any) -> Any:
         return json.loads(answer.read() or b"null")
 
 
-def test_decisions_and_regrets_are_counted_by_policy_and_class_over_restarts(
-    servers: tuple[Prometheus, str, Webhook],
-) -> None:
-    records = proofs(servers).read_records()
-    batch, interactive = records["policy", "batch"], records["policy", "interactive"]
-    assert 50 <= batch.decisions <= 57
-    assert 1 <= batch.regrets <= 3
-    assert 11 <= interactive.decisions <= 15
-
-
-def test_two_weeks_are_two_weeks_and_of_this_reconciler(servers: tuple[Prometheus, str, Webhook]) -> None:
-    with pytest.raises(EvidenceError, match="no reconciler has been seen for 90% of the last 20 days"):
-        proofs(servers, days=20).read_records()
-    with pytest.raises(EvidenceError, match="no reconciler"):
-        proofs(servers, 'job="another"').read_records()
-    assert proofs(servers, days=16).read_records(), "fifteen days are nine tenths of sixteen"
-
-
 def test_demand_is_what_has_been_waited_for_all_the_time_in_the_pools_of_the_holder(
     servers: tuple[Prometheus, str, Webhook],
 ) -> None:
+    """And no more of it than one pod and one tenant may want."""
     assert proofs(servers).read_demand([A, B, JOB]) == {A: {"nvidia_com_gpu": 3.0}}
+
+
+def test_what_holders_do_beside_their_gpus_is_said_by_node(servers: tuple[Prometheus, str, Webhook]) -> None:
+    assert proofs(servers).read_host_work([A, B, JOB]) == {
+        A: {"n1": Work(0.02, 1000.0), "n2": Work(0.9, 5e8)},
+        JOB: {"n9:9400": Work(0.5, None)},
+    }
+    assert proofs(servers, matcher='job="another"').read_host_work([A, JOB]) == {JOB: {"n9:9400": Work(0.9, None)}}
+
+
+def test_pods_rest_when_their_cgroups_did_all_the_time(servers: tuple[Prometheus, str, Webhook]) -> None:
+    found = proofs(servers).read_rest("ml", [*PODS, "unseen"], REST_S)
+    assert set(found) == set(PODS) - {"young"}, "half of the time is not most of it"
+    cpu = {pod: round(work.cpu or 0.0, 2) for pod, work in found.items()}
+    assert cpu == dict.fromkeys(found, 0.01) | {"once": 1.0}, "the most that it did in any five minutes"
+    io = {pod: work.io_bytes_per_s for pod, work in found.items()}
+    assert io["blind"] is None, "its kubelet shows no series of what is moved"
+    assert io["no-io"] == 0.0, "its kubelet shows others'"
+    assert io["disk"] == pytest.approx(5e8, rel=0.01) and io["quiet"] == pytest.approx(1000.0, rel=0.01)
+    assert proofs(servers).read_rest("other", ["quiet"], REST_S) == {}
 
 
 def test_an_owner_counts_as_warned_once_a_receiver_has_the_alert_and_while_nobody_silences_it(
@@ -178,7 +207,7 @@ def test_alerts_of_a_cluster_that_nobody_chose_prove_nothing() -> None:
         return json.dumps([shown])
 
     def asks(matcher: str, *filters: str) -> Proofs:
-        return Proofs("http://p", "http://a", filters, SERIES, matcher, DAY_S, 60.0, SYSTEM_CLOCK, answer, answer)
+        return Proofs("http://p", "http://a", filters, matcher, 60.0, answer, answer)
 
     with pytest.raises(
         EvidenceError, match="alerts are of cluster b: say that it is this one with --alertmanager.filter"
@@ -191,24 +220,15 @@ def test_alerts_of_a_cluster_that_nobody_chose_prove_nothing() -> None:
 
 def test_servers_that_are_away_are_no_proof(servers: tuple[Prometheus, str, Webhook]) -> None:
     nowhere = "http://127.0.0.1:9"
-    asks = Proofs(nowhere, nowhere, (), SERIES, "", DAY_S, 60.0, SYSTEM_CLOCK, fetch_text, fetch_text)
-    for ask in (lambda: asks.read_warnings(ALL), asks.read_records, lambda: asks.read_demand([A])):
+    asks = Proofs(nowhere, nowhere, (), "", 60.0, fetch_text, fetch_text)
+    for ask in (
+        lambda: asks.read_warnings(ALL),
+        lambda: asks.read_demand([A]),
+        lambda: asks.read_host_work([A]),
+        lambda: asks.read_rest("ml", ["a"], 7200.0),
+    ):
         with pytest.raises(EvidenceError, match="refused"):
             ask()
-
-
-def test_the_record_of_a_class_without_regrets_of_its_own_is_no_proof() -> None:
-    """A counter that was lost is not a zero."""
-    rows = {"underused": [{"policy": "p", "class": "batch"}], "regrets": []}
-
-    def answer(url: str, form: Any, most_bytes: int, within_s: float) -> str:
-        query = form["query"]
-        found = [{}] if "cycles" in query else rows["regrets" if "regrets" in query else "underused"]
-        result = [{"metric": labels, "value": [0, "60"]} for labels in found]
-        return json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}})
-
-    asks = Proofs("http://p", "http://a", (), SERIES, "", DAY_S, 60.0, SYSTEM_CLOCK, answer, answer)
-    assert asks.read_records() == {("p", "batch"): Record(60.0, 60.0)}
 
 
 def test_only_the_cluster_of_the_evidence_is_asked_about() -> None:
@@ -219,9 +239,10 @@ def test_only_the_cluster_of_the_evidence_is_asked_about() -> None:
         return json.dumps({"status": "success", "data": {"resultType": "vector", "result": []}})
 
     matcher = 'job="gpu-exporter",cluster="a",slurm_cluster="x"'
-    asks = Proofs("http://p", "http://a", (), SERIES, matcher, DAY_S, 60.0, SYSTEM_CLOCK, answer, answer)
-    with pytest.raises(EvidenceError, match="no reconciler"):
-        asks.read_records()
+    asks = Proofs("http://p", "http://a", (), matcher, 60.0, answer, answer)
     asks.read_demand([A])
-    assert f'gpu_reconciler_cycles_total{{{SERIES},cluster="a"}}' in queries[0]
-    assert 'pod=~"a",cluster="a"}' in queries[1]
+    asks.read_rest("ml", ["a"], 7200.0)
+    asks.read_host_work([A])
+    assert 'pod=~"a",cluster="a"}' in queries[0]
+    assert all('{cluster="a",namespace="ml",pod=~"a"' in query for query in queries[1:-2]) and len(queries) >= 7
+    assert all(f"{{{matcher}," in query for query in queries[-2:])

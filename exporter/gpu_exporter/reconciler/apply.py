@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from gpu_exporter.clock import Clock
@@ -35,13 +35,17 @@ class ApplyRuns:
         clock: Clock,
         leadership: Leadership | None = None,
         wait_s: float = 0.0,
+        forget: Callable[[], None] = lambda: None,
     ) -> None:
-        """`leadership`: None where there is no other process. `wait_s`: for how long a run waits for it."""
+        """`leadership`: None where there is no other process. `wait_s`: for how long a run waits for it. `forget`: is
+        called while another process decides, which knows better what has happened.
+        """
         self._cycle = cycle
         self._telemetry = telemetry
         self._clock = clock
         self._leadership = leadership
         self._wait_s = wait_s
+        self._forget = forget
         self._last_problem = ""
         self._rest_until = -math.inf
 
@@ -57,6 +61,7 @@ class ApplyRuns:
         """
         if self._leadership is not None and not self._leadership.may_write():
             self._telemetry.note_standby()
+            self._forget()
             if not self._leadership.wait(self._wait_s):
                 return ""
         if self.rests:
@@ -64,6 +69,7 @@ class ApplyRuns:
         began = self._clock.monotonic()
         problem = self._cycle.run()
         self._rest_until = began + self._cycle.rest_s
+        self._telemetry.note_surveyed(self._cycle.surveyed, self._cycle.unreadable)
         self._telemetry.note_cycle(began, not problem, self._cycle.standing, self._cycle.decisions, self._cycle.frozen)
         if problem != self._last_problem:  # once, not in every run
             if problem:

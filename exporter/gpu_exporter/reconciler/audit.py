@@ -69,6 +69,10 @@ class AuditLog:
         """
         return self._write("action", decision.name, {"job": decision.users_id, **facts, **_evidence_of(decision)})
 
+    def note_result(self, name: HolderName, facts: Record) -> None:
+        """What became of an action on a holder, of which no more than its name is known by now."""
+        self._write("action", name, facts)
+
     def _write(self, action: str, name: HolderName, facts: Record) -> bool:
         head = {"time": timestamp(self._clock.wall()), "version": VERSION, "policy": self._policy, "action": action}
         line = json.dumps({**head, **name._asdict(), **facts}, allow_nan=False, separators=(",", ":")) + "\n"

@@ -117,6 +117,11 @@ class ExporterSource:
         found = tuple(holder.evidence(name) for name, holder in holders.items())
         return Evidence(wall, found, len(pages), allocations, tuple(problems), len(hidden))
 
+    def read_holders(self, names: Collection[HolderName]) -> Evidence:
+        """As EvidenceSource; every exporter is read in any case."""
+        evidence = self.read_evidence(names)
+        return evidence._replace(holders=tuple(each for each in evidence.holders if each.name in names))
+
     def find_holders(self, uuid: str) -> Collection[HolderName]:
         """As ExplainingSource; every holder is read in any case."""
         return sorted(

@@ -21,6 +21,7 @@ from gpu_exporter.reconciler.evidence import (
     Evidence,
     EvidenceError,
     Gathered,
+    HolderEvidence,
     HolderName,
     HostLimits,
     OtherActivity,
@@ -139,6 +140,27 @@ class PromQLSource:
         names |= self._resolve(marked) | sharing.keys()
         if not names:
             return Evidence(wall, (), exporters, allocations, hidden=hidden, paused=pause.now, usual_at=self._usual.at)
+        found = self._read_holders(names, pause)
+        return Evidence(
+            wall,
+            found,
+            exporters,
+            allocations,
+            hidden=hidden,
+            paused=pause.now,
+            usual_at=self._usual.at,
+            sharing=sharing,
+        )
+
+    def read_holders(self, names: Collection[HolderName]) -> Evidence:
+        """As EvidenceSource."""
+        wall = self._clock.wall()
+        self._until = time.monotonic() + EVIDENCE_S
+        pause = self._pauses.read(self.query, wall) if self._pauses is not None else Pause()
+        return Evidence(wall, self._read_holders(names, pause), paused=pause.now)
+
+    def _read_holders(self, names: Collection[HolderName], pause: Pause) -> tuple[HolderEvidence, ...]:
+        """All about these holders."""
         ages, intervals = self._ages(), self._intervals()
         holders: dict[HolderName, Gathered] = {}
         for facts, growth, host in self._read_batches(restrict(names)):
@@ -181,17 +203,7 @@ class PromQLSource:
                 name = holder_name(row.labels)
                 if name in holders:
                     holders[name].count(row.value)
-        found = tuple(holder.evidence(name)._replace(counts_from=pause.until_wall) for name, holder in holders.items())
-        return Evidence(
-            wall,
-            found,
-            exporters,
-            allocations,
-            hidden=hidden,
-            paused=pause.now,
-            usual_at=self._usual.at,
-            sharing=sharing,
-        )
+        return tuple(holder.evidence(name)._replace(counts_from=pause.until_wall) for name, holder in holders.items())
 
     def find_holders(self, uuid: str) -> Collection[HolderName]:
         """As ExplainingSource."""

@@ -1,38 +1,47 @@
-"""What a scheduler must offer to take GPUs back. Every call may raise MarkError."""
+"""What a scheduler must offer to take GPUs back. Every call may raise MarkError.
+
+An act has four steps, and the journal is between them: read the target; rehearse; act; look what the object says now.
+People are told last, of what was seen.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
-from gpu_exporter.reconciler.actions.propose import Proposal
+from gpu_exporter.reconciler.actions.journal import Entry
+from gpu_exporter.reconciler.surroundings import Reference
+from gpu_exporter.reconciler.target import Target
 
-DONE, UNCONFIRMED = "done", "unconfirmed"
-
-
-class Found(NamedTuple):
-    """A live target that may be acted on. `kind`: which of the proposal's is to be done; `live`: as the actor read
-    it; `undo`: how somebody takes it up again, a command.
-    """
-
-    kind: str
-    live: Any
-    undo: str
+DONE, NOT_DONE, GONE, UNCLEAR = "done", "not_done", "gone", "unclear"
 
 
 class Actor(Protocol):
-    """One scheduler's way to act. What it did is written on the live object, with the act itself or before it.
-
-    That is the memory: an object that says so is never acted on again, whatever happened to the process that did it.
-    """
+    """One scheduler's way to act. What it did is written on the live object, with the act itself or before it."""
 
     scheduler: str
 
-    def find(self, proposal: Proposal, kinds: Sequence[str], wall: float) -> Found:
-        """Read what would be acted on; nothing is written. Raises Refused."""
+    def read(self, reference: Reference, namespace: str, verbs: Sequence[str], idle_s: float, wall: float) -> Target:
+        """The live target with everything that an act would end; nothing is written. Raises Refused.
 
-    def act(self, proposal: Proposal, found: Found, wall: float) -> str:
-        """Do it to what was found, unless that has changed since; then look whether it holds. DONE or UNCONFIRMED.
-
-        Raises Refused.
+        `verbs`: of ACTIONS, what is allowed. `idle_s`: how long all of it has been idle, which may be less than an
+        owner asked for.
         """
+
+    def rehearse(self, target: Target) -> None:
+        """Find out, without doing it, whether the act would have its effect, as far as that goes. Raises Refused."""
+
+    def open_entry(self, target: Target, ident: str, wall: float) -> Entry:
+        """What the journal is to say of an act that is about to begin."""
+
+    def act(self, target: Target, entry: Entry) -> None:
+        """Do it to the target as it was read, unless that has changed since. Raises Refused, MarkError.
+
+        A MarkError with a status or a result other than `error` says that nothing was done.
+        """
+
+    def look(self, entry: Entry) -> str:
+        """What the object says now of what was begun: DONE, NOT_DONE, GONE, or UNCLEAR where it says nothing."""
+
+    def tell(self, entry: Entry, text: str) -> None:
+        """Tell its owner, once however often this is called: an Event, and a note on what was not patched itself."""

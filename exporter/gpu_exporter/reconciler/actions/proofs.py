@@ -1,7 +1,7 @@
 """What must be proven before anything is taken back, asked of Alertmanager and of the PromQL API.
 
-That its owner was warned, and for how long; that decisions of the same policy on holders of the same class have been
-right; that somebody waits for such GPUs. What is not answered, or only in part, is no proof.
+That the owner was warned, and for how long; that pods or jobs wait for such GPUs; that holders do not work on the host,
+and that members without GPUs rest. A missing or partial answer proves nothing.
 """
 
 from __future__ import annotations
@@ -11,27 +11,28 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlencode
 
-from gpu_exporter.clock import Clock
-from gpu_exporter.durations import format_duration
 from gpu_exporter.fetch import MIB
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName, holder_name
 from gpu_exporter.reconciler.marks import parse_timestamp
-from gpu_exporter.reconciler.vector import Row, parse_vector, restrict
+from gpu_exporter.reconciler.vector import Row, literal, parse_vector, quote, restrict
 
 ALERT = "GpuHolderIdle"  # what alerts/rules/owners.yaml sends to owners
 FILTER_MAX = 4000  # characters: the whole address stays below 8 kB, which proxies allow
 ANSWER_MAX = 4 * MIB
 WITHIN_S = 5.0  # for each answer: the next cycle, which withdraws marks, waits for them
 ASKED = {"active": "true", "silenced": "false", "inhibited": "false", "unprocessed": "false"}
-RECORDS_KEEP_S = 600.0  # what the last two weeks say changes slowly, and costs the source the most
-RUNNING_MIN = 0.9  # of the hours of actions.shadow_for: a reconciler was there
 CLUSTER = re.compile(r'(?<![A-Za-z0-9_])cluster(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"')  # in matchers of PromQL
 WAITED_S = 900.0
 WAITED = "15m"  # pods or jobs have waited for so long
-ENOUGH = 0.9  # of the evaluations in that time: while nobody waits, there is no sample
+ENOUGH = 0.9  # of the evaluations in that time: without demand, there is no sample
+HOLDER = "cluster, scheduler, namespace, pod, job_id"
+RATE_S = 300.0  # of counters of cgroups, which are scraped each 15 to 60 s
+STEPS_MAX = 1000  # of a look at the whole idle time
+KNOWN_MIN = 0.9  # of these steps must have a value
+CPU, READ, WRITTEN = (f"container_{name}_total" for name in ("cpu_usage_seconds", "fs_reads_bytes", "fs_writes_bytes"))
 
 
 class Warned(NamedTuple):
@@ -41,14 +42,17 @@ class Warned(NamedTuple):
     receivers: tuple[str, ...]
 
 
-class Record(NamedTuple):
-    """Decisions of one policy on one class of holders, and how many of them were regretted."""
+class Work(NamedTuple):
+    """What a holder or pod did on the host: CPUs, or a share of them; bytes a second from and to disks.
 
-    decisions: float
-    regrets: float
+    None for what is not known.
+    """
+
+    cpu: float | None
+    io_bytes_per_s: float | None
 
 
-RecordKey: TypeAlias = tuple[str, str]  # policy and class
+NOT_KNOWN = Work(None, None)
 
 
 class Fetch(Protocol):
@@ -65,28 +69,21 @@ class Proofs:
         prometheus: str,
         alertmanager: str,
         filters: Sequence[str],
-        reconcilers: str,
         matcher: str,
-        shadow_s: float,
         rules_s: float,
-        clock: Clock,
         fetch: Fetch,
         fetch_alerts: Fetch,
     ) -> None:
-        """`filters`: further matchers of the alerts, as cluster="a". `reconcilers`: matchers of reconcilers' series.
-        `matcher`: of the exporters' series; what it says of the cluster holds for all that is asked here.
-        `shadow_s`: for how long there must have been a reconciler. `rules_s`: between two evaluations of the rules.
+        """`filters`: further matchers of the alerts, as cluster="a". `matcher`: of the exporters' series; what it says
+        of the cluster holds for all that is asked here. `rules_s`: between two evaluations of the rules.
         """
         self._prometheus, self._alertmanager = prometheus.rstrip("/"), alertmanager.rstrip("/")
+        self._matcher = matcher
         self._cluster = [each[0] for each in CLUSTER.finditer(matcher)]
         self._filters = (f'alertname="{ALERT}"', 'audience="owner"', *self._cluster, *filters)
         self._is_pinned = any(CLUSTER.search(each) for each in self._filters)
         self._samples = math.floor(ENOUGH * WAITED_S / rules_s)
-        self._reconcilers = ",".join([reconcilers, *self._cluster])
-        self._shadow_s = shadow_s
-        self._clock = clock
         self._fetch, self._fetch_alerts = fetch, fetch_alerts
-        self._records: tuple[float, Mapping[RecordKey, Record]] | None = None
 
     def read_warnings(self, names: Collection[HolderName]) -> Mapping[HolderName, Warned]:
         """Of these, whose owner is being warned: by an alert that has a receiver, and that nobody silences."""
@@ -107,50 +104,71 @@ class Proofs:
             )
         return found
 
-    def read_records(self) -> Mapping[RecordKey, Record]:
-        """By policy and class, what came of the decisions of the time that counts."""
-        now = self._clock.monotonic()
-        if self._records is None or now - self._records[0] > RECORDS_KEEP_S:
-            self._records = now, self._ask_records()
-        return self._records[1]
-
-    def _ask_records(self) -> Mapping[RecordKey, Record]:
-        span = format_duration(self._shadow_s)
-        hours = self._shadow_s / 3600.0
-        there = self._ask(
-            f"count by (cluster) (count_over_time(group by (cluster) (gpu_reconciler_cycles_total"
-            f"{{{self._reconcilers}}})[{span}:1h]) >= {RUNNING_MIN * hours:g})"
-        )
-        clusters = {row.labels.get("cluster", "") for row in there}
-        if not clusters:
-            days = f"{self._shadow_s / 86_400:g} days"
-            raise EvidenceError(f"no reconciler has been seen for {RUNNING_MIN:.0%} of the last {days}")
-        counted = [
-            self._ask(f"sum by (cluster, policy, class) (increase({family}{{{self._reconcilers}}}[{span}]))", clusters)
-            for family in ("gpu_reconciler_underused_total", "gpu_reconciler_regrets_total")
-        ]
-        decisions, regrets = (
-            {(row.labels.get("policy", ""), row.labels.get("class", "")): row.value for row in rows} for rows in counted
-        )
-        return {key: Record(value, regrets.get(key, value)) for key, value in decisions.items()}
-
     def read_demand(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, float]]:
         """By holder, the pools that its GPUs are of, and how many GPUs of each have been waited for all of WAITED."""
-        labels = "cluster, scheduler, namespace, pod, job_id"
         demand: defaultdict[HolderName, dict[str, float]] = defaultdict(dict)
         clusters: set[str] = set()
         for of_these in restrict(names):
             matcher = ",".join([of_these, *self._cluster])
             rows = self._ask(
-                f"group by ({labels}, pool) (allocation:gpu_pool:info{{{matcher}}}) * on (cluster, pool) "
-                f"group_left () (min_over_time(pool:gpu_pending_gpus:sum[{WAITED}]) >= 1 "
-                f"and count_over_time(pool:gpu_pending_gpus:sum[{WAITED}]) >= {self._samples})",
+                f"group by ({HOLDER}, pool) (allocation:gpu_pool:info{{{matcher}}}) * on (cluster, pool) "
+                f"group_left () (min_over_time(pool:gpu_pending_gpus:capped[{WAITED}]) >= 1 "
+                f"and count_over_time(pool:gpu_pending_gpus:capped[{WAITED}]) >= {self._samples})",
                 clusters,
             )
             for row in rows:
                 clusters.add(row.labels.get("cluster", ""))
                 demand[holder_name(row.labels)][row.labels.get("pool", "")] = row.value
         return demand
+
+    def read_host_work(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, Work]]:
+        """Of these holders, what each does beside its GPUs now, by the node or address of the exporter that says it."""
+        found: defaultdict[HolderName, dict[str, Work]] = defaultdict(dict)
+        for of_these in restrict(names):
+            matcher = ",".join(part for part in (self._matcher, of_these) if part)
+            for at, family in enumerate(("activity_ratio", "io_bytes_per_second")):
+                query = f"max by ({HOLDER}, node, instance) (gpu_allocation_host_{family}{{{matcher}}})"
+                for row in self._ask(query):
+                    name, place = holder_name(row.labels), row.labels.get("node") or row.labels.get("instance", "")
+                    if name in names:
+                        work = list(found[name].get(place, NOT_KNOWN))
+                        work[at] = row.value
+                        found[name][place] = Work(*work)
+        return found
+
+    def read_rest(self, namespace: str, pods: Collection[str], idle_s: float) -> Mapping[str, Work]:
+        """The most that each of these pods did at any time in the last `idle_s` seconds, by their own cgroups as the
+        kubelets' cAdvisor shows them. A pod that was not seen for most of that time is not in the answer.
+        """
+        step_s = max(60.0, math.ceil(idle_s / STEPS_MAX))
+        window, step, over = f"{idle_s:.0f}s", f"{step_s:.0f}s", f"{max(RATE_S, step_s):.0f}s"
+        wanted = f'pod=~"{"|".join(map(literal, sorted(pods)))}"'
+        matchers = ",".join([*self._cluster, f'namespace="{quote(namespace)}"', wanted])
+
+        def rate(family: str) -> str:
+            # Per container where the source has that, else of the whole pod.
+            each, whole = (f'{family}{{{matchers},container{op}""}}[{over}]' for op in ("!=", "="))
+            return f"(sum by (cluster, pod) (rate({each})) or sum by (cluster, pod) (rate({whole})))"
+
+        def by_pod(query: str) -> dict[str, float]:
+            return {row.labels.get("pod", ""): row.value for row in self._ask(query)}
+
+        steps = by_pod(f"count_over_time({rate(CPU)}[{window}:{step}])")
+        cpu = by_pod(f"max_over_time({rate(CPU)}[{window}:{step}])")
+        read, written = (by_pod(f"max_over_time({rate(family)}[{window}:{step}])") for family in (READ, WRITTEN))
+        # A container that moved nothing has no series: that says something only where its kubelet shows others'.
+        rows = self._ask(f"group by (cluster, pod, instance) ({CPU}{{{matchers}}})")
+        kubelets = {pod: {r.labels.get("instance", "") for r in rows if r.labels.get("pod") == pod} for pod in pods}
+        those = "|".join(map(literal, sorted(set().union(*kubelets.values()))))
+        of_those = ",".join([*self._cluster, f'instance=~"{those}"'])
+        shown = self._ask(f"group by (cluster, instance) ({WRITTEN}{{{of_those}}})") if those else []
+        speaking = {row.labels.get("instance", "") for row in shown}
+        needed = KNOWN_MIN * idle_s / step_s
+        return {
+            pod: Work(cpu.get(pod), read.get(pod, 0.0) + written.get(pod, 0.0) if kubelets[pod] & speaking else None)
+            for pod in pods
+            if steps.get(pod, 0.0) >= needed
+        }
 
     def _ask(self, query: str, clusters: Collection[str] = ()) -> list[Row]:
         """The rows, all of one cluster, which is one of these where there are any."""

@@ -1,57 +1,29 @@
-"""What could be done to the holders that are marked underused: one proposal for each group that they are all of. Pure.
+"""What could be done to the holders that are marked underused: one proposal for each target that they have. Pure.
 
 Only what can be taken up again, or what the site allows by name: a Deployment, a server or a bare pod is never touched.
+A proposal says whom to look at. What may be done is said by the target itself, once it is read.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.config.values import ACTIONS
 from gpu_exporter.defaults import Actions
 from gpu_exporter.durations import format_duration
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.policy import UNDERUSED, Decision
-from gpu_exporter.reconciler.surroundings import BATCH, INTERACTIVE, Surroundings
-
-SUSPEND, DEACTIVATE, STOP, REQUEUE, CANCEL = ACTIONS
-# Kinds of groups by (API group, kind), with what may be done to them. A Job that Kueue has admitted is deactivated
-# instead of suspended, since Kueue would start it again; only its live object says that it is one.
-POSSIBLE: Mapping[tuple[str, str], tuple[str, ...]] = {
-    ("batch", "Job"): (SUSPEND, DEACTIVATE),
-    ("jobset.x-k8s.io", "JobSet"): (SUSPEND, DEACTIVATE),
-    **{
-        ("kubeflow.org", f"{kind}Job"): (SUSPEND, DEACTIVATE)
-        for kind in ("MPI", "PyTorch", "TF", "XGBoost", "Paddle", "JAX")
-    },
-    ("kubeflow.org", "Notebook"): (STOP,),
-}
-CLASS_OF = {SUSPEND: BATCH, DEACTIVATE: BATCH, STOP: INTERACTIVE, REQUEUE: BATCH}  # whom each may be done to
-
-
-class Target(NamedTuple):
-    """What is acted on: a group of pods, as API group, version, kind and name say, or a job."""
-
-    group: str
-    version: str
-    kind: str
-    name: str
-
-    @property
-    def title(self) -> str:
-        """As the annotation `owner` of a mark has it: batch/v1/Job/train; `job 42`."""
-        if not self.kind:
-            return f"job {self.name}"
-        return "/".join(part for part in (self.group, self.version, self.kind, self.name) if part)
+from gpu_exporter.reconciler.surroundings import Reference
+from gpu_exporter.reconciler.target import CLASSES_OF, Held, place
 
 
 class Proposal(NamedTuple):
-    """What may be done to `target`, of ACTIONS, which ends all of these holders, and no others that hold GPUs."""
+    """What may be done to `target`, of ACTIONS, on whose account these holders are underused."""
 
+    target: Reference
+    namespace: str
     possible: tuple[str, ...]
-    target: Target
     decisions: tuple[Decision, ...]
 
     @property
@@ -62,11 +34,17 @@ class Proposal(NamedTuple):
     @property
     def title(self) -> str:
         """The target as people know it, with its namespace."""
-        return place(self.first, self.target.title)
+        return place(self.target, self.namespace)
 
     @property
     def names(self) -> frozenset[HolderName]:
         return frozenset(decision.name for decision in self.decisions)
+
+    @property
+    def members(self) -> frozenset[HolderName]:
+        """The holders, and all that any hint says belong to them."""
+        around = (decision.around for decision in self.decisions)
+        return self.names.union(member.name for each in around if each is not None for member in each.members)
 
     @property
     def since_wall(self) -> float:
@@ -78,17 +56,12 @@ class Proposal(NamedTuple):
         return sum(decision.held or len(decision.units) for decision in self.decisions)
 
 
-class Held(NamedTuple):
-    """Nothing is done to these holders. `reason`: one word, a label value; `why`: in words, with the remedy."""
+class Spared(NamedTuple):
+    """A group to which nothing is done, and why."""
 
     title: str
-    reason: str
-    why: str
-
-
-def place(decision: Decision, title: str) -> str:
-    """`batch/v1/Job/train in ml`; a job needs no place."""
-    return f"{title} in {decision.name.namespace}" if decision.name.namespace and "/" in title else title
+    held: Held
+    decisions: tuple[Decision, ...]
 
 
 def allowed_kinds(text: str) -> tuple[str, ...]:
@@ -96,24 +69,28 @@ def allowed_kinds(text: str) -> tuple[str, ...]:
     return tuple(text.replace(",", " ").split())
 
 
-def propose(decisions: Iterable[Decision], kinds: Sequence[str]) -> tuple[list[Proposal], list[Held]]:
+def propose(decisions: Iterable[Decision], verbs: Sequence[str]) -> tuple[list[Proposal], list[Spared]]:
     """What could be done to holders that are underused, and marked so, the longest idle first; what not, and why.
 
-    `kinds`: what the site allows.
+    `verbs`: what the site allows.
     """
-    groups: defaultdict[tuple[str, str, str], list[Decision]] = defaultdict(list)
-    held: list[Held] = []
+    groups: defaultdict[tuple[str, str, Reference | str], list[Decision]] = defaultdict(list)
     for decision in decisions:
-        group = decision.around.group if decision.around is not None else ""
-        groups[decision.name.scheduler, decision.name.namespace, group or decision.name.name].append(decision)
+        target = decision.around.target if decision.around is not None else None
+        groups[decision.name.scheduler, decision.name.namespace, target or decision.name.name].append(decision)
     found: list[Proposal] = []
-    for key in sorted(groups):
-        answer = _propose(groups[key], kinds)
+    spared: list[Spared] = []
+    for key in sorted(groups, key=str):
+        group = groups[key]
+        answer = _propose(group, verbs)
         if isinstance(answer, Held):
-            held.append(answer)
+            around = group[0].around
+            target = around.target if around is not None else None
+            title = place(target, group[0].name.namespace) if target is not None else group[0].title
+            spared.append(Spared(title, answer, tuple(group)))
         else:
             found.append(answer)
-    return sorted(found, key=lambda proposal: proposal.since_wall), held
+    return sorted(found, key=lambda proposal: proposal.since_wall), spared
 
 
 def what_may_follow(decision: Decision, settings: Actions) -> str:
@@ -129,46 +106,31 @@ def what_may_follow(decision: Decision, settings: Actions) -> str:
     return f"{' or '.join(possible)} {target.title}, {once}{shadow}; docs/actions.md"
 
 
-def _propose(decisions: Sequence[Decision], kinds: Sequence[str]) -> Proposal | Held:
+def _propose(decisions: Sequence[Decision], verbs: Sequence[str]) -> Proposal | Held:
     """What could be done to the holders of one group."""
-    answers = [_allowed(decision, kinds) for decision in decisions]
+    answers = [_allowed(decision, verbs) for decision in decisions]
     if held := [answer for answer in answers if isinstance(answer, Held)]:
         return held[0]
     (target, possible), *more = [answer for answer in answers if not isinstance(answer, Held)]
-    title = place(decisions[0], target.title)
-    if any(answer != (target, possible) for answer in more):
-        return Held(title, "class", "its members are of different classes")
-    names = {decision.name for decision in decisions}
-    around = [decision.around for decision in decisions if decision.around is not None]
-    if others := {member.name for each in around for member in each.members} - names:
-        return Held(title, "members", f"not all that it holds is marked underused: {min(others)} is not")
-    return Proposal(possible, target, tuple(decisions))
+    if any(answer[1] != possible for answer in more):
+        return Held("class", "its members are of different classes")
+    proposal = Proposal(target, decisions[0].name.namespace, possible, tuple(decisions))
+    if others := proposal.members - proposal.names:
+        return Held("members", f"not all that it holds is marked underused: {min(others)} is not")
+    return proposal
 
 
-def _allowed(decision: Decision, kinds: Sequence[str]) -> tuple[Target, tuple[str, ...]] | Held:
+def _allowed(decision: Decision, verbs: Sequence[str]) -> tuple[Reference, tuple[str, ...]] | Held:
     """What would be acted on for a holder, and how, whatever others of its group do."""
     around = decision.around
     if around is None:
-        return Held(decision.title, "unknown", "what surrounds it is not known")
-    target, possible = _target(decision, around)
-    if target is None:
-        return Held(decision.title, "kind", f"nothing is ever done to {around.group or 'a pod without a controller'}")
-    title = place(decision, target.title)
-    allowed = tuple(kind for kind in possible if kind in kinds)
+        return Held("unknown", "what surrounds it is not known")
+    if around.target is None:
+        return Held("kind", f"nothing is ever done to {around.group or 'a pod without a controller'}")
+    allowed = tuple(verb for verb in around.possible if verb in verbs)
     if not allowed:
-        return Held(title, "kind", f"actions.kinds allows none of {', '.join(possible)}")
-    fitting = tuple(kind for kind in allowed if CLASS_OF.get(kind, around.kind) == around.kind)
-    if not fitting or around.kind not in (BATCH, INTERACTIVE):
-        return Held(title, "class", f"its class is {around.kind}")
-    return target, fitting
-
-
-def _target(decision: Decision, around: Surroundings) -> tuple[Target | None, tuple[str, ...]]:
-    if decision.name.scheduler == "slurm":
-        # Components of a heterogeneous job stand and fall together, which neither command does for one of them.
-        alone = not around.members
-        return (Target("", "", "", decision.users_id or decision.name.name) if alone else None), (REQUEUE, CANCEL)
-    parts = around.group.split("/")
-    if len(parts) != 4 or (parts[0], parts[2]) not in POSSIBLE:
-        return None, ()
-    return Target(*parts), POSSIBLE[parts[0], parts[2]]
+        return Held("kind", f"actions.kinds allows none of {', '.join(around.possible)}")
+    fitting = tuple(verb for verb in allowed if around.kind in CLASSES_OF[verb])
+    if not fitting:
+        return Held("class", f"its class is {around.kind}")
+    return around.target, fitting

@@ -1,116 +1,81 @@
 """Acts on holders that are marked underused, or says what it would do: the gates, in order, each with its reason.
 
-Nothing is remembered that would be needed after a crash: what was done stands on the live object. What is kept here
-only limits: how many actions there were in the last hour, and how many GPUs they freed.
+Each cycle first completes what an earlier one, or another process, has begun.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.config.rules import SECTION
 from gpu_exporter.defaults import Actions as Settings
-from gpu_exporter.durations import describe_duration, format_duration
-from gpu_exporter.reconciler.actions.actor import Actor, Found
-from gpu_exporter.reconciler.actions.proofs import Proofs, Record, RecordKey, Warned
+from gpu_exporter.durations import describe_duration
+from gpu_exporter.reconciler.actions.actor import Actor
+from gpu_exporter.reconciler.actions.acts import ActionObserver, Acts, Receipt
+from gpu_exporter.reconciler.actions.freed import FreedGpus
+from gpu_exporter.reconciler.actions.gates import Gates
+from gpu_exporter.reconciler.actions.journal import HOUR_S
+from gpu_exporter.reconciler.actions.proofs import Proofs, Warned
 from gpu_exporter.reconciler.actions.propose import Proposal, allowed_kinds, propose
-from gpu_exporter.reconciler.audit import AuditLog
+from gpu_exporter.reconciler.actions.warnings import SeenWarnings
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
 from gpu_exporter.reconciler.marks import Marker, MarkError, Refused, guard
 from gpu_exporter.reconciler.policy import Decision
-from gpu_exporter.reconciler.surroundings import Surroundings
+from gpu_exporter.reconciler.target import Held, Target, why_not
 
 log = logging.getLogger(__name__)
-ACT_FRESH_S = 60.0  # evidence that is older is of a time in which the holder may have begun to work
-HOUR_S = 3600.0
-FREED_S = 6 * HOUR_S  # after so long what was freed is no longer set against what is waited for
-UNSEEN_MAX_S = 900.0  # a warning that was not asked about for so long is a new one
-CYCLE_MAX_S = 120.0
 FAILED_S = HOUR_S  # what an attempt failed on is left alone for so long, and takes no other's place
 PATIENCE_S = 120.0  # after a source of proofs failed: one that is slow must not make every cycle slow
 ASKED_MAX = 100  # proposals of which a cycle asks for proofs
+TARGETS_MAX = 10  # targets that a cycle reads: each is a list of a namespace, or of all jobs
+NOT_ITS_FAULT = ("fenced", "journal", "limit", "throttled")  # results of a target that may be tried again at once
 SAID_MAX = 1000  # holders of which is remembered what was logged
 
 
-class ActionObserver(Protocol):
-    """Counts what was done, and what was not."""
+class Parts(NamedTuple):
+    """What a runner is made of.
 
-    def count_action(self, action: str, result: str) -> None:
-        """done, unconfirmed, shadow, or why it failed: as in MarkError, and refused."""
+    `acts`: None where nothing is done, in mode shadow. `actors`, `markers`: by scheduler. `look_again`: decisions on
+    these holders by evidence and surroundings of now; raises EvidenceError, and Refused while there is a pause.
+    `may_write`: asked before each action.
+    """
 
-    def count_held(self, reason: str) -> None:
-        """Nothing was done to an underused group in this cycle, for this reason."""
-
-
-class Receipt(NamedTuple):
-    """What was proven before an action, for the audit log. `record`: None where the site's override stands for it."""
-
-    warned: Mapping[HolderName, Warned]
-    record: Record | None
-    demand: Mapping[str, float]
+    proofs: Proofs
+    gates: Gates
+    acts: Acts | None
+    actors: Mapping[str, Actor]
+    markers: Mapping[str, Marker]
+    look_again: Callable[[Collection[HolderName]], Mapping[HolderName, Decision]]
+    may_write: Callable[[], bool]
 
 
 class _Proven(NamedTuple):
-    """What the sources say in this cycle."""
+    """What the sources say in this cycle. `demand`: None where it does not matter."""
 
     warnings: Mapping[HolderName, Warned]
-    records: Mapping[RecordKey, Record] | None
     demand: Mapping[HolderName, Mapping[str, float]] | None
 
 
-class _Freed(NamedTuple):
-    """GPUs of a pool that were taken back at `at` (monotonic seconds), when so many were waited for."""
-
-    at: float
-    pool: str
-    gpus: int
-    waiting: float
-
-
-class _Sight(NamedTuple):
-    """When this process has seen a warning first, and last (monotonic seconds)."""
-
-    first: float
-    last: float
-
-
 class ActionRunner:
-    """Remembers from one cycle to the next how much it did."""
+    """Remembers from one cycle to the next what was seen and said."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        proofs: Proofs,
-        actors: Sequence[Actor],
-        markers: Mapping[str, Marker],
-        observer: ActionObserver,
-        clock: Clock,
-        audit: AuditLog | None,
-        may_write: Callable[[], bool],
-    ) -> None:
-        """`markers`: by scheduler. `may_write`: asked before each action."""
+    def __init__(self, settings: Settings, parts: Parts, observer: ActionObserver, clock: Clock) -> None:
         self._settings = settings
-        self._kinds = allowed_kinds(settings.kinds)
-        self._proofs = proofs
-        self._actors = {actor.scheduler: actor for actor in actors}
-        self._markers = markers
+        self._verbs = allowed_kinds(settings.kinds)
+        self._parts = parts
         self._observer = observer
         self._clock = clock
-        self._audit = audit
-        self._may_write = may_write
-        self._done_at: deque[float] = deque()  # monotonic
-        self._freed: list[_Freed] = []
-        self._warned: dict[HolderName, _Sight] = {}
+        self._seen = SeenWarnings(clock)
+        self._freed: FreedGpus | None = None  # until the journal was read
+        self._shadowed: deque[float] = deque()  # when each act of mode shadow was counted (monotonic)
         self._failed_at: dict[str, float] = {}  # monotonic; by title, what is left alone for a while
         self._said: dict[str, str] = {}
         self._turn = 0
-        self._last_run: float | None = None  # monotonic
-        self._unseen_max_s = UNSEEN_MAX_S
+        self._left = 0  # acts that this cycle may still do, and ...
+        self._reads_left = 0  # ... targets that it may still read
         self._trouble: tuple[float, str] | None = None  # until when (monotonic) no proof is asked for, and why
 
     def run(self, decisions: Collection[Decision]) -> None:
@@ -121,12 +86,18 @@ class ActionRunner:
             log.exception("unforeseen")
 
     def _run(self, decisions: Collection[Decision]) -> None:
-        proposals, held = propose(decisions, self._kinds)
-        for each in held:
-            self._hold(each.title, each.reason, each.why)
+        proposals, spared = propose(decisions, self._verbs)
+        for each in spared:
+            self._hold(each.title, each.held, each.decisions)
+        try:
+            freed = self._complete_all()
+        except MarkError as exc:
+            for proposal in proposals:
+                self._hold(proposal.title, Held("journal", str(exc)), proposal.decisions)
+            return
         if not proposals:
             return
-        self._unseen_max_s = self._round_s(len(proposals))
+        self._seen.begin_cycle(-(-len(proposals) // ASKED_MAX))
         proposals = self._take_turns(proposals)
         now, trouble = self._clock.monotonic(), self._trouble
         if trouble is None or now >= trouble[0]:
@@ -137,29 +108,31 @@ class ActionRunner:
         self._trouble = trouble
         if trouble is not None:
             for proposal in proposals:
-                self._hold(proposal.title, "proof", trouble[1])
+                self._hold(proposal.title, Held("proof", trouble[1]), proposal.decisions)
             return
-        left = self._settings.cycle_max
+        self._left, self._reads_left = self._settings.cycle_max, TARGETS_MAX
         for proposal in proposals:
             try:
-                receipt = self._check(proposal, proven, left)
-                left -= guard(self._act, proposal, receipt)
+                guard(self._consider, proposal, proven, freed)
             except Refused as exc:
-                self._hold(proposal.title, exc.reason, str(exc))
+                self._hold(proposal.title, Held(exc.reason, str(exc)), proposal.decisions)
             except MarkError as exc:
-                self._failed_at[proposal.title] = self._clock.monotonic()
-                self._hold(proposal.title, exc.result, str(exc))
+                if exc.result not in NOT_ITS_FAULT:
+                    self._failed_at[proposal.title] = self._clock.monotonic()
+                self._hold(proposal.title, Held(exc.result, str(exc)), proposal.decisions)
                 if exc.result == "throttled":
                     return
 
-    def _round_s(self, proposals: int) -> float:
-        """For how long a warning may go unseen: at least twice the time in which each of so many has its turn."""
-        now = self._clock.monotonic()
-        # A process that stood still has no long cycles: it has seen nothing meanwhile.
-        cycle_s = min(now - self._last_run, CYCLE_MAX_S) if self._last_run is not None else 0.0
-        self._last_run = now
-        turns = math.ceil(proposals / ASKED_MAX)
-        return max(UNSEEN_MAX_S, 2 * cycle_s * turns) if turns > 1 else UNSEEN_MAX_S
+    def _complete_all(self) -> FreedGpus:
+        """Complete what was begun; what it freed. Raises MarkError where that is not known."""
+        acts, is_first = self._parts.acts, self._freed is None
+        if acts is not None:
+            acts.complete_all()
+        if self._freed is None:
+            self._freed = FreedGpus(self._clock)
+            for gpus, waited_for in acts.freed() if acts is not None and is_first else ():
+                self._freed.note(gpus, waited_for)
+        return self._freed
 
     def _take_turns(self, proposals: list[Proposal]) -> list[Proposal]:
         """So many as one cycle can ask about, the next ones in the next cycle: some are held for days."""
@@ -172,192 +145,101 @@ class ActionRunner:
     def _prove(self, proposals: Sequence[Proposal]) -> _Proven:
         """What the sources say of these. Raises EvidenceError."""
         asked = {name for proposal in proposals for name in proposal.names}
-        warnings = self._watch(self._proofs.read_warnings(asked), asked)
-        names = {name for proposal in proposals for name in proposal.names if name in warnings}
-        if not names:
-            return _Proven(warnings, None, None)
-        records = None if self._settings.override else self._proofs.read_records()
-        demand = None if self._settings.demand == "ignored" else self._proofs.read_demand(names)
-        return _Proven(warnings, records, demand)
+        warnings = self._seen.note(self._parts.proofs.read_warnings(asked), asked)
+        if self._settings.demand == "ignored":
+            return _Proven(warnings, None)
+        return _Proven(warnings, self._parts.proofs.read_demand(set(warnings)) if warnings else {})
 
-    def _watch(
-        self, warnings: Mapping[HolderName, Warned], asked: Collection[HolderName]
-    ) -> Mapping[HolderName, Warned]:
-        """The warnings, each since this process has seen it without a gap: what an alert says of its own beginning is
-        silent on silences that have ended since, on routes that were changed, and on an Alertmanager that was away.
-        """
-        now = self._clock.monotonic()
-        for name in [name for name, sight in self._warned.items() if now - sight.last > self._unseen_max_s]:
-            del self._warned[name]
-        for name in asked:
-            if name not in warnings:
-                self._warned.pop(name, None)
-                continue
-            first = self._warned[name].first if name in self._warned else now
-            self._warned[name] = _Sight(first, now)
+    def _consider(self, proposal: Proposal, proven: _Proven, freed: FreedGpus) -> None:
+        """Go through the gates, and act where all are open. Raises Refused, MarkError."""
+        gates, actor = self._parts.gates, self._parts.actors.get(proposal.first.name.scheduler)
+        self._object_to_limits(proposal)
+        warned = gates.object_to_warnings(proposal, proven.warnings)
+        standing = gates.object_to_record(proposal)
+        demand = self._wanted(proposal, proven, freed)
+        if actor is None:
+            raise Refused("kind", "there is no way to act on it")
+        if self._reads_left <= 0:
+            raise Refused("limit", f"{TARGETS_MAX} targets were read in this cycle, others come in the next one")
+        self._reads_left -= 1
         wall = self._clock.wall()
-        return {
-            name: warning._replace(since_wall=max(warning.since_wall, wall - (now - self._warned[name].first)))
-            for name, warning in ((name, warnings[name]) for name in asked if name in warnings)
-        }
+        idle_s = wall - proposal.since_wall
+        target = actor.read(proposal.target, proposal.namespace, self._verbs, idle_s, wall)
+        self._object_to_target(target, {each.name: each for each in proposal.decisions})
+        fresh = self._look_again(proposal, target)
+        gates.object_to_work(proposal, target, fresh)
+        if self._settings.mode == "act":  # which has the right to ask
+            actor.rehearse(target)
+        gates.object_to_age(fresh)  # after all that takes time
+        if self._settings.mode == "shadow":
+            if self._say(proposal.title, target.verb, f"mode act would {target.verb} it"):
+                self._observer.count_action(target.verb, "shadow")
+                self._shadowed.append(self._clock.monotonic())
+                self._left -= 1
+                freed.note(proposal.gpus, demand)
+            return
+        if self._parts.acts is None or not self._parts.may_write():
+            raise Refused("fenced", "another replica decides by now")
+        receipt = Receipt(warned, standing, demand, self._settings.override)
+        self._left -= 1
+        if not self._parts.acts.begin(actor, proposal, target, receipt):
+            self._failed_at[proposal.title] = self._clock.monotonic()
+        freed.note(proposal.gpus, demand)  # an act that was begun counts, since its result is unknown
 
-    def _check(self, proposal: Proposal, proven: _Proven, left: int) -> Receipt:
-        """What was proven. Raises Refused where something is not."""
-        now = self._clock.monotonic()
-        while self._done_at and now - self._done_at[0] >= HOUR_S:
-            self._done_at.popleft()
+    def _object_to_limits(self, proposal: Proposal) -> None:
+        now, acts = self._clock.monotonic(), self._parts.acts
+        while self._shadowed and now - self._shadowed[0] >= HOUR_S:
+            self._shadowed.popleft()
         self._failed_at = {title: at for title, at in self._failed_at.items() if now - at < FAILED_S}
         if proposal.title in self._failed_at:
             raise Refused("failed", f"the last attempt failed less than {describe_duration(FAILED_S)} ago")
-        if left <= 0 or len(self._done_at) >= self._settings.hour_max:
+        if acts is not None and acts.is_pending(proposal.title):
+            raise Refused("pending", "it was acted on a moment ago, and whether that had an effect is not known yet")
+        begun = acts.begun_within_an_hour() if acts is not None else len(self._shadowed)
+        if self._left <= 0 or begun >= self._settings.hour_max:
             raise Refused("limit", "actions.cycle_max or actions.hour_max is reached")
-        warned = {name: proven.warnings[name] for name in proposal.names if name in proven.warnings}
-        self._object_to_warnings(proposal, warned)
-        return Receipt(warned, self._object_to_record(proposal, proven), self._object_to_demand(proposal, proven))
 
-    def _object_to_age(self, proposal: Proposal) -> None:
-        """Raise Refused when the newest sample of any of its GPUs is too old to act on."""
-        wall = self._clock.wall()
-        for decision in proposal.decisions:
-            ages = [max(0.0, unit.sample_age_s) for unit in decision.units if unit.sample_age_s is not None]
-            if len(ages) < len(decision.units) or wall - decision.observed_wall + max(ages) > ACT_FRESH_S:
-                raise Refused("stale", f"a sample of {decision.title} is older than {ACT_FRESH_S:.0f} s")
-
-    def _object_to_warnings(self, proposal: Proposal, warned: Mapping[HolderName, Warned]) -> None:
-        wall, needed_s = self._clock.wall(), self._settings.warned_for
-        for decision in proposal.decisions:
-            if decision.name not in warned:
-                raise Refused("not_warned", f"Alertmanager has given nobody an alert on {decision.title}")
-            since_wall = warned[decision.name].since_wall
-            if since_wall < (decision.start_wall or 0.0):
-                raise Refused("not_warned", f"the alert is older than {decision.title}, so it is about an earlier one")
-            lasted_s = wall - since_wall
-            if lasted_s < needed_s:
-                since = describe_duration(max(0.0, lasted_s))
-                raise Refused(
-                    "not_warned", f"its owner has been warned for {since}, {format_duration(needed_s)} are needed"
-                )
-
-    def _object_to_record(self, proposal: Proposal, proven: _Proven) -> Record | None:
-        if self._settings.override:
-            return None
-        settings = self._settings
-        found: list[Record] = []
-        for policy, kind in sorted({_record_key(decision) for decision in proposal.decisions}):
-            record = (proven.records or {}).get((policy, kind), Record(0.0, 0.0))
-            what = f"of policy {policy} on class {kind} in {format_duration(settings.shadow_for)}"
-            if record.decisions < settings.shadow_decisions:
-                needed = settings.shadow_decisions
-                raise Refused("shadow", f"{record.decisions:.0f} decisions {what}, {needed} are needed")
-            if record.regrets > settings.regret_max * record.decisions:
-                share = f"{record.regrets:.0f} of {record.decisions:.0f}"
-                raise Refused("regret", f"{share} decisions {what} were regretted")
-            found.append(record)
-        return min(found)
-
-    def _object_to_demand(self, proposal: Proposal, proven: _Proven) -> Mapping[str, float]:
+    def _wanted(self, proposal: Proposal, proven: _Proven, freed: FreedGpus) -> Mapping[str, float]:
         """GPUs that are waited for, by pool, in pools that all of its holders are of."""
         if proven.demand is None:
             return {}
-        now = self._clock.monotonic()
-        wanted = [proven.demand.get(decision.name, {}) for decision in proposal.decisions]
-        pools = set(wanted[0]).intersection(*wanted[1:])
-        found: dict[str, float] = {}
-        for pool in pools:
-            waiting = min(each[pool] for each in wanted)
-            # What was freed counts until so many fewer are waited for: pods leave the numbers late, and one that can
-            # never be scheduled does not leave them at all.
-            self._freed = [
-                freed
-                for freed in self._freed
-                if freed.pool != pool or (now - freed.at < FREED_S and waiting > freed.waiting - freed.gpus)
-            ]
-            left = waiting - sum(freed.gpus for freed in self._freed if freed.pool == pool)
-            if left >= 1:
-                found[pool] = left
-        if not found:
-            raise Refused("no_demand", "nobody waits for such GPUs, or enough were taken back for those who do")
-        return found
-
-    def _object_to_surroundings(self, proposal: Proposal) -> None:
-        """Raise Refused when what surrounds the holders is no longer what was decided on."""
-        marker, wall = self._markers[proposal.first.name.scheduler], self._clock.wall()
-        around = marker.survey(proposal.names, proposal.names, wall)
-        for decision in proposal.decisions:
-            now, then = around[decision.name], decision.around
-            if not isinstance(now, Surroundings) or then is None:
-                raise Refused("unknown", f"what surrounds {decision.title} is not known now")
-            if now.exemption is not None or now.ceiling or now.idle_after_s > then.idle_after_s:
-                raise Refused("exempt", f"{decision.title}: somebody asked to keep its GPUs")
-            members = {member.name for member in now.members} or {decision.name}
-            if now.group != then.group or now.kind != then.kind or not members <= proposal.names:
-                raise Refused("changed", f"what surrounds {decision.title} has changed")
-            marker.inspect(decision, wall)
-
-    def _act(self, proposal: Proposal, receipt: Receipt) -> int:
-        """Do it, or say what would be done; how much of the limit that takes. Raises Refused, MarkError."""
-        actor = self._actors.get(proposal.first.name.scheduler)
-        if actor is None:
-            raise Refused("kind", "there is no way to act on it")
-        actor.find(proposal, self._kinds, self._clock.wall())  # cheap, and says no for good to what was acted on
-        self._object_to_surroundings(proposal)
-        found = actor.find(proposal, self._kinds, self._clock.wall())  # what is acted on is what was read last
-        self._object_to_age(proposal)  # after all that takes time
-        if self._settings.mode == "shadow":
-            if not self._say(proposal.title, found.kind, f"mode act would {found.kind} it"):
-                return 0
-            self._observer.count_action(found.kind, "shadow")
-            self._spend(proposal, receipt)
-            return 1
-        if not self._may_write():
-            raise Refused("fenced", "another replica decides by now")
-        if not self._note(proposal, found, receipt, "begins"):
-            raise Refused("audit", "the audit log cannot be written, so nothing is done")
-        self._spend(proposal, receipt)
-        try:
-            result = guard(actor.act, proposal, found, self._clock.wall())
-        except (Refused, MarkError) as exc:
-            result = exc.result if isinstance(exc, MarkError) else "refused"
-            self._failed_at[proposal.title] = self._clock.monotonic()
-            log.warning("%s: %s failed: %s", proposal.title, found.kind, exc)
-        else:
-            log.info("%s: %s: %s; undo: %s", proposal.title, found.kind, result, found.undo)
-        self._observer.count_action(found.kind, result)
-        self._note(proposal, found, receipt, result)
-        return 1
-
-    def _spend(self, proposal: Proposal, receipt: Receipt) -> None:
-        """What is begun counts for the limits, since nobody knows how far it goes."""
-        now = self._clock.monotonic()
-        self._done_at.append(now)
-        self._freed += [_Freed(now, pool, proposal.gpus, waiting) for pool, waiting in receipt.demand.items()]
-
-    def _note(self, proposal: Proposal, found: Found, receipt: Receipt, result: str) -> bool:
-        """Write to the audit log; False where that failed."""
-        if self._audit is None:
-            return True
-        is_written = True
-        for decision in proposal.decisions:
-            warned, record = receipt.warned[decision.name], receipt.record
-            is_written &= self._audit.note_action(
-                decision,
-                {
-                    "act": found.kind,
-                    "target": proposal.target.title,
-                    "result": result,
-                    "warned_since": warned.since_wall,
-                    "receivers": list(warned.receivers),
-                    "decisions": record.decisions if record is not None else None,
-                    "regrets": record.regrets if record is not None else None,
-                    "override": self._settings.override,
-                    "waited_for": dict(receipt.demand),
-                },
+        wanted = freed.wanted([proven.demand.get(decision.name, {}) for decision in proposal.decisions])
+        if not wanted:
+            raise Refused(
+                "no_demand", "no GPU of this kind is waited for, or enough were taken back for those who wait"
             )
-        return is_written
+        return wanted
 
-    def _hold(self, title: str, reason: str, why: str) -> None:
-        self._observer.count_held(reason)
-        self._say(title, reason, f"nothing is done: {why}")
+    def _object_to_target(self, target: Target, decisions: Mapping[HolderName, Decision]) -> None:
+        notes = self._parts.acts.notes if self._parts.acts is not None else set()
+        held = why_not(target, decisions, self._verbs, notes)
+        if held is not None:
+            raise Refused(*held)
+
+    def _look_again(self, proposal: Proposal, target: Target) -> Mapping[HolderName, Decision]:
+        """Decisions by what is so now, on all that the target would end. Raises Refused where anything has changed."""
+        holding = {part.name for part in target.ends if part.units != 0}
+        try:
+            found = self._parts.look_again(holding | proposal.members)
+        except EvidenceError as exc:
+            raise Refused("proof", str(exc)) from exc
+        then = {decision.name: decision for decision in proposal.decisions}
+        fresh = {name: found[name] for name in holding if name in found}
+        for name, decision in sorted(fresh.items()):
+            before = then.get(name)
+            if before is None or decision.stage != before.stage:
+                reason = "exempt" if decision.stage == "exempt" or decision.is_capped else "changed"
+                raise Refused(reason, f"{decision.title} is {decision.stage} now: {decision.reason}")
+        self._object_to_target(target, fresh)
+        marker, wall = self._parts.markers[proposal.first.name.scheduler], self._clock.wall()
+        for decision in fresh.values():
+            marker.inspect(decision, wall)
+        return fresh
+
+    def _hold(self, title: str, held: Held, decisions: Sequence[Decision]) -> None:
+        self._observer.count_held(held.reason)
+        self._observer.note_spared(decisions, held.reason)
+        self._say(title, held.reason, f"nothing is done: {held.why}")
 
     def _say(self, title: str, reason: str, text: str) -> bool:
         """Log once, not in every cycle; whether it was now."""
@@ -368,9 +250,3 @@ class ActionRunner:
         self._said[title] = reason
         log.info("%s: %s", title, text)
         return True
-
-
-def _record_key(decision: Decision) -> RecordKey:
-    """The policy that decided, and the class of the holder, as they are counted."""
-    policy = decision.rule.name if decision.rule is not None else SECTION
-    return policy, decision.around.kind if decision.around is not None else ""

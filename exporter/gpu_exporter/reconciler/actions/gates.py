@@ -1,0 +1,116 @@
+"""What must hold before an act, gate by gate. Each raises Refused with its reason where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpu_exporter.clock import Clock
+from gpu_exporter.defaults import Actions as Settings
+from gpu_exporter.durations import describe_duration, format_duration
+from gpu_exporter.reconciler.actions.proofs import NOT_KNOWN, Proofs, Warned, Work
+from gpu_exporter.reconciler.actions.propose import Proposal
+from gpu_exporter.reconciler.evidence import EvidenceError, HolderName, HostLimits
+from gpu_exporter.reconciler.marks import Refused
+from gpu_exporter.reconciler.outcomes import REGRET_S, account_of, shortest_run
+from gpu_exporter.reconciler.policy import Decision
+from gpu_exporter.reconciler.record import Record, Standing
+from gpu_exporter.reconciler.target import Held, Target
+
+ACT_FRESH_S = 60.0  # evidence that is older is of a time in which the holder may have begun to work
+
+
+class Gates:
+    """Asked in the order in which they are written here."""
+
+    def __init__(self, settings: Settings, proofs: Proofs, record: Record, host: HostLimits, clock: Clock) -> None:
+        """`host`: above which a holder works beside its GPUs."""
+        self._settings = settings
+        self._proofs = proofs
+        self._record = record
+        self._host = host
+        self._clock = clock
+
+    def object_to_warnings(
+        self, proposal: Proposal, warnings: Mapping[HolderName, Warned]
+    ) -> Mapping[HolderName, Warned]:
+        wall, needed_s = self._clock.wall(), self._settings.warned_for
+        for decision in proposal.decisions:
+            if decision.name not in warnings:
+                raise Refused("not_warned", f"no receiver of Alertmanager has an alert on {decision.title}")
+            since_wall = warnings[decision.name].since_wall
+            if since_wall < (decision.start_wall or 0.0):
+                raise Refused("not_warned", f"the alert is older than {decision.title}, so it is about an earlier one")
+            lasted_s = wall - since_wall
+            if lasted_s < needed_s:
+                since = describe_duration(max(0.0, lasted_s))
+                raise Refused(
+                    "not_warned", f"its owner has been warned for {since}, {format_duration(needed_s)} are needed"
+                )
+        return {name: warnings[name] for name in proposal.names}
+
+    def object_to_record(self, proposal: Proposal) -> Standing | None:
+        """What the record says; None where the site's override stands for it, but never for a group's own hour."""
+        for decision in proposal.decisions:
+            needed_s = (decision.windows.underused_s if decision.windows is not None else 0.0) + REGRET_S
+            if shortest_run(decision) < needed_s:
+                raise Refused("watched", f"{decision.title} has not been underused for {describe_duration(REGRET_S)}")
+        if self._record.watches.is_open(proposal.decisions):
+            raise Refused("watched", "whether the decision on it was right is not known yet")
+        if self._settings.override:
+            return None
+        found: list[Standing] = []
+        for account in sorted({account_of(decision) for decision in proposal.decisions}):
+            answer = self._record.why_not(account, self._settings)
+            if isinstance(answer, Held):
+                raise Refused(*answer)
+            found.append(answer)
+        return min(found)
+
+    def object_to_work(self, proposal: Proposal, target: Target, fresh: Mapping[HolderName, Decision]) -> None:
+        """Raise Refused for members without GPUs that do not rest, and for holders that work beside their GPUs."""
+        settings = self._settings
+        idle_s = self._clock.wall() - proposal.since_wall
+        try:
+            if target.beside:
+                self._object_to_beside(target, idle_s)
+            if settings.host_work_max and idle_s >= settings.host_work_max:
+                return
+            works = self._proofs.read_host_work(fresh.keys())
+        except EvidenceError as exc:
+            raise Refused("proof", str(exc)) from exc
+        for name, decision in sorted(fresh.items()):
+            for node in sorted({unit.node for unit in decision.units}):
+                work = works.get(name, {}).get(node, NOT_KNOWN)
+                if said := self._describe_work(work):
+                    raise Refused("host_work", f"{decision.title} {said} on {node}, and is not taken back for that")
+
+    def _describe_work(self, work: Work) -> str:
+        """How a holder works beside its GPUs; "" where it does not. What is not known may be work."""
+        if work.cpu is None:
+            return "shows no cgroup (agent.hostActivity in the chart, else --path.cgroup; or actions.host_work_max)"
+        if work.cpu > self._host.cpu_ratio:
+            return f"uses {work.cpu:.0%} of its CPUs"
+        if (work.io_bytes_per_s or 0.0) > self._host.io_bytes_per_s:
+            return f"moves {(work.io_bytes_per_s or 0.0) / 1e6:.0f} MB/s to and from disks"
+        return ""
+
+    def _object_to_beside(self, target: Target, idle_s: float) -> None:
+        pods = {part.name.name for part in target.beside if part.name.scheduler == "kubernetes"}
+        rest = self._proofs.read_rest(target.namespace, pods, idle_s) if pods else {}
+        for part in target.beside:
+            work = rest.get(part.name.name, NOT_KNOWN)
+            if work.cpu is None or work.io_bytes_per_s is None:
+                raise Refused("beside", f"{part.name} has no GPU, and what it did in the idle time is not known")
+            if work.cpu > self._settings.beside_cpu:
+                raise Refused("beside", f"{part.name} has no GPU, and used {work.cpu:.2f} CPUs in the idle time")
+            if work.io_bytes_per_s > self._settings.beside_io:
+                moved = f"{work.io_bytes_per_s / 1e6:.0f} MB/s"
+                raise Refused("beside", f"{part.name} has no GPU, and moved {moved} in the idle time")
+
+    def object_to_age(self, fresh: Mapping[HolderName, Decision]) -> None:
+        """Raise Refused when the newest sample of any of its GPUs is too old to act on."""
+        wall = self._clock.wall()
+        for decision in fresh.values():
+            ages = [max(0.0, unit.sample_age_s) for unit in decision.units if unit.sample_age_s is not None]
+            if len(ages) < len(decision.units) or wall - decision.observed_wall + max(ages) > ACT_FRESH_S:
+                raise Refused("stale", f"a sample of {decision.title} is older than {ACT_FRESH_S:.0f} s")
