@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from gpu_exporter.config.rules import CEILINGS, CHANGES, CLASSES, NAME, PATTERN_MAX, RULES_MAX, Match
-from gpu_exporter.config.values import CHOICES, PATTERNS
+from gpu_exporter.config.values import CHOICES, MAY_BE_ZERO, MOST, PATTERNS
 from gpu_exporter.defaults import DURATIONS, Policy, Settings
 from tools.files import ROOT
 
 PATH = ROOT / "docs" / "config.schema.json"
 DURATION = r"^[0-9]*[1-9][0-9]*(\.[0-9]+)?(ms|s|m|h)$"  # above 0, as the configuration asks
+DURATION_OR_NONE = r"^[0-9]+(\.[0-9]+)?(ms|s|m|h)$"
 # Below 5m, as tools/rules.py asks.
 BELOW_LOOKBACK = r"^([1-9][0-9]{0,4}ms|[1-9][0-9]?s|[12][0-9]{2}s|[1-4]m)$"
 
@@ -36,9 +37,11 @@ def _value_schema(section: str, key: str, default: Any) -> dict[str, Any]:
     if f"{section}.{key}" in ("alerts.interval", "alerts.owners_interval"):
         return {"type": "string", "pattern": BELOW_LOOKBACK}
     if f"{section}.{key}" in DURATIONS:
-        return {"type": "string", "pattern": DURATION}
+        return {"type": "string", "pattern": DURATION_OR_NONE if f"{section}.{key}" in MAY_BE_ZERO else DURATION}
     share = isinstance(default, float)  # as in check_value: what is no duration and no count
     number = {"type": "number" if share else "integer", "exclusiveMinimum": 0}
+    if most := MOST.get(f"{section}.{key}"):
+        return {**number, "maximum": most[0]}
     return number | ({"maximum": 1} if share else {})
 
 

@@ -15,6 +15,7 @@ from gpu_exporter.parser import read_config
 if TYPE_CHECKING:
     from gpu_exporter.reconciler.actions.runner import ActionRunner
     from gpu_exporter.reconciler.fetch import Client
+    from gpu_exporter.reconciler.judge import Judge
 
 
 def _build_client(options: argparse.Namespace, *addresses: str) -> Client:
@@ -48,6 +49,7 @@ def _reconcile(given: list[str]) -> int:
         build_lease,
         build_markers,
         build_pause,
+        build_record_place,
         build_source,
     )
     from gpu_exporter.clock import SYSTEM_CLOCK
@@ -55,6 +57,7 @@ def _reconcile(given: list[str]) -> int:
     from gpu_exporter.reconciler.audit import AuditLog
     from gpu_exporter.reconciler.fetch import Client
     from gpu_exporter.reconciler.marks import MarkError
+    from gpu_exporter.reconciler.record import Record
     from gpu_exporter.reconciler.rulebook import Rulebook
     from gpu_exporter.reconciler.telemetry import Telemetry
 
@@ -80,7 +83,8 @@ def _reconcile(given: list[str]) -> int:
     places = ProofPlaces(options.prometheus, options.matcher, options.alertmanager, options.alert_filters)
     try:
         if options.apply and not (options.once or options.remove_all):
-            check_actions(config.settings, places, has_audit=options.audit is not None)
+            keeps = bool(options.lease or options.state_directory is not None)
+            check_actions(config.settings, places, has_audit=options.audit is not None, keeps_texts=keeps)
         acts = options.apply or options.remove_all
         ways = Ways(
             options.kubernetes, options.kubeconfig, options.slurm, options.resources, options.condition, options.field
@@ -119,7 +123,9 @@ def _reconcile(given: list[str]) -> int:
             clients = client, Client(options.tls_ca)
         dry = None if options.apply else build_foresight(book.site, ways)
         lease = build_lease(options.kubeconfig, options.lease) if options.lease and options.apply else None
-        demand = build_demand(options.slurm)
+        texts = build_record_place(options.kubeconfig, options.lease, options.state_directory)
+        record = Record(texts, telemetry, SYSTEM_CLOCK, config.settings.actions.shadow_for)
+        demand = build_demand(options.slurm, config.settings.alerts)
         telemetry.note_mode(applies=options.apply)
         if options.address:
             serve_telemetry(
@@ -129,13 +135,14 @@ def _reconcile(given: list[str]) -> int:
         parser.fail(str(exc))
     if dry is None:
 
-        def build_actions(may_write: Callable[[], bool]) -> ActionRunner | None:
-            where = markers, options.kubeconfig, telemetry, audit
-            return build_runner(config.settings, places, clients, *where, may_write)
+        def build_actions(judge: Judge, may_write: Callable[[], bool]) -> ActionRunner | None:
+            parts = judge, record, lease or texts, telemetry, audit, may_write
+            return build_runner(config.settings, places, clients, markers, *parts)
 
-        parts = telemetry, demand, lease, audit, pauses, build_actions
-        return apply_forever(source, markers, book, options.interval, *parts)
-    return reconcile_forever(source, book, options.interval, telemetry, dry, demand, pauses)
+        return apply_forever(
+            source, markers, book, options.interval, telemetry, demand, lease, audit, pauses, record, build_actions
+        )
+    return reconcile_forever(source, book, options.interval, telemetry, dry, demand, pauses, record)
 
 
 def _explain(given: list[str]) -> int:

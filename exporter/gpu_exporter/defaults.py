@@ -117,6 +117,8 @@ class Policy(NamedTuple):
     """seconds; such a holder stays candidate until its GPUs have been idle for so long; 0s: no delay"""
     idle_after_max: float = 43200.0
     """seconds; an owner's gpu-exporter.io/idle-after counts up to this"""
+    waiting_max: float = 21600.0
+    """seconds; a gang that waits for members that do not exist is reported as candidate after so long"""
     exempt_max: float = 86400.0
     """seconds; an owner's gpu-exporter.io/exempt-until holds for so long after it was set"""
     startup_grace: float = 1800.0
@@ -165,15 +167,23 @@ class Actions(NamedTuple):
     cycle_max: int = 2
     """actions in one cycle"""
     hour_max: int = 10
-    """... and in an hour: whoever looks once an hour finds no more than can be undone by hand"""
+    """... and in an hour, at most 16: few enough to undo by hand"""
+    beside_cpu: float = 0.05
+    """of a CPU; a member without GPUs that never used more in the idle time rests ..."""
+    beside_io: int = 1000000
+    """... if it moved no more bytes a second to and from disks either"""
+    host_work_max: float = 0.0
+    """seconds; a holder that works beside its GPUs is acted on after so long an idle time; 0s: never"""
     shadow_for: float = 1209600.0
     """seconds; a reconciler must have counted its decisions for so long, in a dry run or not ..."""
     shadow_decisions: int = 50
-    """... so many of them by the same policy, on the same class of holders ..."""
+    """... so many of them by the same policy, on the same class, a fifth of one tenant at most ..."""
     regret_max: float = 0.05
-    """... and no larger share of them was followed by work within the hour"""
+    """... no larger share of them was followed by work within the hour ..."""
+    resumed_max: float = 0.2
+    """... and no larger share of its acts was taken back by the owners within a day"""
     override: str = ""
-    """why the last three do not hold here, and who says so: it is written to the audit log"""
+    """why the last four do not hold here, and who says so: it is written to the audit log"""
 
 
 class Alerts(NamedTuple):
@@ -221,6 +231,10 @@ class Alerts(NamedTuple):
     """share of the window that a GPU was slowed down; as diagnosis.throttled_share"""
     degraded_share: float = 0.02
     """share of the cluster's GPUs that do not answer, above which it pages"""
+    demand_pod_max: int = 8
+    """GPUs; for actions, one pending pod or job counts for no more: one node"""
+    demand_tenant_max: int = 16
+    """... and one namespace or account counts for no more: one tenant's queue empties no pool"""
     queued_share: float = 0.05
     """share of the cluster's GPUs held idle while others wait, above which it is reported"""
     team_label: str = "label_team"
@@ -249,6 +263,7 @@ class Settings(NamedTuple):
 
 DURATIONS = frozenset(
     (
+        "actions.host_work_max",
         "actions.shadow_for",
         "actions.warned_for",
         "alerts.fresh_max",
@@ -283,6 +298,7 @@ DURATIONS = frozenset(
         "policy.startup_grace",
         "policy.underused_after",
         "policy.unsupported_max",
+        "policy.waiting_max",
         "sampling.deadline",
         "sampling.interval",
         "sampling.interval_max",

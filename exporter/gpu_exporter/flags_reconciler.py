@@ -115,6 +115,13 @@ def build_reconcile_parser() -> Parser:
         "NAMESPACE/NAME of a Lease: of several reconcilers with it, one writes; a dry run only reads its pause",
     )
     _add_pause_file(parser)
+    parser.flag(
+        "--state.directory",
+        dest="state_directory",
+        type=Path,
+        default=None,
+        help="directory for the record of decisions and the journal of acts, where there is no --kubernetes.lease",
+    )
     add_resources(parser)
     parser.flag(
         "--slurm",

@@ -15,8 +15,9 @@ from gpu_exporter.reconciler.apply import withdraw_all
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.api import Api
-from gpu_exporter.reconciler.kubernetes.lease import Lease
+from gpu_exporter.reconciler.kubernetes.lease import Lease, LeaseTexts
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
+from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.policy import LABEL
 from gpu_exporter.reconciler.rulebook import Rulebook
 from tests.component.test_pods_marked import POLICY, Tally, condition_of
@@ -152,14 +153,28 @@ class Ground:
         renewed = lease._renewed
         lease.tick()
         found["lease"] = held, lease._renewed != renewed
+        found["record"] = self.keep_record()
         list(withdraw_all([PodMarker(Api(ControlPlane.connect(self.plane.admin)), POLICY)], SYSTEM_CLOCK, apply=True))
         for name in names:
             site.set_run(name, IDLE_S)
             self.plane.core.patch_namespaced_pod_status(name, site.namespace, {"status": {"conditions": None}})
         leases = client.CoordinationV1Api(self.plane.api)
-        if leases.list_namespaced_lease(site.namespace).items:
-            leases.delete_namespaced_lease(self.lease_name(), site.namespace)
+        for left in leases.list_namespaced_lease(site.namespace).items:
+            leases.delete_namespaced_lease(left.metadata.name, site.namespace)
         return found
+
+    def keep_record(self) -> list[str]:
+        """What a place for the record says when it is written twice and read by the next process."""
+        places = [LeaseTexts(self.api, self.site.namespace, f"{self.lease_name()}-record") for _ in range(2)]
+        said = []
+        try:
+            said.append(places[0].read_text("record"))
+            for text in ("one", "two"):
+                places[0].write_text("record", text)
+                said.append(places[1].read_text("record"))
+        except MarkError as exc:
+            said.append(exc.result)
+        return said
 
     def lease_name(self) -> str:
         return next(str(rule["resourceNames"][0]) for rule in self.rules if rule.get("resourceNames"))
@@ -185,6 +200,7 @@ def test_with_the_charts_rights_all_goes_well_and_without_any_of_them_something_
     assert all(well["conditions"][name] for name in well["labels"] if name not in agent)
     assert set(well["left"].values()) == {None}
     assert well["lease"] == (True, True)
+    assert well["record"] == ["", "one", "two"]
     assert ground.attempt() == well, "the same again"
     rights = ground.rights()
     assert len(rights) >= 18

@@ -12,20 +12,27 @@ import pytest
 from kubernetes import client
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpu_exporter.clock import ManualClock
 from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.kubernetes.actor import ACTED
+from gpu_exporter.reconciler.kubernetes.api import Api
+from gpu_exporter.reconciler.kubernetes.lease import RECORD_SUFFIX, LeaseTexts
+from gpu_exporter.reconciler.kubernetes.targets import ACTED
+from gpu_exporter.reconciler.outcomes import RIGHT, RUNS, Account
 from gpu_exporter.reconciler.policy import LABEL
+from gpu_exporter.reconciler.record import KEY, Record
 from tests.component.test_pods_marked import plane  # noqa: F401  # a fixture
 from tests.component.test_proofs import DAY_S, alert, backfill, line, post
 from tests.component.test_surroundings import Site
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.processes import GPU_EXPORTER, Processes, Running, fetch, free_port, wait_for
+from tests.testbed.proven import Tally, Texts
 from tests.testbed.servers import Prometheus, start_alertmanager
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.servers]
 IDLE_S, STEP_S, LASTS_S = 9000, 15, 300
+LEASE = "reconciler"
 SETTINGS = """
-policy: {candidate_after: 60m, underused_after: 120m}
+policy: {candidate_after: 30m, underused_after: 60m}
 actions: {mode: act, kinds: suspend, warned_for: 10s, shadow_for: 2d, shadow_decisions: 10}
 """
 
@@ -45,24 +52,34 @@ def of_pod(namespace: str, pod: str, uid: str, uuid: str, now: int) -> Iterator[
         yield line("gpu_allocation_idle_run_seconds", second, at, **unit)
         yield line("gpu_allocation_idle_run_witnesses", 4, at, **unit)
         yield line("gpu_allocation_holder_units", 1, at, **unit)
+        yield line("gpu_allocation_host_activity_ratio", 0.01, at, **unit)
         yield line("allocation:gpu_pool:info", 1, at, **unit, pool="nvidia_com_gpu")
 
 
 def of_site(now: int) -> Iterator[str]:
-    """The exporter itself, two days of an earlier reconciler, and who waits."""
+    """The exporter itself, and who waits."""
     exporter = {"job": "gpu-exporter", "instance": "n1"}
     for second in range(-600, LASTS_S, STEP_S):
         yield line("gpu_exporter_build_info", 1, now + second, **exporter)
         yield line("gpu_exporter_last_sample_timestamp_seconds", now + second, now + second, **exporter)
         yield line("gpu_exporter_sample_interval_seconds", 1, now + second, **exporter)
     for second in range(-1800, LASTS_S, STEP_S):
-        yield line("pool:gpu_pending_gpus:sum", 4, now + second, pool="nvidia_com_gpu")
-    job = {"job": "gpu-exporter-reconciler"}
-    for second in range(0, 3 * DAY_S + LASTS_S, 240):
-        at = now - 3 * DAY_S + second
-        yield line("gpu_reconciler_cycles_total", second / 30, at, **job)
-        yield line("gpu_reconciler_underused_total", second // 7200, at, policy="policy", **{"class": "batch"}, **job)
-        yield line("gpu_reconciler_regrets_total", 0, at, policy="policy", **{"class": "batch"}, **job)
+        yield line("pool:gpu_pending_gpus:capped", 4, now + second, pool="nvidia_com_gpu")
+
+
+def record_of_two_days(now: float) -> str:
+    """What an earlier process knew: twelve decisions on each of four tenants, all of them right."""
+    clock, texts = ManualClock(wall=now - 2.1 * DAY_S), Texts()
+    record = Record(texts, Tally(), clock, 2.0 * DAY_S)
+    while clock.wall() < now - 60.0:
+        record.note([], clock.wall(), lambda name, incarnation: RUNS)
+        clock.advance(60.0)
+    for tenant in ("a", "b", "c", "d"):
+        for _ in range(12):
+            record.count_decision(Account("policy", "batch", tenant))
+            record.count_outcome(Account("policy", "batch", tenant), RIGHT)
+    record.note([], clock.wall(), lambda name, incarnation: RUNS)
+    return texts.kept[KEY]
 
 
 class Stage(NamedTuple):
@@ -87,6 +104,9 @@ def stage(plane: ControlPlane, tmp_path: Path) -> Iterator[Stage]:  # noqa: F811
     rows = [row for at, pod in enumerate(pods) for row in of_pod(site.namespace, pod, uids[at], f"GPU-{at}", now)]
     (tmp_path / "prometheus").mkdir()
     backfill(tmp_path / "prometheus", iter([*rows, *of_site(now)]))
+    texts = LeaseTexts(Api(ControlPlane.connect(plane.admin)), site.namespace, f"{LEASE}{RECORD_SUFFIX}")
+    texts.read_text(KEY)
+    texts.write_text(KEY, record_of_two_days(now))
     (tmp_path / "config.yaml").write_text(SETTINGS, encoding="utf-8")
     audit, port = tmp_path / "audit.jsonl", free_port()
     with Processes(tmp_path) as processes:
@@ -97,6 +117,7 @@ def stage(plane: ControlPlane, tmp_path: Path) -> Iterator[Stage]:  # noqa: F811
             f"--source.prometheus={prometheus.url}",
             f"--alertmanager.url=http://{alertmanager}",
             f"--kubernetes.kubeconfig={plane.admin}",
+            f"--kubernetes.lease={site.namespace}/{LEASE}",
             f"--audit.file={audit}",
             f"--web.listen-address=127.0.0.1:{port}",
         ]
@@ -126,9 +147,16 @@ def test_a_job_is_suspended_once_its_owner_has_been_warned_and_not_before(stage:
     assert ACTED in batch.read_namespaced_job("train", site.namespace).metadata.annotations
     wait_for(lambda: not site.pods("job-name=train"), "the controller to end its pods", 60)
     records = [json.loads(text) for text in stage.audit.read_text("utf-8").splitlines()]
-    (done, *_) = [each for each in records if each["action"] == "action" and each["result"] == "done"]
-    assert (done["target"], done["waited_for"], done["regrets"]) == ("batch/v1/Job/train", {"nvidia_com_gpu": 4}, 0)
-    assert done["receivers"] == ["gpu-owners"]
+    acts = [each for each in records if each["action"] == "action"]
+    (begun, *_), done = acts, acts[-1]
+    assert (begun["target"], begun["waited_for"], begun["decisions"]) == (
+        "batch/v1/Job/train",
+        {"nvidia_com_gpu": 4},
+        38.4,
+    )
+    # Twelve decisions on each of four tenants, of whom none may give more than a fifth.
+    assert begun["receivers"] == ["gpu-owners"]
+    assert (begun["result"], done["result"], done["id"]) == ("begins", "done", begun["id"])
     undo = "undo: kubectl patch -n whole-way jobs.batch train"
     assert f"batch/v1/Job/train in whole-way: suspend: done; {undo}" in stage.running.log()
     assert stage.running.log().count("suspend: done") == 1

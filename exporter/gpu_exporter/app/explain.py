@@ -54,7 +54,7 @@ def explain_once(
         elif asked is not None:
             names = [asked]
         find = foresight.surveyor if foresight is not None else lambda _scheduler: None
-        evidence, decisions, problems, _ = Judge(source, find, book, clock, pauses).judge(names)
+        evidence, decisions, problems, *_ = Judge(source, find, book, clock, pauses).judge(names)
     except EvidenceError as exc:
         complain(f"nothing decided: {exc}")
         return Exit.NO_DATA

@@ -22,7 +22,7 @@ from gpu_exporter.reconciler.foresight import Foresight
 from gpu_exporter.reconciler.judge import Judge, judge_of
 from gpu_exporter.reconciler.marks import Marker
 from gpu_exporter.reconciler.pause_note import PauseSource
-from gpu_exporter.reconciler.regret import Regrets
+from gpu_exporter.reconciler.record import Record
 from gpu_exporter.reconciler.report import decisions_json, render_decisions
 from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.site import ReconcilerSite
@@ -43,7 +43,7 @@ def reconcile_once(
 ) -> int:
     """One cycle that writes nothing; the exit code."""
     try:
-        evidence, decisions, problems, _ = Judge(source, foresight.surveyor, book, SYSTEM_CLOCK, pauses).judge()
+        evidence, decisions, problems, *_ = Judge(source, foresight.surveyor, book, SYSTEM_CLOCK, pauses).judge()
     except EvidenceError as exc:
         complain(f"nothing decided: {exc}")
         return Exit.NO_DATA
@@ -96,25 +96,20 @@ def apply_forever(
     lease: Lease | None,
     audit: AuditLog | None,
     pauses: Sequence[PauseSource],
-    build_actions: Callable[[Callable[[], bool]], ActionRunner | None],
+    record: Record,
+    build_actions: Callable[[Judge, Callable[[], bool]], ActionRunner | None],
 ) -> int:
     """Cycle and write until a signal; where there is a lease, while it is ours.
 
-    `build_actions`: what acts on underused holders, given what says whether this process may write.
+    `build_actions`: what acts on underused holders, given what judges them and what says whether this process may
+    write.
     """
     stop, may_write = stop_on_signal(), lease.may_write if lease is not None else lambda: True
-    actions = build_actions(may_write)
-    judge = judge_of(
-        source,
-        markers,
-        book,
-        SYSTEM_CLOCK,
-        pauses if lease is None else [*pauses, lease],
-        Regrets(telemetry, SYSTEM_CLOCK),
-    )
+    judge = judge_of(source, markers, book, SYSTEM_CLOCK, pauses if lease is None else [*pauses, lease], record)
+    actions = build_actions(judge, may_write)
     act = actions.run if actions is not None else None
     cycle = Cycle(judge, markers, book.site, telemetry, SYSTEM_CLOCK, may_write=may_write, audit=audit, act=act)
-    runs = ApplyRuns(cycle, telemetry, SYSTEM_CLOCK, lease, interval_s)
+    runs = ApplyRuns(cycle, telemetry, SYSTEM_CLOCK, lease, interval_s, record.forget)
     if lease is not None:
         lease.keep(stop)
     _cycle_until_signal(runs.run, interval_s, telemetry, demand, stop, may_write, lambda: runs.rests)
@@ -154,9 +149,10 @@ def reconcile_forever(
     foresight: Foresight,
     demand: SlurmDemand | None,
     pauses: Sequence[PauseSource],
+    record: Record,
 ) -> int:
     """Cycle until a signal; log each change of what --apply would write or refuse."""
-    judge = Judge(source, foresight.surveyor, book, SYSTEM_CLOCK, pauses, Regrets(telemetry, SYSTEM_CLOCK))
+    judge = Judge(source, foresight.surveyor, book, SYSTEM_CLOCK, pauses, record)
     dry = DryRun(judge, book.site, telemetry, foresight, SYSTEM_CLOCK)
     _cycle_until_signal(dry.run, interval_s, telemetry, demand, stop_on_signal())
     return 0

@@ -7,14 +7,20 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from gpu_exporter.clock import SYSTEM_CLOCK
-from gpu_exporter.defaults import Settings
+from gpu_exporter.defaults import Policy, Settings
 from gpu_exporter.reconciler.actions.actor import Actor
+from gpu_exporter.reconciler.actions.acts import Acts
+from gpu_exporter.reconciler.actions.gates import Gates
+from gpu_exporter.reconciler.actions.journal import Journal, TextPlace
 from gpu_exporter.reconciler.actions.proofs import Proofs
 from gpu_exporter.reconciler.actions.propose import allowed_kinds
-from gpu_exporter.reconciler.actions.runner import ActionRunner
+from gpu_exporter.reconciler.actions.runner import ActionRunner, Parts
 from gpu_exporter.reconciler.audit import AuditLog
+from gpu_exporter.reconciler.evidence import HostLimits
 from gpu_exporter.reconciler.fetch import Client
+from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.marks import Marker
+from gpu_exporter.reconciler.record import Record
 from gpu_exporter.reconciler.slurm.actor import JobActor
 from gpu_exporter.reconciler.slurm.marker import JobMarker
 from gpu_exporter.reconciler.telemetry import Telemetry
@@ -31,7 +37,7 @@ class ProofPlaces(NamedTuple):
     filters: Sequence[str]
 
 
-def check_actions(settings: Settings, places: ProofPlaces, *, has_audit: bool) -> None:
+def check_actions(settings: Settings, places: ProofPlaces, *, has_audit: bool, keeps_texts: bool) -> None:
     """Raise ValueError when actions are asked for and cannot be proven or accounted for."""
     actions = settings.actions
     if actions.mode == NONE:
@@ -39,9 +45,13 @@ def check_actions(settings: Settings, places: ProofPlaces, *, has_audit: bool) -
     missing = [
         flag
         for flag, is_there in (
-            ("--source.prometheus, which knows what came of earlier decisions", bool(places.prometheus)),
+            ("--source.prometheus, which knows what holders do beside their GPUs", bool(places.prometheus)),
             ("--alertmanager.url, which knows whether owners were warned", bool(places.alertmanager)),
             ("--audit.file, which says afterwards what was done and why", has_audit or actions.mode != ACT),
+            (
+                "--kubernetes.lease or --state.directory, where decisions and acts are kept over restarts",
+                keeps_texts,
+            ),
         )
         if not is_there
     ]
@@ -64,35 +74,46 @@ def build_runner(
     places: ProofPlaces,
     clients: tuple[Client, Client],
     markers: Sequence[Marker],
-    kubeconfig: str,
+    judge: Judge,
+    record: Record,
+    texts: TextPlace | None,
     telemetry: Telemetry,
     audit: AuditLog | None,
     may_write: Callable[[], bool],
 ) -> ActionRunner | None:
-    """None where nothing is done. `clients`: of the PromQL API and of Alertmanager. Raises MarkError."""
-    actions = settings.actions
+    """None where nothing is done. `clients`: of the PromQL API and of Alertmanager. `texts`: where the journal is kept,
+    which mode act needs. Raises MarkError.
+    """
+    actions, policy = settings.actions, settings.policy
     if actions.mode == NONE:
         return None
-    actors: list[Actor] = []
-    for marker in markers:
-        if isinstance(marker, JobMarker):
-            actors.append(JobActor(marker, settings.policy))
-        else:
-            from gpu_exporter.reconciler.kubernetes.actor import PodActor
-            from gpu_exporter.reconciler.kubernetes.api import connect
-
-            actors.append(PodActor(connect(kubeconfig), settings.policy))
+    actors = {marker.scheduler: _actor(marker, policy) for marker in markers}
     proofs = Proofs(
-        places.prometheus,
-        places.alertmanager,
-        places.filters,
-        settings.alerts.reconciler,
-        places.matcher,
-        actions.shadow_for,
-        settings.alerts.interval,
-        SYSTEM_CLOCK,
-        *clients,
+        places.prometheus, places.alertmanager, places.filters, places.matcher, settings.alerts.interval, *clients
     )
     telemetry.note_actions(allowed_kinds(actions.kinds))
-    by_scheduler = {marker.scheduler: marker for marker in markers}
-    return ActionRunner(actions, proofs, actors, by_scheduler, telemetry, SYSTEM_CLOCK, audit, may_write)
+    acts = None
+    if actions.mode == ACT and texts is not None:
+        acts = Acts(Journal(texts), actors, record, audit, telemetry, SYSTEM_CLOCK)
+    host = HostLimits(policy.host_busy_ratio, policy.host_busy_io)
+    parts = Parts(
+        proofs,
+        Gates(actions, proofs, record, host, SYSTEM_CLOCK),
+        acts,
+        actors,
+        {marker.scheduler: marker for marker in markers},
+        judge.look_again,
+        may_write,
+    )
+    return ActionRunner(actions, parts, telemetry, SYSTEM_CLOCK)
+
+
+def _actor(marker: Marker, policy: Policy) -> Actor:
+    """What acts on what this marker marks."""
+    if isinstance(marker, JobMarker):
+        return JobActor(marker, policy)
+    from gpu_exporter.reconciler.kubernetes.actor import PodActor
+    from gpu_exporter.reconciler.kubernetes.marker import PodMarker
+
+    assert isinstance(marker, PodMarker)
+    return PodActor(marker.api, policy, SYSTEM_CLOCK, marker.resources)

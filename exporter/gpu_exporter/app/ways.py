@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter.clock import SYSTEM_CLOCK, ManualClock
-from gpu_exporter.defaults import Policy
+from gpu_exporter.defaults import Alerts, Policy
+from gpu_exporter.reconciler.actions.journal import TextPlace
 from gpu_exporter.reconciler.direct import ExporterSource
 from gpu_exporter.reconciler.evidence import ExplainingSource, HostLimits
 from gpu_exporter.reconciler.fetch import Client
@@ -20,6 +21,7 @@ from gpu_exporter.reconciler.promql import PromQLSource
 from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.slurm.demand import SlurmDemand
 from gpu_exporter.reconciler.slurm.marker import JobMarker, run_slurm
+from gpu_exporter.reconciler.texts import TextFiles
 from gpu_exporter.vendor import NVIDIA
 
 if TYPE_CHECKING:
@@ -103,9 +105,11 @@ def build_foresight(policy: Policy, ways: Ways) -> Foresight:
     return Foresight(makers, {scheduler: make() for scheduler, make in makers.items() if asked[scheduler]})
 
 
-def build_demand(slurm: bool | None) -> SlurmDemand | None:
+def build_demand(slurm: bool | None, alerts: Alerts) -> SlurmDemand | None:
     """What asks for pending jobs; None where there is no Slurm."""
-    return SlurmDemand(run_slurm) if slurm or (slurm is None and JobMarker.is_present()) else None
+    if not (slurm or (slurm is None and JobMarker.is_present())):
+        return None
+    return SlurmDemand(run_slurm, alerts.demand_pod_max, alerts.demand_tenant_max)
 
 
 def build_lease(kubeconfig: str, place: str) -> Lease:
@@ -113,6 +117,19 @@ def build_lease(kubeconfig: str, place: str) -> Lease:
     from gpu_exporter.reconciler.kubernetes.lease import open_lease
 
     return open_lease(kubeconfig, place, SYSTEM_CLOCK)
+
+
+def build_record_place(kubeconfig: str, lease: str, directory: Path | None) -> TextPlace | None:
+    """Where the record of decisions outlives this process: files of a directory, else a Lease beside the one at
+    NAMESPACE/NAME; None for neither. Raises ValueError, OSError, MarkError.
+    """
+    if directory is not None:
+        return TextFiles(directory)
+    if not lease:
+        return None
+    from gpu_exporter.reconciler.kubernetes.lease import open_record
+
+    return open_record(kubeconfig, lease)
 
 
 def build_pause(kubeconfig: str, lease: str, path: Path | None) -> PausePlace:

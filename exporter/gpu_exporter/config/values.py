@@ -46,6 +46,10 @@ PATTERNS = {  # settings that are texts: what they must look like, and what that
     "alerts.pool_label": (LABEL, "a label of Prometheus"),
 }
 
+MAY_BE_ZERO = frozenset(("policy.host_delay_max", "actions.host_work_max"))  # durations of which 0s means never
+MOST = {  # numbers that may not be larger, and why
+    "actions.hour_max": (16, "so many acts are kept in the journal"),
+}
 LEAST = {  # durations that may not be shorter, in seconds, and why
     "sampling.interval": (0.2, "GPM compares two moments more than 100 ms apart, else each second cycle is unknown"),
 }
@@ -72,8 +76,10 @@ def check_value(section: str, key: str, value: float | str) -> str:
             return "" if re.fullmatch(pattern[0], value) else f"{value!r} is not {pattern[1]}"
         choices = CHOICES[f"{section}.{key}"]
         return "" if value in choices else f"{value!r} is not one of {', '.join(choices)}"
-    if value <= 0:
+    if value <= 0 and not (value == 0 and f"{section}.{key}" in MAY_BE_ZERO):
         return "must be above 0"
+    if (most := MOST.get(f"{section}.{key}")) and value > most[0]:
+        return f"must be at most {most[0]}: {most[1]}"
     if f"{section}.{key}" not in DURATIONS and isinstance(value, float) and value > 1:
         return f"{value:g} is not a share between 0 and 1"
     if (least := LEAST.get(f"{section}.{key}")) and value < least[0]:

@@ -135,7 +135,8 @@ securityContext: {{- include "gpu-exporter.securityContext" . | nindent 2 }}
 {{- $mode := include "gpu-exporter.actionMode" . | trim -}}
 {{- if ne $mode "none" }}
 {{- if eq $mode "act" }}
-{{- if include "gpu-exporter.mayDo" (dict "root" . "kind" "suspend") }}
+{{- /* Beside a Workload that is deactivated, its object gets a note: Kueue can make the Workload again. */}}
+{{- if or (include "gpu-exporter.mayDo" (dict "root" . "kind" "suspend")) (include "gpu-exporter.mayDo" (dict "root" . "kind" "deactivate")) }}
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [patch]
