@@ -80,7 +80,7 @@ def build(settings: Settings) -> models.Dashboard:
     text = "Brakes that kept new marks from being set, by reason."
     board.put(panels.timeline(20, "Frozen", text, queries.frozen(), "{{reason}}", frozen), 8, 8)
     text = (
-        "Of the holders that became underused in the range, those that worked again within the hour, by policy and "
+        "Of the groups that became underused in the range, those that worked again within the hour, by policy and "
         f"class. Becomes meaningful over days; actions need {settings.actions.regret_max:.0%} or less."
     )
     regret = panels.bars(21, "Regret", text, "percentunit", queries.regret(), "{{policy}} {{class}}").max(1)
@@ -91,4 +91,12 @@ def build(settings: Settings) -> models.Dashboard:
     text = "Underused groups in a minute to which nothing was done, by reason."
     held = [(queries.reconciler("actions_held_total", "reason"), "{{reason}}")]
     board.put(panels.graph(23, "Held back", text, "none", held), 12, 8)
+    text = (
+        "GPUs that have been idle for long enough and stay with their holders, by reason and by namespace or account: "
+        "opt-outs, gangs that wait, servers, and what holds an act back. The twenty largest."
+    )
+    board.put(panels.graph(24, "Idle and spared", text, "none", [(queries.spared(), "{{tenant}}: {{reason}}")]), 16, 8)
+    text = "Idle pods of which nothing is decided, since a controller above them cannot be read, by reason and kind."
+    unread = [(queries.unreadable(), "{{reason}} {{kind}}")]
+    board.put(panels.graph(25, "Controllers that cannot be read", text, "none", unread), 8, 8)
     return board.build()

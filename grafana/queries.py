@@ -405,12 +405,22 @@ class Operations:
         return f"max(time() - {last})"
 
     def regret(self) -> str:
-        """Holders that worked again within the hour, of those that became underused in the range."""
-        wrong, all_ = (
-            f"sum by (policy, class) (increase(gpu_reconciler_{name}_total{{{CLUSTER}}}[$__range]))"
-            for name in ("regrets", "underused")
+        """Groups that worked again within the hour, of those that became underused in the range and are known to have
+        worked or not.
+        """
+        counted = f'gpu_reconciler_outcomes_total{{{CLUSTER}, outcome=~"%s"}}'
+        wrong, known = (
+            f"sum by (policy, class) (increase({counted % outcomes}[$__range]))"
+            for outcomes in ("regret", "regret|right")
         )
-        return f"{wrong} / ({all_} > 0)"
+        return f"{wrong} / ({known} > 0)"
+
+    def spared(self) -> str:
+        """GPUs that were idle for long enough and stay with their holders; the twenty largest rows."""
+        return f"topk(20, sum by (reason, tenant) (gpu_reconciler_spared_gpus{{{CLUSTER}}}))"
+
+    def unreadable(self) -> str:
+        return f"sum by (reason, kind) (gpu_reconciler_unreadable{{{CLUSTER}}})"
 
 
 def alerts_of(matchers: str) -> str:

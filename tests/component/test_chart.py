@@ -190,7 +190,7 @@ def test_alerts_are_in_prometheus_or_in_grafana_and_never_in_both(helm: Helm) ->
 
     recordings, alerts, none = names({})
     assert none == set()
-    assert len(alerts) == 25
+    assert len(alerts) == 26
     assert names({"alertsIn": "grafana", "grafana": {"datasource": "mimir-1"}}) == (recordings, set(), alerts)
 
 
@@ -355,17 +355,18 @@ def test_the_reconciler_may_do_what_it_does_and_nothing_else(
     status = ("patch", "pods", "", "status")
     own = account["name"]
     pause = ("get", "leases", "coordination.k8s.io", "", home, own)  # which a dry run reads
-    lease = [
-        (verb, "leases", "coordination.k8s.io", "", home, own if verb != "create" else "")
-        for verb in ("create", "update")
+    record = [
+        (verb, "leases", "coordination.k8s.io", "", home, f"{own}-record" if verb != "create" else "")
+        for verb in ("create", "get", "update")
     ]
+    lease = [("update", "leases", "coordination.k8s.io", "", home, own)]
     writes = [
         ("patch", "pods"),
         *lease,
         ("create", "events", "events.k8s.io"),
         *([status] if apply and condition else []),
     ]
-    allowed = [*reads, pause, *writes] if apply else [*reads, pause]
+    allowed = [*reads, pause, *record, *writes] if apply else [*reads, pause, *record]
     denied = [
         *(() if apply else writes),
         ("delete", "pods"),

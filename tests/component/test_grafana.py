@@ -94,6 +94,8 @@ EMPTY = {  # what has no data here, and why
     ("operations", "Regret", "A"): "nobody worked again",
     ("operations", "Actions", "A"): "actions are off",
     ("operations", "Held back", "A"): "actions are off",
+    ("operations", "Idle and spared", "A"): "every holder that is idle for long enough is underused",
+    ("operations", "Controllers that cannot be read", "A"): "live objects are not read",
 }
 
 pytestmark = pytest.mark.servers

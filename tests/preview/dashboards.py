@@ -125,7 +125,8 @@ def browse(url: str, width: int, height: int, *flags: str) -> str:
 def height(board: str) -> int:
     """Of the whole dashboard, in pixels."""
     panels = json.loads((ROOT / "grafana" / "dashboards" / f"gpu-{board}.json").read_text("utf-8"))["panels"]
-    return ROW * max(panel["gridPos"].get("y", 0) + panel["gridPos"]["h"] for panel in panels) + 16
+    rows: int = max(panel["gridPos"].get("y", 0) + panel["gridPos"]["h"] for panel in panels)
+    return ROW * rows + 16
 
 
 def faults(board: str, dom: str) -> list[str]:

@@ -10,7 +10,7 @@ import json
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,10 +26,14 @@ from gpu_exporter.exposition.series import Series, list_series
 from gpu_exporter.exposition.text import TextRenderer, escape_label
 from gpu_exporter.reconciler.direct import ExporterSource
 from gpu_exporter.reconciler.dry_run import DryRun
+from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.foresight import Foresight
 from gpu_exporter.reconciler.judge import Judge
-from gpu_exporter.reconciler.regret import Regrets
+from gpu_exporter.reconciler.outcomes import ENDED
+from gpu_exporter.reconciler.record import Record
 from gpu_exporter.reconciler.rulebook import Rulebook
+from gpu_exporter.reconciler.slurm.demand import Demand
+from gpu_exporter.reconciler.surroundings import SERVING, Exemption, Surroundings, Unreadable
 from gpu_exporter.reconciler.telemetry import Telemetry
 from tests.testbed.processes import fetch
 from tests.testbed.simulated_node import SimulatedNode
@@ -107,6 +111,26 @@ def scenario(random: Random, number: int, model: str, hours: float) -> dict[str,
     return {"gpus": gpus, "holders": holders}
 
 
+class Site:
+    """What live objects would say: servers serve, owners of some pods ask to keep them, some controllers are hidden."""
+
+    def survey(
+        self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
+    ) -> Mapping[HolderName, Surroundings | Unreadable]:
+        return {name: self._around(name) for name in names}
+
+    def _around(self, name: HolderName) -> Surroundings | Unreadable:
+        if name.namespace == "serving":
+            return Surroundings(kind=SERVING, kind_why="a Service selects it")
+        lot = crc32(name.name.encode()) % 8
+        if lot == 0:
+            return Unreadable("its controller cannot be read", reason="forbidden", kind="Workflow")
+        return Surroundings(exemption=Exemption("pod", "its owner asked to keep it") if lot == 1 else None)
+
+    def read_fate(self, name: HolderName, incarnation: str) -> str:
+        return ENDED
+
+
 def write_day(path: Path, end: int, hours: int, seed: int = 7) -> None:
     """OpenMetrics text of what Prometheus would have scraped until `end` (Unix seconds)."""
     random = Random(seed)
@@ -129,7 +153,8 @@ def write_day(path: Path, end: int, hours: int, seed: int = 7) -> None:
     )
     settings = demo_settings()
     book = Rulebook(settings.policy)
-    judge = Judge(source, Foresight({}).surveyor, book, clock, regrets=Regrets(telemetry, clock))
+    record = Record(None, telemetry, clock, settings.actions.shadow_for)
+    judge = Judge(source, lambda _: Site(), book, clock, record=record)
     dry = DryRun(judge, settings.policy, telemetry, Foresight({}), clock)
     for node in nodes.values():
         node.clock.step_wall(begin - node.clock.wall())
@@ -139,7 +164,8 @@ def write_day(path: Path, end: int, hours: int, seed: int = 7) -> None:
         clock.advance(SCRAPE_S)
         pods = set[tuple[str, str]]()
         if second % DEMAND_S == SCRAPE_S:
-            telemetry.note_demand({"h100": random.choice((0.0, 0.0, 2.0, 4.0, 8.0)), "a100": 0.0})
+            pending = {"h100": random.choice((0.0, 0.0, 2.0, 4.0, 8.0)), "a100": 0.0}
+            telemetry.note_demand(Demand(pending, pending))
         for name, node in nodes.items():
             view = node.run(SCRAPE_S)
             take(lines, {"job": "gpu-exporter", "node": name, "instance": name}, list_series(view), at)

@@ -263,3 +263,19 @@ def exporters() -> Iterator[Case]:
         world.put("gpu_reconciler_last_success_timestamp_seconds", labels, lambda t: 60.0 * min(t, 30))
         world.put("gpu_reconciler_frozen", {**labels, "reason": "paused"}, float(replica == "a"))
     yield Case("a pause", world, about=["GpuReconcilerFrozen", "GpuReconcilerDown"])
+
+    for unreadable, seen in ((3.0, True), (1.0, False), (0.0, False)):
+        world = World(120)
+        Node(world)
+        world.put("gpu_reconciler_cycles_total", RECONCILER, lambda t: float(t))
+        world.put("gpu_reconciler_surveyed", RECONCILER, 20)
+        labels = {**RECONCILER, "reason": "forbidden", "kind": "Pipeline"}
+        world.put("gpu_reconciler_unreadable", labels, unreadable)
+        firing = [Firing("GpuReconcilerUnreadable", 60, 120)] if seen else []
+        yield Case(f"{unreadable:.0f} of 20 holders cannot be read", world, firing, about=["GpuReconcilerUnreadable"])
+
+    world = World(120)
+    Node(world)
+    world.put("gpu_reconciler_cycles_total", RECONCILER, lambda t: float(t))
+    world.put("gpu_reconciler_surveyed", RECONCILER, 0)
+    yield Case("a reconciler that surveys nobody", world, about=["GpuReconcilerUnreadable"])

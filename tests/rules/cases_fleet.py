@@ -142,6 +142,28 @@ def fleet() -> Iterator[Case]:
         [*idle((FIRES, END)), Firing("GpuWasteWhileQueued", 90, END, {"pool": "gpu"})],
     )
 
+    world = World(30)
+    Node(world)
+    for pod, namespace, asked in (("huge", "a", 64), *((f"p{n}", "b", 4) for n in range(10)), ("one", "c", 2)):
+        place = {"job": "kube-state-metrics", "namespace": namespace, "pod": pod}
+        world.put(
+            "kube_pod_container_resource_requests", {**place, "container": "m", "resource": "nvidia_com_gpu"}, asked
+        )
+        world.put("kube_pod_status_unschedulable", place, 1)
+    world.put("gpu_demand_counted_gpus", {**RECONCILER, "pool": "slurm"}, 5)
+    demand = [
+        (20, "pool:gpu_pending_gpus:sum", [('pool:gpu_pending_gpus:sum{pool="nvidia_com_gpu"}', 106.0)]),
+        (
+            20,
+            "pool:gpu_pending_gpus:capped",
+            [
+                ('pool:gpu_pending_gpus:capped{pool="nvidia_com_gpu"}', 8.0 + 16.0 + 2.0),
+                ('pool:gpu_pending_gpus:capped{pool="slurm"}', 5.0),
+            ],
+        ),
+    ]
+    yield Case("demand of one pod and of one namespace is capped", world, values=demand)
+
     pool = {"partition": "gpu"}
     wanted = {**RECONCILER, "pool": "gpu"}
     waste = Firing("GpuWasteWhileQueued", 90, END, {"pool": "gpu"})

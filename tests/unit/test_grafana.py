@@ -77,6 +77,7 @@ LABELS = {
     *ALLOCATION_LABELS,
 }
 LABELS |= {"scheduler", "user", "account", "team", "workload", "stage", "policy", "class", "action", "result", "reason"}
+LABELS |= {"outcome", "kind"}
 LABELS |= {"alertname", "alertstate", "severity"}
 LABELS |= {label for family in FAMILIES for label in family.labels}
 RECONCILER = {

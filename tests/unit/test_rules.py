@@ -235,4 +235,5 @@ def test_the_names_of_alerts_are_a_promise() -> None:
         *("GpuScrapeConfigWrong", "GpuNodeClockWrong", "GpuWasteWhileQueued"),
         *("GpuFleetDegraded", "GpuThrottledMany", "GpuMonitoringAbsent"),
         *("GpuReconcilerStuck", "GpuReconcilerDown", "GpuReconcilerFrozen", "GpuReconcilerActionFailed"),
+        "GpuReconcilerUnreadable",
     }

@@ -19,9 +19,15 @@ from prometheus_client.registry import Collector
 from gpu_exporter.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.reconciler.brakes import FREEZES
 from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.outcomes import OUTCOMES, Account, tenant_of
 from gpu_exporter.reconciler.policy import MARKED, Decision
+from gpu_exporter.reconciler.slurm.demand import Demand
+from gpu_exporter.reconciler.spared import why_spared
 from gpu_exporter.reconciler.surroundings import EXEMPT_BY
 
+TENANTS_MAX = 50  # series of one reason
+KINDS_MAX = 20  # likewise
+OTHER = "other"
 STAGES_MAX = 30_000  # series; a tenth of a site of 100,000 allocations is idle at a time, or some bug makes it so
 RESULTS = ("written", "renewed", "withdrawn", "replaced", "conflict", "throttled", "fenced", "error")
 REASONS = (
@@ -45,28 +51,43 @@ REASONS = (
 
 ACTION_RESULTS = ("done", "shadow", "unconfirmed", "refused", "replaced", "conflict", "throttled", "error")
 HELD = (  # why nothing was done to a group that is underused
+    "above",
     "acted",
     "audit",
+    "beside",
     "changed",
     "class",
     "ended",
     "exempt",
     "failed",
     "fenced",
+    "host_work",
+    "journal",
     "kind",
     "kueue",
     "limit",
     "members",
     "no_demand",
     "not_warned",
+    "noted",
+    "paused",
+    "pending",
     "proof",
+    "refused",
     "regret",
     "requeued",
     "rests",
+    "resumed",
     "shadow",
+    "size",
     "stale",
+    "stranger",
     "terminating",
+    "uncounted",
     "unknown",
+    "unread",
+    "waiting",
+    "watched",
 )
 
 
@@ -114,18 +135,28 @@ class _Demand(Collector):
     """Absent while Slurm does not answer, or where there is none: 0 would say that nobody waits."""
 
     def __init__(self) -> None:
-        self.gpus: Mapping[str, float] = {}
+        self.demand: Demand | None = None
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        family = GaugeMetricFamily(
+        pending = GaugeMetricFamily(
             "gpu_demand_pending_gpus",
             "GPUs that pending Slurm jobs wait for (reasons Resources and Priority), by partition; a job that asks for "
             "several partitions is in each.",
             labels=("pool",),
         )
-        for pool, gpus in self.gpus.items():
-            family.add_metric([pool], gpus)
-        yield family
+        counted = GaugeMetricFamily(
+            "gpu_demand_counted_gpus",
+            "Those of them that count before GPUs are taken back: of one job and of one account no more than "
+            "alerts.demand_pod_max and alerts.demand_tenant_max.",
+            labels=("pool",),
+        )
+        if self.demand is not None:
+            for pool, gpus in self.demand.pending.items():
+                pending.add_metric([pool], gpus)
+            for pool, gpus in self.demand.counted.items():
+                counted.add_metric([pool], gpus)
+        yield pending
+        yield counted
 
 
 class Telemetry:
@@ -136,6 +167,7 @@ class Telemetry:
         self.registry = CollectorRegistry()
         self._clock = clock
         self._last_end = clock.monotonic()
+        self._spared_next: Tally[tuple[str, str]] = Tally()
         ProcessCollector(registry=self.registry)
         self._cycles = Counter("gpu_reconciler_cycles", "Cycles begun.", registry=self.registry)
         self._duration = Histogram(
@@ -175,14 +207,34 @@ class Telemetry:
         )
         self._underused = Counter(
             "gpu_reconciler_underused",
-            "Holders that became underused by the evidence, marked or not, by the policy that decided and their class.",
+            "Groups, and pods and jobs by themselves, that became underused by the evidence, marked or not, by the "
+            "policy that decided and their class.",
             ["policy", "class"],
             registry=self.registry,
         )
-        self._regrets = Counter(
-            "gpu_reconciler_regrets",
-            "Those of them that worked again within an hour.",
-            ["policy", "class"],
+        self._outcomes = Counter(
+            "gpu_reconciler_outcomes",
+            "What came of them. regret: they worked again within an hour. right: they were observed idle for that "
+            "hour, or ended by themselves. unknown: anything else.",
+            ["policy", "class", "outcome"],
+            registry=self.registry,
+        )
+        self._spared = Gauge(
+            "gpu_reconciler_spared_gpus",
+            "GPUs and MIG instances that have been idle for long enough and stay with their holder, by reason and by "
+            "namespace or account.",
+            ["reason", "tenant"],
+            registry=self.registry,
+        )
+        self._unreadable = Gauge(
+            "gpu_reconciler_unreadable",
+            "Idle holders that are not decided on, since a controller above them cannot be read, by reason and kind.",
+            ["reason", "kind"],
+            registry=self.registry,
+        )
+        self._surveyed = Gauge(
+            "gpu_reconciler_surveyed",
+            "Idle holders whose surroundings were asked for.",
             registry=self.registry,
         )
         self._applies = Gauge(
@@ -244,9 +296,9 @@ class Telemetry:
         self._last_end = self._clock.monotonic()
         self._note_state({}, (), ())
 
-    def note_demand(self, gpus: Mapping[str, float] | None) -> None:
+    def note_demand(self, demand: Demand | None) -> None:
         """GPUs that pending jobs wait for, by partition; None while that is not known."""
-        self._demand.gpus = gpus or {}
+        self._demand.demand = demand
 
     def since_last_cycle_s(self) -> float:
         """Seconds since a cycle ended, with or without evidence; since the start where none has."""
@@ -258,12 +310,34 @@ class Telemetry:
     def count_skip(self, reason: str) -> None:
         self._skipped.labels(reason).inc()
 
-    def count_underused(self, policy: str, kind: str) -> None:
-        self._underused.labels(policy, kind).inc()
-        self._regrets.labels(policy, kind)  # 0 of so many, and not nothing
+    def count_decision(self, account: Account) -> None:
+        self._underused.labels(*account[:2]).inc()
+        for outcome in OUTCOMES:
+            self._outcomes.labels(*account[:2], outcome)  # 0 of so many, and not nothing
 
-    def count_regret(self, policy: str, kind: str) -> None:
-        self._regrets.labels(policy, kind).inc()
+    def count_outcome(self, account: Account, outcome: str) -> None:
+        self._outcomes.labels(*account[:2], outcome).inc()
+
+    def restore(self, policy: str, kind: str, decisions: int, outcomes: Mapping[str, int]) -> None:
+        self._underused.labels(policy, kind).inc(decisions)
+        for outcome in OUTCOMES:
+            self._outcomes.labels(policy, kind, outcome).inc(outcomes.get(outcome, 0))
+
+    def forget(self) -> None:
+        self._underused.clear()
+        self._outcomes.clear()
+
+    def note_spared(self, decisions: Sequence[Decision], reason: str) -> None:
+        for decision in decisions:
+            self._spared_next[reason, tenant_of(decision)] += len(decision.units)
+
+    def note_surveyed(self, surveyed: int, unreadable: Collection[tuple[str, str]]) -> None:
+        self._surveyed.set(surveyed)
+        self._unreadable.clear()
+        tally: Tally[tuple[str, str]] = Tally(unreadable)
+        for at, ((reason, kind), count) in enumerate(tally.most_common()):
+            # The creator of a pod chooses the kind in its reference.
+            self._unreadable.labels(reason, kind if at < KINDS_MAX else OTHER).inc(count)
 
     def count_audit_error(self) -> None:
         self._audit_errors.inc()
@@ -282,8 +356,23 @@ class Telemetry:
         self._last_end = self._clock.monotonic()
         self._cycles.inc()
         self._duration.observe(self._last_end - began)
+        self._publish_spared(decisions)
         if complete:
             self._success.wall = self._clock.wall()
+
+    def _publish_spared(self, decisions: Sequence[Decision]) -> None:
+        """What the last cycle has left to its holders; of many tenants those with the most, the others as one."""
+        tally, self._spared_next = self._spared_next, Tally()
+        for decision in decisions:
+            if reason := why_spared(decision):
+                tally[reason, tenant_of(decision)] += len(decision.units)
+        by_tenant: Tally[str] = Tally()
+        for (_, tenant), gpus in tally.items():
+            by_tenant[tenant] += gpus
+        named = {tenant for tenant, _ in by_tenant.most_common(TENANTS_MAX)}
+        self._spared.clear()
+        for (reason, tenant), gpus in tally.items():
+            self._spared.labels(reason, tenant if tenant in named else OTHER).inc(gpus)
 
     def _note_state(
         self, standing: Mapping[HolderName, str], decisions: Sequence[Decision], frozen: Collection[str]
