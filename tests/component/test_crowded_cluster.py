@@ -1,0 +1,127 @@
+"""An act at a site's size: 100,000 pods in the cluster, 20,000 of them in the namespace, and each kind of them in the way.
+
+The crowd is written to etcd as the API server keeps it, 128 pods a request: to create so many takes an hour.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.request
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from gpu_exporter.clock import SYSTEM_CLOCK
+from gpu_exporter.reconciler.actions.actor import DONE
+from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.judge import judge_of
+from gpu_exporter.reconciler.kubernetes.actor import PodActor
+from gpu_exporter.reconciler.kubernetes.api import Api
+from gpu_exporter.reconciler.kubernetes.marker import PodMarker
+from gpu_exporter.reconciler.kubernetes.targets import WITHIN_S
+from gpu_exporter.reconciler.policy import UNDERUSED, Decision
+from gpu_exporter.reconciler.rulebook import Rulebook
+from gpu_exporter.reconciler.surroundings import Reference
+from gpu_exporter.reconciler.target import why_not
+from tests.component.test_pods_marked import POLICY
+from tests.component.test_surroundings import Site
+from tests.testbed.control_plane import ControlPlane, start_control_plane
+from tests.testbed.processes import Processes, wait_for
+
+pytestmark = pytest.mark.kubernetes
+BESIDE, ELSEWHERE, NAMESPACES = 20_000, 80_000, 8
+A_REQUEST = 128  # operations, etcd's limit
+IDLE_S = 8500.0
+JOB = {"apiVersion": "batch/v1", "kind": "Job", "name": "other", "uid": "made-up", "controller": True}
+# Each by so many pods of the namespace: no GPUs; a GPU, below a Job that is not there, or a kind that is not served.
+WAYS: Sequence[tuple[int, int, dict[str, Any] | None]] = (
+    (12_000, 0, None),
+    (5_000, 1, JOB),
+    (2_980, 0, JOB),
+    (20, 1, {**JOB, "apiVersion": "example.org/v1", "kind": "Pipeline"}),
+)
+
+
+class Crowd:
+    """Copies of a pod that the API server has made."""
+
+    def __init__(self, plane: ControlPlane, model: dict[str, Any]) -> None:
+        self.plane, self.model = plane, model
+        self.written = 0
+
+    def add(self, namespace: str, count: int, gpus: int, owner: dict[str, Any] | None) -> None:
+        for first in range(0, count, A_REQUEST):
+            rows = [self._row(namespace, gpus, owner) for _ in range(min(A_REQUEST, count - first))]
+            request = urllib.request.Request(
+                f"{self.plane.etcd_url}/v3/kv/txn", json.dumps({"success": rows}).encode(), method="POST"
+            )
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                assert json.load(answer)["succeeded"]
+
+    def _row(self, namespace: str, gpus: int, owner: dict[str, Any] | None) -> dict[str, Any]:
+        at = self.written
+        self.written += 1
+        name = f"crowd-{at}"
+        metadata = {**self.model["metadata"], "name": name, "namespace": namespace, "uid": f"0000-{at}"}
+        if owner is not None:
+            metadata["ownerReferences"] = [{**owner, "uid": f"{owner['uid']}-{at}"}]
+        limits = {"nvidia.com/gpu": str(gpus)} if gpus else {"cpu": "1"}
+        (container,) = self.model["spec"]["containers"]
+        containers = [{**container, "resources": {"limits": limits, "requests": limits}}]
+        pod = {**self.model, "metadata": metadata, "spec": {**self.model["spec"], "containers": containers}}
+        key, value = f"/registry/pods/{namespace}/{name}", json.dumps(pod)
+        return {"requestPut": {"key": base64_of(key), "value": base64_of(value)}}
+
+
+def base64_of(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+@pytest.fixture
+def site(tmp_path: Any) -> Iterator[Site]:
+    with Processes(tmp_path) as processes, start_control_plane(processes, tmp_path) as plane:
+        yield Site(plane, "busy")
+
+
+def test_an_act_beside_20000_pods_of_its_namespace_keeps_its_ten_seconds(site: Site) -> None:
+    plane, clock = site.plane, SYSTEM_CLOCK
+    pods = site.job("train", 3)
+    for pod in pods:
+        site.set_run(pod, IDLE_S)
+    model = plane.pod(pods[0], "busy")
+    model["metadata"] = {
+        key: model["metadata"][key] for key in ("creationTimestamp", "managedFields") if key in model["metadata"]
+    }
+    model["spec"].pop("nodeName", None)  # the controller manager ends pods of nodes that are not there
+    crowd = Crowd(plane, {"apiVersion": "v1", "kind": "Pod", **model})
+    for count, gpus, owner in WAYS:
+        crowd.add("busy", count, gpus, owner)
+    for at in range(NAMESPACES):
+        crowd.add(f"elsewhere-{at}", ELSEWHERE // NAMESPACES, 1, None)
+    assert crowd.written == BESIDE + ELSEWHERE
+    last = f"crowd-{crowd.written - 1}"
+    listed = plane.core.read_namespaced_pod
+    wait_for(lambda: listed(last, f"elsewhere-{NAMESPACES - 1}") is not None, "the crowd to be served", 60)
+
+    api = Api(ControlPlane.connect(plane.admin))
+    marker, actor = PodMarker(api, POLICY, clock), PodActor(api, POLICY, clock)
+    began = clock.monotonic()
+    decisions = judge_of(site.source, [marker], Rulebook(POLICY), clock).judge().decisions
+    judged_s = clock.monotonic() - began
+    own: dict[HolderName, Decision] = {each.name: each for each in decisions if each.stage == UNDERUSED}
+    assert len(own) == len(pods), [(each.stage, each.reason) for each in decisions]
+
+    job = client.BatchV1Api(plane.api).read_namespaced_job("train", "busy")
+    reference = Reference("batch", "v1", "Job", "train", job.metadata.uid)
+    began = clock.monotonic()
+    target = actor.read(reference, "busy", ("suspend",), IDLE_S, clock.wall())
+    read_s = clock.monotonic() - began
+    print(f"judged in {judged_s:.1f} s, the target read in {read_s:.1f} s")
+    assert why_not(target, own, ("suspend",), ()) is None
+    assert {part.name.name for part in target.ends} == set(pods) and read_s < WITHIN_S
+    entry = actor.open_entry(target, "0a0b0c0d", clock.wall())
+    actor.act(target, entry)
+    assert actor.look(entry) == DONE
