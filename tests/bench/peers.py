@@ -166,13 +166,13 @@ def main() -> int:
     if options.before:
         checkouts["before"] = {"PYTHONPATH": str(options.before.resolve() / "exporter")}
     load = {"kind": "square", "low": 0.1, "high": 0.9, "period": 30}
-    rounds: dict[str, list[Figures]] = {checkout: [] for checkout in checkouts} | {"nvitop": []}
+    rounds: dict[str, list[Figures]] = {each: [] for each in (*checkouts, "nvitop")}
     with play([{"model": "H100", "load": load}] * GPUS) as (environment, static):
         for _ in range(options.rounds):
             for checkout, figures in measure_ours(checkouts, environment, static, options.soak).items():
                 rounds[checkout].append(figures)
             port = free_port()
-            theirs = [nvitop, "--bind-address", "127.0.0.1", "--port", str(port), "--interval", "1"]
+            theirs = [str(nvitop), "--bind-address", "127.0.0.1", "--port", str(port), "--interval", "1"]
             rounds["nvitop"].append(measure(theirs, port, environment, options.soak))
         once = {
             checkout: measure_once({**environment, **path}, ["--no-attribution.slurm", "--state.directory="])

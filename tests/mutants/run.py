@@ -31,6 +31,11 @@ ROOMS = (
     "reconciler/policy.py",
     "reconciler/plan.py",
     "reconciler/cycle.py",
+    "reconciler/brakes.py",
+    "reconciler/target.py",
+    "reconciler/outcomes.py",
+    "reconciler/record.py",
+    "reconciler/actions/gates.py",
 )
 TESTS = (
     "tests/unit/sampling",
@@ -58,7 +63,7 @@ def copy_tree(modules: list[str]) -> None:
     chosen = ", ".join(f'"src/gpu_exporter/{module}"' for module in modules)
     selection = ", ".join(f'"{folder}"' for folder in TESTS)
     settings += (
-        f'\n[tool.mutmut]\nsource_paths = ["src"]\nonly_mutate = [{chosen}]\nalso_copy = ["tests", "exporter", "docs"]\n'
+        f'\n[tool.mutmut]\nsource_paths = ["src"]\nonly_mutate = [{chosen}]\nalso_copy = ["tests", "exporter", "docs", "alerts"]\n'
         f"pytest_add_cli_args_test_selection = [{selection}]\n"
     )
     (COPY / "pyproject.toml").write_text(settings, "utf-8")
