@@ -86,7 +86,8 @@ class SaidRecord:
         return self.answers.get(account[:2], Held("shadow", "no decisions"))
 
     def note_act(self, entry: Entry) -> None:
-        self.acts.append(entry)
+        if all(entry.ident != each.ident for each in self.acts):
+            self.acts.append(entry)
 
     def acts_due(self) -> list[Entry]:
         return self.due

@@ -129,11 +129,19 @@ class Record:
         self._observer.count_outcome(account, outcome)
 
     def note_act(self, entry: Entry) -> None:
-        """An act was done; whether its owner takes it up again is looked at for a day."""
+        """An act was done; whether its owner takes it up again is looked at for a day. The same act counts once.
+
+        Raises MarkError while the record cannot be read.
+        """
+        self._load()
+        if not self._is_loaded:
+            raise MarkError("error", f"the record cannot be read: {self._trouble}")
+        if entry.ident in self._acts:
+            return
         self._count(Account(*entry.record), ACTED)
         while len(self._acts) >= ACTS_MAX:
             del self._acts[next(iter(self._acts))]
-        self._acts[entry.ident] = entry
+        self._acts[entry.ident] = entry._replace(holders=(), waited_for=(), undo="")
         self._save()
 
     def acts_due(self) -> list[Entry]:
@@ -229,11 +237,7 @@ class Record:
         since = self._clock.wall() - self._keep_s
         self._drop(self._days, since, DAY_S)
         self._drop(self._present, since, HOUR_S)
-        text = self._render()
-        while len(text) > TEXT_MAX and self.watches.open:  # what does not fit has no outcome
-            for key in list(self.watches.open)[: max(1, len(self.watches.open) // 4)]:
-                self.count_outcome(self.watches.open.pop(key).account, UNKNOWN)
-            text = self._render()
+        text = self._render_within(TEXT_MAX)
         try:
             self._place.write_text(KEY, text)
         except MarkError as exc:
@@ -244,6 +248,21 @@ class Record:
             self._trouble = str(exc)
         else:
             self._is_changed, self._saved_at, self._trouble = False, now, ""
+
+    def _render_within(self, longest: int) -> str:
+        """The record as a text of so many characters at most: the oldest days go first, then watches."""
+        text = self._render()
+        while len(text) > longest and len(self._days) > 1:
+            del self._days[min(self._days)]
+            text = self._render()
+        while len(text) > longest and self.watches.open:
+            for key in list(self.watches.open)[: max(1, len(self.watches.open) // 4)]:
+                self.count_outcome(self.watches.open.pop(key).account, UNKNOWN)
+            text = self._render()
+        while len(text) > longest and self._acts:
+            del self._acts[next(iter(self._acts))]
+            text = self._render()
+        return text
 
     def _render(self) -> str:
         plain = {
@@ -310,7 +329,7 @@ class Record:
                 {HolderName(*map(str, n)): float(quiet) for *n, _, _, _, quiet in holders},
             )
             self.watches.open[str(scheduler), str(namespace), str(group)] = watch
-        self._acts = {entry.ident: entry for entry in parse(plain["acts"])}
+        self._acts = {entry.ident: entry for entry in parse(plain["acts"], PLAIN_MAX)}
         for (policy, kind), numbers in self._totals.items():
             of = dict(zip(COUNTS, numbers, strict=True))
             self._observer.restore(policy, kind, of[DECIDED], {outcome: of[outcome] for outcome in OUTCOMES})

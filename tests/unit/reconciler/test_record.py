@@ -24,6 +24,9 @@ from gpu_exporter.reconciler.policy import Decision, decide_holder, windows_of
 from gpu_exporter.reconciler.record import (
     ACT_KEEP_S,
     ACT_LOOK_S,
+    ACTED,
+    ACTS_MAX,
+    COUNTS,
     DAY_S,
     KEY,
     TAKEN_OVER_S,
@@ -326,6 +329,41 @@ def test_acts_that_owners_take_back_are_a_record_of_their_own(record: Record) ->
     assert again.acts_due() == entries[2:], "a restart forgets none"
     clock.advance(ACT_KEEP_S)
     assert again.acts_due() == []
+
+
+def test_an_act_counts_once_and_only_in_a_record_that_was_read() -> None:
+    place, clock = Texts(), ManualClock(wall=WALL)
+    record = Record(place, Tally(), clock, KEEP_S)
+    place.fail = MarkError("error", "no")
+    with pytest.raises(MarkError, match="cannot be read"):
+        record.note_act(entry("a", clock.wall()))
+    place.fail = None
+    for _ in range(3):
+        record.note_act(entry("a", clock.wall()))
+    assert [each.ident for each in record.acts_due()] == ["a"]
+    assert sum(numbers[COUNTS.index(ACTED)] for numbers in record._days[int(WALL // DAY_S)].values()) == 1
+
+
+def test_a_record_of_many_acts_days_and_tenants_can_be_read_again() -> None:
+    place, clock = Texts(), ManualClock(wall=WALL)
+    record = Record(place, Tally(), clock, KEEP_S)
+    record.note([], clock.wall(), lambda *_: RUNS)
+    for number in range(ACTS_MAX + 10):
+        long = entry(f"{number}-{'x' * 240}", clock.wall())
+        record.note_act(long._replace(holders=("pod" * 80,) * 16, undo="kubectl " * 40))
+    for day in range(14):
+        for number in range(TENANTS_MAX):
+            for policy in ("policy", "night", "teaching"):
+                key = account(f"{number * 7919:x}-team-{number}", policy)
+                record._days[int(WALL // DAY_S) - day][key] = [number * day + 1] * len(COUNTS)
+    clock.advance(60.0)
+    record.note([], clock.wall(), lambda *_: RUNS)
+    assert len(place.kept[KEY]) <= TEXT_MAX
+    again = Record(place, Tally(), clock, KEEP_S)
+    again.note([], clock.wall(), lambda *_: RUNS)
+    answer = again.why_not(account("a"), SETTINGS)
+    assert isinstance(answer, Held) and answer.reason == "shadow", "it is read; nobody has looked for long"
+    assert len(again._acts) == ACTS_MAX and int(WALL // DAY_S) in again._days
 
 
 def test_the_shortest_run_of_a_holder_is_what_all_of_it_was_idle_for() -> None:

@@ -100,12 +100,15 @@ def render(entries: Iterable[Entry]) -> str:
     return json.dumps({"v": VERSION, "entries": [list(entry) for entry in entries]}, separators=(",", ":"))
 
 
-def parse(text: str) -> tuple[Entry, ...]:
-    """Raises MarkError for a text in another format: what was begun is unknown then."""
+def parse(text: str, longest: int = TEXT_MAX) -> tuple[Entry, ...]:
+    """The entries of a text of so many characters at most.
+
+    Raises MarkError for a text in another format: what was begun is unknown then.
+    """
     if not text:
         return ()
-    if len(text) > TEXT_MAX:
-        raise MarkError("journal", f"the journal has {len(text)} characters, and should have {TEXT_MAX} at most")
+    if len(text) > longest:
+        raise MarkError("journal", f"the journal has {len(text)} characters, and should have {longest} at most")
     try:
         kept = json.loads(text)
         if kept["v"] != VERSION:
