@@ -474,6 +474,15 @@ def test_without_a_workload_nobody_knows_what_holds_the_quota(team: Team) -> Non
     assert team.act()[1] == {"kueue"}
 
 
+def test_what_kueue_manages_is_not_suspended_where_it_may_not_be_deactivated(team: Team) -> None:
+    """Kueue would resume it."""
+    team.settings = ACT._replace(kinds="suspend")
+    team.restart()
+    reference = team.idle_object("MPIJob")
+    team.workload(reference)
+    assert team.act() == ([], {"kind"})
+
+
 def test_kueue_may_manage_what_has_no_label(team: Team) -> None:
     reference = team.idle_object("MPIJob")
     team.workload(reference)

@@ -200,6 +200,44 @@ def test_a_pod_that_would_be_adopted_is_a_stranger(ground: Ground, kind: str) ->
     assert died <= {part.name.name for part in target.ends} | {"orphan"}
 
 
+def test_pods_that_the_garbage_collector_ends_with_a_member_are_strangers(ground: Ground) -> None:
+    """As the executors of a Spark driver: they name its pod as their owner, whether it controls them or not."""
+    reference = ground.make("Job")
+    (member, *_) = sorted(ground.ends_of(reference))
+
+    def pod(name: str, above: str, gpus: int, **more: bool) -> None:
+        uid = ground.plane.pod(above, ground.namespace)["metadata"]["uid"]
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": above, "uid": uid, **more}
+        template = pod_template(gpus)
+        body = {**template, "metadata": {"name": name, "ownerReferences": [owner]}}
+        ground.plane.core.create_namespaced_pod(ground.namespace, body)
+        ground.set_running(name, 9000.0)
+
+    pod("executor", member, 0, controller=True)
+    pod("worker", member, 1)
+    pod("below", "worker", 0)
+    target = ground.read(reference)
+    held = why_not(target, {}, VERBS, ())
+    assert held is not None and held.reason == "stranger"
+    dependents = {"executor", "worker", "below"}
+    assert {each.split()[0] for each in target.strangers} == dependents
+    ground.rest(reference)
+    wait_for(lambda: not dependents & set(ground.alive()), "the garbage collector", 60, 0.5)
+
+
+def test_a_job_of_an_earlier_jobset_of_that_name_is_a_stranger(ground: Ground) -> None:
+    """JobSet's controller takes its Jobs by the name of their owner."""
+    reference = ground.make("JobSet")
+    (pod,) = ground.job("old", 1)
+    owner = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "train", "uid": "of-the-last-one"}
+    change = {"metadata": {"ownerReferences": [{**owner, "controller": True}], "finalizers": ["example.org/keep"]}}
+    batch = client.BatchV1Api(ground.plane.api)
+    batch.patch_namespaced_job("old", ground.namespace, change)  # the finalizer: until it is read
+    target = ground.read(reference)
+    batch.patch_namespaced_job("old", ground.namespace, {"metadata": {"finalizers": None}})
+    assert [each for each in target.strangers if "earlier object of its name" in each], pod
+
+
 @pytest.mark.parametrize("kind", ["JobSet", "PyTorchJob", "MPIJob"])
 def test_a_pod_that_names_the_object_itself_is_a_member_or_a_stranger_as_the_kind_says(
     ground: Ground, kind: str

@@ -153,10 +153,11 @@ securityContext: {{- include "gpu-exporter.securityContext" . | nindent 2 }}
   verbs: [patch]
 {{- end }}
 {{- end }}
-{{- if include "gpu-exporter.mayDo" (dict "root" . "kind" "deactivate") }}
-- apiGroups: [kueue.x-k8s.io]
+{{- $mayDeactivate := include "gpu-exporter.mayDo" (dict "root" . "kind" "deactivate") }}
+{{- if or $mayDeactivate (include "gpu-exporter.mayDo" (dict "root" . "kind" "suspend")) }}
+- apiGroups: [kueue.x-k8s.io]   # what Kueue manages is not suspended, since Kueue would resume it
   resources: [workloads]
-  verbs: {{ ternary "[get, list, patch]" "[list]" (eq $mode "act") }}
+  verbs: {{ ternary "[get, list, patch]" "[list]" (and (eq $mode "act") (ne $mayDeactivate "")) }}
 {{- end }}
 {{- end }}
 {{- end }}

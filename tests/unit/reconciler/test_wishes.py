@@ -16,6 +16,7 @@ from gpu_exporter.reconciler.kubernetes.kinds import classify
 from gpu_exporter.reconciler.kubernetes.optouts import Place, Wish, read_wish
 from gpu_exporter.reconciler.kubernetes.owners import Link, Owner, pods_wanted
 from gpu_exporter.reconciler.marks import timestamp
+from gpu_exporter.reconciler.outside import count_indexes
 from gpu_exporter.reconciler.surroundings import Surroundings
 
 POLICY = Policy()
@@ -241,3 +242,33 @@ def test_a_job_that_squeue_no_longer_lists_has_no_surroundings() -> None:
     gone = HolderName("slurm", "", "4711")
     found = slurm.survey([gone], [], WALL)[gone]
     assert not isinstance(found, Surroundings) and not found.is_failure
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("", 0), ("0", 1), ("0,2-4", 4), ("4-2", None), ("0,", None), ("1-", None), ("²", None), ("0-99999999999", None), (7, None)],
+)  # fmt: skip
+def test_indexes_of_a_job_are_counted(text: Any, count: int | None) -> None:
+    assert count_indexes(text) == count
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "wanted"),
+    [
+        ({"parallelism": 4}, {}, 4),
+        ({"parallelism": 4}, {"succeeded": 1, "active": 3}, 3),  # of a work queue no other pod is begun
+        ({"parallelism": 4}, {"succeeded": 1}, 0),
+        ({"parallelism": 4, "completions": 6}, {"succeeded": 3}, 3),
+        ({"parallelism": 4, "completions": 4}, {"failedIndexes": "2"}, 3),
+        ({"parallelism": 4, "completions": 4}, {"failedIndexes": "x"}, None),
+    ],
+)
+def test_what_a_job_wants_is_what_its_controller_keeps(spec: Any, status: Any, wanted: int | None) -> None:
+    assert pods_wanted("Job", {"spec": spec, "status": status}) == wanted
+
+
+def test_pods_that_name_a_pod_as_their_owner_are_of_its_gang() -> None:
+    above = {"uid": "driver"}
+    plain = {"uid": "a", "ownerReferences": [{"kind": "Pod", "uid": "driver"}]}
+    keys = {name: group_keys(metadata, ()) for name, metadata in (("d", above), ("a", plain), ("b", {"uid": "b"}))}
+    assert gangs(keys) == {"d": {"d", "a"}, "a": {"d", "a"}, "b": {"b"}}

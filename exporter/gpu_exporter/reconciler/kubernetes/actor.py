@@ -75,8 +75,6 @@ class PodActor:
 
     def tell(self, entry: Entry, text: str) -> None:
         """As Actor."""
-        if entry.lever != entry.target:  # Kueue may make its Workload again
-            self._note(entry)
         target = entry.target
         regarding = {
             "apiVersion": f"{target.group}/{target.version}",
@@ -87,6 +85,8 @@ class PodActor:
         }
         note = f"{text}. To take it up again: {entry.undo}. It is left alone while it has the annotation {ACTED}"
         self._events.record_once(regarding, entry.wall, EVENTS[entry.verb], note, "TakeBack", entry.ident)
+        if entry.lever != target:  # Kueue may make its Workload again
+            self._note(entry)
 
     def _note(self, entry: Entry) -> None:
         """Write on the object what was done to its Workload."""

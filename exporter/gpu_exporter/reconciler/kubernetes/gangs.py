@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from gpu_exporter.reconciler.kubernetes.owners import Link
+from gpu_exporter.reconciler.kubernetes.owners import Link, pods_above
 
 Key: TypeAlias = tuple[str, str]
 # Labels or annotations, each with the name of a group within the pod's namespace.
@@ -40,6 +40,7 @@ def group_keys(metadata: Mapping[str, Any], ancestry: Sequence[Link]) -> frozens
     """
     named = (metadata.get("labels") or {}, metadata.get("annotations") or {})
     keys = {(name, place[name]) for name in GROUPS for place in named if place.get(name)}
+    keys |= {("uid", uid) for uid in (str(metadata.get("uid") or ""), *pods_above(metadata)) if uid}
     for link in ancestry:
         if link.kind in LOOSE:
             break

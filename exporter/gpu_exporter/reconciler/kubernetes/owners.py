@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from gpu_exporter.clock import Clock
 from gpu_exporter.reconciler.kubernetes.api import Api, Json
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.outside import whole
+from gpu_exporter.reconciler.outside import count_indexes, whole
 
 DEPTH_MAX = 8  # LeaderWorkerSet, StatefulSet, Pod, StatefulSet, Pod is the longest chain that is known
 # What is above the owners of siblings, which does not change for an owner's life: a gang of thousands is one request.
@@ -102,6 +102,12 @@ def controller_of(metadata: Mapping[str, Any]) -> Link | None:
         if reference.get("controller"):
             return Link(*(str(reference.get(key) or "") for key in ("apiVersion", "kind", "name", "uid")))
     return None
+
+
+def pods_above(metadata: Mapping[str, Any]) -> frozenset[str]:
+    """UIDs of pods that an object names as its owners, whether they control it or not: it ends with them."""
+    references = metadata.get("ownerReferences") or ()
+    return frozenset(str(each.get("uid") or "") for each in references if each.get("kind") == "Pod") - {""}
 
 
 def trim(metadata: Mapping[str, Any]) -> Json:
@@ -318,8 +324,11 @@ def pods_wanted(kind: str, found: Json) -> int | None:
         return whole(spec.get("replicas", 1))
     if kind == "Job" and "parallelism" in spec:
         running, ended = whole(spec["parallelism"]), whole(status.get("succeeded") or 0)
-        if running is None or ended is None or spec.get("completions") is None:
-            return running if ended is not None else None
-        wanted = whole(spec["completions"])
-        return None if wanted is None else max(0, min(running, wanted - ended))
+        if running is None or ended is None:
+            return None
+        if spec.get("completions") is None:  # a work queue: once a pod has succeeded, no other one is begun
+            active = whole(status.get("active") or 0)
+            return running if not ended or active is None else min(running, active)
+        wanted, given_up = whole(spec["completions"]), count_indexes(status.get("failedIndexes") or "")
+        return None if wanted is None or given_up is None else max(0, min(running, wanted - ended - given_up))
     return None

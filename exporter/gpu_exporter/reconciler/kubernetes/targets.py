@@ -17,7 +17,7 @@ from gpu_exporter.reconciler.kubernetes.checks import Resources
 from gpu_exporter.reconciler.kubernetes.gangs import Key, group_keys
 from gpu_exporter.reconciler.kubernetes.namespace import ENDED, PodView, view_pod
 from gpu_exporter.reconciler.kubernetes.optouts import Place, read_wish
-from gpu_exporter.reconciler.kubernetes.owners import Link, OwnerLook, Owners, Unread, controller_of
+from gpu_exporter.reconciler.kubernetes.owners import Link, OwnerLook, Owners, Unread, controller_of, pods_above
 from gpu_exporter.reconciler.kubernetes.shapes import (
     DEACTIVATE,
     SHAPES,
@@ -35,7 +35,8 @@ SCHEDULER = "kubernetes"
 ACTED = PREFIX + "acted"
 QUEUE = "kueue.x-k8s.io/queue-name"  # on whatever Kueue manages
 WORKLOAD_OF = "kueue.x-k8s.io/job-uid"  # on Kueue's Workload: the UID of what it was made for
-KUEUE, KUEUE_VERSIONS = "kueue.x-k8s.io", ("v1beta2", "v1beta1")
+KUEUE, WORKLOADS = "kueue.x-k8s.io", "workloads.kueue.x-k8s.io"
+NOT_DEACTIVATED = "Kueue manages it, and actions.kinds does not allow to deactivate it"
 WITHIN_S = 10.0  # for the list and the owners
 LIST_MAX = 256 * 1024 * 1024  # characters: 40,000 pods of 6 kB
 # Who may manage what has a field `managedBy`: its own controller.
@@ -70,6 +71,7 @@ class _Pods(NamedTuple):
     below: dict[Link, list[PodView]]  # by what controls them, which is of a kind that stands between
     loose: list[PodView]  # nothing controls them
     others: list[PodView]  # they hold GPUs, and something else controls them
+    dependents: list[tuple[PodView, frozenset[str]]]  # pods that name pods as owners, with the UIDs of these
 
 
 class TargetReader:
@@ -129,11 +131,13 @@ class TargetReader:
 
     def _list(self, namespace: str, link: Link, shape: Shape, until: float) -> _Pods:
         """One list, of which only that is kept which may have to do with the target. Raises MarkError."""
-        kept = _Pods([], {}, [], [])
+        kept = _Pods([], {}, [], [], [])
         most = Budget(LIST_MAX, until, self._clock)
         for pod in self._api.pages(self._api.core.list_namespaced_pod, namespace, most=most):
             if (pod.get("status") or {}).get("phase") in ENDED:
                 continue
+            if above := pods_above(pod["metadata"]):
+                kept.dependents.append((view_pod(pod, self._resources), above))
             owner = controller_of(pod["metadata"])
             if owner is None:
                 kept.loose.append(view_pod(pod, self._resources))
@@ -169,6 +173,8 @@ class TargetReader:
                     members += [(intermediate, pod) for pod in below]
                 elif intermediate is not None:
                     unread.append(f"{_name(below[0])}: {intermediate.why}")
+            elif parent is not None and (parent.group, parent.kind, parent.name) == (link.group, link.kind, link.name):
+                strangers.append(f"{owner.title} belongs to an earlier object of its name")
             elif shape.shares_name and owner.name == link.name:
                 strangers.append(f"{owner.title} has its name, and is not its own")
         whole = Found(found, between)
@@ -177,6 +183,7 @@ class TargetReader:
             for pod in pods.loose
             if shape.adopts(pod.labels, whole)
         ]
+        strangers += _below_pods([pod for _, pod in members], pods.dependents)
         keys: set[Key] = set().union(*(group_keys(pod.metadata, ()) for _, pod in members))
         for pod in pods.others:
             if keys.isdisjoint(group_keys(pod.metadata, ())):
@@ -213,15 +220,25 @@ class TargetReader:
         if shape.verbs == (STOP,):
             return own, None
         is_queued = QUEUE in (found["metadata"].get("labels") or {})
-        if not is_queued and DEACTIVATE not in verbs:  # Kueue may manage what has no label, too
-            return own, None
-        workloads, version = self._workloads(place[2], link.uid)
-        if version is None:
+        if is_queued and DEACTIVATE not in verbs:
+            return None, Held("kind", NOT_DEACTIVATED)
+        version = self._owners.kinds.preferred(KUEUE).rpartition("/")[2]
+        if not version:
             if not is_queued:
                 return own, None
             return None, Held("kueue", f"it has the label {QUEUE}, and the API server does not know Kueue's Workloads")
+        try:
+            workloads = self._workloads(version, place[2], link.uid)
+        except MarkError as exc:
+            if exc.status != 403:
+                raise
+            return None, Held(
+                "kueue", f"whether Kueue manages it is unknown: the reconciler needs `list` on {WORKLOADS}"
+            )
         if not workloads and not is_queued:
             return own, None
+        if DEACTIVATE not in verbs:  # Kueue can manage an object without the label, too, and would resume it
+            return None, Held("kind", NOT_DEACTIVATED)
         if len(workloads) != 1:
             which = "which one holds its quota is not known"
             return None, Held("kueue", f"Kueue has {len(workloads)} Workloads of it, and {which}")
@@ -230,26 +247,25 @@ class TargetReader:
         lever = Lever((KUEUE, version, place[2], "workloads", name), "Workload", workload, ("spec", "active"), False)
         return lever, _obstacle(workload, f"Workload {name}")
 
-    def _workloads(self, namespace: str, uid: str) -> tuple[list[Json], str | None]:
-        """Kueue's Workloads of an object, and their version; None where there is no Kueue."""
-        for version in KUEUE_VERSIONS:
-            try:
-                listed = self._api.call(
-                    self._api.custom.list_namespaced_custom_object,
-                    KUEUE,
-                    version,
-                    namespace,
-                    "workloads",
-                    label_selector=f"{WORKLOAD_OF}={uid}",
-                )
-            except MarkError as exc:
-                if exc.status != 404:
-                    raise
-                continue
-            rows = listed.get("items") or ()
-            of_it = ((each, controller_of(each["metadata"])) for each in rows)
-            return [each for each, owner in of_it if owner is not None and owner.uid == uid], version
-        return [], None
+    def _workloads(self, version: str, namespace: str, uid: str) -> list[Json]:
+        """Kueue's Workloads of an object. Raises MarkError."""
+        place = KUEUE, version, namespace, "workloads"
+        of_it = f"{WORKLOAD_OF}={uid}"
+        listed = self._api.call(self._api.custom.list_namespaced_custom_object, *place, label_selector=of_it)
+        rows = ((each, controller_of(each["metadata"])) for each in listed.get("items") or ())
+        return [each for each, owner in rows if owner is not None and owner.uid == uid]
+
+
+def _below_pods(members: Sequence[PodView], dependents: Sequence[tuple[PodView, frozenset[str]]]) -> list[str]:
+    """The pods that the garbage collector ends after these: they name one of them as an owner, or each other."""
+    ending = {str(pod.metadata["uid"]) for pod in members}
+    own, found = frozenset(ending), list[str]()
+    left = [(pod, above) for pod, above in dependents if str(pod.metadata["uid"]) not in own]
+    while below := [pod for pod, above in left if not ending.isdisjoint(above)]:
+        ending.update(str(pod.metadata["uid"]) for pod in below)
+        found += [f"{_name(pod)} ends with one of its pods, which it names as its owner" for pod in below]
+        left = [(pod, above) for pod, above in left if str(pod.metadata["uid"]) not in ending]
+    return found
 
 
 def _name(pod: PodView) -> str:
