@@ -55,6 +55,11 @@ class MarkError(Exception):
         self.patience_s = patience_s
         self.status = status
 
+    @property
+    def says_undone(self) -> bool:
+        """Whether the answer shows that the write had no effect. A lost answer, and one of 5xx, does not."""
+        return self.result != "error" or 400 <= self.status < 500
+
 
 class Refused(Exception):
     """The live object does not fit the evidence, or must not be marked. `reason` is one word, a label value."""

@@ -36,7 +36,15 @@ from gpu_exporter.reconciler.actions.journal import (
 )
 from gpu_exporter.reconciler.actions.proofs import ALERT, Warned, Work, parse_alerts
 from gpu_exporter.reconciler.actions.propose import propose, what_may_follow
-from gpu_exporter.reconciler.actions.runner import FAILED_S, PATIENCE_S, TARGETS_MAX, ActionRunner, Parts
+from gpu_exporter.reconciler.actions.runner import (
+    FAILED_S,
+    PATIENCE_S,
+    READ_S,
+    TARGETS_MAX,
+    WITHIN_S,
+    ActionRunner,
+    Parts,
+)
 from gpu_exporter.reconciler.actions.warnings import UNSEEN_MAX_S
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName, HostLimits, UnitEvidence
@@ -366,14 +374,76 @@ def test_a_live_object_that_does_not_fit_the_evidence_is_left_alone() -> None:
 
 def test_old_evidence_is_no_evidence() -> None:
     bench = Bench()
-    bench.read_s = ACT_FRESH_S - 5.0
+    bench.read_s = (ACT_FRESH_S - 5.0) / 2  # it is read twice
     assert bench.run(decision())[0] == [("suspend", "done")]
     bench = Bench()
-    bench.read_s = ACT_FRESH_S - 4.0
+    bench.read_s = (ACT_FRESH_S - 4.0) / 2
     assert bench.run(decision()) == ([], ["stale"])
     (unit,) = decision().units
     unknown = decision()._replace(units=(unit._replace(sample_age_s=None),))
     assert Bench().run(unknown) == ([], ["stale"])
+
+
+def test_what_was_read_a_while_ago_is_read_again_before_the_act() -> None:
+    """Proofs may take long, and owners may ask for something meanwhile."""
+    bench = Bench()
+    bench.run(decision())
+    assert len(bench.was_read) == 1
+    for change, reason in (({"wish": "keep it"}, "exempt"), ({}, "")):
+        bench = Bench()
+        slow = bench.read_host_work
+
+        def ask(names: Collection[HolderName], bench: Any = bench, slow: Any = slow, change: Any = change) -> Any:
+            bench.clock.advance(READ_S + 1.0)
+            bench.target = change
+            return slow(names)
+
+        bench.read_host_work = ask  # type: ignore[method-assign]
+        bench.restart()
+        done, held = bench.run(decision())
+        assert (done, held) == (([], [reason]) if reason else ([("suspend", "done")], []))
+        assert len(bench.was_read) == 2
+
+
+def test_targets_that_are_held_after_each_read_starve_no_others() -> None:
+    bench = Bench()
+    groups = [decision(f"p{at}", f"batch/v1/Job/j{at:02}") for at in range(TARGETS_MAX + 1)]
+    read = bench.read
+
+    def read_held(reference: Any, *what: Any) -> Target:
+        found = read(reference, *what)
+        return found if reference.name == f"j{TARGETS_MAX:02}" else found._replace(above="CronJob/x owns it")
+
+    bench.read = read_held  # type: ignore[method-assign]
+    bench.restart()
+    assert bench.run(*groups) == ([], ["above"] * TARGETS_MAX + ["limit"])
+    assert bench.run(*groups)[0] == [("suspend", "done")]
+
+
+def test_a_source_that_fails_for_one_target_is_not_asked_for_the_next_ones() -> None:
+    bench = Bench()
+    groups = [decision(pod, f"batch/v1/Job/{pod}") for pod in "abc"]
+    asked: list[Any] = []
+
+    def fail(names: Collection[HolderName]) -> Any:
+        asked.append(names)
+        raise EvidenceError("timed out")
+
+    works = bench.read_host_work
+    bench.read_host_work = fail  # type: ignore[method-assign]
+    bench.restart()
+    assert bench.run(*groups) == ([], ["proof"] * 3) and len(asked) == 1
+    bench.read_host_work = works  # type: ignore[method-assign]
+    assert bench.run(*groups) == ([], ["proof"] * 3), "left alone for a while"
+    bench.clock.advance(PATIENCE_S)
+    assert bench.run(*(later(bench, each) for each in groups))[0] == [("suspend", "done")] * 2
+
+
+def test_a_cycle_spends_a_minute_on_acts_at_most() -> None:
+    bench = Bench(cycle_max=9)
+    bench.read_s = WITHIN_S / 4 + 1.0
+    done, held = bench.run(*(decision(pod, f"batch/v1/Job/{pod}") for pod in "abcd"))
+    assert len(done) < 4 and held[-1] == "limit"
 
 
 def test_a_policy_of_the_site_is_judged_by_its_own_record() -> None:
@@ -394,11 +464,11 @@ def test_an_override_stands_for_the_record_and_ignored_demand_for_demand() -> No
 
 def test_limits_hold_in_a_cycle_and_in_an_hour_and_failures_count() -> None:
     bench = Bench(cycle_max=2, hour_max=3)
-    bench.result = MarkError("error", "500", status=500)
+    bench.result = MarkError("error", "403", status=403)
     groups = [decision(pod, f"batch/v1/Job/{pod}") for pod in "abcd"]
     assert bench.run(*groups) == ([("suspend", "error")] * 2, ["limit"] * 2)
     bench.result = None
-    assert bench.run(*groups) == ([("suspend", "done")], ["failed", "failed", "limit"])
+    assert bench.run(*groups) == ([("suspend", "done")], ["limit", "failed", "failed"]), "those not read before first"
     bench.clock.advance(3599.0)
     assert bench.run(*(later(bench, each) for each in groups))[0] == []
     bench.clock.advance(1.0)
@@ -615,6 +685,8 @@ REFUSED = MarkError("conflict", "API server: status 409", status=409)
     [
         (LOST, [DONE], [("suspend", "done")], 1),
         (LOST, [NOT_DONE], [], 0),
+        (MarkError("error", "504: it did not complete in time", status=504), [DONE], [("suspend", "done")], 1),
+        (MarkError("error", "403", status=403), [], [("suspend", "error")], 0),
         (LOST, [GONE], [("suspend", "replaced")], 0),
         (REFUSED, [], [("suspend", "conflict")], 0),
         (Refused("changed", "meanwhile"), [], [("suspend", "refused")], 0),
@@ -653,11 +725,24 @@ def test_an_answer_that_was_lost_is_completed_by_a_later_cycle(sights: list[str]
     assert len(bench.acted) == 1
 
 
+def test_after_a_restart_what_was_freed_counts_by_its_age_and_what_failed_does_not() -> None:
+    for age_s, result, may_act in ((60.0, None, False), (FREED_S, None, True), (60.0, REFUSED, True)):
+        bench = Bench(hour_max=16)
+        bench.waiting = {"pool": 1.0}
+        bench.result = result
+        bench.run(decision())
+        bench.result = None
+        bench.clock.advance(age_s)
+        bench.restart()
+        done, held = bench.run(later(bench, decision("b", "batch/v1/Job/b")))
+        assert (done, held) == (([("suspend", "done")], []) if may_act else ([], ["no_demand"])), (age_s, result)
+
+
 def test_an_owner_that_cannot_be_told_is_told_by_a_later_cycle() -> None:
     bench = Bench()
     bench.untold = [LOST, LOST]
     assert bench.run(decision())[0] == []
-    assert bench.run()[0] == [] and bench.record.acts == []
+    assert bench.run()[0] == [] and bench.told == []
     assert bench.run() == ([("suspend", "done")], [])
     assert (bench.told, len(bench.record.acts)) == (["batch/v1/Job/train"], 1)
     bench.untold = [LOST] * 100
@@ -827,10 +912,10 @@ def test_the_longest_idle_comes_first_and_a_group_is_as_idle_as_its_busiest() ->
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '[{"labels": {}}]', "[" * 100_000, '{"status": "error"}'])
 def test_what_is_no_answer_of_alertmanager_is_no_proof(text: str) -> None:
     if text == "{}":
-        assert parse_alerts(text) == ({}, set())
+        assert parse_alerts(text, ()) == []
         return
     with pytest.raises(EvidenceError, match="not an answer of Alertmanager"):
-        parse_alerts(text)
+        parse_alerts(text, ())
 
 
 def test_the_alert_that_proves_a_warning_is_the_one_that_owners_get() -> None:

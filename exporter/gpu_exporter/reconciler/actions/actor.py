@@ -37,7 +37,7 @@ class Actor(Protocol):
     def act(self, target: Target, entry: Entry) -> None:
         """Do it to the target as it was read, unless that has changed since. Raises Refused, MarkError.
 
-        A MarkError with a status or a result other than `error` says that nothing was done.
+        Whether anything was done after a MarkError, MarkError.says_undone tells.
         """
 
     def look(self, entry: Entry) -> str:

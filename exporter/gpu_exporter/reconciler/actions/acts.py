@@ -26,7 +26,8 @@ from gpu_exporter.reconciler.record import Record, Standing
 from gpu_exporter.reconciler.target import Target
 
 log = logging.getLogger(__name__)
-HOLDERS_KEPT = 16  # names in an entry of the journal
+MAY_BE_DONE = ("", "done", "unconfirmed")  # what the journal says of an act that may have freed GPUs
+HOLDERS_KEPT, NAMES_KEPT = 16, 1500  # names in an entry of the journal, and characters of them
 
 
 class ActionObserver(Protocol):
@@ -84,12 +85,14 @@ class Acts:
         """Whether an act on this target was begun, of which it is not known whether it had an effect."""
         return any(not entry.told and entry.title == title for entry in self._entries)
 
-    def freed(self) -> Sequence[tuple[int, Mapping[str, float]]]:
-        """How many GPUs each act took back, and by pool how many were waited for."""
-        return [(entry.gpus, dict(entry.waited_for)) for entry in self._entries]
+    def freed(self) -> Sequence[tuple[float, int, Mapping[str, float]]]:
+        """Of each act that may have had an effect: its age (seconds), GPUs, and by pool how many were waited for."""
+        wall = self._clock.wall()
+        entries = [entry for entry in self._entries if entry.told in MAY_BE_DONE]
+        return [(max(0.0, wall - entry.wall), entry.gpus, dict(entry.waited_for)) for entry in entries]
 
-    def begin(self, actor: Actor, proposal: Proposal, target: Target, receipt: Receipt) -> bool:
-        """Write down what is intended, do it, and complete the entry by what the object says; False where it failed.
+    def begin(self, actor: Actor, proposal: Proposal, target: Target, receipt: Receipt) -> str:
+        """Write down what is intended, do it, and complete the entry by what the object says; what the entry says then.
 
         Raises Refused and MarkError where nothing was begun.
         """
@@ -97,7 +100,7 @@ class Acts:
             gpus=proposal.gpus,
             since_wall=proposal.since_wall,
             record=account_of(proposal.first),
-            holders=tuple(sorted(name.name for name in proposal.names))[:HOLDERS_KEPT],
+            holders=_some(sorted(name.name for name in proposal.names)),
             waited_for=tuple(receipt.demand.items()),
         )
         if not self._note_begin(proposal, entry, receipt):
@@ -108,14 +111,13 @@ class Acts:
             guard(actor.act, target, entry)
         except (Refused, MarkError) as exc:
             log.warning("%s: %s failed: %s", proposal.title, entry.verb, exc)
-            if isinstance(exc, Refused) or exc.status or exc.result != "error":
-                # The answer says that nothing was done.
+            if isinstance(exc, Refused) or exc.says_undone:
                 self._finish(entry, exc.result if isinstance(exc, MarkError) else "refused")
             else:
                 self._complete(actor, entry)
-            return False
-        self._complete(actor, entry)
-        return True
+        else:
+            self._complete(actor, entry)
+        return next((each.told for each in self._entries if each.ident == entry.ident), "")
 
     def complete_all(self) -> None:
         """Go on with what was begun, here or by a process before this one. Raises MarkError where that is not known."""
@@ -133,8 +135,8 @@ class Acts:
             if sight == DONE:
                 since = utc(entry.since_wall).strftime("%Y-%m-%d %H:%MZ")
                 told = f"All of its {entry.gpus} GPUs were idle since {since}, and its owner was warned"
-                guard(actor.tell, entry, told)
                 self._record.note_act(entry)
+                guard(actor.tell, entry, told)
         except (MarkError, Refused) as exc:
             log.warning("%s: what became of %s is not known yet: %s", entry.title, entry.verb, exc)
             if age_s >= GIVE_UP_S:
@@ -202,3 +204,11 @@ class Acts:
                 },
             )
         return is_written
+
+
+def _some(names: Sequence[str]) -> tuple[str, ...]:
+    """The first of these names, so many as an entry of the journal keeps."""
+    kept = names[:HOLDERS_KEPT]
+    while sum(map(len, kept)) > NAMES_KEPT:
+        kept = kept[:-1]
+    return tuple(kept)

@@ -39,11 +39,11 @@ class FreedGpus:
                 found[pool] = left
         return found
 
-    def note(self, gpus: int, waited_for: Mapping[str, float]) -> None:
-        """So many GPUs were taken back. An act that was begun counts, since its result is unknown."""
+    def note(self, gpus: int, waited_for: Mapping[str, float], age_s: float = 0.0) -> None:
+        """So many GPUs were taken back `age_s` seconds ago, or may have been."""
         now = self._clock.monotonic()
         self._freed = [freed for freed in self._freed if now - freed.at < FREED_S]
-        self._freed += [_Freed(now, pool, gpus, waiting) for pool, waiting in waited_for.items()]
+        self._freed += [_Freed(now - age_s, pool, gpus, waiting) for pool, waiting in waited_for.items()]
 
     def _counting(self, pool: str, waiting: float) -> list[_Freed]:
         """What was freed of a pool, until so many fewer are waited for."""

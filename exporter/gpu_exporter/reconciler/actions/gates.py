@@ -9,7 +9,7 @@ from gpu_exporter.defaults import Actions as Settings
 from gpu_exporter.durations import describe_duration, format_duration
 from gpu_exporter.reconciler.actions.proofs import NOT_KNOWN, Proofs, Warned, Work
 from gpu_exporter.reconciler.actions.propose import Proposal
-from gpu_exporter.reconciler.evidence import EvidenceError, HolderName, HostLimits
+from gpu_exporter.reconciler.evidence import HolderName, HostLimits
 from gpu_exporter.reconciler.marks import Refused
 from gpu_exporter.reconciler.outcomes import REGRET_S, account_of, shortest_run
 from gpu_exporter.reconciler.policy import Decision
@@ -66,19 +66,19 @@ class Gates:
             found.append(answer)
         return min(found)
 
-    def object_to_work(self, proposal: Proposal, target: Target, fresh: Mapping[HolderName, Decision]) -> None:
-        """Raise Refused for members without GPUs that do not rest, and for holders that work beside their GPUs."""
+    def object_to_work(self, proposal: Proposal, target: Target) -> None:
+        """Raise Refused for members without GPUs that do not rest, and for holders that work beside their GPUs.
+
+        Raises EvidenceError.
+        """
         settings = self._settings
         idle_s = self._clock.wall() - proposal.since_wall
-        try:
-            if target.beside:
-                self._object_to_beside(target, idle_s)
-            if settings.host_work_max and idle_s >= settings.host_work_max:
-                return
-            works = self._proofs.read_host_work(fresh.keys())
-        except EvidenceError as exc:
-            raise Refused("proof", str(exc)) from exc
-        for name, decision in sorted(fresh.items()):
+        if target.beside:
+            self._object_to_beside(target, idle_s)
+        if settings.host_work_max and idle_s >= settings.host_work_max:
+            return
+        works = self._proofs.read_host_work(proposal.names)
+        for name, decision in sorted((each.name, each) for each in proposal.decisions):
             for node in sorted({unit.node for unit in decision.units}):
                 work = works.get(name, {}).get(node, NOT_KNOWN)
                 if said := self._describe_work(work):

@@ -42,6 +42,14 @@ class Warned(NamedTuple):
     receivers: tuple[str, ...]
 
 
+class Alert(NamedTuple):
+    """An alert on a holder, of this cluster. `warned`: None if no receiver gets it, or its start is not a time."""
+
+    name: HolderName
+    cluster: str
+    warned: Warned | None
+
+
 class Work(NamedTuple):
     """What a holder or pod did on the host: CPUs, or a share of them; bytes a second from and to disks.
 
@@ -87,21 +95,26 @@ class Proofs:
 
     def read_warnings(self, names: Collection[HolderName]) -> Mapping[HolderName, Warned]:
         """Of these, whose owner is being warned: by an alert that has a receiver, and that nobody silences."""
-        found: dict[HolderName, Warned] = {}
-        clusters: set[str] = set()
+        alerts: list[Alert] = []
         for matchers in restrict(names, FILTER_MAX):
             query = urlencode(
                 [*ASKED.items(), *(("filter", each) for each in (*self._filters, *matchers.split(",", 1)))]
             )
             url = f"{self._alertmanager}/api/v2/alerts?{query}"
-            warned, seen = parse_alerts(self._fetch_alerts(url, None, ANSWER_MAX, WITHIN_S))
-            found |= warned
-            clusters |= seen
+            alerts += parse_alerts(self._fetch_alerts(url, None, ANSWER_MAX, WITHIN_S), names)
+        clusters = {alert.cluster for alert in alerts}
+        if "" in clusters:  # this site's alerts name no cluster, so those that do are not of its rules
+            alerts = [alert for alert in alerts if not alert.cluster]
+        else:
             _refuse_several(clusters, "--alertmanager.filter")
-        if clusters - {""} and not self._is_pinned:  # of whichever cluster they are: a name may exist in several
-            raise EvidenceError(
-                f"alerts are of cluster {min(clusters)}: say that it is this one with --alertmanager.filter"
-            )
+            if clusters and not self._is_pinned:  # a name may exist in several clusters
+                raise EvidenceError(
+                    f"alerts are of cluster {min(clusters)}: say that it is this one with --alertmanager.filter"
+                )
+        found: dict[HolderName, Warned] = {}
+        for name, _, warned in alerts:  # of two alerts on one holder the younger counts
+            if warned is not None and (name not in found or warned.since_wall > found[name].since_wall):
+                found[name] = warned
         return found
 
     def read_demand(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, float]]:
@@ -112,7 +125,7 @@ class Proofs:
             matcher = ",".join([of_these, *self._cluster])
             rows = self._ask(
                 f"group by ({HOLDER}, pool) (allocation:gpu_pool:info{{{matcher}}}) * on (cluster, pool) "
-                f"group_left () (min_over_time(pool:gpu_pending_gpus:capped[{WAITED}]) >= 1 "
+                f"group_left () max by (cluster, pool) (min_over_time(pool:gpu_pending_gpus:capped[{WAITED}]) >= 1 "
                 f"and count_over_time(pool:gpu_pending_gpus:capped[{WAITED}]) >= {self._samples})",
                 clusters,
             )
@@ -179,31 +192,25 @@ class Proofs:
         return rows
 
 
-def parse_alerts(text: str) -> tuple[Mapping[HolderName, Warned], set[str]]:
-    """The answer of /api/v2/alerts, and the clusters in it. Raises EvidenceError.
+def parse_alerts(text: str, names: Collection[HolderName]) -> list[Alert]:
+    """The alerts on these holders in an answer of /api/v2/alerts. Raises EvidenceError.
 
-    Of two alerts on one holder the younger counts.
+    Alertmanager's filters match pods of one name in all namespaces, so the answer may have others.
     """
     try:
         rows: list[Any] = json.loads(text)
-        alerts = [_parse_alert(row) for row in rows]
+        return [alert for alert in map(_parse_alert, rows) if alert.name in names]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
         raise EvidenceError(f"not an answer of Alertmanager's /api/v2/alerts ({type(exc).__name__})") from exc
-    found: dict[HolderName, Warned] = {}
-    for name, _, warned in alerts:
-        if warned is not None and (name not in found or warned.since_wall > found[name].since_wall):
-            found[name] = warned
-    return found, {cluster for _, cluster, _ in alerts}
 
 
-def _parse_alert(row: Any) -> tuple[HolderName, str, Warned | None]:
-    """Whom it is about, of which cluster; None for one that nobody gets, or whose start is not a time."""
+def _parse_alert(row: Any) -> Alert:
     labels: Mapping[str, str] = row["labels"]
     since = parse_timestamp(str(row["startsAt"]))
     receivers = tuple(str(each["name"]) for each in row["receivers"])
     is_sent = row["status"]["state"] == "active" and bool(receivers) and since is not None
     warned = Warned(since or 0.0, receivers) if is_sent else None
-    return holder_name(labels), str(labels.get("cluster", "")), warned
+    return Alert(holder_name(labels), str(labels.get("cluster", "")), warned)
 
 
 def _refuse_several(clusters: set[str], setting: str) -> None:

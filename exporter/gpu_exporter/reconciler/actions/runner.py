@@ -6,6 +6,7 @@ Each cycle first completes what an earlier one, or another process, has begun.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Actions as Settings
 from gpu_exporter.durations import describe_duration
 from gpu_exporter.reconciler.actions.actor import Actor
-from gpu_exporter.reconciler.actions.acts import ActionObserver, Acts, Receipt
+from gpu_exporter.reconciler.actions.acts import MAY_BE_DONE, ActionObserver, Acts, Receipt
 from gpu_exporter.reconciler.actions.freed import FreedGpus
 from gpu_exporter.reconciler.actions.gates import Gates
 from gpu_exporter.reconciler.actions.journal import HOUR_S
@@ -31,7 +32,15 @@ FAILED_S = HOUR_S  # what an attempt failed on is left alone for so long, and ta
 PATIENCE_S = 120.0  # after a source of proofs failed: one that is slow must not make every cycle slow
 ASKED_MAX = 100  # proposals of which a cycle asks for proofs
 TARGETS_MAX = 10  # targets that a cycle reads: each is a list of a namespace, or of all jobs
-NOT_ITS_FAULT = ("fenced", "journal", "limit", "throttled")  # results of a target that may be tried again at once
+WITHIN_S = 60.0  # of a cycle; marks are withdrawn by the next one
+READ_S = 5.0  # a target that was read longer ago is read again before the act
+NOT_ITS_FAULT = (
+    "conflict",
+    "fenced",
+    "journal",
+    "limit",
+    "throttled",
+)  # results of a target that may be tried again at once
 SAID_MAX = 1000  # holders of which is remembered what was logged
 
 
@@ -75,7 +84,9 @@ class ActionRunner:
         self._said: dict[str, str] = {}
         self._turn = 0
         self._left = 0  # acts that this cycle may still do, and ...
-        self._reads_left = 0  # ... targets that it may still read
+        self._reads_left = 0  # ... targets that it may still read, ...
+        self._until = 0.0  # ... and until when (monotonic)
+        self._read_at: dict[str, float] = {}  # monotonic; by title, when a target was read last
         self._trouble: tuple[float, str] | None = None  # until when (monotonic) no proof is asked for, and why
 
     def run(self, decisions: Collection[Decision]) -> None:
@@ -97,6 +108,8 @@ class ActionRunner:
             return
         if not proposals:
             return
+        titles = {proposal.title for proposal in proposals}
+        self._read_at = {title: at for title, at in self._read_at.items() if title in titles}
         self._seen.begin_cycle(-(-len(proposals) // ASKED_MAX))
         proposals = self._take_turns(proposals)
         now, trouble = self._clock.monotonic(), self._trouble
@@ -110,10 +123,13 @@ class ActionRunner:
             for proposal in proposals:
                 self._hold(proposal.title, Held("proof", trouble[1]), proposal.decisions)
             return
-        self._left, self._reads_left = self._settings.cycle_max, TARGETS_MAX
-        for proposal in proposals:
+        self._left, self._reads_left, self._until = self._settings.cycle_max, TARGETS_MAX, now + WITHIN_S
+        # Those that were read longest ago first: some are held after each read.
+        for proposal in sorted(proposals, key=lambda each: self._read_at.get(each.title, -math.inf)):
             try:
-                guard(self._consider, proposal, proven, freed)
+                if self._trouble is not None:
+                    raise Refused("proof", self._trouble[1])
+                guard(self._consider_now, proposal, proven, freed)
             except Refused as exc:
                 self._hold(proposal.title, Held(exc.reason, str(exc)), proposal.decisions)
             except MarkError as exc:
@@ -125,13 +141,13 @@ class ActionRunner:
 
     def _complete_all(self) -> FreedGpus:
         """Complete what was begun; what it freed. Raises MarkError where that is not known."""
-        acts, is_first = self._parts.acts, self._freed is None
+        acts = self._parts.acts
         if acts is not None:
             acts.complete_all()
         if self._freed is None:
             self._freed = FreedGpus(self._clock)
-            for gpus, waited_for in acts.freed() if acts is not None and is_first else ():
-                self._freed.note(gpus, waited_for)
+            for age_s, gpus, waited_for in acts.freed() if acts is not None else ():
+                self._freed.note(gpus, waited_for, age_s)
         return self._freed
 
     def _take_turns(self, proposals: list[Proposal]) -> list[Proposal]:
@@ -150,8 +166,16 @@ class ActionRunner:
             return _Proven(warnings, None)
         return _Proven(warnings, self._parts.proofs.read_demand(set(warnings)) if warnings else {})
 
+    def _consider_now(self, proposal: Proposal, proven: _Proven, freed: FreedGpus) -> None:
+        """As _consider; a source that fails is left alone for a while."""
+        try:
+            self._consider(proposal, proven, freed)
+        except EvidenceError as exc:
+            self._trouble = self._clock.monotonic() + PATIENCE_S, str(exc)
+            raise Refused("proof", str(exc)) from exc
+
     def _consider(self, proposal: Proposal, proven: _Proven, freed: FreedGpus) -> None:
-        """Go through the gates, and act where all are open. Raises Refused, MarkError."""
+        """Go through the gates, and act where all are open. Raises Refused, MarkError, EvidenceError."""
         gates, actor = self._parts.gates, self._parts.actors.get(proposal.first.name.scheduler)
         self._object_to_limits(proposal)
         warned = gates.object_to_warnings(proposal, proven.warnings)
@@ -162,12 +186,20 @@ class ActionRunner:
         if self._reads_left <= 0:
             raise Refused("limit", f"{TARGETS_MAX} targets were read in this cycle, others come in the next one")
         self._reads_left -= 1
+        self._read_at[proposal.title] = self._clock.monotonic()
         wall = self._clock.wall()
         idle_s = wall - proposal.since_wall
+        began = self._clock.monotonic()
         target = actor.read(proposal.target, proposal.namespace, self._verbs, idle_s, wall)
         self._object_to_target(target, {each.name: each for each in proposal.decisions})
+        gates.object_to_work(proposal, target)
         fresh = self._look_again(proposal, target)
-        gates.object_to_work(proposal, target, fresh)
+        if self._clock.monotonic() - began > READ_S:  # owners may have asked for something meanwhile
+            now = actor.read(proposal.target, proposal.namespace, self._verbs, idle_s, self._clock.wall())
+            if {part.incarnation for part in now.beside} != {part.incarnation for part in target.beside}:
+                raise Refused("changed", "its members without GPUs are others than a moment ago")
+            target = now
+            self._object_to_target(target, fresh)
         if self._settings.mode == "act":  # which has the right to ask
             actor.rehearse(target)
         gates.object_to_age(fresh)  # after all that takes time
@@ -182,9 +214,11 @@ class ActionRunner:
             raise Refused("fenced", "another replica decides by now")
         receipt = Receipt(warned, standing, demand, self._settings.override)
         self._left -= 1
-        if not self._parts.acts.begin(actor, proposal, target, receipt):
+        told = self._parts.acts.begin(actor, proposal, target, receipt)
+        if told != "done":
             self._failed_at[proposal.title] = self._clock.monotonic()
-        freed.note(proposal.gpus, demand)  # an act that was begun counts, since its result is unknown
+        if told in MAY_BE_DONE:
+            freed.note(proposal.gpus, demand)
 
     def _object_to_limits(self, proposal: Proposal) -> None:
         now, acts = self._clock.monotonic(), self._parts.acts
@@ -196,6 +230,8 @@ class ActionRunner:
         if acts is not None and acts.is_pending(proposal.title):
             raise Refused("pending", "it was acted on a moment ago, and whether that had an effect is not known yet")
         begun = acts.begun_within_an_hour() if acts is not None else len(self._shadowed)
+        if now > self._until:
+            raise Refused("limit", f"this cycle has spent its {WITHIN_S:.0f} s on actions, others come in the next one")
         if self._left <= 0 or begun >= self._settings.hour_max:
             raise Refused("limit", "actions.cycle_max or actions.hour_max is reached")
 
@@ -217,12 +253,9 @@ class ActionRunner:
             raise Refused(*held)
 
     def _look_again(self, proposal: Proposal, target: Target) -> Mapping[HolderName, Decision]:
-        """Decisions by what is so now, on all that the target would end. Raises Refused where anything has changed."""
+        """Decisions as of now on all that the target would end. Raises Refused if they differ, EvidenceError."""
         holding = {part.name for part in target.ends if part.units != 0}
-        try:
-            found = self._parts.look_again(holding | proposal.members)
-        except EvidenceError as exc:
-            raise Refused("proof", str(exc)) from exc
+        found = self._parts.look_again(holding | proposal.members)
         then = {decision.name: decision for decision in proposal.decisions}
         fresh = {name: found[name] for name in holding if name in found}
         for name, decision in sorted(fresh.items()):

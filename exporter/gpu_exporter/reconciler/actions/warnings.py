@@ -31,13 +31,14 @@ class SeenWarnings:
         self._clock = clock
         self._sights: dict[HolderName, _Sight] = {}
         self._last_cycle: float | None = None
+        self._cycle_s = 0.0
 
     def begin_cycle(self, turns: int) -> None:
         """A cycle begins, and each holder is looked at in one of so many."""
         now = self._clock.monotonic()
-        cycle_s = min(now - self._last_cycle, CYCLE_MAX_S) if self._last_cycle is not None else 0.0
+        most_s = max(UNSEEN_MAX_S, 2 * self._cycle_s * turns)  # of the cycle before: a gap is no reason for itself
+        self._cycle_s = min(now - self._last_cycle, CYCLE_MAX_S) if self._last_cycle is not None else 0.0
         self._last_cycle = now
-        most_s = max(UNSEEN_MAX_S, 2 * cycle_s * turns) if turns > 1 else UNSEEN_MAX_S
         self._sights = {name: sight for name, sight in self._sights.items() if now - sight.last <= most_s}
 
     def note(self, warnings: Mapping[HolderName, Warned], asked: Collection[HolderName]) -> dict[HolderName, Warned]:
