@@ -118,7 +118,7 @@ class Policy(NamedTuple):
     idle_after_max: float = 43200.0
     """seconds; an owner's gpu-exporter.io/idle-after counts up to this"""
     waiting_max: float = 21600.0
-    """seconds; a gang that waits for members that do not exist is reported as candidate after so long"""
+    """seconds; idle time after which a gang that waits for members is reported as candidate"""
     exempt_max: float = 86400.0
     """seconds; an owner's gpu-exporter.io/exempt-until holds for so long after it was set"""
     startup_grace: float = 1800.0
@@ -163,21 +163,21 @@ class Actions(NamedTuple):
     warned_for: float = 7200.0
     """seconds; for so long the owner's alert was seen in Alertmanager, with a receiver and not silenced"""
     demand: str = "needed"
-    """or ignored; needed: more GPUs of that pool are waited for than were taken back"""
+    """or ignored; needed: more GPUs of that pool have been waited for (15m) than were taken back"""
     cycle_max: int = 2
     """actions in one cycle"""
     hour_max: int = 10
     """... and in an hour, at most 16: few enough to undo by hand"""
     beside_cpu: float = 0.05
-    """of a CPU; a member without GPUs that never used more in the idle time rests ..."""
+    """of a CPU, by cAdvisor; a pod without GPUs that never used more in the idle time rests ..."""
     beside_io: int = 1000000
     """... if it moved no more bytes a second to and from disks either"""
     host_work_max: float = 0.0
-    """seconds; a holder that works beside its GPUs is acted on after so long an idle time; 0s: never"""
+    """seconds; idle time after which work beside the GPUs, known or not, no longer holds an act; 0s: it always does"""
     shadow_for: float = 1209600.0
-    """seconds; a reconciler must have counted its decisions for so long, in a dry run or not ..."""
+    """seconds; a reconciler must have run for 90 % of this time, dry or not ..."""
     shadow_decisions: int = 50
-    """... so many of them by the same policy, on the same class, a fifth of one tenant at most ..."""
+    """... so many decisions of one policy and class, of 3 tenants, a fifth of one at most ..."""
     regret_max: float = 0.05
     """... no larger share of them was followed by work within the hour ..."""
     resumed_max: float = 0.2

@@ -243,7 +243,7 @@ class Telemetry:
         self._actions = Counter(
             "gpu_reconciler_actions",
             "What was done to underused holders, by action and result. shadow: it would have been done. unconfirmed: "
-            "it was done, and did not show at once.",
+            "whether it had an effect is unknown, or its owner could not be told.",
             ["action", "result"],
             registry=self.registry,
         )
