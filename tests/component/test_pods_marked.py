@@ -141,7 +141,7 @@ class Bench:
             "imageID": "",
         }
         statuses = [{"name": each["name"], **state} for each in containers]
-        status = {"phase": "Running", "containerStatuses": statuses}
+        status = {"phase": "Running", "startTime": moment, "containerStatuses": statuses}
         self.plane.core.patch_namespaced_pod_status(name, namespace, {"status": status})
 
     def delete_pod(self, name: str) -> None:

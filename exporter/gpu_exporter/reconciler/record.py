@@ -51,6 +51,7 @@ LOOK_MAX_S = 120.0  # between two cycles of one that looks all the time
 ACTS_MAX = 256
 ACT_KEEP_S = DAY_S  # an owner who takes up again what was put to rest does so within a day
 ACT_LOOK_S = 300.0
+LOOKS_MAX = 32  # acts that are looked at in one cycle
 RESUMED_MIN = 5  # acts, before their share that was taken up again says anything
 DECIDED, ACTED, RESUMED = "decided", "acted", "resumed"
 COUNTS = (DECIDED, *OUTCOMES, ACTED, RESUMED)
@@ -150,6 +151,7 @@ class Record:
         self._acts = {ident: entry for ident, entry in self._acts.items() if wall - entry.wall < ACT_KEEP_S}
         self._looked = {ident: at for ident, at in self._looked.items() if ident in self._acts}
         due = [each for ident, each in self._acts.items() if now - self._looked.get(ident, -math.inf) >= ACT_LOOK_S]
+        due = due[:LOOKS_MAX]
         self._looked |= {entry.ident: now for entry in due}
         return due
 

@@ -40,7 +40,7 @@ class Part(NamedTuple):
     `incarnation`: the pod's UID, or the job's id, restart count and start. `units`: GPUs and MIG instances that its
     scheduler gave it, 0 for none; None where that cannot be counted. `role`: what it is to the target, as `wants` names
     it. `waits`: why it cannot work now. `kind`: the class that its own label says, "" for none. `wish`: why it is to be
-    left alone.
+    left alone. `start_wall`: since when it exists (Unix seconds), 0 for longer than anything that is asked of it.
     """
 
     name: HolderName
@@ -50,6 +50,7 @@ class Part(NamedTuple):
     waits: str = ""
     kind: str = ""
     wish: str = ""
+    start_wall: float = 0.0
 
 
 class Target(NamedTuple):

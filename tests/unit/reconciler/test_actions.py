@@ -315,6 +315,8 @@ def test_what_is_decided_on_it_is_looked_at_once_more(answer: dict[str, Any], re
         (Part(HolderName("kubernetes", "ml", "b"), "uid", 0), {"b": Work(0.06, 0.0)}, "beside"),
         (Part(HolderName("kubernetes", "ml", "b"), "uid", 0), {"b": Work(0.01, 2e6)}, "beside"),
         (Part(HolderName("kubernetes", "ml", "b"), "uid", 0), {"b": Work(0.01, None)}, "beside"),
+        # An earlier pod of that name rested.
+        (Part(HolderName("kubernetes", "ml", "b"), "uid", 0, start_wall=WALL - 600), {"b": Work(0.0, 0.0)}, "beside"),
         (Part(HolderName("slurm", "", "8"), "8/0/1", 0), {"8": Work(0.01, 0.0)}, "beside"),
         (Part(HolderName("kubernetes", "ml", "b"), "uid", 0), {"b": Work(0.05, 1e6)}, ""),
         (Part(HolderName("kubernetes", "ml", "b"), "uid", 0, waits="is Pending"), {"b": Work(0.0, 0.0)}, "waiting"),

@@ -173,7 +173,11 @@ class Acts:
                 continue
             try:
                 sight = guard(actor.look, entry)
-            except (MarkError, Refused):
+            except MarkError as exc:
+                if exc.result == "throttled":
+                    return
+                continue
+            except Refused:
                 continue
             if sight == NOT_DONE:
                 log.info("%s: its owner has taken it up again", entry.title)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Actions as Settings
 from gpu_exporter.durations import describe_duration, format_duration
-from gpu_exporter.reconciler.actions.proofs import NOT_KNOWN, Proofs, Warned, Work
+from gpu_exporter.reconciler.actions.proofs import KNOWN_MIN, NOT_KNOWN, Proofs, Warned, Work
 from gpu_exporter.reconciler.actions.propose import Proposal
 from gpu_exporter.reconciler.evidence import HolderName, HostLimits
 from gpu_exporter.reconciler.marks import Refused
@@ -97,7 +97,10 @@ class Gates:
     def _object_to_beside(self, target: Target, idle_s: float) -> None:
         pods = {part.name.name for part in target.beside if part.name.scheduler == "kubernetes"}
         rest = self._proofs.read_rest(target.namespace, pods, idle_s) if pods else {}
+        wall = self._clock.wall()
         for part in target.beside:
+            if wall - part.start_wall < KNOWN_MIN * idle_s:  # an earlier pod of its name has left series, too
+                raise Refused("beside", f"{part.name} has no GPU, and exists for less than most of the idle time")
             work = rest.get(part.name.name, NOT_KNOWN)
             if work.cpu is None or work.io_bytes_per_s is None:
                 raise Refused("beside", f"{part.name} has no GPU, and what it did in the idle time is not known")

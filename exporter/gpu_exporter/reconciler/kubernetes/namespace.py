@@ -20,11 +20,13 @@ class PodView(NamedTuple):
     """A pod that holds GPUs and has not ended.
 
     `gpus`: what it asks for; None where a ResourceClaim says it. `waits`: why it cannot work now, "" when it can.
+    `start`: when its kubelet took it, as the API writes times; "" before.
     """
 
     metadata: Mapping[str, Any]
     gpus: int | None
     waits: str
+    start: str
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -109,7 +111,7 @@ def view_pod(pod: Json, resources: Resources) -> PodView:
             waiting = (each.get("state") or {}).get("waiting")
             if waiting is not None and each.get("name") in names:
                 waits = f"waits: {waiting.get('reason') or 'container ' + each['name']}"
-    return PodView(trim(pod["metadata"]), None if claims else asked, waits)
+    return PodView(trim(pod["metadata"]), None if claims else asked, waits, str(status.get("startTime") or ""))
 
 
 def serving_pods(endpoints: Json, headless: set[str]) -> dict[str, str]:

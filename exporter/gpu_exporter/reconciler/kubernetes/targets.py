@@ -27,7 +27,7 @@ from gpu_exporter.reconciler.kubernetes.shapes import (
     Shape,
     Wanted,
 )
-from gpu_exporter.reconciler.marks import PREFIX, MarkError, Refused
+from gpu_exporter.reconciler.marks import PREFIX, MarkError, Refused, parse_timestamp
 from gpu_exporter.reconciler.surroundings import Reference
 from gpu_exporter.reconciler.target import Held, Part, Target
 
@@ -207,6 +207,7 @@ class TargetReader:
             pod.waits,
             own.labelled_class,
             _wish_text(why, wish.idle_after_s, idle_s),
+            parse_timestamp(pod.start) or wall,
         )
 
     def _lever(
