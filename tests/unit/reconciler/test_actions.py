@@ -706,6 +706,16 @@ def test_what_is_told_is_what_the_object_says(
     assert len(bench.entries()) == 1
 
 
+def test_an_act_whose_effect_does_not_show_yet_is_pending_and_has_not_failed() -> None:
+    bench = Bench()
+    bench.sights = [UNCLEAR] * 3
+    assert bench.run(decision()) == ([], [])
+    for _ in range(2):
+        assert bench.run(decision()) == ([], ["pending"])
+    bench.target = {"note": bench.entries()[0].note}
+    assert bench.run(decision()) == ([("suspend", "done")], ["acted"])
+
+
 @pytest.mark.parametrize(
     ("sights", "result", "told"),
     [([DONE], "done", 1), ([NOT_DONE], "error", 0), ([UNCLEAR], "unconfirmed", 0), ([GONE], "replaced", 0)],

@@ -26,7 +26,8 @@ from gpu_exporter.reconciler.record import Record, Standing
 from gpu_exporter.reconciler.target import Target
 
 log = logging.getLogger(__name__)
-MAY_BE_DONE = ("", "done", "unconfirmed")  # what the journal says of an act that may have freed GPUs
+LOST = "lost"  # whether an act had an effect is unknown, since its answer did not come
+MAY_BE_DONE = ("", "done", "unconfirmed", LOST)  # said of an act that may have freed GPUs
 HOLDERS_KEPT, NAMES_KEPT = 16, 1500  # names in an entry of the journal, and characters of them
 
 
@@ -92,7 +93,8 @@ class Acts:
         return [(max(0.0, wall - entry.wall), entry.gpus, dict(entry.waited_for)) for entry in entries]
 
     def begin(self, actor: Actor, proposal: Proposal, target: Target, receipt: Receipt) -> str:
-        """Write down what is intended, do it, and complete the entry by what the object says; what the entry says then.
+        """Write down what is intended, do it, and complete the entry by what the object says; what the entry says then,
+        or LOST after an answer that shows nothing.
 
         Raises Refused and MarkError where nothing was begun.
         """
@@ -115,8 +117,12 @@ class Acts:
                 self._finish(entry, exc.result if isinstance(exc, MarkError) else "refused")
             else:
                 self._complete(actor, entry)
+                return self._told(entry) or LOST
         else:
             self._complete(actor, entry)
+        return self._told(entry)
+
+    def _told(self, entry: Entry) -> str:
         return next((each.told for each in self._entries if each.ident == entry.ident), "")
 
     def complete_all(self) -> None:

@@ -15,7 +15,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Actions as Settings
 from gpu_exporter.durations import describe_duration
 from gpu_exporter.reconciler.actions.actor import Actor
-from gpu_exporter.reconciler.actions.acts import MAY_BE_DONE, ActionObserver, Acts, Receipt
+from gpu_exporter.reconciler.actions.acts import LOST, MAY_BE_DONE, ActionObserver, Acts, Receipt
 from gpu_exporter.reconciler.actions.freed import FreedGpus
 from gpu_exporter.reconciler.actions.gates import Gates
 from gpu_exporter.reconciler.actions.journal import HOUR_S
@@ -215,7 +215,7 @@ class ActionRunner:
         receipt = Receipt(warned, standing, demand, self._settings.override)
         self._left -= 1
         told = self._parts.acts.begin(actor, proposal, target, receipt)
-        if told != "done":
+        if told == LOST or told not in MAY_BE_DONE:
             self._failed_at[proposal.title] = self._clock.monotonic()
         if told in MAY_BE_DONE:
             freed.note(proposal.gpus, demand)
@@ -225,10 +225,10 @@ class ActionRunner:
         while self._shadowed and now - self._shadowed[0] >= HOUR_S:
             self._shadowed.popleft()
         self._failed_at = {title: at for title, at in self._failed_at.items() if now - at < FAILED_S}
-        if proposal.title in self._failed_at:
-            raise Refused("failed", f"the last attempt failed less than {describe_duration(FAILED_S)} ago")
         if acts is not None and acts.is_pending(proposal.title):
             raise Refused("pending", "it was acted on a moment ago, and whether that had an effect is not known yet")
+        if proposal.title in self._failed_at:
+            raise Refused("failed", f"the last attempt failed less than {describe_duration(FAILED_S)} ago")
         begun = acts.begun_within_an_hour() if acts is not None else len(self._shadowed)
         if now > self._until:
             raise Refused("limit", f"this cycle has spent its {WITHIN_S:.0f} s on actions, others come in the next one")
