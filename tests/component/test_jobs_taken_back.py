@@ -33,6 +33,8 @@ from tests.testbed.proven import SaidProofs, SaidRecord
 from tests.testbed.slurm import USER
 
 pytestmark = pytest.mark.slurm
+# What is read of Slurm and told to it is tried with every release by the other tests.
+of_one_release = pytest.mark.parametrize("cluster", ["24.11"], indirect=True)
 ACT = Actions(mode="act", kinds="requeue, cancel", warned_for=0.0, cycle_max=5, hour_max=16)
 IDLE_S = 2.5
 OK = "--comment=gpu-requeue-ok, from a checkpoint"
@@ -167,6 +169,7 @@ def test_another_job_is_cancelled_only_where_the_site_allows_it(cluster: Cluster
     wait_for(lambda: state(cluster, job) == "", "the end of the job", 30)
 
 
+@of_one_release
 def test_a_job_that_may_not_be_requeued_is_not(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk, OK, "--no-requeue")
     desk.settings = ACT._replace(kinds="requeue")
@@ -219,6 +222,7 @@ def test_a_job_that_ended_by_itself_was_not_cancelled(cluster: Cluster, desk: De
     assert desk.act_until_known()[0] == [("cancel", "replaced")]
 
 
+@of_one_release
 def test_the_note_lasts_through_renewals_and_goes_with_the_mark(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk)
 
@@ -264,6 +268,7 @@ def test_a_wish_between_the_look_and_the_command_is_heard_too(cluster: Cluster, 
     assert state(cluster, job) == "RUNNING"
 
 
+@of_one_release
 def test_a_mark_that_went_in_the_last_moment_is_no_reason_to_act(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk)
     desk.run()
@@ -274,6 +279,7 @@ def test_a_mark_that_went_in_the_last_moment_is_no_reason_to_act(cluster: Cluste
     assert (desk.held, desk.commands, read_mark(cluster, job)) == ({"changed"}, [], "")
 
 
+@of_one_release
 def test_another_run_than_the_one_that_was_decided_on_is_left_alone(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk)
     desk.run()
@@ -285,6 +291,7 @@ def test_another_run_than_the_one_that_was_decided_on_is_left_alone(cluster: Clu
     assert state(cluster, job) == "RUNNING"
 
 
+@of_one_release
 def test_what_cannot_be_noted_is_not_done(
     cluster: Cluster,  # noqa: F811
     desk: Desk,
@@ -298,6 +305,7 @@ def test_what_cannot_be_noted_is_not_done(
     assert state(cluster, job) == "RUNNING"
 
 
+@of_one_release
 def test_where_marks_are_in_another_field_the_note_is_there_too(
     cluster: Cluster,  # noqa: F811
     desk: Desk,
@@ -315,6 +323,7 @@ def test_where_marks_are_in_another_field_the_note_is_there_too(
     assert desk.act(1) == ([("cancel", "unconfirmed")], {"acted"})
 
 
+@of_one_release
 def test_what_says_that_it_was_acted_on_and_was_not_is_left_alone(cluster: Cluster, desk: Desk) -> None:  # noqa: F811
     job = idle_job(cluster, desk)
     desk.run()
@@ -350,6 +359,7 @@ def test_a_heterogeneous_job_is_one_target_of_all_its_components(cluster: Cluste
     wait_for(lambda: all(state(cluster, f"{jobs[0]}+{at}") == "" for at in (0, 1)), "the end of both", 30)
 
 
+@of_one_release
 @pytest.mark.parametrize("parts", [("", "1"), ("1", "")])
 def test_a_component_without_gpus_of_which_nothing_is_known_keeps_the_whole_job(
     cluster: Cluster,  # noqa: F811
