@@ -77,8 +77,8 @@ class Ledger(NamedTuple):
 class State(NamedTuple):
     """Keys of the section `state`."""
 
-    write_interval: float = 10.0
-    """seconds; high-water marks are written this often; bounds the error of increase() after kill -9"""
+    write_interval: float = 1.0
+    """seconds; counters are written this often, and published as they were written; what was not is lost with a kill"""
 
 
 class Diagnosis(NamedTuple):

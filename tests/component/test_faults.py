@@ -662,7 +662,7 @@ def test_a_full_state_directory_is_said_and_counted_and_heals_by_itself(rig: Rig
     assert seen.one(errors) == 0
     # Every write of more than one byte fails from now on, as on a full disk; the log is allowed to fail with it.
     limit = resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
-    # It tries each 100 ms, which is also how far the last marks lie ahead: after ten tries nothing may grow any more.
+    # It tries each 200 ms: after ten tries nothing may grow any more.
     stopped = rig.wait_until(url, "the errors", lambda seen: (seen.one(errors) or 0) >= 10)
     last = stopped.one(written)
     assert last is not None
@@ -682,7 +682,7 @@ def test_a_full_state_directory_is_said_and_counted_and_heals_by_itself(rig: Rig
     assert running.stop() == 0
     matrix.add(
         "state directory full or read-only",
-        "counters stop within half of `state.write_interval`, gauges fresh",
+        "counters stop where they were last written, gauges fresh",
         "the same",
         "`gpu_exporter_state_write_errors_total`, `gpu_exporter_state_last_write_timestamp_seconds`; log and page say why",
         "with the next write, by itself",

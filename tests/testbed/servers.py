@@ -93,12 +93,12 @@ class Prometheus:
         assert text is not None, f"query failed: {expression}"
         return [(row["metric"], float(row["value"][1])) for row in json.loads(text)["data"]["result"]]
 
-    def samples(self, selector: str) -> dict[str, list[tuple[float, float]]]:
-        """Raw samples of a range selector by uuid: (time, value)."""
+    def samples(self, selector: str, label: str = "uuid") -> dict[str, list[tuple[float, float]]]:
+        """Raw samples of a range selector by the value of a label: (time, value)."""
         text = fetch(f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': selector})}")
         assert text is not None
         return {
-            row["metric"].get("uuid", ""): [(float(t), float(v)) for t, v in row["values"]]
+            row["metric"].get(label, ""): [(float(t), float(v)) for t, v in row["values"]]
             for row in json.loads(text)["data"]["result"]
         }
 

@@ -124,7 +124,7 @@ class Agent:
             thread.join(STOP_S / 2)  # none must add to the final state
         if self._state is not None:
             try:
-                self.node.write_state(final=True)
+                self.node.write_state()
             except OSError as exc:
                 log.warning("state could not be saved: %s", exc)
             self._state.release()
@@ -172,14 +172,14 @@ class Agent:
             self._clock.wait(self._stop, self._settings.attribution.interval)
 
     def _keep_state(self) -> None:
-        """Renew the marks every half write interval, and at once when a long idle run ended."""
+        """Write the counters in each interval, and at once when a long idle run ended: only then are they published."""
         assert self._state is not None
         warned = False
         due = 0.0
         while not self._stop.is_set():
             now = self._clock.monotonic()
             if now >= due or self.node.wants_write():
-                due = now + self._state.margin_s
+                due = now + self._state.interval_s
                 try:
                     self.node.write_state()
                     warned = False
@@ -191,7 +191,7 @@ class Agent:
                     if not warned:
                         log.exception("the state file could not be prepared")
                     warned = True
-            self._clock.wait(self._stop, min(1.0, self._state.margin_s / 4))
+            self._clock.wait(self._stop, min(1.0, self._state.interval_s))
 
     def _state_warning(self, error: str) -> str:
         """What a state file that cannot be written means, and what to do."""

@@ -1,14 +1,16 @@
-"""The state file: counters that survive a restart without ever having been published higher.
+"""The state file: counters that survive a restart, never below what was published and never above the truth.
 
-The file holds high-water marks: each counter's value plus the most that can accrue until the next write, written
-before anything beyond the previous mark is published. After kill -9 at any instruction a counter therefore resumes at
-or above the last published value, by at most `write_interval`. Measured elsewhere: a counter restored 10 s too low
-makes increase() 625,362 instead of 230, since Prometheus takes the fall for a reset.
+The file holds the counters as they are, is written once in each cycle, and nothing beyond what it holds is published.
+So a process that is killed at any instruction goes on from what it last published. What it had seen since then is lost,
+a cycle's worth at most: that time is unknown, and nobody is charged for it as idle.
+
+It is not flushed to the disk: what a process has written stays in the page cache when it is killed. Only a crash of the
+kernel loses that, which changes the boot id, and then counters start at 0: a reset that Prometheus understands.
+Measured elsewhere: a counter restored 10 s too low makes increase() 625,362 instead of 230, since Prometheus takes the
+fall for a reset (docs/decisions/0004).
 
 The format is one header line (name, version, CRC-32 of the rest) and JSON. It is replaced by rename, so it is whole or
-absent; anything else about it that does not add up (checksum, boot id, version) means starting at 0, which is a reset
-that Prometheus understands. The write interval is split in two: the marks lie half an interval ahead and are renewed
-each half, since restored busy and idle time together may push observed time up by two margins.
+absent; anything else about it that does not add up (checksum, boot id, version) means starting at 0.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import math
 import os
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -38,7 +40,6 @@ HEADER = "gpu-exporter-state"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 UNIT_COUNTERS = ("busy_s", "observed_s", "idle_s", "unattributed_s")
 HOLDER_COUNTERS = ("held_s", "busy_s", "observed_s", "idle_s", "low_s", "high_s")
-MAX_BOARD_POWER_W = 3000.0  # where the limit is unknown; above any board sold in 2026
 
 
 class StateInUse(Exception):
@@ -59,10 +60,10 @@ NO_NUMBERS: Numbers = MappingProxyType({})
 
 
 class Prepared(NamedTuple):
-    """A content of the file, and the high-water marks that it promises."""
+    """A content of the file, and the counters in it."""
 
     text: str
-    high_water: dict[MarkKey, float]
+    written: dict[MarkKey, float]
 
 
 class StateFile:
@@ -70,8 +71,8 @@ class StateFile:
 
     def __init__(self, directory: Path, write_interval_s: float, boot_id: str) -> None:
         self.path = directory / "state"
-        self.margin_s = write_interval_s / 2
-        self.high_water: dict[MarkKey, float] = {}
+        self.interval_s = write_interval_s
+        self.written: dict[MarkKey, float] = {}
         self.numbers: Numbers = NO_NUMBERS
         """Where the numbers of running holders led when the file was written; filled by `restore`."""
         self._boot_id = boot_id
@@ -124,79 +125,64 @@ class StateFile:
         ledger.tenants.restore(accounts, holders)
         self.numbers = numbers
         # Until the first write succeeds nothing beyond what the file promises may be published.
-        self.high_water = _marks_of(units, holders, accounts)
+        self.written = _marks_of(units, holders, accounts)
         return ""
 
-    def prepare(self, ledger: Ledger, numbers: Numbers = NO_NUMBERS, *, final: bool = False) -> Prepared:
-        """The next content of the file: marks ahead of the ledger's counters, or exact values when `final`.
+    def prepare(self, ledger: Ledger, numbers: Numbers = NO_NUMBERS) -> Prepared:
+        """The next content of the file: the ledger's counters.
 
         `numbers`: the unit that each running holder's number led to, by (holder, number).
         """
-        margin = 0.0 if final else self.margin_s
-        units = {
-            unit: _ahead_unit(account, margin)
-            for unit, account in (*ledger.restored_units.items(), *ledger.units.items())
-        }
-        holders = {
-            holder_id: _ahead_holder(account, margin, self._power_limit(ledger, holder_id[0]))
-            for holder_id, account in (*ledger.restored_holders.items(), *ledger.holders.items())
-        }
-        held = ledger.tenants.held_now()
-        accounts = {
-            key: _ahead_tenant(account, margin * held.get(key, 0.0)) for key, account in ledger.tenants.accounts.items()
-        }
+        units = {**ledger.restored_units, **ledger.units}
+        holders = {**ledger.restored_holders, **ledger.holders}
+        accounts = ledger.tenants.accounts
         body = json.dumps(
             {
                 "boot_id": self._boot_id,
-                "units": [{"unit": unit, **asdict(account)} for unit, account in units.items()],
+                # Of a unit's energy the driver's own counter counts, never ours.
+                "units": [{"unit": unit, **_fields(account), "energy_j": None} for unit, account in units.items()],
                 "holders": [
-                    {"unit": unit, "holder": key, **asdict(account)} for (unit, key), account in holders.items()
+                    {"unit": unit, "holder": key, **_fields(account)} for (unit, key), account in holders.items()
                 ],
-                "tenants": [{"tenant": key, **asdict(account)} for key, account in accounts.items()],
+                "tenants": [{"tenant": key, **_fields(account)} for key, account in accounts.items()],
                 "numbers": [(key, number, unit) for (key, number), unit in numbers.items()],
-            }
+            },
+            separators=(",", ":"),
         )
         text = f"{HEADER} {VERSION} {zlib.crc32(body.encode()):08x}\n{body}"
         return Prepared(text, _marks_of(units, holders, accounts))
 
     def commit(self, prepared: Prepared) -> None:
-        """Put the content on disk. The caller then calls `adopt`. Raises OSError; the old marks stay in force."""
+        """Write the file. The caller then calls `adopt`. Raises OSError; what was written before stays in force."""
         write_atomically(self.path, prepared.text.encode(), PRIVATE)
 
     def adopt(self, prepared: Prepared) -> None:
-        """From now on counters may be published up to these marks."""
-        self.high_water = prepared.high_water
-
-    @staticmethod
-    def _power_limit(ledger: Ledger, unit: UnitId) -> float:
-        account = ledger.units.get(unit) or ledger.restored_units.get(unit)
-        return (account.power_limit_w if account is not None else None) or MAX_BOARD_POWER_W
+        """From now on the counters of this content are published."""
+        self.written = prepared.written
 
     def bound_unit(self, unit: UnitId, totals: UnitTotals) -> UnitTotals:
-        """The totals, but nothing beyond the marks on disk."""
+        """The totals, but nothing beyond what is written; 0 until the unit is."""
         counters = UNIT_COUNTERS if totals.unattributed_j is None else (*UNIT_COUNTERS, "unattributed_j")
         return totals._replace(**self._bounded(unit, None, totals, counters))
 
     def bound_holder(self, unit: UnitId, key: HolderKey, totals: HolderTotals) -> HolderTotals:
-        """The totals, but nothing beyond the marks on disk."""
-        counters = HOLDER_COUNTERS if totals.energy_j is None else (*HOLDER_COUNTERS, "energy_j")
+        """The totals, but nothing beyond what is written; 0 until it is, but not of the time that a job has run."""
+        counters: tuple[str, ...] = HOLDER_COUNTERS if totals.energy_j is None else (*HOLDER_COUNTERS, "energy_j")
+        if key.scheduler == "slurm" and (unit, key, "held_s") not in self.written:
+            counters = counters[1:]  # the controller says when it began, after a restart too
         return totals._replace(**self._bounded(unit, key, totals, counters))
 
-    def bound_tenant(self, key: TenantKey, totals: TenantTotals) -> TenantTotals:
-        """The totals, but nothing beyond the marks on disk."""
-        marks = {counter: self.high_water.get((key, counter)) for counter in TENANT_COUNTERS}
-        bounded = {name: min(getattr(totals, name), mark) for name, mark in marks.items() if mark is not None}
+    def bound_tenant(self, key: TenantKey, totals: TenantTotals) -> TenantTotals | None:
+        """The totals, but nothing beyond what is written; None until the tenant is."""
+        if (key, TENANT_COUNTERS[0]) not in self.written:
+            return None
+        bounded = {name: min(getattr(totals, name), self.written[key, name]) for name in TENANT_COUNTERS}
         return totals._replace(**bounded)
 
     def _bounded(
         self, unit: UnitId, key: HolderKey | None, totals: object, counters: tuple[str, ...]
     ) -> dict[str, Any]:
-        bounded: dict[str, Any] = {}
-        for counter in counters:
-            mark = self.high_water.get((unit, key, counter))
-            if mark is not None:
-                bounded[counter] = min(getattr(totals, counter), mark)
-        return bounded
+        return {name: min(getattr(totals, name), self.written.get((unit, key, name), 0.0)) for name in counters}
 
 
 def open_state(directory: Path | None, write_interval_s: float, boot_id: str) -> StateFile | None:
@@ -269,38 +255,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _ahead_unit(account: UnitAccount, margin: float) -> UnitAccount:
-    """A copy with its counters `margin` seconds ahead, and still busy + idle <= observed."""
-    ahead = replace(account, energy_j=None)  # the driver's own counter, never ours to restore
-    for counter in UNIT_COUNTERS:
-        setattr(ahead, counter, getattr(account, counter) + margin)
-    ahead.observed_s = max(ahead.observed_s, ahead.busy_s + ahead.idle_s)
-    if ahead.unattributed_j is not None:
-        ahead.unattributed_j += margin * (account.power_limit_w or MAX_BOARD_POWER_W)
-    return ahead
-
-
-def _ahead_holder(account: HolderAccount, margin: float, power_limit_w: float) -> HolderAccount:
-    """A copy with its counters `margin` seconds ahead, and still busy + idle <= observed <= held."""
-    ahead = replace(account)
-    for counter in HOLDER_COUNTERS:
-        setattr(ahead, counter, getattr(account, counter) + margin)
-    ahead.observed_s = max(ahead.observed_s, ahead.busy_s + ahead.idle_s, ahead.low_s + ahead.high_s)
-    ahead.held_s = max(ahead.held_s, ahead.observed_s)
-    if ahead.energy_j is not None:
-        ahead.energy_j += margin * power_limit_w
-    return ahead
-
-
-def _ahead_tenant(account: TenantAccount, gpu_seconds: float) -> TenantAccount:
-    """A copy with its counters as far ahead as what it holds now can bring it; more waits for the next write."""
-    ahead = replace(account)
-    for counter in ("held_s", "known_s", "busy_s", "idle_s"):
-        setattr(ahead, counter, getattr(account, counter) + gpu_seconds)
-    ahead.known_s = max(ahead.known_s, ahead.busy_s + ahead.idle_s)
-    ahead.held_s = max(ahead.held_s, ahead.known_s)
-    ahead.energy_j += gpu_seconds * MAX_BOARD_POWER_W
-    return ahead
+def _fields(account: UnitAccount | HolderAccount | TenantAccount) -> dict[str, Any]:
+    """By name. dataclasses.asdict would copy each value, at ten times the cost, in every cycle."""
+    return {name: getattr(account, name) for name in account.__slots__}
 
 
 def _marks_of(

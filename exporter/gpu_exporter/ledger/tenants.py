@@ -124,14 +124,6 @@ class Tenants:
             return key
         return key._replace(namespace=key.namespace and OTHER, account="" if key.namespace else OTHER, user="")
 
-    def held_now(self) -> Mapping[TenantKey, float]:
-        """GPUs that each tenant held at the last poll, by its share of each."""
-        held: dict[TenantKey, float] = {}
-        for last in self._last.values():
-            key = self._key_of(last.tenant)
-            held[key] = held.get(key, 0.0) + last.share
-        return held
-
     def totals(self) -> Iterable[tuple[TenantKey, TenantTotals]]:
         """Every tenant, in order."""
         for key, account in sorted(self.accounts.items()):

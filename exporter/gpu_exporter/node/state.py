@@ -237,15 +237,13 @@ class NodeState:
         with self._lock:
             return [allocation for allocation, _ in self._resolution.allocations], len(self._answered)
 
-    def write_state(self, *, final: bool = False) -> None:
-        """Renew the high-water marks. Raises OSError, counted, when the file cannot be written."""
+    def write_state(self) -> None:
+        """Write the counters as they are, which may then be published. Raises OSError, counted."""
         if self._state is None:
             return
         with self._lock:
             self.ledger.long_run_ended = False
-            prepared = self._state.prepare(self.ledger, self._numbers.units(), final=final)
-            if final:
-                self._state.adopt(prepared)  # lower marks are always safe, and the last scrapes must heed them
+            prepared = self._state.prepare(self.ledger, self._numbers.units())
         try:
             self._state.commit(prepared)  # a slow disk must not hold up scrapes
         except OSError as exc:
@@ -329,7 +327,9 @@ class NodeState:
 
     def _tenant_totals(self) -> Iterator[tuple[TenantKey, TenantTotals]]:
         for key, totals in self.ledger.tenants.totals():
-            yield key, totals if self._state is None else self._state.bound_tenant(key, totals)
+            shown = totals if self._state is None else self._state.bound_tenant(key, totals)
+            if shown is not None:
+                yield key, shown
 
     def _unit_totals(self, unit: UnitId, now: float, wall: float) -> UnitTotals | None:
         totals = self.ledger.unit_totals(unit, now, wall)

@@ -236,7 +236,7 @@ def test_a_gpu_that_leaves_the_list_over_a_restart_gives_no_job_another_gpu(tmp_
     before.run(5)
     uuids = [sampler.device.identity.uuid for sampler in before.samplers]
     assert numbered(before, [job("42", 1)], expected=3) == {"42": uuids[1]}
-    before.state.write_state(final=True)
+    before.state.write_state()
 
     after = node_of(GPU, GPU, GPU, holders=[], state=StateFile(tmp_path, 10.0, "boot"))
     after.state.restore()
@@ -296,7 +296,7 @@ def test_a_holder_keeps_a_gpu_that_was_lost_before_our_start_and_nothing_is_know
     before = node_of(GPU, GPU, holders=[], state=state)
     before.run(5)
     numbered(before, [job("42", 0)])
-    before.state.write_state(final=True)
+    before.state.write_state()
     after = node_of(GPU, GPU, holders=[], state=StateFile(tmp_path, 10.0, "boot"))
     after.state.restore()
     after.inventory = seen_before(before)
