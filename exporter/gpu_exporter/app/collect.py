@@ -36,28 +36,33 @@ def collect(
     """Until a signal, or one round; the exit code. `slurmrestd`: its address and the file of a token, None to use
     Slurm's commands. Raises OSError, ValueError.
     """
-    run = _build(slurmrestd, directory, each_s, is_open=bool(address) and web_config is None)
+    run = _build(slurmrestd, directory, each_s)
     if once:
         return Exit.DONE if run() else Exit.NO_DATA
     if address:
-        HttpServer(address, CollectorSite(run), web_config=web_config).start()
+        server = HttpServer(address, CollectorSite(run), web_config=web_config)
+        run.is_open = server.is_open
+        server.start()
     repeat_aside(run, each_s, stop_on_signal())
     return Exit.DONE
 
 
-def _build(
-    slurmrestd: tuple[str, Path] | None, directory: Path | None, each_s: float, *, is_open: bool
-) -> CollectorRun:
+def _build(slurmrestd: tuple[str, Path] | None, directory: Path | None, each_s: float) -> CollectorRun:
     slurmctld: Slurmctld = CommandLine(functools.partial(slurm_commands.run, limit=MAX_ANSWER))
     if slurmrestd is not None:
         slurmctld = Rest(*slurmrestd, MAX_ANSWER)
-    return CollectorRun(Collector(slurmctld, SYSTEM_CLOCK, each_s), directory, SYSTEM_CLOCK, is_open=is_open)
+    return CollectorRun(Collector(slurmctld, SYSTEM_CLOCK, each_s), directory, SYSTEM_CLOCK)
 
 
-def collect_beside(host: Site, registry: CollectorRegistry, *, is_open: bool) -> CollectorSite:
-    """Collect in a thread of its own for as long as the process lives; what to serve then. Raises NoThread."""
-    run = _build(None, None, EACH_S, is_open=is_open)
+def collect_beside(host: Site, registry: CollectorRegistry) -> tuple[CollectorSite, CollectorRun]:
+    """What is served, and what to start once the server knows who may read it."""
+    run = _build(None, None, EACH_S)
     registry.register(CollectorMetrics(run))
+    return CollectorSite(run, host), run
+
+
+def collect_on(run: CollectorRun) -> None:
+    """Collect in a thread of its own for as long as the process lives. Raises NoThread."""
 
     def tick() -> None:
         try:
@@ -67,4 +72,3 @@ def collect_beside(host: Site, registry: CollectorRegistry, *, is_open: bool) ->
 
     forever = threading.Event()
     start(threading.Thread(target=repeat, args=(tick, EACH_S, forever), name="slurm-collector", daemon=True))
-    return CollectorSite(run, host)

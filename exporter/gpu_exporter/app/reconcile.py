@@ -62,11 +62,16 @@ def serve_telemetry(
     slurm-collector serves. Raises OSError, ValueError.
     """
     site: Site = ReconcilerSite(telemetry, interval_s)
-    if collects:
-        from gpu_exporter.app.collect import collect_beside
+    if not collects:
+        HttpServer(address, site, web_config=web_config).start()
+        return
+    from gpu_exporter.app.collect import collect_beside, collect_on
 
-        site = collect_beside(site, telemetry.registry, is_open=web_config is None)
-    HttpServer(address, site, web_config=web_config).start()
+    site, run = collect_beside(site, telemetry.registry)
+    server = HttpServer(address, site, web_config=web_config)
+    run.is_open = server.is_open
+    server.start()
+    collect_on(run)
 
 
 def _cycle_until_signal(

@@ -19,6 +19,7 @@ from gpu_exporter.attribution.slurm_words import (
     read_node,
 )
 from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.outside import need_real, need_whole
 
 # In a job's name a quotation mark has a backslash before it, so that no name can be taken for this key.
 _CLUSTER = re.compile(r"""\"cluster"\s*:\s*"([^"\\]*)["]""")
@@ -64,16 +65,16 @@ def parse_rest_nodes(text: str) -> tuple[dict[str, NodeRecord], str]:
         cluster = _word(answer["meta"].get("slurm", {}).get("cluster"))
         for row in answer["nodes"]:
             try:
-                record = read_node(row["gres"], row["gres_used"], float(row["slurmd_start_time"] or 0) or None)
-            except (KeyError, TypeError, ValueError) as exc:
-                problem = f"node {row['name']}: {type(exc).__name__} {exc}"
-                continue
-            if record.configured:
-                nodes[str(row["name"])] = record
+                record = read_node(row["gres"], row["gres_used"], need_real(row["slurmd_start_time"] or 0) or None)
+                if record.configured:
+                    nodes[str(row["name"])] = record
+            except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
+                name = str(row.get("name")) if isinstance(row, dict) else "without a name"
+                problem = f"node {name:.60}: {type(exc).__name__} {exc}"
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
         raise SourceError(f"slurmrestd's nodes are not understood: {type(exc).__name__} {exc}") from exc
     if problem and not nodes:
-        raise SourceError(problem)
+        raise SourceError(f"slurmrestd's nodes are not understood: {problem}")
     return nodes, cluster
 
 
@@ -130,13 +131,13 @@ def _read_job(row: dict[str, Any]) -> ClusterJob | None:
     array, leader = _number(row.get("array_job_id")), _number(row.get("het_job_id"))
     start = _number(row.get("start_time"))
     job = Job(
-        job_id=str(int(row["job_id"])),
+        job_id=str(need_whole(row["job_id"])),
         user=_word(row.get("user_name")),
         account=_word(row.get("account")),
         partition=_word(row.get("partition")),
         qos=_word(row.get("qos")),
         state=state,
-        start=float(start) if start else None,
+        start=need_real(start) if start else None,
         restarts=str(_number(row.get("restart_cnt"))),
         array_job_id=str(array) if array and task is not None else "",
         array_task_id=str(_number(task)) if array and task is not None else "",
@@ -149,7 +150,7 @@ def _read_job(row: dict[str, Any]) -> ClusterJob | None:
 
 def _number(value: Any) -> int:
     """0 for what is not set. Raises ValueError, TypeError."""
-    return int(value or 0)
+    return need_whole(value or 0)
 
 
 def _word(value: Any) -> str:

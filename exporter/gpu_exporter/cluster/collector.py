@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -82,39 +82,53 @@ def write_answers(answers: Mapping[str, str], directory: Path, mode: int) -> Non
         write_atomically(directory / f"{name}.json", text.encode(), mode)
 
 
+WITHHELD = (
+    "PrivateData hides jobs or users, and everybody can read the port: set basic_auth_users, or client_auth_type "
+    "RequireAndVerifyClientCert, with --web.config.file, or leave --web.listen-address out"
+)
+
+
 class CollectorRun:
     """One round after the other; what fails is logged when it changes, and the answers age meanwhile."""
 
-    def __init__(self, collector: Collector, directory: Path | None, clock: Clock, *, is_open: bool = False) -> None:
-        """`directory`: where NODE.json is written for each node, None for answers over HTTP alone. `is_open`: these
-        need no password, so there are none where PrivateData hides jobs or users.
+    def __init__(self, collector: Collector, directory: Path | None, clock: Clock) -> None:
+        """`directory`: where NODE.json is written for each node, None for answers over HTTP alone."""
+        self.is_open: Callable[[], bool] = lambda: False
+        """Whether everybody may read the port now, which changes with its file: then nothing is answered where
+        PrivateData hides jobs or users.
         """
-        self._is_open = is_open
+        self._is_private = False
+        self._answers: Mapping[str, str] = {}
         self._collector = collector
         self._directory = directory
         self._clock = clock
         self._problem: str | None = None
-        self.answers: Mapping[str, str] = {}
-        """The newest answer for each node with GPUs."""
         self.last_success_wall: float | None = None
         self.rounds = 0
         self.failures = 0
+
+    @property
+    def is_withheld(self) -> bool:
+        """Whether there are answers that the port, as it is now, must not show."""
+        return self._is_private and self.is_open()
+
+    @property
+    def answers(self) -> Mapping[str, str]:
+        """The newest answer for each node with GPUs, as far as the port may show them."""
+        return {} if self.is_withheld else self._answers
 
     def __call__(self) -> bool:
         """Whether there are new answers."""
         problem = ""
         try:
             pictures = self._collector.collect()
-            is_private = any(picture.config.private & {"jobs", "users"} for picture in pictures.values())
-            if is_private and self._is_open:
-                self.answers = {}
-                raise SourceError(
-                    "PrivateData hides jobs or users, and everybody can read the port: set passwords or client "
-                    "certificates with --web.config.file, or leave --web.listen-address out"
-                )
-            self.answers = {name: render_picture(picture) for name, picture in pictures.items()}
+            # Before the answers: between the two a request must not find the new ones open.
+            self._is_private = any(picture.config.private & {"jobs", "users"} for picture in pictures.values())
+            self._answers = {name: render_picture(picture) for name, picture in pictures.items()}
             if self._directory is not None:
-                write_answers(self.answers, self._directory, PRIVATE if is_private else READABLE)
+                write_answers(self._answers, self._directory, PRIVATE if self._is_private else READABLE)
+            if self.is_withheld:
+                raise SourceError(WITHHELD)
             self.last_success_wall = self._clock.wall()
         except (SourceError, OSError) as exc:
             problem = str(exc)
@@ -123,6 +137,6 @@ class CollectorRun:
         if problem and problem != self._problem:
             log.warning("nothing new for the nodes: %s", problem)
         elif not problem and self._problem != "":
-            log.info("%d nodes with GPUs have an answer", len(self.answers))
+            log.info("%d nodes with GPUs have an answer", len(self._answers))
         self._problem = problem
         return not problem

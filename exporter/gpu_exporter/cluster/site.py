@@ -10,7 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from gpu_exporter.attribution.slurm_collected import ANSWERS
-from gpu_exporter.cluster.collector import CollectorRun
+from gpu_exporter.cluster.collector import WITHHELD, CollectorRun
 from gpu_exporter.web.request import Request
 from gpu_exporter.web.server import TEXT, Reply, Site
 
@@ -30,6 +30,8 @@ class CollectorSite:
             answer = self._run.answers.get(request.path.removeprefix(ANSWERS))
             if answer is not None:
                 return Reply(200, "application/json", answer.encode())
+            if self._run.is_withheld:
+                return Reply(403, TEXT, f"{WITHHELD}\n".encode())
             return Reply(404, TEXT, b"no node with GPUs has this name\n")
         if self._host is not None:
             return self._host.answer_at_once(request)

@@ -53,6 +53,12 @@ class Security:
     def wants_password(self) -> bool:
         return bool(self._users)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody may read: no password is asked for, and no certificate *required*."""
+        has_certificate = self.context is not None and self.context.verify_mode is ssl.CERT_REQUIRED
+        return not (self.wants_password or has_certificate)
+
     def read_stamp(self) -> tuple[tuple[int, int, int], ...]:
         """Changes with the file and with every file that it names."""
         stamps = []

@@ -314,6 +314,7 @@ class HttpServer:
         for listener in self._listeners:
             listener.setblocking(False)
         self._site = site
+        self._tcp: _Listener | None = None
         self._end: Callable[[], None] = lambda: None
         self._begun = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="http", daemon=True)
@@ -331,6 +332,7 @@ class HttpServer:
             _Listener(listener, self._site, workers, None if listener.family == socket.AF_UNIX else self._security)
             for listener in self._listeners
         ]
+        self._tcp = parts[0]
         for part in parts:
             part.begin()
         reloading = None
@@ -364,6 +366,11 @@ class HttpServer:
                 refused = stamp
             else:
                 log.info("%s: read again", path)
+
+    def is_open(self) -> bool:
+        """Whether anybody may read the TCP port, as its file was last read."""
+        security = self._tcp.security if self._tcp is not None else self._security
+        return security is None or security.is_open
 
     def start(self) -> None:
         start(self._thread)

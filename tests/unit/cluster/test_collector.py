@@ -27,7 +27,7 @@ from gpu_exporter.cluster.answers import parse_cluster_jobs, parse_cluster_nodes
 from gpu_exporter.cluster.collector import Collector, CollectorRun
 from gpu_exporter.cluster.command_line import CommandLine
 from gpu_exporter.cluster.site import CollectorSite
-from gpu_exporter.web.request import Request
+from gpu_exporter.web.request import Request, parse_head
 from gpu_exporter.web.server import Reply
 
 NODE = "NodeName={name} Arch=x86_64\n   Gres={gres}\n   GresUsed={used}\n   BootTime=1 SlurmdStartTime=4000000000\n\n"
@@ -331,15 +331,28 @@ def test_what_slurm_hides_is_not_for_everybody(cluster: Cluster, private: str, m
 
 
 def test_what_slurm_hides_is_not_served_without_a_password(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
-    run = CollectorRun(
-        Collector(CommandLine(cluster.run), cluster.clock, 90.0), cluster.directory, cluster.clock, is_open=True
-    )
+    run = CollectorRun(Collector(CommandLine(cluster.run), cluster.clock, 90.0), cluster.directory, cluster.clock)
+    is_open = True
+    run.is_open = lambda: is_open
+    site = CollectorSite(run)
+
+    def status() -> int:
+        reply = site.answer_at_once(parse_head(f"GET {ANSWERS}n0 HTTP/1.1\r\nHost: x\r\n\r\n".encode()))
+        assert reply is not None
+        return reply.status
+
     assert run()
+    assert status() == 200
     cluster.private = "users"
     cluster.clock.advance(3600.0)
     assert not run()
     assert run.answers == {}
-    assert "set passwords or client certificates with --web.config.file" in caplog.text
+    assert status() == 403
+    assert "set basic_auth_users, or client_auth_type RequireAndVerifyClientCert" in caplog.text
+    is_open = False  # a password was set, and the next reload has it
+    assert status() == 200
+    is_open = True  # and a reload that takes it away counts at once, not with the next round
+    assert status() == 403
 
 
 def test_a_round_without_an_answer_leaves_the_files_and_says_so_once(
@@ -489,7 +502,7 @@ def test_an_answer_of_another_version_or_of_no_time_is_an_error(cluster: Cluster
     assert cluster.round()
     path = cluster.directory / "n0.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
-    with pytest.raises(SourceError, match="one version|is no number"):
+    with pytest.raises(SourceError, match="one version|is not a number"):
         cluster.source().poll()
 
 
