@@ -14,6 +14,9 @@ from typing import IO, NamedTuple
 
 # Where sites put Slurm that is not on the PATH of a service.
 PLACES = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/opt/slurm/current/bin")
+# Slurm's commands get these variables and no others: SQUEUE_*, SLURM_* and their like filter and reshape what is
+# printed (SQUEUE_USERS hides jobs), or ask another cluster, and who starts us may have them from a job.
+SLURM_KEPT = ("SLURM_CONF", "SLURM_JWT", "SACK_SOCKET", "HOME", "LD_LIBRARY_PATH")
 END_S = 1.0  # for a child that was killed; one that hangs in the kernel is left behind
 MAX_REASON = 4096
 CHUNK = 1 << 16
@@ -42,6 +45,12 @@ class Done(NamedTuple):
 def search_path(environment: Mapping[str, str]) -> str:
     """PATH and the usual places after it; an empty part would be the working directory."""
     return os.pathsep.join(part for part in (*environment.get("PATH", "").split(os.pathsep), *PLACES) if part)
+
+
+def slurm_environment() -> dict[str, str]:
+    """What Slurm's commands are run with: times as Unix seconds, and no words in the language of who started us."""
+    kept = {name: os.environ[name] for name in SLURM_KEPT if name in os.environ}
+    return {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
 
 
 def find(command: str) -> str | None:

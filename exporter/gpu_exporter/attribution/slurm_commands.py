@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from gpu_exporter import commands
 from gpu_exporter.attribution.source import SlowSource, SourceError
 
-# SQUEUE_* and SLURM_* variables filter and reshape what is printed (SQUEUE_USERS hides jobs), so the children get these
-# and no others.
-KEPT = ("SLURM_CONF", "SLURM_JWT", "SACK_SOCKET", "HOME", "LD_LIBRARY_PATH")
 MAX_ANSWER = 16 * 1024 * 1024  # some 5,000 jobs of `squeue --json`, which before 23.02 prints the whole cluster's
 
 
 def run(command: Sequence[str], timeout_s: float, limit: int = MAX_ANSWER) -> str:
     """What the command printed. Raises SourceError that says why there is nothing to believe; SlowSource, if slow."""
-    environment = {name: os.environ[name] for name in KEPT if name in os.environ}
-    # Times as Unix seconds, and no words in the language of the user who started us.
-    environment |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
     try:
-        done = commands.run(command, environment, timeout_s, limit)
+        done = commands.run(command, commands.slurm_environment(), timeout_s, limit)
     except commands.NotFound as exc:
         raise SourceError(f"{exc}, or pass --no-attribution.slurm") from exc
     except commands.TooSlow as exc:

@@ -8,15 +8,16 @@ AdminComment needs the rights of an Administrator, the others those of an Operat
 from __future__ import annotations
 
 import logging
-import os
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from gpu_exporter import commands
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
+from gpu_exporter.outside import need_wholes, parse_timestamp
 from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, parse_timestamp, timestamp
+from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, timestamp
 from gpu_exporter.reconciler.outcomes import ENDED, LOST, RUNS
 from gpu_exporter.reconciler.policy import LABEL, Decision
 from gpu_exporter.reconciler.slurm.live import MARK, LiveJob, parse_jobs, read_field
@@ -34,8 +35,6 @@ LISTED_S = 20.0  # the list of a cycle still says what surrounds its jobs; below
 # the less it is asked.
 BUSY_SHARE = 0.05
 REST_MAX_S = 60.0  # as long as the liveness probe waits beside three intervals; marks end that much later
-# Settings of the commands that change what they list, or which cluster they ask.
-FILTERS = re.compile(r"(SQUEUE|SCONTROL|SLURM)_(?!CONF$|JWT$)")
 AUTO = "auto"
 EXTRA_SINCE = (23, 2)  # release of Slurm
 START_SLACK_S = 2.0  # the exporter publishes the start to the second
@@ -84,10 +83,8 @@ def _read_setting(settings: str, name: str) -> str:
 
 def run_slurm(*command: str) -> str:
     """One of Slurm's commands to its output. Raises MarkError."""
-    # SQUEUE_STATES, SLURM_CLUSTERS and their like would hide marks
-    kept = {key: value for key, value in os.environ.items() if not FILTERS.match(key)}
     try:
-        done = commands.run(command, {**kept, "LC_ALL": "C.UTF-8"}, TIMEOUT_S, MAX_ANSWER)
+        done = commands.run(command, commands.slurm_environment(), TIMEOUT_S, MAX_ANSWER)
     except commands.CommandError as exc:
         raise MarkError("error", str(exc)) from exc
     if done.status != 0:
@@ -101,6 +98,7 @@ class JobMarker:
 
     scheduler = "slurm"
     rest_s = 0.0
+    foreign = 0
     cluster = ""
     """Slurm's ClusterName, as in the label slurm_cluster."""
     _run = staticmethod(run_slurm)
@@ -115,7 +113,7 @@ class JobMarker:
         self._recent: tuple[float, list[LiveJob]] | None = None
         self._listed: tuple[float, list[LiveJob]] | None = None
         version = re.search(r"slurm(?:-wlm)? (\d+)\.(\d+)", self._run("scontrol", "--version"))
-        release = (int(version[1]), int(version[2])) if version else (0, 0)
+        release = need_wholes(version.groups()) if version else (0, 0)
         self._filters = release >= EXTRA_SINCE
         """Whether squeue --json shows the jobs only that it is asked for."""
         settings = self._run("scontrol", "show", "config")
@@ -127,6 +125,7 @@ class JobMarker:
                 "count for ours; jobs are not marked; set ClusterName in slurm.conf",
             )
         self._denied: set[str] = set()
+        self.odd: Counter[tuple[str, str]] = Counter()
         extra = "Extra" if release >= EXTRA_SINCE else "Comment"
         self.fields = ["AdminComment", extra] if field == AUTO else [field]
         """Where marks go, the best first."""
@@ -267,9 +266,14 @@ class JobMarker:
     def _jobs(self, *selection: str) -> list[LiveJob]:
         text = self._run("squeue", "--json", "--all", *selection)
         try:
-            return parse_jobs(text, self.fields, self._denied)
+            return parse_jobs(text, self.fields, self._denied, self._note_odd)
         except ValueError as exc:
             raise MarkError("error", str(exc)) from exc
+
+    def _note_odd(self, count: int) -> None:
+        if not self.odd:
+            log.warning("squeue --json: %d jobs are not understood, and are left out; this is logged once", count)
+        self.odd["Job", "malformed"] += count
 
     def set_text(self, job: LiveJob, text: str) -> None:
         """Write a mark where it belongs, and take it from the fields that have an older one. Raises MarkError.
