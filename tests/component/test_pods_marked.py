@@ -16,6 +16,7 @@ from kubernetes.client.exceptions import ApiException
 
 from gpu_exporter.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.defaults import Policy
+from gpu_exporter.outside import parse_timestamp
 from gpu_exporter.reconciler.cycle import Cycle
 from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName, UnitEvidence
 from gpu_exporter.reconciler.judge import judge_of
@@ -23,7 +24,7 @@ from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.checks import EVIDENCE, GPUS, OBSERVED, SINCE
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.kubernetes.notice import CONDITION
-from gpu_exporter.reconciler.marks import Mark, MarkError, parse_timestamp
+from gpu_exporter.reconciler.marks import Mark, MarkError
 from gpu_exporter.reconciler.policy import LABEL
 from gpu_exporter.reconciler.rulebook import Rulebook
 from tests.testbed.chart import Helm

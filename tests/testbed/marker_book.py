@@ -62,6 +62,9 @@ class Book:
     def read_fate(self, name: HolderName, incarnation: str) -> str:
         return self.fates.get(name, RUNS)
 
+    foreign = 0
+    odd: Mapping[tuple[str, str], int] = {}
+
     def list_marks(self) -> Sequence[Mark]:
         if self.fail_list:
             raise self.fail_list

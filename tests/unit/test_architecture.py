@@ -39,6 +39,7 @@ ALLOWED = {
     "commands": set(),
     "files": set(),
     "plain": set(),
+    "outside": set(),
     "logs": {"plain"},
     "threads": set(),
     "vendor": set(),
@@ -48,8 +49,8 @@ ALLOWED = {
     "sampling": {"model", "clock", "devices", "collectors", "threads"},
     "ledger": {"model", "files", "shares"},
     "fetch": {"plain", "threads"},
-    "attribution": {"model", "clock", "shares", "commands", "threads", "vendor", "fetch"},
-    "cluster": {"attribution", "clock", "fetch", "files", "web"},
+    "attribution": {"model", "clock", "shares", "commands", "threads", "vendor", "fetch", "outside"},
+    "cluster": {"attribution", "clock", "fetch", "files", "web", "outside"},
     "inventory": {"model", "files", "vendor"},
     "diagnosis": {"model", "clock", "defaults", "durations"},
     "node": {
@@ -74,6 +75,7 @@ ALLOWED = {
         "durations",
         "web",
         "plain",
+        "outside",
         "commands",
         "threads",
         "vendor",
@@ -258,6 +260,7 @@ MACHINE_TIME = {
     "commands.py",
     "devices/nvml/recording.py",  # how long a call takes is what it records
     "reconciler/direct.py",
+    "reconciler/kubernetes/api.py",
     "reconciler/promql.py",
     "sampling/manager.py",
     "web/server.py",
@@ -267,6 +270,66 @@ MACHINE_TIME = {
 def test_only_deadlines_of_the_machine_read_its_clock() -> None:
     users = {str(path.relative_to(PACKAGE)) for path in MODULES if "time" in imports_of(path)}
     assert users == MACHINE_TIME
+
+
+READS_OUTSIDE_TEXT = ("reconciler", "attribution", "cluster")
+# What takes more than is meant, or any length: `outside` has a bounded parser for each.
+BARE = {"int", "float", "complex", "Decimal", "Fraction"}
+BARE_METHODS = {
+    "fromisoformat",
+    "strptime",
+    "fromtimestamp",
+    "isdigit",
+    "isdecimal",
+    "isnumeric",
+    "parsedate_to_datetime",
+}
+
+
+def bare_parsers(source: str) -> list[int]:
+    """Lines on which a number or a time is read by Python's own functions, called or handed on."""
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr in BARE_METHODS:
+            lines.append(node.lineno)
+        if not isinstance(node, ast.Call):
+            continue
+        called = {node.func.id} if isinstance(node.func, ast.Name) else set()
+        handed = [*node.args, *(keyword.value for keyword in node.keywords)]
+        is_look = bool(called & {"isinstance", "issubclass", "cast", "Counter", "defaultdict", "TypeVar"})
+        names = called | ({each.id for each in handed if isinstance(each, ast.Name)} if not is_look else set())
+        if names & BARE:
+            lines.append(node.lineno)
+    return sorted(lines)
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.relative_to(PACKAGE).parts[0] in READS_OUTSIDE_TEXT])
+def test_text_from_outside_is_read_by_bounded_parsers(path: Path) -> None:
+    """Numbers of our own are made whole by math.floor, and text of others is read in outside.py."""
+    assert bare_parsers(path.read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "int(text)",
+        "float(row['x'])",
+        "sum(map(int, rows))",
+        "datetime.fromisoformat(text)",
+        "Decimal(x)",
+        "a.isdigit()",
+        "read(text, parse=float)",
+        "filter(str.isdecimal, rows)",
+        "sorted(rows, key=int)",
+    ],
+)
+def test_a_bare_parser_is_found_however_it_is_called(line: str) -> None:
+    assert bare_parsers(f"x = {line}") == [1]
+
+
+@pytest.mark.parametrize("line", ["isinstance(x, int)", "x: int = 3", "math.floor(x)", "int.from_bytes(x, 'big')"])
+def test_a_type_is_no_parser(line: str) -> None:
+    assert bare_parsers(line) == []
 
 
 def test_every_room_is_on_the_map() -> None:

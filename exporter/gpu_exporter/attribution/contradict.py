@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.resolve import Resolution
 from gpu_exporter.model import Allocation, Grant, Holder, HolderKey, UnitId
+from gpu_exporter.outside import WHOLE_MAX, whole
 
 log = logging.getLogger(__name__)
 NAMED_MAX = 3  # so many owners are named in a text
@@ -38,7 +39,7 @@ def relate(holder: Holder, owner: Owner) -> Relation:
         return "unknown"  # the system's, a login's, or of a container that no scheduler knows
     if holder.key.scheduler == "slurm":
         if owner.job:
-            return _compare(holder.job_id, [owner.job], str.isdecimal)
+            return _compare(holder.job_id, [owner.job], lambda job: whole(job, WHOLE_MAX) is not None)
         return "unknown" if owner.slurm else "other"
     if owner.pods:
         # A static pod's UID is a hash for the kubelet and another one for the API server: these cannot be compared.

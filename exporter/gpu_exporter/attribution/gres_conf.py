@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from gpu_exporter.attribution.hostlist import parse_names
+from gpu_exporter.outside import need_whole
 from gpu_exporter.vendor import NVIDIA, Vendor
 
 MAX_INCLUDES = 16
@@ -237,7 +238,7 @@ def _files(line: GresLine, vendor: Vendor) -> list[tuple[str, tuple[int, ...]]]:
         raise GresConfError(
             f"{line.place}: {files[minors.index(None)][:80]!r} is not a device {vendor.device_file_name}"
         )
-    return [(str(int(minor)), ()) for minor in minors if minor is not None]
+    return [(str(need_whole(minor)), ()) for minor in minors if minor is not None]
 
 
 def _caps(line: GresLine, vendor: Vendor) -> tuple[int, ...]:
@@ -246,4 +247,4 @@ def _caps(line: GresLine, vendor: Vendor) -> tuple[int, ...]:
         files = parse_names(line.options["multiplefiles"])
     except ValueError as exc:
         raise GresConfError(f"{line.place}: MultipleFiles: {exc}") from exc
-    return tuple(int(match[1]) for file in files if (match := vendor.capability_file.fullmatch(file)))
+    return tuple(need_whole(match[1]) for file in files if (match := vendor.capability_file.fullmatch(file)))

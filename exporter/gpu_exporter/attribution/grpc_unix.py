@@ -16,6 +16,8 @@ import h2.connection
 import h2.events
 import h2.exceptions
 
+from gpu_exporter.outside import whole
+
 MAX_ANSWER = 4 * 1024 * 1024  # what gRPC's own clients take by default; a node of 250 pods answers some 100 KiB
 
 
@@ -49,7 +51,7 @@ def call(path: str, method: str, request: bytes, timeout_s: float) -> bytes:
                     (":path", method),
                     ("te", "trailers"),
                     ("content-type", "application/grpc"),
-                    ("grpc-timeout", f"{int(timeout_s * 1000)}m"),
+                    ("grpc-timeout", f"{timeout_s * 1000:.0f}m"),
                 ],
             )
             connection.send_data(1, b"\0" + len(request).to_bytes(4, "big") + request, end_stream=True)
@@ -91,7 +93,9 @@ def _unwrap(body: bytes, headers: dict[str, str]) -> bytes:
     status = headers.get("grpc-status", "")
     if status != "0":
         message = urllib.parse.unquote(headers.get("grpc-message", ""))
-        raise CallError(f"gRPC status {status or 'missing'}: {message}", int(status) if status.isdigit() else -1)
+        raise CallError(
+            f"gRPC status {status or 'missing'}: {message}", -1 if (code := whole(status)) is None else code
+        )
     if len(body) < 5 or body[0] != 0 or int.from_bytes(body[1:5], "big") != len(body) - 5:
         raise CallError("answer is not a single uncompressed gRPC message")
     return body[5:]

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 
+from gpu_exporter.outside import need_wholes
+
 MAX_NAMES = 65_536  # Slurm's own MAX_RANGE bounds one expression likewise
-_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 def parse_ranges(text: str) -> list[int]:
     """`0,2-3` to [0, 2, 3]. Raises ValueError."""
-    return [int(number) for number in _expand_ranges(text)]
+    return list(need_wholes(_expand_ranges(text)))
 
 
 def parse_names(text: str) -> list[str]:
@@ -65,7 +67,7 @@ def _expand_ranges(text: str) -> list[str]:
         match = _RANGE.fullmatch(part)
         if not match:
             raise ValueError(f"{text[:80]!r}: {part[:40]!r} is not a range of numbers")
-        first, last = int(match[1]), int(match[2] or match[1])
+        first, last = need_wholes((match[1], match[2] or match[1]))
         if last < first or last - first >= MAX_NAMES - len(numbers):
             raise ValueError(f"{text[:80]!r}: {part[:40]!r} is not a range of at most {MAX_NAMES} numbers")
         numbers += [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]

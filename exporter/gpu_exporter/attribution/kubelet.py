@@ -29,6 +29,7 @@ from gpu_exporter.attribution.protobuf import ProtobufError
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import Clock
 from gpu_exporter.model import Grant, Holder, HolderKey
+from gpu_exporter.outside import whole
 from gpu_exporter.vendor import NVIDIA, Vendor
 
 NOBODY = Holder(HolderKey("kubernetes", ""))
@@ -215,6 +216,6 @@ class KubeletSource:
             if vendor.device_id.fullmatch(match["name"]):
                 return Grant("uuid", match["name"], holder, number=device_id)
             device_id = match["name"]
-        if device_id.isascii() and device_id.isdigit() and len(device_id) <= 4:  # --device-id-strategy=index
+        if len(device_id) <= 4 and whole(device_id) is not None:  # --device-id-strategy=index
             return Grant("index", device_id, holder, number=device_id)
         return None

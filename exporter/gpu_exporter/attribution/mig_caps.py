@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gpu_exporter.outside import need_whole
+
 PLACE = Path("driver/nvidia-caps/mig-minors")
 READ_MAX = 1024 * 1024  # 32 GPUs have some 100 kB
 LINE = re.compile(r"gpu(\d{1,4})/gi(\d{1,4})(?:/ci(\d{1,4}))?/access (\d{1,6})")
@@ -23,7 +25,9 @@ def read_caps(procfs: Path) -> Mapping[int, str]:
     except OSError:
         return {}
     matches = [match for line in text.splitlines() if (match := LINE.fullmatch(line.strip()))]
-    return {int(match[4]): "/".join(part for part in match.groups()[:3] if part is not None) for match in matches}
+    return {
+        need_whole(match[4]): "/".join(part for part in match.groups()[:3] if part is not None) for match in matches
+    }
 
 
 def find_instance(caps: Sequence[int], known: Mapping[int, str]) -> str:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpu_exporter.clock import Clock
+from gpu_exporter.outside import need_whole
 
-LOG = re.compile(r"(\d+)\.log")
+LOG = re.compile(r"([0-9]{1,9})\.log")
 MAX_STARTS = 4096
 SETTLED_S = 2.0  # a folder that has changed more lately may change again within one tick of the file system's clock
 PodName = tuple[str, str]  # namespace, pod
@@ -100,7 +101,7 @@ class PodLogs:
             if known is not None and known.changed_ns == changed.st_mtime_ns:
                 self._seen[uid, container] = known
                 return known
-            numbers = [int(match[1]) for log in os.listdir(folder) if (match := LOG.fullmatch(log))]  # noqa: PTH208
+            numbers = [need_whole(match[1]) for log in os.listdir(folder) if (match := LOG.fullmatch(log))]  # noqa: PTH208
         except OSError:
             numbers = []
         if not numbers:

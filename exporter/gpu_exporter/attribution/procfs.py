@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from gpu_exporter.outside import WHOLE_MAX, whole
+
 READ_MAX = 16384  # bytes of one file; a v1 host with deep paths needs some 2,000
 KTHREADD = 2
 PF_KTHREAD = 0x00200000  # include/linux/sched.h
@@ -28,9 +30,14 @@ def parse_stat(text: str) -> Stat | None:
     fields = rest.split()
     # Numbers of proc_pid_stat(5), less the two before the bracket and one since they count from 1: 3 state, 9 flags,
     # 22 start.
-    if not bracket or len(fields) < 20 or not (fields[6].isdecimal() and fields[19].isdecimal()):
+    if (
+        not bracket
+        or len(fields) < 20
+        or (flags := whole(fields[6], WHOLE_MAX)) is None
+        or (start := whole(fields[19], WHOLE_MAX)) is None
+    ):
         return None
-    return Stat(head.partition("(")[2], fields[0], int(fields[6]), int(fields[19]) / TICKS_PER_S)
+    return Stat(head.partition("(")[2], fields[0], flags, start / TICKS_PER_S)
 
 
 class Procfs:
@@ -47,7 +54,7 @@ class Procfs:
     def list_pids(self) -> list[int]:
         """Every process that is shown, empty where the folder cannot be read."""
         try:
-            return [int(entry.name) for entry in self._root.iterdir() if entry.name.isdecimal()]
+            return [pid for entry in self._root.iterdir() if (pid := whole(entry.name)) is not None]
         except OSError:
             return []
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from gpu_exporter.model import Allocation, DeviceSnapshot, Grant, HolderKey, InstanceReading, UnitId
+from gpu_exporter.outside import need_wholes, whole
 from gpu_exporter.shares import board_share, count_slices
 
 NOT_IN_NAMES = re.compile(r"[^0-9a-z]")  # 2g.47gb is 2g47gb in the name of a device
@@ -115,7 +116,7 @@ def _placed(instances: Sequence[InstanceReading], profile: str, profile_id: str,
 
     By profile id and first slice where the driver says these (it needs rights for that), else by the profile's name.
     """
-    placement = (int(profile_id), int(start))
+    placement = need_wholes((profile_id, start))
     exact = [instance for instance in instances if instance.placement == placement]
     if exact:
         return exact
@@ -207,6 +208,7 @@ class _Finder:
             return None, f"positions are not proven: NVML lists {len(order)} GPUs, the scheduler counts {grant.total}"
         if not grant.among and [identity.index for identity in order] != list(range(len(order))):
             return None, "positions are not proven: NVML's list has holes"
-        if not device.isdigit() or int(device) >= len(order):
+        position = whole(device)
+        if position is None or position >= len(order):
             return None, f"there is no GPU at position {device}"
-        return UnitId(order[int(device)].uuid), ""
+        return UnitId(order[position].uuid), ""

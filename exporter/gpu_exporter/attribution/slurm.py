@@ -8,6 +8,7 @@ means is in gres.conf (gres_conf.py); where that is not proven, only a UUID that
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Set
@@ -209,7 +210,7 @@ class SlurmSource:
 
     def _holder(self, job: Job, config: SlurmConfig, gpus: JobGpus) -> Holder:
         # Cluster, job id, restart count and start: a requeued job is a new holder.
-        start = "" if job.start is None else int(job.start)
+        start = "" if job.start is None else math.floor(job.start)
         return Holder(
             key=HolderKey("slurm", f"{config.cluster}/{job.job_id}/{job.restarts}/{start}"),
             job_id=job.job_id,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gpu_exporter.attribution.slurm_words import Gres, Job, JobGpus, NodeRecord, SlurmConfig
+from gpu_exporter.outside import need_real, need_whole, need_wholes
 
 SCHEMA = 1
 
@@ -47,8 +47,8 @@ def parse_picture(text: str) -> Picture:
             raise ValueError(f"schema {data['schema']!r} is not {SCHEMA}: are collector and node of one version?")
         jobs = [(_job(row), _gpus(row["gpus"])) for row in data["jobs"]]
         return Picture(
-            _finite(data["asked"]),
-            _finite(data["interval"]),
+            need_real(data["asked"]),
+            need_real(data["interval"]),
             _config(data["config"]),
             _node(data["node"]),
             {job.job_id: (job, gpus) for job, gpus in jobs},
@@ -60,46 +60,40 @@ def parse_picture(text: str) -> Picture:
 def _job(row: dict[str, Any]) -> Job:
     texts = {name: _text(row[name]) for name in Job._fields if name not in ("start", "size")}
     start = row["start"]
-    return Job(**texts, start=None if start is None else _finite(start), size=tuple(map(_text, row["size"])))
+    return Job(**texts, start=None if start is None else need_real(start), size=tuple(map(_text, row["size"])))
 
 
 def _gpus(data: dict[str, Any]) -> JobGpus:
     return JobGpus(
-        tuple(map(int, data["indexes"])),
-        int(data["total"]),
-        int(data["unnamed"]),
+        need_wholes(data["indexes"]),
+        need_whole(data["total"]),
+        need_whole(data["unnamed"]),
         _shared(data["shared"]),
         _text(data["unnamed_share"]),
     )
 
 
 def _shared(pairs: list[tuple[Any, Any]]) -> tuple[tuple[int, str], ...]:
-    return tuple((int(index), _text(kind)) for index, kind in pairs)
+    return tuple((need_whole(index), _text(kind)) for index, kind in pairs)
 
 
 def _node(data: dict[str, Any]) -> NodeRecord:
     used, start = data["used"], data["slurmd_start"]
     return NodeRecord(
-        tuple((_text(kind), int(count)) for kind, count in data["configured"]),
+        tuple((_text(kind), need_whole(count)) for kind, count in data["configured"]),
         Gres(
-            tuple(map(int, used["indexes"])),
-            int(used["unnamed"]),
+            need_wholes(used["indexes"]),
+            need_whole(used["unnamed"]),
             _shared(used["shared"]),
             _text(used["unnamed_share"]),
         ),
-        None if start is None else _finite(start),
+        None if start is None else need_real(start),
     )
 
 
 def _config(data: dict[str, Any]) -> SlurmConfig:
     private, flags = (frozenset(map(_text, data[name])) for name in ("private", "prolog_flags"))
     return SlurmConfig(_text(data["cluster"]), _text(data["path"]), _text(data["spool"]), private, flags)
-
-
-def _finite(value: Any) -> float:
-    if not math.isfinite(number := float(value)):
-        raise ValueError(f"{value!r} is no number")
-    return number
 
 
 def _text(value: Any) -> str:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from gpu_exporter.attribution.hostlist import parse_names, parse_ranges
 from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.outside import WHOLE_MAX, need_real, need_whole, whole
 
 # Column widths only pad: Slurm cuts at the width, so they are far above any real value.
 COLUMNS = (
@@ -71,12 +72,16 @@ class Job(NamedTuple):
 
 
 def parse_squeue(text: str) -> list[Job]:
-    """Rows of `squeue -h -O SQUEUE_FORMAT` under SLURM_TIME_FORMAT=%s. Raises SourceError on any other shape."""
+    """Rows of `squeue -h -O SQUEUE_FORMAT` under SLURM_TIME_FORMAT=%s. A line that is not understood is left out, and
+    what its job has is then held by nobody known. Raises SourceError where that is all of them.
+    """
     jobs: list[Job] = []
+    odd = ""
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")][:-1]
         if len(cells) != len(COLUMNS) or not _is_number(cells[0]):
-            raise SourceError(f"squeue printed a line that is not understood: {line.strip()[:80]!r}")
+            odd = odd or line
+            continue
         known = ["" if cell in UNSET else cell for cell in cells]
         array_job, array_task, het_job, het_offset = known[8:12]
         jobs.append(
@@ -87,7 +92,7 @@ def parse_squeue(text: str) -> list[Job]:
                 partition=known[3],
                 qos=known[4],
                 state=known[5],
-                start=float(known[6]) if _is_number(known[6]) else None,
+                start=need_real(known[6]) if _is_number(known[6]) else None,
                 restarts=known[7] or "0",
                 # 22.05 and 24.11 print the job's own id as ArrayJobID outside of arrays; only tasks have a number.
                 array_job_id=array_job if _is_number(array_task) else "",
@@ -98,27 +103,35 @@ def parse_squeue(text: str) -> list[Job]:
                 uid=known[15],
             )
         )
+    if odd and not jobs:
+        raise SourceError(f"squeue printed a line that is not understood: {odd.strip()[:80]!r}")
     return jobs
 
 
 def parse_listpids(text: str) -> dict[str, frozenset[int]]:
     """Processes by job id, of `scontrol listpids`: PID, JOBID, STEPID and two more columns that are not read.
 
-    The extern step counts without a process of its own (pid -1). Raises SourceError on any other shape.
+    The extern step counts without a process of its own (pid -1). A line that is not understood is left out. Raises
+    SourceError where that is all of them.
     """
     pids: dict[str, set[int]] = {}
+    odd = ""
     for line in text.splitlines()[1:]:
         cells = line.split()
         if not cells:
             continue
         if len(cells) < 3 or not _is_number(cells[0].removeprefix("-")) or not _is_number(cells[1]):
-            raise SourceError(f"scontrol listpids printed a line that is not understood: {line.strip()[:80]!r}")
-        pids.setdefault(cells[1], set()).update({int(cells[0])} if _is_number(cells[0]) else ())
+            odd = odd or line
+            continue
+        pid = whole(cells[0], WHOLE_MAX)  # None for -1
+        pids.setdefault(cells[1], set()).update(() if pid is None else (pid,))
+    if odd and not pids:
+        raise SourceError(f"scontrol listpids printed a line that is not understood: {odd.strip()[:80]!r}")
     return {job: frozenset(numbers) for job, numbers in pids.items()}
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 18
+    return whole(text, WHOLE_MAX) is not None
 
 
 class Gres(NamedTuple):
@@ -150,7 +163,7 @@ def parse_gres(text: str) -> Gres:
             continue
         if not match:
             raise ValueError(f"{item[:80]!r} is not a GRES that is understood")
-        name, count = match["name"], int(match["count"] or 1)
+        name, count = match["name"], need_whole(match["count"] or 1)
         detail = match["detail"] or ""
         if name in ("shard", "mps"):
             found = _parse_shares(detail)
@@ -225,15 +238,16 @@ def parse_job_gpus(text: str, node: str) -> dict[str, JobGpus]:
         answer: Any = json.loads(text)
         rows = answer["jobs"]
         errors = answer.get("errors") or ()
-        found = [(str(int(row["job_id"])), row) for row in rows]
+        if not isinstance(rows, list) or (rows and not any(isinstance(row, dict) for row in rows)):
+            raise TypeError
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
         raise SourceError(f"Slurm's JSON is not understood: {type(exc).__name__}") from exc
     if errors:  # 22.05 ends with status 0 and no jobs when the controller does not answer
         raise SourceError(f"Slurm answered with errors: {str(errors)[:200]}")
     jobs: dict[str, JobGpus] = {}
-    for job_id, row in found:
+    for row in rows:
         try:
-            gpus = _read_gpus(row, node)
+            job_id, gpus = str(need_whole(row["job_id"])), _read_gpus(row, node)
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             continue
         if gpus is not None:
@@ -287,7 +301,7 @@ def parse_node(text: str) -> NodeRecord:
     configured = _field(text, r"^\s*Gres=(\S*)\s*$") or ""
     start = _field(text, r"\bSlurmdStartTime=(\d+)\b")
     try:
-        return read_node(configured, used, None if start is None else float(start))
+        return read_node(configured, used, None if start is None else need_real(start))
     except ValueError as exc:
         raise SourceError(f"scontrol show node -d: {exc}") from exc
 
@@ -313,7 +327,9 @@ def parse_sinfo(text: str) -> Gres:
 
 def _configured(text: str) -> tuple[tuple[str, int], ...]:
     matches = [match for item in _split_gres(text) if (match := GRES.fullmatch(item)) and match["name"] == "gpu"]
-    return tuple(((match["type"] or "").lower().replace("(null)", ""), int(match["count"] or 1)) for match in matches)
+    return tuple(
+        ((match["type"] or "").lower().replace("(null)", ""), need_whole(match["count"] or 1)) for match in matches
+    )
 
 
 def _field(text: str, pattern: str) -> str | None:

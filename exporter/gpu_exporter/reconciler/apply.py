@@ -69,6 +69,7 @@ class ApplyRuns:
         began = self._clock.monotonic()
         problem = self._cycle.run()
         self._rest_until = began + self._cycle.rest_s
+        self._telemetry.note_odd(self._cycle.odd, self._cycle.foreign)
         self._telemetry.note_surveyed(self._cycle.surveyed, self._cycle.unreadable)
         self._telemetry.note_cycle(began, not problem, self._cycle.standing, self._cycle.decisions, self._cycle.frozen)
         if problem != self._last_problem:  # once, not in every run

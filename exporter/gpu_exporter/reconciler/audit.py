@@ -19,9 +19,10 @@ from typing import Any, TypeAlias
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.config.rules import plain_rules
+from gpu_exporter.outside import parse_timestamp
 from gpu_exporter.plain import one_line
 from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.marks import Mark, parse_timestamp, timestamp
+from gpu_exporter.reconciler.marks import Mark, timestamp
 from gpu_exporter.reconciler.policy import Decision
 from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.version import VERSION

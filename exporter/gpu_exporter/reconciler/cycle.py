@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from gpu_exporter.clock import Clock
@@ -25,12 +25,13 @@ from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.brakes import SOURCE, Freeze
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
 from gpu_exporter.reconciler.judge import Judge
-from gpu_exporter.reconciler.marks import Mark, Marker, MarkError, Refused, guard
+from gpu_exporter.reconciler.marks import Mark, Marker, MarkError, Refused, guard, sum_odd
 from gpu_exporter.reconciler.plan import Limits, Withdrawal, evidence_age, is_due, plan
 from gpu_exporter.reconciler.policy import SHARING, UNDERUSED, Decision, Windows, windows_of
 
 log = logging.getLogger(__name__)
 HOUR_S = 3600.0
+ENDED_MAX = 200  # marks of holders that have ended, which hurt nobody, go so many a cycle
 RENEWALS_MAX = 200  # a cycle, the oldest first: at 4 ms for a patch, a second of the API server's time
 
 
@@ -99,6 +100,16 @@ class Cycle:
         """From the beginning of the last cycle, for so long there is to be no other one: a scheduler was slow."""
         return max((marker.rest_s for marker in self._markers.values()), default=0.0)
 
+    @property
+    def foreign(self) -> int:
+        """As Marker, of all of them."""
+        return sum(marker.foreign for marker in self._markers.values())
+
+    @property
+    def odd(self) -> Mapping[tuple[str, str], int]:
+        """As Marker, of all of them."""
+        return sum_odd(self._markers.values())
+
     def run(self) -> str:
         """One cycle; what was missing for it, "" when all went well. Raises nothing.
 
@@ -141,9 +152,10 @@ class Cycle:
         withdrawals, running = plan([], marks, wall, self._policy).withdrawals, [m for m in marks if not m.ended]
         if self._had_evidence:
             withdrawals = [each for each in withdrawals if each.mark.ended]
-        for withdrawal in withdrawals:
-            self._withdraw(withdrawal)
         gone = {withdrawal.mark.name for withdrawal in withdrawals}
+        ended = [each for each in withdrawals if each.mark.ended]
+        for withdrawal in (*(each for each in withdrawals if not each.mark.ended), *ended[:ENDED_MAX]):
+            self._withdraw(withdrawal)
         return gone | self._check_all([(mark, None) for mark in running if mark.name not in gone])
 
     def _decide(self, marks: Sequence[Mark], unlisted: Collection[str], problems: list[str]) -> list[Decision]:

@@ -280,4 +280,4 @@ class _Page:
 
 
 def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
+    return None if value is None else math.floor(value)

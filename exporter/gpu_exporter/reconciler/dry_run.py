@@ -64,6 +64,7 @@ class DryRun:
         """What was missing, "" when all was there."""
         judged = self._judge.judge()
         decisions, problems, self._frozen = judged.decisions, judged.problems, judged.frozen
+        self._telemetry.note_odd(self._foresight.odd)
         self._telemetry.note_surveyed(judged.surveyed, judged.unreadable)
         self._decisions = decisions
         outlooks = self._foresight.look(decisions, self._clock.wall())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -212,7 +213,8 @@ class Gathered:
 
     def count(self, held: float) -> None:
         """A value of gpu_allocation_holder_units."""
-        self.held = int(held) if self.held is None else max(self.held, int(held))
+        units = math.floor(held)
+        self.held = units if self.held is None else max(self.held, units)
 
     def evidence(self, name: HolderName) -> HolderEvidence:
         clusters = frozenset(self.clusters) if name.scheduler == "slurm" else frozenset[str]()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.marks import Marker, MarkError, Refused, guard
+from gpu_exporter.reconciler.marks import Marker, MarkError, Refused, guard, sum_odd
 from gpu_exporter.reconciler.policy import Decision
 
 FAILURES_MAX = 2  # of one scheduler in a look: the next one would wait for the same answer
@@ -42,6 +42,11 @@ class Foresight:
         self._looks = 0
         self._said: set[str] = set()
         self.notices: list[str] = []
+
+    @property
+    def odd(self) -> Mapping[tuple[str, str], int]:
+        """As Marker, of all of them."""
+        return sum_odd(self._markers.values())
 
     def look(self, decisions: Sequence[Decision], wall: float) -> dict[HolderName, Outlook]:
         """The outlook of each decision that would leave a mark."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from gpu_exporter.plain import utc
@@ -75,6 +75,12 @@ class Marker(Surveyor, Protocol):
     scheduler: str
     rest_s: float
     """For so long its scheduler is to be left alone, from the beginning of the last list: it was slow. 0 when not."""
+    foreign: int
+    """Objects in the last list that have our mark although we do not set any there: they are left alone."""
+
+    @property
+    def odd(self) -> Mapping[tuple[str, str], int]:
+        """How often an object was left out since it is not understood, by its kind and a reason in one word."""
 
     def list_marks(self) -> Sequence[Mark]:
         """Every mark of ours, on whatever object it is."""
@@ -108,6 +114,14 @@ class Marker(Surveyor, Protocol):
         """Remove the mark from this incarnation, and from no other."""
 
 
+def sum_odd(markers: Iterable[Marker]) -> Counter[tuple[str, str]]:
+    """How often objects were left out by all of them, as Marker.odd."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for marker in markers:
+        counts.update(marker.odd)
+    return counts
+
+
 def guard(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
     """Call; what one live object causes, unforeseen, becomes a MarkError, and costs no other its withdrawal."""
     try:
@@ -122,12 +136,3 @@ def guard(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> 
 def timestamp(wall: float) -> str:
     """RFC 3339 in UTC, to the second."""
     return utc(wall).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def parse_timestamp(text: str | None) -> float | None:
-    """Unix seconds of an RFC 3339 time; None for anything else, since owners can edit what an object carries."""
-    try:
-        moment = datetime.fromisoformat((text or "").replace("Z", "+00:00"))
-        return moment.timestamp() if moment.tzinfo is not None else None
-    except (ValueError, OverflowError):
-        return None

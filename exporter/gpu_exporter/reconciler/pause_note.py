@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.files import write_atomically
+from gpu_exporter.outside import parse_timestamp
 from gpu_exporter.plain import one_line, shorten
 from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence
-from gpu_exporter.reconciler.marks import PREFIX, parse_timestamp, timestamp
+from gpu_exporter.reconciler.marks import PREFIX, timestamp
 
 UNTIL, REASON = PREFIX + "pause-until", PREFIX + "pause-reason"
 REASON_MAX = 200  # characters

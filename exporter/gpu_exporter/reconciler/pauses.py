@@ -7,6 +7,7 @@ pause knows of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -54,5 +55,5 @@ class Pauses:
         self._asked = wall
         ends = [min(row.value + STEP_S, wall) for row in before] + [wall for _ in matched]
         self._until = max((end for end in [self._until, *ends] if end is not None), default=None)
-        count = int(matched[0].value) if matched else 0
+        count = math.floor(matched[0].value) if matched else 0
         return Pause(f"policy.pause_when has {count} series" if matched else "", self._until)

@@ -32,7 +32,7 @@ class Peaks:
     def __init__(self, below: float, window_s: float, clock: Clock) -> None:
         """`below`: utilization, 0 to 1. `window_s`: over which the busiest hour is wanted."""
         self._below = below
-        self._hours = max(1, int(window_s / HOUR_S))
+        self._hours = max(1, math.floor(window_s / HOUR_S))
         self._clock = clock
         self._asked = -math.inf
         self.known: Mapping[HolderName, str] = {}

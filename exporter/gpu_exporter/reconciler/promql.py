@@ -6,6 +6,7 @@ four instant queries ask all about so many of them as fit into one query.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -14,6 +15,7 @@ from typing import Protocol, TypeAlias
 from gpu_exporter.clock import Clock
 from gpu_exporter.fetch import ANSWER_S, MIB, MOST_BYTES
 from gpu_exporter.model import ALLOCATION_KEY
+from gpu_exporter.outside import WHOLE_MAX, whole
 from gpu_exporter.reconciler.coverage import coverage
 from gpu_exporter.reconciler.evidence import (
     EVIDENCE_S,
@@ -189,7 +191,7 @@ class PromQLSource:
                         idle_run_s=runs.get(key),
                         sample_age_s=ages.get(_place(row.labels)),
                         coverage=shares.get(key),
-                        witnesses=int(witnesses[key]) if key in witnesses else None,
+                        witnesses=math.floor(witnesses[key]) if key in witnesses else None,
                         sample_interval_s=intervals.get(_place(row.labels), 1.0),
                         host=row.labels.get("node", ""),
                         model=models.get(row.labels.get("uuid", ""), ""),
@@ -287,7 +289,7 @@ class PromQLSource:
     def _count(self, metric: str, wanted: str = "", distinct: str = "") -> int:
         selected = self.select(metric, wanted)
         rows = self.query(f"count({distinct}({selected}))" if distinct else f"count({selected})")
-        return int(rows[0].value) if rows else 0
+        return math.floor(rows[0].value) if rows else 0
 
     def _suspects(self) -> str:
         long = f"{self.select('gpu_allocation_idle_run_seconds')} >= {self._candidate_after_s:g}"
@@ -320,7 +322,7 @@ class PromQLSource:
         """The names, and Slurm's own ids of the jobs among them that are written as 3010_1 or 3011+1."""
         names = set(marked)
         for name in marked:
-            if name.scheduler != "slurm" or name.name.isdigit():
+            if name.scheduler != "slurm" or whole(name.name, WHOLE_MAX) is not None:
                 continue
             kind = ("array_job_id", "array_task_id") if "_" in name.name else ("het_job_id", "het_job_offset")
             parts = re.split("[_+]", name.name)

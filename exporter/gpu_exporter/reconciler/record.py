@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Actions
 from gpu_exporter.durations import format_duration
+from gpu_exporter.outside import need_real, need_wholes
 from gpu_exporter.reconciler.actions.journal import Entry, TextPlace, parse, render
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import MarkError
@@ -116,7 +117,7 @@ class Record:
         before = self.watches.last_wall
         self.watches.note(decisions, wall, ask_fate)
         if before is not None and 0.0 < wall - before <= LOOK_MAX_S:
-            self._present[int(wall // HOUR_S)] += wall - before
+            self._present[math.floor(wall / HOUR_S)] += wall - before
         self._save()
 
     def count_decision(self, account: Account) -> None:
@@ -173,7 +174,7 @@ class Record:
         present_s = sum(seconds for hour, seconds in self._present.items() if (hour + 1) * HOUR_S > since)
         if present_s < PRESENT_MIN * settings.shadow_for:
             return Held("shadow", f"a reconciler has looked for {present_s / DAY_S:.1f} days of the last {span}")
-        first = int(since // DAY_S)
+        first = math.floor(since / DAY_S)
         tenants = self._tenants(account, first)
         what = f"of policy {account.policy} on class {account.kind} in {span}"
         own = tenants.get(account.tenant, Standing(0.0, 0.0))
@@ -210,7 +211,7 @@ class Record:
         return sum(numbers[at] for key, numbers in rows if key[:2] == account[:2])
 
     def _count(self, account: Account, what: str) -> None:
-        day = self._days[int(self._clock.wall() // DAY_S)]
+        day = self._days[math.floor(self._clock.wall() / DAY_S)]
         if account not in day and sum(key[:2] == account[:2] for key in day) >= TENANTS_MAX:
             account = account._replace(tenant=OTHER)
         self._is_changed = True
@@ -311,24 +312,27 @@ class Record:
             ) from exc
 
     def _fill(self, plain: Any) -> None:
-        last = None if plain["last"] is None else float(plain["last"])
+        last = None if plain["last"] is None else need_real(plain["last"])
         if last is not None and plain["by"] != self._by and 0.0 <= self._clock.wall() - last < TAKEN_OVER_S:
             raise MarkError("fenced", f"{plain['by']} has written it a moment ago, and counts the same decisions")
         self.watches.last_wall = last
         for hour, seconds in plain["present"].items():
-            self._present[int(hour)] = float(seconds)
+            self._present[math.floor(need_real(hour))] = need_real(seconds)
         for policy, kind, *numbers in plain["totals"]:
             self._totals[str(policy), str(kind)] = _counts(numbers)
         for day, rows in plain["days"].items():
             for policy, kind, tenant, *numbers in rows:
-                self._days[int(day)][Account(str(policy), str(kind), str(tenant))] = _counts(numbers)
+                self._days[math.floor(need_real(day))][Account(str(policy), str(kind), str(tenant))] = _counts(numbers)
         for scheduler, namespace, group, account, wall, holders, ended in plain["open"]:
             watch = Watch(
                 Account(*map(str, account)),
-                float(wall),
-                {HolderName(*map(str, n)): Start(str(of), float(run), float(gap)) for *n, of, run, gap, _ in holders},
+                need_real(wall),
+                {
+                    HolderName(*map(str, n)): Start(str(of), need_real(run), need_real(gap))
+                    for *n, of, run, gap, _ in holders
+                },
                 {HolderName(*map(str, name)) for name in ended},
-                {HolderName(*map(str, n)): float(quiet) for *n, _, _, _, quiet in holders},
+                {HolderName(*map(str, n)): need_real(quiet) for *n, _, _, _, quiet in holders},
             )
             self.watches.open[str(scheduler), str(namespace), str(group)] = watch
         self._acts = {entry.ident: entry for entry in parse(plain["acts"], PLAIN_MAX)}
@@ -348,7 +352,7 @@ def _zeros() -> list[int]:
 
 def _counts(numbers: Iterable[Any]) -> list[int]:
     """Raises ValueError for another number of them than COUNTS."""
-    counts = [int(number) for number in numbers]
+    counts = list(need_wholes(numbers))
     if len(counts) != len(COUNTS):
         raise ValueError("another number of counts")
     return counts

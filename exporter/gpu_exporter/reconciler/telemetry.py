@@ -13,7 +13,7 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gpu_exporter.clock import SYSTEM_CLOCK, Clock
@@ -159,6 +159,23 @@ class _Demand(Collector):
         yield counted
 
 
+class _OddObjects(Collector):
+    """Counted where objects are read."""
+
+    def __init__(self) -> None:
+        self.counts: Mapping[tuple[str, str], int] = {}
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family = CounterMetricFamily(
+            "gpu_reconciler_odd_objects",
+            "Times that an object was left out, since it is not understood or too large, by kind and reason.",
+            labels=("kind", "reason"),
+        )
+        for labels, count in self.counts.items():
+            family.add_metric(labels, count)
+        yield family
+
+
 class Telemetry:
     """gpu_reconciler_* with every label value present from the start, so that no first event is missed."""
 
@@ -182,6 +199,14 @@ class Telemetry:
         self.registry.register(self._stages)
         self._demand = _Demand()
         self.registry.register(self._demand)
+        self._odd_objects = _OddObjects()
+        self.registry.register(self._odd_objects)
+        self._foreign = Gauge(
+            "gpu_reconciler_foreign_marks",
+            "Pods with the label of a mark that the reconciler does not set there, and leaves alone: they have not "
+            "begun, or ask for no devices.",
+            registry=self.registry,
+        )
         self._labelled = Gauge("gpu_reconciler_labelled", "Marks that exist.", ["stage"], registry=self.registry)
         self._writes = Counter(
             "gpu_reconciler_writes",
@@ -338,6 +363,11 @@ class Telemetry:
         for at, ((reason, kind), count) in enumerate(tally.most_common()):
             # The creator of a pod chooses the kind in its reference.
             self._unreadable.labels(reason, kind if at < KINDS_MAX else OTHER).inc(count)
+
+    def note_odd(self, counts: Mapping[tuple[str, str], int], foreign: int = 0) -> None:
+        """`counts`: since the start, by kind and reason. `foreign`: in the last list."""
+        self._odd_objects.counts = dict(counts)
+        self._foreign.set(foreign)
 
     def count_audit_error(self) -> None:
         self._audit_errors.inc()

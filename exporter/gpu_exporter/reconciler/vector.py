@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from gpu_exporter.fetch import clean
+from gpu_exporter.outside import need_sample
 from gpu_exporter.reconciler.evidence import RENAMED_LABELS, EvidenceError, HolderName
 
 MATCHER_MAX = 12_000  # characters; VictoriaMetrics takes queries of 16 KiB
@@ -42,7 +43,7 @@ def parse_vector(text: str, query: str) -> list[Row]:
         data = answer["data"]
         if data["resultType"] != "vector":
             raise EvidenceError(f"expected a vector, not a {clean(str(data['resultType']))}: {query}")
-        rows = [Row(_labels(row["metric"]), float(row["value"][1])) for row in data["result"]]
+        rows = [Row(_labels(row["metric"]), need_sample(row["value"][1])) for row in data["result"]]
         rows = [row for row in rows if math.isfinite(row.value)]  # what is not a number is not evidence
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
         raise EvidenceError(f"not an answer of a PromQL API ({type(exc).__name__}): {query}") from exc

@@ -55,8 +55,6 @@ class MemoryPods(Api):
         return next(pod for pod in self.pods if pod["metadata"]["name"] == name)
 
     def call(self, function: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
-        if function in (self.core.list_pod_for_all_namespaces, self.core.list_namespaced_pod):
-            return {"metadata": {}, "items": copy.deepcopy(self.pods)}
         if function == self.core.read_namespaced_pod:
             return copy.deepcopy(self.find(arguments[0]))
         if function == self.core.patch_namespaced_pod:
@@ -67,6 +65,9 @@ class MemoryPods(Api):
                 metadata[key].update(change.get(key, {}))
             metadata["resourceVersion"] += "1"
         return {"metadata": {"name": "ml"}}
+
+    def pages(self, function: Any, *arguments: Any, kind: str, keep: Callable[[Any], Any], **options: Any) -> Any:
+        return [keep(copy.deepcopy(pod)) for pod in self.pods] if kind == "Pod" else []
 
 
 class Node:

@@ -9,6 +9,8 @@ import pytest
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.kubernetes.namespace import NamespaceView
+from gpu_exporter.reconciler.kubernetes.owners import Chain
 from gpu_exporter.reconciler.kubernetes.survey import FRESH_S, VIEW_S, PodSurveyor, _Read
 
 A, B = HolderName("kubernetes", "a", "x"), HolderName("kubernetes", "b", "x")
@@ -21,7 +23,10 @@ def test_a_look_at_one_namespace_costs_no_other_its_place(monkeypatch: pytest.Mo
 
     def note(wanted: dict[str, Any]) -> dict[str, _Read]:
         read.extend(sorted(wanted))
-        return {name: _Read(None, {}, dict.fromkeys(pods, ()), clock.monotonic()) for name, pods in wanted.items()}  # type: ignore[arg-type]
+        return {
+            name: _Read(NamespaceView({}, {}, {}, {}, {}), {}, dict.fromkeys(pods, Chain()), clock.monotonic())
+            for name, pods in wanted.items()
+        }
 
     monkeypatch.setattr(surveyor, "_read_all", note)
     monkeypatch.setattr(surveyor, "_surroundings", lambda name, wall: None)

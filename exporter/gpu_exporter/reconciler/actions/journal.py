@@ -8,10 +8,12 @@ counted in it, since a process that crashes and starts again must not begin from
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from gpu_exporter.config.values import ACTIONS
+from gpu_exporter.outside import need_real
 from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.surroundings import Reference
 from gpu_exporter.reconciler.target import place
@@ -125,7 +127,7 @@ def _entry(*row: Any) -> Entry:
     numbers = (entry.wall, entry.gpus, entry.since_wall)
     if not (
         all(isinstance(text, str) for text in texts)
-        and all(isinstance(number, (int, float)) for number in numbers)
+        and all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
         and entry.verb in ACTIONS
     ):
         raise TypeError
@@ -135,5 +137,5 @@ def _entry(*row: Any) -> Entry:
         lever=Reference(*map(str, entry.lever)),
         record=(policy, kind, tenant),
         holders=tuple(map(str, entry.holders)),
-        waited_for=tuple((str(pool), float(gpus)) for pool, gpus in entry.waited_for),
+        waited_for=tuple((str(pool), need_real(gpus)) for pool, gpus in entry.waited_for),
     )

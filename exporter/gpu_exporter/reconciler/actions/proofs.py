@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlencode
 
 from gpu_exporter.fetch import MIB
+from gpu_exporter.outside import parse_timestamp
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName, holder_name
-from gpu_exporter.reconciler.marks import parse_timestamp
 from gpu_exporter.reconciler.vector import Row, literal, parse_vector, quote, restrict
 
 ALERT = "GpuHolderIdle"  # what alerts/rules/owners.yaml sends to owners

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, TypeAlias, TypeVar
 
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
@@ -15,10 +19,20 @@ from urllib3.exceptions import HTTPError
 from yaml import YAMLError
 
 from gpu_exporter.clock import Clock
+from gpu_exporter.outside import whole
+from gpu_exporter.plain import one_line
+from gpu_exporter.reconciler.kubernetes.stream import OBJECT_MAX, TOO_LARGE, ListReader, NotJson, Odd
 from gpu_exporter.reconciler.marks import MarkError
 
+log = logging.getLogger(__name__)
 Json: TypeAlias = dict[str, Any]
-TIMEOUT_S = 10.0
+T = TypeVar("T")
+TIMEOUT_S = 10.0  # for a connection, and for each part of an answer
+ANSWER_S = 30.0  # for a whole one
+CHUNK = 64 * 1024
+MIB = 1024 * 1024
+ODD_NAMES_MAX = 1000  # objects that were logged once
+NOT_JSON = "API server: its answer is not JSON; is there a proxy in between?"
 PAGE = 500  # objects of one answer
 PATIENCE_MAX_S = 600.0  # a server that asks for more is asked again all the same
 
@@ -49,16 +63,16 @@ def is_in_cluster() -> bool:
 class Budget:
     """What one list may cost."""
 
-    def __init__(self, characters: int, until: float, clock: Clock) -> None:
-        """`until`: monotonic seconds."""
-        self._characters = characters
+    def __init__(self, length: int, until: float, clock: Clock) -> None:
+        """`length`: bytes. `until`: monotonic seconds."""
+        self._left = length
         self._until = until
         self._clock = clock
 
-    def spend(self, characters: int) -> None:
+    def spend(self, length: int) -> None:
         """Raise MarkError once more was read than may be, or for longer."""
-        self._characters -= characters
-        if self._characters < 0 or self._clock.monotonic() > self._until:
+        self._left -= length
+        if self._left < 0 or self._clock.monotonic() > self._until:
             raise MarkError("size", "the list is too long to be read at once")
 
 
@@ -73,47 +87,135 @@ class Api:
         self.coordination = client.CoordinationV1Api(connection)
         self.custom = client.CustomObjectsApi(connection)
         self.groups = client.ApisApi(connection)
+        self.odd: Counter[tuple[str, str]] = Counter()
+        """How often an object was left out, by its kind and one of ODD."""
+        self._odd_names: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+        self._one_at_a_time = threading.Lock()  # held while a whole object is in memory
 
     def call(
         self,
         function: Any,
         *arguments: Any,
         timeout_s: float = TIMEOUT_S,
-        on_size: Callable[[int], None] | None = None,
+        keep: Callable[[Json], Json] = lambda found: found,
         **options: Any,
     ) -> Json:
         """One request by a function of the client, whose typed objects would cost ten times the memory.
 
-        `on_size`: is told how many characters the answer has.
+        `keep`: what is needed of the answer, where that may be large. Raises MarkError: `size` for a longer one than
+        OBJECT_MAX.
         """
-        try:
-            response = function(*arguments, _preload_content=False, _request_timeout=timeout_s, **options)
-            status, body, headers = response.status, response.data, response.headers
-        except ApiException as exc:
-            status, body, headers = exc.status or 0, exc.body, exc.headers
-        except (HTTPError, OSError) as exc:
-            raise MarkError("error", f"API server: {exc}") from exc
-        text = body.decode("utf-8", "replace") if isinstance(body, bytes) else str(body)
-        if 200 <= status < 300:
+        parts: list[bytes] = []
+        left = OBJECT_MAX
+        for chunk in self._request(function, *arguments, timeout_s=timeout_s, **options):
+            parts.append(chunk)
+            left -= len(chunk)
+            if left < 0:
+                raise MarkError("size", f"API server: its answer is longer than {OBJECT_MAX // MIB} MiB")
+        with self._one_at_a_time:
             try:
-                answer: Json = json.loads(text)
+                found = json.loads(b"".join(parts).decode("utf-8", "replace"))
             except (ValueError, RecursionError) as exc:
-                raise MarkError("error", "API server: its answer is not JSON; is there a proxy in between?") from exc
-            if on_size is not None:
-                on_size(len(text))
-            return answer
-        raise failure(status, text, str((headers or {}).get("Retry-After", "")))
+                raise MarkError("error", NOT_JSON) from exc
+            try:
+                return keep(found)
+            except Odd as exc:
+                raise MarkError("size" if exc.reason == TOO_LARGE else "error", f"API server: {exc}") from exc
+            except Exception as exc:  # whatever one object holds
+                raise MarkError("error", f"API server: its answer is not understood ({type(exc).__name__})") from exc
 
-    def pages(self, function: Any, *arguments: Any, most: Budget | None = None, **options: Any) -> Iterator[Json]:
-        """Every object of a list, read page by page. `most`: what it may cost in all, None for any."""
+    def pages(
+        self,
+        function: Any,
+        *arguments: Any,
+        kind: str,
+        keep: Callable[[Json], T],
+        odd: Callable[[str, str, str], None] | None = None,
+        most: Budget | None = None,
+        **options: Any,
+    ) -> Iterator[T]:
+        """What `keep` makes of each object of a list, whose pages are read as a stream.
+
+        `kind` of the objects. `keep` may raise anything: the object is then left out, logged and counted, as is one
+        that is too large; `odd` is told its name, one of ODD, and why. `most`: what the list may cost, None for any.
+        """
+
+        def report(name: str, reason: str, why: str) -> None:
+            self._note_odd(kind, name, reason, why)
+            if odd is not None:
+                odd(name, reason, why)
+
         token: str | None = None
-        sized: dict[str, Any] = {} if most is None else {"on_size": most.spend}
         while True:
-            page = self.call(function, *arguments, limit=PAGE, _continue=token, **sized, **options)
-            yield from page.get("items") or ()
-            token = page["metadata"].get("continue") or None
+            chunks = self._request(function, *arguments, most=most, limit=PAGE, _continue=token, **options)
+            page = ListReader(chunks, keep, report, self._one_at_a_time)
+            try:
+                yield from page
+            except NotJson as exc:
+                raise MarkError("error", f"{NOT_JSON} ({exc})") from exc
+            finally:
+                chunks.close()
+            token = page.token
             if not token:
                 return
+
+    def _request(
+        self,
+        function: Any,
+        *arguments: Any,
+        timeout_s: float = TIMEOUT_S,
+        most: Budget | None = None,
+        **options: Any,
+    ) -> Generator[bytes, None, None]:
+        """The bytes of an answer as they come. Raises MarkError for an error, and for one that takes too long."""
+        until = time.monotonic() + max(timeout_s, ANSWER_S)
+        try:
+            response = function(*arguments, _preload_content=False, _request_timeout=timeout_s, **options)
+        except ApiException as exc:  # of some releases of the client, which have read the answer by then
+            raise failure(exc.status or 0, _text(exc.body), _patience(exc.headers)) from exc
+        except (HTTPError, OSError) as exc:
+            raise MarkError("error", f"API server: {exc}") from exc
+        try:
+            if not 200 <= response.status < 300:
+                raise failure(response.status, _head(response), _patience(response.headers))
+            while chunk := response.read1(CHUNK):
+                if time.monotonic() > until:
+                    raise MarkError("error", f"API server: no whole answer within {ANSWER_S:.0f} s")
+                if most is not None:
+                    most.spend(len(chunk))
+                yield chunk
+        except (HTTPError, OSError) as exc:
+            raise MarkError("error", f"API server: {exc}") from exc
+        finally:
+            response.close()  # a connection whose answer was read to its end is given back by then
+
+    def _note_odd(self, kind: str, name: str, reason: str, why: str) -> None:
+        """Count an object that is left out, and log it once."""
+        with self._lock:
+            self.odd[kind, reason] += 1
+            is_new = (kind, name) not in self._odd_names
+            if len(self._odd_names) >= ODD_NAMES_MAX:
+                self._odd_names.clear()
+            self._odd_names.add((kind, name))
+        if is_new:
+            log.warning("%s %s is left out: %s", kind, one_line(name) or "without a name", why)
+
+
+def _head(response: Any) -> str:
+    """The beginning of an answer that is an error."""
+    body = b""
+    while len(body) < CHUNK and (chunk := response.read1(CHUNK)):
+        body += chunk
+    return _text(body)
+
+
+def _text(body: Any) -> str:
+    return body.decode("utf-8", "replace") if isinstance(body, bytes) else str(body)
+
+
+def _patience(headers: Any) -> str:
+    return str((headers or {}).get("Retry-After", ""))
 
 
 def failure(status: int, text: str, retry_after: str = "") -> MarkError:
@@ -132,5 +234,5 @@ def failure(status: int, text: str, retry_after: str = "") -> MarkError:
         message, fields, names_object = text, [], False  # throttling answers in plain text
     results = {404: "replaced" if names_object else "error", 409: "conflict", 429: "throttled"}
     result = "replaced" if status == 422 and "metadata.uid" in fields else results.get(status, "error")
-    patience_s = min(float(retry_after), PATIENCE_MAX_S) if result == "throttled" and retry_after.isdecimal() else 0.0
+    patience_s = min(whole(retry_after) or 0, PATIENCE_MAX_S) if result == "throttled" else 0.0
     return MarkError(result, f"API server: status {status}: {message[:300]}", patience_s, status)

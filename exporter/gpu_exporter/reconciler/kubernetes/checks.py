@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from gpu_exporter.reconciler.marks import PREFIX, Refused, parse_timestamp
+from gpu_exporter.outside import parse_timestamp, quantity, whole
+from gpu_exporter.plain import shorten
+from gpu_exporter.reconciler.kubernetes.keys import MIRROR
+from gpu_exporter.reconciler.kubernetes.lean import is_sidecar
+from gpu_exporter.reconciler.marks import PREFIX, Refused
 from gpu_exporter.reconciler.policy import LABEL, MARKED, Decision
 from gpu_exporter.vendor import NVIDIA
 
 SINCE, GPUS, EVIDENCE, OBSERVED, OWNER, HELP = OURS = tuple(
     PREFIX + name for name in ("since", "gpus", "evidence", "observed-until", "owner", "help")
 )
-MIRROR = "kubernetes.io/config.mirror"  # the kubelet's image of a static pod, on which no write has an effect
 GPU_RESOURCES = NVIDIA.resources()
 Resources: TypeAlias = Sequence[re.Pattern[str]]  # names of the resources whose devices are GPUs
 CRITICAL = ("system-cluster-critical", "system-node-critical")
 
 
 def is_foreign(pod: Mapping[str, Any]) -> bool:
+    """Whether our label on a pod is not a mark of ours, so that it is left alone.
+
+    A mark is only ever set on a pod that has begun and asks for devices of a plugin. So whoever writes our label on
+    pods by the thousand makes no work: marks are as many as the devices of the cluster at most.
+    """
+    if LABEL not in (pod["metadata"].get("labels") or {}):
+        return False
+    status = pod.get("status") or {}
+    has_begun = bool(status.get("startTime")) or status.get("phase") not in (None, "Pending")
+    return not (has_begun and asks_for_devices(pod["spec"])) or has_foreign_value(pod)
+
+
+def has_foreign_value(pod: Mapping[str, Any]) -> bool:
     """Whether the pod has our label with a value that is not ours, and no annotation of ours."""
     metadata = pod["metadata"]
     stage = (metadata.get("labels") or {}).get(LABEL)
@@ -34,9 +50,11 @@ def check_markable(
     """Raise Refused when a live pod must not carry the mark of this decision at `wall`."""
     object_to_kind(pod)
     object_to_identity(pod, decision)
-    if is_foreign(pod):
+    if has_foreign_value(pod):
         raise Refused("foreign", f"{LABEL} has a value that is not ours")
     asked = gpus_asked(pod["spec"], resources)
+    if asked is None:
+        raise Refused("gpus", f"how many GPUs the pod asks for is not understood: {odd_limit(pod['spec'], resources)}")
     if asked != decision.held:
         hint = "" if asked else "; if its GPUs have a resource of another name, set --attribution.resource"
         raise Refused("gpus", f"the pod asks for {asked} GPUs, the evidence is of {decision.held}{hint}")
@@ -77,7 +95,7 @@ def object_to_containers(
     A holder whose container had not started, or was restarted, could not have worked for so long.
     """
     spec, status = pod["spec"], pod.get("status", {})
-    holding = [container for container in long_running(spec) if _gpus(container, resources)]
+    holding = [container for container in long_running(spec) if _gpus(container, resources) != 0]
     names = {container["name"] for container in holding or spec["containers"]}
     running = {
         each["name"]: (each.get("state") or {}).get("running")
@@ -93,19 +111,45 @@ def object_to_containers(
             raise Refused("restarted", f"container {name} started at {state['startedAt']}, within the idle time")
 
 
-def gpus_asked(spec: Mapping[str, Any], resources: Resources = GPU_RESOURCES) -> int:
-    """GPUs and MIG instances that a pod's containers ask for together."""
-    return sum(_gpus(container, resources) for container in long_running(spec))
+def gpus_asked(spec: Mapping[str, Any], resources: Resources = GPU_RESOURCES) -> int | None:
+    """GPUs and MIG instances that a pod's containers ask for together; None where that is not understood."""
+    counts = [_gpus(container, resources) for container in long_running(spec)]
+    return None if None in counts else sum(filter(None, counts))
+
+
+def asks_for_devices(spec: Mapping[str, Any]) -> bool:
+    """Whether a pod asks for any resource of a device plugin, or has claims."""
+    return bool(spec.get("resourceClaims")) or any("/" in name for each in long_running(spec) for name in limits(each))
+
+
+def odd_limit(spec: Mapping[str, Any], resources: Resources) -> str:
+    """The first limit of GPUs that is not understood, in words; "" for none."""
+    for container in long_running(spec):
+        for name, count in _gpu_limits(container, resources):
+            if whole(quantity(count)) is None:
+                return f"container {container['name']} has the limit {name}: {shorten(str(count), 40)!r}"
+    return ""
 
 
 def long_running(spec: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Containers, and the init containers that stay."""
-    sidecars = [each for each in spec.get("initContainers") or () if each.get("restartPolicy") == "Always"]
-    return [*spec["containers"], *sidecars]
+    return [*spec["containers"], *(each for each in spec.get("initContainers") or () if is_sidecar(each))]
 
 
-def _gpus(container: Mapping[str, Any], resources: Resources) -> int:
-    """GPUs and MIG instances that a container asks for. Resources of device plugins have a domain in their name."""
-    limits = (container.get("resources") or {}).get("limits") or {}
-    counts = (count for name, count in limits.items() if "/" in name and any(r.fullmatch(name) for r in resources))
-    return sum(map(int, counts))
+def limits(container: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a container may use at most, by resource."""
+    found = (container.get("resources") or {}).get("limits") or {}
+    return found if isinstance(found, dict) else {}
+
+
+def _gpu_limits(container: Mapping[str, Any], resources: Resources) -> Iterator[tuple[str, Any]]:
+    """Resources of device plugins have a domain in their name."""
+    for name, count in limits(container).items():
+        if "/" in name and any(resource.fullmatch(name) for resource in resources):
+            yield name, count
+
+
+def _gpus(container: Mapping[str, Any], resources: Resources) -> int | None:
+    """GPUs and MIG instances that a container asks for; None where that is not understood."""
+    counts = [whole(quantity(count)) for _, count in _gpu_limits(container, resources)]
+    return None if None in counts else sum(filter(None, counts))

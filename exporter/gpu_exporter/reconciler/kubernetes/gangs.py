@@ -10,22 +10,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from gpu_exporter.reconciler.kubernetes.keys import GROUPS
 from gpu_exporter.reconciler.kubernetes.owners import Link, pods_above
 
 Key: TypeAlias = tuple[str, str]
-# Labels or annotations, each with the name of a group within the pod's namespace.
-GROUPS = (
-    "kueue.x-k8s.io/pod-group-name",
-    "jobset.sigs.k8s.io/jobset-uid",
-    "jobset.sigs.k8s.io/jobset-name",
-    "leaderworkerset.sigs.k8s.io/group-key",
-    "scheduling.k8s.io/group-name",
-    "scheduling.x-k8s.io/pod-group",
-    "volcano.sh/job-name",
-    "training.kubeflow.org/job-name",
-    "ray.io/cluster",
-)
-KUEUE_GROUP, KUEUE_TOTAL = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
 SCHEDULES = frozenset(("CronJob", "ScaledJob", "Node"))  # their runs, or pods, have nothing in common
 # What is above one of these is not a group of pods that wait for each other, nor is it itself.
 LOOSE = frozenset(

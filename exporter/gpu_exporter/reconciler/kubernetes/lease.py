@@ -18,6 +18,7 @@ import socket
 import threading
 
 from gpu_exporter.clock import Clock
+from gpu_exporter.outside import whole
 from gpu_exporter.plain import utc
 from gpu_exporter.reconciler.kubernetes.api import Api, Json, connect
 from gpu_exporter.reconciler.kubernetes.pause import LeasePause
@@ -213,10 +214,10 @@ class Lease:
         seen = (holder, spec.get("renewTime"), found["metadata"].get("resourceVersion"))
         if seen != self._seen:
             self._seen, self._seen_at = seen, now
-        lasts_s = float(spec.get("leaseDurationSeconds") or LEASE_S)
+        lasts_s = whole(spec.get("leaseDurationSeconds")) or LEASE_S
         if holder not in ("", self.identity) and now - self._seen_at < lasts_s:
             return None
-        found["spec"] = self._spec(int(spec.get("leaseTransitions") or 0) + (holder != self.identity))
+        found["spec"] = self._spec((whole(spec.get("leaseTransitions")) or 0) + (holder != self.identity))
         return self._put(found)
 
     def _spec(self, transitions: int) -> Json:

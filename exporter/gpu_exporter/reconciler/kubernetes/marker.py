@@ -20,6 +20,7 @@ from typing import Any
 
 from gpu_exporter.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.defaults import Policy
+from gpu_exporter.outside import parse_timestamp
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.checks import (
@@ -39,10 +40,11 @@ from gpu_exporter.reconciler.kubernetes.checks import (
     object_to_kind,
 )
 from gpu_exporter.reconciler.kubernetes.events import EventWriter
+from gpu_exporter.reconciler.kubernetes.lean import trim_pod
 from gpu_exporter.reconciler.kubernetes.namespace import ENDED
 from gpu_exporter.reconciler.kubernetes.notice import CONDITION, condition, event_note
 from gpu_exporter.reconciler.kubernetes.survey import PodSurveyor
-from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, parse_timestamp, timestamp
+from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, timestamp
 from gpu_exporter.reconciler.outcomes import ENDED as OVER
 from gpu_exporter.reconciler.outcomes import LOST, RUNS
 from gpu_exporter.reconciler.policy import LABEL, UNDERUSED, Decision
@@ -79,6 +81,12 @@ class PodMarker:
         self.resources = resources
         self.api = api
         self._events = EventWriter(api, instance)
+        self.foreign = 0
+
+    @property
+    def odd(self) -> Mapping[tuple[str, str], int]:
+        """As Marker."""
+        return self.api.odd
 
     def survey(
         self, names: Collection[HolderName], fresh: Collection[HolderName], wall: float
@@ -103,8 +111,17 @@ class PodMarker:
         return LOST if was_taken else OVER
 
     def list_marks(self) -> Sequence[Mark]:
-        listed = self.api.pages(self.api.core.list_pod_for_all_namespaces, label_selector=LABEL)
-        return [read_mark(pod) for pod in listed if not is_foreign(pod)]
+        listed = self.api.pages(
+            self.api.core.list_pod_for_all_namespaces, kind="Pod", keep=trim_marked, label_selector=LABEL
+        )
+        foreign, marks = 0, list[Mark]()
+        for pod in listed:
+            if pod is None:
+                foreign += 1
+            else:
+                marks.append(read_mark(pod))
+        self.foreign = foreign
+        return marks
 
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
         check_markable(mark.live, decision, wall, self.resources)
@@ -153,7 +170,7 @@ class PodMarker:
 
     def _read(self, name: HolderName) -> dict[str, Any]:
         try:
-            return self.api.call(self.api.core.read_namespaced_pod, name.name, name.namespace)
+            return self.api.call(self.api.core.read_namespaced_pod, name.name, name.namespace, keep=trim_pod)
         except MarkError as exc:
             if exc.result == "replaced":
                 raise Refused("replaced", f"{name} is gone") from exc
@@ -192,6 +209,11 @@ class PodMarker:
         self._events.record(pod, wall, reason, note)
 
 
+def trim_marked(pod: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What is kept of a pod that has our label; None where that is not a mark of ours."""
+    return None if is_foreign(pod) else trim_pod(pod)
+
+
 def read_mark(pod: Mapping[str, Any]) -> Mark:
     """The mark on a pod that has our label."""
     metadata = pod["metadata"]
@@ -199,7 +221,7 @@ def read_mark(pod: Mapping[str, Any]) -> Mark:
         HolderName(PodMarker.scheduler, metadata["namespace"], metadata["name"]),
         metadata["labels"][LABEL],
         metadata["uid"],
-        pod.get("status", {}).get("phase") in ("Succeeded", "Failed"),
+        pod["status"].get("phase") in ENDED,
         pod,
         parse_timestamp((metadata.get("annotations") or {}).get(OBSERVED)),
     )

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
-from gpu_exporter.reconciler.kubernetes.api import Api, Json
-from gpu_exporter.reconciler.kubernetes.checks import Resources, gpus_asked, long_running
-from gpu_exporter.reconciler.kubernetes.gangs import KUEUE_GROUP
-from gpu_exporter.reconciler.kubernetes.owners import Link, controller_of, trim
+from gpu_exporter.outside import need_name
+from gpu_exporter.plain import shorten
+from gpu_exporter.reconciler.kubernetes.api import Api, Budget, Json
+from gpu_exporter.reconciler.kubernetes.checks import Resources, gpus_asked, long_running, odd_limit
+from gpu_exporter.reconciler.kubernetes.keys import KUEUE_GROUP
+from gpu_exporter.reconciler.kubernetes.lean import ODD, TEXT_MAX, trim, weigh
+from gpu_exporter.reconciler.kubernetes.owners import Link, controller_of
+from gpu_exporter.reconciler.marks import MarkError
 
 SERVICE_NAME = "kubernetes.io/service-name"  # label of an EndpointSlice
 ENDED = ("Succeeded", "Failed")
-Service: TypeAlias = tuple[str, frozenset[tuple[str, str]]]  # its title, and the labels that it selects
+VIEW_MAX = 32 * 1024 * 1024  # what is kept of one namespace, about: 20,000 pods with GPUs take half of it
 
 
 class PodView(NamedTuple):
     """A pod that holds GPUs and has not ended.
 
-    `gpus`: what it asks for; None where a ResourceClaim says it. `waits`: why it cannot work now, "" when it can.
-    `start`: when its kubelet took it, as the API writes times; "" before.
+    `gpus`: what it asks for; None where a ResourceClaim says it, or it is not understood. `waits`: why it cannot work
+    now, "" when it can. `start`: when its kubelet took it, as the API writes times; "" before. `odd`: what of it is not
+    understood or too large, "" for nothing.
     """
 
     metadata: Mapping[str, Any]
     gpus: int | None
     waits: str
     start: str
+    odd: str = ""
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -37,85 +43,195 @@ class PodView(NamedTuple):
         return self.metadata.get("annotations") or {}
 
 
+class Service(NamedTuple):
+    """What is kept of a Service. `selector`: labels of the pods that it sends requests to; empty for none."""
+
+    name: str
+    is_headless: bool
+    selector: frozenset[tuple[str, str]]
+
+
 class NamespaceView(NamedTuple):
     """A namespace at one moment.
 
-    `pods`: by name. `served`: by pod UID, the Service whose endpoints name it. `services`: what Services select.
-    `scaled`: by kind and name of what is scaled, its autoscaler. `alive`: how many pods each controller, by the whole
-    reference to it, and each Kueue group has, with GPUs or not.
+    `pods`: by name. `served`: by pod UID, the Service that sends it requests. `scaled`: by kind and name of what is
+    scaled, its autoscaler. `alive`: how many pods each controller, by the whole reference to it, and each Kueue group
+    has, with GPUs or not. `left_out`: by name, pods that were not read, with the reason in a word and in words.
+    `weight`: what all this costs in memory, about.
     """
 
     metadata: Mapping[str, Any]
     pods: Mapping[str, PodView]
     served: Mapping[str, str]
-    services: Sequence[Service]
     scaled: Mapping[tuple[str, str], str]
     alive: Mapping[Link | str, int]
+    left_out: Mapping[str, tuple[str, str]] = {}
+    weight: int = 0
 
     def server_of(self, pod: PodView) -> str:
-        """The Service that sends a pod requests, or will when it is ready: by its selector, since its endpoints can be
-        empty for a moment, else by its endpoints. "" for none.
+        """The Service that sends a pod requests, or will when it is ready; "" for none."""
+        return self.served.get(str(pod.metadata["uid"]), "")
+
+
+class _Reader:
+    """Reads one namespace; what it keeps has a limit."""
+
+    def __init__(self, api: Api, name: str, resources: Resources, asked: Collection[str], most: Budget) -> None:
+        self._api = api
+        self._name = name
+        self._resources = resources
+        self._asked = asked
+        self._most = most
+        self._weight = 0
+        self._left_out: dict[str, tuple[str, str]] = {}
+
+    def read(self) -> NamespaceView:
+        """Raises MarkError."""
+        metadata = self._api.call(
+            self._api.core.read_namespace, self._name, keep=lambda found: {"metadata": trim(found["metadata"])}
+        )["metadata"]
+        pods, alive = self._pods()
+        served = self._served(pods)
+        scaled = self._scaled()
+        return NamespaceView(metadata, pods, served, scaled, alive, self._left_out, self._weight)
+
+    def _keep(self, value: Any) -> None:
+        """Count what is kept. Raises MarkError when it is too much."""
+        self._weight += weigh(value)
+        if self._weight > VIEW_MAX:
+            raise MarkError("size", f"what is to be known of it is larger than {VIEW_MAX // 2**20} MiB")
+
+    def _note_odd(self, name: str, reason: str, why: str) -> None:
+        self._keep(name)
+        self._left_out[name.rpartition("/")[2]] = reason, why
+
+    def _pods(self) -> tuple[dict[str, PodView], Counter[Link | str]]:
+        pods: dict[str, PodView] = {}
+        alive: Counter[Link | str] = Counter()
+        listed = self._api.pages(
+            self._api.core.list_namespaced_pod,
+            self._name,
+            kind="Pod",
+            keep=self._trim_pod,
+            odd=self._note_odd,
+            most=self._most,
+        )
+        for keys, view in listed:
+            for key in keys:
+                if key not in alive:
+                    self._keep(key)
+                alive[key] += 1
+            if view is not None:
+                self._keep(view)
+                pods[str(view.metadata["name"])] = view
+        return pods, alive
+
+    def _trim_pod(self, pod: Json) -> tuple[list[Link | str], PodView | None]:
+        """What a pod belongs to, and itself if it holds GPUs or was asked for."""
+        if (pod.get("status") or {}).get("phase") in ENDED:
+            return [], None
+        metadata = pod["metadata"]
+        group = (metadata.get("labels") or {}).get(KUEUE_GROUP)
+        keys = [controller_of(metadata), shorten(group, TEXT_MAX) if isinstance(group, str) else None]
+        is_kept = holds_gpus(pod, self._resources) or metadata["name"] in self._asked
+        return [key for key in keys if key], view_pod(pod, self._resources) if is_kept else None
+
+    def _served(self, pods: Mapping[str, PodView]) -> dict[str, str]:
+        """By UID, the Service that sends a pod requests: by its selector, since its endpoints can be empty for a
+        moment, else by its endpoints.
         """
-        labels = pod.labels.items()
-        selecting = (title for title, selector in self.services if selector <= labels)
-        return next(selecting, "") or self.served.get(str(pod.metadata["uid"]), "")
+        by_label: defaultdict[tuple[str, str], list[PodView]] = defaultdict(list)
+        for pod in pods.values():
+            for item in pod.labels.items():
+                by_label[item].append(pod)
+        headless: set[str] = set()
+        selected: dict[str, str] = {}
+        services = self._api.pages(
+            self._api.core.list_namespaced_service, self._name, kind="Service", keep=trim_service, most=self._most
+        )
+        for service in services:
+            if service.is_headless:
+                self._keep(service.name)
+                headless.add(service.name)
+            elif service.selector:
+                for pod in min((by_label.get(item, ()) for item in service.selector), key=len):
+                    if service.selector <= pod.labels.items():
+                        selected.setdefault(str(pod.metadata["uid"]), f"Service/{service.name}")
+        uids = frozenset(str(pod.metadata["uid"]) for pod in pods.values())
+        endpoints: dict[str, str] = {}
+        slices = self._api.pages(
+            self._api.discovery.list_namespaced_endpoint_slice,
+            self._name,
+            kind="EndpointSlice",
+            keep=lambda found: serving_pods(found, headless, uids),
+            most=self._most,
+        )
+        for found in slices:
+            endpoints |= found
+        return endpoints | selected
+
+    def _scaled(self) -> dict[tuple[str, str], str]:
+        scaled: dict[tuple[str, str], str] = {}
+        scalers = self._api.pages(
+            self._api.autoscaling.list_namespaced_horizontal_pod_autoscaler,
+            self._name,
+            kind="HorizontalPodAutoscaler",
+            keep=trim_scaler,
+            most=self._most,
+        )
+        for target, title in scalers:
+            self._keep((*target, title))
+            scaled[target] = title
+        return scaled
 
 
-def read_namespace(api: Api, name: str, resources: Resources, asked: Collection[str]) -> NamespaceView:
+def read_namespace(api: Api, name: str, resources: Resources, asked: Collection[str], most: Budget) -> NamespaceView:
     """Five requests, and more where a namespace has more than 500 of something. Raises MarkError.
 
-    `asked`: pods that are kept although they ask for no GPU.
+    `asked`: pods that are kept although they ask for no GPU. `most`: what may be read.
     """
-    metadata = trim(api.call(api.core.read_namespace, name)["metadata"])
-    pods: dict[str, PodView] = {}
-    alive: Counter[Link | str] = Counter()
-    for pod in api.pages(api.core.list_namespaced_pod, name):
-        if (pod.get("status") or {}).get("phase") in ENDED:
-            continue
-        group = (pod["metadata"].get("labels") or {}).get(KUEUE_GROUP)
-        alive.update(key for key in (controller_of(pod["metadata"]), group) if key)
-        view = view_pod(pod, resources)
-        if view.gpus != 0 or pod["metadata"]["name"] in asked:
-            pods[pod["metadata"]["name"]] = view
-    headless: set[str] = set()
-    services: list[Service] = []
-    for service in api.pages(api.core.list_namespaced_service, name):
-        spec, title = service.get("spec") or {}, f"Service/{service['metadata']['name']}"
-        if spec.get("clusterIP") == "None":
-            headless.add(service["metadata"]["name"])
-        elif spec.get("selector") and spec.get("type") != "ExternalName":
-            services.append((title, frozenset(spec["selector"].items())))
-    served: dict[str, str] = {}
-    for endpoints in api.pages(api.discovery.list_namespaced_endpoint_slice, name):
-        served |= serving_pods(endpoints, headless)
-    scaled: dict[tuple[str, str], str] = {}
-    for scaler in api.pages(api.autoscaling.list_namespaced_horizontal_pod_autoscaler, name):
-        target = scaler["spec"]["scaleTargetRef"]
-        scaled[target["kind"], target["name"]] = f"HorizontalPodAutoscaler/{scaler['metadata']['name']}"
-    return NamespaceView(metadata, pods, served, services, scaled, alive)
+    return _Reader(api, name, resources, asked, most).read()
+
+
+def holds_gpus(pod: Json, resources: Resources) -> bool:
+    """Whether a pod asks for GPUs, or may get some by a claim."""
+    return bool(pod["spec"].get("resourceClaims")) or gpus_asked(pod["spec"], resources) != 0
 
 
 def view_pod(pod: Json, resources: Resources) -> PodView:
-    """What is kept of a live pod."""
+    """What is kept of a live pod. Raises Odd, ValueError and their like."""
     spec, status = pod["spec"], pod.get("status") or {}
+    metadata = trim(pod["metadata"])
     asked = gpus_asked(spec, resources)
     claims = bool(spec.get("resourceClaims"))
+    odd = metadata.pop(ODD, "")
+    if asked is None:
+        odd = "; ".join(filter(None, (odd, odd_limit(spec, resources))))
     waits = ""
-    if pod["metadata"].get("deletionTimestamp"):
+    if metadata.get("deletionTimestamp"):
         waits = "is being deleted"
     elif status.get("phase") != "Running":
-        waits = f"is {status.get('phase') or 'new'}"
+        waits = f"is {shorten(str(status.get('phase') or 'new'), TEXT_MAX)}"
     else:
         names = {container["name"] for container in long_running(spec)}
         for each in status.get("containerStatuses") or ():
             waiting = (each.get("state") or {}).get("waiting")
             if waiting is not None and each.get("name") in names:
-                waits = f"waits: {waiting.get('reason') or 'container ' + each['name']}"
-    return PodView(trim(pod["metadata"]), None if claims else asked, waits, str(status.get("startTime") or ""))
+                waits = shorten(f"waits: {waiting.get('reason') or 'container ' + each['name']}", TEXT_MAX)
+    start = shorten(str(status.get("startTime") or ""), TEXT_MAX)
+    return PodView(metadata, None if claims else asked, waits, start, odd)
 
 
-def serving_pods(endpoints: Json, headless: set[str]) -> dict[str, str]:
-    """By UID, the pods that the endpoints of a Service name, ready or not.
+def trim_service(service: Json) -> Service:
+    """Raises ValueError and its like."""
+    spec, name = service.get("spec") or {}, need_name(service["metadata"]["name"])
+    selects = spec.get("selector") and spec.get("type") != "ExternalName"
+    selector = frozenset((spec.get("selector") or {}).items()) if selects else frozenset()
+    return Service(name, spec.get("clusterIP") == "None", selector)
+
+
+def serving_pods(endpoints: Json, headless: Collection[str], uids: Collection[str]) -> dict[str, str]:
+    """By UID, those of these pods that the endpoints of a Service name, ready or not.
 
     Headless Services give names to the members of a training job, so they say nothing.
     """
@@ -123,5 +239,13 @@ def serving_pods(endpoints: Json, headless: set[str]) -> dict[str, str]:
     if not service or service in headless:
         return {}
     targets = (each.get("targetRef") or {} for each in endpoints.get("endpoints") or ())
-    pods = (target["uid"] for target in targets if target.get("kind") == "Pod" and "uid" in target)
-    return dict.fromkeys(pods, f"Service/{service}")
+    pods = (target["uid"] for target in targets if target.get("kind") == "Pod" and target.get("uid") in uids)
+    return dict.fromkeys(pods, f"Service/{need_name(service)}")
+
+
+def trim_scaler(scaler: Json) -> tuple[tuple[str, str], str]:
+    """What an autoscaler scales, by kind and name, and its title. Raises ValueError and its like."""
+    target = scaler["spec"]["scaleTargetRef"]
+    return (need_name(target["kind"]), need_name(target["name"])), (
+        f"HorizontalPodAutoscaler/{need_name(scaler['metadata']['name'])}"
+    )

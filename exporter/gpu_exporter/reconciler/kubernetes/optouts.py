@@ -18,20 +18,13 @@ from typing import Any, NamedTuple
 from gpu_exporter.config.rules import CLASSES
 from gpu_exporter.defaults import Policy
 from gpu_exporter.durations import describe_duration, format_duration, parse_duration
+from gpu_exporter.outside import parse_timestamp
 from gpu_exporter.plain import one_line, shorten
-from gpu_exporter.reconciler.marks import EXEMPT_UNTIL, PREFIX, parse_timestamp, timestamp
+from gpu_exporter.reconciler.kubernetes.keys import CLASS, OTHERS
+from gpu_exporter.reconciler.marks import EXEMPT_UNTIL, PREFIX, timestamp
 from gpu_exporter.reconciler.surroundings import Exemption
 
-EXEMPT_REASON, EXEMPT, IDLE_AFTER, CLASS = (
-    PREFIX + name for name in ("exempt-reason", "exempt", "idle-after", "class")
-)
-# Others' signs that a pod is not to be disturbed. The presence of descheduler.alpha.kubernetes.io/evict means the
-# opposite of one, whatever its value.
-OTHERS = {
-    "karpenter.sh/do-not-disrupt": "true",
-    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
-    "descheduler.alpha.kubernetes.io/prefer-no-eviction": None,  # any value
-}
+EXEMPT_REASON, EXEMPT, IDLE_AFTER = (PREFIX + name for name in ("exempt-reason", "exempt", "idle-after"))
 REASON_MAX = 120  # characters of an owner's words
 
 

@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from gpu_exporter.clock import Clock
+from gpu_exporter.outside import count_indexes, whole
+from gpu_exporter.plain import shorten
 from gpu_exporter.reconciler.kubernetes.api import Api, Json
+from gpu_exporter.reconciler.kubernetes.keys import COUNTED
+from gpu_exporter.reconciler.kubernetes.lean import TEXT_MAX, Room, trim_controller, weigh
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.outside import count_indexes, whole
 
 DEPTH_MAX = 8  # LeaderWorkerSet, StatefulSet, Pod, StatefulSet, Pod is the longest chain that is known
 # What is above the owners of siblings, which does not change for an owner's life: a gang of thousands is one request.
@@ -23,8 +26,8 @@ PARENTS_MAX = 20_000
 READS_MAX = 200  # of one namespace and look, so that references that a tenant made up cannot use up the cycle
 DISCOVERIES_MAX = 10  # likewise, of groups and versions
 KINDS_KEEP_S = 600.0  # a definition may be installed, or stop to serve a version
-FORBIDDEN, KIND, LIMIT, FAILED = UNREAD = ("forbidden", "kind", "limit", "failed")
-KEPT = ("name", "uid", "labels", "annotations", "managedFields", "creationTimestamp", "ownerReferences")
+LOOK_MAX = 8 * 1024 * 1024  # what the owners that one look has read may cost in memory, about
+FORBIDDEN, KIND, LIMIT, FAILED, SIZE = UNREAD = ("forbidden", "kind", "limit", "failed", "size")
 # Of a reference, since its words travel in paths and are printed: what the API server allows.
 GROUP = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 VERSION = re.compile(r"[a-z0-9]{1,63}")
@@ -100,19 +103,21 @@ def controller_of(metadata: Mapping[str, Any]) -> Link | None:
     """The reference to the one owner that controls an object; None where there is none."""
     for reference in metadata.get("ownerReferences") or ():
         if reference.get("controller"):
-            return Link(*(str(reference.get(key) or "") for key in ("apiVersion", "kind", "name", "uid")))
+            return Link(
+                *(shorten(str(reference.get(key) or ""), TEXT_MAX) for key in ("apiVersion", "kind", "name", "uid"))
+            )
     return None
+
+
+def has_pods_above(metadata: Mapping[str, Any]) -> bool:
+    """Whether an object names a pod as an owner."""
+    return any(each.get("kind") == "Pod" for each in metadata.get("ownerReferences") or ())
 
 
 def pods_above(metadata: Mapping[str, Any]) -> frozenset[str]:
     """UIDs of pods that an object names as its owners, whether they control it or not: it ends with them."""
     references = metadata.get("ownerReferences") or ()
     return frozenset(str(each.get("uid") or "") for each in references if each.get("kind") == "Pod") - {""}
-
-
-def trim(metadata: Mapping[str, Any]) -> Json:
-    """The metadata that is looked at."""
-    return {key: metadata[key] for key in KEPT if key in metadata}
 
 
 class Kinds:
@@ -199,6 +204,7 @@ class OwnerLook:
         self._read: dict[Link, Json | Unread | None] = {}
         self._tables: dict[str, Mapping[str, str]] = {}  # that were asked for in this look
         self._reads_left, self._discoveries_left = READS_MAX, DISCOVERIES_MAX
+        self._room = Room(LOOK_MAX, f"all owners of this namespace together are larger than {LOOK_MAX // 2**20} MiB")
 
     def chain(self, metadata: Mapping[str, Any]) -> Chain:
         """The controllers above an object, as they are now. One that is gone ends the chain."""
@@ -210,7 +216,7 @@ class OwnerLook:
                 return Chain(tuple(owners), found)
             if found is None:
                 break
-            owners.append(Owner(link, trim(found["metadata"]), pods_wanted(link.kind, found)))
+            owners.append(Owner(link, found["metadata"], pods_wanted(link.kind, found)))
             link = controller_of(found["metadata"])
         return Chain(tuple(owners))
 
@@ -259,7 +265,7 @@ class OwnerLook:
             if exc.status == 403:
                 remedy = "the reconciler needs `get` on it, in the chart reconciler.ownerResources"
                 return Unread(link, FORBIDDEN, f"{link.title} cannot be read ({exc}); {remedy}")
-            return Unread(link, FAILED, f"{link.title} cannot be read ({exc})")
+            return Unread(link, SIZE if exc.result == "size" else FAILED, f"{link.title} cannot be read ({exc})")
         return None if isinstance(found, dict) and found["metadata"].get("uid") != link.uid else found
 
     def _fetch(self, link: Link) -> Json | Unread:
@@ -279,7 +285,14 @@ class OwnerLook:
         if self._reads_left <= 0 or self._clock.monotonic() > self._until:
             return Unread(link, LIMIT, f"{link.title} is beyond the {READS_MAX} owners that one look may read")
         self._reads_left -= 1
-        return self._api.call(function, *what)
+        is_counted = (link.group, link.kind) in COUNTED
+
+        def keep(found: Json) -> Json:
+            kept = trim_controller(found, is_counted=is_counted)
+            self._room.take(weigh(kept))
+            return kept
+
+        return self._api.call(function, *what, keep=keep)
 
     def _core(self) -> Mapping[str, Any]:
         """Of the core group, what controls pods."""

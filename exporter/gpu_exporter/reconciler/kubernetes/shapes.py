@@ -11,16 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from gpu_exporter.config.values import ACTIONS
+from gpu_exporter.outside import whole
 from gpu_exporter.reconciler.kubernetes.api import Json
+from gpu_exporter.reconciler.kubernetes.keys import JOB, STATEFUL_SET, STOPPED, Kind
 from gpu_exporter.reconciler.kubernetes.owners import Link, pods_wanted
-from gpu_exporter.reconciler.outside import whole
 
 SUSPEND, DEACTIVATE, STOP = ACTIONS[:3]
-Kind: TypeAlias = tuple[str, str]  # API group and kind
 Wanted: TypeAlias = Mapping[str, int] | None  # pods by role; None: cannot be counted
-JOB: Kind = ("batch", "Job")
-STATEFUL_SET: Kind = ("apps", "StatefulSet")
-STOPPED = "kubeflow-resource-stopped"  # Kubeflow's notebook controller scales a Notebook with it to nothing
 REPLICATED_JOB = "jobset.sigs.k8s.io/replicatedjob-name"
 # Of Kubeflow's training operator, and of its MPI operator.
 REPLICA_TYPE, JOB_ROLE, JOB_NAME = (

@@ -13,17 +13,19 @@ from typing import NamedTuple
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.durations import describe_duration
+from gpu_exporter.outside import whole
 from gpu_exporter.reconciler.evidence import EVIDENCE_S, HolderName
-from gpu_exporter.reconciler.kubernetes.api import Api
+from gpu_exporter.reconciler.kubernetes.api import Api, Budget
 from gpu_exporter.reconciler.kubernetes.checks import GPU_RESOURCES, Resources
-from gpu_exporter.reconciler.kubernetes.gangs import KUEUE_GROUP, KUEUE_TOTAL, LOOSE, SCHEDULES, gangs, group_keys
+from gpu_exporter.reconciler.kubernetes.gangs import LOOSE, SCHEDULES, gangs, group_keys
+from gpu_exporter.reconciler.kubernetes.keys import CLASS, KUEUE_GROUP, KUEUE_TOTAL
 from gpu_exporter.reconciler.kubernetes.kinds import classify
 from gpu_exporter.reconciler.kubernetes.namespace import NamespaceView, PodView, read_namespace
-from gpu_exporter.reconciler.kubernetes.optouts import CLASS, Place, read_serving_label, read_wish
-from gpu_exporter.reconciler.kubernetes.owners import FAILED, Chain, Owner, Owners
+from gpu_exporter.reconciler.kubernetes.optouts import Place, read_serving_label, read_wish
+from gpu_exporter.reconciler.kubernetes.owners import FAILED, SIZE, Chain, Owner, Owners
 from gpu_exporter.reconciler.kubernetes.shapes import match
+from gpu_exporter.reconciler.kubernetes.stream import MALFORMED
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.outside import whole
 from gpu_exporter.reconciler.surroundings import SERVING, Member, Reference, Surroundings, Unreadable
 from gpu_exporter.threads import NoThread, run_ahead
 
@@ -35,6 +37,8 @@ VIEW_MAX_S = 300.0
 FRESH_S = 5.0  # what was read in this cycle is fresh
 SERVED_KEEP_S = 900.0  # endpoints and autoscalers come and go while a server is rolled out
 WORKERS = 4
+LIST_MAX = 1024 * 1024 * 1024  # bytes of all lists of one namespace; they are read as a stream
+KEPT_MAX = 96 * 1024 * 1024  # what all namespaces together may cost in memory, about
 
 
 class _Read(NamedTuple):
@@ -86,8 +90,28 @@ class PodSurveyor:
             **kept,
             **self._read_all({name: pods for name, pods in wanted.items() if name not in kept}),
         }
+        self._make_room()
         self._served = {uid: seen for uid, seen in self._served.items() if now - seen[0] < SERVED_KEEP_S}
-        return {name: self._surroundings(name, wall) for name in names}
+        return {name: self._guarded(name, wall) for name in names}
+
+    def _guarded(self, name: HolderName, wall: float) -> Surroundings | Unreadable:
+        """What one holder's objects say costs no other its decision."""
+        try:
+            return self._surroundings(name, wall)
+        except Exception as exc:
+            log.exception("unforeseen, of %s", name)
+            return _left_out(name.namespace, name.name, MALFORMED, f"unforeseen {type(exc).__name__}")
+
+    def _make_room(self) -> None:
+        """Give up the largest namespaces where all together are too large: a small one is never given up for them."""
+        weights = {name: read.view.weight for name, read in self._reads.items() if isinstance(read, _Read)}
+        total = sum(weights.values())
+        for name in sorted(weights, key=weights.__getitem__, reverse=True):
+            if total <= KEPT_MAX:
+                return
+            total -= weights[name]
+            why = f"namespace {name} is too large: all together are to be known in {KEPT_MAX // 2**20} MiB"
+            self._reads[name] = Unreadable(why, reason=SIZE, kind="Namespace")
 
     def _read_all(self, wanted: Mapping[str, Collection[str]]) -> dict[str, _Read | Unreadable]:
         """The namespaces, of each these pods; what is not there in time is not readable now."""
@@ -102,6 +126,8 @@ class PodSurveyor:
                 return namespace, self._read(namespace, wanted[namespace], until)
             except MarkError as exc:
                 why = f"what surrounds pods of {namespace} cannot be read: {exc}"
+                if exc.result == "size":  # it is this namespace that is too large
+                    return namespace, Unreadable(why, reason=SIZE, kind="Namespace")
                 return namespace, Unreadable(why, exc.result != "replaced")
             except Exception as exc:  # what one namespace holds costs no other its decisions
                 log.exception("unforeseen")
@@ -115,13 +141,20 @@ class PodSurveyor:
 
     def _read(self, namespace: str, pods: Collection[str], until: float) -> _Read:
         """A namespace, and what is above these of its pods. Raises MarkError."""
-        view = read_namespace(self._api, namespace, self._resources, pods)
+        most = Budget(LIST_MAX, until, self._clock)
+        view = read_namespace(self._api, namespace, self._resources, pods, most)
         look = self._owners.look(namespace, until)
         chains: dict[str, Chain | Unreadable] = {}
         for name in sorted(pods):  # before all others, since limits may be reached
             pod = view.pods.get(name)
-            gone = Unreadable(f"{namespace}/{name} has ended or is gone")
-            chains[name] = gone if pod is None else look.chain(pod.metadata)
+            if pod is not None and not pod.odd:
+                chains[name] = look.chain(pod.metadata)
+            elif pod is not None:
+                chains[name] = _left_out(namespace, name, MALFORMED if pod.gpus is None else SIZE, pod.odd)
+            elif name in view.left_out:
+                chains[name] = _left_out(namespace, name, *view.left_out[name])
+            else:
+                chains[name] = Unreadable(f"{namespace}/{name} has ended or is gone")
         holding = sorted(view.pods.items(), key=lambda item: (item[0] not in pods, item[1].gpus == 0))
         keys = {name: group_keys(pod.metadata, look.ancestry(pod.metadata)) for name, pod in holding}
         return _Read(view, _members_of(namespace, gangs(keys), view), chains, self._clock.monotonic())
@@ -149,6 +182,11 @@ class PodSurveyor:
             return server
         _, before = self._served.get(uid, (0.0, ""))
         return f"{before}, within the last {describe_duration(SERVED_KEEP_S)}" if before else ""
+
+
+def _left_out(namespace: str, name: str, reason: str, why: str) -> Unreadable:
+    """Of a pod that is not understood."""
+    return Unreadable(f"pod {namespace}/{name} is not understood: {why}", reason=reason, kind="Pod")
 
 
 def _members_of(

@@ -11,23 +11,33 @@ from typing import Any, NamedTuple
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
+from gpu_exporter.outside import parse_timestamp
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.kubernetes.api import Api, Budget, Json
 from gpu_exporter.reconciler.kubernetes.checks import Resources
 from gpu_exporter.reconciler.kubernetes.gangs import Key, group_keys
-from gpu_exporter.reconciler.kubernetes.namespace import ENDED, PodView, view_pod
+from gpu_exporter.reconciler.kubernetes.keys import STOPPED
+from gpu_exporter.reconciler.kubernetes.lean import trim_controller, weigh
+from gpu_exporter.reconciler.kubernetes.namespace import ENDED, VIEW_MAX, PodView, holds_gpus, view_pod
 from gpu_exporter.reconciler.kubernetes.optouts import Place, read_wish
-from gpu_exporter.reconciler.kubernetes.owners import Link, OwnerLook, Owners, Unread, controller_of, pods_above
+from gpu_exporter.reconciler.kubernetes.owners import (
+    Link,
+    OwnerLook,
+    Owners,
+    Unread,
+    controller_of,
+    has_pods_above,
+    pods_above,
+)
 from gpu_exporter.reconciler.kubernetes.shapes import (
     DEACTIVATE,
     SHAPES,
     STOP,
-    STOPPED,
     Found,
     Shape,
     Wanted,
 )
-from gpu_exporter.reconciler.marks import PREFIX, MarkError, Refused, parse_timestamp
+from gpu_exporter.reconciler.marks import PREFIX, MarkError, Refused
 from gpu_exporter.reconciler.surroundings import Reference
 from gpu_exporter.reconciler.target import Held, Part, Target
 
@@ -72,6 +82,7 @@ class _Pods(NamedTuple):
     loose: list[PodView]  # nothing controls them
     others: list[PodView]  # they hold GPUs, and something else controls them
     dependents: list[tuple[PodView, frozenset[str]]]  # pods that name pods as owners, with the UIDs of these
+    odd: list[str]  # pods that are not understood, or too large, with the reason
 
 
 class TargetReader:
@@ -131,23 +142,46 @@ class TargetReader:
 
     def _list(self, namespace: str, link: Link, shape: Shape, until: float) -> _Pods:
         """One list, of which only that is kept which may have to do with the target. Raises MarkError."""
-        kept = _Pods([], {}, [], [], [])
-        most = Budget(LIST_MAX, until, self._clock)
-        for pod in self._api.pages(self._api.core.list_namespaced_pod, namespace, most=most):
-            if (pod.get("status") or {}).get("phase") in ENDED:
+        kept = _Pods([], {}, [], [], [], [])
+        left = VIEW_MAX
+        listed = self._api.pages(
+            self._api.core.list_namespaced_pod,
+            namespace,
+            kind="Pod",
+            keep=lambda pod: self._trim_pod(pod, link, shape),
+            odd=lambda name, reason, why: kept.odd.append(f"pod {name.rpartition('/')[2] or 'without a name'}: {why}"),
+            most=Budget(LIST_MAX, until, self._clock),
+        )
+        for entry in listed:
+            if entry is None:
                 continue
-            if above := pods_above(pod["metadata"]):
-                kept.dependents.append((view_pod(pod, self._resources), above))
-            owner = controller_of(pod["metadata"])
+            owner, view = entry
+            left -= weigh(entry)
+            if left < 0:
+                raise MarkError("size", f"what is to be known of its pods is larger than {VIEW_MAX // 2**20} MiB")
+            if view.odd:
+                kept.odd.append(f"pod {_name(view)}: {view.odd}")
+            if above := pods_above(view.metadata):
+                kept.dependents.append((view, above))
             if owner is None:
-                kept.loose.append(view_pod(pod, self._resources))
+                kept.loose.append(view)
             elif owner.uid == link.uid:
-                kept.own.append(view_pod(pod, self._resources))
+                kept.own.append(view)
             elif (owner.group, owner.kind) in shape.between:
-                kept.below.setdefault(owner, []).append(view_pod(pod, self._resources))
-            elif (view := view_pod(pod, self._resources)).gpus != 0:
+                kept.below.setdefault(owner, []).append(view)
+            elif view.gpus != 0:
                 kept.others.append(view)
         return kept
+
+    def _trim_pod(self, pod: Json, link: Link, shape: Shape) -> tuple[Link | None, PodView] | None:
+        """A pod with what controls it; None for one that has nothing to do with a target."""
+        if (pod.get("status") or {}).get("phase") in ENDED:
+            return None
+        metadata = pod["metadata"]
+        owner = controller_of(metadata)
+        is_near = owner is None or owner.uid == link.uid or (owner.group, owner.kind) in shape.between
+        is_kept = is_near or has_pods_above(metadata) or holds_gpus(pod, self._resources)
+        return (owner, view_pod(pod, self._resources)) if is_kept else None
 
     def _sort(
         self, pods: _Pods, look: OwnerLook, link: Link, shape: Shape, found: Json
@@ -156,7 +190,7 @@ class TargetReader:
         members: list[tuple[Json, PodView]] = []
         between: dict[str, Json] = {}
         strangers: list[str] = []
-        unread: list[str] = []
+        unread: list[str] = [*pods.odd]
         if () in shape.chains:
             members += [(found, pod) for pod in pods.own]
         else:
@@ -252,8 +286,14 @@ class TargetReader:
         """Kueue's Workloads of an object. Raises MarkError."""
         place = KUEUE, version, namespace, "workloads"
         of_it = f"{WORKLOAD_OF}={uid}"
-        listed = self._api.call(self._api.custom.list_namespaced_custom_object, *place, label_selector=of_it)
-        rows = ((each, controller_of(each["metadata"])) for each in listed.get("items") or ())
+        listed = self._api.pages(
+            self._api.custom.list_namespaced_custom_object,
+            *place,
+            kind="Workload",
+            keep=lambda found: trim_controller(found, is_counted=True),
+            label_selector=of_it,
+        )
+        rows = ((each, controller_of(each["metadata"])) for each in listed)
         return [each for each, owner in rows if owner is not None and owner.uid == uid]
 
 

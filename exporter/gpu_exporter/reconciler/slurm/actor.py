@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from gpu_exporter.defaults import Policy
+from gpu_exporter.outside import need_whole
 from gpu_exporter.reconciler.actions.actor import DONE, GONE, NOT_DONE, UNCLEAR
 from gpu_exporter.reconciler.actions.journal import Entry
 from gpu_exporter.reconciler.evidence import HolderName
@@ -134,7 +135,7 @@ class JobActor:
 def _components(jobs: Sequence[LiveJob], name: str) -> list[LiveJob]:
     """All of a job that has not ended, the leader first; of any other job the one."""
     found = [job for job in jobs if name in (job.job_id, job.leader) and not job.has_ended]
-    return sorted(found, key=lambda job: (job.job_id != name, int(job.job_id)))
+    return sorted(found, key=lambda job: (job.job_id != name, need_whole(job.job_id)))
 
 
 def _fixed(job: LiveJob) -> tuple[str, str]:

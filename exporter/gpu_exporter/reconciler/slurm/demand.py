@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from gpu_exporter.outside import need_whole
 from gpu_exporter.reconciler.marks import MarkError
 
 log = logging.getLogger(__name__)
@@ -42,31 +43,41 @@ class Demand(NamedTuple):
 
 
 def parse_demand(text: str, job_max: int, tenant_max: int) -> Demand:
-    """GPUs by partition out of `squeue -h -a -r -t PENDING -O FORMAT`. Raises ValueError on any other shape.
+    """GPUs by partition out of `squeue -h -a -r -t PENDING -O FORMAT`. A line that is not understood is left out.
+
+    Raises ValueError where that is all of them.
 
     A job that asks for several partitions is in each of them. `job_max`, `tenant_max`: of one job, and of one account,
     no more than so many count.
     """
     demand: Counter[str] = Counter()
     by_tenant: Counter[tuple[str, str]] = Counter()
+    odd, understood = "", 0
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")][:-1]
         if len(cells) != len(COLUMNS):
-            raise ValueError(f"squeue printed a line that is not understood: {line.strip()[:80]!r}")
+            odd = odd or line
+            continue
+        understood += 1
         reason, partitions, nodes, tasks, per_job, per_node, per_task, per_socket, account, user = cells
         if reason not in WAITING:
             continue
         # Of several ways to ask the one that names the whole comes first; sockets are at least one a node.
-        gpus = (
-            _count(per_job)
-            or _count(per_task) * _number(tasks)
-            or _count(per_node) * _number(nodes)
-            or _count(per_socket) * _number(nodes)
-        )
+        try:
+            gpus = (
+                _count(per_job)
+                or _count(per_task) * _number(tasks)
+                or _count(per_node) * _number(nodes)
+                or _count(per_socket) * _number(nodes)
+            )
+        except ValueError:  # a number that is none
+            continue
         if gpus:
             for partition in partitions.split(","):
                 demand[partition] += gpus
                 by_tenant[partition, account or user] += min(gpus, job_max)
+    if odd and not understood:
+        raise ValueError(f"squeue printed a line that is not understood: {odd.strip()[:80]!r}")
     counted: Counter[str] = Counter()
     for (partition, _), gpus in by_tenant.items():
         counted[partition] += min(gpus, tenant_max)
@@ -74,17 +85,17 @@ def parse_demand(text: str, job_max: int, tenant_max: int) -> Demand:
 
 
 def _floats(gpus: Mapping[str, int]) -> dict[str, float]:
-    return {partition: float(count) for partition, count in gpus.items()}
+    return {partition: count * 1.0 for partition, count in gpus.items()}
 
 
 def _count(tres: str) -> int:
-    return sum(int(match[1] or 1) for match in GPUS.finditer(tres))
+    return sum(need_whole(match[1] or 1) for match in GPUS.finditer(tres))
 
 
 def _number(text: str) -> int:
     """A number of nodes or tasks: `2`, or at least `2` of `2-4`; 1 while Slurm does not say."""
-    match = re.match(r"\d+", text)
-    return max(1, int(match[0])) if match else 1
+    match = re.match("[0-9]+", text)
+    return max(1, need_whole(match[0])) if match else 1
 
 
 class SlurmDemand:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
+import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from gpu_exporter.outside import need_real, need_whole, parse_timestamp
 from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.marks import Mark, parse_timestamp
+from gpu_exporter.reconciler.marks import Mark
 from gpu_exporter.reconciler.policy import LABEL
 
-log = logging.getLogger(__name__)
 # What a mark is, at the beginning of a field. Others may have written something behind it.
 MARK = re.compile(re.escape(LABEL) + r"=([a-z-]+)((?:;[a-z-]+=[^;,\s]*)*)(?=[;,]|$)")
 ALLOCATED = re.compile(r"(?:^|,)gres/gpu=(\d+)(?:,|$)")  # GPUs and MIG devices of a job, all types together
@@ -64,7 +64,7 @@ class LiveJob(NamedTuple):
 
     @property
     def incarnation(self) -> str:
-        return f"{self.job_id}/{self.restarts}/{int(self.start)}"
+        return f"{self.job_id}/{self.restarts}/{math.floor(self.start)}"
 
     @property
     def words(self) -> frozenset[str]:
@@ -104,9 +104,12 @@ def read_field(text: str, name: str) -> str | None:
     return next((value for key, _, value in fields if key == name), None)
 
 
-def parse_jobs(text: str, fields: Sequence[str], denied: Collection[str] = ()) -> list[LiveJob]:
+def parse_jobs(
+    text: str, fields: Sequence[str], denied: Collection[str] = (), report: Callable[[int], None] = lambda count: None
+) -> list[LiveJob]:
     """Jobs of an answer of `squeue --json`; `fields`: those of FIELDS that may carry a mark, the best first.
-    `denied`: those that we may not write, whose marks are not ours to change.
+    `denied`: those that we may not write, whose marks are not ours to change. `report`: is told how many jobs are left
+    out since they are not understood.
 
     Raises ValueError.
 
@@ -117,13 +120,13 @@ def parse_jobs(text: str, fields: Sequence[str], denied: Collection[str] = ()) -
         rows: list[dict[str, Any]] = answer["jobs"]
         errors = answer.get("errors") or ()
         parsed = [_read_job(row, fields, denied) for row in rows]
-    except (AttributeError, KeyError, TypeError, ValueError) as exc:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:
         raise ValueError(f"squeue --json printed what is not understood: {exc!r}") from exc
     if errors:  # 22.05 ends with status 0 and no jobs when the controller does not answer
         raise ValueError(f"squeue --json answered with errors: {str(errors)[:200]}")
     jobs = [job for job in parsed if job is not None]
     if len(jobs) < len(rows):
-        log.warning("squeue --json: %d of %d jobs are not understood", len(rows) - len(jobs), len(rows))
+        report(len(rows) - len(jobs))
     if rows and not jobs:
         raise ValueError(f"squeue --json printed {len(rows)} jobs, all of them not understood")
     return jobs
@@ -131,6 +134,13 @@ def parse_jobs(text: str, fields: Sequence[str], denied: Collection[str] = ()) -
 
 def _read_job(row: dict[str, Any], fields: Sequence[str], denied: Collection[str]) -> LiveJob | None:
     """One job; None when it is not understood, which must not hide the others."""
+    try:
+        return _read_row(row, fields, denied)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        return None
+
+
+def _read_row(row: dict[str, Any], fields: Sequence[str], denied: Collection[str]) -> LiveJob:
     texts = {field: str(row.get(key) or "") for field, key in FIELDS.items()}
     marked = {
         field: text[match.end() :].lstrip(";, ")
@@ -138,52 +148,53 @@ def _read_job(row: dict[str, Any], fields: Sequence[str], denied: Collection[str
         if field not in denied and (match := MARK.match(text))
     }
     place = next((field for field in fields if not texts[field] or field in marked), "")
-    try:
-        return LiveJob(
-            str(int(_plain(row["job_id"]))),
-            _target(row),
-            _word(row["job_state"]),
-            float(_plain(row["start_time"])),
-            int(_plain(row.get("restart_cnt", 0))),
-            texts[next(iter(marked), place or fields[0])],
-            field=place,
-            marked=marked,
-            leader=_leader(row),
-            is_batch=row["batch_flag"] if isinstance(row.get("batch_flag"), bool) else None,
-            gpus=_gpus(row),
-            asks=any(ASKED.search(str(row.get(f"tres_per_{of}") or "")) for of in ("job", "node", "socket", "task")),
-            title=str(row.get("name") or ""),
-            comment=str(row.get("comment") or ""),
-            may_requeue=bool(row["requeue"]) if isinstance(row.get("requeue"), (bool, int)) else None,
-            user=str(row.get("user_name") or row.get("user_id") or ""),
-            account=str(row.get("account") or ""),
-            waits_for=_dependencies(str(row.get("dependency") or "")),
-        )
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None
+    return LiveJob(
+        str(_whole(row["job_id"])),
+        _target(row),
+        _word(row["job_state"]),
+        need_real(_plain(row["start_time"])),
+        _whole(row.get("restart_cnt")),
+        texts[next(iter(marked), place or fields[0])],
+        field=place,
+        marked=marked,
+        leader=_leader(row),
+        is_batch=row["batch_flag"] if isinstance(row.get("batch_flag"), bool) else None,
+        gpus=_gpus(row),
+        asks=any(ASKED.search(str(row.get(f"tres_per_{of}") or "")) for of in ("job", "node", "socket", "task")),
+        title=str(row.get("name") or ""),
+        comment=str(row.get("comment") or ""),
+        may_requeue=bool(row["requeue"]) if isinstance(row.get("requeue"), (bool, int)) else None,
+        user=str(row.get("user_name") or row.get("user_id") or ""),
+        account=str(row.get("account") or ""),
+        waits_for=_dependencies(str(row.get("dependency") or "")),
+    )
 
 
 def _target(row: dict[str, Any]) -> str:
     task = row.get("array_task_id")
     is_task = task.get("set") if isinstance(task, dict) else task is not None
-    array = int(_plain(row.get("array_job_id")))
+    array = _whole(row.get("array_job_id"))
     if array and is_task:
-        return f"{array}_{int(_plain(task))}"
+        return f"{array}_{_whole(task)}"
     if leader := _leader(row):
-        return f"{leader}+{int(_plain(row.get('het_job_offset')))}"
-    return str(int(_plain(row["job_id"])))
+        return f"{leader}+{_whole(row.get('het_job_offset'))}"
+    return str(_whole(row["job_id"]))
 
 
 def _leader(row: dict[str, Any]) -> str:
-    leader = int(_plain(row.get("het_job_id")))
+    leader = _whole(row.get("het_job_id"))
     return str(leader) if leader else ""
 
 
 def _gpus(row: dict[str, Any]) -> int | None:
     if match := ALLOCATED.search(str(row.get("tres_alloc_str") or "")):
-        return int(match[1])
+        return need_whole(match[1])
     detail = row.get("gres_detail")
-    counts = [int(count) for text in detail for count in DETAIL.findall(str(text))] if isinstance(detail, list) else []
+    counts = (
+        [need_whole(count) for text in detail for count in DETAIL.findall(str(text))]
+        if isinstance(detail, list)
+        else []
+    )
     return sum(counts) if counts else None
 
 
@@ -193,8 +204,13 @@ def _dependencies(text: str) -> frozenset[str]:
     return frozenset(job for part in parts for job in DEPENDS_ON.findall(part))
 
 
-def _plain(value: Any) -> float:
-    return float(value["number"] if isinstance(value, dict) else value or 0)
+def _plain(value: Any) -> Any:
+    """0 for what is not set."""
+    return value["number"] if isinstance(value, dict) else value or 0
+
+
+def _whole(value: Any) -> int:
+    return need_whole(_plain(value))
 
 
 def _word(value: Any) -> str:

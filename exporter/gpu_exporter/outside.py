@@ -1,0 +1,146 @@
+"""The one place that reads numbers, amounts, times and names out of text from outside. Pure, and bounded.
+
+Python's own int(), float() and fromisoformat() take more than is meant: digits of every script, 5,000 of them, `1_000`,
+`nan`, and `²` passes str.isdigit() and fails in int(). So each parser here says what it takes, and answers None for
+anything else. `need_*` raise ValueError instead, for callers that give up a whole record with its first bad field.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from datetime import datetime
+from fractions import Fraction
+from typing import Any
+
+WHOLE_MAX = 10**18 - 1  # below 2**63, as counters, sizes and times of the programs that we read are
+COUNT_MAX = 1_000_000_000  # pods, GPUs, seconds of a wish: nothing that is counted is larger
+NUMBER_MAX = 40  # characters of one number
+WHOLE = re.compile(r"[0-9]{1,18}", re.ASCII)
+REAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
+INDEXES = re.compile(r"[0-9]{1,10}(-[0-9]{1,10})?(,[0-9]{1,10}(-[0-9]{1,10})?)*", re.ASCII)
+INDEXES_MAX = 100_000  # characters: of 100,000 indexes every other one
+# k8s.io/apimachinery/pkg/api/resource, Quantity: a decimal number with a suffix or an exponent.
+QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))([KMGTPE]i|[numkMGTPE]?|[eE][+-]?[0-9]{1,2})", re.ASCII)
+SUFFIXES = {
+    "": Fraction(1),
+    **{suffix: Fraction(10) ** (3 * power) for power, suffix in enumerate("num", -3)},
+    **{suffix: Fraction(1000) ** power for power, suffix in enumerate("kMGTPE", 1)},
+    **{f"{suffix}i": Fraction(1024) ** power for power, suffix in enumerate("KMGTPE", 1)},
+}
+# RFC 3339, with the seconds left out as people do.
+TIME = re.compile(
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2})[Tt ]([0-9]{2}:[0-9]{2}(?::[0-9]{2})?)(\.[0-9]{1,9})?([Zz]|[+-][0-9]{2}:[0-9]{2})",
+    re.ASCII,
+)
+SPECIALS = {"NaN": math.nan, "+Inf": math.inf, "Inf": math.inf, "-Inf": -math.inf}
+NAME_MAX = 253  # characters of a name or UID of the Kubernetes API
+NAME = re.compile(r"[^/\s\x00-\x1f\x7f]{1,253}")
+
+
+def whole(value: Any, most: int = COUNT_MAX) -> int | None:
+    """A number from 0 to `most` (at most WHOLE_MAX), or its ASCII digits."""
+    if isinstance(value, str):
+        value = int(value) if WHOLE.fullmatch(value) else None
+    elif isinstance(value, Fraction | float):
+        value = int(value) if math.isfinite(value) and value == math.floor(value) else None
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value <= min(most, WHOLE_MAX) else None
+
+
+def real(value: Any) -> float | None:
+    """A finite number, or its ASCII text as C and JSON write it."""
+    if isinstance(value, str):
+        value = float(value) if len(value) <= NUMBER_MAX and REAL.fullmatch(value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(value, int) and abs(value) > WHOLE_MAX:
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def quantity(value: Any) -> Fraction | None:
+    """An amount as the Kubernetes API writes it: `2`, `500m`, `8k` for 8000, `8e0`, `16Gi`."""
+    if not isinstance(value, str):
+        plain = real(value)
+        return None if plain is None else Fraction(plain)
+    if len(value) > NUMBER_MAX or not (match := QUANTITY.fullmatch(value)):
+        return None
+    number, suffix = match.groups()
+    scale = SUFFIXES.get(suffix)
+    return Fraction(number) * (Fraction(10) ** int(suffix[1:]) if scale is None else scale)
+
+
+def count_indexes(value: Any) -> int | None:
+    """How many indexes a text as `0,2-4` of a Job's status names; 0 for an empty one."""
+    if value == "":
+        return 0
+    if not isinstance(value, str) or len(value) > INDEXES_MAX or not INDEXES.fullmatch(value):
+        return None
+    count = 0
+    for part in value.split(","):
+        first, _, last = part.partition("-")
+        span = int(last or first) - int(first) + 1
+        if span < 1:
+            return None
+        count += span
+    return whole(count)
+
+
+def parse_timestamp(value: Any) -> float | None:
+    """Unix seconds of an RFC 3339 time, as APIs and people write it."""
+    if not isinstance(value, str) or len(value) > NUMBER_MAX or not (match := TIME.fullmatch(value)):
+        return None
+    day, clock, part, zone = match.groups()
+    zone = "+00:00" if zone in "Zz" else zone
+    try:
+        whole_seconds = datetime.fromisoformat(f"{day}T{clock}{zone}").timestamp()
+    except (ValueError, OverflowError):  # the 31st of February
+        return None
+    return whole_seconds + float(part or 0)
+
+
+def object_name(value: Any) -> str | None:
+    """A name or UID of an object, as it may stand in a path and in a line of a log."""
+    return value if isinstance(value, str) and NAME.fullmatch(value) and value.isprintable() else None
+
+
+def need_whole(value: Any, most: int = WHOLE_MAX) -> int:
+    """As `whole`. Raises ValueError."""
+    number = whole(value, most)
+    if number is None:
+        raise ValueError(f"{value!r:.60} is not a whole number from 0 to {most}")
+    return number
+
+
+def need_real(value: Any) -> float:
+    """As `real`. Raises ValueError."""
+    number = real(value)
+    if number is None:
+        raise ValueError(f"{value!r:.60} is not a number")
+    return number
+
+
+def need_sample(value: Any) -> float:
+    """A value as Prometheus writes it: as `need_real`, and NaN and the infinities. Raises ValueError."""
+    number = real(value)
+    if number is None and isinstance(value, str):
+        number = SPECIALS.get(value)
+    if number is None:
+        raise ValueError(f"{value!r:.60} is not a number")
+    return number
+
+
+def need_name(value: Any) -> str:
+    """As `object_name`. Raises ValueError."""
+    text = object_name(value)
+    if text is None:
+        raise ValueError(f"{value!r:.60} is not the name of an object")
+    return text
+
+
+def need_wholes(values: Iterable[Any]) -> tuple[int, ...]:
+    """As `need_whole`, of each of them. Raises ValueError."""
+    return tuple(map(need_whole, values))

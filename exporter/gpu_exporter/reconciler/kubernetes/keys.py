@@ -1,0 +1,46 @@
+"""Labels, annotations and kinds of others that are read. What is not named here is not kept of an object."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from gpu_exporter.reconciler.marks import PREFIX
+
+Kind: TypeAlias = tuple[str, str]  # API group and kind
+CLASS = PREFIX + "class"
+# Labels or annotations, each with the name of a group within the pod's namespace.
+GROUPS = (
+    "kueue.x-k8s.io/pod-group-name",
+    "jobset.sigs.k8s.io/jobset-uid",
+    "jobset.sigs.k8s.io/jobset-name",
+    "leaderworkerset.sigs.k8s.io/group-key",
+    "scheduling.k8s.io/group-name",
+    "scheduling.x-k8s.io/pod-group",
+    "volcano.sh/job-name",
+    "training.kubeflow.org/job-name",
+    "ray.io/cluster",
+)
+KUEUE_GROUP, KUEUE_TOTAL = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
+# Signs that a pod is not to be disturbed. The presence of descheduler.alpha.kubernetes.io/evict means the opposite of
+# one, whatever its value.
+OTHERS = {
+    "karpenter.sh/do-not-disrupt": "true",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "descheduler.alpha.kubernetes.io/prefer-no-eviction": None,  # any value
+}
+MIRROR = "kubernetes.io/config.mirror"  # the kubelet's image of a static pod, on which no write has an effect
+STOPPED = "kubeflow-resource-stopped"  # Kubeflow's notebook controller scales a Notebook with it to nothing
+ANNOTATIONS = frozenset((*GROUPS, KUEUE_TOTAL, *OTHERS, MIRROR, STOPPED))
+# Kinds whose spec and status are looked at: of any other controller only its metadata is.
+JOB: Kind = ("batch", "Job")
+STATEFUL_SET: Kind = ("apps", "StatefulSet")
+COUNTED = frozenset(
+    (
+        JOB,
+        STATEFUL_SET,
+        ("jobset.x-k8s.io", "JobSet"),
+        *(("kubeflow.org", f"{name}Job") for name in ("PyTorch", "TF", "XGBoost", "Paddle", "JAX", "MPI")),
+        ("kubeflow.org", "Notebook"),
+        ("kueue.x-k8s.io", "Workload"),
+    )
+)

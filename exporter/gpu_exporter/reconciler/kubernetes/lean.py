@@ -1,0 +1,184 @@
+"""What is kept of an object once it was read: the few fields that are looked at, each with a limit. Pure.
+
+Whoever may write an object may fill it up to etcd's 1.5 MiB, and may have thousands of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpu_exporter.outside import need_name
+from gpu_exporter.plain import shorten
+from gpu_exporter.reconciler.kubernetes.keys import ANNOTATIONS
+from gpu_exporter.reconciler.kubernetes.stream import MALFORMED, TOO_LARGE, Odd
+from gpu_exporter.reconciler.marks import PREFIX
+
+STAMPS = ("namespace", "resourceVersion", "creationTimestamp", "deletionTimestamp")
+TEXT_MAX = 512  # characters of an annotation, or of a word of a reference; what is cut keeps its digest
+LABELS_MAX = 16 * 1024  # characters of all labels of an object
+REFERENCES_MAX = 32  # pods that an object names as its owners
+FIELDS_MAX = 64  # managers that have written annotations or labels of ours
+NODE = 64  # about what a value costs beside its characters
+OBJECT_MAX = 256 * 1024  # of the spec and status of one controller, without the pods' own
+DISRUPTED = "DisruptionTarget"  # condition of a pod that somebody has taken away
+ODD = "odd"
+"""Key of trimmed metadata: why not all of it could be kept. Its object is then not decided on."""
+
+
+def trim(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata that is looked at. Raises Odd, ValueError and their like for what no API server writes."""
+    odd: list[str] = []
+    labels = _texts(metadata.get("labels"))
+    if (length := sum(len(key) + len(value) for key, value in labels.items())) > LABELS_MAX:
+        labels = {key: value for key, value in labels.items() if _is_read(key)}
+        odd.append(f"its labels have {length} characters, more than {LABELS_MAX}")
+    references = metadata.get("ownerReferences") or ()
+    if sum(reference.get("kind") == "Pod" for reference in references) > REFERENCES_MAX:
+        odd.append(f"it names more than {REFERENCES_MAX} pods as its owners")
+    annotations = _texts(metadata.get("annotations"))
+    texts = {
+        "labels": {shorten(key, TEXT_MAX): shorten(value, TEXT_MAX) for key, value in labels.items()},
+        "annotations": {key: shorten(annotations[key], TEXT_MAX) for key in annotations if _is_read(key)},
+        "managedFields": _written(metadata.get("managedFields") or ()),
+        "ownerReferences": _references(references),
+        ODD: "; ".join(odd),
+    }
+    return {
+        "name": need_name(metadata["name"]),
+        "uid": need_name(metadata["uid"]),
+        **{key: value for key, value in texts.items() if value},  # 20,000 pods without any are 10 MiB
+        **{key: need_name(metadata[key]) for key in STAMPS if metadata.get(key)},
+    }
+
+
+def _is_read(key: str) -> bool:
+    return key.startswith(PREFIX) or key in ANNOTATIONS
+
+
+def _texts(value: Any) -> Mapping[str, str]:
+    """Labels or annotations. Raises Odd where there is something else in their place."""
+    texts = value or {}
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        raise Odd(MALFORMED, "its labels or annotations are not texts")
+    return texts
+
+
+def _references(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The controller first, then a DaemonSet and all pods: of any other owner nothing follows."""
+    controller = next((row for row in rows if row.get("controller")), None)
+    daemon = next((row for row in rows if row.get("kind") == "DaemonSet"), None)
+    pods = [row for row in rows if row.get("kind") == "Pod" and row is not controller]
+    chosen = [row for row in (controller, daemon, *pods[:REFERENCES_MAX]) if row is not None]
+    words = ("apiVersion", "kind", "name", "uid")
+    return [
+        {**{key: shorten(str(row.get(key) or ""), TEXT_MAX) for key in words}, "controller": row is controller}
+        for row in chosen
+    ]
+
+
+def _written(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of managedFields, when annotations and labels of ours were written."""
+    kept = []
+    for entry in entries:
+        written = (entry.get("fieldsV1") or {}).get("f:metadata") or {}
+        fields: dict[str, dict[str, Any]] = {
+            part: {key: {} for key in written.get(part) or {} if _is_read(key.removeprefix("f:"))}
+            for part in ("f:annotations", "f:labels")
+        }
+        if any(fields.values()):
+            kept.append({"time": shorten(str(entry.get("time") or ""), 64), "fieldsV1": {"f:metadata": fields}})
+    return kept[-FIELDS_MAX:]
+
+
+def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """What is looked at of a pod that is marked, or about to be. Raises Odd, ValueError and their like."""
+    spec, status = pod["spec"], pod.get("status") or {}
+    return {
+        "metadata": trim(pod["metadata"]),
+        "spec": {
+            **{key: need_name(spec[key]) for key in ("nodeName", "priorityClassName") if spec.get(key)},
+            "containers": [_trim_container(each) for each in spec["containers"]],
+            "initContainers": [_trim_container(each) for each in spec.get("initContainers") or () if is_sidecar(each)],
+            "resourceClaims": bool(spec.get("resourceClaims")),
+        },
+        "status": {
+            **{key: need_name(status[key]) for key in ("phase", "reason", "startTime") if status.get(key)},
+            **{
+                key: [_trim_status(each) for each in status.get(key) or ()]
+                for key in ("containerStatuses", "initContainerStatuses")
+            },
+            "conditions": [
+                {"type": each["type"], "status": str(each.get("status"))[:TEXT_MAX]}
+                for each in status.get("conditions") or ()
+                if each.get("type") == DISRUPTED or str(each.get("type")).startswith(PREFIX)
+            ],
+        },
+    }
+
+
+def is_sidecar(container: Mapping[str, Any]) -> bool:
+    """Whether an init container stays while the others run."""
+    return container.get("restartPolicy") == "Always"
+
+
+def _trim_container(container: Mapping[str, Any]) -> dict[str, Any]:
+    """Its name and policy, and the limits of resources of device plugins, which have a domain in their name."""
+    limits = (container.get("resources") or {}).get("limits") or {}
+    devices = {name: shorten(str(count), TEXT_MAX) for name, count in limits.items() if "/" in name}
+    policy = {"restartPolicy": "Always"} if is_sidecar(container) else {}
+    return {"name": need_name(container["name"]), "resources": {"limits": devices}, **policy}
+
+
+def _trim_status(status: Mapping[str, Any]) -> dict[str, Any]:
+    running = (status.get("state") or {}).get("running")
+    state = {} if running is None else {"running": {"startedAt": shorten(str(running.get("startedAt")), TEXT_MAX)}}
+    return {"name": need_name(status["name"]), "state": state}
+
+
+class Room:
+    """How much may still be kept, in characters and a little for each value."""
+
+    def __init__(self, left: int, text: str) -> None:
+        """`text`: what is said of an object for which there is no room."""
+        self._left = left
+        self._text = text
+
+    def take(self, cost: int) -> None:
+        """Raises Odd when there is no more room."""
+        self._left -= cost
+        if self._left < 0:
+            raise Odd(TOO_LARGE, self._text)
+
+
+def weigh(value: Any) -> int:
+    """About what a value costs in memory."""
+    if isinstance(value, str):
+        return NODE + len(value)
+    if isinstance(value, Mapping):
+        return NODE + sum(weigh(key) + weigh(each) for key, each in value.items())
+    return NODE + (sum(map(weigh, value)) if isinstance(value, Sequence) else 0)
+
+
+def trim_controller(found: Mapping[str, Any], *, is_counted: bool) -> dict[str, Any]:
+    """A controller without its pods' spec. `is_counted`: its spec and status are looked at. Raises Odd, ValueError."""
+    kept: dict[str, Any] = {"metadata": trim(found["metadata"])}
+    if is_counted:
+        room = Room(OBJECT_MAX, f"its spec and status are larger than {OBJECT_MAX // 1024} KiB without its pods")
+        kept |= {key: _without_pods(found[key], room) for key in ("spec", "status") if key in found}
+    return kept
+
+
+def _without_pods(value: Any, room: Room) -> Any:
+    room.take(NODE)
+    if isinstance(value, dict):
+        if "containers" in value:  # a pod's own spec
+            return {}
+        room.take(sum(map(len, value)))
+        return {key: _without_pods(each, room) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_pods(each, room) for each in value]
+    if isinstance(value, str):
+        room.take(min(len(value), TEXT_MAX))
+        return shorten(value, TEXT_MAX)
+    return value

@@ -1,0 +1,228 @@
+"""Reads the list that an API server answers with, object by object: no list is ever in memory, and no large object.
+
+The JSON decoder of the standard library reads one value from a place in a text, in C. So the text is kept only as far
+as the object that is being read, and an object goes once `keep` has taken from it what is needed.
+
+An object that is too long, too deep or not understood costs itself: it is skipped by its brackets and reported.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+# Characters. etcd takes requests of 1.5 MiB (--max-request-bytes), so a longer object is one of escaped characters.
+OBJECT_MAX = 2 * 1024 * 1024
+DECODER = json.JSONDecoder()
+NOT_SPACE = re.compile(r"[^ \t\r\n]")
+MARKS = re.compile(r'["{}\[\]]')
+ENDS_TEXT = re.compile(r'["\\]')
+NAMES = re.compile(r'"(namespace|name)":\s*"([^"\\]{1,253})"')  # of its metadata, with which an object begins
+HEAD = 4096  # characters of an object within which its name is looked for
+MALFORMED, TOO_LARGE = ODD = ("malformed", "size")
+
+
+class NotJson(Exception):
+    """The answer as a whole is not what an API server writes."""
+
+
+class _Incomplete(Exception):
+    """The value is not whole yet."""
+
+
+class _Unread(Exception):
+    """One value cannot be read; it is still to be passed over. `reason`: one of ODD."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class Odd(Exception):
+    """Raised by `keep` for an object that is not to be kept. `reason`: one of ODD."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class ListReader(Generic[T]):
+    """One answer. Iterate over what `keep` makes of its items; then `token` is that of the next page, "" for none."""
+
+    def __init__(
+        self,
+        chunks: Iterator[bytes],
+        keep: Callable[[Any], T],
+        report: Callable[[str, str, str], None],
+        one_at_a_time: AbstractContextManager[Any],
+    ) -> None:
+        """`report`: is told of an object that is left out: its name as far as it is known, one of ODD, and why.
+
+        `one_at_a_time`: held while an object is in memory, so that readers in several threads keep one together.
+        """
+        self._chunks = chunks
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._keep = keep
+        self._report = report
+        self._one_at_a_time = one_at_a_time
+        self._text = ""
+        self._at = 0
+        self._is_over = False
+        self.token = ""
+
+    def __iter__(self) -> Iterator[T]:
+        """Raises NotJson, and what reading raises."""
+        self._expect("{")
+        more = self._peek() != "}"
+        while more:
+            key = self._value()
+            self._expect(":")
+            if key == "items" and self._peek() == "[":
+                yield from self._items()
+            elif key == "metadata":
+                metadata = self._value()
+                token = metadata.get("continue") if isinstance(metadata, dict) else None
+                self.token = token if isinstance(token, str) else ""
+            else:
+                self._value()
+            more = self._follows("}")
+
+    def _items(self) -> Iterator[T]:
+        self._expect("[")
+        more = self._peek() != "]"
+        if not more:
+            self._expect("]")
+        while more:
+            self._peek()
+            head = self._text[self._at : self._at + HEAD]
+            try:
+                kept = self._one()
+            except _Unread as exc:
+                self._skip()
+                self._report(_name_in(head), exc.reason, str(exc))
+            except Odd as exc:
+                self._report(_name_in(head), exc.reason, str(exc))
+            else:
+                yield kept
+            more = self._follows("]")
+
+    def _one(self) -> T:
+        """Read one object and take from it what is needed. Raises Odd, _Unread."""
+        while True:
+            with self._one_at_a_time:  # not while more is read, which waits for the server
+                try:
+                    found = self._decoded()
+                    return self._keep(found)
+                except _Incomplete:
+                    pass
+                except (Odd, _Unread):
+                    raise
+                except Exception as exc:  # whatever one object holds costs no other
+                    raise Odd(MALFORMED, f"it is not understood ({type(exc).__name__})") from exc
+            self._read_on()
+
+    def _value(self) -> Any:
+        """The next value. Raises NotJson."""
+        while True:
+            try:
+                return self._decoded()
+            except _Unread as exc:
+                raise NotJson(str(exc)) from exc
+            except _Incomplete:
+                self._read_on()
+
+    def _decoded(self) -> Any:
+        """The next value, if it is whole. Raises _Incomplete, _Unread; then nothing of it is read."""
+        self._peek()
+        try:
+            value, end = DECODER.raw_decode(self._text, self._at)
+        except json.JSONDecodeError as exc:
+            if len(self._text) - self._at > OBJECT_MAX:
+                raise _Unread(TOO_LARGE, f"it is longer than {OBJECT_MAX // 2**20} MiB") from exc
+            if self._is_over:
+                raise _Unread(MALFORMED, "it is not JSON") from exc
+            raise _Incomplete from exc
+        except RecursionError as exc:
+            raise _Unread(MALFORMED, "it is nested too deep") from exc
+        except ValueError as exc:  # a number of more digits than Python reads
+            raise _Unread(MALFORMED, "a number in it is too long") from exc
+        # Of a number at the end of what was read the rest may be missing.
+        if end == len(self._text) and not (isinstance(value, dict | list | str) or self._is_over):
+            raise _Incomplete
+        self._at = end
+        return value
+
+    def _read_on(self) -> None:
+        """Read as much again as there is of the value, so that a long one is tried a few times only."""
+        self._is_over = not self._more(len(self._text) - self._at)
+
+    def _skip(self) -> None:
+        """Pass over an object, by its brackets. Raises NotJson."""
+        if self._peek() != "{":
+            raise NotJson("an item of its list is not an object")
+        depth, in_text = 0, False
+        while True:
+            match = (ENDS_TEXT if in_text else MARKS).search(self._text, self._at)
+            if match is None:
+                self._at = len(self._text)
+                if not self._more(1):
+                    raise NotJson("it breaks off")
+                continue
+            self._at = match.end()
+            if match[0] == "\\":
+                while self._at >= len(self._text):
+                    if not self._more(1):
+                        raise NotJson("it breaks off")
+                self._at += 1
+            elif match[0] == '"':
+                in_text = not in_text
+            else:
+                depth += 1 if match[0] in "{[" else -1
+                if depth <= 0:
+                    return
+
+    def _peek(self) -> str:
+        """The next character that is not a space, which is then the next to be read."""
+        while (match := NOT_SPACE.search(self._text, self._at)) is None:
+            self._at = len(self._text)
+            if not self._more(1):
+                raise NotJson("it breaks off")
+        self._at = match.start()
+        return match[0]
+
+    def _expect(self, character: str) -> None:
+        if self._peek() != character:
+            raise NotJson(f"{self._text[self._at]!r} in place of {character!r}")
+        self._at += 1
+
+    def _follows(self, end: str) -> bool:
+        """Whether another one follows, or this was the last."""
+        if self._peek() == end:
+            self._at += 1
+            return False
+        self._expect(",")
+        return True
+
+    def _more(self, least: int) -> bool:
+        """Read at least so many characters more, and drop what is done with; False where there are no more at all."""
+        parts = [self._text[self._at :]]
+        self._text, self._at = "", 0
+        length = 0
+        for chunk in self._chunks:
+            parts.append(self._decode(chunk))
+            length += len(parts[-1])
+            if length >= least:
+                break
+        self._text = "".join(parts)
+        return length > 0
+
+
+def _name_in(head: str) -> str:
+    """NAMESPACE/NAME of an object by its first characters, as far as they say it."""
+    found = dict(reversed(NAMES.findall(head)))
+    return "/".join(found[key] for key in ("namespace", "name") if key in found)
