@@ -263,6 +263,7 @@ MACHINE_TIME = {
     "reconciler/kubernetes/api.py",
     "reconciler/promql.py",
     "sampling/manager.py",
+    "web/door.py",
     "web/server.py",
 }
 

@@ -21,7 +21,7 @@ CLIENTS = {
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
 VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
-ADMITTED_MAX = 256  # headers whose password is known to be right; checking one takes some 50 ms
+TRIED_MAX = 256  # headers whose password is known to be right, and as many that are wrong
 # Of no password; an unknown user costs as much time as a wrong password.
 NOBODY = "$2b$10$KNkLq/jEmlsfvs/EziYNA.zAtzpDFuN9WoAbP1TxZ3rUxFhIPV09y"
 
@@ -47,7 +47,7 @@ class Security:
         self.stamp = self.read_stamp()  # before the files are read: what changes meanwhile is read again
         self.context = self._build(tls) if tls else None
         self._users = self._read_users(self._mapping(data, "basic_auth_users"))
-        self._admitted: dict[bytes, None] = {}
+        self._tried: dict[bytes, bool] = {}  # by digest of the header, whether its password was right
 
     @property
     def wants_password(self) -> bool:
@@ -71,32 +71,41 @@ class Security:
                 stamps.append((status.st_ino, status.st_mtime_ns, status.st_size))
         return tuple(stamps)
 
-    def is_known(self, authorization: str) -> bool:
-        """Whether this header was admitted before; takes no time."""
-        return _digest(authorization) in self._admitted
+    def recall(self, authorization: str) -> bool | None:
+        """Whether this header was right, where it was tried before or cannot be; takes no time."""
+        known = self._tried.get(_digest(authorization))
+        if known is None and self._parse(authorization) is None:
+            return False
+        return known
 
     def admits(self, authorization: str) -> bool:
         """Whether an Authorization header names a user with the right password. Takes some 50 ms of CPU."""
         import bcrypt
 
+        parsed = self._parse(authorization)
+        if parsed is None:
+            return False
+        user, password = parsed
+        known = self._users.get(user.decode("utf-8", "replace"))
+        try:
+            is_right = bcrypt.checkpw(password[:72], (known or NOBODY).encode()) and known is not None
+        except ValueError:  # a NUL byte
+            is_right = False
+        tried = [digest for digest, was_right in self._tried.items() if was_right == is_right]
+        if len(tried) >= TRIED_MAX:  # the oldest; wrong ones never cost a right one its place
+            self._tried.pop(tried[0], None)
+        self._tried[_digest(authorization)] = is_right
+        return is_right
+
+    @staticmethod
+    def _parse(authorization: str) -> tuple[bytes, bytes] | None:
+        """User and password of a header, None for another scheme."""
         scheme, _, encoded = authorization.partition(" ")
         try:
             user, colon, password = base64.b64decode(encoded, validate=True).partition(b":")
         except (binascii.Error, ValueError):
-            return False
-        if scheme.lower() != "basic" or not colon:
-            return False
-        known = self._users.get(user.decode("utf-8", "replace"))
-        try:
-            is_right = bcrypt.checkpw(password[:72], (known or NOBODY).encode())
-        except ValueError:  # a NUL byte
-            return False
-        if not (is_right and known):
-            return False
-        while len(self._admitted) >= ADMITTED_MAX:
-            self._admitted.pop(next(iter(self._admitted)))
-        self._admitted[_digest(authorization)] = None
-        return True
+            return None
+        return (user, password) if scheme.lower() == "basic" and colon else None
 
     def _error(self, text: str) -> WebConfigError:
         return WebConfigError(f"{self._path}: {text}")

@@ -15,13 +15,14 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.threads import start
+from gpu_exporter.web.door import Doorkeeper
 from gpu_exporter.web.listen import listen_tcp, listen_unix
 from gpu_exporter.web.request import HEAD_MAX, BadRequest, Request, parse_head
 from gpu_exporter.web.secure import Security, WebConfigError
@@ -37,7 +38,11 @@ WRITE_S = 10.0  # for a whole answer
 END_S = 0.3  # for connections that are being ended with the server
 STALLED_S = 1.0  # an answer that is not taken for so long may have to give way
 PROBES = ("/-/healthy", "/-/ready")  # without a password, as kubelets have none; they say nothing of GPUs
-PASSWORDS_WAITING_MAX = 8  # to be checked, one of each address; one more gets 503
+# With TLS a connection costs 256 KiB of asyncio's and some 100 KiB of OpenSSL's, so there are fewer, and fewer yet of
+# those that have not shown by a handshake that they speak TLS at all.
+TLS_CONNECTIONS_MAX = 64
+TLS_ADDRESS_MAX = 32
+HANDSHAKES_MAX = 16
 ACCEPT_AGAIN_S = 0.01  # after an accept that failed for want of descriptors, when something has given way
 RELOAD_S = 5.0  # how soon new certificates and passwords count
 CHUNK = 64 * 1024
@@ -53,6 +58,7 @@ class Reply(NamedTuple):
 
 
 UNAUTHORIZED = Reply(401, TEXT, b"a user and a password are needed\n")
+TOO_MANY = Reply(429, TEXT, b"too many wrong passwords; come back in some seconds\n")
 BUSY = Reply(503, TEXT, b"too many requests at once; come back in a second\n")
 
 
@@ -75,6 +81,7 @@ class _Connection:
         self.task: asyncio.Task[None] | None = None  # held here, since asyncio holds tasks weakly
         self.writer: asyncio.StreamWriter | None = None
         self.since = time.monotonic()
+        self.is_shaking = False
         self.is_waiting = True  # for a handshake, or for the head of a request
         self.is_writing = False
 
@@ -106,8 +113,7 @@ class _Listener:
         self._listener = listener
         self._again: asyncio.TimerHandle | None = None
         self._site = site
-        self._doorkeeper = ThreadPoolExecutor(1, "http-password")
-        self._at_the_door: set[str] = set()  # addresses with a password that is being checked
+        self._doorkeeper = Doorkeeper()
         self._workers = workers
         # Of the process's descriptors the driver, the state and the sources need some, too.
         self._most = min(CONNECTIONS_MAX, max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
@@ -143,9 +149,15 @@ class _Listener:
         reader = asyncio.StreamReader(limit=HEAD_MAX, loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         try:
+            is_ours = True
+            if context is not None:
+                await asyncio.wait_for(_readable(connection.client), HEAD_S)  # a silent one costs a socket only
+                self._make_room_to_shake(connection)
+            is_ours = False  # from here on asyncio closes it
             transport, _ = await loop.connect_accepted_socket(
                 lambda: protocol, connection.client, ssl=context, ssl_handshake_timeout=HEAD_S if context else None
             )
+            connection.is_shaking = False
             connection.writer = asyncio.StreamWriter(transport, protocol, reader, loop)
             transport.set_write_buffer_limits(high=CHUNK)
             keeps = True
@@ -159,21 +171,28 @@ class _Listener:
                 connection.break_off()  # what a slow client has not taken by now it will not get
             elif connection.writer is not None:
                 connection.writer.close()
+            elif is_ours:
+                connection.client.close()
 
     def _make_room(self, newcomer: _Connection) -> bool:
         """End the oldest connection that may give way, where there are too many; False when there is none."""
+        has_tls = self.security is not None and self.security.context is not None
         own = [other for other in self._connections if other.address == newcomer.address]
-        crowd: list[_Connection] = []
-        if len(own) >= ADDRESS_MAX:
+        crowd: Sequence[_Connection] = ()
+        if len(own) >= (TLS_ADDRESS_MAX if has_tls else ADDRESS_MAX):
             crowd = own
-        elif len(self._connections) >= self._most:
-            by_address: dict[str, list[_Connection]] = {}
-            for other in self._connections:
-                by_address.setdefault(other.address, []).append(other)
-            crowd = max(by_address.values(), key=len)
+        elif len(self._connections) >= min(self._most, TLS_CONNECTIONS_MAX if has_tls else self._most):
+            crowd = _largest(self._connections)
         if not crowd:
             return True
         return self._give_way(crowd)
+
+    def _make_room_to_shake(self, newcomer: _Connection) -> None:
+        """End the oldest of the handshakes where there are too many: one that is honest takes some milliseconds."""
+        shaking = [other for other in self._connections if other.is_shaking]
+        if len(shaking) >= HANDSHAKES_MAX:
+            self._give_way(_largest(shaking))
+        newcomer.is_shaking = True
 
     def _give_way(self, crowd: Sequence[_Connection]) -> bool:
         """End the oldest of them that may give way; False when there is none."""
@@ -214,22 +233,11 @@ class _Listener:
         if security is None or not security.wants_password or request.path in PROBES:
             return None
         given = request.headers.get("authorization", "")
-        if security.is_known(given):
-            return None
         if not given:
             return UNAUTHORIZED
-        if address in self._at_the_door or len(self._at_the_door) >= PASSWORDS_WAITING_MAX:
-            return BUSY
-        try:
-            answer = asyncio.get_running_loop().run_in_executor(self._doorkeeper, security.admits, given)
-        except RuntimeError as exc:
-            log.debug("no doorkeeper: %s", exc)
-            return BUSY
-        self._at_the_door.add(address)
-        try:
-            admitted = await answer
-        finally:
-            self._at_the_door.discard(address)
+        admitted = await self._doorkeeper.admits(security, given, address)
+        if admitted is None:
+            return TOO_MANY
         return None if admitted else UNAUTHORIZED
 
     async def _ask(self, request: Request) -> Reply:
@@ -273,7 +281,31 @@ class _Listener:
             self._again.cancel()
         for connection in list(self._connections):
             connection.break_off()
-        self._doorkeeper.shutdown(wait=False, cancel_futures=True)
+        self._doorkeeper.close()
+
+
+def _largest(connections: Iterable[_Connection]) -> list[_Connection]:
+    """Those of the address with the most of them, the oldest first."""
+    by_address: dict[str, list[_Connection]] = {}
+    for each in connections:
+        by_address.setdefault(each.address, []).append(each)
+    return max(by_address.values(), key=len)
+
+
+async def _readable(client: socket.socket) -> None:
+    """Wait for the first byte, or the end, of a connection."""
+    loop = asyncio.get_running_loop()
+    is_there = loop.create_future()
+
+    def note() -> None:
+        if not is_there.done():
+            is_there.set_result(None)
+
+    loop.add_reader(client, note)
+    try:
+        await is_there
+    finally:
+        loop.remove_reader(client)
 
 
 def _head_of(reply: Reply, *, keeps: bool) -> bytes:
@@ -284,7 +316,7 @@ def _head_of(reply: Reply, *, keeps: bool) -> bytes:
         f"Connection: {'keep-alive' if keeps else 'close'}",
     ]
     lines += ["Content-Encoding: gzip", "Vary: Accept-Encoding"] if reply.is_zipped else []
-    lines += ["Retry-After: 1"] if reply.status == 503 else []
+    lines += ["Retry-After: 1"] if reply.status in (429, 503) else []
     lines += ['WWW-Authenticate: Basic realm="gpu-exporter"'] if reply.status == 401 else []
     return "\r\n".join([*lines, "", ""]).encode()
 

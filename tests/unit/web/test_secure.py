@@ -10,7 +10,7 @@ import bcrypt
 import pytest
 from tests.testbed.pki import Authority
 
-from gpu_exporter.web.secure import ADMITTED_MAX, Security, WebConfigError
+from gpu_exporter.web.secure import TRIED_MAX, Security, WebConfigError
 
 HASH = bcrypt.hashpw(b"pass:word", bcrypt.gensalt(4)).decode()
 
@@ -102,18 +102,46 @@ def test_an_empty_file_secures_nothing(tmp_path: Path) -> None:
 def test_who_is_admitted(tmp_path: Path, given: str, admitted: bool) -> None:
     security = load(tmp_path, f"basic_auth_users: {{ada: {HASH}}}")
     assert security.wants_password
-    assert not security.is_known(given)
+    assert not security.recall(given)
     assert security.admits(given) is admitted
-    assert security.is_known(given) is admitted
+    assert security.recall(given) is admitted
 
 
 def test_what_is_remembered_of_passwords_is_bounded(tmp_path: Path) -> None:
-    users = {f"u{i}": HASH for i in range(ADMITTED_MAX + 1)}
+    users = {f"u{i}": HASH for i in range(TRIED_MAX + 1)}
     security = load(tmp_path, f"basic_auth_users: {users}")
     for user in users:
         assert security.admits(basic(f"{user}:pass:word"))
-    assert not security.is_known(basic("u0:pass:word"))
-    assert security.is_known(basic("u1:pass:word"))
+    assert security.recall(basic("u0:pass:word")) is None
+    assert security.recall(basic("u1:pass:word")) is True
+    for number in range(TRIED_MAX + 1):
+        assert not security.admits(basic(f"u1:{number}"))
+    assert security.recall(basic("u1:0")) is None
+    assert security.recall(basic("u1:1")) is False
+    assert security.recall(basic("u1:pass:word")) is True, "wrong ones cost a right one nothing"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open"),
+    [
+        ("", True),
+        ("tls_server_config: {cert_file: server.crt, key_file: server.key}", True),
+        (
+            "tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt, "
+            "client_auth_type: VerifyClientCertIfGiven}",
+            True,
+        ),
+        (
+            "tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt, "
+            "client_auth_type: RequireAndVerifyClientCert}",
+            False,
+        ),
+        (f"basic_auth_users: {{ada: {HASH}}}", False),
+        ("basic_auth_users: {}", True),
+    ],
+)
+def test_who_may_read_a_port(pki: Path, text: str, is_open: bool) -> None:
+    assert load(pki, text).is_open is is_open
 
 
 @pytest.mark.parametrize("name", ["web.yaml", "server.crt", "server.key"])

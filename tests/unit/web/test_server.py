@@ -6,6 +6,7 @@ import base64
 import contextlib
 import gc
 import http.client
+import itertools
 import os
 import resource
 import socket
@@ -20,6 +21,7 @@ import bcrypt
 import pytest
 from tests.testbed.pki import Authority
 
+from gpu_exporter.web import door as door_keeper
 from gpu_exporter.web import server as web
 from gpu_exporter.web.request import Request
 from gpu_exporter.web.server import TEXT, HttpServer, Reply
@@ -75,8 +77,8 @@ def get(server: HttpServer, path: str, source: str = HONEST) -> tuple[int, bytes
         return answer.status, answer.read()
 
 
-def until(condition: object) -> None:
-    end = time.monotonic() + 10.0
+def until(condition: object, within_s: float = 10.0) -> None:
+    end = time.monotonic() + within_s
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -329,7 +331,7 @@ def test_clients_that_never_shake_hands_give_way_like_any_other(site: Site, tmp_
     context = ssl.create_default_context(cafile=authority.certificate)
     try:
         with contextlib.ExitStack() as stack:
-            clients = [stack.enter_context(connect(server, HOSTILE)) for _ in range(web.ADDRESS_MAX + 3)]
+            clients = [stack.enter_context(connect(server, HOSTILE)) for _ in range(web.TLS_ADDRESS_MAX + 3)]
             for client in clients[:3]:
                 client.settimeout(5.0)
                 with contextlib.suppress(ConnectionResetError):
@@ -341,35 +343,107 @@ def test_clients_that_never_shake_hands_give_way_like_any_other(site: Site, tmp_
         server.stop()
 
 
-def test_wrong_passwords_of_one_address_keep_no_other_waiting(site: Site, tmp_path: Path) -> None:
-    config = tmp_path / "web.yaml"
-    config.write_text(f"basic_auth_users: {{ada: {bcrypt.hashpw(b'right', bcrypt.gensalt(9)).decode()}}}\n")
-    server = HttpServer("127.0.0.1:0", site, web_config=config)
-    server.start()
-    stop = threading.Event()
+class Door:
+    """A server with a password, and who knocks."""
 
-    def ask(password: str, source: str) -> int:
-        client = http.client.HTTPConnection("127.0.0.1", server.port, 10.0, source_address=(source, 0))
+    def __init__(self, site: Site, directory: Path, rounds: int = 9) -> None:
+        config = directory / "web.yaml"
+        hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(rounds)).decode()
+        config.write_text(f"basic_auth_users: {{ada: {hashed}}}\n")
+        self.server = HttpServer("127.0.0.1:0", site, web_config=config)
+        self.server.start()
+
+    def ask(self, password: str, source: str) -> int:
+        client = http.client.HTTPConnection("127.0.0.1", self.server.port, 20.0, source_address=(source, 0))
         with contextlib.closing(client):
             word = base64.b64encode(f"ada:{password}".encode()).decode()
             client.request("HEAD", "/page", headers={"Authorization": f"Basic {word}"})
             return client.getresponse().status
 
-    def guess() -> None:
-        while not stop.is_set():
-            assert ask("wrong", HOSTILE) in (401, 503)
 
-    attackers = [threading.Thread(target=guess) for _ in range(3 * web.PASSWORDS_WAITING_MAX)]
+@pytest.fixture
+def knocking(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Door, list[int]]]:
+    """Twelve clients of one address that guess without end, and the answers that they get."""
+    monkeypatch.setattr(door_keeper, "DELAY_S", 0.02)
+    door, answers, stop = Door(site, tmp_path), list[int](), threading.Event()
+
+    def guess(seed: int) -> None:
+        for number in itertools.count():
+            if stop.is_set():
+                return
+            with contextlib.suppress(OSError, http.client.HTTPException):  # as the server ends
+                answers.append(door.ask(f"{seed}-{number}", HOSTILE))
+
+    attackers = [threading.Thread(target=guess, args=(seed,)) for seed in range(12)]
     for attacker in attackers:
         attacker.start()
     try:
-        until(lambda: ask("wrong", HOSTILE) == 503)
-        assert ask("right", HONEST) == 200
+        until(lambda: len(answers) > 3)
+        yield door, answers
     finally:
         stop.set()
+        door.server.stop()
         for attacker in attackers:
             attacker.join()
-        server.stop()
+
+
+def test_wrong_passwords_of_one_address_keep_no_other_waiting(knocking: tuple[Door, list[int]]) -> None:
+    door, answers = knocking
+    assert door.ask("right", HONEST) == 200
+    assert set(answers) <= {401, 429}
+
+
+def test_who_shares_the_address_of_somebody_who_guesses_gets_a_turn(
+    knocking: tuple[Door, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_keeper, "DELAY_MAX_S", 0.1)
+    door, _ = knocking
+    until(lambda: door.ask("right", HOSTILE) == 200, 30.0)
+    began = time.monotonic()
+    assert door.ask("right", HOSTILE) == 200
+    assert time.monotonic() - began < 1.0, "it is known from now on"
+
+
+def test_a_password_that_was_wrong_is_not_checked_again(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[bytes] = []
+    check = bcrypt.checkpw
+    monkeypatch.setattr(bcrypt, "checkpw", lambda word, hashed: checked.append(word) or check(word, hashed))
+    door = Door(site, tmp_path)
+    try:
+        checked.clear()
+        assert [door.ask("wrong", HOSTILE) for _ in range(5)] == [401] * 5
+        assert [door.ask("right", HONEST) for _ in range(5)] == [200] * 5
+        assert checked == [b"wrong", b"right"]
+    finally:
+        door.server.stop()
+
+
+def test_passwords_take_a_share_of_a_core_whoever_tries(site: Site, tmp_path: Path) -> None:
+    """From forty addresses at once, each of which has guessed wrong never before."""
+    door = Door(site, tmp_path, rounds=10)
+    spent: list[float] = []
+    real = door_keeper._check
+
+    def measured(entry: door_keeper._Waiting) -> tuple[bool | None, float]:
+        answer = real(entry)
+        spent.append(answer[1])
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(door_keeper, "_check", measured)
+        began = time.monotonic()
+        threads = [threading.Thread(target=door.ask, args=(f"w{i}", f"127.0.1.{i}")) for i in range(1, 41)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        took_s = time.monotonic() - began
+    door.server.stop()
+    one = max(spent)
+    assert len(spent) > 10
+    assert sum(spent) <= door_keeper.BURST_S + door_keeper.SHARE * took_s + one
 
 
 def test_clients_that_do_not_take_their_answer_give_way(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
