@@ -14,10 +14,10 @@ ARG PIP_CERT
 RUN python3 -m venv /opt/gpu-exporter
 
 FROM source AS agent-build
-RUN /opt/gpu-exporter/bin/pip install --no-cache-dir --disable-pip-version-check .
+RUN /opt/gpu-exporter/bin/pip install --no-cache-dir --disable-pip-version-check '.[web-auth]'
 
 FROM source AS reconciler-build
-RUN /opt/gpu-exporter/bin/pip install --no-cache-dir --disable-pip-version-check '.[reconciler]'
+RUN /opt/gpu-exporter/bin/pip install --no-cache-dir --disable-pip-version-check '.[reconciler,web-auth]'
 
 FROM ${BASE} AS agent
 COPY --from=agent-build /opt/gpu-exporter /opt/gpu-exporter

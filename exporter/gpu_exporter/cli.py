@@ -321,6 +321,7 @@ def _run_daemon(
                 socket_directory,
                 options.socket_mode,
                 options.web_config,
+                options.hosts,
             )
     except (StateInUse, ValueError, OSError) as exc:
         parser.fail(str(exc))

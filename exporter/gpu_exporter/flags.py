@@ -96,6 +96,14 @@ def build_serve_parser() -> Parser:
         help="path of the metrics (default /metrics)",
     )
     parser.flag(
+        "--web.hosts",
+        dest="hosts",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name by which browsers may ask for the page, beside addresses and this machine's own name; repeatable",
+    )
+    parser.flag(
         "--web.socket-mode",
         dest="socket_mode",
         type=file_mode,

@@ -94,6 +94,12 @@ def test_marks_come_are_renewed_and_go_under_the_policy(bench: Bench, reconciler
         ({"status": {"conditions": [{"type": "Ready", "status": "False"}]}}, "only changes the condition"),
         ({"status": {"phase": "Failed"}}, "only changes the condition"),
         ({"status": {"reason": "Evicted"}}, "only changes the condition"),
+        ({"status": {"message": "gone"}}, "only changes the condition"),
+        ({"status": {"podIP": "10.0.0.9", "podIPs": [{"ip": "10.0.0.9"}]}}, "only changes the condition"),
+        ({"status": {"hostIP": "10.0.0.9"}}, "only changes the condition"),
+        ({"status": {"startTime": "2001-01-01T00:00:00Z"}}, "only changes the condition"),
+        ({"status": {"nominatedNodeName": "other"}}, "only changes the condition"),
+        ({"status": {"ephemeralContainerStatuses": [{"name": "x", "image": "x", "imageID": "x"}]}}, "only changes the"),
     ],
 )
 def test_anything_else_is_refused_to_the_reconciler_and_to_nobody_else(

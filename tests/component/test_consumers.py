@@ -175,6 +175,19 @@ def test_kubectl_lists_explains_and_keeps(site: Consumed) -> None:
     assert header == ["NAMESPACE", "POD", "STAGE", "GPUS", "SINCE", "ACTS", "ON", "SEEN", "UNTIL"], done.stderr
     assert [row[:4] for row in rows] == [[site.namespace, pod, "underused", "1"] for pod in pods]
     assert {row[5] for row in rows} == {"batch/v1/Job/train"}
+    forged = f"x\n{site.namespace}  forged  underused  8\t\x1b[2J\u202e"  # whoever may write the pod may write this
+    owner = site.annotations(pods[1])["gpu-exporter.io/owner"]
+    site.plane.core.patch_namespaced_pod(
+        pods[1], site.namespace, {"metadata": {"annotations": {"gpu-exporter.io/owner": forged}}}
+    )
+    done = kubectl(site, "-n", site.namespace)
+    assert len(done.stdout.splitlines()) == 3 and not {"\x1b", "\u202e", "\t"} & set(done.stdout), done.stdout
+    done = kubectl(site, "why", pods[1], "-n", site.namespace)
+    (line,) = [line for line in done.stdout.splitlines() if "forged" in line]
+    assert line.startswith("owner: x\\n") and "\x1b" not in done.stdout
+    site.plane.core.patch_namespaced_pod(
+        pods[1], site.namespace, {"metadata": {"annotations": {"gpu-exporter.io/owner": owner}}}
+    )
     done = kubectl(site, "why", pods[0], "-n", site.namespace)
     said = done.stdout.splitlines()
     assert said[0] == "stage: underused", done.stderr

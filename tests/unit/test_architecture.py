@@ -85,7 +85,7 @@ ALLOWED = {
     },
     "host": {"model", "clock", "attribution"},
     "digest": {"reconciler", "plain", "threads"},
-    "top": {"exposition", "fetch", "plain", "threads"},
+    "top": {"exposition", "fetch", "outside", "plain", "threads"},
     "app": {
         "cluster",
         "digest",

@@ -7,7 +7,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import Enum
 from pathlib import Path
 
@@ -146,6 +146,7 @@ def serve(
     state_directory: Path | None,
     socket_mode: int = 0o660,
     web_config: Path | None = None,
+    hosts: Collection[str] = (),
 ) -> Ended:
     """Serve until a signal, or until the driver was replaced.
 
@@ -154,7 +155,7 @@ def serve(
     process = ProcessSeries()
     publisher = Publisher(agent.view, agent.version, lambda: process.series, agent.node.history)
     socket_path = state_directory / SOCKET_NAME if state_directory is not None else None
-    site = ExporterSite(publisher, agent.readiness, telemetry_path)
+    site = ExporterSite(publisher, agent.readiness, telemetry_path, hosts)
     server = HttpServer(address, site, socket_path, socket_mode, web_config)
     agent.start()
     stop = stop_on_signal()

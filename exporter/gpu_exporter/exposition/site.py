@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from gpu_exporter.exposition.publisher import CONTENT_TYPES, Publisher
+from gpu_exporter.plain import one_line
+from gpu_exporter.web.hosts import is_expected, own_names
 from gpu_exporter.web.request import Request
 from gpu_exporter.web.server import TEXT, Reply
 
 METRICS = "/api/v1/metrics"  # always, whatever --web.telemetry-path is
+HOST_MAX = 253
+MISDIRECTED = b"%s is not known as a name of this machine: ask by its address, or add the name to --web.hosts\n"
 FORMS = {"/": "page", "/api/v1/status": "json", "/api/v1/table": "table", "/api/v1/holders": "holders"}
 
 
@@ -16,12 +20,18 @@ class ExporterSite:
     """Safe to call from several threads."""
 
     def __init__(
-        self, publisher: Publisher, readiness: Callable[[], tuple[bool, str]], telemetry_path: str = "/metrics"
+        self,
+        publisher: Publisher,
+        readiness: Callable[[], tuple[bool, str]],
+        telemetry_path: str = "/metrics",
+        hosts: Collection[str] = (),
     ) -> None:
+        """`hosts`: names by which the page and its like may be asked, beside the machine's own."""
         self._publisher = publisher
         self._readiness = readiness
         self._telemetry_path = telemetry_path
         self._metrics = {telemetry_path, METRICS}
+        self._hosts = own_names() | {host.lower() for host in hosts}
 
     def answer_at_once(self, request: Request) -> Reply | None:
         """Probes, pages that do not exist, and bodies that are rendered already."""
@@ -32,6 +42,8 @@ class ExporterSite:
             return Reply(200 if is_ready else 503, TEXT, f"{reason}\n".encode())
         if request.path not in self._metrics and request.path not in FORMS:
             return Reply(404, TEXT, f"no such page; try {self._telemetry_path}\n".encode())
+        if request.path in FORMS and not is_expected(host := request.headers.get("host", ""), self._hosts):
+            return Reply(421, TEXT, MISDIRECTED % one_line(host)[:HOST_MAX].encode())
         form, is_zipped = self._form(request), request.takes_gzip()
         body = None if request.names() else self._publisher.rendered(form, zipped=is_zipped)
         return None if body is None else Reply(200, CONTENT_TYPES[form], body, is_zipped)

@@ -9,10 +9,16 @@ from urllib.parse import urlsplit
 
 from gpu_exporter.exposition.rows import Row
 from gpu_exporter.fetch import MIB, FetchError, fetch_text, shorten
+from gpu_exporter.outside import need_real
+from gpu_exporter.plain import shorten as shorten_text
 from gpu_exporter.threads import run_ahead
 
 WITHIN_S = 5.0
 WORKERS = 64
+MOST_BYTES = 4 * MIB  # of a node; 64 are read at a time
+ROWS_MAX = 4096  # of a node: 8 GPUs with 7 instances and dozens of holders each
+TEXT_MAX = 256  # characters of a cell; longer names end in a digest
+PROBLEMS_MAX = 8
 MOST = 1e15  # bytes of a GPU and seconds of a holder are less
 PORT = 9836
 PATH = "/api/v1/status"
@@ -72,7 +78,7 @@ def read_each(urls: Sequence[str], fetch: Callable[..., str] = fetch_text) -> It
 
     def read(url: str) -> tuple[str, Answer]:
         try:
-            return url, Answer(*parse(fetch(url, most_bytes=16 * MIB, within_s=WITHIN_S)))
+            return url, Answer(*parse(fetch(url, most_bytes=MOST_BYTES, within_s=WITHIN_S)))
         except FetchError as exc:
             return url, Answer(None, str(exc))
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
@@ -98,9 +104,15 @@ def _number(value: Any) -> float | None:
     """Raises ValueError for what no clock or meter can show, which would break the screen of all nodes."""
     if value is None:
         return None
-    if not 0.0 <= float(value) <= MOST:
+    number = need_real(value)
+    if not 0.0 <= number <= MOST:
         raise ValueError
-    return float(value)
+    return number
+
+
+def _text(value: Any) -> str:
+    """Every row of the table is as wide as the widest."""
+    return shorten_text(str(value), TEXT_MAX)
 
 
 def parse(text: str) -> tuple[list[Row], str]:
@@ -109,7 +121,11 @@ def parse(text: str) -> tuple[list[Row], str]:
     rows = []
     for each in answer["rows"]:
         numbers = {field: _number(each[key]) for key, field in NUMBERS.items()}
-        rows.append(Row(**{key: str(each[key]) for key in TEXTS}, **numbers))  # type: ignore[arg-type]
-    missing = [str(answer["driver_error"])] if not answer["driver_up"] else []
-    missing += [f"{source['source']}: {source['error']}" for source in answer["attribution"] if source["error"]]
-    return rows, "; ".join(filter(None, missing))
+        rows.append(Row(**{key: _text(each[key]) for key in TEXTS}, **numbers))  # type: ignore[arg-type]
+        if len(rows) > ROWS_MAX:
+            raise ValueError
+    missing = [_text(answer["driver_error"])] if not answer["driver_up"] else []
+    missing += [
+        f"{_text(source['source'])}: {_text(source['error'])}" for source in answer["attribution"] if source["error"]
+    ]
+    return rows, "; ".join(filter(None, missing[:PROBLEMS_MAX]))

@@ -48,6 +48,16 @@ RELOAD_S = 5.0  # how soon new certificates and passwords count
 CHUNK = 64 * 1024
 LINGER_NOT = struct.pack("ii", 1, 0)
 TEXT = "text/plain; charset=utf-8"
+# For browsers: nothing is what its type does not say, no other page may frame or read it, and a page of ours loads
+# nothing from elsewhere.
+HEADERS = (
+    "X-Content-Type-Options: nosniff",
+    "X-Frame-Options: DENY",
+    "Cross-Origin-Resource-Policy: same-origin",
+    "Referrer-Policy: no-referrer",
+    "Content-Security-Policy: default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+)
 
 
 class Reply(NamedTuple):
@@ -314,6 +324,7 @@ def _head_of(reply: Reply, *, keeps: bool) -> bytes:
         f"Content-Type: {reply.content_type}",
         f"Content-Length: {len(reply.body)}",
         f"Connection: {'keep-alive' if keeps else 'close'}",
+        *HEADERS,
     ]
     lines += ["Content-Encoding: gzip", "Vary: Accept-Encoding"] if reply.is_zipped else []
     lines += ["Retry-After: 1"] if reply.status in (429, 503) else []

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.fetch import FetchError
-from gpu_exporter.top.nodes import complete, name_of, parse, read_nodes
+from gpu_exporter.top.nodes import NodeRow, complete, name_of, parse, read_nodes
+from gpu_exporter.top.screen import table
 
 ROW = {
     "gpu": "0", "name": "H100", "utilization_ratio": 0.5, "memory_used_bytes": 1.0, "power_watts": None,
@@ -85,3 +86,19 @@ def test_a_strange_answer_is_a_problem_of_its_node(strange: Any, key: str) -> No
     answer = {**STATUS, key: strange} if key in STATUS else {**STATUS, "rows": [{**ROW, key: strange}]}
     reading = read_nodes([complete("a")], lambda url, **_: json.dumps(answer))
     assert reading.answered + (not reading.answered and bool(reading.problems)) == 1
+
+
+def test_a_name_of_megabytes_is_one_cell_of_a_table() -> None:
+    """Every row is as wide as the widest: two hundred rows beside a name of 3 MB were 600 MB."""
+    huge = {**ROW, "holder": "x" * 3_000_000, "why": "y" * 100_000}
+    rows, problem = parse(json.dumps({**STATUS, "rows": [huge, *[ROW] * 200], "attribution": [
+        {"source": "s" * 10_000, "error": "e" * 10_000}
+    ] * 50}))  # fmt: skip
+    lines = table([NodeRow("a", row) for row in rows], with_node=True)
+    assert len(rows) == 201 and max(map(len, lines)) < 1_000 and len(problem) < 5_000
+    assert rows[0].holder.startswith("xxx") and rows[1].holder == "job 7"
+
+
+def test_rows_without_end_are_a_problem_of_their_node() -> None:
+    with pytest.raises(ValueError):
+        parse(json.dumps({**STATUS, "rows": [ROW] * 5_000}))

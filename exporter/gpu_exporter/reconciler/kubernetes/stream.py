@@ -22,8 +22,12 @@ DECODER = json.JSONDecoder()
 NOT_SPACE = re.compile(r"[^ \t\r\n]")
 MARKS = re.compile(r'["{}\[\]]')
 ENDS_TEXT = re.compile(r'["\\]')
-NAMES = re.compile(r'"(namespace|name)":\s*"([^"\\]{1,253})"')  # of its metadata, with which an object begins
-HEAD = 4096  # characters of an object within which its name is looked for
+# The beginning of an object as an API server writes it.
+NAMED = re.compile(
+    r'{(?:"apiVersion":"[^"\\]*",)?(?:"kind":"[^"\\]*",)?"metadata":\s*{"name":\s*"([^"\\]{1,253})"'
+    r'(?:,\s*"generateName":\s*"[^"\\]*")?(?:,\s*"namespace":\s*"([^"\\]{1,253})")?'
+)
+HEAD = 1024  # characters of an object within which its name is looked for
 MALFORMED, TOO_LARGE = ODD = ("malformed", "size")
 
 
@@ -72,6 +76,7 @@ class ListReader(Generic[T]):
         self._one_at_a_time = one_at_a_time
         self._text = ""
         self._at = 0
+        self._head = ""  # how the value begins that was read last
         self._is_over = False
         self.token = ""
 
@@ -98,15 +103,13 @@ class ListReader(Generic[T]):
         if not more:
             self._expect("]")
         while more:
-            self._peek()
-            head = self._text[self._at : self._at + HEAD]
             try:
                 kept = self._one()
             except _Unread as exc:
                 self._skip()
-                self._report(_name_in(head), exc.reason, str(exc))
+                self._report(_name_in(self._head), exc.reason, str(exc))
             except Odd as exc:
-                self._report(_name_in(head), exc.reason, str(exc))
+                self._report(_name_in(self._head), exc.reason, str(exc))
             else:
                 yield kept
             more = self._follows("]")
@@ -120,7 +123,7 @@ class ListReader(Generic[T]):
                     return self._keep(found)
                 except _Incomplete:
                     pass
-                except (Odd, _Unread):
+                except (Odd, _Unread, NotJson):
                     raise
                 except Exception as exc:  # whatever one object holds costs no other
                     raise Odd(MALFORMED, f"it is not understood ({type(exc).__name__})") from exc
@@ -139,6 +142,7 @@ class ListReader(Generic[T]):
     def _decoded(self) -> Any:
         """The next value, if it is whole. Raises _Incomplete, _Unread; then nothing of it is read."""
         self._peek()
+        self._head = self._text[self._at : self._at + HEAD]
         try:
             value, end = DECODER.raw_decode(self._text, self._at)
         except json.JSONDecodeError as exc:
@@ -151,6 +155,8 @@ class ListReader(Generic[T]):
             raise _Unread(MALFORMED, "it is nested too deep") from exc
         except ValueError as exc:  # a number of more digits than Python reads
             raise _Unread(MALFORMED, "a number in it is too long") from exc
+        if end - self._at > OBJECT_MAX:
+            raise _Unread(TOO_LARGE, f"it is longer than {OBJECT_MAX // 2**20} MiB")
         # Of a number at the end of what was read the rest may be missing.
         if end == len(self._text) and not (isinstance(value, dict | list | str) or self._is_over):
             raise _Incomplete
@@ -159,7 +165,8 @@ class ListReader(Generic[T]):
 
     def _read_on(self) -> None:
         """Read as much again as there is of the value, so that a long one is tried a few times only."""
-        self._is_over = not self._more(len(self._text) - self._at)
+        length = len(self._text) - self._at
+        self._is_over = not self._more(min(length, OBJECT_MAX + 1 - length))
 
     def _skip(self) -> None:
         """Pass over an object, by its brackets. Raises NotJson."""
@@ -223,6 +230,6 @@ class ListReader(Generic[T]):
 
 
 def _name_in(head: str) -> str:
-    """NAMESPACE/NAME of an object by its first characters, as far as they say it."""
-    found = dict(reversed(NAMES.findall(head)))
-    return "/".join(found[key] for key in ("namespace", "name") if key in found)
+    """NAMESPACE/NAME of an object by its first characters, "" where these do not say it."""
+    match = NAMED.match(head)
+    return "/".join(part for part in (match[2], match[1]) if part) if match is not None else ""
