@@ -7,9 +7,10 @@ anything else. `need_*` raise ValueError instead, for callers that give up a who
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from fractions import Fraction
 from typing import Any
@@ -100,6 +101,19 @@ def parse_timestamp(value: Any) -> float | None:
     except (ValueError, OverflowError):  # the 31st of February
         return None
     return whole_seconds + float(part or 0)
+
+
+def load_json(text: str, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """The value of a JSON text, in which a number of more digits than Python reads is None: it costs only itself.
+
+    `hook`: is given each object, as json.loads does. Raises ValueError, RecursionError.
+    """
+    try:
+        return json.loads(text, object_hook=hook)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # from int(), which takes 4,300 digits
+        return json.loads(text, object_hook=hook, parse_int=lambda digits: whole(digits.lstrip("-"), WHOLE_MAX))
 
 
 def object_name(value: Any) -> str | None:

@@ -8,13 +8,12 @@ believed (docs/decisions/0001).
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any, NamedTuple
 
 from gpu_exporter.attribution.hostlist import parse_names, parse_ranges
 from gpu_exporter.attribution.source import SourceError
-from gpu_exporter.outside import WHOLE_MAX, need_real, need_whole, whole
+from gpu_exporter.outside import WHOLE_MAX, load_json, need_real, need_whole, whole
 
 # Column widths only pad: Slurm cuts at the width, so they are far above any real value.
 COLUMNS = (
@@ -235,7 +234,7 @@ def parse_job_gpus(text: str, node: str) -> dict[str, JobGpus]:
     left out, so that it costs no other job anything. Raises SourceError for anything but such an answer.
     """
     try:
-        answer: Any = json.loads(text)
+        answer: Any = load_json(text)
         rows = answer["jobs"]
         errors = answer.get("errors") or ()
         if not isinstance(rows, list) or (rows and not any(isinstance(row, dict) for row in rows)):

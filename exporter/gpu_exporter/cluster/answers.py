@@ -6,7 +6,6 @@ on 22.05.8 and 24.11.5), and a job's owner can shape neither: a name in JSON can
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from gpu_exporter.attribution.slurm_words import (
     read_node,
 )
 from gpu_exporter.attribution.source import SourceError
-from gpu_exporter.outside import need_real, need_whole
+from gpu_exporter.outside import load_json, need_real, need_whole
 
 # In a job's name a quotation mark has a backslash before it, so that no name can be taken for this key.
 _CLUSTER = re.compile(r"""\"cluster"\s*:\s*"([^"\\]*)["]""")
@@ -61,7 +60,7 @@ def parse_rest_nodes(text: str) -> tuple[dict[str, NodeRecord], str]:
     nodes: dict[str, NodeRecord] = {}
     problem = ""
     try:
-        answer = json.loads(text, object_hook=_unpack)
+        answer = load_json(text, _unpack)
         cluster = _word(answer["meta"].get("slurm", {}).get("cluster"))
         for row in answer["nodes"]:
             try:
@@ -91,7 +90,7 @@ def parse_cluster_jobs(text: str) -> list[ClusterJob]:
     SourceError for anything but such an answer.
     """
     try:
-        answer: Any = json.loads(text, object_hook=_reduce)
+        answer: Any = load_json(text, _reduce)
         rows, errors = answer["jobs"], answer.get("errors") or ()
         jobs = [row for row in rows if isinstance(row, ClusterJob)]
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as exc:

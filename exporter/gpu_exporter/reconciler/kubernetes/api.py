@@ -21,7 +21,7 @@ from yaml import YAMLError
 from gpu_exporter.clock import Clock
 from gpu_exporter.outside import whole
 from gpu_exporter.plain import one_line
-from gpu_exporter.reconciler.kubernetes.stream import OBJECT_MAX, TOO_LARGE, ListReader, NotJson, Odd
+from gpu_exporter.reconciler.kubernetes.stream import MALFORMED, OBJECT_MAX, TOO_LARGE, ListReader, NotJson, Odd
 from gpu_exporter.reconciler.marks import MarkError
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,14 @@ def is_in_cluster() -> bool:
     except ConfigException:
         return False
     return True
+
+
+class OddAnswer(MarkError):
+    """The API server has answered, and it is the object that is not understood or too large. `reason`: one of ODD."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__("error", text)
+        self.reason = reason
 
 
 class Budget:
@@ -103,8 +111,8 @@ class Api:
     ) -> Json:
         """One request by a function of the client, whose typed objects would cost ten times the memory.
 
-        `keep`: what is needed of the answer, where that may be large. Raises MarkError: `size` for a longer one than
-        OBJECT_MAX.
+        `keep`: what is needed of the answer, where that may be large. Raises MarkError, of these OddAnswer for one that
+        is longer than OBJECT_MAX or that `keep` does not understand.
         """
         parts: list[bytes] = []
         left = OBJECT_MAX
@@ -112,7 +120,7 @@ class Api:
             parts.append(chunk)
             left -= len(chunk)
             if left < 0:
-                raise MarkError("size", f"API server: its answer is longer than {OBJECT_MAX // MIB} MiB")
+                raise OddAnswer(TOO_LARGE, f"API server: its answer is longer than {OBJECT_MAX // MIB} MiB")
         with self._one_at_a_time:
             try:
                 found = json.loads(b"".join(parts).decode("utf-8", "replace"))
@@ -121,9 +129,10 @@ class Api:
             try:
                 return keep(found)
             except Odd as exc:
-                raise MarkError("size" if exc.reason == TOO_LARGE else "error", f"API server: {exc}") from exc
+                raise OddAnswer(exc.reason, f"API server: {exc}") from exc
             except Exception as exc:  # whatever one object holds
-                raise MarkError("error", f"API server: its answer is not understood ({type(exc).__name__})") from exc
+                why = f"API server: its answer is not understood ({type(exc).__name__})"
+                raise OddAnswer(MALFORMED, why) from exc
 
     def pages(
         self,

@@ -165,7 +165,10 @@ def trim_controller(found: Mapping[str, Any], *, is_counted: bool) -> dict[str, 
     kept: dict[str, Any] = {"metadata": trim(found["metadata"])}
     if is_counted:
         room = Room(OBJECT_MAX, f"its spec and status are larger than {OBJECT_MAX // 1024} KiB without its pods")
-        kept |= {key: _without_pods(found[key], room) for key in ("spec", "status") if key in found}
+        for key in ("spec", "status"):
+            if not isinstance(part := found.get(key) or {}, dict):
+                raise Odd(MALFORMED, f"its {key} is not understood")
+            kept[key] = _without_pods(part, room)
     return kept
 
 

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, TypeAlias
 from gpu_exporter.clock import Clock
 from gpu_exporter.outside import count_indexes, whole
 from gpu_exporter.plain import shorten
-from gpu_exporter.reconciler.kubernetes.api import Api, Json
+from gpu_exporter.reconciler.kubernetes.api import Api, Json, OddAnswer
 from gpu_exporter.reconciler.kubernetes.keys import COUNTED
 from gpu_exporter.reconciler.kubernetes.lean import TEXT_MAX, Room, trim_controller, weigh
+from gpu_exporter.reconciler.kubernetes.stream import ODD
 from gpu_exporter.reconciler.marks import MarkError
 
 DEPTH_MAX = 8  # LeaderWorkerSet, StatefulSet, Pod, StatefulSet, Pod is the longest chain that is known
@@ -27,7 +28,8 @@ READS_MAX = 200  # of one namespace and look, so that references that a tenant m
 DISCOVERIES_MAX = 10  # likewise, of groups and versions
 KINDS_KEEP_S = 600.0  # a definition may be installed, or stop to serve a version
 LOOK_MAX = 8 * 1024 * 1024  # what the owners that one look has read may cost in memory, about
-FORBIDDEN, KIND, LIMIT, FAILED, SIZE = UNREAD = ("forbidden", "kind", "limit", "failed", "size")
+FORBIDDEN, KIND, LIMIT, FAILED = ("forbidden", "kind", "limit", "failed")
+UNREAD = (FORBIDDEN, KIND, LIMIT, FAILED, *ODD)
 # Of a reference, since its words travel in paths and are printed: what the API server allows.
 GROUP = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 VERSION = re.compile(r"[a-z0-9]{1,63}")
@@ -265,7 +267,8 @@ class OwnerLook:
             if exc.status == 403:
                 remedy = "the reconciler needs `get` on it, in the chart reconciler.ownerResources"
                 return Unread(link, FORBIDDEN, f"{link.title} cannot be read ({exc}); {remedy}")
-            return Unread(link, SIZE if exc.result == "size" else FAILED, f"{link.title} cannot be read ({exc})")
+            reason = exc.reason if isinstance(exc, OddAnswer) else FAILED
+            return Unread(link, reason, f"{link.title} cannot be read ({exc})")
         return None if isinstance(found, dict) and found["metadata"].get("uid") != link.uid else found
 
     def _fetch(self, link: Link) -> Json | Unread:

@@ -22,9 +22,9 @@ from gpu_exporter.reconciler.kubernetes.keys import CLASS, KUEUE_GROUP, KUEUE_TO
 from gpu_exporter.reconciler.kubernetes.kinds import classify
 from gpu_exporter.reconciler.kubernetes.namespace import NamespaceView, PodView, read_namespace
 from gpu_exporter.reconciler.kubernetes.optouts import Place, read_serving_label, read_wish
-from gpu_exporter.reconciler.kubernetes.owners import FAILED, SIZE, Chain, Owner, Owners
+from gpu_exporter.reconciler.kubernetes.owners import FAILED, Chain, Owner, OwnerLook, Owners
 from gpu_exporter.reconciler.kubernetes.shapes import match
-from gpu_exporter.reconciler.kubernetes.stream import MALFORMED
+from gpu_exporter.reconciler.kubernetes.stream import MALFORMED, TOO_LARGE
 from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.surroundings import SERVING, Member, Reference, Surroundings, Unreadable
 from gpu_exporter.threads import NoThread, run_ahead
@@ -111,7 +111,7 @@ class PodSurveyor:
                 return
             total -= weights[name]
             why = f"namespace {name} is too large: all together are to be known in {KEPT_MAX // 2**20} MiB"
-            self._reads[name] = Unreadable(why, reason=SIZE, kind="Namespace")
+            self._reads[name] = Unreadable(why, reason=TOO_LARGE, kind="Namespace")
 
     def _read_all(self, wanted: Mapping[str, Collection[str]]) -> dict[str, _Read | Unreadable]:
         """The namespaces, of each these pods; what is not there in time is not readable now."""
@@ -127,7 +127,7 @@ class PodSurveyor:
             except MarkError as exc:
                 why = f"what surrounds pods of {namespace} cannot be read: {exc}"
                 if exc.result == "size":  # it is this namespace that is too large
-                    return namespace, Unreadable(why, reason=SIZE, kind="Namespace")
+                    return namespace, Unreadable(why, reason=TOO_LARGE, kind="Namespace")
                 return namespace, Unreadable(why, exc.result != "replaced")
             except Exception as exc:  # what one namespace holds costs no other its decisions
                 log.exception("unforeseen")
@@ -148,9 +148,9 @@ class PodSurveyor:
         for name in sorted(pods):  # before all others, since limits may be reached
             pod = view.pods.get(name)
             if pod is not None and not pod.odd:
-                chains[name] = look.chain(pod.metadata)
+                chains[name] = _chain(look, namespace, name, pod)
             elif pod is not None:
-                chains[name] = _left_out(namespace, name, MALFORMED if pod.gpus is None else SIZE, pod.odd)
+                chains[name] = _left_out(namespace, name, MALFORMED if pod.gpus is None else TOO_LARGE, pod.odd)
             elif name in view.left_out:
                 chains[name] = _left_out(namespace, name, *view.left_out[name])
             else:
@@ -182,6 +182,17 @@ class PodSurveyor:
             return server
         _, before = self._served.get(uid, (0.0, ""))
         return f"{before}, within the last {describe_duration(SERVED_KEEP_S)}" if before else ""
+
+
+def _chain(look: OwnerLook, namespace: str, name: str, pod: PodView) -> Chain | Unreadable:
+    """The controllers above a pod; what one of them holds costs no other pod its own. Raises MarkError."""
+    try:
+        return look.chain(pod.metadata)
+    except MarkError:
+        raise
+    except Exception as exc:
+        log.exception("unforeseen, of %s/%s", namespace, name)
+        return _left_out(namespace, name, MALFORMED, f"unforeseen {type(exc).__name__} at what controls it")
 
 
 def _left_out(namespace: str, name: str, reason: str, why: str) -> Unreadable:

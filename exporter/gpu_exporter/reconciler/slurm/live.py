@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from gpu_exporter.outside import need_real, need_whole, parse_timestamp
+from gpu_exporter.outside import load_json, need_real, need_whole, parse_timestamp
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import Mark
 from gpu_exporter.reconciler.policy import LABEL
@@ -116,7 +115,7 @@ def parse_jobs(
     22.05 prints plain numbers and words; later releases print {"set", "infinite", "number"} and lists.
     """
     try:
-        answer = json.loads(text)
+        answer = load_json(text)
         rows: list[dict[str, Any]] = answer["jobs"]
         errors = answer.get("errors") or ()
         parsed = [_read_job(row, fields, denied) for row in rows]
