@@ -207,6 +207,7 @@ def test_the_commands_are_not_filtered_by_what_the_environment_says(monkeypatch:
     assert {line for line in seen if line.startswith(("SQUEUE", "SLURM", "SCONTROL"))} == {
         "SLURM_CONF=x",
         "SLURM_JWT=x",
+        "SLURM_TIME_FORMAT=%s",  # ours
     }
 
 

@@ -6,7 +6,6 @@ and that members without GPUs rest. A missing or partial answer proves nothing.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import defaultdict
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlencode
 
 from gpu_exporter.fetch import MIB
-from gpu_exporter.outside import parse_timestamp
+from gpu_exporter.outside import load_json, parse_timestamp
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName, holder_name
 from gpu_exporter.reconciler.vector import Row, literal, parse_vector, quote, restrict
 
@@ -198,13 +197,24 @@ def parse_alerts(text: str, names: Collection[HolderName]) -> list[Alert]:
     Alertmanager's filters match pods of one name in all namespaces, so the answer may have others.
     """
     try:
-        rows: list[Any] = json.loads(text)
-        return [alert for alert in map(_parse_alert, rows) if alert.name in names]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
+        rows: list[Any] = load_json(text)
+        alerts = [_parse_alert(row) for row in rows]
+    except (ValueError, TypeError, RecursionError) as exc:
         raise EvidenceError(f"not an answer of Alertmanager's /api/v2/alerts ({type(exc).__name__})") from exc
+    if rows and not any(alerts):
+        raise EvidenceError(f"not an answer of Alertmanager's /api/v2/alerts (none of {len(rows)} is understood)")
+    return [alert for alert in alerts if alert is not None and alert.name in names]
 
 
-def _parse_alert(row: Any) -> Alert:
+def _parse_alert(row: Any) -> Alert | None:
+    """None for one that is not understood, which proves nothing."""
+    try:
+        return _read_alert(row)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _read_alert(row: Any) -> Alert:
     labels: Mapping[str, str] = row["labels"]
     since = parse_timestamp(str(row["startsAt"]))
     receivers = tuple(str(each["name"]) for each in row["receivers"])
