@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gzip
 import http.client
+import json
 import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import bcrypt
 import pytest
+import yaml
+from kubernetes import client
 
+from gpu_exporter.attribution.slurm_collected import ANSWERS
+from gpu_exporter.reconciler.policy import LABEL
+from tests.component.test_pods_marked import Bench, metrics_of_an_idle_pod
+from tests.testbed.cgroups import MemoryLimit
+from tests.testbed.chart import CHART
+from tests.testbed.control_plane import ControlPlane, start_control_plane
+from tests.testbed.node import static_pod
 from tests.testbed.odd_host import OddHost
+from tests.testbed.pages import serve_page
+from tests.testbed.pki import Authority
 from tests.testbed.processes import GPU_EXPORTER, Processes, Running, cpu_s, fetch, free_port, wait_for
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
@@ -32,6 +49,8 @@ compares all but the figures. Simulated GPUs; clients and peers on loopback. Wha
 ORDER = [
     "64 clients ask for pages and read nothing, 24 say nothing, 8 send half a head; all come again",
     "500 connections, with 128 file descriptors",
+    "with TLS and the chart's limit of memory: 256 connections that say nothing, and as many that begin to shake hands",
+    "with the same: sixteen clients of one address guess passwords without end",
     "a head without end, a body, another method, noise",
     "a source that sends a byte now and then",
     "a source whose answer has no end",
@@ -44,6 +63,9 @@ ORDER = [
     "no thread can be started any more, with signals meanwhile",
     "no thread can be started from the beginning",
     "a wall clock that is stepped by an hour",
+    "at the chart's limit of memory the reconciler reads 500 pods with its label and 250 kB of annotations each",
+    "with the same: 50 pods, 40 Jobs, 50 Services, EndpointSlices and autoscalers, each as large as it can be",
+    "at the chart's limit of memory a collector reads 8,000 jobs with names and comments of 1 kB",
 ]
 HOSTILE, HONEST, PROBE = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 SCENARIO = "gpus: [{model: T4}, {model: H100}]\n"
@@ -132,11 +154,11 @@ def test_clients_that_take_all_they_can(start: Callable[..., tuple[Running, int]
     wait_for(lambda: len(os.listdir(f"/proc/{running.process.pid}/fd")) > 40 or None, "the attack to be under way")
     answers: list[int] = []
     clients = [threading.Thread(target=lambda: answers.append(get(port, "/metrics", HONEST)[0])) for _ in range(50)]
-    for client in clients:
-        client.start()
+    for each in clients:
+        each.start()
     slowest = probe_ms(port)
-    for client in clients:
-        client.join()
+    for each in clients:
+        each.join()
     grown = rss_mib(running) - quiet
     stop.set()
     for attacker in attackers:
@@ -190,7 +212,7 @@ def test_what_is_no_request(start: Callable[..., tuple[Running, int]], seen: dic
         assert whole.count(b"HTTP/1.1 ") == 1
         statuses.append(whole.split()[1].decode())
     assert statuses == ["431", "413", "405", "400"]
-    seen[ORDER[2]] = f"one answer each ({', '.join(statuses)}), then the connection ends"
+    seen[ORDER[4]] = f"one answer each ({', '.join(statuses)}), then the connection ends"
 
 
 class Peer:
@@ -261,7 +283,7 @@ def test_a_source_that_dribbles(processes: Processes, seen: dict[str, str]) -> N
         ended = max(ended, time.monotonic() - began)
         silent.listener.close()
     assert ended < 5
-    seen[ORDER[3]] = (
+    seen[ORDER[5]] = (
         f"given up after 10 s, and said; probes meanwhile in {slowest:.0f} ms; SIGTERM honoured in {ended:.1f} s"
     )
 
@@ -271,14 +293,14 @@ def test_a_source_without_end(seen: dict[str, str]) -> None:
     assert code == 3
     assert "the answer is longer than 64 MiB" in text
     assert most < 300
-    seen[ORDER[4]] = f"status 3 after {took:.1f} s: longer than 64 MiB; {most:.0f} MiB at most"
+    seen[ORDER[6]] = f"status 3 after {took:.1f} s: longer than 64 MiB; {most:.0f} MiB at most"
 
 
 def test_a_source_that_nests(seen: dict[str, str]) -> None:
     code, text, _, most = run_dry(Peer(OK, iter([b"[" * 10_000_000])))
     assert code == 3
     assert "not an answer of a PromQL API (RecursionError)" in text
-    seen[ORDER[5]] = f"status 3: not an answer of a PromQL API; {most:.0f} MiB at most"
+    seen[ORDER[7]] = f"status 3: not an answer of a PromQL API; {most:.0f} MiB at most"
 
 
 def test_a_source_that_redirects(seen: dict[str, str]) -> None:
@@ -286,7 +308,7 @@ def test_a_source_that_redirects(seen: dict[str, str]) -> None:
     code, text, _, _ = run_dry(Peer(head, iter([])))
     assert code == 3
     assert "redirects to another server, which is not followed" in text
-    seen[ORDER[6]] = "status 3: not followed"
+    seen[ORDER[8]] = "status 3: not followed"
 
 
 def test_names_that_are_no_text(
@@ -305,7 +327,7 @@ def test_names_that_are_no_text(
         assert body is not None
         assert "\x1b" not in body
     assert "\x1b" not in running.log()
-    seen[ORDER[7]] = "metrics, page, JSON and table answered; no escape in any of them nor in the log"
+    seen[ORDER[9]] = "metrics, page, JSON and table answered; no escape in any of them nor in the log"
 
 
 def test_a_replay_that_unpacks(tmp_path: Path, seen: dict[str, str]) -> None:
@@ -321,7 +343,7 @@ def test_a_replay_that_unpacks(tmp_path: Path, seen: dict[str, str]) -> None:
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert (process.returncode, "holds more than 256 MiB" in text) == (3, True)
-    seen[ORDER[8]] = (
+    seen[ORDER[10]] = (
         f"status 3 after {time.monotonic() - began:.1f} s: holds more than 256 MiB; {usage.ru_maxrss / 1024:.0f} MiB at most"
     )
 
@@ -337,7 +359,7 @@ def test_files_that_were_tampered_with(
     assert "counters start at 0: state file damaged" in running.log()
     assert get(port, "/metrics", HONEST)[0] == 200
     wait_for(lambda: (state / "state").read_text().startswith("gpu-exporter-state") or None, "a new state file")
-    seen[ORDER[9]] = "counters start at 0, the log says why; both files are written again"
+    seen[ORDER[11]] = "counters start at 0, the log says why; both files are written again"
     wait_for(lambda: "[[[" not in (state / "devices.json").read_text() or None, "a new list of devices", 30)
     wait_for(lambda: "[[[" not in (state / "state").read_text() or None, "a new state file", 30)
     assert running.stop() == 0
@@ -359,7 +381,7 @@ def test_a_directory_of_everybody(processes: Processes, seen: dict[str, str], tm
     assert not list(directory.iterdir())
     directory.chmod(0o755)
     wait_for(lambda: (directory / "gpu.prom").is_file() or None, "the file", 30)
-    seen[ORDER[10]] = "nothing is written, the log says why; with the next write after `chmod o-w`, by itself"
+    seen[ORDER[12]] = "nothing is written, the log says why; with the next write after `chmod o-w`, by itself"
 
 
 def test_a_host_without_a_thread_to_spare(
@@ -381,7 +403,7 @@ def test_a_host_without_a_thread_to_spare(
     host.has_threads(False)
     assert running.stop() == 0
     assert "Traceback" not in running.log()
-    seen[ORDER[11]] = (
+    seen[ORDER[13]] = (
         f"scrapes and probes answered, {slowest:.0f} ms at most; SIGUSR1, SIGHUP and SIGTERM obeyed; the log names the "
         "limits; attribution goes on by itself"
     )
@@ -395,7 +417,7 @@ def test_a_host_without_a_thread_to_spare(
     )
     assert (ended.returncode, "Traceback" in ended.stderr) == (2, False)
     assert "raise the limit of tasks (TasksMax= of the unit" in ended.stderr
-    seen[ORDER[12]] = f"status {ended.returncode}; the one line of the error names the limits"
+    seen[ORDER[14]] = f"status {ended.returncode}; the one line of the error names the limits"
 
 
 def observed_s(port: int) -> float:
@@ -419,4 +441,286 @@ def test_a_clock_that_is_stepped(
     wait_for(lambda: observed_s(port) > before + 1.0, "activity to be known again", 130)
     took = time.monotonic() - began
     assert running.stop() == 0
-    seen[ORDER[13]] = f"the log says it; activity is known again after {took:.0f} s"
+    seen[ORDER[15]] = f"the log says it; activity is known again after {took:.0f} s"
+
+
+def limit_of(part: str) -> int:
+    """Bytes of memory that the chart gives to a part."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
+    return int(values[part]["resources"]["limits"]["memory"].removesuffix("Mi")) * 2**20
+
+
+@pytest.fixture
+def limit(request: pytest.FixtureRequest) -> Iterator[MemoryLimit]:
+    """A cgroup with the limit that the chart gives to the part in the test's parameter."""
+    made = MemoryLimit(limit_of(request.param))
+    yield made
+    made.close()
+
+
+class Secured:
+    """An agent with TLS and a password, at the chart's limit of memory."""
+
+    def __init__(self, processes: Processes, limit: MemoryLimit, directory: Path) -> None:
+        authority = Authority(directory)
+        authority.issue("server", "agent")
+        hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(10)).decode()
+        tls = "{cert_file: server.crt, key_file: server.key}"
+        (directory / "web.yaml").write_text(f"tls_server_config: {tls}\nbasic_auth_users: {{ada: {hashed}}}\n")
+        (directory / "scenario.yaml").write_text(SCENARIO)
+        self.port = free_port()
+        self._context = ssl.create_default_context(cafile=authority.certificate)
+        listen = f"--web.listen-address=127.0.0.1:{self.port}"
+        flags = ("--state.directory=", f"--web.config.file={directory / 'web.yaml'}", listen)
+        command = [*GPU_EXPORTER, f"--devices.scenario={directory / 'scenario.yaml'}", *flags]
+        self.running = processes.start(limit.wrap(command), name="agent")
+        wait_for(lambda: self.ask("right", HONEST) == 200 or None, "the agent")
+
+    def ask(self, password: str, source: str) -> int:
+        """The status of a scrape by a connection of its own, 0 where there is none."""
+        client = http.client.HTTPSConnection(
+            "127.0.0.1", self.port, timeout=20.0, source_address=(source, 0), context=self._context
+        )
+        client.set_debuglevel(0)
+        word = base64.b64encode(f"ada:{password}".encode()).decode()
+        with contextlib.closing(client), contextlib.suppress(OSError, http.client.HTTPException):
+            client.request("GET", "/metrics", headers={"Authorization": f"Basic {word}"})
+            answer = client.getresponse()
+            answer.read()
+            return answer.status
+        return 0
+
+    def scrapes(self, source: str, times: int = 20) -> list[float]:
+        """How long each of some honest scrapes took, in milliseconds, the shortest first."""
+        took = []
+        for _ in range(times):
+            began = time.monotonic()
+            assert self.ask("right", source) == 200
+            took.append(1e3 * (time.monotonic() - began))
+        return sorted(took)
+
+
+@pytest.mark.parametrize("limit", ["agent"], indirect=True)
+def test_connections_that_never_speak_tls(
+    processes: Processes, limit: MemoryLimit, seen: dict[str, str], tmp_path: Path
+) -> None:
+    agent = Secured(processes, limit, tmp_path)
+    with contextlib.ExitStack() as stack:
+        for i in range(512):
+            with contextlib.suppress(OSError):
+                client = stack.enter_context(
+                    socket.create_connection(("127.0.0.1", agent.port), 5, (f"127.0.1.{i % 250 + 1}", 0))
+                )
+                if i % 2:
+                    client.sendall(b"\x16\x03\x01\x02\x00")  # how a handshake begins
+        took = agent.scrapes(HONEST)
+    assert agent.running.process.poll() is None, agent.running.log()
+    assert took[len(took) // 2] < 100.0
+    seen[ORDER[2]] = (
+        f"{limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB at most; of {len(took)} honest scrapes with a handshake "
+        f"and a password each the slowest took {took[-1]:.0f} ms"
+    )
+
+
+@pytest.mark.parametrize("limit", ["agent"], indirect=True)
+def test_passwords_that_are_guessed(
+    processes: Processes, limit: MemoryLimit, seen: dict[str, str], tmp_path: Path
+) -> None:
+    agent = Secured(processes, limit, tmp_path)
+    stop = threading.Event()
+    answers: list[int] = []
+
+    def guess(seed: int) -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            answers.append(agent.ask(f"{seed}-{number}", HOSTILE))
+
+    attackers = [threading.Thread(target=guess, args=(seed,)) for seed in range(16)]
+    for attacker in attackers:
+        attacker.start()
+    wait_for(lambda: len(answers) > 8 or None, "the attack to be under way", 30)
+    began, spent = time.monotonic(), cpu_s(agent.running.process.pid)
+    took = agent.scrapes(HONEST)
+    time.sleep(max(0.0, began + 10.0 - time.monotonic()))  # over which the share of a core is taken
+    share = (cpu_s(agent.running.process.pid) - spent) / (time.monotonic() - began)
+    stop.set()
+    for attacker in attackers:
+        attacker.join()
+    assert set(answers) <= {0, 401, 429}
+    assert took[len(took) // 2] < 100.0
+    assert share < 0.6, "a quarter of a core for passwords, and the attackers' handshakes"
+    seen[ORDER[3]] = (
+        f"{100 * share:.0f} % of a core; {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB at most; of {len(took)} "
+        f"honest scrapes of another address the slowest took {took[-1]:.0f} ms; none was told to come back"
+    )
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    directory = tmp_path_factory.mktemp("control-plane")
+    with Processes(directory) as processes, start_control_plane(processes, directory) as started:
+        yield started
+
+
+class Besieged:
+    """A reconciler at the chart's limit of memory, beside a namespace that somebody has filled."""
+
+    def __init__(self, processes: Processes, limit: MemoryLimit, bench: Bench, address: str) -> None:
+        self.port = free_port()
+        flags = ("--apply", "--interval=1s", f"--web.listen-address=127.0.0.1:{self.port}", "--no-slurm")
+        access = (f"--source.exporter={address}", f"--kubernetes.kubeconfig={bench.plane.admin}")
+        self.running = processes.start(limit.wrap([*GPU_EXPORTER, "reconcile", *access, *flags]), name="reconciler")
+
+    def value(self, series: str) -> float | None:
+        found = re.search(rf"^{re.escape(series)} (\S+)", fetch(f"http://127.0.0.1:{self.port}/metrics") or "", re.M)
+        return float(found[1]) if found else None
+
+    def last_success(self) -> float:
+        assert self.running.process.poll() is None, self.running.log()
+        return self.value("gpu_reconciler_last_success_timestamp_seconds") or 0.0
+
+    def cycles(self, count: int) -> None:
+        """Wait for so many cycles that succeed."""
+        for _ in range(count):
+            before = self.last_success()
+            wait_for(lambda before=before: self.last_success() > before or None, "a cycle that succeeds", 60)
+
+
+def fill(create: Callable[[str, dict[str, Any]], Any], namespace: str, bodies: Iterator[dict[str, Any]]) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda body: create(namespace, body), bodies))
+
+
+@pytest.mark.kubernetes
+@pytest.mark.parametrize("limit", ["reconciler"], indirect=True)
+def test_labels_of_ours_by_the_thousand(
+    processes: Processes, limit: MemoryLimit, seen: dict[str, str], plane: ControlPlane
+) -> None:
+    bench, count = Bench(plane, "labels"), 500
+    uid = bench.run_pod("train", started_s_ago=20000.0)
+    note = "x" * 250_000
+    marked = {"labels": {LABEL: "underused"}, "annotations": {"note": note}}
+    pods = (static_pod(f"p{i}", 1, **marked) for i in range(count))
+    fill(
+        plane.core.create_namespaced_pod,
+        "labels",
+        ({**each, "metadata": {**each["metadata"], "namespace": "labels"}} for each in pods),
+    )
+    with serve_page(lambda: metrics_of_an_idle_pod("labels", "train", uid)) as address:
+        besieged = Besieged(processes, limit, bench, address)
+        wait_for(lambda: bench.labels("train").get(LABEL) == "underused" or None, "the honest mark", 60)
+        besieged.cycles(3)
+        foreign = besieged.value("gpu_reconciler_foreign_marks")
+    assert foreign == count
+    assert bench.labels("p7").get(LABEL) == "underused", "left alone"
+    seen[ORDER[16]] = (
+        f"{limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB at most; counted as {foreign:.0f} foreign marks and left "
+        "alone; another pod is marked, each cycle succeeds"
+    )
+    plane.core.delete_collection_namespaced_pod("labels", grace_period_seconds=0)
+
+
+@pytest.mark.kubernetes
+@pytest.mark.parametrize("limit", ["reconciler"], indirect=True)
+def test_objects_as_large_as_they_can_be(
+    processes: Processes, limit: MemoryLimit, seen: dict[str, str], plane: ControlPlane
+) -> None:
+    bench, namespace = Bench(plane, "large"), "large"
+    uid = bench.run_pod("train", started_s_ago=20000.0, labels={"app": "mine"})
+    note = {"note": "x" * 250_000}
+    job_spec = {"parallelism": 0, "template": {"spec": {"restartPolicy": "Never", "containers": [
+        {"name": "x", "image": "x", "args": ["y" * 1_100_000]}
+    ]}}}  # fmt: skip
+    batch = client.BatchV1Api(plane.api)
+    fill(
+        batch.create_namespaced_job,
+        namespace,
+        ({"metadata": {"name": f"j{i}", "annotations": note}, "spec": job_spec} for i in range(40)),
+    )
+    owners = [batch.read_namespaced_job(f"j{i}", namespace).metadata.uid for i in range(40)]
+
+    def pod(at: int) -> dict[str, Any]:
+        owner = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "name": f"j{at % 40}",
+            "uid": owners[at % 40],
+            "controller": True,
+        }
+        made = static_pod(f"p{at}", 1, annotations=note, ownerReferences=[owner])
+        made["metadata"]["namespace"] = namespace
+        made["spec"]["containers"][0]["args"] = ["z" * 1_100_000]
+        return made
+
+    fill(plane.core.create_namespaced_pod, namespace, (pod(i) for i in range(50)))
+    fill(plane.core.create_namespaced_service, namespace, (
+        {"metadata": {"name": f"s{i}", "annotations": note}, "spec": {"selector": {"app": f"a{i}"}, "ports": [{"port": 1}]}}
+        for i in range(50)
+    ))  # fmt: skip
+    slices = client.DiscoveryV1Api(plane.api).create_namespaced_endpoint_slice
+    fill(slices, namespace, (
+        {"metadata": {"name": f"e{i}", "annotations": note, "labels": {"kubernetes.io/service-name": f"s{i}"}},
+         "addressType": "IPv4", "ports": [], "endpoints": [
+            {"addresses": [f"10.{i}.{n // 250}.{n % 250 + 1}"], "targetRef": {"kind": "Pod", "name": "q" * 200, "uid": "u" * 30}}
+            for n in range(1000)
+        ]}
+        for i in range(50)
+    ))  # fmt: skip
+    scalers = client.AutoscalingV2Api(plane.api).create_namespaced_horizontal_pod_autoscaler
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "none"}
+    fill(scalers, namespace, (
+        {"metadata": {"name": f"h{i}", "annotations": note}, "spec": {"maxReplicas": 2, "scaleTargetRef": target}} for i in range(50)
+    ))  # fmt: skip
+    with serve_page(lambda: metrics_of_an_idle_pod(namespace, "train", uid)) as address:
+        besieged = Besieged(processes, limit, bench, address)
+        wait_for(lambda: bench.labels("train").get(LABEL) == "underused" or None, "the honest mark", 60)
+        besieged.cycles(3)
+        began = time.monotonic()
+        assert besieged.last_success() > 0.0
+        answered = 1e3 * (time.monotonic() - began)
+    seen[ORDER[17]] = (
+        f"{limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB at most; the pod beside them is marked, each cycle "
+        f"succeeds, its metrics answer in {answered:.0f} ms"
+    )
+
+
+@pytest.mark.parametrize("limit", ["reconciler"], indirect=True)
+def test_a_collector_of_many_long_jobs(
+    processes: Processes, limit: MemoryLimit, seen: dict[str, str], tmp_path: Path
+) -> None:
+    row = {
+        "job_state": ["RUNNING"], "nodes": "n0", "gres_detail": ["gpu:1(IDX:0)"], "user_name": "ada", "account": "phys",
+        "partition": "gpu", "name": "x" * 1_000, "comment": "\u001b[2J" + "y" * 1_000, "start_time": {"set": True, "number": 7},
+    }  # fmt: skip
+    jobs = json.dumps({"jobs": [{"job_id": i + 1, **row} for i in range(8_000)], "errors": []})
+    node = "NodeName=n0 Arch=x\n   Gres=gpu:h100:1\n   GresUsed=gpu:h100:1(IDX:0)\n   SlurmdStartTime=1\n"
+    (tmp_path / "jobs.json").write_text(jobs)
+    (tmp_path / "node.txt").write_text(node)
+    (tmp_path / "config.txt").write_text(
+        "ClusterName = lab\nSLURM_CONF = /etc/slurm/slurm.conf\nSlurmdSpoolDir = /x\nPrivateData = none\n"
+    )
+    places = {name: tmp_path / name for name in ("squeue", "scontrol")}
+    places["squeue"].write_text(f"#!/bin/sh\nexec cat {tmp_path}/jobs.json\n")
+    places["scontrol"].write_text(
+        f"#!/bin/sh\ncase $2 in config) exec cat {tmp_path}/config.txt;; *) exec cat {tmp_path}/node.txt;; esac\n"
+    )
+    for place in places.values():
+        place.chmod(0o755)
+    port = free_port()
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = [*GPU_EXPORTER, "slurm-collector", f"--web.listen-address=127.0.0.1:{port}", "--interval=1s"]
+    running = processes.start(limit.wrap(command), environment=environment, name="collector")
+
+    def rounds() -> float:
+        assert running.process.poll() is None, running.log()
+        found = re.search(r'rounds_total\{result="success"\} (\S+)', fetch(f"http://127.0.0.1:{port}/metrics") or "")
+        return float(found[1]) if found else 0.0
+
+    wait_for(lambda: rounds() >= 2 or None, "two rounds", 60)
+    assert fetch(f"http://127.0.0.1:{port}/slurm/v1/n0") or fetch(f"http://127.0.0.1:{port}{ANSWERS}n0")
+    slowest = probe_ms(port)
+    seen[ORDER[18]] = (
+        f"{limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB at most for an answer of {len(jobs) / 2**20:.0f} MiB; "
+        f"probes meanwhile in {slowest:.0f} ms"
+    )

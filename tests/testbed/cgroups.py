@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -87,3 +89,38 @@ class ProcFiles:
 
     def close(self) -> None:
         shutil.rmtree(self.procfs)
+
+
+class MemoryLimit:
+    """A cgroup with a limit of memory, as a container has."""
+
+    def __init__(self, limit: int) -> None:
+        """`limit`: bytes."""
+        is_v2 = (ROOT / "cgroup.controllers").exists()
+        hierarchy = ROOT if is_v2 else ROOT / "memory"
+        if os.geteuid() != 0 or not os.access(hierarchy, os.W_OK):
+            assert not os.environ.get("CI"), "CI runs the cgroup tests as root"
+            pytest.skip("cgroups need root and a writable hierarchy")
+        self.limit = limit
+        self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=hierarchy))
+        self._peak = self._folder / ("memory.peak" if is_v2 else "memory.max_usage_in_bytes")
+        (self._folder / ("memory.max" if is_v2 else "memory.limit_in_bytes")).write_text(str(limit))
+
+    def wrap(self, command: Sequence[str | Path]) -> list[str]:
+        """The same command, run inside."""
+        return ["sh", "-c", f'echo $$ >{self._folder}/cgroup.procs && exec "$@"', "sh", *map(str, command)]
+
+    def peak_mib(self) -> float:
+        """The most that it had, page cache included."""
+        return int(self._peak.read_text("ascii")) / 2**20
+
+    def close(self) -> None:
+        """End what runs inside, and leave nothing behind."""
+        deadline = time.monotonic() + REMOVE_S
+        while self._folder.exists():
+            for pid in (self._folder / "cgroup.procs").read_text("ascii").split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                self._folder.rmdir()
+            assert time.monotonic() < deadline, f"{self._folder} could not be removed"
