@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -13,14 +13,13 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from gpu_exporter.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.reconciler.brakes import FREEZES
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.outcomes import OUTCOMES, Account, tenant_of
 from gpu_exporter.reconciler.policy import MARKED, Decision
+from gpu_exporter.reconciler.series import DemandSeries, LastSuccess, OddObjects, Stages
 from gpu_exporter.reconciler.slurm.demand import Demand
 from gpu_exporter.reconciler.spared import why_spared
 from gpu_exporter.reconciler.surroundings import EXEMPT_BY
@@ -28,7 +27,6 @@ from gpu_exporter.reconciler.surroundings import EXEMPT_BY
 TENANTS_MAX = 50  # series of one reason
 KINDS_MAX = 20  # likewise
 OTHER = "other"
-STAGES_MAX = 30_000  # series; a tenth of a site of 100,000 allocations is idle at a time, or some bug makes it so
 RESULTS = ("written", "renewed", "withdrawn", "replaced", "conflict", "throttled", "fenced", "error")
 REASONS = (
     "cluster",
@@ -91,91 +89,6 @@ HELD = (  # why nothing was done to a group that is underused
 )
 
 
-class _LastSuccess(Collector):
-    """A gauge that is absent until it has a value: 0 would be a success in 1970."""
-
-    def __init__(self) -> None:
-        self.wall: float | None = None
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        family = GaugeMetricFamily(
-            "gpu_reconciler_last_success_timestamp_seconds", "End of the last cycle that had all of its evidence."
-        )
-        if self.wall is not None:
-            family.add_metric([], self.wall)
-        yield family
-
-
-class _Stages(Collector):
-    """One series per holder that is a candidate or more: owners' alerts read it, so that one place decides."""
-
-    def __init__(self) -> None:
-        self._rows: Sequence[tuple[str, ...]] = ()
-
-    def note(self, decisions: Sequence[Decision]) -> None:
-        """Keep what is published, and nothing of the evidence behind it."""
-        labelled = [(each.name, each.stage) for each in decisions if each.stage in MARKED][:STAGES_MAX]
-        self._rows = [
-            ("slurm", "", "", name, stage) if scheduler == "slurm" else (scheduler, namespace, name, "", stage)
-            for (scheduler, namespace, name), stage in labelled
-        ]
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        family = GaugeMetricFamily(
-            "gpu_reconciler_allocation_stage",
-            "What the last cycle's evidence says of a pod or job, always 1; in a dry run too.",
-            labels=("scheduler", "namespace", "pod", "job_id", "stage"),
-        )
-        for row in self._rows:
-            family.add_metric(row, 1)
-        yield family
-
-
-class _Demand(Collector):
-    """Absent while Slurm does not answer, or where there is none: 0 would say that nobody waits."""
-
-    def __init__(self) -> None:
-        self.demand: Demand | None = None
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        pending = GaugeMetricFamily(
-            "gpu_demand_pending_gpus",
-            "GPUs that pending Slurm jobs wait for (reasons Resources and Priority), by partition; a job that asks for "
-            "several partitions is in each.",
-            labels=("pool",),
-        )
-        counted = GaugeMetricFamily(
-            "gpu_demand_counted_gpus",
-            "Those of them that count before GPUs are taken back: of one job and of one account no more than "
-            "alerts.demand_pod_max and alerts.demand_tenant_max.",
-            labels=("pool",),
-        )
-        if self.demand is not None:
-            for pool, gpus in self.demand.pending.items():
-                pending.add_metric([pool], gpus)
-            for pool, gpus in self.demand.counted.items():
-                counted.add_metric([pool], gpus)
-        yield pending
-        yield counted
-
-
-class _OddObjects(Collector):
-    """Counted where objects are read."""
-
-    def __init__(self) -> None:
-        self.counts: Mapping[tuple[str, str], int] = {}
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        family = CounterMetricFamily(
-            "gpu_reconciler_odd_objects",
-            "Times that an object was left out, since it is not understood or too large, by kind and reason.",
-            labels=("kind", "reason"),
-        )
-        for labels, count in self.counts.items():
-            family.add_metric(labels, count)
-        yield family
-
-
 class Telemetry:
     """gpu_reconciler_* with every label value present from the start, so that no first event is missed."""
 
@@ -193,13 +106,13 @@ class Telemetry:
             registry=self.registry,
             buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60),
         )
-        self._success = _LastSuccess()
+        self._success = LastSuccess()
         self.registry.register(self._success)
-        self._stages = _Stages()
+        self._stages = Stages()
         self.registry.register(self._stages)
-        self._demand = _Demand()
+        self._demand = DemandSeries()
         self.registry.register(self._demand)
-        self._odd_objects = _OddObjects()
+        self._odd_objects = OddObjects()
         self.registry.register(self._odd_objects)
         self._foreign = Gauge(
             "gpu_reconciler_foreign_marks",

@@ -10,18 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import resource
 import socket
-import struct
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.threads import start
+from gpu_exporter.web.crowd import Connection, Crowd
 from gpu_exporter.web.door import Doorkeeper
 from gpu_exporter.web.listen import listen_tcp, listen_unix
 from gpu_exporter.web.request import HEAD_MAX, BadRequest, Request, parse_head
@@ -30,23 +28,14 @@ from gpu_exporter.web.secure import Security, WebConfigError
 log = logging.getLogger(__name__)
 WORKERS = 4  # threads that make bodies; they share what they make
 WAITING_MAX = 64  # requests that wait for a worker; one more gets 503
-CONNECTIONS_MAX = 256
-ADDRESS_MAX = 64  # connections of one client address
 HEAD_S = 10.0  # from the first byte of a request to the end of its head, and for a handshake of TLS
 IDLE_S = 75.0  # a connection that is kept open: longer than between two scrapes
 WRITE_S = 10.0  # for a whole answer
 END_S = 0.3  # for connections that are being ended with the server
-STALLED_S = 1.0  # an answer that is not taken for so long may have to give way
 PROBES = ("/-/healthy", "/-/ready")  # without a password, as kubelets have none; they say nothing of GPUs
-# With TLS a connection costs 256 KiB of asyncio's and some 100 KiB of OpenSSL's, so there are fewer, and fewer yet of
-# those that have not shown by a handshake that they speak TLS at all.
-TLS_CONNECTIONS_MAX = 64
-TLS_ADDRESS_MAX = 32
-HANDSHAKES_MAX = 16
 ACCEPT_AGAIN_S = 0.01  # after an accept that failed for want of descriptors, when something has given way
 RELOAD_S = 5.0  # how soon new certificates and passwords count
 CHUNK = 64 * 1024
-LINGER_NOT = struct.pack("ii", 1, 0)
 TEXT = "text/plain; charset=utf-8"
 # For browsers: nothing is what its type does not say, no other page may frame or read it, and a page of ours loads
 # nothing from elsewhere.
@@ -82,36 +71,6 @@ class Site(Protocol):
         """Called by a worker; whatever it raises becomes a status of 500."""
 
 
-class _Connection:
-    """One client, and what it is doing; at first it may still be shaking hands."""
-
-    def __init__(self, client: socket.socket, address: str) -> None:
-        self.client = client
-        self.address = address
-        self.task: asyncio.Task[None] | None = None  # held here, since asyncio holds tasks weakly
-        self.writer: asyncio.StreamWriter | None = None
-        self.since = time.monotonic()
-        self.is_shaking = False
-        self.is_waiting = True  # for a handshake, or for the head of a request
-        self.is_writing = False
-
-    def turn(self, *, waiting: bool = False, writing: bool = False) -> None:
-        self.is_waiting, self.is_writing, self.since = waiting, writing, time.monotonic()
-
-    def break_off(self) -> None:
-        """End it at once, and drop what the kernel has still to send, which may be megabytes."""
-        with contextlib.suppress(OSError):
-            self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
-        if self.writer is not None:
-            self.writer.transport.abort()
-        else:  # not handed over yet, or shaking hands: asyncio has the socket, and hears of its end
-            with contextlib.suppress(OSError):
-                self.client.shutdown(socket.SHUT_RDWR)
-
-    def may_give_way(self, now: float) -> bool:
-        return self.is_waiting or (self.is_writing and now - self.since > STALLED_S)
-
-
 class _Listener:
     """Connections of one listening socket; lives in the loop's thread."""
 
@@ -125,10 +84,8 @@ class _Listener:
         self._site = site
         self._doorkeeper = Doorkeeper()
         self._workers = workers
-        # Of the process's descriptors the driver, the state and the sources need some, too.
-        self._most = min(CONNECTIONS_MAX, max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
         self._asked = 0  # bodies that workers make or have to make
-        self._connections: dict[_Connection, None] = {}  # the oldest first
+        self._crowd = Crowd()
 
     def begin(self) -> None:
         """Take connections, until `end`. In no task: one that is cancelled drops the connection that it waited for."""
@@ -142,17 +99,17 @@ class _Listener:
             return
         except OSError as exc:
             log.debug("accept: %s", exc)
-            self._give_way(list(self._connections))
+            self._crowd.give_way(self._crowd.all())
             self._loop.remove_reader(self._listener)
             self._again = self._loop.call_later(ACCEPT_AGAIN_S, self.begin)
             return
         client.setblocking(False)
-        connection = _Connection(client, peer[0] if isinstance(peer, tuple) else "local")
-        only_probes = not self._make_room(connection)
-        self._connections[connection] = None
+        connection = Connection(client, peer[0] if isinstance(peer, tuple) else "local")
+        has_tls = self.security is not None and self.security.context is not None
+        only_probes = not self._crowd.take(connection, has_tls=has_tls)
         connection.task = asyncio.create_task(self._serve(connection, only_probes))
 
-    async def _serve(self, connection: _Connection, only_probes: bool) -> None:
+    async def _serve(self, connection: Connection, only_probes: bool) -> None:
         """One connection to its end."""
         loop = asyncio.get_running_loop()
         context = self.security.context if self.security is not None else None
@@ -162,7 +119,8 @@ class _Listener:
             is_ours = True
             if context is not None:
                 await asyncio.wait_for(_readable(connection.client), HEAD_S)  # a silent one costs a socket only
-                self._make_room_to_shake(connection)
+                if not self._crowd.begin_to_shake(connection):
+                    return
             is_ours = False  # from here on asyncio closes it
             transport, _ = await loop.connect_accepted_socket(
                 lambda: protocol, connection.client, ssl=context, ssl_handshake_timeout=HEAD_S if context else None
@@ -176,7 +134,7 @@ class _Listener:
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as exc:
             log.debug("connection of %s ended: %r", connection.address, exc)
         finally:
-            self._connections.pop(connection, None)
+            self._crowd.leave(connection)
             if connection.is_writing:
                 connection.break_off()  # what a slow client has not taken by now it will not get
             elif connection.writer is not None:
@@ -184,37 +142,7 @@ class _Listener:
             elif is_ours:
                 connection.client.close()
 
-    def _make_room(self, newcomer: _Connection) -> bool:
-        """End the oldest connection that may give way, where there are too many; False when there is none."""
-        has_tls = self.security is not None and self.security.context is not None
-        own = [other for other in self._connections if other.address == newcomer.address]
-        crowd: Sequence[_Connection] = ()
-        if len(own) >= (TLS_ADDRESS_MAX if has_tls else ADDRESS_MAX):
-            crowd = own
-        elif len(self._connections) >= min(self._most, TLS_CONNECTIONS_MAX if has_tls else self._most):
-            crowd = _largest(self._connections)
-        if not crowd:
-            return True
-        return self._give_way(crowd)
-
-    def _make_room_to_shake(self, newcomer: _Connection) -> None:
-        """End the oldest of the handshakes where there are too many: one that is honest takes some milliseconds."""
-        shaking = [other for other in self._connections if other.is_shaking]
-        if len(shaking) >= HANDSHAKES_MAX:
-            self._give_way(_largest(shaking))
-        newcomer.is_shaking = True
-
-    def _give_way(self, crowd: Sequence[_Connection]) -> bool:
-        """End the oldest of them that may give way; False when there is none."""
-        now = time.monotonic()
-        for other in crowd:
-            if other.may_give_way(now):
-                self._connections.pop(other, None)
-                other.break_off()
-                return True
-        return False
-
-    async def _serve_one(self, reader: asyncio.StreamReader, connection: _Connection, only_probes: bool) -> bool:
+    async def _serve_one(self, reader: asyncio.StreamReader, connection: Connection, only_probes: bool) -> bool:
         """One request; whether the connection stays."""
         connection.turn(waiting=True)
         first = await asyncio.wait_for(reader.read(1), IDLE_S if not only_probes else HEAD_S)
@@ -230,14 +158,14 @@ class _Listener:
             await self._write(connection, Reply(exc.status, TEXT, f"{exc}\n".encode()), keeps=False)
             return False
         connection.turn()
-        reply = await self._refuse(request, connection.address) or self._site.answer_at_once(request)
+        reply = await self._refuse(request, connection) or self._site.answer_at_once(request)
         if reply is None:
             reply = BUSY if only_probes else await self._ask(request)
         keeps = request.keeps and not only_probes
         await self._write(connection, reply, keeps=keeps, is_head=request.method == "HEAD")
         return keeps
 
-    async def _refuse(self, request: Request, address: str) -> Reply | None:
+    async def _refuse(self, request: Request, connection: Connection) -> Reply | None:
         """What a client without the right password gets."""
         security = self.security
         if security is None or not security.wants_password or request.path in PROBES:
@@ -245,7 +173,9 @@ class _Listener:
         given = request.headers.get("authorization", "")
         if not given:
             return UNAUTHORIZED
-        admitted = await self._doorkeeper.admits(security, given, address)
+        connection.turn(waiting=True)  # whoever waits at the door gives way to others
+        admitted = await self._doorkeeper.admits(security, given, connection.address)
+        connection.turn()
         if admitted is None:
             return TOO_MANY
         return None if admitted else UNAUTHORIZED
@@ -268,7 +198,7 @@ class _Listener:
             self._asked -= 1
 
     @staticmethod
-    async def _write(connection: _Connection, reply: Reply, *, keeps: bool, is_head: bool = False) -> None:
+    async def _write(connection: Connection, reply: Reply, *, keeps: bool, is_head: bool = False) -> None:
         writer = connection.writer
         assert writer is not None
         connection.turn(writing=True)
@@ -289,17 +219,9 @@ class _Listener:
         self._loop.remove_reader(self._listener)
         if self._again is not None:
             self._again.cancel()
-        for connection in list(self._connections):
+        for connection in self._crowd.all():
             connection.break_off()
         self._doorkeeper.close()
-
-
-def _largest(connections: Iterable[_Connection]) -> list[_Connection]:
-    """Those of the address with the most of them, the oldest first."""
-    by_address: dict[str, list[_Connection]] = {}
-    for each in connections:
-        by_address.setdefault(each.address, []).append(each)
-    return max(by_address.values(), key=len)
 
 
 async def _readable(client: socket.socket) -> None:

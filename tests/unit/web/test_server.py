@@ -21,6 +21,7 @@ import bcrypt
 import pytest
 from tests.testbed.pki import Authority
 
+from gpu_exporter.web import crowd
 from gpu_exporter.web import door as door_keeper
 from gpu_exporter.web import server as web
 from gpu_exporter.web.request import Request
@@ -238,7 +239,7 @@ def test_when_every_worker_is_taken_more_are_told_to_come_back(server: HttpServe
 
 def test_one_address_has_so_many_connections_and_the_oldest_idle_one_gives_way(server: HttpServer) -> None:
     with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(connect(server, HOSTILE)) for _ in range(web.ADDRESS_MAX + 3)]
+        clients = [stack.enter_context(connect(server, HOSTILE)) for _ in range(crowd.ADDRESS_MAX + 3)]
         for client in clients[:3]:
             client.settimeout(10.0)
             with contextlib.suppress(ConnectionResetError):
@@ -250,7 +251,7 @@ def test_one_address_has_so_many_connections_and_the_oldest_idle_one_gives_way(s
 
 def test_where_none_may_give_way_a_newcomer_is_answered_as_a_probe_only(server: HttpServer, site: Site) -> None:
     with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(connect(server, HOSTILE)) for _ in range(web.ADDRESS_MAX)]
+        clients = [stack.enter_context(connect(server, HOSTILE)) for _ in range(crowd.ADDRESS_MAX)]
         for client in clients:
             client.sendall(b"GET /slow HTTP/1.1\r\n\r\n")
         until(lambda: site.asked == web.WORKERS)
@@ -331,7 +332,7 @@ def test_clients_that_never_shake_hands_give_way_like_any_other(site: Site, tmp_
     context = ssl.create_default_context(cafile=authority.certificate)
     try:
         with contextlib.ExitStack() as stack:
-            clients = [stack.enter_context(connect(server, HOSTILE)) for _ in range(web.TLS_ADDRESS_MAX + 3)]
+            clients = [stack.enter_context(connect(server, HOSTILE)) for _ in range(crowd.TLS_ADDRESS_MAX + 3)]
             for client in clients[:3]:
                 client.settimeout(5.0)
                 with contextlib.suppress(ConnectionResetError):
@@ -448,12 +449,12 @@ def test_passwords_take_a_share_of_a_core_whoever_tries(site: Site, tmp_path: Pa
 
 def test_clients_that_do_not_take_their_answer_give_way(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before their time for writing is over: all of one address are at it, and a newcomer is heard in full."""
-    monkeypatch.setattr(web, "STALLED_S", 0.1)
-    made: list[web._Connection] = []
-    begin = web._Connection.__init__
-    monkeypatch.setattr(web._Connection, "__init__", lambda self, *given: (made.append(self), begin(self, *given))[1])
+    monkeypatch.setattr(crowd, "STALLED_S", 0.1)
+    made: list[crowd.Connection] = []
+    begin = crowd.Connection.__init__
+    monkeypatch.setattr(crowd.Connection, "__init__", lambda self, *given: (made.append(self), begin(self, *given))[1])
     with contextlib.ExitStack() as stack:
-        for _ in range(web.ADDRESS_MAX):
+        for _ in range(crowd.ADDRESS_MAX):
             client = stack.enter_context(connect(server, HOSTILE))
             client.sendall(b"GET /page HTTP/1.1\r\n\r\n" * 50)
             assert client.recv(1) == b"H"

@@ -1,0 +1,108 @@
+"""The connections of one port: how many there may be, and who gives way to a newcomer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+import struct
+import time
+from collections.abc import Iterable, Sequence
+
+CONNECTIONS_MAX = 256
+ADDRESS_MAX = 64  # connections of one client address
+# With TLS a connection costs 256 KiB of asyncio's and some 100 KiB of OpenSSL's, so there are fewer, and fewer yet of
+# those that have not shown by a handshake that they speak TLS at all.
+TLS_CONNECTIONS_MAX = 64
+TLS_ADDRESS_MAX = 32
+HANDSHAKES_MAX = 16
+STALLED_S = 1.0  # an answer that is not taken for so long may have to give way
+LINGER_NOT = struct.pack("ii", 1, 0)
+
+
+class Connection:
+    """One client, and what it is doing; at first it may still be shaking hands."""
+
+    def __init__(self, client: socket.socket, address: str) -> None:
+        self.client = client
+        self.address = address
+        self.task: asyncio.Task[None] | None = None  # held here, since asyncio holds tasks weakly
+        self.writer: asyncio.StreamWriter | None = None
+        self.since = time.monotonic()
+        self.is_shaking = False
+        self.is_waiting = True  # for a handshake, or for the head of a request
+        self.is_writing = False
+
+    def turn(self, *, waiting: bool = False, writing: bool = False) -> None:
+        self.is_waiting, self.is_writing, self.since = waiting, writing, time.monotonic()
+
+    def break_off(self) -> None:
+        """End it at once, and drop what the kernel has still to send, which may be megabytes."""
+        with contextlib.suppress(OSError):
+            self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
+        if self.writer is not None:
+            self.writer.transport.abort()
+        else:  # not handed over yet, or shaking hands: asyncio has the socket, and hears of its end
+            with contextlib.suppress(OSError):
+                self.client.shutdown(socket.SHUT_RDWR)
+
+    def may_give_way(self, now: float) -> bool:
+        return self.is_waiting or (self.is_writing and now - self.since > STALLED_S)
+
+
+class Crowd:
+    """Lives in the loop's thread."""
+
+    def __init__(self) -> None:
+        # Of the process's descriptors the driver, the state and the sources need some, too.
+        self._most = min(CONNECTIONS_MAX, max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+        self._connections: dict[Connection, None] = {}  # the oldest first
+
+    def all(self) -> list[Connection]:
+        return list(self._connections)
+
+    def take(self, newcomer: Connection, *, has_tls: bool) -> bool:
+        """Count a newcomer; where there are too many, end the oldest that may give way. False when there is none."""
+        address_max, most = (TLS_ADDRESS_MAX, TLS_CONNECTIONS_MAX) if has_tls else (ADDRESS_MAX, CONNECTIONS_MAX)
+        own = [other for other in self._connections if other.address == newcomer.address]
+        has_room = True
+        if len(own) >= address_max:
+            has_room = self.give_way(own)
+        elif len(self._connections) >= min(self._most, most):
+            has_room = self.give_way(_largest(self._connections))
+        self._connections[newcomer] = None
+        return has_room
+
+    def leave(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
+
+    def begin_to_shake(self, connection: Connection) -> bool:
+        """Whether a connection may shake hands: it had not to give way by now. Where there are too many handshakes, the
+        oldest is ended: one that is honest takes some milliseconds.
+        """
+        if connection not in self._connections:
+            return False
+        shaking = [other for other in self._connections if other.is_shaking]
+        if len(shaking) >= HANDSHAKES_MAX:
+            self.give_way(_largest(shaking))
+        connection.is_shaking = True
+        return True
+
+    def give_way(self, crowd: Sequence[Connection]) -> bool:
+        """End the oldest of them that may give way; False when there is none."""
+        now = time.monotonic()
+        for other in crowd:
+            if other.may_give_way(now):
+                self._connections.pop(other, None)
+                other.break_off()
+                return True
+        return False
+
+
+def _largest(connections: Iterable[Connection]) -> list[Connection]:
+    """Those of the address with the most of them, the oldest first."""
+    by_address: dict[str, list[Connection]] = {}
+    for each in connections:
+        by_address.setdefault(each.address, []).append(each)
+    return max(by_address.values(), key=len)
