@@ -17,7 +17,8 @@ from typing import Any
 
 WHOLE_MAX = 10**18 - 1  # below 2**63, as counters, sizes and times of the programs that we read are
 COUNT_MAX = 1_000_000_000  # pods, GPUs, seconds of a wish: nothing that is counted is larger
-NUMBER_MAX = 40  # characters of one number
+NUMBER_MAX = 40  # characters of an amount or a time
+REAL_MAX = 400  # characters of a number: some print 1e-300 with all of its digits
 WHOLE = re.compile(r"[0-9]{1,18}", re.ASCII)
 REAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
 INDEXES = re.compile(r"[0-9]{1,10}(-[0-9]{1,10})?(,[0-9]{1,10}(-[0-9]{1,10})?)*", re.ASCII)
@@ -54,7 +55,7 @@ def whole(value: Any, most: int = COUNT_MAX) -> int | None:
 def real(value: Any) -> float | None:
     """A finite number, or its ASCII text as C and JSON write it."""
     if isinstance(value, str):
-        value = float(value) if len(value) <= NUMBER_MAX and REAL.fullmatch(value) else None
+        value = float(value) if len(value) <= REAL_MAX and REAL.fullmatch(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if isinstance(value, int) and abs(value) > WHOLE_MAX:

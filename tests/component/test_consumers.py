@@ -207,6 +207,9 @@ def test_kubectl_lists_explains_and_keeps(site: Consumed) -> None:
         ("keep", pods[0], "4"),
         ("keep", pods[0], "-1h"),
         ("keep", pods[0], "1h30m"),
+        ("keep", pods[0], "010m"),
+        ("keep", pods[0], "0h"),
+        ("keep", pods[0], "999999999999d"),
         ("why",),
     ):
         done = kubectl(site, *wrong)

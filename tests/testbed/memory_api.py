@@ -36,7 +36,7 @@ class MemoryApi(Api):
 
     def _answer(self, name: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> str:
         if name in LISTS:
-            rows = self.objects.get(LISTS[name], [])
+            rows = [row for row in self.objects.get(LISTS[name], []) if selects(options.get("field_selector"), row)]
             at = int(options.get("_continue") or 0)
             more = str(at + self._page) if at + self._page < len(rows) else ""
             items = ",".join(map(as_text, rows[at : at + self._page]))
@@ -58,6 +58,14 @@ class MemoryApi(Api):
                 raise failure(404, as_text({"message": "not found", "details": {"name": wanted}}))
             return as_text(found[0])
         raise AssertionError(name)
+
+
+def selects(selector: str | None, row: Any) -> bool:
+    """As the API server does, of the phase of pods."""
+    if selector is None:
+        return True
+    phase = row["status"]["phase"] if isinstance(row, dict) and isinstance(row.get("status"), dict) else None
+    return (phase == "Pending") == ("!=" not in selector)
 
 
 def as_text(value: Any) -> str:

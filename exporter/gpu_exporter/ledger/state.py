@@ -166,10 +166,13 @@ class StateFile:
         return totals._replace(**self._bounded(unit, None, totals, counters))
 
     def bound_holder(self, unit: UnitId, key: HolderKey, totals: HolderTotals) -> HolderTotals:
-        """The totals, but nothing beyond what is written; 0 until it is, but not of the time that a job has run."""
+        """The totals, but nothing beyond what is written; 0 until it is.
+
+        Not of the time that a job has run: its start is known, so after a kill that is no less.
+        """
         counters: tuple[str, ...] = HOLDER_COUNTERS if totals.energy_j is None else (*HOLDER_COUNTERS, "energy_j")
-        if key.scheduler == "slurm" and (unit, key, "held_s") not in self.written:
-            counters = counters[1:]  # the controller says when it began, after a restart too
+        if key.scheduler == "slurm" and not key.incarnation.endswith("/"):  # which its start stands behind
+            counters = counters[1:]
         return totals._replace(**self._bounded(unit, key, totals, counters))
 
     def bound_tenant(self, key: TenantKey, totals: TenantTotals) -> TenantTotals | None:

@@ -80,7 +80,8 @@ def read_each(urls: Sequence[str], fetch: Callable[..., str] = fetch_text) -> It
         try:
             return url, Answer(*parse(fetch(url, most_bytes=MOST_BYTES, within_s=WITHIN_S)))
         except FetchError as exc:
-            return url, Answer(None, str(exc))
+            hint = "; ask by its address, or give its exporter this name by --web.hosts" if exc.status == 421 else ""
+            return url, Answer(None, f"{exc}{hint}")
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
             return url, Answer(None, f"{shorten(url)}: not the status of a gpu-exporter ({type(exc).__name__})")
 

@@ -31,6 +31,7 @@ class Connection:
         self.writer: asyncio.StreamWriter | None = None
         self.since = time.monotonic()
         self.is_shaking = False
+        self.is_old = False  # begun before certificates or passwords were read again
         self.is_waiting = True  # for a handshake, or for the head of a request
         self.is_writing = False
 

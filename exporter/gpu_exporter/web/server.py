@@ -134,13 +134,28 @@ class _Listener:
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as exc:
             log.debug("connection of %s ended: %r", connection.address, exc)
         finally:
-            self._crowd.leave(connection)
-            if connection.is_writing:
-                connection.break_off()  # what a slow client has not taken by now it will not get
-            elif connection.writer is not None:
-                connection.writer.close()
-            elif is_ours:
+            if is_ours:
                 connection.client.close()
+            await self._close(connection)
+            self._crowd.leave(connection)
+
+    @staticmethod
+    async def _close(connection: Connection) -> None:
+        """End a connection. It counts until its socket is closed: a client may take nothing more, or never say that it
+        has heard of the end.
+        """
+        if connection.is_writing or connection.writer is None:
+            connection.break_off()  # what a slow client has not taken by now it will not get
+            return
+        connection.turn(writing=True)
+        connection.writer.close()
+        try:
+            await asyncio.wait_for(connection.writer.wait_closed(), WRITE_S)
+        except (OSError, asyncio.TimeoutError):
+            connection.break_off()
+        except asyncio.CancelledError:
+            connection.break_off()
+            raise
 
     async def _serve_one(self, reader: asyncio.StreamReader, connection: Connection, only_probes: bool) -> bool:
         """One request; whether the connection stays."""
@@ -161,7 +176,7 @@ class _Listener:
         reply = await self._refuse(request, connection) or self._site.answer_at_once(request)
         if reply is None:
             reply = BUSY if only_probes else await self._ask(request)
-        keeps = request.keeps and not only_probes
+        keeps = request.keeps and not only_probes and not connection.is_old
         await self._write(connection, reply, keeps=keeps, is_head=request.method == "HEAD")
         return keeps
 
@@ -213,6 +228,16 @@ class _Listener:
 
         await asyncio.wait_for(write(), WRITE_S)
         connection.is_writing = False
+
+    def renew(self, security: Security) -> None:
+        """Take over certificates and passwords. What was begun under others ends: at once where it waits, else with the
+        answer that is being made.
+        """
+        self.security = security
+        for connection in self._crowd.all():
+            connection.is_old = True
+            if connection.is_waiting:
+                connection.break_off()
 
     def end(self) -> None:
         """Take no more connections, and break off those that are there."""
@@ -316,7 +341,7 @@ class HttpServer:
 
     @staticmethod
     async def _reload(path: Path, part: _Listener) -> None:
-        """Take over new certificates and passwords. Connections that are open stay; a bad file changes nothing."""
+        """Take over new certificates and passwords; a bad file changes nothing."""
         refused: object = None
         while True:
             await asyncio.sleep(RELOAD_S)
@@ -325,7 +350,7 @@ class HttpServer:
             if stamp in (part.security.stamp, refused):
                 continue
             try:
-                part.security = await asyncio.get_running_loop().run_in_executor(None, Security, path)
+                part.renew(await asyncio.get_running_loop().run_in_executor(None, Security, path))
             except WebConfigError as exc:
                 log.error("%s; what was read before stays in force", exc)
                 refused = stamp

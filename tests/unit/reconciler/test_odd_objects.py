@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderNam
 from gpu_exporter.reconciler.judge import Judgement, judge_of
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.kubernetes.stream import OBJECT_MAX
-from gpu_exporter.reconciler.marks import timestamp
+from gpu_exporter.reconciler.marks import Refused, timestamp
 from gpu_exporter.reconciler.policy import LABEL
 from gpu_exporter.reconciler.rulebook import Rulebook
 
@@ -134,7 +136,10 @@ def spoilt(kind: str, at: int, path: str, value: Any) -> Any:
 
 
 class Idle:
-    """Evidence that every pod has been idle for long."""
+    """Evidence that every pod has been idle for long, but for these."""
+
+    def __init__(self, *busy: int) -> None:
+        self._busy = busy
 
     def read_evidence(self, marked: Any = ()) -> Evidence:
         return Evidence(WALL, tuple(self.holder(at) for at in range(COUNT)), allocations=100 * COUNT)
@@ -142,16 +147,16 @@ class Idle:
     def read_holders(self, names: Any) -> Evidence:
         return self.read_evidence()
 
-    @staticmethod
-    def holder(at: int) -> HolderEvidence:
-        unit = UnitEvidence("n", str(at), f"GPU-{at}", "", STARTED, 80_000.0, 1.0, 1.0, 4)
+    def holder(self, at: int) -> HolderEvidence:
+        idle_s = 0.0 if at in self._busy else 80_000.0
+        unit = UnitEvidence("n", str(at), f"GPU-{at}", "", STARTED, idle_s, 1.0, 1.0, 4)
         return HolderEvidence(HolderName("kubernetes", "ml", f"p{at}"), "", (unit,), 1, frozenset({f"uid-{at}"}))
 
 
-def judge(objects: dict[str, list[Any]]) -> tuple[Judgement, PodMarker]:
+def judge(objects: dict[str, list[Any]], *busy: int) -> tuple[Judgement, PodMarker]:
     clock = ManualClock(wall=WALL)
     marker = PodMarker(MemoryApi(objects), POLICY, clock)
-    return judge_of(Idle(), [marker], Rulebook(POLICY), clock).judge(), marker
+    return judge_of(Idle(*busy), [marker], Rulebook(POLICY), clock).judge(), marker
 
 
 def everything() -> dict[str, list[Any]]:
@@ -218,3 +223,103 @@ def test_our_label_where_we_set_none_is_counted_and_left_alone(
     marker = PodMarker(MemoryApi({"Pod": rows}), POLICY, ManualClock(wall=WALL))
     assert len(marker.list_marks()) == (0 if foreign else COUNT)
     assert marker.foreign == (COUNT if foreign else 0)
+
+
+def member(at: int) -> dict[str, Any]:
+    """A pod of a gang that only a label makes."""
+    made = pod(at)
+    del made["metadata"]["ownerReferences"]
+    made["metadata"]["labels"]["training.kubeflow.org/job-name"] = "big"
+    return made
+
+
+def large(at: int) -> str:
+    """The same with arguments that JSON escapes: 0.4 MB for etcd, 2.4 MB here."""
+    made = member(at)
+    made["spec"]["containers"][0]["args"] = ["<" * 400_000]
+    return json.dumps(made).replace("<", "\\u003c")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        large,
+        lambda at: {**member(at), "spec": 7},
+        lambda at: {**member(at), "status": 7},
+        lambda at: {**member(at), "metadata": {**member(at)["metadata"], "ownerReferences": [7]}},
+        lambda at: {**member(at), "metadata": {**member(at)["metadata"], "annotations": {"a": 7}}},
+        lambda at: {**member(at), "metadata": {**member(at)["metadata"], "managedFields": [7]}},
+    ],
+    ids=["too large", "spec", "status", "references", "annotations", "managed fields"],
+)
+def test_a_member_that_is_not_understood_is_still_one_of_its_gang(other: Callable[[int], Any]) -> None:
+    """It works: who waits for it is not idle."""
+    for second in (member, other):
+        judged, _ = judge({"Pod": [member(0), second(1), *(pod(at) for at in range(2, COUNT))]}, 1)
+        stages = {decision.name.name: decision.stage for decision in judged.decisions}
+        assert stages["p0"] != "underused", second
+        assert judged.problems == []
+        assert [stages[f"p{at}"] for at in range(2, COUNT)] == ["underused"] * (COUNT - 2)
+
+
+def test_a_long_list_of_failed_indexes_is_read_whole() -> None:
+    indexes = ",".join(str(i) for i in range(0, 4_000, 2))
+    gang = {"spec": {"parallelism": 4, "completions": 5_000, "template": {}}, "status": {"failedIndexes": indexes}}
+    pods = [pod(at) for at in range(COUNT)]
+    jobs = [{**job(at), **(gang if at == 0 else {})} for at in range(COUNT)]
+    judged, _ = judge({"Pod": pods, "Job": jobs})
+    (decision,) = [each for each in judged.decisions if each.name.name == "p0"]
+    assert decision.stage != "underused" and "waits for" in decision.reason
+
+
+@pytest.mark.parametrize("rows", [[7], [{"name": "x"}], [{"kind": {}, "name": "x", "namespaced": True}], 7])
+def test_an_odd_row_of_discovery_costs_its_kind_alone(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = everything()
+    objects["Pod"][3]["metadata"]["ownerReferences"][0] |= {"apiVersion": "other.io/v1", "kind": "Odd"}
+    answer = MemoryApi._answer
+
+    def with_odd(self: MemoryApi, name: str, arguments: Any, options: Any) -> str:
+        if name == "get_api_resources" and arguments[0] == "other.io":
+            return json.dumps({"resources": rows})
+        return answer(self, name, arguments, options)
+
+    monkeypatch.setattr(MemoryApi, "_answer", with_odd)
+    judged, _ = judge(objects)
+    assert {d.name.name: d.stage for d in judged.decisions if d.stage != "underused"} == {"p3": "unknown"}
+    assert judged.problems == []
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"status": {"phase": "Failed", "reason": "OutOfnvidia.com/gpu"}}, False),
+        ({"spec": 7}, True),
+        ({"status": 7}, True),
+    ],
+)
+def test_a_mark_on_an_odd_pod_can_be_withdrawn(change: dict[str, Any], text: bool) -> None:
+    rows = [pod(at) for at in range(3)]
+    for row in rows:
+        row["metadata"]["labels"] = {LABEL: "underused"}
+    rows[1] |= change
+    marker = PodMarker(MemoryApi({"Pod": rows}), POLICY, ManualClock(wall=WALL))
+    marks = {mark.name.name: mark for mark in marker.list_marks()}
+    assert sorted(marks) == ["p0", "p1", "p2"]
+    assert marks["p1"].incarnation == "uid-1"
+    if text:
+        with pytest.raises(Refused, match="can no longer be read"):
+            marker.check_alone(marks["p1"], None, 60.0, WALL)
+    else:
+        assert marks["p1"].ended and marker.read_fate(marks["p1"].name, "uid-1") == "lost"
+
+
+def test_a_marked_pod_that_is_pending_again_loses_its_mark() -> None:
+    rows = [pod(at) for at in range(3)]
+    for row in rows:
+        row["metadata"]["labels"] = {LABEL: "underused"}
+    marker = PodMarker(MemoryApi({"Pod": rows}), POLICY, ManualClock(wall=WALL))
+    assert len(marker.list_marks()) == 3
+    rows[1]["status"] |= {"phase": "Pending"}  # its node has restarted
+    (mark,) = [mark for mark in marker.list_marks() if mark.name.name == "p1"]
+    with pytest.raises(Refused, match="does not run"):
+        marker.check_alone(mark, None, 60.0, WALL)

@@ -260,11 +260,25 @@ def test_indexes_of_a_job_are_counted(text: Any, count: int | None) -> None:
         ({"parallelism": 4}, {"succeeded": 1}, 0),
         ({"parallelism": 4, "completions": 6}, {"succeeded": 3}, 3),
         ({"parallelism": 4, "completions": 4}, {"failedIndexes": "2"}, 3),
-        ({"parallelism": 4, "completions": 4}, {"failedIndexes": "x"}, None),
+        ({"completions": 4}, {}, None),
     ],
 )
 def test_what_a_job_wants_is_what_its_controller_keeps(spec: Any, status: Any, wanted: int | None) -> None:
     assert pods_wanted("Job", {"spec": spec, "status": status}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "status"),
+    [
+        ("Job", {"parallelism": 4, "completions": 4}, {"failedIndexes": "x"}),
+        ("Job", {"parallelism": "²", "completions": 4}, {}),
+        ("Job", {"parallelism": 4, "completions": 4}, {"succeeded": "many"}),
+        ("StatefulSet", {"replicas": None}, {}),
+    ],
+)
+def test_what_is_no_number_of_pods_is_not_that_none_is_missing(kind: str, spec: Any, status: Any) -> None:
+    with pytest.raises(ValueError):
+        pods_wanted(kind, {"spec": spec, "status": status})
 
 
 def test_pods_that_name_a_pod_as_their_owner_are_of_its_gang() -> None:

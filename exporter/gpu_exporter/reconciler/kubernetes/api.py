@@ -32,6 +32,9 @@ ANSWER_S = 30.0  # for a whole one
 CHUNK = 64 * 1024
 MIB = 1024 * 1024
 ODD_NAMES_MAX = 1000  # objects that were logged once
+# Of one object, and of a list: its metadata only (kubernetes.io/docs/reference/using-api/api-concepts).
+METADATA = {"Accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
+METADATA_LIST = {"Accept": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}
 NOT_JSON = "API server: its answer is not JSON; is there a proxy in between?"
 PAGE = 500  # objects of one answer
 PATIENCE_MAX_S = 600.0  # a server that asks for more is asked again all the same
@@ -134,6 +137,16 @@ class Api:
                 why = f"API server: its answer is not understood ({type(exc).__name__})"
                 raise OddAnswer(MALFORMED, why) from exc
 
+    def read_metadata(self, namespace: str, pod: str) -> Json:
+        """The metadata of a pod that is too large to be read whole. Raises MarkError."""
+        chunks = self._request(self.core.read_namespaced_pod, pod, namespace, _headers=METADATA)
+        try:
+            return ListReader(chunks, lambda found: found, lambda *_: None, self._one_at_a_time).metadata()
+        except NotJson as exc:
+            raise MarkError("error", f"{NOT_JSON} ({exc})") from exc
+        finally:
+            chunks.close()
+
     def pages(
         self,
         function: Any,
@@ -178,7 +191,7 @@ class Api:
         **options: Any,
     ) -> Generator[bytes, None, None]:
         """The bytes of an answer as they come. Raises MarkError for an error, and for one that takes too long."""
-        until = time.monotonic() + max(timeout_s, ANSWER_S)
+        left_s = max(timeout_s, ANSWER_S)  # of waiting: what is made of the answer is not the server's time
         try:
             response = function(*arguments, _preload_content=False, _request_timeout=timeout_s, **options)
         except ApiException as exc:  # of some releases of the client, which have read the answer by then
@@ -188,8 +201,13 @@ class Api:
         try:
             if not 200 <= response.status < 300:
                 raise failure(response.status, _head(response), _patience(response.headers))
-            while chunk := response.read1(CHUNK):
-                if time.monotonic() > until:
+            while True:
+                began = time.monotonic()
+                chunk = response.read1(CHUNK)
+                left_s -= time.monotonic() - began
+                if not chunk:
+                    return
+                if left_s < 0.0:
                     raise MarkError("error", f"API server: no whole answer within {ANSWER_S:.0f} s")
                 if most is not None:
                     most.spend(len(chunk))

@@ -30,7 +30,15 @@ OTHERS = {
 }
 MIRROR = "kubernetes.io/config.mirror"  # the kubelet's image of a static pod, on which no write has an effect
 STOPPED = "kubeflow-resource-stopped"  # Kubeflow's notebook controller scales a Notebook with it to nothing
-ANNOTATIONS = frozenset((*GROUPS, KUEUE_TOTAL, *OTHERS, MIRROR, STOPPED))
+QUEUE = "kueue.x-k8s.io/queue-name"  # on whatever Kueue manages
+# Of a pod or Job, its part of what is above it: of a JobSet, of Kubeflow's training operator and of its MPI operator.
+REPLICATED_JOB = "jobset.sigs.k8s.io/replicatedjob-name"
+REPLICA_TYPE, JOB_ROLE, JOB_NAME = (
+    f"training.kubeflow.org/{name}" for name in ("replica-type", "job-role", "job-name")
+)
+PARTS = (QUEUE, REPLICATED_JOB, REPLICA_TYPE, JOB_ROLE, JOB_NAME)
+# Labels and annotations that are kept however many others an object has.
+READ = frozenset((*GROUPS, KUEUE_TOTAL, *OTHERS, MIRROR, STOPPED, *PARTS))
 # Kinds whose spec and status are looked at: of any other controller only its metadata is.
 JOB: Kind = ("batch", "Job")
 STATEFUL_SET: Kind = ("apps", "StatefulSet")

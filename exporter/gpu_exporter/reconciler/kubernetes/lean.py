@@ -10,7 +10,7 @@ from typing import Any
 
 from gpu_exporter.outside import need_name
 from gpu_exporter.plain import shorten
-from gpu_exporter.reconciler.kubernetes.keys import ANNOTATIONS
+from gpu_exporter.reconciler.kubernetes.keys import READ
 from gpu_exporter.reconciler.kubernetes.stream import MALFORMED, TOO_LARGE, Odd
 from gpu_exporter.reconciler.marks import PREFIX
 
@@ -29,18 +29,17 @@ ODD = "odd"
 def trim(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The metadata that is looked at. Raises Odd, ValueError and their like for what no API server writes."""
     odd: list[str] = []
-    labels = _texts(metadata.get("labels"))
+    labels, annotations = (_texts(metadata.get(key), key, odd) for key in ("labels", "annotations"))
     if (length := sum(len(key) + len(value) for key, value in labels.items())) > LABELS_MAX:
         labels = {key: value for key, value in labels.items() if _is_read(key)}
         odd.append(f"its labels have {length} characters, more than {LABELS_MAX}")
-    references = metadata.get("ownerReferences") or ()
+    references = _rows(metadata.get("ownerReferences"), "owner references", odd)
     if sum(reference.get("kind") == "Pod" for reference in references) > REFERENCES_MAX:
         odd.append(f"it names more than {REFERENCES_MAX} pods as its owners")
-    annotations = _texts(metadata.get("annotations"))
     texts = {
         "labels": {shorten(key, TEXT_MAX): shorten(value, TEXT_MAX) for key, value in labels.items()},
         "annotations": {key: shorten(annotations[key], TEXT_MAX) for key in annotations if _is_read(key)},
-        "managedFields": _written(metadata.get("managedFields") or ()),
+        "managedFields": _written(_rows(metadata.get("managedFields"), "managed fields", odd)),
         "ownerReferences": _references(references),
         ODD: "; ".join(odd),
     }
@@ -53,15 +52,29 @@ def trim(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_read(key: str) -> bool:
-    return key.startswith(PREFIX) or key in ANNOTATIONS
+    return key.startswith(PREFIX) or key in READ
 
 
-def _texts(value: Any) -> Mapping[str, str]:
-    """Labels or annotations. Raises Odd where there is something else in their place."""
-    texts = value or {}
-    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-        raise Odd(MALFORMED, "its labels or annotations are not texts")
+def _texts(value: Any, what: str, odd: list[str]) -> Mapping[str, str]:
+    """Labels or annotations, of which those are left out that are no texts."""
+    if value is None:
+        return {}
+    texts = {key: text for key, text in value.items() if isinstance(text, str)} if isinstance(value, dict) else {}
+    if not isinstance(value, dict) or len(texts) < len(value):
+        odd.append(f"its {what} are not texts")
     return texts
+
+
+def _rows(value: Any, what: str, odd: list[str]) -> list[Mapping[str, Any]]:
+    """A list of objects, of which those are left out that are none."""
+    if value is None:
+        return []
+    rows: list[Mapping[str, Any]] = []
+    if isinstance(value, list):
+        rows = [row for row in value if isinstance(row, dict)]
+    if not isinstance(value, list) or len(rows) < len(value):
+        odd.append(f"its {what} are not understood")
+    return rows
 
 
 def _references(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -103,7 +116,8 @@ def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any]:
             "resourceClaims": bool(spec.get("resourceClaims")),
         },
         "status": {
-            **{key: need_name(status[key]) for key in ("phase", "reason", "startTime") if status.get(key)},
+            # The kubelet's reasons have slashes: OutOfnvidia.com/gpu.
+            **{key: shorten(str(status[key]), TEXT_MAX) for key in ("phase", "reason", "startTime") if status.get(key)},
             **{
                 key: [_trim_status(each) for each in status.get(key) or ()]
                 for key in ("containerStatuses", "initContainerStatuses")
@@ -163,6 +177,8 @@ def weigh(value: Any) -> int:
 def trim_controller(found: Mapping[str, Any], *, is_counted: bool) -> dict[str, Any]:
     """A controller without its pods' spec. `is_counted`: its spec and status are looked at. Raises Odd, ValueError."""
     kept: dict[str, Any] = {"metadata": trim(found["metadata"])}
+    if why := kept["metadata"].get(ODD):
+        raise Odd(TOO_LARGE, why)
     if is_counted:
         room = Room(OBJECT_MAX, f"its spec and status are larger than {OBJECT_MAX // 1024} KiB without its pods")
         for key in ("spec", "status"):
@@ -182,6 +198,5 @@ def _without_pods(value: Any, room: Room) -> Any:
     if isinstance(value, list):
         return [_without_pods(each, room) for each in value]
     if isinstance(value, str):
-        room.take(min(len(value), TEXT_MAX))
-        return shorten(value, TEXT_MAX)
+        room.take(len(value))  # nothing is cut: a list of indexes says less then
     return value

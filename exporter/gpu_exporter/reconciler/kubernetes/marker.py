@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from gpu_exporter.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.outside import parse_timestamp
 from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.kubernetes.api import Api
+from gpu_exporter.reconciler.kubernetes.api import METADATA, METADATA_LIST, Api, Budget, OddAnswer
 from gpu_exporter.reconciler.kubernetes.checks import (
     EVIDENCE,
     GPU_RESOURCES,
@@ -40,7 +41,7 @@ from gpu_exporter.reconciler.kubernetes.checks import (
     object_to_kind,
 )
 from gpu_exporter.reconciler.kubernetes.events import EventWriter
-from gpu_exporter.reconciler.kubernetes.lean import trim_pod
+from gpu_exporter.reconciler.kubernetes.lean import ODD, trim, trim_pod
 from gpu_exporter.reconciler.kubernetes.namespace import ENDED
 from gpu_exporter.reconciler.kubernetes.notice import CONDITION, condition, event_note
 from gpu_exporter.reconciler.kubernetes.survey import PodSurveyor
@@ -51,6 +52,8 @@ from gpu_exporter.reconciler.policy import LABEL, UNDERUSED, Decision
 from gpu_exporter.reconciler.surroundings import Surroundings, Unreadable
 
 log = logging.getLogger(__name__)
+ALONE_MAX = 50  # pods that are read by themselves in a list of marks
+PENDING_S, PENDING_MAX = 5.0, 512 * 1024 * 1024  # for the count of those that have not begun
 # Of our own: an owner's wish is as old as the last write by the manager that wrote it.
 FIELD_MANAGER = "gpu-exporter-reconciler"
 
@@ -77,6 +80,8 @@ class PodMarker:
         """
         self._policy = policy
         self._sets_condition = sets_condition
+        self._clock = clock
+        self._marked: dict[HolderName, str] = {}  # UID by pod, as listed last
         self._surveyor = PodSurveyor(api, policy, clock, resources)
         self.resources = resources
         self.api = api
@@ -97,7 +102,7 @@ class PodMarker:
         """As Surveyor: a pod that ended by itself is there for a while, and says so."""
         try:
             pod = self._read(name)
-        except Refused:
+        except (Refused, OddAnswer):
             return LOST
         except MarkError:
             return RUNS
@@ -111,8 +116,15 @@ class PodMarker:
         return LOST if was_taken else OVER
 
     def list_marks(self) -> Sequence[Mark]:
+        large: list[str] = []
+        # A pod that has not begun has no mark of ours, whatever its label says, and may be there by the thousand.
         listed = self.api.pages(
-            self.api.core.list_pod_for_all_namespaces, kind="Pod", keep=trim_marked, label_selector=LABEL
+            self.api.core.list_pod_for_all_namespaces,
+            kind="Pod",
+            keep=trim_marked,
+            odd=lambda name, reason, why: large.append(name),
+            label_selector=LABEL,
+            field_selector="status.phase!=Pending",
         )
         foreign, marks = 0, list[Mark]()
         for pod in listed:
@@ -120,13 +132,58 @@ class PodMarker:
                 foreign += 1
             else:
                 marks.append(read_mark(pod))
-        self.foreign = foreign
+        marks += self._read_alone(large)
+        marks += self._begin_again({mark.name for mark in marks})
+        self._marked = {mark.name: mark.incarnation for mark in marks}
+        self.foreign = foreign + self._count_pending()
         return marks
 
+    def _read_alone(self, names: Sequence[str]) -> list[Mark]:
+        """The marks of pods that are not understood or too large, by their metadata: they can be withdrawn."""
+        marks = list[Mark]()
+        for namespace, _, name in (full.partition("/") for full in names[:ALONE_MAX]):
+            try:
+                metadata = trim(self.api.read_metadata(namespace, name))
+            except (MarkError, ValueError, LookupError, TypeError, AttributeError) as exc:
+                log.warning("pod %s/%s: its mark cannot be read: %s", namespace, name, exc)
+                continue
+            if LABEL in (metadata.get("labels") or {}):
+                marks.append(read_mark({"metadata": metadata, "spec": {}, "status": {}, ODD: "it is not understood"}))
+        return marks
+
+    def _begin_again(self, seen: Collection[HolderName]) -> list[Mark]:
+        """Marks of the last list on pods that are pending again, as after a restart of their node."""
+        marks = list[Mark]()
+        for name, uid in [each for each in self._marked.items() if each[0] not in seen][:ALONE_MAX]:
+            with suppress(Refused, MarkError):
+                pod = self._read(name)
+                if pod["metadata"]["uid"] == uid and LABEL in (pod["metadata"].get("labels") or {}):
+                    marks.append(read_mark(pod))
+        return marks
+
+    def _count_pending(self) -> int:
+        """Pods that have our label and have not begun, as far as they can be counted in PENDING_S."""
+        count = 0
+        most = Budget(PENDING_MAX, self._clock.monotonic() + PENDING_S, self._clock)
+        with suppress(MarkError):
+            for _ in self.api.pages(
+                self.api.core.list_pod_for_all_namespaces,
+                kind="Pod",
+                keep=lambda pod: None,
+                most=most,
+                label_selector=LABEL,
+                field_selector="status.phase=Pending",
+                _headers=METADATA_LIST,
+            ):
+                count += 1
+        return count
+
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
+        object_to_odd(mark.live)
         check_markable(mark.live, decision, wall, self.resources)
 
     def check_alone(self, mark: Mark, decision: Decision | None, needed_s: float, wall: float) -> None:
+        object_to_odd(mark.live)
         object_to_kind(mark.live)
         if decision is not None and decision.incarnation:
             object_to_identity(mark.live, decision)
@@ -183,6 +240,7 @@ class PodMarker:
             name.name,
             name.namespace,
             {"metadata": {**change, "uid": uid}},
+            _headers=METADATA,  # of the answer nothing is looked at
             _content_type="application/merge-patch+json",
             field_manager=FIELD_MANAGER,
         )
@@ -195,6 +253,7 @@ class PodMarker:
                 name.name,
                 name.namespace,
                 {"metadata": {"uid": uid}, "status": {"conditions": [change]}},
+                _headers=METADATA,
                 _content_type="application/strategic-merge-patch+json",
                 field_manager=FIELD_MANAGER,
             )
@@ -207,6 +266,12 @@ class PodMarker:
         """An Event on the pod."""
         pod = {"apiVersion": "v1", "kind": "Pod", "namespace": name.namespace, "name": name.name, "uid": uid}
         self._events.record(pod, wall, reason, note)
+
+
+def object_to_odd(pod: Mapping[str, Any]) -> None:
+    """Raise Refused for a pod of which only the metadata could be read."""
+    if why := pod.get(ODD):
+        raise Refused("odd", f"the pod can no longer be read: {why}, or too large")
 
 
 def trim_marked(pod: Mapping[str, Any]) -> dict[str, Any] | None:

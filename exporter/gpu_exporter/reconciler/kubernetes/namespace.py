@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gpu_exporter.outside import need_name
@@ -13,10 +14,13 @@ from gpu_exporter.reconciler.kubernetes.checks import Resources, gpus_asked, lon
 from gpu_exporter.reconciler.kubernetes.keys import KUEUE_GROUP
 from gpu_exporter.reconciler.kubernetes.lean import ODD, TEXT_MAX, trim, weigh
 from gpu_exporter.reconciler.kubernetes.owners import Link, controller_of
+from gpu_exporter.reconciler.kubernetes.stream import TOO_LARGE
 from gpu_exporter.reconciler.marks import MarkError
 
 SERVICE_NAME = "kubernetes.io/service-name"  # label of an EndpointSlice
 ENDED = ("Succeeded", "Failed")
+NOT_UNDERSTOOD = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
+LARGE_MAX = 20  # pods of a namespace that are asked for their metadata alone
 VIEW_MAX = 32 * 1024 * 1024  # what is kept of one namespace, about: 20,000 pods with GPUs take half of it
 
 
@@ -116,7 +120,7 @@ class _Reader:
             odd=self._note_odd,
             most=self._most,
         )
-        for keys, view in listed:
+        for keys, view in itertools.chain(listed, self._large_pods()):  # the second once the first is read
             for key in keys:
                 if key not in alive:
                     self._keep(key)
@@ -126,15 +130,30 @@ class _Reader:
                 pods[str(view.metadata["name"])] = view
         return pods, alive
 
+    def _large_pods(self) -> Iterator[tuple[list[Link | str], PodView | None]]:
+        """Pods that are too large to be read whole, by their metadata: they belong to gangs all the same. Raises
+        MarkError where one remains of which nothing is known, since it may belong to any gang.
+        """
+        large = [name for name, (reason, _) in self._left_out.items() if reason == TOO_LARGE]
+        if len(large) > LARGE_MAX or "" in large:
+            raise MarkError("size", f"it has {len(large)} pods that are too large to be read")
+        for name in large:
+            try:
+                metadata = self._api.read_metadata(self._name, name)
+            except MarkError as exc:
+                if exc.result == "replaced":
+                    continue
+                raise MarkError("size", f"of pod {name}, which is too large, nothing is known: {exc}") from exc
+            _, why = self._left_out[name]
+            yield keys_of(metadata), PodView(trim(metadata), None, "", "", why)
+
     def _trim_pod(self, pod: Json) -> tuple[list[Link | str], PodView | None]:
         """What a pod belongs to, and itself if it holds GPUs or was asked for."""
-        if (pod.get("status") or {}).get("phase") in ENDED:
+        if has_ended(pod):
             return [], None
         metadata = pod["metadata"]
-        group = (metadata.get("labels") or {}).get(KUEUE_GROUP)
-        keys = [controller_of(metadata), shorten(group, TEXT_MAX) if isinstance(group, str) else None]
         is_kept = holds_gpus(pod, self._resources) or metadata["name"] in self._asked
-        return [key for key in keys if key], view_pod(pod, self._resources) if is_kept else None
+        return keys_of(metadata), view_pod(pod, self._resources) if is_kept else None
 
     def _served(self, pods: Mapping[str, PodView]) -> dict[str, str]:
         """By UID, the Service that sends a pod requests: by its selector, since its endpoints can be empty for a
@@ -193,33 +212,59 @@ def read_namespace(api: Api, name: str, resources: Resources, asked: Collection[
     return _Reader(api, name, resources, asked, most).read()
 
 
+def has_ended(pod: Json) -> bool:
+    """Whether its phase says so."""
+    status = pod.get("status")
+    return isinstance(status, dict) and status.get("phase") in ENDED
+
+
+def keys_of(metadata: Json) -> list[Link | str]:
+    """What a pod belongs to, as in NamespaceView.alive."""
+    labels = metadata.get("labels")
+    group = labels.get(KUEUE_GROUP) if isinstance(labels, dict) else None
+    keys = [controller_of(metadata), shorten(group, TEXT_MAX) if isinstance(group, str) else None]
+    return [key for key in keys if key]
+
+
 def holds_gpus(pod: Json, resources: Resources) -> bool:
-    """Whether a pod asks for GPUs, or may get some by a claim."""
-    return bool(pod["spec"].get("resourceClaims")) or gpus_asked(pod["spec"], resources) != 0
+    """Whether a pod asks for GPUs, or may: by a claim, or in a way that is not understood."""
+    try:
+        return bool(pod["spec"].get("resourceClaims")) or gpus_asked(pod["spec"], resources) != 0
+    except NOT_UNDERSTOOD:
+        return True
 
 
 def view_pod(pod: Json, resources: Resources) -> PodView:
-    """What is kept of a live pod. Raises Odd, ValueError and their like."""
-    spec, status = pod["spec"], pod.get("status") or {}
+    """What is kept of a live pod. Raises ValueError and its like for one without a name or UID."""
     metadata = trim(pod["metadata"])
-    asked = gpus_asked(spec, resources)
-    claims = bool(spec.get("resourceClaims"))
-    odd = metadata.pop(ODD, "")
-    if asked is None:
-        odd = "; ".join(filter(None, (odd, odd_limit(spec, resources))))
-    waits = ""
+    odd = [metadata.pop(ODD, "")]
+    asked: int | None = None
+    waits = start = ""
+    try:
+        spec, status = pod["spec"], pod.get("status") or {}
+        asked = gpus_asked(spec, resources)
+        if asked is None:
+            odd.append(odd_limit(spec, resources))
+        if spec.get("resourceClaims"):
+            asked = None
+        waits = _waits(metadata, spec, status)
+        start = shorten(str(status.get("startTime") or ""), TEXT_MAX)
+    except NOT_UNDERSTOOD as exc:
+        odd.append(f"its spec or status is not understood ({type(exc).__name__})")
+    return PodView(metadata, asked, waits, start, "; ".join(filter(None, odd)))
+
+
+def _waits(metadata: Json, spec: Json, status: Json) -> str:
     if metadata.get("deletionTimestamp"):
-        waits = "is being deleted"
-    elif status.get("phase") != "Running":
-        waits = f"is {shorten(str(status.get('phase') or 'new'), TEXT_MAX)}"
-    else:
-        names = {container["name"] for container in long_running(spec)}
-        for each in status.get("containerStatuses") or ():
-            waiting = (each.get("state") or {}).get("waiting")
-            if waiting is not None and each.get("name") in names:
-                waits = shorten(f"waits: {waiting.get('reason') or 'container ' + each['name']}", TEXT_MAX)
-    start = shorten(str(status.get("startTime") or ""), TEXT_MAX)
-    return PodView(metadata, None if claims else asked, waits, start, odd)
+        return "is being deleted"
+    if status.get("phase") != "Running":
+        return f"is {shorten(str(status.get('phase') or 'new'), TEXT_MAX)}"
+    waits, names = "", {container["name"] for container in long_running(spec)}
+    for each in status.get("containerStatuses") or ():
+        waiting = (each.get("state") or {}).get("waiting")
+        if waiting is not None and each.get("name") in names:
+            waits = shorten(f"waits: {waiting.get('reason') or 'container ' + each['name']}", TEXT_MAX)
+    return waits
 
 
 def trim_service(service: Json) -> Service:

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.outside import count_indexes, whole
+from gpu_exporter.outside import COUNT_MAX, count_indexes, need_whole
 from gpu_exporter.plain import shorten
 from gpu_exporter.reconciler.kubernetes.api import Api, Json, OddAnswer
 from gpu_exporter.reconciler.kubernetes.keys import COUNTED
 from gpu_exporter.reconciler.kubernetes.lean import TEXT_MAX, Room, trim_controller, weigh
-from gpu_exporter.reconciler.kubernetes.stream import ODD
+from gpu_exporter.reconciler.kubernetes.stream import MALFORMED, ODD
 from gpu_exporter.reconciler.marks import MarkError
 
 DEPTH_MAX = 8  # LeaderWorkerSet, StatefulSet, Pod, StatefulSet, Pod is the longest chain that is known
@@ -103,7 +103,7 @@ class Chain(NamedTuple):
 
 def controller_of(metadata: Mapping[str, Any]) -> Link | None:
     """The reference to the one owner that controls an object; None where there is none."""
-    for reference in metadata.get("ownerReferences") or ():
+    for reference in rows_of(metadata, "ownerReferences"):
         if reference.get("controller"):
             return Link(
                 *(shorten(str(reference.get(key) or ""), TEXT_MAX) for key in ("apiVersion", "kind", "name", "uid"))
@@ -113,12 +113,12 @@ def controller_of(metadata: Mapping[str, Any]) -> Link | None:
 
 def has_pods_above(metadata: Mapping[str, Any]) -> bool:
     """Whether an object names a pod as an owner."""
-    return any(each.get("kind") == "Pod" for each in metadata.get("ownerReferences") or ())
+    return any(each.get("kind") == "Pod" for each in rows_of(metadata, "ownerReferences"))
 
 
 def pods_above(metadata: Mapping[str, Any]) -> frozenset[str]:
     """UIDs of pods that an object names as its owners, whether they control it or not: it ends with them."""
-    references = metadata.get("ownerReferences") or ()
+    references = rows_of(metadata, "ownerReferences")
     return frozenset(str(each.get("uid") or "") for each in references if each.get("kind") == "Pod") - {""}
 
 
@@ -146,8 +146,8 @@ class Kinds:
             raise
         table = {
             each["kind"]: each["name"]
-            for each in listed.get("resources") or ()
-            if each.get("namespaced") and "/" not in each["name"]
+            for each in rows_of(listed, "resources")
+            if each.get("namespaced") and is_texts(each, "kind", "name") and "/" not in each["name"]
         }
         self._tables[version] = self._clock.monotonic(), table
         return table
@@ -160,13 +160,28 @@ class Kinds:
     def preferred(self, group: str) -> str:
         """The version of a group that the API server prefers, as group/version; "" for a group that is not there."""
         if self._preferred is None or not self._is_fresh(self._preferred[0]):
-            groups = self._api.call(self._api.groups.get_api_versions).get("groups") or ()
-            found = {each["name"]: each["preferredVersion"]["groupVersion"] for each in groups}
+            groups = rows_of(self._api.call(self._api.groups.get_api_versions), "groups")
+            found = {
+                each["name"]: each["preferredVersion"]["groupVersion"]
+                for each in groups
+                if is_texts(each, "name") and is_texts(each.get("preferredVersion"), "groupVersion")
+            }
             self._preferred = self._clock.monotonic(), found
         return self._preferred[1].get(group, "")
 
     def _is_fresh(self, when: float) -> bool:
         return self._clock.monotonic() - when < KINDS_KEEP_S
+
+
+def rows_of(answer: Any, key: str) -> list[Json]:
+    """The objects of a list, of which what is none is left out."""
+    rows = answer.get(key) if isinstance(answer, dict) else None
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def is_texts(value: Any, *keys: str) -> bool:
+    """Whether a value is an object with a text at each of these keys."""
+    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in keys)
 
 
 Parents: TypeAlias = dict[tuple[str, Link], Link | None]
@@ -218,7 +233,11 @@ class OwnerLook:
                 return Chain(tuple(owners), found)
             if found is None:
                 break
-            owners.append(Owner(link, found["metadata"], pods_wanted(link.kind, found)))
+            try:
+                wanted = pods_wanted(link.kind, found)
+            except ValueError as exc:
+                return Chain(tuple(owners), Unread(link, MALFORMED, f"{link.title} is not understood: {exc}"))
+            owners.append(Owner(link, found["metadata"], wanted))
             link = controller_of(found["metadata"])
         return Chain(tuple(owners))
 
@@ -334,17 +353,20 @@ class OwnerLook:
 
 
 def pods_wanted(kind: str, found: Json) -> int | None:
-    """Pods that a Job or StatefulSet keeps running at once; None where it does not say so, or not in numbers."""
+    """Pods that a Job or StatefulSet keeps running at once; None where it does not say so.
+
+    Raises ValueError where it says so in what is no number: then members may be missing.
+    """
     spec, status = found.get("spec") or {}, found.get("status") or {}
     if kind == "StatefulSet":
-        return whole(spec.get("replicas", 1))
-    if kind == "Job" and "parallelism" in spec:
-        running, ended = whole(spec["parallelism"]), whole(status.get("succeeded") or 0)
-        if running is None or ended is None:
-            return None
-        if spec.get("completions") is None:  # a work queue: once a pod has succeeded, no other one is begun
-            active = whole(status.get("active") or 0)
-            return running if not ended or active is None else min(running, active)
-        wanted, given_up = whole(spec["completions"]), count_indexes(status.get("failedIndexes") or "")
-        return None if wanted is None or given_up is None else max(0, min(running, wanted - ended - given_up))
-    return None
+        return need_whole(spec.get("replicas", 1), COUNT_MAX)
+    if kind != "Job" or "parallelism" not in spec:
+        return None
+    running, ended = (need_whole(each, COUNT_MAX) for each in (spec["parallelism"], status.get("succeeded") or 0))
+    if spec.get("completions") is None:  # a work queue: once a pod has succeeded, no other one is begun
+        active = need_whole(status.get("active") or 0, COUNT_MAX)
+        return running if not ended else min(running, active)
+    given_up = count_indexes(status.get("failedIndexes") or "")
+    if given_up is None:
+        raise ValueError("its failed indexes are no list of numbers")
+    return max(0, min(running, need_whole(spec["completions"], COUNT_MAX) - ended - given_up))

@@ -13,16 +13,20 @@ from typing import Any, NamedTuple, TypeAlias
 from gpu_exporter.config.values import ACTIONS
 from gpu_exporter.outside import whole
 from gpu_exporter.reconciler.kubernetes.api import Json
-from gpu_exporter.reconciler.kubernetes.keys import JOB, STATEFUL_SET, STOPPED, Kind
+from gpu_exporter.reconciler.kubernetes.keys import (
+    JOB,
+    JOB_NAME,
+    JOB_ROLE,
+    REPLICA_TYPE,
+    REPLICATED_JOB,
+    STATEFUL_SET,
+    STOPPED,
+    Kind,
+)
 from gpu_exporter.reconciler.kubernetes.owners import Link, pods_wanted
 
 SUSPEND, DEACTIVATE, STOP = ACTIONS[:3]
 Wanted: TypeAlias = Mapping[str, int] | None  # pods by role; None: cannot be counted
-REPLICATED_JOB = "jobset.sigs.k8s.io/replicatedjob-name"
-# Of Kubeflow's training operator, and of its MPI operator.
-REPLICA_TYPE, JOB_ROLE, JOB_NAME = (
-    f"training.kubeflow.org/{name}" for name in ("replica-type", "job-role", "job-name")
-)
 
 
 class Found(NamedTuple):
@@ -77,7 +81,10 @@ def one_role(labels: Mapping[str, Any], owner_labels: Mapping[str, Any]) -> str:
 
 
 def _job_wants(found: Found) -> Wanted:
-    wanted = pods_wanted("Job", {**found.target, "spec": {"parallelism": 1, **_spec(found.target)}})
+    try:
+        wanted = pods_wanted("Job", {**found.target, "spec": {"parallelism": 1, **_spec(found.target)}})
+    except ValueError:
+        return None
     return None if wanted is None else {"": wanted}
 
 

@@ -19,12 +19,13 @@ T = TypeVar("T")
 # Characters. etcd takes requests of 1.5 MiB (--max-request-bytes), so a longer object is one of escaped characters.
 OBJECT_MAX = 2 * 1024 * 1024
 DECODER = json.JSONDecoder()
+FOLLOWS = frozenset(",]} \t\r\n")
 NOT_SPACE = re.compile(r"[^ \t\r\n]")
 MARKS = re.compile(r'["{}\[\]]')
-ENDS_TEXT = re.compile(r'["\\]')
 # The beginning of an object as an API server writes it.
 NAMED = re.compile(
-    r'{(?:"apiVersion":"[^"\\]*",)?(?:"kind":"[^"\\]*",)?"metadata":\s*{"name":\s*"([^"\\]{1,253})"'
+    r'{\s*(?:"apiVersion":\s*"[^"\\]*",\s*)?(?:"kind":\s*"[^"\\]*",\s*)?'
+    r'"metadata":\s*{\s*"name":\s*"([^"\\]{1,253})"'
     r'(?:,\s*"generateName":\s*"[^"\\]*")?(?:,\s*"namespace":\s*"([^"\\]{1,253})")?'
 )
 HEAD = 1024  # characters of an object within which its name is looked for
@@ -82,20 +83,56 @@ class ListReader(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Raises NotJson, and what reading raises."""
-        self._expect("{")
-        more = self._peek() != "}"
-        while more:
-            key = self._value()
-            self._expect(":")
+        is_list = False
+        for key in self._keys():
             if key == "items" and self._peek() == "[":
+                is_list = True
                 yield from self._items()
+            elif key == "items":
+                is_list = self._value() is None
             elif key == "metadata":
                 metadata = self._value()
                 token = metadata.get("continue") if isinstance(metadata, dict) else None
                 self.token = token if isinstance(token, str) else ""
             else:
                 self._value()
+        if not is_list:
+            raise NotJson("it is no list")
+
+    def metadata(self) -> dict[str, Any]:
+        """Of one object in place of a list, what its `metadata` says; the rest is not read, and of the metadata that is
+        left out which is too large. Raises NotJson.
+        """
+        for key in self._keys():
+            if key == "metadata":
+                return {name: value for name in self._keys() if (value := self._value_or_skip()) is not None}
+            self._value_or_skip()
+        raise NotJson("it has no metadata")
+
+    def _keys(self) -> Iterator[str]:
+        """The keys of an object; whoever takes one reads its value before the next. Raises NotJson."""
+        self._expect("{")
+        more = self._peek() != "}"
+        if not more:
+            self._expect("}")
+        while more:
+            key = self._value()
+            if not isinstance(key, str):
+                raise NotJson("a key is no text")
+            self._expect(":")
+            yield key
             more = self._follows("}")
+
+    def _value_or_skip(self) -> Any:
+        """The next value; None for one that cannot be read, which is passed over. Raises NotJson."""
+        while True:
+            try:
+                return self._decoded()
+            except _Incomplete:
+                self._read_on()
+            except _Unread:
+                self._skip()
+                return None
 
     def _items(self) -> Iterator[T]:
         self._expect("[")
@@ -157,8 +194,8 @@ class ListReader(Generic[T]):
             raise _Unread(MALFORMED, "a number in it is too long") from exc
         if end - self._at > OBJECT_MAX:
             raise _Unread(TOO_LARGE, f"it is longer than {OBJECT_MAX // 2**20} MiB")
-        # Of a number at the end of what was read the rest may be missing.
-        if end == len(self._text) and not (isinstance(value, dict | list | str) or self._is_over):
+        # Of a number the rest may be missing until something else follows.
+        if not isinstance(value, dict | list | str) and self._text[end : end + 1] not in FOLLOWS and not self._is_over:
             raise _Incomplete
         self._at = end
         return value
@@ -169,36 +206,55 @@ class ListReader(Generic[T]):
         self._is_over = not self._more(min(length, OBJECT_MAX + 1 - length))
 
     def _skip(self) -> None:
-        """Pass over an object, by its brackets. Raises NotJson."""
-        if self._peek() != "{":
-            raise NotJson("an item of its list is not an object")
-        depth, in_text = 0, False
+        """Pass over an object or list by its brackets, or over a text. Raises NotJson."""
+        if self._peek() == '"':
+            self._at += 1
+            self._skip_text()
+            return
+        if self._text[self._at] not in "{[":
+            raise NotJson("a value is none")
+        depth = 0
         while True:
-            match = (ENDS_TEXT if in_text else MARKS).search(self._text, self._at)
+            match = MARKS.search(self._text, self._at)
             if match is None:
                 self._at = len(self._text)
-                if not self._more(1):
-                    raise NotJson("it breaks off")
+                self._need_more()
                 continue
             self._at = match.end()
-            if match[0] == "\\":
-                while self._at >= len(self._text):
-                    if not self._more(1):
-                        raise NotJson("it breaks off")
-                self._at += 1
-            elif match[0] == '"':
-                in_text = not in_text
-            else:
-                depth += 1 if match[0] in "{[" else -1
-                if depth <= 0:
-                    return
+            if match[0] == '"':
+                self._skip_text()
+                continue
+            depth += 1 if match[0] in "{[" else -1
+            if depth <= 0:
+                return
+
+    def _skip_text(self) -> None:
+        """Pass over the rest of a text, to its closing quote: that has an even number of backslashes before it."""
+        slashes = 0  # at the end of what was read before
+        while True:
+            quote = self._text.find('"', self._at)
+            end = quote if quote >= 0 else len(self._text)
+            part = self._text[self._at : end]
+            trailing = len(part) - len(part.rstrip("\\"))
+            slashes = trailing + (slashes if trailing == len(part) else 0)
+            self._at = end
+            if quote < 0:
+                self._need_more()
+                continue
+            self._at += 1
+            if slashes % 2 == 0:
+                return
+            slashes = 0
+
+    def _need_more(self) -> None:
+        if not self._more(1):
+            raise NotJson("it breaks off")
 
     def _peek(self) -> str:
         """The next character that is not a space, which is then the next to be read."""
         while (match := NOT_SPACE.search(self._text, self._at)) is None:
             self._at = len(self._text)
-            if not self._more(1):
-                raise NotJson("it breaks off")
+            self._need_more()
         self._at = match.start()
         return match[0]
 

@@ -22,7 +22,7 @@ from gpu_exporter.reconciler.kubernetes.keys import CLASS, KUEUE_GROUP, KUEUE_TO
 from gpu_exporter.reconciler.kubernetes.kinds import classify
 from gpu_exporter.reconciler.kubernetes.namespace import NamespaceView, PodView, read_namespace
 from gpu_exporter.reconciler.kubernetes.optouts import Place, read_serving_label, read_wish
-from gpu_exporter.reconciler.kubernetes.owners import FAILED, Chain, Owner, OwnerLook, Owners
+from gpu_exporter.reconciler.kubernetes.owners import FAILED, Chain, Link, Owner, OwnerLook, Owners, controller_of
 from gpu_exporter.reconciler.kubernetes.shapes import match
 from gpu_exporter.reconciler.kubernetes.stream import MALFORMED, TOO_LARGE
 from gpu_exporter.reconciler.marks import MarkError
@@ -37,6 +37,7 @@ VIEW_MAX_S = 300.0
 FRESH_S = 5.0  # what was read in this cycle is fresh
 SERVED_KEEP_S = 900.0  # endpoints and autoscalers come and go while a server is rolled out
 WORKERS = 4
+NAMESPACE_S = 10.0  # for the lists of one namespace and what is above its pods; 20,000 pods take four
 LIST_MAX = 1024 * 1024 * 1024  # bytes of all lists of one namespace; they are read as a stream
 KEPT_MAX = 96 * 1024 * 1024  # what all namespaces together may cost in memory, about
 
@@ -60,6 +61,7 @@ class PodSurveyor:
         self._resources = resources
         self._owners = Owners(api, clock)
         self._reads: dict[str, _Read | Unreadable] = {}
+        self._slow: set[str] = set()  # namespaces that were too large to be read when they were last
         self._served: dict[str, tuple[float, str]] = {}  # by UID of a pod: when (monotonic), and by what
 
     def survey(
@@ -120,13 +122,15 @@ class PodSurveyor:
         late = Unreadable(f"the API server was too slow for {len(wanted)} namespaces in this cycle", True)
 
         def read(namespace: str) -> tuple[str, _Read | Unreadable]:
-            if self._clock.monotonic() > until:
-                return namespace, late
+            began = self._clock.monotonic()
+            if began > until:
+                return namespace, late._replace(is_failure=namespace not in self._slow)
             try:
-                return namespace, self._read(namespace, wanted[namespace], until)
+                return namespace, self._read(namespace, wanted[namespace], min(until, began + NAMESPACE_S))
             except MarkError as exc:
                 why = f"what surrounds pods of {namespace} cannot be read: {exc}"
                 if exc.result == "size":  # it is this namespace that is too large
+                    self._slow.add(namespace)
                     return namespace, Unreadable(why, reason=TOO_LARGE, kind="Namespace")
                 return namespace, Unreadable(why, exc.result != "replaced")
             except Exception as exc:  # what one namespace holds costs no other its decisions
@@ -134,7 +138,10 @@ class PodSurveyor:
                 return namespace, Unreadable(f"unforeseen in namespace {namespace}: {type(exc).__name__}: {exc}", True)
 
         try:
-            found.update(run_ahead(read, sorted(wanted), min(WORKERS, len(wanted)), "survey"))
+            # Those that were too large come last: they keep no other waiting.
+            names = sorted(wanted, key=lambda name: (name in self._slow, name))
+            self._slow &= set(wanted)
+            found.update(run_ahead(read, names, min(WORKERS, len(wanted)), "survey"))
         except NoThread as exc:
             late = Unreadable(str(exc), True)
         return dict.fromkeys(wanted, late) | found
@@ -147,16 +154,16 @@ class PodSurveyor:
         chains: dict[str, Chain | Unreadable] = {}
         for name in sorted(pods):  # before all others, since limits may be reached
             pod = view.pods.get(name)
-            if pod is not None and not pod.odd:
-                chains[name] = _chain(look, namespace, name, pod)
-            elif pod is not None:
-                chains[name] = _left_out(namespace, name, MALFORMED if pod.gpus is None else TOO_LARGE, pod.odd)
-            elif name in view.left_out:
+            if name in view.left_out:
                 chains[name] = _left_out(namespace, name, *view.left_out[name])
+            elif pod is not None and pod.odd:
+                chains[name] = _left_out(namespace, name, MALFORMED if pod.gpus is None else TOO_LARGE, pod.odd)
+            elif pod is not None:
+                chains[name] = _chain(look, namespace, name, pod)
             else:
                 chains[name] = Unreadable(f"{namespace}/{name} has ended or is gone")
         holding = sorted(view.pods.items(), key=lambda item: (item[0] not in pods, item[1].gpus == 0))
-        keys = {name: group_keys(pod.metadata, look.ancestry(pod.metadata)) for name, pod in holding}
+        keys = {name: group_keys(pod.metadata, _ancestry(look, pod)) for name, pod in holding}
         return _Read(view, _members_of(namespace, gangs(keys), view), chains, self._clock.monotonic())
 
     def _surroundings(self, name: HolderName, wall: float) -> Surroundings | Unreadable:
@@ -182,6 +189,18 @@ class PodSurveyor:
             return server
         _, before = self._served.get(uid, (0.0, ""))
         return f"{before}, within the last {describe_duration(SERVED_KEEP_S)}" if before else ""
+
+
+def _ancestry(look: OwnerLook, pod: PodView) -> list[Link]:
+    """As OwnerLook.ancestry; of what is not understood the pod's own reference remains. Raises MarkError."""
+    try:
+        return look.ancestry(pod.metadata)
+    except MarkError:
+        raise
+    except Exception:
+        log.exception("unforeseen, of what is above %s", pod.metadata["name"])
+        own = controller_of(pod.metadata)
+        return [] if own is None else [own]
 
 
 def _chain(look: OwnerLook, namespace: str, name: str, pod: PodView) -> Chain | Unreadable:

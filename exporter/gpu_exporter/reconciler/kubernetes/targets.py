@@ -6,19 +6,20 @@ controller has another kind than those between needs no read: the object's contr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.outside import parse_timestamp
 from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.kubernetes.api import Api, Budget, Json
+from gpu_exporter.reconciler.kubernetes.api import Api, Budget, Json, OddAnswer
 from gpu_exporter.reconciler.kubernetes.checks import Resources
 from gpu_exporter.reconciler.kubernetes.gangs import Key, group_keys
-from gpu_exporter.reconciler.kubernetes.keys import STOPPED
-from gpu_exporter.reconciler.kubernetes.lean import trim_controller, weigh
-from gpu_exporter.reconciler.kubernetes.namespace import ENDED, VIEW_MAX, PodView, holds_gpus, view_pod
+from gpu_exporter.reconciler.kubernetes.keys import QUEUE, STOPPED
+from gpu_exporter.reconciler.kubernetes.lean import trim, trim_controller, weigh
+from gpu_exporter.reconciler.kubernetes.namespace import LARGE_MAX, VIEW_MAX, PodView, has_ended, holds_gpus, view_pod
 from gpu_exporter.reconciler.kubernetes.optouts import Place, read_wish
 from gpu_exporter.reconciler.kubernetes.owners import (
     Link,
@@ -37,13 +38,13 @@ from gpu_exporter.reconciler.kubernetes.shapes import (
     Shape,
     Wanted,
 )
+from gpu_exporter.reconciler.kubernetes.stream import TOO_LARGE
 from gpu_exporter.reconciler.marks import PREFIX, MarkError, Refused
 from gpu_exporter.reconciler.surroundings import Reference
 from gpu_exporter.reconciler.target import Held, Part, Target
 
 SCHEDULER = "kubernetes"
 ACTED = PREFIX + "acted"
-QUEUE = "kueue.x-k8s.io/queue-name"  # on whatever Kueue manages
 WORKLOAD_OF = "kueue.x-k8s.io/job-uid"  # on Kueue's Workload: the UID of what it was made for
 KUEUE, WORKLOADS = "kueue.x-k8s.io", "workloads.kueue.x-k8s.io"
 NOT_DEACTIVATED = "Kueue manages it, and actions.kinds does not allow to deactivate it"
@@ -143,39 +144,52 @@ class TargetReader:
     def _list(self, namespace: str, link: Link, shape: Shape, until: float) -> _Pods:
         """One list, of which only that is kept which may have to do with the target. Raises MarkError."""
         kept = _Pods([], {}, [], [], [], [])
+        left_out: dict[str, tuple[str, str]] = {}
         left = VIEW_MAX
         listed = self._api.pages(
             self._api.core.list_namespaced_pod,
             namespace,
             kind="Pod",
             keep=lambda pod: self._trim_pod(pod, link, shape),
-            odd=lambda name, reason, why: kept.odd.append(f"pod {name.rpartition('/')[2] or 'without a name'}: {why}"),
+            odd=lambda name, reason, why: left_out.update({name.rpartition("/")[2]: (reason, why)}),
             most=Budget(LIST_MAX, until, self._clock),
         )
-        for entry in listed:
+        for entry in itertools.chain(listed, self._large_pods(namespace, left_out)):
             if entry is None:
                 continue
             owner, view = entry
             left -= weigh(entry)
             if left < 0:
                 raise MarkError("size", f"what is to be known of its pods is larger than {VIEW_MAX // 2**20} MiB")
-            if view.odd:
-                kept.odd.append(f"pod {_name(view)}: {view.odd}")
             if above := pods_above(view.metadata):
                 kept.dependents.append((view, above))
+            is_near = owner is None or owner.uid == link.uid or (owner.group, owner.kind) in shape.between
+            if view.odd and (is_near or above):
+                kept.odd.append(f"pod {_name(view)}: {view.odd}")
             if owner is None:
                 kept.loose.append(view)
             elif owner.uid == link.uid:
                 kept.own.append(view)
-            elif (owner.group, owner.kind) in shape.between:
+            elif is_near:
                 kept.below.setdefault(owner, []).append(view)
             elif view.gpus != 0:
                 kept.others.append(view)
+        kept.odd.extend(f"pod {name or 'without a name'}: {why}" for name, (_, why) in left_out.items())
         return kept
+
+    def _large_pods(
+        self, namespace: str, left_out: dict[str, tuple[str, str]]
+    ) -> Iterator[tuple[Link | None, PodView]]:
+        """Pods that are too large to be read whole, by their metadata; they are then no longer left out."""
+        for name, (reason, why) in list(left_out.items())[:LARGE_MAX]:
+            if reason == TOO_LARGE and name:
+                metadata = self._api.read_metadata(namespace, name)
+                del left_out[name]
+                yield controller_of(metadata), PodView(trim(metadata), None, "", "", why)
 
     def _trim_pod(self, pod: Json, link: Link, shape: Shape) -> tuple[Link | None, PodView] | None:
         """A pod with what controls it; None for one that has nothing to do with a target."""
-        if (pod.get("status") or {}).get("phase") in ENDED:
+        if has_ended(pod):
             return None
         metadata = pod["metadata"]
         owner = controller_of(metadata)
@@ -264,6 +278,8 @@ class TargetReader:
             return None, Held("kueue", f"it has the label {QUEUE}, and the API server does not know Kueue's Workloads")
         try:
             workloads = self._workloads(version, place[2], link.uid)
+        except OddAnswer as exc:
+            return None, Held("kueue", f"whether Kueue manages it is unknown: {exc}")
         except MarkError as exc:
             if exc.status != 403:
                 raise
@@ -285,16 +301,20 @@ class TargetReader:
     def _workloads(self, version: str, namespace: str, uid: str) -> list[Json]:
         """Kueue's Workloads of an object. Raises MarkError."""
         place = KUEUE, version, namespace, "workloads"
-        of_it = f"{WORKLOAD_OF}={uid}"
+        of_it, left_out = f"{WORKLOAD_OF}={uid}", list[str]()
         listed = self._api.pages(
             self._api.custom.list_namespaced_custom_object,
             *place,
             kind="Workload",
             keep=lambda found: trim_controller(found, is_counted=True),
+            odd=lambda name, reason, why: left_out.append(f"{name}: {why}"),
             label_selector=of_it,
         )
         rows = ((each, controller_of(each["metadata"])) for each in listed)
-        return [each for each, owner in rows if owner is not None and owner.uid == uid]
+        found = [each for each, owner in rows if owner is not None and owner.uid == uid]
+        if left_out:
+            raise OddAnswer(TOO_LARGE, f"Workload {left_out[0]}")
+        return found
 
 
 def _below_pods(members: Sequence[PodView], dependents: Sequence[tuple[PodView, frozenset[str]]]) -> list[str]:
