@@ -17,6 +17,7 @@ LISTS = {
     "list_namespaced_service": "Service",
     "list_namespaced_endpoint_slice": "EndpointSlice",
     "list_namespaced_horizontal_pod_autoscaler": "HorizontalPodAutoscaler",
+    "list_namespaced_custom_object": "Workload",
 }
 KINDS = {"batch/v1": {"Job": "jobs"}, "apps/v1": {"ReplicaSet": "replicasets", "Deployment": "deployments"}}
 

@@ -18,8 +18,12 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence
 from gpu_exporter.reconciler.judge import Judgement, judge_of
+from gpu_exporter.reconciler.kubernetes.api import OddAnswer
+from gpu_exporter.reconciler.kubernetes.checks import GPU_RESOURCES
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
+from gpu_exporter.reconciler.kubernetes.owners import Owners
 from gpu_exporter.reconciler.kubernetes.stream import OBJECT_MAX
+from gpu_exporter.reconciler.kubernetes.targets import TargetReader
 from gpu_exporter.reconciler.marks import Refused, timestamp
 from gpu_exporter.reconciler.policy import LABEL
 from gpu_exporter.reconciler.rulebook import Rulebook
@@ -323,3 +327,18 @@ def test_a_marked_pod_that_is_pending_again_loses_its_mark() -> None:
     (mark,) = [mark for mark in marker.list_marks() if mark.name.name == "p1"]
     with pytest.raises(Refused, match="does not run"):
         marker.check_alone(mark, None, 60.0, WALL)
+
+
+def test_a_workload_that_is_left_out_is_not_none() -> None:
+    """Without one, the Job itself would be suspended, past Kueue that manages it."""
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "job-1", "controller": True}
+    workload = {"metadata": {"name": "w", "uid": "w", "ownerReferences": [owner]}, "spec": {"x": ["y" * 100] * 5_000}}
+    small = {**workload, "spec": {"active": True}}
+    for rows, found in (([small], 1), ([], 0)):
+        api = MemoryApi({"Workload": rows})
+        reader = TargetReader(api, POLICY, ManualClock(), Owners(api, ManualClock()), GPU_RESOURCES)
+        assert len(reader._workloads("v1beta1", "ml", "job-1")) == found
+    api = MemoryApi({"Workload": [workload]})
+    reader = TargetReader(api, POLICY, ManualClock(), Owners(api, ManualClock()), GPU_RESOURCES)
+    with pytest.raises(OddAnswer, match="Workload w: its spec and status are larger than 256 KiB"):
+        reader._workloads("v1beta1", "ml", "job-1")

@@ -460,3 +460,68 @@ def test_clients_that_do_not_take_their_answer_give_way(server: HttpServer, monk
             assert client.recv(1) == b"H"
         until(lambda: all(each.is_writing and time.monotonic() - each.since > 0.2 for each in made))
         assert get(server, "/fault", HOSTILE)[0] == 500  # where none gives way, it is 503
+
+
+def test_an_end_that_a_client_does_not_take_is_waited_for_within_the_limit(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left for it fits into the server's buffer, so nothing is written any more; it must count all the same."""
+    monkeypatch.setattr(web, "WRITE_S", 0.5)
+    begin, made = crowd.Connection.__init__, list[crowd.Connection]()
+
+    def begin_small(self: crowd.Connection, client: socket.socket, address: str) -> None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the kernel's own would take all of it
+        begin(self, client, address)
+        made.append(self)
+
+    monkeypatch.setattr(crowd.Connection, "__init__", begin_small)
+    server = HttpServer("127.0.0.1:0", site)
+    server.start()
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(20):
+                client = socket.socket()
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.connect(("127.0.0.1", server.port))
+                stack.enter_context(client)
+                with contextlib.suppress(OSError):
+                    client.sendall(b"GET /-/healthy HTTP/1.1\r\n\r\n" * 60 + b"GET /-/healthy HTTP/1.0\r\n\r\n")
+            until(lambda: len(made) == 20 and all(each.client.fileno() == -1 for each in made))
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_a_connection_from_before_a_reload_ends_with_it(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
+    """It was let in without the certificate or password that is asked for now."""
+    monkeypatch.setattr(web, "RELOAD_S", 0.05)
+    authority = Authority(tmp_path)
+    authority.issue("server", "agent")
+    config = tmp_path / "web.yaml"
+    files = "cert_file: server.crt, key_file: server.key"
+    config.write_text(f"tls_server_config: {{{files}}}\n" if tls else "{}\n")
+    server = HttpServer("127.0.0.1:0", site, web_config=config)
+    server.start()
+    context = ssl.create_default_context(cafile=authority.certificate)
+    try:
+        with contextlib.ExitStack() as stack:
+            client: socket.socket = stack.enter_context(connect(server, HONEST))
+            silent = stack.enter_context(connect(server, PROBE))  # has not begun its handshake
+            if tls:
+                client = stack.enter_context(context.wrap_socket(client, server_hostname="localhost"))
+            client.settimeout(5.0)
+            client.sendall(b"GET /-/healthy HTTP/1.1\r\n\r\n")
+            assert client.recv(4096).startswith(b"HTTP/1.1 200")
+            assert server.is_open()
+            more = "client_ca_file: ca.crt, client_auth_type: RequireAndVerifyClientCert"
+            config.write_text(f"tls_server_config: {{{files}, {more}}}\n")
+            until(lambda: not server.is_open())
+            for each in (client, silent):
+                each.settimeout(5.0)
+                with contextlib.suppress(OSError):
+                    each.sendall(b"GET /page HTTP/1.1\r\n\r\n")
+                    assert each.recv(4096) == b""
+    finally:
+        server.stop()

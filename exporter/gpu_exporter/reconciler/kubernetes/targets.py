@@ -183,7 +183,12 @@ class TargetReader:
         """Pods that are too large to be read whole, by their metadata; they are then no longer left out."""
         for name, (reason, why) in list(left_out.items())[:LARGE_MAX]:
             if reason == TOO_LARGE and name:
-                metadata = self._api.read_metadata(namespace, name)
+                try:
+                    metadata = self._api.read_metadata(namespace, name)
+                except MarkError as exc:
+                    if exc.result == "replaced":  # it has ended since the list
+                        del left_out[name]
+                    continue
                 del left_out[name]
                 yield controller_of(metadata), PodView(trim(metadata), None, "", "", why)
 
