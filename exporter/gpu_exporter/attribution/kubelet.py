@@ -88,6 +88,8 @@ class KubeletSource:
                 f"{''.join(first.device_ids[:1])[:80]!r} names no device of this node, so no GPU is called free"
             )
         odd: set[str] = set()
+        if self._pods.odd:
+            odd.add(f"{self._pods.odd} pods in the kubelet's answer are not understood, so no GPU is called free")
         for entry in entries:
             name = (entry.namespace, entry.pod)
             uid = uids.get(name, "")
@@ -109,7 +111,7 @@ class KubeletSource:
     def _read_offers(self) -> list[Grant] | None:
         """None before a device plugin has offered a GPU, and while it offers one with an id that is not understood."""
         devices = self._list_allocatable()
-        if devices is None:
+        if devices is None or self._allocatable.odd:
             return None
         ids = [device_id for entry in devices if (gpus := self._gpus_of(entry)) for device_id in gpus.device_ids]
         offers = [offer for device_id in ids if (offer := self._grant(device_id, NOBODY)) is not None]

@@ -13,6 +13,7 @@ from gpu_exporter.attribution.protobuf import ProtobufError, read_fields, read_t
 
 LIST = "/v1.PodResourcesLister/List"
 ENTRIES_MAX = 20_000  # a kubelet has 110 pods by default; an answer of many small entries takes twenty times its size
+POD_ENTRIES_MAX = 2_048  # of one pod, or one device
 ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 
 
@@ -44,10 +45,13 @@ class Reader:
     def __init__(self, parse: Callable[[bytes], Iterable[ContainerDevices]]) -> None:
         """`parse`: what is in one field of the answer."""
         self._parse = parse
+        self.odd = 0
+        """How many pods, or devices, of the last answer were left out, since they are not understood or too many."""
         self._known: dict[bytes, tuple[ContainerDevices, ...]] = {}
 
     def read(self, message: bytes) -> list[ContainerDevices]:
-        """Everything that the answer lists. Raises ProtobufError."""
+        """Everything that the answer lists; a pod that is not understood costs itself. Raises ProtobufError."""
+        self.odd = 0
         entries: list[ContainerDevices] = []
         known: dict[bytes, tuple[ContainerDevices, ...]] = {}
         for number, payload in read_fields(message):
@@ -55,7 +59,13 @@ class Reader:
                 continue
             found = self._known.get(payload)
             if found is None:
-                found = tuple(islice(self._parse(payload), ENTRIES_MAX + 1))
+                try:
+                    found = tuple(islice(self._parse(payload), POD_ENTRIES_MAX + 1))
+                except ProtobufError:
+                    found = None
+            if found is None or len(found) > POD_ENTRIES_MAX:
+                self.odd += 1
+                continue
             known[payload] = found
             entries += found
             if len(entries) > ENTRIES_MAX:

@@ -49,15 +49,32 @@ def test_every_message_of_the_real_implementation_is_read_back(pods: list, numbe
     assert read_pods().read(response.SerializeToString()) == expected
 
 
-def test_an_answer_of_endless_small_entries_is_refused() -> None:
+def listing(*counts: int) -> bytes:
+    """An answer of pods with so many devices each."""
     response = messages().ListPodResourcesResponse()
-    container = response.pod_resources.add(name="p", namespace="n").containers.add(name="c")
-    for _ in range(ENTRIES_MAX):
-        container.devices.add(resource_name="r", device_ids=["0"])
-    assert len(read_pods().read(response.SerializeToString())) == ENTRIES_MAX
-    container.devices.add(resource_name="r", device_ids=["0"])
+    for at, count in enumerate(counts):
+        container = response.pod_resources.add(name=f"p{at}", namespace="n").containers.add(name="c")
+        for _ in range(count):
+            container.devices.add(resource_name="r", device_ids=["0"])
+    return bytes(response.SerializeToString())
+
+
+def test_an_answer_of_endless_small_entries_is_refused() -> None:
+    assert len(read_pods().read(listing(*[2_000] * 10))) == ENTRIES_MAX
     with pytest.raises(ProtobufError, match="more than 20000 lists of devices"):
-        read_pods().read(response.SerializeToString())
+        read_pods().read(listing(*[2_000] * 10, 1))
+
+
+@given(st.integers(0, 49), st.sampled_from([b"\n\x05x", b"\x0b", b"\x1a\x02\x12\x05", b"\xff" * 12]))
+def test_a_pod_that_is_not_understood_costs_itself(position: int, odd: bytes) -> None:
+    pods = [field for _, field in read_fields(listing(*[1] * 49))]
+    pods.insert(position, odd)
+    reader = read_pods()
+    found = reader.read(b"".join(b"\n" + bytes([len(pod)]) + pod for pod in pods))
+    assert [entry.pod for entry in found] == [f"p{at}" for at in range(49)]
+    assert reader.odd == 1
+    assert len(reader.read(listing(1, 2_049, 1))) == 2 and reader.odd == 1
+    assert len(reader.read(listing(1))) == 1 and reader.odd == 0
 
 
 PODS = st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.sampled_from("01"), max_size=2)), max_size=4)
