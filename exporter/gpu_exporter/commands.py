@@ -14,8 +14,8 @@ from typing import IO, NamedTuple
 
 # Where sites put Slurm that is not on the PATH of a service.
 PLACES = ("/usr/bin", "/usr/local/bin", "/opt/slurm/bin", "/usr/local/slurm/bin", "/opt/slurm/current/bin")
-# Slurm's commands get these variables and no others: SQUEUE_*, SLURM_* and their like filter and reshape what is
-# printed (SQUEUE_USERS hides jobs), or ask another cluster, and who starts us may have them from a job.
+# Slurm's commands inherit only these variables. Others, such as SQUEUE_USERS or SLURM_CLUSTERS, hide jobs or select
+# another cluster; a job's environment may set them.
 SLURM_KEPT = ("SLURM_CONF", "SLURM_JWT", "SACK_SOCKET", "HOME", "LD_LIBRARY_PATH")
 END_S = 1.0  # for a child that was killed; one that hangs in the kernel is left behind
 MAX_REASON = 4096
@@ -48,7 +48,7 @@ def search_path(environment: Mapping[str, str]) -> str:
 
 
 def slurm_environment() -> dict[str, str]:
-    """What Slurm's commands are run with: times as Unix seconds, and no words in the language of who started us."""
+    """Environment for Slurm's commands: times as Unix seconds, messages in English. `run` adds PATH."""
     kept = {name: os.environ[name] for name in SLURM_KEPT if name in os.environ}
     return {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
 

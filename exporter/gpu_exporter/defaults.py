@@ -78,7 +78,7 @@ class State(NamedTuple):
     """Keys of the section `state`."""
 
     write_interval: float = 1.0
-    """seconds; counters are written this often, and published as they were written; what was not is lost with a kill"""
+    """seconds; how often counters are written and published; a kill loses at most this much"""
 
 
 class Diagnosis(NamedTuple):

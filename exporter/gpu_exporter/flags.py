@@ -101,7 +101,8 @@ def build_serve_parser() -> Parser:
         action="append",
         default=[],
         metavar="NAME",
-        help="a name by which browsers may ask for the page, beside addresses and this machine's own name; repeatable",
+        help="further host name for the page and JSON, which answer to addresses, names without a dot, cluster "
+        "Services and this host; repeatable",
     )
     parser.flag(
         "--web.socket-mode",

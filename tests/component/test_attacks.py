@@ -50,7 +50,7 @@ ORDER = [
     "64 clients ask for pages and read nothing, 24 say nothing, 8 send half a head; all come again",
     "500 connections, with 128 file descriptors",
     "with TLS and the chart's limit of memory: 256 connections that say nothing, and as many that begin to shake hands",
-    "with the same: eight clients of one address and eight of others guess passwords without end",
+    "with the same: eight clients of one address and eight clients of eight addresses guess passwords without end",
     "a head without end, a body, another method, noise",
     "a source that sends a byte now and then",
     "a source whose answer has no end",
@@ -481,7 +481,6 @@ class Secured:
         client = http.client.HTTPSConnection(
             "127.0.0.1", self.port, timeout=20.0, source_address=(source, 0), context=self._context
         )
-        client.set_debuglevel(0)
         word = base64.b64encode(f"ada:{password}".encode()).decode()
         with contextlib.closing(client), contextlib.suppress(OSError, http.client.HTTPException):
             client.request("GET", "/metrics", headers={"Authorization": f"Basic {word}"})
@@ -552,7 +551,7 @@ def test_passwords_that_are_guessed(
     assert share < 0.6, "a quarter of a core for passwords, and the attackers' handshakes"
     seen[ORDER[3]] = (
         f"{100 * share:.0f} % of a core; {limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB at most; of {len(took)} "
-        f"honest scrapes of another address the slowest took {took[-1]:.0f} ms; none was told to come back"
+        f"honest scrapes of another address the slowest took {took[-1]:.0f} ms; none got 429"
     )
 
 
@@ -720,7 +719,7 @@ def test_a_collector_of_many_long_jobs(
         return float(found[1]) if found else 0.0
 
     wait_for(lambda: rounds() >= 2 or None, "two rounds", 60)
-    assert fetch(f"http://127.0.0.1:{port}/slurm/v1/n0") or fetch(f"http://127.0.0.1:{port}{ANSWERS}n0")
+    assert fetch(f"http://127.0.0.1:{port}{ANSWERS}n0")
     slowest = probe_ms(port)
     seen[ORDER[18]] = (
         f"{limit.peak_mib():.0f} of {limit.limit / 2**20:.0f} MiB at most for an answer of {len(jobs) / 2**20:.0f} MiB; "

@@ -25,7 +25,7 @@ DEEP = "[" * 300 + "]" * 300
 
 
 class Answer(NamedTuple):
-    """`good`: the row at a place, as text. `odd`: rows that are none. `whole`: an answer of rows. `read`: what is made
+    """`good`: the row at a place, as text. `odd`: rows that are invalid. `whole`: an answer of rows. `read`: what is made
     of it, by row.
     """
 

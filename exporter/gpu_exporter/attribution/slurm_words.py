@@ -71,8 +71,8 @@ class Job(NamedTuple):
 
 
 def parse_squeue(text: str) -> list[Job]:
-    """Rows of `squeue -h -O SQUEUE_FORMAT` under SLURM_TIME_FORMAT=%s. A line that is not understood is left out, and
-    what its job has is then held by nobody known. Raises SourceError where that is all of them.
+    """Rows of `squeue -h -O SQUEUE_FORMAT` under SLURM_TIME_FORMAT=%s. Skips lines that it
+    cannot parse; their GPUs are then unattributed. Raises SourceError if it can parse no line.
     """
     jobs: list[Job] = []
     odd = ""

@@ -83,7 +83,8 @@ def write_answers(answers: Mapping[str, str], directory: Path, mode: int) -> Non
 
 
 WITHHELD = (
-    "PrivateData hides jobs or users, and everybody can read the port: set basic_auth_users, or client_auth_type "
+    "PrivateData hides jobs or users, but the port asks for no password or client certificate: set basic_auth_users, "
+    "or client_auth_type "
     "RequireAndVerifyClientCert, with --web.config.file, or leave --web.listen-address out"
 )
 
@@ -127,15 +128,15 @@ class CollectorRun:
             self._answers = {name: render_picture(picture) for name, picture in pictures.items()}
             if self._directory is not None:
                 write_answers(self._answers, self._directory, PRIVATE if self._is_private else READABLE)
-            if self.is_withheld:
-                raise SourceError(WITHHELD)
             self.last_success_wall = self._clock.wall()
+            if self.is_withheld:
+                raise SourceError(f"the port serves no answer: {WITHHELD}")
         except (SourceError, OSError) as exc:
-            problem = str(exc)
+            problem = str(exc) if self.is_withheld else f"nothing new for the nodes: {exc}"
         self.rounds += 1
         self.failures += bool(problem)
         if problem and problem != self._problem:
-            log.warning("nothing new for the nodes: %s", problem)
+            log.warning("%s", problem)
         elif not problem and self._problem != "":
             log.info("%d nodes with GPUs have an answer", len(self._answers))
         self._problem = problem

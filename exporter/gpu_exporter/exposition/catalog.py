@@ -324,7 +324,7 @@ LAST_SAMPLE = Family(
 STATE_LAST_WRITE = Family(
     "gpu_exporter_state_last_write_timestamp_seconds",
     "gauge",
-    "When the state file was last written; counters are as they were then",
+    "When the state file was last written; published counters have the values of that time",
 )
 STATE_WRITE_ERRORS = Family(
     "gpu_exporter_state_write_errors_total",

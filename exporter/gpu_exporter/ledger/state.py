@@ -1,8 +1,8 @@
 """The state file: counters that survive a restart, never below what was published and never above the truth.
 
-The file holds the counters as they are, is written once in each cycle, and nothing beyond what it holds is published.
-So a process that is killed at any instruction goes on from what it last published. What it had seen since then is lost,
-a cycle's worth at most: that time is unknown, and nobody is charged for it as idle.
+The exporter writes the exact counters every write interval, and publishes only what the file holds (except the held
+time of Slurm jobs). After a kill, counters resume at or above the last published value. Time since the last write is
+lost: it counts as unknown, never as idle.
 
 It is not flushed to the disk: what a process has written stays in the page cache when it is killed. Only a crash of the
 kernel loses that, which changes the boot id, and then counters start at 0: a reset that Prometheus understands.
@@ -54,7 +54,7 @@ def read_boot_id(path: Path = BOOT_ID) -> str:
         return ""
 
 
-MarkKey = tuple[UnitId, HolderKey | None, str] | tuple[TenantKey, str]
+CounterKey = tuple[UnitId, HolderKey | None, str] | tuple[TenantKey, str]
 Numbers = Mapping[tuple[HolderKey, str], UnitId]
 NO_NUMBERS: Numbers = MappingProxyType({})
 
@@ -63,7 +63,7 @@ class Prepared(NamedTuple):
     """A content of the file, and the counters in it."""
 
     text: str
-    written: dict[MarkKey, float]
+    written: dict[CounterKey, float]
 
 
 class StateFile:
@@ -72,7 +72,7 @@ class StateFile:
     def __init__(self, directory: Path, write_interval_s: float, boot_id: str) -> None:
         self.path = directory / "state"
         self.interval_s = write_interval_s
-        self.written: dict[MarkKey, float] = {}
+        self.written: dict[CounterKey, float] = {}
         self.numbers: Numbers = NO_NUMBERS
         """Where the numbers of running holders led when the file was written; filled by `restore`."""
         self._boot_id = boot_id
@@ -96,7 +96,7 @@ class StateFile:
             self._lock = None
 
     def restore(self, ledger: Ledger) -> str:
-        """Give the ledger what the file proves. Returns why nothing was restored, "" when something was."""
+        """Give the ledger what the file holds. Returns why nothing was restored, "" when something was."""
         try:
             header, _, body = self.path.read_text("utf-8").partition("\n")
         except FileNotFoundError:
@@ -124,8 +124,8 @@ class StateFile:
         ledger.restored_holders.update(holders)
         ledger.tenants.restore(accounts, holders)
         self.numbers = numbers
-        # Until the first write succeeds nothing beyond what the file promises may be published.
-        self.written = _marks_of(units, holders, accounts)
+        # Until the first write succeeds nothing beyond what the file holds may be published.
+        self.written = _counters_of(units, holders, accounts)
         return ""
 
     def prepare(self, ledger: Ledger, numbers: Numbers = NO_NUMBERS) -> Prepared:
@@ -139,7 +139,7 @@ class StateFile:
         body = json.dumps(
             {
                 "boot_id": self._boot_id,
-                # Of a unit's energy the driver's own counter counts, never ours.
+                # The driver counts a unit's energy; it is not restored.
                 "units": [{"unit": unit, **_fields(account), "energy_j": None} for unit, account in units.items()],
                 "holders": [
                     {"unit": unit, "holder": key, **_fields(account)} for (unit, key), account in holders.items()
@@ -150,7 +150,7 @@ class StateFile:
             separators=(",", ":"),
         )
         text = f"{HEADER} {VERSION} {zlib.crc32(body.encode()):08x}\n{body}"
-        return Prepared(text, _marks_of(units, holders, accounts))
+        return Prepared(text, _counters_of(units, holders, accounts))
 
     def commit(self, prepared: Prepared) -> None:
         """Write the file. The caller then calls `adopt`. Raises OSError; what was written before stays in force."""
@@ -168,10 +168,10 @@ class StateFile:
     def bound_holder(self, unit: UnitId, key: HolderKey, totals: HolderTotals) -> HolderTotals:
         """The totals, but nothing beyond what is written; 0 until it is.
 
-        Not of the time that a job has run: its start is known, so after a kill that is no less.
+        A Slurm job's held time is not bounded: Slurm reports the start, so it cannot fall after a kill.
         """
         counters: tuple[str, ...] = HOLDER_COUNTERS if totals.energy_j is None else (*HOLDER_COUNTERS, "energy_j")
-        if key.scheduler == "slurm" and not key.incarnation.endswith("/"):  # which its start stands behind
+        if key.scheduler == "slurm" and not key.incarnation.endswith("/"):  # the key ends with the start
             counters = counters[1:]
         return totals._replace(**self._bounded(unit, key, totals, counters))
 
@@ -263,22 +263,22 @@ def _fields(account: UnitAccount | HolderAccount | TenantAccount) -> dict[str, A
     return {name: getattr(account, name) for name in account.__slots__}
 
 
-def _marks_of(
+def _counters_of(
     units: Mapping[UnitId, UnitAccount],
     holders: Mapping[tuple[UnitId, HolderKey], HolderAccount],
     tenants: Mapping[TenantKey, TenantAccount],
-) -> dict[MarkKey, float]:
-    marks: dict[MarkKey, float] = {
+) -> dict[CounterKey, float]:
+    counters: dict[CounterKey, float] = {
         (key, counter): getattr(account, counter) for key, account in tenants.items() for counter in TENANT_COUNTERS
     }
     for unit, account in units.items():
         for counter in UNIT_COUNTERS:
-            marks[unit, None, counter] = getattr(account, counter)
+            counters[unit, None, counter] = getattr(account, counter)
         if account.unattributed_j is not None:
-            marks[unit, None, "unattributed_j"] = account.unattributed_j
+            counters[unit, None, "unattributed_j"] = account.unattributed_j
     for (unit, key), holder in holders.items():
         for counter in HOLDER_COUNTERS:
-            marks[unit, key, counter] = getattr(holder, counter)
+            counters[unit, key, counter] = getattr(holder, counter)
         if holder.energy_j is not None:
-            marks[unit, key, "energy_j"] = holder.energy_j
-    return marks
+            counters[unit, key, "energy_j"] = holder.energy_j
+    return counters

@@ -229,7 +229,7 @@ class NodeState:
         return now - (wall - holder.start_wall)
 
     def wants_write(self) -> bool:
-        """True when an idle run ended that the state file still believes in."""
+        """True if an idle run ended that the state file still records."""
         return self.ledger.long_run_ended
 
     def list_held(self) -> tuple[Sequence[Allocation], int]:

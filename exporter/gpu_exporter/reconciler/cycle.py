@@ -31,7 +31,7 @@ from gpu_exporter.reconciler.policy import SHARING, UNDERUSED, Decision, Windows
 
 log = logging.getLogger(__name__)
 HOUR_S = 3600.0
-ENDED_MAX = 200  # marks of holders that have ended, which hurt nobody, go so many a cycle
+ENDED_MAX = 200  # withdrawals a cycle of marks on ended holders; they are harmless and can wait
 RENEWALS_MAX = 200  # a cycle, the oldest first: at 4 ms for a patch, a second of the API server's time
 
 

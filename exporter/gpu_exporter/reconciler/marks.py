@@ -76,11 +76,11 @@ class Marker(Surveyor, Protocol):
     rest_s: float
     """For so long its scheduler is to be left alone, from the beginning of the last list: it was slow. 0 when not."""
     foreign: int
-    """Objects in the last list that have our mark although we do not set any there: they are left alone."""
+    """Objects in the last list with a label that the reconciler did not set; it leaves them alone."""
 
     @property
     def odd(self) -> Mapping[tuple[str, str], int]:
-        """How often an object was left out since it is not understood, by its kind and a reason in one word."""
+        """How often an object was left out of a list, by its kind and a reason in one word."""
 
     def list_marks(self) -> Sequence[Mark]:
         """Every mark of ours, on whatever object it is."""

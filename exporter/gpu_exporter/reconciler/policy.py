@@ -301,5 +301,5 @@ def _all(held: int) -> str:
 
 def _minutes(seconds: float) -> str:
     if seconds < 60:
-        return f"{seconds:.0f} s"
+        return f"{math.floor(seconds)} s"
     return f"{math.floor(seconds / 60)} min" if seconds < 3 * 3600 else f"{seconds / 3600:.1f} h"

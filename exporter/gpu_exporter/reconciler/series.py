@@ -90,7 +90,7 @@ class OddObjects(Collector):
     def collect(self) -> Iterator[CounterMetricFamily]:
         family = CounterMetricFamily(
             "gpu_reconciler_odd_objects",
-            "Times that an object was left out, since it is not understood or too large, by kind and reason.",
+            "Times that an object was left out of a list because it is malformed or too large, by kind and reason.",
             labels=("kind", "reason"),
         )
         for labels, count in self.counts.items():

@@ -88,8 +88,8 @@ class Surroundings(NamedTuple):
 class Unreadable(NamedTuple):
     """The surroundings of a holder are not known, for this reason, which names the remedy.
 
-    `is_failure`: the scheduler did not answer, or not enough; it is not the holder that is gone. `reason`, `kind`: of
-    an owner that cannot be read, one word and its kind; "" for anything else.
+    `is_failure`: the scheduler did not answer, or not enough; it is not the holder that is gone. `reason`, `kind`: why
+    an object cannot be read, in one word, and its kind (an owner's, Pod or Namespace); "" for anything else.
     """
 
     why: str

@@ -116,8 +116,8 @@ class Telemetry:
         self.registry.register(self._odd_objects)
         self._foreign = Gauge(
             "gpu_reconciler_foreign_marks",
-            "Pods with the label of a mark that the reconciler does not set there, and leaves alone: they have not "
-            "begun, or ask for no devices.",
+            "Pods whose mark label the reconciler did not set and does not touch: the pod has not started, requests no "
+            "devices, or the label has a foreign value.",
             registry=self.registry,
         )
         self._labelled = Gauge("gpu_reconciler_labelled", "Marks that exist.", ["stage"], registry=self.registry)
@@ -166,7 +166,8 @@ class Telemetry:
         )
         self._unreadable = Gauge(
             "gpu_reconciler_unreadable",
-            "Idle holders that are not decided on, since a controller above them cannot be read, by reason and kind.",
+            "Idle holders without a decision because their pod, namespace or a controller cannot be read, by reason "
+            "and kind.",
             ["reason", "kind"],
             registry=self.registry,
         )

@@ -79,8 +79,8 @@ class Crowd:
         self._connections.pop(connection, None)
 
     def begin_to_shake(self, connection: Connection) -> bool:
-        """Whether a connection may shake hands: it had not to give way by now. Where there are too many handshakes, the
-        oldest is ended: one that is honest takes some milliseconds.
+        """Whether a connection may shake hands; False if it was closed meanwhile. If there are too many handshakes, the
+        oldest is closed: an honest one takes some milliseconds.
         """
         if connection not in self._connections:
             return False

@@ -1,8 +1,8 @@
-"""Passwords, checked one at a time and within a budget of CPU, whoever tries how many.
+"""Checks passwords one at a time within a CPU budget, whoever sends how many.
 
-bcrypt takes some 50 ms of CPU for each. A header that was right, or wrong, is known from then on. All others wait here;
-an address that was never wrong comes first, one that was waits the longer, and of one address nobody comes first: so a
-new Prometheus behind the address of somebody who guesses gets its turn, too.
+bcrypt takes about 50 ms at cost 10. Addresses without a wrong password come first; each wrong password doubles the
+address's delay. Within an address the order is random, so that a new Prometheus behind a guesser's address is delayed
+and not locked out.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from gpu_exporter.web.secure import Security
 log = logging.getLogger(__name__)
 SHARE = 0.25  # of one core, for all checks together
 BURST_S = 1.0  # of CPU that may be used at once after a rest: some twenty passwords
-WAITING_MAX = 64  # headers; of the address with the most of them one goes for one more
+WAITING_MAX = 64  # headers; beyond it, a random header of the busiest address gets 429
 PATIENCE_S = 9.0  # until a header that had no turn is refused: Prometheus waits ten seconds by default
 DELAY_S, DELAY_MAX_S = 0.25, 4.0  # of an address after a wrong password, doubled with each
-FORGET_S = 300.0  # an address that was not wrong for so long was never wrong
+FORGET_S = 300.0  # seconds without a wrong password until the address is forgotten
 ADDRESSES_MAX = 1024
 
 
@@ -33,8 +33,8 @@ class _Waiting(NamedTuple):
     turn: asyncio.Future[bool | None]
 
 
-class _Address:
-    """Of one that was wrong: how often, and when (monotonic seconds)."""
+class _Failures:
+    """Wrong passwords of an address: how many, and when the last one came (monotonic seconds)."""
 
     def __init__(self) -> None:
         self.wrong = 0
@@ -51,7 +51,7 @@ class Doorkeeper:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "http-password")
         self._waiting: list[_Waiting] = []
-        self._wrong: dict[str, _Address] = {}  # the oldest first
+        self._wrong: dict[str, _Failures] = {}  # the oldest first
         self._task: asyncio.Task[None] | None = None
         self._budget_s, self._budget_at = BURST_S, time.monotonic()
 
@@ -132,7 +132,7 @@ class Doorkeeper:
         now = time.monotonic()
         for other in [each for each, known in self._wrong.items() if now - known.last > FORGET_S]:
             del self._wrong[other]
-        known = self._wrong.pop(address, None) or _Address()
+        known = self._wrong.pop(address, None) or _Failures()
         known.wrong, known.last = known.wrong + 1, now
         while len(self._wrong) >= ADDRESSES_MAX:
             self._wrong.pop(next(iter(self._wrong)))

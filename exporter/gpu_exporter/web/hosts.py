@@ -1,7 +1,7 @@
-"""By which names a page may be asked: a foreign page in somebody's browser could have its own name lead here.
+"""Accepted Host names, against DNS rebinding: a foreign page could point its own name here and read the answer.
 
-Such a name (DNS rebinding) lets that page read the answer as its own. It is always a name of the attacker's domain:
-never an address, a name without a dot, one of a cluster's Services, or this machine's.
+That name is always one of the attacker's domain: never an address, a name without a dot, one of a cluster's Services,
+or this machine's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """HTTP: bodies out, nothing else. One thread for all connections, a few for the bodies that are not ready yet.
 
-No client can take the server from the others: each waits, reads and writes within a time limit, each address has so
-many connections, and of one that wants more the oldest that does nothing gives way. Probes are answered by the one
-thread, which nothing blocks, also where everything else is refused.
+No client can take the server from the others. Every step has a time limit and every address a limit of connections;
+beyond it, the oldest waiting or stalled connection is closed. The loop's thread never blocks, so it always answers
+probes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Reply(NamedTuple):
 
 
 UNAUTHORIZED = Reply(401, TEXT, b"a user and a password are needed\n")
-TOO_MANY = Reply(429, TEXT, b"too many wrong passwords; come back in some seconds\n")
+TOO_MANY = Reply(429, TEXT, b"too many passwords to check; retry in a few seconds\n")
 BUSY = Reply(503, TEXT, b"too many requests at once; come back in a second\n")
 
 
@@ -116,12 +116,12 @@ class _Listener:
         reader = asyncio.StreamReader(limit=HEAD_MAX, loop=loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         try:
-            is_ours = True
+            owns_socket = True
             if context is not None:
                 await asyncio.wait_for(_readable(connection.client), HEAD_S)  # a silent one costs a socket only
                 if not self._crowd.begin_to_shake(connection):
                     return
-            is_ours = False  # from here on asyncio closes it
+            owns_socket = False  # from here on asyncio closes it
             transport, _ = await loop.connect_accepted_socket(
                 lambda: protocol, connection.client, ssl=context, ssl_handshake_timeout=HEAD_S if context else None
             )
@@ -134,15 +134,15 @@ class _Listener:
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as exc:
             log.debug("connection of %s ended: %r", connection.address, exc)
         finally:
-            if is_ours:
+            if owns_socket:
                 connection.client.close()
             await self._close(connection)
             self._crowd.leave(connection)
 
     @staticmethod
     async def _close(connection: Connection) -> None:
-        """End a connection. It counts until its socket is closed: a client may take nothing more, or never say that it
-        has heard of the end.
+        """End a connection, which counts until its socket is closed: a client may never read the rest, or acknowledge
+        the end.
         """
         if connection.is_writing or connection.writer is None:
             connection.break_off()  # what a slow client has not taken by now it will not get
@@ -230,9 +230,7 @@ class _Listener:
         connection.is_writing = False
 
     def renew(self, security: Security) -> None:
-        """Take over certificates and passwords. What was begun under others ends: at once where it waits, else with the
-        answer that is being made.
-        """
+        """Take over certificates and passwords. Waiting connections end at once, others after their current answer."""
         self.security = security
         for connection in self._crowd.all():
             connection.is_old = True
@@ -252,15 +250,15 @@ class _Listener:
 async def _readable(client: socket.socket) -> None:
     """Wait for the first byte, or the end, of a connection."""
     loop = asyncio.get_running_loop()
-    is_there = loop.create_future()
+    readable = loop.create_future()
 
     def note() -> None:
-        if not is_there.done():
-            is_there.set_result(None)
+        if not readable.done():
+            readable.set_result(None)
 
     loop.add_reader(client, note)
     try:
-        await is_there
+        await readable
     finally:
         loop.remove_reader(client)
 

@@ -188,7 +188,7 @@ def test_an_odd_object_costs_itself(number: int, position: int) -> None:
     changed = {name.name for name in honest if found.get(name) != honest[name]}
     assert changed <= {f"p{position}"}
     assert judged.problems == [], "the cycle succeeds"
-    # What is not understood is never idle by that: at most its owner's part of it is not there.
+    # An odd pod never becomes underused; only a bad annotation may be ignored.
     if changed and kind == "Pod":
         (stage,) = [d.stage for d in judged.decisions if d.name.name == f"p{position}"]
         assert stage != "underused" or path == "metadata/annotations"
@@ -203,7 +203,7 @@ def test_what_is_left_out_is_counted_and_named(caplog: pytest.LogCaptureFixture)
     assert "Pod ml/p3 is left out: it is longer than 2 MiB" in caplog.text
     assert ("size", "Pod") in judged.unreadable
     (decision,) = [each for each in judged.decisions if each.name.name == "p3"]
-    assert "pod ml/p3 is not understood" in decision.reason
+    assert "pod ml/p3 cannot be read" in decision.reason
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_a_mark_on_an_odd_pod_can_be_withdrawn(change: dict[str, Any], text: boo
     assert sorted(marks) == ["p0", "p1", "p2"]
     assert marks["p1"].incarnation == "uid-1"
     if text:
-        with pytest.raises(Refused, match="can no longer be read"):
+        with pytest.raises(Refused, match="only the metadata of the pod can be read"):
             marker.check_alone(marks["p1"], None, 60.0, WALL)
     else:
         assert marks["p1"].ended and marker.read_fate(marks["p1"].name, "uid-1") == "lost"
@@ -329,8 +329,8 @@ def test_a_marked_pod_that_is_pending_again_loses_its_mark() -> None:
         marker.check_alone(mark, None, 60.0, WALL)
 
 
-def test_a_workload_that_is_left_out_is_not_none() -> None:
-    """Without one, the Job itself would be suspended, past Kueue that manages it."""
+def test_an_unreadable_workload_is_not_taken_for_no_workload() -> None:
+    """Otherwise the reconciler would suspend the Job although Kueue manages it."""
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "job-1", "controller": True}
     workload = {"metadata": {"name": "w", "uid": "w", "ownerReferences": [owner]}, "spec": {"x": ["y" * 100] * 5_000}}
     small = {**workload, "spec": {"active": True}}

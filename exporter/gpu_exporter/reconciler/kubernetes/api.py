@@ -19,7 +19,7 @@ from urllib3.exceptions import HTTPError
 from yaml import YAMLError
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.outside import whole
+from gpu_exporter.outside import load_json, whole
 from gpu_exporter.plain import one_line
 from gpu_exporter.reconciler.kubernetes.stream import MALFORMED, OBJECT_MAX, TOO_LARGE, ListReader, NotJson, Odd
 from gpu_exporter.reconciler.marks import MarkError
@@ -64,7 +64,7 @@ def is_in_cluster() -> bool:
 
 
 class OddAnswer(MarkError):
-    """The API server has answered, and it is the object that is not understood or too large. `reason`: one of ODD."""
+    """The API server has answered, but the object is malformed or too large. `reason`: one of REASONS."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__("error", text)
@@ -76,15 +76,17 @@ class Budget:
 
     def __init__(self, length: int, until: float, clock: Clock) -> None:
         """`length`: bytes. `until`: monotonic seconds."""
-        self._left = length
+        self._length = self._left = length
         self._until = until
         self._clock = clock
 
     def spend(self, length: int) -> None:
         """Raise MarkError once more was read than may be, or for longer."""
         self._left -= length
-        if self._left < 0 or self._clock.monotonic() > self._until:
-            raise MarkError("size", "the list is too long to be read at once")
+        if self._left < 0:
+            raise MarkError("size", f"the list is longer than {self._length // MIB} MiB")
+        if self._clock.monotonic() > self._until:
+            raise MarkError("size", "the list was not read within its time limit")
 
 
 class Api:
@@ -99,7 +101,7 @@ class Api:
         self.custom = client.CustomObjectsApi(connection)
         self.groups = client.ApisApi(connection)
         self.odd: Counter[tuple[str, str]] = Counter()
-        """How often an object was left out, by its kind and one of ODD."""
+        """How often an object was left out, by its kind and one of REASONS."""
         self._odd_names: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
         self._one_at_a_time = threading.Lock()  # held while a whole object is in memory
@@ -126,7 +128,7 @@ class Api:
                 raise OddAnswer(TOO_LARGE, f"API server: its answer is longer than {OBJECT_MAX // MIB} MiB")
         with self._one_at_a_time:
             try:
-                found = json.loads(b"".join(parts).decode("utf-8", "replace"))
+                found = load_json(b"".join(parts).decode("utf-8", "replace"))
             except (ValueError, RecursionError) as exc:
                 raise MarkError("error", NOT_JSON) from exc
             try:
@@ -160,7 +162,7 @@ class Api:
         """What `keep` makes of each object of a list, whose pages are read as a stream.
 
         `kind` of the objects. `keep` may raise anything: the object is then left out, logged and counted, as is one
-        that is too large; `odd` is told its name, one of ODD, and why. `most`: what the list may cost, None for any.
+        that is too large; `odd` is told its name, one of REASONS, and why. `most`: what the list may cost.
         """
 
         def report(name: str, reason: str, why: str) -> None:

@@ -1,4 +1,7 @@
-"""Labels, annotations and kinds of others that are read. What is not named here is not kept of an object."""
+"""Labels, annotations and kinds of other tools that the reconciler reads.
+
+It keeps these, its own keys, and up to 16 KiB of other labels.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What is kept of an object once it was read: the few fields that are looked at, each with a limit. Pure.
 
-Whoever may write an object may fill it up to etcd's 1.5 MiB, and may have thousands of them.
+A tenant can create thousands of objects of 1.5 MiB each (etcd's limit).
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ TEXT_MAX = 512  # characters of an annotation, or of a word of a reference; what
 LABELS_MAX = 16 * 1024  # characters of all labels of an object
 REFERENCES_MAX = 32  # pods that an object names as its owners
 FIELDS_MAX = 64  # managers that have written annotations or labels of ours
-NODE = 64  # about what a value costs beside its characters
-OBJECT_MAX = 256 * 1024  # of the spec and status of one controller, without the pods' own
+VALUE_BYTES = 64  # about what a value costs beside its characters
+CONTROLLER_KIB = 256
+CONTROLLER_MAX = CONTROLLER_KIB * 1024  # of the spec and status of one controller, without the pods' own
 DISRUPTED = "DisruptionTarget"  # condition of a pod that somebody has taken away
-ODD = "odd"
-"""Key of trimmed metadata: why not all of it could be kept. Its object is then not decided on."""
+ODD_KEY = "odd"
+"""Key of trimmed metadata: one of REASONS and why, where not all of it could be kept. Its object is not decided on."""
 
 
 def trim(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The metadata that is looked at. Raises Odd, ValueError and their like for what no API server writes."""
-    odd: list[str] = []
+    odd: list[tuple[str, str]] = []
     labels, annotations = (_texts(metadata.get(key), key, odd) for key in ("labels", "annotations"))
     if (length := sum(len(key) + len(value) for key, value in labels.items())) > LABELS_MAX:
         labels = {key: value for key, value in labels.items() if _is_read(key)}
-        odd.append(f"its labels have {length} characters, more than {LABELS_MAX}")
+        odd.append((TOO_LARGE, f"its labels have {length} characters, more than {LABELS_MAX}"))
     references = _rows(metadata.get("ownerReferences"), "owner references", odd)
     if sum(reference.get("kind") == "Pod" for reference in references) > REFERENCES_MAX:
-        odd.append(f"it names more than {REFERENCES_MAX} pods as its owners")
+        odd.append((TOO_LARGE, f"it names more than {REFERENCES_MAX} pods as its owners"))
     texts = {
         "labels": {shorten(key, TEXT_MAX): shorten(value, TEXT_MAX) for key, value in labels.items()},
         "annotations": {key: shorten(annotations[key], TEXT_MAX) for key in annotations if _is_read(key)},
         "managedFields": _written(_rows(metadata.get("managedFields"), "managed fields", odd)),
         "ownerReferences": _references(references),
-        ODD: "; ".join(odd),
+        ODD_KEY: odd[0] if odd else None,
     }
     return {
         "name": need_name(metadata["name"]),
@@ -55,17 +56,17 @@ def _is_read(key: str) -> bool:
     return key.startswith(PREFIX) or key in READ
 
 
-def _texts(value: Any, what: str, odd: list[str]) -> Mapping[str, str]:
+def _texts(value: Any, what: str, odd: list[tuple[str, str]]) -> Mapping[str, str]:
     """Labels or annotations, of which those are left out that are no texts."""
     if value is None:
         return {}
     texts = {key: text for key, text in value.items() if isinstance(text, str)} if isinstance(value, dict) else {}
     if not isinstance(value, dict) or len(texts) < len(value):
-        odd.append(f"its {what} are not texts")
+        odd.append((MALFORMED, f"its {what} are not texts"))
     return texts
 
 
-def _rows(value: Any, what: str, odd: list[str]) -> list[Mapping[str, Any]]:
+def _rows(value: Any, what: str, odd: list[tuple[str, str]]) -> list[Mapping[str, Any]]:
     """A list of objects, of which those are left out that are none."""
     if value is None:
         return []
@@ -73,7 +74,7 @@ def _rows(value: Any, what: str, odd: list[str]) -> list[Mapping[str, Any]]:
     if isinstance(value, list):
         rows = [row for row in value if isinstance(row, dict)]
     if not isinstance(value, list) or len(rows) < len(value):
-        odd.append(f"its {what} are not understood")
+        odd.append((MALFORMED, f"its {what} are not understood"))
     return rows
 
 
@@ -151,7 +152,7 @@ def _trim_status(status: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Room:
-    """How much may still be kept, in characters and a little for each value."""
+    """Remaining memory budget, in bytes (approximate)."""
 
     def __init__(self, left: int, text: str) -> None:
         """`text`: what is said of an object for which there is no room."""
@@ -168,19 +169,21 @@ class Room:
 def weigh(value: Any) -> int:
     """About what a value costs in memory."""
     if isinstance(value, str):
-        return NODE + len(value)
+        return VALUE_BYTES + len(value)
     if isinstance(value, Mapping):
-        return NODE + sum(weigh(key) + weigh(each) for key, each in value.items())
-    return NODE + (sum(map(weigh, value)) if isinstance(value, Sequence) else 0)
+        return VALUE_BYTES + sum(weigh(key) + weigh(each) for key, each in value.items())
+    return VALUE_BYTES + (sum(map(weigh, value)) if isinstance(value, Sequence) else 0)
 
 
 def trim_controller(found: Mapping[str, Any], *, is_counted: bool) -> dict[str, Any]:
     """A controller without its pods' spec. `is_counted`: its spec and status are looked at. Raises Odd, ValueError."""
     kept: dict[str, Any] = {"metadata": trim(found["metadata"])}
-    if why := kept["metadata"].get(ODD):
-        raise Odd(TOO_LARGE, why)
+    if odd := kept["metadata"].get(ODD_KEY):
+        raise Odd(*odd)
     if is_counted:
-        room = Room(OBJECT_MAX, f"its spec and status are larger than {OBJECT_MAX // 1024} KiB without its pods")
+        room = Room(
+            CONTROLLER_MAX, f"its spec and status are larger than {CONTROLLER_MAX // 1024} KiB without its pods"
+        )
         for key in ("spec", "status"):
             if not isinstance(part := found.get(key) or {}, dict):
                 raise Odd(MALFORMED, f"its {key} is not understood")
@@ -189,7 +192,7 @@ def trim_controller(found: Mapping[str, Any], *, is_counted: bool) -> dict[str, 
 
 
 def _without_pods(value: Any, room: Room) -> Any:
-    room.take(NODE)
+    room.take(VALUE_BYTES)
     if isinstance(value, dict):
         if "containers" in value:  # a pod's own spec
             return {}

@@ -5,8 +5,9 @@ refuses when the pod was replaced (422, cause metadata.uid) or changed (409) in 
 the resourceVersion of the list: what the owner has changed since is left alone, and the next cycle is the retry.
 Withdrawals carry the UID alone: nothing that happens to the pod may delay them.
 
-A label is ours by its key. One without annotations of ours, but with a stage of ours, is a mark that its owner has
-stripped: evidence gives it its annotations back, and without evidence it goes at once, for it says nothing of its age.
+On a pod that has started and requests devices, the label is the reconciler's. Without the reconciler's annotations it
+is a mark that the owner has stripped: with evidence the annotations are restored, without evidence the label is
+removed, since it does not say its age. On any other pod the label is foreign: the reconciler only counts it.
 
 Where a site allows it, a pod condition stands beside the label `underused`, with a heartbeat: who acts on the mark can
 ask for a fresh one. The label is the mark: it comes and goes before the condition, and never waits for it.
@@ -41,7 +42,7 @@ from gpu_exporter.reconciler.kubernetes.checks import (
     object_to_kind,
 )
 from gpu_exporter.reconciler.kubernetes.events import EventWriter
-from gpu_exporter.reconciler.kubernetes.lean import ODD, trim, trim_pod
+from gpu_exporter.reconciler.kubernetes.lean import DISRUPTED, ODD_KEY, trim, trim_pod
 from gpu_exporter.reconciler.kubernetes.namespace import ENDED
 from gpu_exporter.reconciler.kubernetes.notice import CONDITION, condition, event_note
 from gpu_exporter.reconciler.kubernetes.survey import PodSurveyor
@@ -52,8 +53,8 @@ from gpu_exporter.reconciler.policy import LABEL, UNDERUSED, Decision
 from gpu_exporter.reconciler.surroundings import Surroundings, Unreadable
 
 log = logging.getLogger(__name__)
-ALONE_MAX = 50  # pods that are read by themselves in a list of marks
-PENDING_S, PENDING_MAX = 5.0, 512 * 1024 * 1024  # for the count of those that have not begun
+ALONE_MAX = 50  # odd pods whose metadata is read one by one in each cycle
+PENDING_S, PENDING_MAX = 5.0, 512 * 1024 * 1024  # seconds and bytes for counting pods that have not started
 # Of our own: an owner's wish is as old as the last write by the manager that wrote it.
 FIELD_MANAGER = "gpu-exporter-reconciler"
 
@@ -112,7 +113,7 @@ class PodMarker:
         if status.get("phase") not in ENDED:
             return RUNS
         conditions = {each.get("type"): each.get("status") for each in status.get("conditions") or ()}
-        was_taken = conditions.get("DisruptionTarget") == "True" or status.get("reason")  # a pod's own end has none
+        was_taken = conditions.get(DISRUPTED) == "True" or status.get("reason")  # a pod's own end has none
         return LOST if was_taken else OVER
 
     def list_marks(self) -> Sequence[Mark]:
@@ -148,7 +149,7 @@ class PodMarker:
                 log.warning("pod %s/%s: its mark cannot be read: %s", namespace, name, exc)
                 continue
             if LABEL in (metadata.get("labels") or {}):
-                marks.append(read_mark({"metadata": metadata, "spec": {}, "status": {}, ODD: "it is not understood"}))
+                marks.append(read_mark({"metadata": metadata, "spec": {}, "status": {}, ODD_KEY: True}))
         return marks
 
     def _begin_again(self, seen: Collection[HolderName]) -> list[Mark]:
@@ -270,8 +271,8 @@ class PodMarker:
 
 def object_to_odd(pod: Mapping[str, Any]) -> None:
     """Raise Refused for a pod of which only the metadata could be read."""
-    if why := pod.get(ODD):
-        raise Refused("odd", f"the pod can no longer be read: {why}, or too large")
+    if pod.get(ODD_KEY):
+        raise Refused("odd", "only the metadata of the pod can be read: the rest is malformed or too large")
 
 
 def trim_marked(pod: Mapping[str, Any]) -> dict[str, Any] | None:

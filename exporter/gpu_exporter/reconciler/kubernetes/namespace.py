@@ -12,15 +12,15 @@ from gpu_exporter.plain import shorten
 from gpu_exporter.reconciler.kubernetes.api import Api, Budget, Json
 from gpu_exporter.reconciler.kubernetes.checks import Resources, gpus_asked, long_running, odd_limit
 from gpu_exporter.reconciler.kubernetes.keys import KUEUE_GROUP
-from gpu_exporter.reconciler.kubernetes.lean import ODD, TEXT_MAX, trim, weigh
+from gpu_exporter.reconciler.kubernetes.lean import ODD_KEY, TEXT_MAX, trim, weigh
 from gpu_exporter.reconciler.kubernetes.owners import Link, controller_of
-from gpu_exporter.reconciler.kubernetes.stream import TOO_LARGE
+from gpu_exporter.reconciler.kubernetes.stream import MALFORMED, TOO_LARGE
 from gpu_exporter.reconciler.marks import MarkError
 
 SERVICE_NAME = "kubernetes.io/service-name"  # label of an EndpointSlice
 ENDED = ("Succeeded", "Failed")
 NOT_UNDERSTOOD = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
-LARGE_MAX = 20  # pods of a namespace that are asked for their metadata alone
+LARGE_MAX = 20  # pods above 2 MiB whose metadata is read one by one; with more, the namespace is unknown
 VIEW_MAX = 32 * 1024 * 1024  # what is kept of one namespace, about: 20,000 pods with GPUs take half of it
 
 
@@ -28,15 +28,15 @@ class PodView(NamedTuple):
     """A pod that holds GPUs and has not ended.
 
     `gpus`: what it asks for; None where a ResourceClaim says it, or it is not understood. `waits`: why it cannot work
-    now, "" when it can. `start`: when its kubelet took it, as the API writes times; "" before. `odd`: what of it is not
-    understood or too large, "" for nothing.
+    now, "" when it can. `start`: when its kubelet took it, as the API writes times; "" before. `odd`: one of REASONS
+    and what of it is malformed or too large, None for nothing.
     """
 
     metadata: Mapping[str, Any]
     gpus: int | None
     waits: str
     start: str
-    odd: str = ""
+    odd: tuple[str, str] | None = None
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -61,7 +61,7 @@ class NamespaceView(NamedTuple):
     `pods`: by name. `served`: by pod UID, the Service that sends it requests. `scaled`: by kind and name of what is
     scaled, its autoscaler. `alive`: how many pods each controller, by the whole reference to it, and each Kueue group
     has, with GPUs or not. `left_out`: by name, pods that were not read, with the reason in a word and in words.
-    `weight`: what all this costs in memory, about.
+    `weight`: approximate memory in bytes.
     """
 
     metadata: Mapping[str, Any]
@@ -143,9 +143,8 @@ class _Reader:
             except MarkError as exc:
                 if exc.result == "replaced":
                     continue
-                raise MarkError("size", f"of pod {name}, which is too large, nothing is known: {exc}") from exc
-            _, why = self._left_out[name]
-            yield keys_of(metadata), PodView(trim(metadata), None, "", "", why)
+                raise MarkError("size", f"pod {name} is too large, and its metadata cannot be read: {exc}") from exc
+            yield keys_of(metadata), PodView(trim(metadata), None, "", "", self._left_out[name])
 
     def _trim_pod(self, pod: Json) -> tuple[list[Link | str], PodView | None]:
         """What a pod belongs to, and itself if it holds GPUs or was asked for."""
@@ -205,7 +204,9 @@ class _Reader:
 
 
 def read_namespace(api: Api, name: str, resources: Resources, asked: Collection[str], most: Budget) -> NamespaceView:
-    """Five requests, and more where a namespace has more than 500 of something. Raises MarkError.
+    """Five requests, one more for every further 500 objects of a kind, and one for each pod that is too large.
+
+    Raises MarkError.
 
     `asked`: pods that are kept although they ask for no GPU. `most`: what may be read.
     """
@@ -237,21 +238,21 @@ def holds_gpus(pod: Json, resources: Resources) -> bool:
 def view_pod(pod: Json, resources: Resources) -> PodView:
     """What is kept of a live pod. Raises ValueError and its like for one without a name or UID."""
     metadata = trim(pod["metadata"])
-    odd = [metadata.pop(ODD, "")]
+    odd: tuple[str, str] | None = metadata.pop(ODD_KEY, None)
     asked: int | None = None
     waits = start = ""
     try:
         spec, status = pod["spec"], pod.get("status") or {}
         asked = gpus_asked(spec, resources)
         if asked is None:
-            odd.append(odd_limit(spec, resources))
+            odd = odd or (MALFORMED, odd_limit(spec, resources))
         if spec.get("resourceClaims"):
             asked = None
         waits = _waits(metadata, spec, status)
         start = shorten(str(status.get("startTime") or ""), TEXT_MAX)
     except NOT_UNDERSTOOD as exc:
-        odd.append(f"its spec or status is not understood ({type(exc).__name__})")
-    return PodView(metadata, asked, waits, start, "; ".join(filter(None, odd)))
+        odd = odd or (MALFORMED, f"its spec or status is not understood ({type(exc).__name__})")
+    return PodView(metadata, asked, waits, start, odd)
 
 
 def _waits(metadata: Json, spec: Json, status: Json) -> str:

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.outside import COUNT_MAX, count_indexes, need_whole
+from gpu_exporter.outside import COUNT_MAX, count_indexes, need_whole, object_name
 from gpu_exporter.plain import shorten
 from gpu_exporter.reconciler.kubernetes.api import Api, Json, OddAnswer
 from gpu_exporter.reconciler.kubernetes.keys import COUNTED
 from gpu_exporter.reconciler.kubernetes.lean import TEXT_MAX, Room, trim_controller, weigh
-from gpu_exporter.reconciler.kubernetes.stream import MALFORMED, ODD
+from gpu_exporter.reconciler.kubernetes.stream import MALFORMED, REASONS
 from gpu_exporter.reconciler.marks import MarkError
 
 DEPTH_MAX = 8  # LeaderWorkerSet, StatefulSet, Pod, StatefulSet, Pod is the longest chain that is known
@@ -29,12 +29,11 @@ DISCOVERIES_MAX = 10  # likewise, of groups and versions
 KINDS_KEEP_S = 600.0  # a definition may be installed, or stop to serve a version
 LOOK_MAX = 8 * 1024 * 1024  # what the owners that one look has read may cost in memory, about
 FORBIDDEN, KIND, LIMIT, FAILED = ("forbidden", "kind", "limit", "failed")
-UNREAD = (FORBIDDEN, KIND, LIMIT, FAILED, *ODD)
+UNREAD = (FORBIDDEN, KIND, LIMIT, FAILED, *REASONS)
 # Of a reference, since its words travel in paths and are printed: what the API server allows.
 GROUP = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 VERSION = re.compile(r"[a-z0-9]{1,63}")
 WORD = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
-NAME = re.compile(r"[^/\s]{1,253}")
 NO_KINDS: Mapping[str, str] = {}
 
 
@@ -61,7 +60,7 @@ class Link(NamedTuple):
         """Whether there can be such an object."""
         group, slash, version = self.api_version.rpartition("/")
         is_version = VERSION.fullmatch(version) and (not slash or GROUP.fullmatch(group))
-        return bool(is_version and WORD.fullmatch(self.kind) and NAME.fullmatch(self.name) and self.uid)
+        return bool(is_version and WORD.fullmatch(self.kind) and object_name(self.name) and self.uid)
 
 
 class Owner(NamedTuple):
@@ -174,7 +173,7 @@ class Kinds:
 
 
 def rows_of(answer: Any, key: str) -> list[Json]:
-    """The objects of a list, of which what is none is left out."""
+    """The JSON objects in a list; other values are skipped."""
     rows = answer.get(key) if isinstance(answer, dict) else None
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 

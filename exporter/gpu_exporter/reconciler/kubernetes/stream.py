@@ -1,4 +1,4 @@
-"""Reads the list that an API server answers with, object by object: no list is ever in memory, and no large object.
+"""Reads the list that an API server answers with, object by object: at most one object, of up to 2 MiB, is in memory.
 
 The JSON decoder of the standard library reads one value from a place in a text, in C. So the text is kept only as far
 as the object that is being read, and an object goes once `keep` has taken from it what is needed.
@@ -16,12 +16,12 @@ from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-# Characters. etcd takes requests of 1.5 MiB (--max-request-bytes), so a longer object is one of escaped characters.
+# Characters. etcd takes requests of 1.5 MiB (--max-request-bytes); JSON is longer only where characters are escaped.
 OBJECT_MAX = 2 * 1024 * 1024
 DECODER = json.JSONDecoder()
 FOLLOWS = frozenset(",]} \t\r\n")
 NOT_SPACE = re.compile(r"[^ \t\r\n]")
-MARKS = re.compile(r'["{}\[\]]')
+BRACKETS = re.compile(r'["{}\[\]]')
 # The beginning of an object as an API server writes it.
 NAMED = re.compile(
     r'{\s*(?:"apiVersion":\s*"[^"\\]*",\s*)?(?:"kind":\s*"[^"\\]*",\s*)?'
@@ -29,7 +29,7 @@ NAMED = re.compile(
     r'(?:,\s*"generateName":\s*"[^"\\]*")?(?:,\s*"namespace":\s*"([^"\\]{1,253})")?'
 )
 HEAD = 1024  # characters of an object within which its name is looked for
-MALFORMED, TOO_LARGE = ODD = ("malformed", "size")
+MALFORMED, TOO_LARGE = REASONS = ("malformed", "size")
 
 
 class NotJson(Exception):
@@ -40,20 +40,16 @@ class _Incomplete(Exception):
     """The value is not whole yet."""
 
 
-class _Unread(Exception):
-    """One value cannot be read; it is still to be passed over. `reason`: one of ODD."""
-
-    def __init__(self, reason: str, text: str) -> None:
-        super().__init__(text)
-        self.reason = reason
-
-
 class Odd(Exception):
-    """Raised by `keep` for an object that is not to be kept. `reason`: one of ODD."""
+    """Raised by `keep` for an object that is not to be kept. `reason`: one of REASONS."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
         self.reason = reason
+
+
+class _Unread(Odd):
+    """One value cannot be read; it is still to be passed over."""
 
 
 class ListReader(Generic[T]):
@@ -66,9 +62,9 @@ class ListReader(Generic[T]):
         report: Callable[[str, str, str], None],
         one_at_a_time: AbstractContextManager[Any],
     ) -> None:
-        """`report`: is told of an object that is left out: its name as far as it is known, one of ODD, and why.
+        """`report`: called for every object left out, with its name ("" if unknown), one of REASONS, and why.
 
-        `one_at_a_time`: held while an object is in memory, so that readers in several threads keep one together.
+        `one_at_a_time`: held while an object is in memory, so that only one thread decodes at a time.
         """
         self._chunks = chunks
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
@@ -97,12 +93,10 @@ class ListReader(Generic[T]):
             else:
                 self._value()
         if not is_list:
-            raise NotJson("it is no list")
+            raise NotJson("`items` is missing")
 
     def metadata(self) -> dict[str, Any]:
-        """Of one object in place of a list, what its `metadata` says; the rest is not read, and of the metadata that is
-        left out which is too large. Raises NotJson.
-        """
+        """The `metadata` of one object. Skips fields that are too large, and everything behind it. Raises NotJson."""
         for key in self._keys():
             if key == "metadata":
                 return {name: value for name in self._keys() if (value := self._value_or_skip()) is not None}
@@ -118,7 +112,7 @@ class ListReader(Generic[T]):
         while more:
             key = self._value()
             if not isinstance(key, str):
-                raise NotJson("a key is no text")
+                raise NotJson("a key is not a string")
             self._expect(":")
             yield key
             more = self._follows("}")
@@ -212,10 +206,10 @@ class ListReader(Generic[T]):
             self._skip_text()
             return
         if self._text[self._at] not in "{[":
-            raise NotJson("a value is none")
+            raise NotJson("a value is neither object, list nor string")
         depth = 0
         while True:
-            match = MARKS.search(self._text, self._at)
+            match = BRACKETS.search(self._text, self._at)
             if match is None:
                 self._at = len(self._text)
                 self._need_more()
@@ -260,7 +254,7 @@ class ListReader(Generic[T]):
 
     def _expect(self, character: str) -> None:
         if self._peek() != character:
-            raise NotJson(f"{self._text[self._at]!r} in place of {character!r}")
+            raise NotJson(f"expected {character!r}, found {self._text[self._at]!r}")
         self._at += 1
 
     def _follows(self, end: str) -> bool:

@@ -97,7 +97,7 @@ class PodSurveyor:
         return {name: self._guarded(name, wall) for name in names}
 
     def _guarded(self, name: HolderName, wall: float) -> Surroundings | Unreadable:
-        """What one holder's objects say costs no other its decision."""
+        """A failure on one holder's objects does not affect other holders."""
         try:
             return self._surroundings(name, wall)
         except Exception as exc:
@@ -133,7 +133,7 @@ class PodSurveyor:
                     self._slow.add(namespace)
                     return namespace, Unreadable(why, reason=TOO_LARGE, kind="Namespace")
                 return namespace, Unreadable(why, exc.result != "replaced")
-            except Exception as exc:  # what one namespace holds costs no other its decisions
+            except Exception as exc:  # a failure in one namespace does not affect others
                 log.exception("unforeseen")
                 return namespace, Unreadable(f"unforeseen in namespace {namespace}: {type(exc).__name__}: {exc}", True)
 
@@ -156,8 +156,8 @@ class PodSurveyor:
             pod = view.pods.get(name)
             if name in view.left_out:
                 chains[name] = _left_out(namespace, name, *view.left_out[name])
-            elif pod is not None and pod.odd:
-                chains[name] = _left_out(namespace, name, MALFORMED if pod.gpus is None else TOO_LARGE, pod.odd)
+            elif pod is not None and pod.odd is not None:
+                chains[name] = _left_out(namespace, name, *pod.odd)
             elif pod is not None:
                 chains[name] = _chain(look, namespace, name, pod)
             else:
@@ -215,8 +215,8 @@ def _chain(look: OwnerLook, namespace: str, name: str, pod: PodView) -> Chain | 
 
 
 def _left_out(namespace: str, name: str, reason: str, why: str) -> Unreadable:
-    """Of a pod that is not understood."""
-    return Unreadable(f"pod {namespace}/{name} is not understood: {why}", reason=reason, kind="Pod")
+    """Of a pod that is malformed or too large."""
+    return Unreadable(f"pod {namespace}/{name} cannot be read: {why}", reason=reason, kind="Pod")
 
 
 def _members_of(

@@ -49,7 +49,7 @@ WORKLOAD_OF = "kueue.x-k8s.io/job-uid"  # on Kueue's Workload: the UID of what i
 KUEUE, WORKLOADS = "kueue.x-k8s.io", "workloads.kueue.x-k8s.io"
 NOT_DEACTIVATED = "Kueue manages it, and actions.kinds does not allow to deactivate it"
 WITHIN_S = 10.0  # for the list and the owners
-LIST_MAX = 256 * 1024 * 1024  # characters: 40,000 pods of 6 kB
+LIST_MAX = 256 * 1024 * 1024  # bytes: 40,000 pods of 6 kB
 # Who may manage what has a field `managedBy`: its own controller.
 MANAGERS = (
     "",
@@ -112,7 +112,7 @@ class TargetReader:
         except MarkError as exc:
             if exc.result != "size":
                 raise
-            raise Refused("size", f"namespace {namespace} has too many pods to be looked at before an act") from exc
+            raise Refused("size", f"the pods of namespace {namespace} cannot be checked before an act: {exc}") from exc
         members, between, strangers, unread = self._sort(pods, look, link, shape, found)
         lever, obstacle = None, _obstacle(found, reference.title)
         if obstacle is None:
@@ -164,8 +164,8 @@ class TargetReader:
             if above := pods_above(view.metadata):
                 kept.dependents.append((view, above))
             is_near = owner is None or owner.uid == link.uid or (owner.group, owner.kind) in shape.between
-            if view.odd and (is_near or above):
-                kept.odd.append(f"pod {_name(view)}: {view.odd}")
+            if view.odd is not None and (is_near or above):
+                kept.odd.append(f"pod {_name(view)}: {view.odd[1]}")
             if owner is None:
                 kept.loose.append(view)
             elif owner.uid == link.uid:
@@ -190,7 +190,7 @@ class TargetReader:
                         del left_out[name]
                     continue
                 del left_out[name]
-                yield controller_of(metadata), PodView(trim(metadata), None, "", "", why)
+                yield controller_of(metadata), PodView(trim(metadata), None, "", "", (reason, why))
 
     def _trim_pod(self, pod: Json, link: Link, shape: Shape) -> tuple[Link | None, PodView] | None:
         """A pod with what controls it; None for one that has nothing to do with a target."""
@@ -306,19 +306,19 @@ class TargetReader:
     def _workloads(self, version: str, namespace: str, uid: str) -> list[Json]:
         """Kueue's Workloads of an object. Raises MarkError."""
         place = KUEUE, version, namespace, "workloads"
-        of_it, left_out = f"{WORKLOAD_OF}={uid}", list[str]()
+        of_it, left_out = f"{WORKLOAD_OF}={uid}", list[tuple[str, str]]()
         listed = self._api.pages(
             self._api.custom.list_namespaced_custom_object,
             *place,
             kind="Workload",
             keep=lambda found: trim_controller(found, is_counted=True),
-            odd=lambda name, reason, why: left_out.append(f"{name}: {why}"),
+            odd=lambda name, reason, why: left_out.append((reason, f"Workload {name}: {why}")),
             label_selector=of_it,
         )
         rows = ((each, controller_of(each["metadata"])) for each in listed)
         found = [each for each, owner in rows if owner is not None and owner.uid == uid]
         if left_out:
-            raise OddAnswer(TOO_LARGE, f"Workload {left_out[0]}")
+            raise OddAnswer(*left_out[0])
         return found
 
 

@@ -70,7 +70,7 @@ def parse_demand(text: str, job_max: int, tenant_max: int) -> Demand:
                 or _count(per_node) * _number(nodes)
                 or _count(per_socket) * _number(nodes)
             )
-        except ValueError:  # a number that is none
+        except ValueError:  # not a number
             continue
         if gpus:
             for partition in partitions.split(","):
@@ -81,11 +81,7 @@ def parse_demand(text: str, job_max: int, tenant_max: int) -> Demand:
     counted: Counter[str] = Counter()
     for (partition, _), gpus in by_tenant.items():
         counted[partition] += min(gpus, tenant_max)
-    return Demand(_floats(demand), _floats(counted))
-
-
-def _floats(gpus: Mapping[str, int]) -> dict[str, float]:
-    return {partition: count * 1.0 for partition, count in gpus.items()}
+    return Demand(dict(demand), dict(counted))
 
 
 def _count(tres: str) -> int:
