@@ -63,10 +63,12 @@ class MemoryApi(Api):
 
 def selects(selector: str | None, row: Any) -> bool:
     """As the API server does, of the phase of pods."""
-    if selector is None:
-        return True
-    phase = row["status"]["phase"] if isinstance(row, dict) and isinstance(row.get("status"), dict) else None
-    return (phase == "Pending") == ("!=" not in selector)
+    phase = row["status"].get("phase") if isinstance(row, dict) and isinstance(row.get("status"), dict) else None
+    for part in (selector or "").split(","):
+        wanted = part.rpartition("=")[2]
+        if part and (phase == wanted) == ("!=" in part):
+            return False
+    return True
 
 
 def as_text(value: Any) -> str:

@@ -136,8 +136,10 @@ class _Listener:
         finally:
             if owns_socket:
                 connection.client.close()
-            await self._close(connection)
-            self._crowd.leave(connection)
+            try:
+                await self._close(connection)
+            finally:
+                self._crowd.leave(connection)
 
     @staticmethod
     async def _close(connection: Connection) -> None:
@@ -178,7 +180,7 @@ class _Listener:
             reply = BUSY if only_probes else await self._ask(request)
         keeps = request.keeps and not only_probes and not connection.is_old
         await self._write(connection, reply, keeps=keeps, is_head=request.method == "HEAD")
-        return keeps
+        return keeps and not connection.is_old  # which it may have become meanwhile
 
     async def _refuse(self, request: Request, connection: Connection) -> Reply | None:
         """What a client without the right password gets."""

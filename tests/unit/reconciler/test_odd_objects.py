@@ -18,13 +18,13 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence
 from gpu_exporter.reconciler.judge import Judgement, judge_of
-from gpu_exporter.reconciler.kubernetes.api import OddAnswer
-from gpu_exporter.reconciler.kubernetes.checks import GPU_RESOURCES
+from gpu_exporter.reconciler.kubernetes.api import Budget, OddAnswer
+from gpu_exporter.reconciler.kubernetes.checks import GPU_RESOURCES, OBSERVED
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.kubernetes.owners import Owners
 from gpu_exporter.reconciler.kubernetes.stream import OBJECT_MAX
 from gpu_exporter.reconciler.kubernetes.targets import TargetReader
-from gpu_exporter.reconciler.marks import Refused, timestamp
+from gpu_exporter.reconciler.marks import MarkError, Refused, timestamp
 from gpu_exporter.reconciler.policy import LABEL
 from gpu_exporter.reconciler.rulebook import Rulebook
 
@@ -253,8 +253,11 @@ def large(at: int) -> str:
         lambda at: {**member(at), "metadata": {**member(at)["metadata"], "ownerReferences": [7]}},
         lambda at: {**member(at), "metadata": {**member(at)["metadata"], "annotations": {"a": 7}}},
         lambda at: {**member(at), "metadata": {**member(at)["metadata"], "managedFields": [7]}},
+        lambda at: json.dumps(
+            {**member(at), "metadata": {**member(at)["metadata"], "managedFields": [{"time": "x", "fieldsV1": "DEEP"}]}}
+        ).replace('"DEEP"', "[" * 5_000 + "]" * 5_000),
     ],
-    ids=["too large", "spec", "status", "references", "annotations", "managed fields"],
+    ids=["too large", "spec", "status", "references", "annotations", "managed fields", "deep"],
 )
 def test_a_member_that_is_not_understood_is_still_one_of_its_gang(other: Callable[[int], Any]) -> None:
     """It works: who waits for it is not idle."""
@@ -304,7 +307,7 @@ def test_an_odd_row_of_discovery_costs_its_kind_alone(rows: Any, monkeypatch: py
 def test_a_mark_on_an_odd_pod_can_be_withdrawn(change: dict[str, Any], text: bool) -> None:
     rows = [pod(at) for at in range(3)]
     for row in rows:
-        row["metadata"]["labels"] = {LABEL: "underused"}
+        row["metadata"] |= {"labels": {LABEL: "underused"}, "annotations": {OBSERVED: timestamp(WALL)}}
     rows[1] |= change
     marker = PodMarker(MemoryApi({"Pod": rows}), POLICY, ManualClock(wall=WALL))
     marks = {mark.name.name: mark for mark in marker.list_marks()}
@@ -320,12 +323,16 @@ def test_a_mark_on_an_odd_pod_can_be_withdrawn(change: dict[str, Any], text: boo
 def test_a_marked_pod_that_is_pending_again_loses_its_mark() -> None:
     rows = [pod(at) for at in range(3)]
     for row in rows:
-        row["metadata"]["labels"] = {LABEL: "underused"}
+        row["metadata"] |= {"labels": {LABEL: "underused"}, "annotations": {OBSERVED: timestamp(WALL)}}
     marker = PodMarker(MemoryApi({"Pod": rows}), POLICY, ManualClock(wall=WALL))
     assert len(marker.list_marks()) == 3
     rows[1]["status"] |= {"phase": "Pending"}  # its node has restarted
+    rows[2]["status"] |= {"phase": "Pending"}
+    del rows[2]["metadata"]["annotations"]  # which we have never written
+    marker = PodMarker(MemoryApi({"Pod": rows}), POLICY, ManualClock(wall=WALL))  # and another process looks
+    assert [mark.name.name for mark in marker.list_marks()] == ["p0", "p1"] and marker.foreign == 1
     (mark,) = [mark for mark in marker.list_marks() if mark.name.name == "p1"]
-    with pytest.raises(Refused, match="does not run"):
+    with pytest.raises(Refused, match="has not begun, or begins again"):
         marker.check_alone(mark, None, 60.0, WALL)
 
 
@@ -342,3 +349,39 @@ def test_an_unreadable_workload_is_not_taken_for_no_workload() -> None:
     reader = TargetReader(api, POLICY, ManualClock(), Owners(api, ManualClock()), GPU_RESOURCES)
     with pytest.raises(OddAnswer, match="Workload w: its spec and status are larger than 256 KiB"):
         reader._workloads("v1beta1", "ml", "job-1")
+
+
+def test_pods_that_have_ended_blind_no_namespace() -> None:
+    ended = [large(100 + at).replace('"Running"', '"Succeeded"') for at in range(30)]
+    judged, _ = judge({"Pod": [*(pod(at) for at in range(COUNT)), *map(json.loads, ended)]})
+    assert {decision.stage for decision in judged.decisions} == {"underused"}
+
+
+@pytest.mark.parametrize(("length", "is_failure"), [(1_000, True), (70 * 2**20, False)])
+def test_a_slow_server_is_no_large_namespace(length: int, is_failure: bool) -> None:
+    clock = ManualClock()
+    most = Budget(2**30, clock.monotonic() + 10.0, clock)
+    most.spend(length)
+    clock.advance(11.0)
+    with pytest.raises(MarkError, match="not read within its time limit") as caught:
+        most.spend(1)
+    assert (caught.value.result == "error") is is_failure
+
+
+def test_a_controller_that_is_nested_too_deep_costs_its_pod_alone() -> None:
+    objects = everything()
+    deep = json.dumps({**job(3), "spec": "DEEP"}).replace('"DEEP"', '{"x":' + "[" * 5_000 + "]" * 5_000 + "}")
+    objects["Job"][3] = deep
+    judged, _ = judge(objects)
+    assert {d.name.name: d.stage for d in judged.decisions if d.stage != "underused"} == {"p3": "unknown"}
+    assert judged.problems == []
+
+
+def test_a_foreign_label_on_a_large_pod_is_left_alone() -> None:
+    rows = [json.loads(large(at)) for at in range(2)]
+    rows[0]["metadata"]["labels"] = {LABEL: "my-own-value"}
+    rows[1]["metadata"] |= {"labels": {LABEL: "underused"}, "annotations": {OBSERVED: timestamp(WALL)}}
+    marker = PodMarker(
+        MemoryApi({"Pod": [json.dumps(row).replace("<", "\\u003c") for row in rows]}), POLICY, ManualClock()
+    )
+    assert [mark.name.name for mark in marker.list_marks()] == ["p1"] and marker.foreign == 1

@@ -184,6 +184,8 @@ class OnePod(api.Api):
     def call(self, function: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
         return site_pod({"example.com/h100": "2"})
 
+    send = call  # type: ignore[assignment]
+
 
 def test_the_marker_counts_the_named_resources_wherever_it_compares() -> None:
     server = OnePod(client.ApiClient(client.Configuration()))

@@ -66,8 +66,11 @@ class MemoryPods(Api):
             metadata["resourceVersion"] += "1"
         return {"metadata": {"name": "ml"}}
 
+    send = call  # type: ignore[assignment]
+
     def pages(self, function: Any, *arguments: Any, kind: str, keep: Callable[[Any], Any], **options: Any) -> Any:
-        return [keep(copy.deepcopy(pod)) for pod in self.pods] if kind == "Pod" else []
+        is_pending = options.get("field_selector") == "status.phase=Pending"
+        return [keep(copy.deepcopy(pod)) for pod in self.pods] if kind == "Pod" and not is_pending else []
 
 
 class Node:

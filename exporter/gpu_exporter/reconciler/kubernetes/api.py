@@ -35,6 +35,8 @@ ODD_NAMES_MAX = 1000  # objects that were logged once
 # Of one object, and of a list: its metadata only (kubernetes.io/docs/reference/using-api/api-concepts).
 METADATA = {"Accept": "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"}
 METADATA_LIST = {"Accept": "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"}
+LONG = 64 * MIB  # bytes of a list that takes long by itself
+SEND_MAX = 256 * 1024  # bytes of an answer that are read although nothing is looked at, to keep the connection
 NOT_JSON = "API server: its answer is not JSON; is there a proxy in between?"
 PAGE = 500  # objects of one answer
 PATIENCE_MAX_S = 600.0  # a server that asks for more is asked again all the same
@@ -86,7 +88,14 @@ class Budget:
         if self._left < 0:
             raise MarkError("size", f"the list is longer than {self._length // MIB} MiB")
         if self._clock.monotonic() > self._until:
-            raise MarkError("size", "the list was not read within its time limit")
+            # Of a list that is not long it is the server that is slow.
+            result = "size" if self._length - self._left > LONG else "error"
+            raise MarkError(result, "the list was not read within its time limit")
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether there is nothing left to spend."""
+        return self._left < 0 or self._clock.monotonic() > self._until
 
 
 class Api:
@@ -129,7 +138,9 @@ class Api:
         with self._one_at_a_time:
             try:
                 found = load_json(b"".join(parts).decode("utf-8", "replace"))
-            except (ValueError, RecursionError) as exc:
+            except RecursionError as exc:
+                raise OddAnswer(MALFORMED, "API server: its answer is nested too deep") from exc
+            except ValueError as exc:
                 raise MarkError("error", NOT_JSON) from exc
             try:
                 return keep(found)
@@ -138,6 +149,16 @@ class Api:
             except Exception as exc:  # whatever one object holds
                 why = f"API server: its answer is not understood ({type(exc).__name__})"
                 raise OddAnswer(MALFORMED, why) from exc
+
+    def send(self, function: Any, *arguments: Any, **options: Any) -> None:
+        """One request of whose answer only the status counts. Raises MarkError."""
+        chunks = self._request(function, *arguments, **options)
+        length = 0
+        for chunk in chunks:
+            length += len(chunk)
+            if length > SEND_MAX:
+                break
+        chunks.close()
 
     def read_metadata(self, namespace: str, pod: str) -> Json:
         """The metadata of a pod that is too large to be read whole. Raises MarkError."""

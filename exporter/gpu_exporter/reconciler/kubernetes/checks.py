@@ -35,6 +35,13 @@ def is_foreign(pod: Mapping[str, Any]) -> bool:
     return not (has_begun and asks_for_devices(pod["spec"])) or has_foreign_value(pod)
 
 
+def is_own(metadata: Mapping[str, Any]) -> bool:
+    """Whether metadata has our label and annotations of ours."""
+    annotations, labels = metadata.get("annotations"), metadata.get("labels")
+    is_ours = isinstance(annotations, dict) and any(key in OURS for key in annotations)
+    return is_ours and isinstance(labels, dict) and LABEL in labels
+
+
 def has_foreign_value(pod: Mapping[str, Any]) -> bool:
     """Whether the pod has our label with a value that is not ours, and no annotation of ours."""
     metadata = pod["metadata"]

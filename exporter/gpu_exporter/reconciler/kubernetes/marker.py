@@ -16,15 +16,14 @@ ask for a fresh one. The label is the mark: it comes and goes before the conditi
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpu_exporter.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.outside import parse_timestamp
 from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.kubernetes.api import METADATA, METADATA_LIST, Api, Budget, OddAnswer
+from gpu_exporter.reconciler.kubernetes.api import METADATA_LIST, Api, Budget, OddAnswer
 from gpu_exporter.reconciler.kubernetes.checks import (
     EVIDENCE,
     GPU_RESOURCES,
@@ -37,6 +36,7 @@ from gpu_exporter.reconciler.kubernetes.checks import (
     Resources,
     check_markable,
     is_foreign,
+    is_own,
     object_to_containers,
     object_to_identity,
     object_to_kind,
@@ -53,6 +53,7 @@ from gpu_exporter.reconciler.policy import LABEL, UNDERUSED, Decision
 from gpu_exporter.reconciler.surroundings import Surroundings, Unreadable
 
 log = logging.getLogger(__name__)
+PENDING = "Pending"
 ALONE_MAX = 50  # odd pods whose metadata is read one by one in each cycle
 PENDING_S, PENDING_MAX = 5.0, 512 * 1024 * 1024  # seconds and bytes for counting pods that have not started
 # Of our own: an owner's wish is as old as the last write by the manager that wrote it.
@@ -82,7 +83,6 @@ class PodMarker:
         self._policy = policy
         self._sets_condition = sets_condition
         self._clock = clock
-        self._marked: dict[HolderName, str] = {}  # UID by pod, as listed last
         self._surveyor = PodSurveyor(api, policy, clock, resources)
         self.resources = resources
         self.api = api
@@ -133,51 +133,49 @@ class PodMarker:
                 foreign += 1
             else:
                 marks.append(read_mark(pod))
-        marks += self._read_alone(large)
-        marks += self._begin_again({mark.name for mark in marks})
-        self._marked = {mark.name: mark.incarnation for mark in marks}
-        self.foreign = foreign + self._count_pending()
-        return marks
+        for metadata in self._metadata_of(large):
+            if is_own(metadata):
+                marks.append(read_mark({"metadata": metadata, "spec": {}, "status": {}, ODD_KEY: True}))
+            else:
+                foreign += LABEL in (metadata.get("labels") or {})
+        again, others = self._list_pending()
+        self.foreign = foreign + others
+        return [*marks, *again]
 
-    def _read_alone(self, names: Sequence[str]) -> list[Mark]:
-        """The marks of pods that are not understood or too large, by their metadata: they can be withdrawn."""
-        marks = list[Mark]()
+    def _metadata_of(self, names: Sequence[str]) -> Iterator[Mapping[str, Any]]:
+        """Of pods that are malformed or too large: enough to withdraw a mark."""
         for namespace, _, name in (full.partition("/") for full in names[:ALONE_MAX]):
             try:
-                metadata = trim(self.api.read_metadata(namespace, name))
+                yield trim(self.api.read_metadata(namespace, name))
             except (MarkError, ValueError, LookupError, TypeError, AttributeError) as exc:
                 log.warning("pod %s/%s: its mark cannot be read: %s", namespace, name, exc)
-                continue
-            if LABEL in (metadata.get("labels") or {}):
-                marks.append(read_mark({"metadata": metadata, "spec": {}, "status": {}, ODD_KEY: True}))
-        return marks
 
-    def _begin_again(self, seen: Collection[HolderName]) -> list[Mark]:
-        """Marks of the last list on pods that are pending again, as after a restart of their node."""
-        marks = list[Mark]()
-        for name, uid in [each for each in self._marked.items() if each[0] not in seen][:ALONE_MAX]:
-            with suppress(Refused, MarkError):
-                pod = self._read(name)
-                if pod["metadata"]["uid"] == uid and LABEL in (pod["metadata"].get("labels") or {}):
-                    marks.append(read_mark(pod))
-        return marks
+    def _list_pending(self) -> tuple[list[Mark], int]:
+        """Marks of pods that are pending again, as after a restart of their node, and how many others have the label.
 
-    def _count_pending(self) -> int:
-        """Pods that have our label and have not begun, as far as they can be counted in PENDING_S."""
-        count = 0
+        The list has metadata only, and ends where it is too long: there may be thousands of pods that have not begun.
+        """
+        marks, others = list[Mark](), 0
         most = Budget(PENDING_MAX, self._clock.monotonic() + PENDING_S, self._clock)
-        with suppress(MarkError):
-            for _ in self.api.pages(
+        try:
+            for metadata in self.api.pages(
                 self.api.core.list_pod_for_all_namespaces,
                 kind="Pod",
-                keep=lambda pod: None,
+                keep=lambda pod: trim(pod["metadata"]) if is_own(pod["metadata"]) else None,
                 most=most,
                 label_selector=LABEL,
                 field_selector="status.phase=Pending",
                 _headers=METADATA_LIST,
             ):
-                count += 1
-        return count
+                if metadata is not None and len(marks) < ALONE_MAX:
+                    marks.append(read_mark({"metadata": metadata, "spec": {}, "status": {"phase": PENDING}}))
+                else:
+                    others += 1
+        except MarkError as exc:
+            if not most.is_spent:
+                raise
+            log.warning("pods with the label %s that have not begun: %s", LABEL, exc)
+        return marks, others
 
     def check(self, mark: Mark, decision: Decision, wall: float) -> None:
         object_to_odd(mark.live)
@@ -221,7 +219,8 @@ class PodMarker:
     def withdraw(self, mark: Mark, reason: str, wall: float) -> None:
         change = {"labels": {LABEL: None}, "annotations": dict.fromkeys(OURS)}
         self._patch(mark.name, mark.incarnation, change)
-        if _has_condition(mark.live):  # of an earlier run, perhaps
+        is_odd = self._sets_condition and mark.live is not None and bool(mark.live.get(ODD_KEY))
+        if is_odd or _has_condition(mark.live):  # of an earlier run, perhaps
             self._patch_condition(mark.name, mark.incarnation, {"$patch": "delete", "type": CONDITION})
         if not mark.ended:
             self._record(mark.name, mark.incarnation, wall, "GpuMarkWithdrawn", reason)
@@ -236,12 +235,11 @@ class PodMarker:
 
     def _patch(self, name: HolderName, uid: str, change: Mapping[str, Any]) -> None:
         """Change the metadata of this incarnation. Raises MarkError."""
-        self.api.call(
+        self.api.send(
             self.api.core.patch_namespaced_pod,
             name.name,
             name.namespace,
             {"metadata": {**change, "uid": uid}},
-            _headers=METADATA,  # of the answer nothing is looked at
             _content_type="application/merge-patch+json",
             field_manager=FIELD_MANAGER,
         )
@@ -249,12 +247,11 @@ class PodMarker:
     def _patch_condition(self, name: HolderName, uid: str, change: Mapping[str, Any]) -> None:
         """Change our condition of this incarnation. The label is the mark, so a failure is only logged."""
         try:
-            self.api.call(
+            self.api.send(
                 self.api.core.patch_namespaced_pod_status,
                 name.name,
                 name.namespace,
                 {"metadata": {"uid": uid}, "status": {"conditions": [change]}},
-                _headers=METADATA,
                 _content_type="application/strategic-merge-patch+json",
                 field_manager=FIELD_MANAGER,
             )
@@ -270,7 +267,9 @@ class PodMarker:
 
 
 def object_to_odd(pod: Mapping[str, Any]) -> None:
-    """Raise Refused for a pod of which only the metadata could be read."""
+    """Raise Refused for a pod of which only the metadata was read."""
+    if (pod.get("status") or {}).get("phase") == PENDING:
+        raise Refused("not_running", "the pod has not begun, or begins again")
     if pod.get(ODD_KEY):
         raise Refused("odd", "only the metadata of the pod can be read: the rest is malformed or too large")
 

@@ -19,6 +19,7 @@ from gpu_exporter.reconciler.marks import MarkError
 
 SERVICE_NAME = "kubernetes.io/service-name"  # label of an EndpointSlice
 ENDED = ("Succeeded", "Failed")
+ALIVE = ",".join(f"status.phase!={phase}" for phase in ENDED)  # a field selector: thousands may have ended
 NOT_UNDERSTOOD = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 LARGE_MAX = 20  # pods above 2 MiB whose metadata is read one by one; with more, the namespace is unknown
 VIEW_MAX = 32 * 1024 * 1024  # what is kept of one namespace, about: 20,000 pods with GPUs take half of it
@@ -119,6 +120,7 @@ class _Reader:
             keep=self._trim_pod,
             odd=self._note_odd,
             most=self._most,
+            field_selector=ALIVE,
         )
         for keys, view in itertools.chain(listed, self._large_pods()):  # the second once the first is read
             for key in keys:
@@ -131,20 +133,25 @@ class _Reader:
         return pods, alive
 
     def _large_pods(self) -> Iterator[tuple[list[Link | str], PodView | None]]:
-        """Pods that are too large to be read whole, by their metadata: they belong to gangs all the same. Raises
-        MarkError where one remains of which nothing is known, since it may belong to any gang.
+        """Pods that are malformed or too large, by their metadata: they belong to gangs all the same. Raises MarkError
+        where one remains of which nothing is known, since it may belong to any gang.
         """
-        large = [name for name, (reason, _) in self._left_out.items() if reason == TOO_LARGE]
-        if len(large) > LARGE_MAX or "" in large:
-            raise MarkError("size", f"it has {len(large)} pods that are too large to be read")
+        large = [name for name in self._left_out if name]
+        if len(large) > LARGE_MAX or self._left_out.get("", ("", ""))[0] == TOO_LARGE:
+            raise MarkError("size", f"it has {len(self._left_out)} pods that are malformed or too large")
         for name in large:
             try:
                 metadata = self._api.read_metadata(self._name, name)
             except MarkError as exc:
                 if exc.result == "replaced":
                     continue
-                raise MarkError("size", f"pod {name} is too large, and its metadata cannot be read: {exc}") from exc
-            yield keys_of(metadata), PodView(trim(metadata), None, "", "", self._left_out[name])
+                why = f"pod {name} is malformed or too large, and its metadata cannot be read: {exc}"
+                raise MarkError("size", why) from exc
+            try:
+                view = PodView(trim(metadata), None, "", "", self._left_out[name])
+            except NOT_UNDERSTOOD:
+                continue  # without a name or UID: no API server has such a pod
+            yield keys_of(metadata), view
 
     def _trim_pod(self, pod: Json) -> tuple[list[Link | str], PodView | None]:
         """What a pod belongs to, and itself if it holds GPUs or was asked for."""

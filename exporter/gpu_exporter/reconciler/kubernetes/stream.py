@@ -223,22 +223,20 @@ class ListReader(Generic[T]):
                 return
 
     def _skip_text(self) -> None:
-        """Pass over the rest of a text, to its closing quote: that has an even number of backslashes before it."""
-        slashes = 0  # at the end of what was read before
+        """Pass over the rest of a text, to the first quote that is not escaped."""
+        is_escaped = False  # whether the first character that is not read yet is
         while True:
-            quote = self._text.find('"', self._at)
-            end = quote if quote >= 0 else len(self._text)
-            part = self._text[self._at : end]
-            trailing = len(part) - len(part.rstrip("\\"))
-            slashes = trailing + (slashes if trailing == len(part) else 0)
-            self._at = end
-            if quote < 0:
-                self._need_more()
-                continue
-            self._at += 1
-            if slashes % 2 == 0:
+            part = self._text[self._at :]
+            if is_escaped and part:
+                part = "." + part[1:]
+            plain = part.replace("\\\\", "..").replace('\\"', "..")  # in C, and of the same length
+            quote = plain.find('"')
+            if quote >= 0:
+                self._at += quote + 1
                 return
-            slashes = 0
+            is_escaped = plain.endswith("\\")
+            self._at = len(self._text)
+            self._need_more()
 
     def _need_more(self) -> None:
         if not self._more(1):

@@ -37,7 +37,7 @@ VIEW_MAX_S = 300.0
 FRESH_S = 5.0  # what was read in this cycle is fresh
 SERVED_KEEP_S = 900.0  # endpoints and autoscalers come and go while a server is rolled out
 WORKERS = 4
-NAMESPACE_S = 10.0  # for the lists of one namespace and what is above its pods; 20,000 pods take four
+NAMESPACE_S = 20.0  # for the lists of one namespace and what is above its pods; 20,000 pods take four
 LIST_MAX = 1024 * 1024 * 1024  # bytes of all lists of one namespace; they are read as a stream
 KEPT_MAX = 96 * 1024 * 1024  # what all namespaces together may cost in memory, about
 

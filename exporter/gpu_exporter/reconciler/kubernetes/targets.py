@@ -19,7 +19,15 @@ from gpu_exporter.reconciler.kubernetes.checks import Resources
 from gpu_exporter.reconciler.kubernetes.gangs import Key, group_keys
 from gpu_exporter.reconciler.kubernetes.keys import QUEUE, STOPPED
 from gpu_exporter.reconciler.kubernetes.lean import trim, trim_controller, weigh
-from gpu_exporter.reconciler.kubernetes.namespace import LARGE_MAX, VIEW_MAX, PodView, has_ended, holds_gpus, view_pod
+from gpu_exporter.reconciler.kubernetes.namespace import (
+    ALIVE,
+    LARGE_MAX,
+    VIEW_MAX,
+    PodView,
+    has_ended,
+    holds_gpus,
+    view_pod,
+)
 from gpu_exporter.reconciler.kubernetes.optouts import Place, read_wish
 from gpu_exporter.reconciler.kubernetes.owners import (
     Link,
@@ -38,7 +46,6 @@ from gpu_exporter.reconciler.kubernetes.shapes import (
     Shape,
     Wanted,
 )
-from gpu_exporter.reconciler.kubernetes.stream import TOO_LARGE
 from gpu_exporter.reconciler.marks import PREFIX, MarkError, Refused
 from gpu_exporter.reconciler.surroundings import Reference
 from gpu_exporter.reconciler.target import Held, Part, Target
@@ -153,6 +160,7 @@ class TargetReader:
             keep=lambda pod: self._trim_pod(pod, link, shape),
             odd=lambda name, reason, why: left_out.update({name.rpartition("/")[2]: (reason, why)}),
             most=Budget(LIST_MAX, until, self._clock),
+            field_selector=ALIVE,
         )
         for entry in itertools.chain(listed, self._large_pods(namespace, left_out)):
             if entry is None:
@@ -182,7 +190,7 @@ class TargetReader:
     ) -> Iterator[tuple[Link | None, PodView]]:
         """Pods that are too large to be read whole, by their metadata; they are then no longer left out."""
         for name, (reason, why) in list(left_out.items())[:LARGE_MAX]:
-            if reason == TOO_LARGE and name:
+            if name:
                 try:
                     metadata = self._api.read_metadata(namespace, name)
                 except MarkError as exc:
