@@ -63,7 +63,7 @@ def test_kills_at_random_moments_book_nothing(
     began = time.time()
     wait_for(lambda: len(prometheus.query("gpu_allocation_observed_seconds_total > 1")) == len(LOADS), "history", 30)
     for _ in range(KILLS):
-        time.sleep(dice.uniform(0.1, 1.5))  # the moment of the kill is the point of the test
+        time.sleep(dice.uniform(0.2, 2.0))  # the moment of the kill is the point of the test
         running.process.send_signal(signal.SIGKILL)
         running.process.wait()
         running, _ = processes.start_exporter(*flags, environment=nvml_environment, port=port)
@@ -89,7 +89,7 @@ def test_kills_at_random_moments_book_nothing(
             observed, passed_s = of_all[gpu]
             busy, idle = gained["busy"][gpu][0], gained["idle"][gpu][0]
             print(f"{names[0]} gpu {gpu}: {passed_s:.1f} s, observed {observed:.1f}, busy {busy:.1f}, idle {idle:.1f}")
-            assert 5.0 < observed <= passed_s + SLACK_S  # the rest is unknown
+            assert 2.0 < observed <= passed_s + SLACK_S  # the rest is unknown; on a busy machine that is most of it
             assert busy <= mean * observed + (SLACK_S if mean == 0.93 else 4.0), "no more than there was"
             if mean == 0.93:
                 assert idle == 0.0
