@@ -9,9 +9,12 @@ import pytest
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.kubernetes import survey
 from gpu_exporter.reconciler.kubernetes.namespace import NamespaceView
 from gpu_exporter.reconciler.kubernetes.owners import Chain
 from gpu_exporter.reconciler.kubernetes.survey import FRESH_S, VIEW_S, PodSurveyor, _Read
+from gpu_exporter.reconciler.marks import MarkError
+from gpu_exporter.reconciler.surroundings import Unreadable
 
 A, B = HolderName("kubernetes", "a", "x"), HolderName("kubernetes", "b", "x")
 
@@ -38,3 +41,29 @@ def test_a_look_at_one_namespace_costs_no_other_its_place(monkeypatch: pytest.Mo
     clock.advance(VIEW_S - FRESH_S)
     surveyor.survey([A, B], [], 0.0)
     assert read == ["a", "b", "a", "b"], "each is read again when it is old, however often others were looked at"
+
+
+def test_a_namespace_that_is_too_large_comes_last_and_only_for_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps no other waiting; and a server that is slow for all is a failure, not a namespace that is too large."""
+    clock = ManualClock()
+    surveyor = PodSurveyor(None, Policy(), clock)  # type: ignore[arg-type]  # nothing is asked here
+    order: list[str] = []
+    too_large: set[str] = set()
+
+    def read(namespace: str, pods: Any, until: float) -> _Read:
+        order.append(namespace)
+        if namespace in too_large:
+            raise MarkError("size", "too long")
+        return _Read(NamespaceView({}, {}, {}, {}, {}), {}, dict.fromkeys(pods, Chain()), clock.monotonic())
+
+    monkeypatch.setattr(surveyor, "_read", read)
+    monkeypatch.setattr(survey, "WORKERS", 1)
+    monkeypatch.setattr(surveyor, "_surroundings", lambda name, wall: surveyor._reads[name.namespace])
+    for expected, large in ((["a", "b"], True), (["b", "a"], True), (["b", "a"], False), (["a", "b"], False)):
+        order.clear()
+        too_large = {"a"} if large else set()
+        clock.advance(survey.VIEW_S + 1.0)
+        found = surveyor.survey([A, B], [], 0.0)
+        assert order == expected
+        assert isinstance(found[A], Unreadable) is large
+        assert not large or not found[A].is_failure

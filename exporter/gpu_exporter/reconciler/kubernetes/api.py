@@ -166,7 +166,7 @@ class Api:
         try:
             return ListReader(chunks, lambda found: found, lambda *_: None, self._one_at_a_time).metadata()
         except NotJson as exc:
-            raise MarkError("error", f"{NOT_JSON} ({exc})") from exc
+            raise OddAnswer(MALFORMED, f"API server: {exc}") from exc
         finally:
             chunks.close()
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gpu_exporter.outside import need_name
 from gpu_exporter.plain import shorten
-from gpu_exporter.reconciler.kubernetes.api import Api, Budget, Json
+from gpu_exporter.reconciler.kubernetes.api import Api, Budget, Json, OddAnswer
 from gpu_exporter.reconciler.kubernetes.checks import Resources, gpus_asked, long_running, odd_limit
 from gpu_exporter.reconciler.kubernetes.keys import KUEUE_GROUP
 from gpu_exporter.reconciler.kubernetes.lean import ODD_KEY, TEXT_MAX, trim, weigh
@@ -142,11 +142,13 @@ class _Reader:
         for name in large:
             try:
                 metadata = self._api.read_metadata(self._name, name)
+            except OddAnswer as exc:  # any other error is the server's
+                why = f"pod {name} is malformed or too large, and its metadata cannot be read: {exc}"
+                raise MarkError("size", why) from exc
             except MarkError as exc:
                 if exc.result == "replaced":
                     continue
-                why = f"pod {name} is malformed or too large, and its metadata cannot be read: {exc}"
-                raise MarkError("size", why) from exc
+                raise
             try:
                 view = PodView(trim(metadata), None, "", "", self._left_out[name])
             except NOT_UNDERSTOOD:

@@ -126,7 +126,9 @@ class PodSurveyor:
             if began > until:
                 return namespace, late._replace(is_failure=namespace not in self._slow)
             try:
-                return namespace, self._read(namespace, wanted[namespace], min(until, began + NAMESPACE_S))
+                found_now = self._read(namespace, wanted[namespace], min(until, began + NAMESPACE_S))
+                self._slow.discard(namespace)
+                return namespace, found_now
             except MarkError as exc:
                 why = f"what surrounds pods of {namespace} cannot be read: {exc}"
                 if exc.result == "size":  # it is this namespace that is too large
