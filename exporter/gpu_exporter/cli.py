@@ -93,6 +93,7 @@ def _build_sources(
 ) -> list[Source]:
     """The attribution sources that the flags ask for, or that this host has."""
     from gpu_exporter.attribution.registry import SourceOptions, find_sources
+    from gpu_exporter.host.cgroups import Cgroups
 
     asked = SourceOptions(
         timeout_s=settings.attribution.timeout,
@@ -109,6 +110,10 @@ def _build_sources(
         slurm_job_files=options.slurm_job_files,
         slurm_collected=options.slurm_collected,
         procfs=options.procfs,
+        monitors=options.monitors,
+        claims=options.claims,
+        pod_uid=options.pod_uid,
+        find_pods=Cgroups(options.cgroup).list_pods if options.cgroup.is_dir() else None,
     )
     try:
         return find_sources(asked, clock, vendor)

@@ -276,6 +276,31 @@ def _add_sources(parser: Parser) -> None:
         default="",
         help="directory or http(s):// address of `gpu-exporter slurm-collector`; then this node never asks slurmctld",
     )
+    parser.flag(
+        "--attribution.monitor",
+        dest="monitors",
+        action="append",
+        default=[],
+        metavar="NAMESPACE/POD",
+        help="pods whose resource claims only watch GPUs (adminAccess), so that they hold none: a namespace, and a "
+        "regular expression for the pods' names in it; once for each (those of NVIDIA's GPU operator are known)",
+    )
+    parser.flag(
+        "--attribution.claims",
+        dest="claims",
+        type=Path,
+        default=None,
+        metavar="DIRECTORY",
+        help="folder of the DRA driver's kubelet plugin, whose checkpoint says which resource claims only watch GPUs, "
+        "e.g. /var/lib/kubelet/plugins/gpu.nvidia.com (default: none is read)",
+    )
+    parser.flag(
+        "--attribution.pod-uid",
+        dest="pod_uid",
+        default="",
+        help="UID of the exporter's own pod: a look at the host's cgroups says that a pod has ended only where it "
+        "finds this one (default: by /proc/self/cgroup)",
+    )
     add_resources(parser)
     parser.flag(
         "--attribution.process",

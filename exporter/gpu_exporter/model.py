@@ -342,7 +342,9 @@ class Grant(NamedTuple):
     than its start. `why`: what keeps it from working, `obstacle` in one word. `confirmed`: when its source last made
     it, monotonic seconds; the poller fills in when it asked, where the source does not say. `renewed_s`: so often its
     source makes it again, 0 at each poll. `share`: one of SHARED where the source says that only a part of the device
-    is granted. `witnesses`: who says that the holder is there, for people.
+    is granted. `witnesses`: who says that the holder is there, for people. `claim`: the resource claim by which it is
+    granted, where nothing shows that the claim takes the device and does not only watch it. `ended`: the holder has
+    ended, and holds nothing.
     """
 
     kind: Literal["uuid", "minor", "instance", "placement", "index", "unproven"]
@@ -360,6 +362,8 @@ class Grant(NamedTuple):
     renewed_s: float = 0.0
     share: str = ""
     witnesses: str = ""
+    claim: str = ""
+    ended: bool = False
 
 
 SHARED = ("time_slice", "mps", "shard")

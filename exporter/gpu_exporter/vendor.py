@@ -14,12 +14,14 @@ from typing import NamedTuple
 class Vendor(NamedTuple):
     """One maker. Patterns must match the whole text.
 
-    `resource`: Kubernetes resources whose devices are GPUs or parts of them. `device_id`: ids of device plugins that
-    are the driver's own, wherever they occur. `numbered_id`: ids that hold the number of the device file; groups minor,
-    instance, share. `unfaithful_id`: ids of a device that the pod need not have got. `cdi_id`: names of the Container
-    Device Interface; group name is the driver's, or a position. `claim_driver`: drivers of dynamic resource allocation
-    that hand out GPUs, `claim_device` their names for them: groups minor, and for a part of a GPU profile, id and
-    start; `claim_elsewhere` those of GPUs that are given to virtual machines. `device_file`: path of the device file,
+    `resource`: Kubernetes resources whose devices are GPUs or parts of them. `replica`: the end of an id that names one
+    of several replicas of a device, which the other patterns do without. `device_id`: ids of device plugins that are
+    the driver's own, wherever they occur. `numbered_id`: ids that hold the number of the device file; groups minor and
+    instance. `unfaithful_id`: ids that begin with the driver's (group id), for a device that the pod need not have got.
+    `cdi_id`: names of the Container Device Interface; group name is the driver's, or a position. `claim_driver`:
+    drivers of dynamic resource allocation that hand out GPUs, `claim_device` their names for them: groups minor, and
+    for a part of a GPU profile and placed, or plain; `claim_elsewhere` those of GPUs that are given to virtual
+    machines. `monitors`: pods whose claims only watch, as NAMESPACE/POD. `device_file`: path of the device file,
     with its number; `device_file_name` is how people write it; `capability_file`
     likewise of a file that opens a part of a GPU. `autodetect`: Slurm's AutoDetect in
     gres.conf that lists GPUs in the driver's order. `pci_vendor` as in sysfs. `kernel_driver`: the module that the
@@ -28,6 +30,7 @@ class Vendor(NamedTuple):
 
     name: str
     resource: re.Pattern[str]
+    replica: re.Pattern[str]
     device_id: re.Pattern[str]
     numbered_id: re.Pattern[str]
     unfaithful_id: re.Pattern[str]
@@ -35,6 +38,7 @@ class Vendor(NamedTuple):
     claim_driver: re.Pattern[str]
     claim_device: re.Pattern[str]
     claim_elsewhere: re.Pattern[str]
+    monitors: tuple[str, ...]
     device_file: re.Pattern[str]
     device_file_name: str
     capability_file: re.Pattern[str]
@@ -58,20 +62,32 @@ NVIDIA = Vendor(
     # nvidia.com/gpu, gpu.shared, mig-1g.10gb. Network cards (hostdev, rdma_shared_device_a) are not, nor is HAMi's
     # gpumem, which counts megabytes.
     resource=re.compile(r"nvidia\.com/(gpu(\..+)?|mig-.+)"),
-    # GPU-<uuid>, MIG-<uuid>, MIG-GPU-<uuid>/gi/ci (drivers before R470), each with "::N" when it is a replica
-    device_id=re.compile(r"(GPU|MIG)-[0-9A-Za-z-]+(/\d+/\d+)?(::\d+)?"),
-    # GKE's: nvidia0, nvidia0/gi3 (a MIG instance), each with /vgpu2 when it is one of several shares
-    numbered_id=re.compile(r"nvidia(?P<minor>\d{1,4})(?:/gi(?P<instance>\d{1,4}))?(?:/(?P<share>vgpu\d{1,4}))?"),
-    # HAMi's and Volcano's: a UUID and a number. They choose the device themselves and write it on the pod.
-    unfaithful_id=re.compile(r"GPU(?:-[0-9a-f]+){5}-\d+"),
+    # NVIDIA's plugin writes "::N" for time slicing and MPS, GKE's /vgpuN.
+    replica=re.compile(r"(::|/vgpu)[0-9]{1,9}$", re.ASCII),
+    # GPU-<uuid>, MIG-<uuid>, MIG-GPU-<uuid>/gi/ci (drivers before R470)
+    device_id=re.compile(r"(GPU|MIG)-[0-9A-Za-z-]+(/[0-9]{1,4}/[0-9]{1,4})?"),
+    # GKE's: nvidia0, nvidia0/gi3 (a MIG instance)
+    numbered_id=re.compile(r"nvidia(?P<minor>[0-9]{1,4})(?:/gi(?P<instance>[0-9]{1,4}))?"),
+    # A UUID and more behind it: HAMi's and Volcano's -N, -_-N of gpushare-device-plugin. Their schedulers choose the
+    # device and write it on the pod. Whoever else writes an id so is not known to mean this device either.
+    unfaithful_id=re.compile(
+        r"(?P<id>(?:MIG-)?(?:GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})"
+        r"(?!/[0-9]{1,4}/[0-9]{1,4}$).+",
+        re.DOTALL,
+    ),
     cdi_id=re.compile(r"nvidia\.com/(?:gpu|mig)=(?P<name>.+)"),
     # compute-domain.nvidia.com hands out channels between GPUs, and no GPU.
     claim_driver=re.compile(r"gpu\.nvidia\.com|k8s\.gpu\.nvidia\.com.*|nvidia\.com/gpu.*"),
-    # kubernetes-sigs/dra-driver-nvidia-gpu: gpu-1, gpu-1-mig-2g47gb-14-0 (profile id and placement start)
+    # kubernetes-sigs/dra-driver-nvidia-gpu: gpu-1, gpu-1-mig-2g47gb-14-0 (profile, profile id, first slice), and up to
+    # 25.8 gpu-1-mig-14-0-2 (profile id, first slice, number of slices).
     claim_device=re.compile(
-        r"gpu-(?P<minor>\d{1,4})(?:-mig-(?P<profile>[0-9a-z-]{1,60})-(?P<id>\d{1,4})-(?P<start>\d{1,4}))?"
+        r"gpu-(?P<minor>[0-9]{1,4})"
+        r"(?:-mig-(?:(?P<profile>[0-9]{1,2}[cg][0-9a-z-]{1,56})-(?P<placed>[0-9]{1,4}-[0-9]{1,4})"
+        r"|(?P<plain>[0-9]{1,4}-[0-9]{1,4}-[0-9]{1,4})))?"
     ),
-    claim_elsewhere=re.compile(r"gpu-vfio-\d+"),
+    claim_elsewhere=re.compile(r"gpu-vfio-[0-9]+"),
+    # NVIDIA's GPU operator, by its own default and in the namespace that OpenShift's catalog gives it.
+    monitors=("gpu-operator/nvidia-dcgm-exporter-.*", "nvidia-gpu-operator/nvidia-dcgm-exporter-.*"),
     device_file=re.compile(r".*nvidia(\d+)"),
     device_file_name="/dev/nvidiaN",
     capability_file=re.compile(r".*nvidia-cap(\d{1,6})"),

@@ -42,6 +42,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "hostNetwork": True,
             "listenAddress": "127.0.0.1",
             "stateHostPath": "",
+            "monitors": ["monitoring/dcgm-exporter-.*"],
+            "draPluginPath": "/var/lib/kubelet/plugins/gpu.nvidia.com",
             "extraArgs": ["--log.format=json"],
             "extraEnv": [{"name": "A", "value": "b"}],
             "extraVolumes": [{"name": "x", "emptyDir": {}}],
@@ -69,6 +71,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
         },
     },
     "no-reconciler": {"reconciler": {"enabled": False}, **MONITORING},
+}
+
+UID_OF_POD = {
+    "name": "GPU_EXPORTER_ATTRIBUTION_POD_UID",
+    "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}},
 }
 
 
@@ -284,7 +291,25 @@ def test_the_hosts_cgroups_are_read_unless_switched_off(helm: Helm) -> None:
     mount = {"name": "cgroup", "mountPath": "/host/cgroup", "readOnly": True}
     assert mount in pod["containers"][0]["volumeMounts"]
     assert {"name": "cgroup", "hostPath": {"path": "/sys/fs/cgroup", "type": "Directory"}} in pod["volumes"]
-    assert "cgroup" not in json.dumps(agent({"hostActivity": False}))
+    assert UID_OF_POD in pod["containers"][0]["env"]
+    without = json.dumps(agent({"hostActivity": False}))
+    assert "cgroup" not in without and UID_OF_POD["name"] not in without
+
+
+def test_what_says_which_claims_watch_is_given_to_the_agent(helm: Helm) -> None:
+    def agent(values: dict[str, Any]) -> dict[str, Any]:
+        return find(helm.objects({"agent": values}), "DaemonSet")["spec"]["template"]["spec"]
+
+    folder = "/var/lib/kubelet/plugins/gpu.nvidia.com"
+    pod = agent({"monitors": ["monitoring/dcgm-.*"], "draPluginPath": folder})
+    (container,) = pod["containers"]
+    assert {"--attribution.monitor=monitoring/dcgm-.*", "--attribution.claims=/host/dra-plugin"} <= {*container["args"]}
+    assert {"name": "dra-plugin", "mountPath": "/host/dra-plugin", "readOnly": True} in container["volumeMounts"]
+    assert {"name": "dra-plugin", "hostPath": {"path": folder, "type": "Directory"}} in pod["volumes"]
+    assert "dra-plugin" not in json.dumps(agent({}))
+    for refused in ({"monitors": ["dcgm-exporter"]}, {"monitors": [".*/dcgm"]}, {"draPluginPath": "plugins"}):
+        with pytest.raises(subprocess.CalledProcessError):
+            helm.objects({"agent": refused})
 
 
 def test_the_kernels_log_is_read_only_when_asked_for_and_privileged(helm: Helm) -> None:

@@ -14,12 +14,14 @@ from pathlib import Path
 import grpc
 import pytest
 
+from gpu_exporter.attribution.alive import LOOK_S, PodLives
 from gpu_exporter.attribution.grpc_unix import CallError, call
 from gpu_exporter.attribution.kubelet import KubeletSource
 from gpu_exporter.attribution.podresources import LIST
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.host.cgroups import Cgroups
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.podresources import Kubelet, begin_container
 from tests.testbed.processes import run_exporter
@@ -87,11 +89,11 @@ def test_of_two_uids_under_one_name_the_newest_directory_lives(
     ("resource", "device", "kind", "expected"),
     [
         ("nvidia.com/gpu", UUID, "uuid", UUID),
-        ("nvidia.com/gpu.shared", f"{UUID}::3", "uuid", f"{UUID}::3"),
+        ("nvidia.com/gpu.shared", f"{UUID}::3", "uuid", UUID),
         ("nvidia.com/mig-1g.10gb", MIG, "uuid", MIG),
         ("nvidia.com/gpu", f"MIG-{UUID}/7/0", "uuid", f"MIG-{UUID}/7/0"),
         ("nvidia.com/gpu", "nvidia3", "minor", "3"),
-        ("nvidia.com/gpu", "nvidia3/vgpu2", "minor", "3::vgpu2"),
+        ("nvidia.com/gpu", "nvidia3/vgpu2", "minor", "3"),
         ("nvidia.com/gpu", "2", "index", "2"),
         ("example.com/half-a-gpu", UUID, "uuid", UUID),
     ],
@@ -233,7 +235,8 @@ def test_a_device_id_that_is_not_understood_is_a_problem_and_not_silence(
     answer = source.poll()
     assert [grant.device for grant in answer.grants] == [UUID]
     assert answer.grants[0].holder.units == 2
-    assert answer.problem == "device id 'nvidia0/gi1/ci2' of ml/a/main is not understood"
+    text = "device id 'nvidia0/gi1/ci2' of ml/a/main is not understood, so no GPU is called free"
+    assert answer.problem == text
 
 
 @pytest.mark.parametrize(
@@ -275,17 +278,20 @@ HAMI = "its scheduler chooses the device and writes it on the pod, whatever the 
     ("device_id", "kind", "device", "reason"),
     [
         (UUID, "uuid", UUID, ""),
-        (f"{UUID}::3", "uuid", f"{UUID}::3", ""),
-        ("MIG-3d7a1c2b-5e6f-5a0b-9c8d-112233445566::1", "uuid", "MIG-3d7a1c2b-5e6f-5a0b-9c8d-112233445566::1", ""),
+        (f"{UUID}::3", "uuid", UUID, ""),
+        ("MIG-3d7a1c2b-5e6f-5a0b-9c8d-112233445566::1", "uuid", "MIG-3d7a1c2b-5e6f-5a0b-9c8d-112233445566", ""),
         (f"MIG-{UUID}/3/0", "uuid", f"MIG-{UUID}/3/0", ""),
         ("nvidia0", "minor", "0", ""),
-        ("nvidia0/vgpu2", "minor", "0::vgpu2", ""),
+        ("nvidia0/vgpu2", "minor", "0", ""),
         ("nvidia0/gi3", "instance", "0/3", ""),
-        ("nvidia1/gi3/vgpu0", "instance", "1/3::vgpu0", ""),
+        ("nvidia1/gi3/vgpu0", "instance", "1/3", ""),
         ("3", "index", "3", ""),
         ("nvidia.com/gpu=2", "index", "2", ""),
         (f"nvidia.com/gpu={UUID}", "uuid", UUID, ""),
-        ("GPU-8dcd427f-483b-b48f-d7e5-75fb19a52b76-4", "unproven", "GPU-8dcd427f-483b-b48f-d7e5-75fb19a52b76-4", HAMI),
+        (f"{UUID}-4", "unproven", UUID, HAMI),
+        (f"{UUID}-_-7", "unproven", UUID, HAMI),  # of gpushare-device-plugin
+        (f"MIG-{UUID}/3/0-1", "unproven", f"MIG-{UUID}", HAMI),
+        (f"{UUID}-4::2", "unproven", UUID, HAMI),
     ],
 )
 def test_forms_of_device_ids(
@@ -332,7 +338,7 @@ def offered(answer: Answer) -> list[tuple[str, str]] | None:
 def test_what_may_be_given_is_known_once_a_plugin_has_offered_gpus(kubelet: Kubelet, source: KubeletSource) -> None:
     assert offered(source.poll()) is None, "no plugin, or none yet"
     kubelet.allocatable = [f"{UUID}::0", f"{UUID}::1", "2"]
-    assert offered(source.poll()) == [("uuid", f"{UUID}::0"), ("uuid", f"{UUID}::1"), ("index", "2")]
+    assert offered(source.poll()) == [("uuid", UUID), ("index", "2")]
     kubelet.allocatable = []
     assert offered(source.poll()) == [], "the plugin is down"
     kubelet.allocatable = [UUID, "odd"]
@@ -589,3 +595,34 @@ def test_claimed_instances_are_found_by_their_place_on_the_board(
         else "no MIG instance of the GPU with device file number 0 can be 1g10gb-19-6"
     )
     assert wanted in kubelet_says["error"]
+
+
+def test_a_pod_whose_cgroup_is_gone_has_ended(kubelet: Kubelet, clock: ManualClock, tmp_path: Path) -> None:
+    """Kubelets before 1.34 list it all the same."""
+    uids = [f"5a89bcaa-3509-4375-83e1-b9e7a571212{number}" for number in range(4)]
+    own, done, lives, restarts = uids
+    logs, cgroups = tmp_path / "pods", tmp_path / "cgroup"
+    for name, uid in (("done", done), ("lives", lives), ("restarts", restarts)):
+        kubelet.pods["ml", name] = {"main": {"nvidia.com/gpu": [f"GPU-{uid}"]}}
+        begin_container(logs, f"ml_{name}_{uid}")
+    kubelet.pods["kube-system", "other"] = {"main": {}}  # without a GPU, and without a folder of logs yet
+    pods = cgroups / "kubepods.slice" / "kubepods-burstable.slice"
+    for uid in uids:  # the last waits to be started again: no container, but its pod's cgroup
+        (pods / f"kubepods-burstable-pod{uid.replace('-', '_')}.slice").mkdir(parents=True)
+    (cgroups / "cgroup.controllers").touch()
+    lives_of = PodLives(Cgroups(cgroups).list_pods, own)
+    source = KubeletSource(clock, kubelet.socket, logs, timeout_s=10.0, lives=lives_of)
+
+    def ended() -> list[str]:
+        return [grant.holder.pod for grant in source.poll().grants if grant.ended]
+
+    assert ended() == []
+    (pods / f"kubepods-burstable-pod{done.replace('-', '_')}.slice").rmdir()
+    looks = []
+    for _ in range(3):
+        clock.advance(LOOK_S)
+        looks.append(ended())
+    assert looks == [[], ["done"], ["done"]]
+    begin_container(logs, f"ml_new_{own}")  # a pod that has just begun has a cgroup before it has a log
+    kubelet.pods["ml", "new"] = {"main": {"nvidia.com/gpu": ["GPU-a"]}}
+    assert ended() == ["done"]

@@ -69,6 +69,18 @@ def run_pod(plane: ControlPlane, name: str, claim: str) -> None:
     plane.create_pod(pod)
 
 
+def start_exporter(processes: Processes, node: Node, config: Path, environment: dict[str, str], *flags: str) -> str:
+    return processes.start_exporter(
+        f"--config.file={config}",
+        "--attribution.kubelet",
+        f"--attribution.kubelet.socket={node.pod_resources}",
+        f"--attribution.kubelet.logs={node.pod_logs}",
+        "--no-attribution.slurm",
+        *flags,
+        environment=environment,
+    )[1]
+
+
 @pytest.fixture
 def url(
     node: Node, processes: Processes, nvml_environment: dict[str, str], nvml_table: NvmlTable, tmp_path: Path
@@ -80,14 +92,7 @@ def url(
             out.minor = minor
     config = tmp_path / "config.yaml"
     config.write_text("attribution: {interval: 200ms}\n", encoding="utf-8")
-    return processes.start_exporter(
-        f"--config.file={config}",
-        "--attribution.kubelet",
-        f"--attribution.kubelet.socket={node.pod_resources}",
-        f"--attribution.kubelet.logs={node.pod_logs}",
-        "--no-attribution.slurm",
-        environment=nvml_environment,
-    )[1]
+    return start_exporter(processes, node, config, nvml_environment)
 
 
 def held(url: str) -> set[tuple[str, str, str, str]]:
@@ -148,3 +153,99 @@ def test_claims_lead_to_the_right_gpus_and_instances(
     )
     free = f'uuid="{UUID_OF_MINOR[0]}"}} 0'
     wait_for(lambda: free in (fetch(f"{url}/metrics") or "").partition("\ngpu_allocated{")[2], "its GPU to be free")
+
+
+def add_namespace(plane: ControlPlane, name: str) -> None:
+    """One in which claims may ask for adminAccess."""
+    labels = {"resource.kubernetes.io/admin-access": "true"}
+    plane.core.create_namespace({"metadata": {"name": name, "labels": labels}})
+    wait_for(lambda: plane.has_account(name), f"namespace {name}", 30)
+
+
+def run_in(plane: ControlPlane, namespace: str, name: str, claim: str) -> None:
+    pod = static_pod(name, 0, namespace=namespace)
+    pod["spec"]["resourceClaims"] = [{"name": "gpus", "resourceClaimName": claim}]
+    pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpus"}]}
+    plane.create_pod(pod)
+
+
+def contradictions(url: str) -> dict[str, str]:
+    status = json.loads(fetch(f"{url}/api/v1/status") or "{}")
+    return {entry["pod"]: entry["evidence"] for entry in status.get("allocations", [])}
+
+
+def write_checkpoint(driver: DraDriver, folder: Path) -> None:
+    """As the driver writes it: of each claim the status that the API server has."""
+    prepared = {
+        claim["metadata"]["uid"]: {
+            "checkpointState": "PrepareCompleted",
+            "status": claim["status"],
+            "name": claim["metadata"]["name"],
+            "namespace": claim["metadata"]["namespace"],
+        }
+        for claim in driver.read_claims()
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "new").write_text(json.dumps({"version": "v2", "checksum": 0, "v2": {"preparedClaims": prepared}}))
+    (folder / "new").rename(folder / "checkpoint.json")
+
+
+def test_who_watches_with_admin_access_holds_nothing(
+    plane: ControlPlane,
+    node: Node,
+    driver: DraDriver,
+    url: str,
+    processes: Processes,
+    nvml_environment: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    whole = ("gpu-0", "gpu-3", "gpu-4", "gpu-5")
+    for namespace in ("gpu-operator", "team"):
+        add_namespace(plane, namespace)
+        driver.claim("all", *whole, *INSTANCES, namespace=namespace, admin=True)
+    for claim, device in (("own", "gpu-0"), ("common", "gpu-3")):
+        driver.claim(claim, device)
+
+    run_in(plane, "gpu-operator", "nvidia-dcgm-exporter-1", "all")  # the monitor first
+    run_in(plane, "default", "a", "own")
+    for name in "bc":
+        run_in(plane, "default", name, "common")
+    train = {
+        ("a", UUID_OF_MINOR[0], "none", "gpu-0 of claim default/own"),
+        ("b", UUID_OF_MINOR[3], "time_slice", "gpu-3 of claim default/common"),
+        ("c", UUID_OF_MINOR[3], "time_slice", "gpu-3 of claim default/common"),
+    }
+    wait_for(lambda: held(url) == train, "the three that train, and nobody else", 90)
+    free = f'uuid="{UUID_OF_MINOR[4]}"}} 0'
+    wait_for(lambda: free in (fetch(f"{url}/metrics") or ""), "a GPU that is only watched to be free", 30)
+
+    plane.core.delete_namespaced_pod("nvidia-dcgm-exporter-1", "gpu-operator", grace_period_seconds=0)
+    run_in(plane, "gpu-operator", "nvidia-dcgm-exporter-2", "all")  # and last
+    wait_for(
+        lambda: plane.pod("nvidia-dcgm-exporter-2", "gpu-operator")["status"]["phase"] == "Running", "the monitor", 60
+    )
+    seen = []
+    wait_for(lambda: seen.append(held(url)) or len(seen) > 20, "polls", 30, 0.1)
+    assert all(each == train for each in seen)
+
+    run_in(plane, "team", "nvidia-dcgm-exporter-1", "all")  # a name alone makes no monitor
+    wait_for(lambda: "nvidia-dcgm-exporter-1" in contradictions(url), "the tenant's pod", 60)
+    wait_for(lambda: "--attribution.monitor" in contradictions(url)["a"], "the doubt", 30)
+    assert "--attribution.monitor" in contradictions(url)["nvidia-dcgm-exporter-1"]
+    assert 'state="held_idle"' not in (fetch(f"{url}/metrics") or "")
+
+    config = tmp_path / "config.yaml"
+    write_checkpoint(driver, tmp_path / "plugin")
+    for flags in (
+        [f"--attribution.claims={tmp_path / 'plugin'}"],
+        ["--attribution.monitor=team/nvidia-dcgm-exporter-.*"],
+    ):
+        other = start_exporter(processes, node, config, nvml_environment, *flags)
+        wait_for(lambda url=other: held(url) == train, f"the same three with {flags}", 30)
+        assert not any("adminAccess" in text for text in contradictions(other).values())
+
+    plane.core.delete_namespaced_pod("nvidia-dcgm-exporter-1", "team", grace_period_seconds=0)
+    plane.core.delete_namespaced_pod("a", "default", grace_period_seconds=0)
+    wait_for(lambda: held(url) == {each for each in train if each[0] != "a"}, "the ended holder to hold nothing", 60)
+    free = f'uuid="{UUID_OF_MINOR[0]}"}} 0'
+    wait_for(lambda: free in (fetch(f"{url}/metrics") or ""), "its GPU to be free", 30)

@@ -27,7 +27,7 @@ def protobuf(data: bytes) -> None:
     from gpu_exporter.attribution.protobuf import ProtobufError
 
     try:
-        read_pods().read(data)
+        read_pods(lambda device_id: device_id).read(data)
     except ProtobufError:
         return
 

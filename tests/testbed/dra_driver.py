@@ -133,13 +133,21 @@ class DraDriver:
         body = {"apiVersion": "/".join(GROUP), "kind": "DeviceClass", "metadata": {"name": name}, "spec": spec}
         self._objects.create_cluster_custom_object(*GROUP, "deviceclasses", body)
 
-    def claim(self, name: str, *devices: str, namespace: str = "default") -> None:
-        """Ask for these devices of ours, all of them in one claim."""
+    def read_claims(self) -> list[dict[str, Any]]:
+        """Every claim of the cluster, as the API server has it."""
+        found = self._objects.list_cluster_custom_object(*GROUP, "resourceclaims")
+        return list(cast(Any, found)["items"])
+
+    def claim(self, name: str, *devices: str, namespace: str = "default", admin: bool = False) -> None:
+        """Ask for these devices of ours, all of them in one claim. `admin`: only to watch them, which the API server
+        allows in a namespace that is labelled for it.
+        """
         requests = [
             {
                 "name": f"r{position}",
                 "exactly": {
                     "deviceClassName": DRIVER,
+                    **({"adminAccess": True} if admin else {}),
                     "selectors": [{"cel": {"expression": f'device.attributes["{DRIVER}"].name == "{device}"'}}],
                 },
             }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from gpu_exporter.app.simulation import build_simulation
@@ -10,7 +10,8 @@ from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.attribution.processes import Owners, ProcessOwners, UnitOwners, Use
-from gpu_exporter.clock import ManualClock
+from gpu_exporter.attribution.source import Source
+from gpu_exporter.clock import Clock, ManualClock
 from gpu_exporter.collectors import registry
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import Scenario
@@ -39,11 +40,15 @@ class SimulatedNode:
         *,
         asks_slurm: bool = False,
         host: HostWorks | None = None,
+        make_source: Callable[[Clock], Source] | None = None,
     ) -> None:
+        """`make_source`: of the source of holders, where these are not the scenario's."""
         self.clock = ManualClock()
         self.sample_period_s = sample_period_s
         self.settings = settings or Settings()
         self._backend, self._source = build_simulation(scenario, self.clock, sample_period_s)
+        if make_source is not None:
+            self._source = make_source(self.clock)
         self._make_state = partial(
             NodeState, self.settings, self.clock, processes=processes, asks_slurm=asks_slurm, host=host
         )
@@ -84,12 +89,16 @@ class SimulatedNode:
             if sample:
                 self.sample()
             if self._is_due(self.settings.attribution.interval):
-                grants, owners = self.poller.poll(), self._seen_owners()
-                resolution = self.state.on_poll(grants, self.placed(), owners, offers=self.offers)
-                self.poller.note_resolution(resolution.conflicts, resolution.unresolved)
+                self.poll()
             if self._is_due(self.settings.diagnosis.interval):
                 self.diagnosis.judge()
         return self.view()
+
+    def poll(self) -> None:
+        """Ask the source once."""
+        grants, owners = self.poller.poll(), self._seen_owners()
+        resolution = self.state.on_poll(grants, self.placed(), owners, offers=self.offers)
+        self.poller.note_resolution(resolution.conflicts, resolution.unresolved, resolution.doubted)
 
     def _seen_owners(self) -> Owners:
         return {
@@ -130,7 +139,7 @@ class SimulatedNode:
             sample_interval_s=self.settings.sampling.interval,
             last_sample_wall=self.state.last_sample_wall(),
             sources=self.poller.statuses(),
-            attribution_known=self.poller.is_known(),
+            attribution_known=self.poller.is_known() and self.state.is_resolved(),
             note="Simulated GPUs.",
         )
         return self.state.view(self.placed(), status, self.diagnosis.findings)

@@ -165,7 +165,7 @@ class Agent:
                 resolution = self.node.on_poll(
                     grants, placed, owners, expected, is_complete=self.poller.has_all(), offers=self.poller.offers()
                 )
-                self.poller.note_resolution(resolution.conflicts, resolution.unresolved)
+                self.poller.note_resolution(resolution.conflicts, resolution.unresolved, resolution.doubted)
             except Exception:  # a fault of ours must not end attribution; mappings then age, which is visible
                 log.exception("a poll of the attribution sources failed")
             self._first_poll.set()

@@ -131,7 +131,7 @@ def take_one_view(
     owners = processes.read(snapshots) if processes is not None else None
     grants = poller.grants()  # a source without an answer yet is named
     resolution = node.on_poll(grants, placed, owners, expected, is_complete=poller.has_all(), offers=poller.offers())
-    poller.note_resolution(resolution.conflicts, resolution.unresolved)
+    poller.note_resolution(resolution.conflicts, resolution.unresolved, resolution.doubted)
     status = AgentStatus(
         version=VERSION,
         backend=backend.name,

@@ -37,7 +37,7 @@ class EndedPods:
         `owners` of the processes on each unit; `now`: monotonic seconds.
         """
         working = {uid for seen in owners.values() for owner in seen.uses for uid in owner.pods}
-        doubtful = {grant.holder.pod_uid for grant in grants if _has_begun(grant)} - working
+        doubtful = {grant.holder.pod_uid for grant in grants if has_begun(grant)} - working
         if not doubtful:
             return grants
         if self._looked is None or now - self._looked >= LOOK_S:
@@ -59,7 +59,7 @@ def _stopped(grant: Grant) -> Grant:
     return grant._replace(running=False, why=WHY, obstacle="no_process")
 
 
-def _has_begun(grant: Grant) -> bool:
+def has_begun(grant: Grant) -> bool:
     """Whether it is a pod's whose container has been started, so that it had a process once.
 
     A static pod's UID is a hash for the kubelet, and others may have it from the API server.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.attribution.protobuf import ProtobufError, read_fields, read_text
 
@@ -15,6 +15,8 @@ LIST = "/v1.PodResourcesLister/List"
 ENTRIES_MAX = 20_000  # a kubelet has 110 pods by default; an answer of many small entries takes twenty times its size
 POD_ENTRIES_MAX = 2_048  # of one pod, or one device
 ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
+PodName: TypeAlias = tuple[str, str]
+"""Namespace and name."""
 
 
 class ContainerDevices(NamedTuple):
@@ -34,6 +36,14 @@ class ContainerDevices(NamedTuple):
     claim: str = ""
     cdi: tuple[str, ...] = ()
     is_share: bool = False
+    proven: bool = False
+
+
+class _Parsed(NamedTuple):
+    """One field of an answer: whose it is, None for nobody's, and what is in it."""
+
+    pod: PodName | None
+    entries: tuple[ContainerDevices, ...]
 
 
 class Reader:
@@ -42,49 +52,80 @@ class Reader:
     A kubelet lists its pods in another order each time, and each of them in the same bytes as long as it lives.
     """
 
-    def __init__(self, parse: Callable[[bytes], Iterable[ContainerDevices]]) -> None:
-        """`parse`: what is in one field of the answer."""
+    def __init__(
+        self,
+        parse: Callable[[bytes], tuple[PodName | None, Iterable[ContainerDevices]]],
+        device_of: Callable[[str], str] = lambda device_id: device_id,
+    ) -> None:
+        """`parse`: what is in one field of the answer. `device_of`: the device of an id. Of the replicas of a device
+        that one container has, only the first counts, before any limit: a plugin may offer thousands of them.
+        """
         self._parse = parse
+        self._device_of = device_of
         self.odd = 0
         """How many pods, or devices, of the last answer were left out, since they are not understood or too many."""
-        self._known: dict[bytes, tuple[ContainerDevices, ...]] = {}
+        self.pods: frozenset[PodName] = frozenset()
+        """Every pod of the last answer that was understood, also without devices."""
+        self._known: dict[bytes, _Parsed] = {}
 
     def read(self, message: bytes) -> list[ContainerDevices]:
         """Everything that the answer lists; a pod that is not understood costs itself. Raises ProtobufError."""
         self.odd = 0
         entries: list[ContainerDevices] = []
-        known: dict[bytes, tuple[ContainerDevices, ...]] = {}
+        known: dict[bytes, _Parsed] = {}
+        offered: set[tuple[str, str]] = set()
         for number, payload in read_fields(message):
             if number != 1:
                 continue
-            found = self._known.get(payload)
+            found = self._known.get(payload) or self._read_field(payload)
             if found is None:
-                try:
-                    found = tuple(islice(self._parse(payload), POD_ENTRIES_MAX + 1))
-                except ProtobufError:
-                    found = None
-            if found is None or len(found) > POD_ENTRIES_MAX:
                 self.odd += 1
                 continue
             known[payload] = found
-            entries += found
+            # What is offered comes in a field for each replica.
+            entries += found.entries if found.pod else self._collapse(found.entries, offered)
             if len(entries) > ENTRIES_MAX:
                 raise ProtobufError(f"more than {ENTRIES_MAX} lists of devices")
         self._known = known
+        self.pods = frozenset(found.pod for found in known.values() if found.pod)
         return entries
 
+    def _read_field(self, payload: bytes) -> _Parsed | None:
+        """None for a field that is not understood, or has too much in it."""
+        try:
+            pod, entries = self._parse(payload)
+            found = tuple(islice(self._collapse(entries, set()), POD_ENTRIES_MAX + 1))
+        except ProtobufError:
+            return None
+        return _Parsed(pod, found) if len(found) <= POD_ENTRIES_MAX else None
 
-def read_pods() -> Reader:
+    def _collapse(self, entries: Iterable[ContainerDevices], seen: set[tuple[str, str]]) -> Iterator[ContainerDevices]:
+        """The entries with one id for each device; `seen`: containers and devices that were there before."""
+        for entry in entries:
+            if entry.claimed:
+                yield entry
+                continue
+            ids: list[str] = []
+            for device_id in entry.device_ids:
+                key = (f"{entry.container}/{entry.resource}", self._device_of(device_id))
+                if key not in seen:
+                    seen.add(key)
+                    ids.append(device_id)
+            if ids:
+                yield entry._replace(device_ids=tuple(ids))
+
+
+def read_pods(device_of: Callable[[str], str]) -> Reader:
     """For answers of LIST: the devices of containers, of device plugins and of dynamic resource allocation."""
-    return Reader(_parse_pod)
+    return Reader(_parse_pod, device_of)
 
 
-def read_allocatable() -> Reader:
+def read_allocatable(device_of: Callable[[str], str]) -> Reader:
     """For answers of ALLOCATABLE: devices without a pod, those of device plugins that are healthy."""
-    return Reader(lambda device: (_parse_devices("", "", "", device),))
+    return Reader(lambda device: (None, (_parse_devices("", "", "", device),)), device_of)
 
 
-def _parse_pod(message: bytes) -> Iterator[ContainerDevices]:
+def _parse_pod(message: bytes) -> tuple[PodName, Iterator[ContainerDevices]]:
     name = namespace = ""
     containers: list[bytes] = []
     for field, payload in read_fields(message):
@@ -94,8 +135,8 @@ def _parse_pod(message: bytes) -> Iterator[ContainerDevices]:
             namespace = read_text(payload)
         elif field == 3:
             containers.append(payload)
-    for container in containers:
-        yield from _parse_container(namespace, name, container)
+    found = (devices for container in containers for devices in _parse_container(namespace, name, container))
+    return (namespace, name), found
 
 
 def _parse_devices(namespace: str, pod: str, container: str, message: bytes) -> ContainerDevices:

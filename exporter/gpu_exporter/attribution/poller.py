@@ -163,8 +163,15 @@ class Poller:
         memory.error = problem
         memory.answered = False
 
-    def note_resolution(self, conflicts: Sequence[Grant], unresolved: Sequence[tuple[Grant, str]]) -> None:
-        """Count grants that contradict a source of higher precedence, and say which ones led to no device, and why."""
+    def note_resolution(
+        self,
+        conflicts: Sequence[Grant],
+        unresolved: Sequence[tuple[Grant, str]],
+        doubted: Sequence[tuple[Grant, str]] = (),
+    ) -> None:
+        """Count grants that contradict a source of higher precedence. Say which ones led to no device, or to one that
+        the holder may only watch, and why.
+        """
         for grant in conflicts:
             memory = self._memory.get(grant.holder.source)
             if memory is not None:
@@ -175,12 +182,16 @@ class Poller:
                 for grant, reason in unresolved
                 if grant.holder.source == name and reason and reason not in memory.error
             ]
+            doubts = {
+                grant.claim: f"{grant.holder.label}: {why}" for grant, why in doubted if grant.holder.source == name
+            }
+            texts += doubts.values()
             text = "; ".join(texts[:MAX_TEXTS]) + (f"; {len(texts) - MAX_TEXTS} more" if len(texts) > MAX_TEXTS else "")
             if text != memory.unresolved:
                 if text:
                     log.warning("attribution %s: %s", name, text)
                 else:
-                    log.info("attribution %s: every grant leads to a device again", name)
+                    log.info("attribution %s: every grant leads to a device that its holder has again", name)
             memory.unresolved = text
 
     def is_known(self) -> bool:

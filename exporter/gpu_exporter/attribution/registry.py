@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +18,10 @@ class SourceOptions(NamedTuple):
     """What the admin chose. `kubelet`, `slurm`: None where this host decides. `resources`: regular expressions of
     further resources whose devices are GPUs. `timeout_s`: of one question. `empty_confirm_s`: how long an empty answer
     of the kubelet is doubted. `slurm_interval_s`: how often this node asks slurmctld of its own accord, at most.
-    `slurm_collected`: directory or address of a collector. `procfs`: the host's /proc.
+    `slurm_collected`: directory or address of a collector. `procfs`: the host's /proc. `monitors`: NAMESPACE/POD of
+    further pods whose resource claims only watch; `claims`: folder of the DRA driver's kubelet plugin, None to leave it
+    alone. `pod_uid`: of the exporter's own pod, "" where only its cgroup can show it; `find_pods`: which of some pods
+    have a cgroup, None where the host's are not seen.
     """
 
     timeout_s: float
@@ -35,6 +38,10 @@ class SourceOptions(NamedTuple):
     slurm_job_files: Path | None
     slurm_collected: str
     procfs: Path
+    monitors: Sequence[str]
+    claims: Path | None
+    pod_uid: str
+    find_pods: Callable[[Set[str]], Set[str] | None] | None
 
 
 def find_sources(options: SourceOptions, clock: Clock, vendor: Vendor) -> list[Source]:
@@ -54,8 +61,14 @@ def _make_static(options: SourceOptions, clock: Clock, vendor: Vendor) -> Source
 def _make_kubelet(options: SourceOptions, clock: Clock, vendor: Vendor) -> Source | None:
     if not _is_wanted(options.kubelet, options.kubelet_socket.parent.is_dir):
         return None
+    from gpu_exporter.attribution.alive import PodLives, find_own_pod
+    from gpu_exporter.attribution.consumers import Consumers, parse_monitor
     from gpu_exporter.attribution.kubelet import KubeletSource
 
+    monitors = [parse_monitor(text) for text in (*vendor.monitors, *options.monitors)]
+    lives = None
+    if options.find_pods is not None:
+        lives = PodLives(options.find_pods, options.pod_uid or find_own_pod())
     return KubeletSource(
         clock,
         options.kubelet_socket,
@@ -64,6 +77,8 @@ def _make_kubelet(options: SourceOptions, clock: Clock, vendor: Vendor) -> Sourc
         empty_confirm_s=options.empty_confirm_s,
         resources=options.resources,
         vendor=vendor,
+        consumers=Consumers(monitors, options.claims),
+        lives=lives,
     )
 
 

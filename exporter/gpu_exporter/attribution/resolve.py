@@ -19,13 +19,16 @@ NumberKey = tuple[HolderKey, str]
 class Resolution(NamedTuple):
     """`allocations` in the order of the grants; `unresolved` grants name no device that answers here, and why.
 
-    `numbers`: the unit that each holder's number led to, for the next time.
+    `numbers`: the unit that each holder's number led to, for the next time. `ended`: units that were left by a holder
+    which has ended, each with the holder's name. `doubted`: grants by a claim that may only watch its device, and why.
     """
 
     allocations: list[tuple[Allocation, Grant]]
     unresolved: list[tuple[Grant, str]]
     conflicts: list[Grant]
     numbers: Mapping[NumberKey, UnitId] = MappingProxyType({})
+    ended: Mapping[UnitId, str] = MappingProxyType({})
+    doubted: Sequence[tuple[Grant, str]] = ()
 
 
 def resolve(
@@ -38,7 +41,9 @@ def resolve(
     """Turn grants into allocations of the devices that answer.
 
     Two sources that grant the same unit to different holders contradict each other: the holder of the first source in
-    order is shown, contradicted, and the other grant is a conflict. Two holders of one source share the unit.
+    order is shown, contradicted, and the other grant is a conflict. Two holders of one source share the unit, unless
+    one has it by a resource claim that the other does not share: then a claim only watches, and each claim of which
+    that is not known is contradicted. A holder that has ended holds nothing.
 
     `incomplete`: why NVML may have numbered its GPUs otherwise than the schedulers have ("" when all GPUs that should
     be here are): then no position counts. `numbers`: where each holder's numbers led before. A running holder keeps
@@ -50,7 +55,13 @@ def resolve(
     conflicts: list[Grant] = []
     contradicted: dict[UnitId, Grant] = {}
     kept: dict[NumberKey, UnitId] = {}
+    ended: dict[UnitId, str] = {}
     for grant in grants:
+        if grant.ended:
+            left = finder.find(grant)[0]
+            if left is not None:
+                ended[left] = grant.holder.label
+            continue
         number = (grant.holder.key, grant.number)
         is_kept = bool(grant.number) and not grant.holder.identity  # a name alone may be another holder by now
         before = numbers.get(number) if is_kept else None
@@ -77,11 +88,13 @@ def resolve(
         elif all(other.holder.key != grant.holder.key for other, _, _ in others):
             others.append((grant, replica, basis))
     allocations: list[tuple[Allocation, Grant]] = []
+    doubts = _doubt_claims(units)
     for unit, holders in units.items():
         slices, whole = finder.slices.get(unit.mig_uuid, (1.0, 1.0))
         for grant, replica, basis in holders:
             share = "mig" if unit.mig_uuid else "none"
-            if grant.share or replica or len(holders) > 1:
+            doubt = doubts.get(grant.claim, "") if grant.claim else ""
+            if grant.share or replica or (len(holders) > 1 and not doubt):
                 share = grant.share or "time_slice"
             ratio = board_share(slices, whole, len(holders))
             allocation = Allocation(
@@ -98,8 +111,30 @@ def resolve(
             if other := contradicted.get(unit):
                 sayings = (f"{each.holder.source} says {each.holder.label}" for each in (grant, other))
                 allocation = allocation._replace(contradiction=", ".join(sayings))
+            elif doubt:
+                allocation = allocation._replace(contradiction=doubt)
             allocations.append((allocation, grant))
-    return Resolution(allocations, unresolved, conflicts, kept)
+    doubted = [(grant, doubts[grant.claim]) for _, grant in allocations if grant.claim in doubts]
+    return Resolution(allocations, unresolved, conflicts, kept, ended, doubted)
+
+
+def _doubt_claims(units: Mapping[UnitId, Sequence[tuple[Grant, str, str]]]) -> dict[str, str]:
+    """The claims that may only watch their devices, and why: somebody else has one of these, and not by the same claim.
+
+    What is shown of one device is true of all of the claim's.
+    """
+    doubts: dict[str, str] = {}
+    for holders in units.values():
+        for grant, _, _ in holders:
+            rival = next((other for other, _, _ in holders if other.claim != grant.claim or not other.claim), None)
+            if not grant.claim or grant.share or rival is None or grant.claim in doubts:
+                continue
+            which = "one of the two claims" if rival.claim and not rival.share else "this claim"
+            doubts[grant.claim] = (
+                f"{rival.holder.label} has a GPU of claim {grant.claim} too, and not by this claim, so {which} only "
+                "watches it (adminAccess); name the pods that watch with --attribution.monitor"
+            )
+    return doubts
 
 
 def find_offered(

@@ -49,8 +49,11 @@ class StaticSource:
 
 
 def count_units(grants: Sequence[Grant]) -> list[Grant]:
-    """The grants, each holder knowing how many units it holds in all: here, as many as are named."""
-    held = Counter(grant.holder.key for grant in grants)
+    """The grants, each holder knowing how many units it holds in all: here, as many as are named.
+
+    Several replicas (UUID::N) of a unit are one.
+    """
+    held = Counter(key for key, _ in {(grant.holder.key, grant.device.partition("::")[0]) for grant in grants})
     return [
         grant
         if grant.holder.units is not None

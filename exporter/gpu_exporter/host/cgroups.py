@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -45,11 +45,21 @@ class Cgroups:
 
     def find(self, wanted: Collection[Who]) -> dict[Who, PurePosixPath]:
         """Where the cgroups of these pods and jobs are, of those that are found; of several the outermost."""
+        return self._look(wanted)[0]
+
+    def list_pods(self, wanted: Set[str]) -> Set[str] | None:
+        """Those of these UIDs whose pod has a cgroup; None where not every cgroup of the host was looked at."""
+        found, is_all = self._look([("pod", uid) for uid in wanted])
+        return {uid for _, uid in found} if is_all else None
+
+    def _look(self, wanted: Collection[Who]) -> tuple[dict[Who, PurePosixPath], bool]:
+        """What `find` gives, and whether what is missing there is in no cgroup of the host."""
         base = self._root if self._is_v2 else self._tree(CPUACCT)
         found: dict[Who, PurePosixPath] = {}
         if base is None:
-            return found
-        for place in _walk(base):
+            return found, False
+        walk = _Walk(base)
+        for place in walk:
             owner = parse_cgroup(f"0::/{place}")
             # A pod has its last folder's name, a job the outermost: a step or a container below them is a part of them.
             of = [("pod", owner.pods[-1])] if owner.pods else []
@@ -58,8 +68,8 @@ class Cgroups:
                 if who in wanted:
                     found.setdefault(who, place)
             if len(found) == len(wanted):
-                break
-        return found
+                return found, True
+        return found, walk.is_whole
 
     def read(self, place: PurePosixPath) -> Reading | None:
         """The counters now; None for a cgroup that has ended, or whose processor time cannot be read."""
@@ -93,23 +103,37 @@ class Cgroups:
         return next((path for path in (self._root / name for name in names) if path.is_dir()), None)
 
 
-def _walk(base: Path) -> Iterator[PurePosixPath]:
-    """The folders below, by depth, as far as they can be read."""
-    waiting = deque([PurePosixPath()])
-    left = FOLDERS_MAX
-    while waiting and left > 0:
-        place = waiting.popleft()
-        try:
-            with os.scandir(base / place) as entries:
-                names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        except OSError:
-            continue
-        for name in names[:left]:
-            inner = place / name
-            yield inner
-            if len(inner.parts) < DEPTH_MAX:
-                waiting.append(inner)
-        left -= len(names)
+class _Walk:
+    """The folders below `base`, by depth. `is_whole`: none was left out, but those that have just been removed."""
+
+    def __init__(self, base: Path) -> None:
+        self.is_whole = True
+        self._base = base
+
+    def __iter__(self) -> Iterator[PurePosixPath]:
+        waiting = deque([PurePosixPath()])
+        left = FOLDERS_MAX
+        while waiting:
+            place = waiting.popleft()
+            try:
+                with os.scandir(self._base / place) as entries:
+                    names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+            except FileNotFoundError:
+                continue
+            except OSError:
+                self.is_whole = False
+                continue
+            if len(names) > left:
+                self.is_whole = False
+            for name in names[:left]:
+                inner = place / name
+                yield inner
+                if len(inner.parts) < DEPTH_MAX:
+                    waiting.append(inner)
+            left -= len(names)
+            if left <= 0:
+                self.is_whole = self.is_whole and not waiting
+                return
 
 
 def _text(path: Path) -> str | None:

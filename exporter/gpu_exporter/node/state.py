@@ -194,6 +194,7 @@ class NodeState:
             resolution = resolve(grants, inventory, incomplete=incomplete, numbers=self._numbers.units())
             self._offered = None if offers is None else find_offered(offers, inventory, incomplete)
             self._numbers.note(resolution.numbers, now)
+            left = _list_left(resolution, self._answered)
         names = {unit: tuple(found.uses) for unit, found in seen.items()}
         resolution = self._net.check(resolution, names, _places(inventory))  # may log, so without the lock
         if self._users is not None:
@@ -203,7 +204,7 @@ class NodeState:
         with self._lock:
             self._version += 1
             now, wall = self._clock.monotonic(), self._clock.wall()
-            self._resolution, self._in_use = resolution, self._net.in_use
+            self._resolution, self._in_use = resolution, left | self._net.in_use
             self._uses = uses if self._processes_proven else {}
             held = [
                 ConfirmedAllocation(
@@ -405,6 +406,20 @@ def _incomplete(placed: Mapping[str, Placed], expected: int) -> str:
     if len(placed) < expected:
         return f"{len(placed)} of {expected} GPUs are in the driver's list"
     return ""
+
+
+def _list_left(resolution: Resolution, answered: Mapping[str, DeviceSnapshot]) -> dict[UnitId, str]:
+    """Why a unit that a holder left when it ended is not free: the driver must say that no process is there."""
+    held = {allocation.unit for allocation, _ in resolution.allocations}
+    left: dict[UnitId, str] = {}
+    for unit, label in resolution.ended.items():
+        snapshot = answered[unit.uuid]
+        listed, count = snapshot.processes, snapshot.facts.compute_processes
+        if unit in held or (count == 0 and not (listed is not None and listed.processes)):
+            continue
+        which = "lists processes on the GPU" if count or listed is not None else "does not list the GPU's processes"
+        left[unit] = f"{label} has ended, and the driver {which}"
+    return left
 
 
 def _places(inventory: Sequence[DeviceSnapshot]) -> dict[UnitId, str]:

@@ -174,7 +174,7 @@ def test_each_change_is_logged_once_and_by_source(caplog: pytest.LogCaptureFixtu
         assert log_of(3) == ["attribution slurm: answers again"]
         unresolved = f"{GRANT.holder.label}: GPU-0 is not resolved: no such GPU"
         assert log_of(3, [(GRANT, "no such GPU")]) == [f"attribution slurm: {unresolved}"]
-        assert log_of(3) == ["attribution slurm: every grant leads to a device again"]
+        assert log_of(3) == ["attribution slurm: every grant leads to a device that its holder has again"]
 
         def fail() -> Answer:
             raise ZeroDivisionError("a bug")

@@ -9,10 +9,22 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.testbed.podresources import messages
 
-from gpu_exporter.attribution.podresources import ENTRIES_MAX, ContainerDevices, Reader, read_pods
+from gpu_exporter.attribution.podresources import ENTRIES_MAX, POD_ENTRIES_MAX, ContainerDevices, PodName, Reader
+from gpu_exporter.attribution.podresources import read_allocatable as read_allocatable_of
+from gpu_exporter.attribution.podresources import read_pods as read_pods_of
 from gpu_exporter.attribution.protobuf import ProtobufError, read_fields, read_text
 
 NAMES = st.text(max_size=20)
+
+
+def device_of(device_id: str) -> str:
+    return device_id.partition("::")[0]
+
+
+def read_pods() -> Reader:
+    return read_pods_of(device_of)
+
+
 DEVICES = st.lists(st.tuples(NAMES, st.lists(NAMES, max_size=4)), max_size=3)
 CLAIMS = st.lists(st.tuples(NAMES, st.lists(NAMES.filter(bool), max_size=4)), max_size=3)
 CONTAINERS = st.lists(st.tuples(NAMES, DEVICES, CLAIMS), max_size=3)
@@ -28,13 +40,20 @@ def test_every_message_of_the_real_implementation_is_read_back(pods: list, numbe
     for namespace, name, containers in pods:
         pod = response.pod_resources.add(name=name, namespace=namespace)
         pod.cpu_ids.append(number)  # a packed field that we do not want
+        known: dict[tuple[str, str], set[str]] = {}
         for container_name, devices, claims in containers:
             container = pod.containers.add(name=container_name)
             container.cpu_ids.extend([1, number])
             for resource, ids in devices:
                 device = container.devices.add(resource_name=resource, device_ids=ids)
                 device.topology.nodes.add(ID=3)
-                expected.append(ContainerDevices(namespace, name, container_name, resource, tuple(ids)))
+                seen = known.setdefault((container_name, resource), set())
+                fresh = [
+                    each for at, each in enumerate(ids) if device_of(each) not in seen | {*map(device_of, ids[:at])}
+                ]
+                seen.update(map(device_of, ids))
+                if fresh:
+                    expected.append(ContainerDevices(namespace, name, container_name, resource, tuple(fresh)))
             for driver, names in claims:
                 dynamic = container.dynamic_resources.add(claim_name="c", claim_namespace=namespace)
                 claim = dynamic.claim_resources.add(driver_name=driver)
@@ -54,8 +73,8 @@ def listing(*counts: int) -> bytes:
     response = messages().ListPodResourcesResponse()
     for at, count in enumerate(counts):
         container = response.pod_resources.add(name=f"p{at}", namespace="n").containers.add(name="c")
-        for _ in range(count):
-            container.devices.add(resource_name="r", device_ids=["0"])
+        for number in range(count):
+            container.devices.add(resource_name="r", device_ids=[str(number)])
     return bytes(response.SerializeToString())
 
 
@@ -90,15 +109,36 @@ def test_a_reader_says_of_each_answer_what_one_says_that_has_read_no_other(answe
             container.devices.add(resource_name="r", device_ids=ids)
         found = reader.read(response.SerializeToString())
         assert found == read_pods().read(response.SerializeToString())
-        assert [(entry.pod, [*entry.device_ids]) for entry in found] == pods
+        assert [(entry.pod, [*entry.device_ids]) for entry in found] == [
+            (name, [*dict.fromkeys(ids)]) for name, ids in pods if ids
+        ]
+        assert reader.pods == {("n", name) for name, _ in pods}
+
+
+def test_replicas_of_a_device_are_one_before_any_limit() -> None:
+    response = messages().ListPodResourcesResponse()
+    for pod in ("a", "b"):
+        container = response.pod_resources.add(name=pod, namespace="n").containers.add(name="c")
+        for number in range(POD_ENTRIES_MAX + 1):
+            container.devices.add(resource_name="r", device_ids=[f"x::{number}", f"y::{number}"])
+    reader = read_pods()
+    assert [(entry.pod, entry.device_ids) for entry in reader.read(response.SerializeToString())] == [
+        ("a", ("x::0", "y::0")),
+        ("b", ("x::0", "y::0")),
+    ]
+    assert reader.odd == 0
+    offered = messages().AllocatableResourcesResponse()
+    for number in range(ENTRIES_MAX + 1):
+        offered.devices.add(resource_name="r", device_ids=[f"x::{number}"])
+    assert [each.device_ids for each in read_allocatable_of(device_of).read(offered.SerializeToString())] == [("x::0",)]
 
 
 def test_a_pod_that_was_in_the_last_answer_is_not_read_again() -> None:
     read: list[bytes] = []
 
-    def parse(pod: bytes) -> list[ContainerDevices]:
+    def parse(pod: bytes) -> tuple[PodName, list[ContainerDevices]]:
         read.append(pod)
-        return [ContainerDevices("n", pod.decode(), "c", "r", ())]
+        return ("n", pod.decode()), [ContainerDevices("n", pod.decode(), "c", "r", ("0",))]
 
     reader = Reader(parse)
     for answer, expected in (("ab", "ab"), ("ba", ""), ("b", ""), ("ab", "a"), ("abc", "c")):

@@ -26,6 +26,10 @@ OPTIONS = SourceOptions(
     slurm_job_files=None,
     slurm_collected="",
     procfs=Path("/proc"),
+    monitors=(),
+    claims=None,
+    pod_uid="",
+    find_pods=None,
 )
 
 

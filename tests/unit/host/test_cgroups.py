@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -103,3 +104,53 @@ def test_no_text_of_a_file_raises(tmp_path_factory: pytest.TempPathFactory, stat
         (folder / "slurm/job_42" / name).write_bytes(text.encode())
     reading = cgroups.read(PurePosixPath("slurm/job_42"))
     assert reading is None or (reading.cpu_s >= 0.0 and (reading.io_bytes or 0.0) >= 0.0)
+
+
+LAYOUTS = {
+    # https://github.com/kubernetes/kubernetes: pkg/kubelet/cm, by cgroup driver; kind: the node is a container itself.
+    "systemd": "kubepods.slice/kubepods-{qos}.slice/kubepods-{qos}-pod{under}.slice/cri-containerd-{container}.scope",
+    "guaranteed": "kubepods.slice/kubepods-pod{under}.slice/crio-{container}.scope/container",
+    "cgroupfs": "kubepods/{qos}/pod{uid}/{container}",
+    "kind": "system.slice/docker-{container}.scope/kubelet.slice/kubelet-kubepods.slice/"
+    "kubelet-kubepods-{qos}.slice/kubelet-kubepods-{qos}-pod{under}.slice/cri-containerd-{container}.scope",
+}
+
+
+def place_of(layout: str, uid: str) -> str:
+    return LAYOUTS[layout].format(uid=uid, under=uid.replace("-", "_"), qos="besteffort", container="a" * 64)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_which_pods_have_a_cgroup(layout: str, version: str, tmp_path: Path) -> None:
+    root = tmp_path if version == "v2" else tmp_path / "cpu,cpuacct"
+    if version == "v2":
+        write(tmp_path, cgroup__controllers="cpu io\n")
+    write(root / place_of(layout, UID))
+    write(root / "system.slice" / "sshd.service")
+    assert Cgroups(tmp_path).list_pods({UID, OTHER}) == {UID}
+    assert Cgroups(tmp_path).list_pods(set()) == set()
+
+
+def test_a_look_that_does_not_see_every_cgroup_says_nothing_of_pods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Cgroups(tmp_path / "nowhere").list_pods({UID}) is None
+    assert Cgroups(tmp_path).list_pods({UID}) is None  # neither version 1 nor 2
+    cgroups = v2(tmp_path, place_of("systemd", UID))
+    for name in "abc":
+        write(tmp_path / name)
+    assert cgroups.list_pods({UID, OTHER}) == {UID}
+    monkeypatch.setattr("gpu_exporter.host.cgroups.FOLDERS_MAX", 4)
+    assert cgroups.list_pods({UID, OTHER}) is None
+    monkeypatch.undo()
+    real = os.scandir
+
+    def refuse(path: Path) -> object:
+        if path.name == "b":
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr("os.scandir", refuse)
+    assert cgroups.list_pods({UID, OTHER}) is None
+    assert cgroups.list_pods({UID}) == {UID}  # whoever is found is there
