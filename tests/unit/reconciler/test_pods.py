@@ -20,6 +20,7 @@ from gpu_exporter.outside import parse_timestamp
 from gpu_exporter.reconciler.evidence import HolderName, UnitEvidence
 from gpu_exporter.reconciler.kubernetes import api, checks
 from gpu_exporter.reconciler.kubernetes import marker as pods
+from gpu_exporter.reconciler.kubernetes.lean import trim_pod
 from gpu_exporter.reconciler.marks import MarkError, Refused, timestamp
 from gpu_exporter.reconciler.policy import LABEL, Decision
 from gpu_exporter.vendor import NVIDIA
@@ -347,3 +348,36 @@ def test_a_server_that_asks_for_patience_is_asked_once_and_costs_no_time(tmp_pat
         server.shutdown()
         server.server_close()
     assert (caught.value.result, caught.value.patience_s, len(asked)) == ("throttled", 1.0, 1)
+
+
+def with_claim(limits: dict[str, str] | None = None) -> dict[str, Any]:
+    pod = copy.deepcopy(LIVE)
+    pod["spec"]["resourceClaims"] = [{"name": "gpus", "resourceClaimName": "own"}]
+    pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpus"}], "limits": limits or {}}
+    return pod
+
+
+def test_a_pod_with_a_claim_is_taken_by_what_the_evidence_counts() -> None:
+    for pod in (with_claim(), with_claim({"nvidia.com/gpu": "1"})):
+        checks.check_markable(pod, POD, WALL)
+        checks.check_markable(trim_pod(pod), POD, WALL)
+
+
+@pytest.mark.parametrize(
+    ("limits", "held", "started", "reason"),
+    [
+        ({"nvidia.com/gpu": "3"}, 2, "2027-01-15T05:00:00Z", "gpus"),  # more than the evidence is of
+        ({"nvidia.com/gpu": "x"}, 2, "2027-01-15T05:00:00Z", "gpus"),
+        ({}, None, "2027-01-15T05:00:00Z", "gpus"),
+        ({}, 2, "2027-01-15T07:59:00Z", "restarted"),  # the container that has the claim; the other one holds nothing
+    ],
+)
+def test_a_pod_with_a_claim_that_must_not_be_marked(
+    limits: dict[str, str], held: int | None, started: str, reason: str
+) -> None:
+    pod = with_claim(limits)
+    pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"] = started
+    for live in (pod, trim_pod(pod)):
+        with pytest.raises(Refused) as caught:
+            checks.check_markable(live, POD._replace(held=held), WALL)
+        assert caught.value.reason == reason

@@ -62,7 +62,11 @@ def check_markable(
     asked = gpus_asked(pod["spec"], resources)
     if asked is None:
         raise Refused("gpus", f"how many GPUs the pod asks for is not understood: {odd_limit(pod['spec'], resources)}")
-    if asked != decision.held:
+    if pod["spec"].get("resourceClaims"):  # which say how many more: the kubelet counted them
+        if decision.held is None or asked > decision.held:
+            beside = f"the pod asks for {asked} GPUs beside its claims"
+            raise Refused("gpus", f"{beside}, the evidence is of {decision.held}")
+    elif asked != decision.held:
         hint = "" if asked else "; if its GPUs have a resource of another name, set --attribution.resource"
         raise Refused("gpus", f"the pod asks for {asked} GPUs, the evidence is of {decision.held}{hint}")
     object_to_containers(pod, decision.needed_s, wall, resources)
@@ -102,7 +106,7 @@ def object_to_containers(
     A holder whose container had not started, or was restarted, could not have worked for so long.
     """
     spec, status = pod["spec"], pod.get("status", {})
-    holding = [container for container in long_running(spec) if _gpus(container, resources) != 0]
+    holding = [each for each in long_running(spec) if _gpus(each, resources) != 0 or _has_claims(each)]
     names = {container["name"] for container in holding or spec["containers"]}
     running = {
         each["name"]: (each.get("state") or {}).get("running")
@@ -147,6 +151,10 @@ def limits(container: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a container may use at most, by resource."""
     found = (container.get("resources") or {}).get("limits") or {}
     return found if isinstance(found, dict) else {}
+
+
+def _has_claims(container: Mapping[str, Any]) -> bool:
+    return bool((container.get("resources") or {}).get("claims"))
 
 
 def _gpu_limits(container: Mapping[str, Any], resources: Resources) -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from gpu_exporter.reconciler.kubernetes.keys import GROUPS
+from gpu_exporter.reconciler.kubernetes.keys import GANG_NAME, GANG_SIGN, GROUPS, NO_GROUP
+from gpu_exporter.reconciler.kubernetes.lean import SPEC_GROUP
 from gpu_exporter.reconciler.kubernetes.owners import Link, pods_above
 
 Key: TypeAlias = tuple[str, str]
@@ -26,14 +27,39 @@ def group_keys(metadata: Mapping[str, Any], ancestry: Sequence[Link]) -> frozens
 
     Labels and a reference that is not proven count too: a gang that is too large can only delay a mark.
     """
-    named = (metadata.get("labels") or {}, metadata.get("annotations") or {})
-    keys = {(name, place[name]) for name in GROUPS for place in named if place.get(name)}
+    keys = _named(metadata)
     keys |= {("uid", uid) for uid in (str(metadata.get("uid") or ""), *pods_above(metadata)) if uid}
     for link in ancestry:
         if link.kind in LOOSE:
             break
         keys.add(("uid", link.uid))
     return frozenset(keys)
+
+
+def _named(metadata: Mapping[str, Any]) -> set[Key]:
+    """The groups that labels, annotations or the spec name: by a key that is known, or by any that means a gang."""
+    places = (metadata.get("labels") or {}, metadata.get("annotations") or {})
+    keys = {(name, place[name]) for name in GROUPS for place in places if place.get(name)}
+    keys |= {
+        (name, value)
+        for place in places
+        for name, value in place.items()
+        if value and GANG_SIGN.search(name) and GANG_NAME.fullmatch(name)
+    }
+    if group := metadata.get(SPEC_GROUP):
+        keys.add((SPEC_GROUP, str(group)))
+    return {(name, value) for name, value in keys if not NO_GROUP.fullmatch(value)}
+
+
+def unnamed_gang(metadata: Mapping[str, Any], ancestry: Sequence[Link]) -> str:
+    """The label or annotation that makes a pod a member of a gang of which nothing says which others are; "" for none.
+
+    One whose own controller is more than a set of replicas has its gang from that.
+    """
+    if any(link.kind not in LOOSE for link in ancestry[:1]) or _named(metadata):
+        return ""
+    places = (metadata.get("labels") or {}, metadata.get("annotations") or {})
+    return min((name for place in places for name in place if GANG_SIGN.search(name)), default="")
 
 
 def gangs(keys: Mapping[str, frozenset[Key]]) -> dict[str, frozenset[str]]:

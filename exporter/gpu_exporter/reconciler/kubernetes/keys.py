@@ -5,6 +5,7 @@ It keeps these, its own keys, and up to 16 KiB of other labels.
 
 from __future__ import annotations
 
+import re
 from typing import TypeAlias
 
 from gpu_exporter.reconciler.marks import PREFIX
@@ -17,12 +18,31 @@ GROUPS = (
     "jobset.sigs.k8s.io/jobset-uid",
     "jobset.sigs.k8s.io/jobset-name",
     "leaderworkerset.sigs.k8s.io/group-key",
-    "scheduling.k8s.io/group-name",
-    "scheduling.x-k8s.io/pod-group",
+    "scheduling.k8s.io/group-name",  # Volcano, and kube-batch before it
+    "scheduling.volcano.sh/group-name",
     "volcano.sh/job-name",
+    "scheduling.x-k8s.io/pod-group",  # scheduler-plugins, and its forms of before
+    "pod-group.scheduling.sigs.k8s.io",
+    "pod-group.scheduling.sigs.k8s.io/name",
+    "gang.scheduling.koordinator.sh/name",
+    "pod-group-name",  # KAI and Run:ai
+    "godel.bytedance.com/pod-group-name",
+    "grove.io/podgang",
+    "yunikorn.apache.org/app-id",  # YuniKorn's task groups are parts of an application
+    "applicationId",
     "training.kubeflow.org/job-name",
     "ray.io/cluster",
 )
+# YuniKorn puts all pods of a namespace that name no application into one: unity/yunikorn-k8shim, admission controller.
+NO_GROUP = re.compile(r"yunikorn-.*-autogen")
+# What a gang scheduler of any name calls a gang, in the key of a label or annotation.
+GANG_SIGN = re.compile(r"pod-?group|task-?group|(?<![a-z])gang(?![a-z])", re.IGNORECASE)
+# Of these keys, those whose value is the name of the gang.
+GANG_NAME = re.compile(
+    r".*(pod-?group|(?<![a-z])gang)([./-]?(name|id|key|uid))?|.*(pod-?group|(?<![a-z])gang)[^/]*/(name|id|key|uid)",
+    re.IGNORECASE,
+)
+SIGNS_MAX = 8  # of an object, that are kept beside those of GROUPS
 KUEUE_GROUP, KUEUE_TOTAL = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
 # Signs that a pod is not to be disturbed. The presence of descheduler.alpha.kubernetes.io/evict means the opposite of
 # one, whatever its value.

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpu_exporter.outside import need_name
 from gpu_exporter.plain import shorten
-from gpu_exporter.reconciler.kubernetes.keys import READ
+from gpu_exporter.reconciler.kubernetes.keys import GANG_SIGN, READ, SIGNS_MAX
 from gpu_exporter.reconciler.kubernetes.stream import MALFORMED, TOO_LARGE, Odd
 from gpu_exporter.reconciler.marks import PREFIX
 
@@ -22,6 +22,8 @@ FIELDS_MAX = 64  # managers that have written annotations or labels of ours
 VALUE_BYTES = 64  # about what a value costs beside its characters
 CONTROLLER_KIB = 256
 CONTROLLER_MAX = CONTROLLER_KIB * 1024  # of the spec and status of one controller, without the pods' own
+SPEC_GROUP = "group"
+"""Key of trimmed metadata: the group of pods that the pod's spec names, where it names one."""
 DISRUPTED = "DisruptionTarget"  # condition of a pod that somebody has taken away
 ODD_KEY = "odd"
 """Key of trimmed metadata: one of REASONS and why, where not all of it could be kept. Its object is not decided on."""
@@ -32,14 +34,15 @@ def trim(metadata: Mapping[str, Any]) -> dict[str, Any]:
     odd: list[tuple[str, str]] = []
     labels, annotations = (_texts(metadata.get(key), key, odd) for key in ("labels", "annotations"))
     if (length := sum(len(key) + len(value) for key, value in labels.items())) > LABELS_MAX:
-        labels = {key: value for key, value in labels.items() if _is_read(key)}
+        labels = {key: value for key, value in labels.items() if _is_read(key) or GANG_SIGN.search(key)}
         odd.append((TOO_LARGE, f"its labels have {length} characters, more than {LABELS_MAX}"))
     references = _rows(metadata.get("ownerReferences"), "owner references", odd)
     if sum(reference.get("kind") == "Pod" for reference in references) > REFERENCES_MAX:
         odd.append((TOO_LARGE, f"it names more than {REFERENCES_MAX} pods as its owners"))
+    signs = sorted(key for key in annotations if GANG_SIGN.search(key) and not _is_read(key))[:SIGNS_MAX]
     texts = {
         "labels": {shorten(key, TEXT_MAX): shorten(value, TEXT_MAX) for key, value in labels.items()},
-        "annotations": {key: shorten(annotations[key], TEXT_MAX) for key in annotations if _is_read(key)},
+        "annotations": {key: shorten(annotations[key], TEXT_MAX) for key in (*filter(_is_read, annotations), *signs)},
         "managedFields": _written(_rows(metadata.get("managedFields"), "managed fields", odd)),
         "ownerReferences": _references(references),
         ODD_KEY: odd[0] if odd else None,
@@ -132,17 +135,31 @@ def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def group_of(spec: Mapping[str, Any]) -> str:
+    """The group that a pod's spec names, "" for none: Kubernetes' own gang scheduling (KEP-4671), whose field is
+    `workloadRef` in 1.35 and `schedulingGroup` later.
+    """
+    reference, group = spec.get("workloadRef"), spec.get("schedulingGroup")
+    words = [reference.get(key) for key in ("name", "podGroup", "podGroupReplicaKey")] if reference else []
+    words += [group.get("podGroupName")] if group else []
+    return shorten("/".join(str(word or "") for word in words), TEXT_MAX)
+
+
 def is_sidecar(container: Mapping[str, Any]) -> bool:
     """Whether an init container stays while the others run."""
     return container.get("restartPolicy") == "Always"
 
 
 def _trim_container(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Its name and policy, and the limits of resources of device plugins, which have a domain in their name."""
-    limits = (container.get("resources") or {}).get("limits") or {}
+    """Its name and policy, the limits of resources of device plugins, which have a domain in their name, and whether
+    it has claims.
+    """
+    resources = container.get("resources") or {}
+    limits = resources.get("limits") or {}
     devices = {name: shorten(str(count), TEXT_MAX) for name, count in limits.items() if "/" in name}
     policy = {"restartPolicy": "Always"} if is_sidecar(container) else {}
-    return {"name": need_name(container["name"]), "resources": {"limits": devices}, **policy}
+    asked = {"limits": devices, "claims": bool(resources.get("claims"))}
+    return {"name": need_name(container["name"]), "resources": asked, **policy}
 
 
 def _trim_status(status: Mapping[str, Any]) -> dict[str, Any]:

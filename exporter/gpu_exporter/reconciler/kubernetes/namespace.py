@@ -12,7 +12,7 @@ from gpu_exporter.plain import shorten
 from gpu_exporter.reconciler.kubernetes.api import Api, Budget, Json, OddAnswer
 from gpu_exporter.reconciler.kubernetes.checks import Resources, gpus_asked, long_running, odd_limit
 from gpu_exporter.reconciler.kubernetes.keys import KUEUE_GROUP
-from gpu_exporter.reconciler.kubernetes.lean import ODD_KEY, TEXT_MAX, trim, weigh
+from gpu_exporter.reconciler.kubernetes.lean import ODD_KEY, SPEC_GROUP, TEXT_MAX, group_of, trim, weigh
 from gpu_exporter.reconciler.kubernetes.owners import Link, controller_of
 from gpu_exporter.reconciler.kubernetes.stream import MALFORMED, TOO_LARGE
 from gpu_exporter.reconciler.marks import MarkError
@@ -257,6 +257,8 @@ def view_pod(pod: Json, resources: Resources) -> PodView:
             odd = odd or (MALFORMED, odd_limit(spec, resources))
         if spec.get("resourceClaims"):
             asked = None
+        if group := group_of(spec):
+            metadata[SPEC_GROUP] = group
         waits = _waits(metadata, spec, status)
         start = shorten(str(status.get("startTime") or ""), TEXT_MAX)
     except NOT_UNDERSTOOD as exc:

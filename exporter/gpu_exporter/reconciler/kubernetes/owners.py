@@ -35,6 +35,8 @@ GROUP = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 VERSION = re.compile(r"[a-z0-9]{1,63}")
 WORD = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,62}")
 NO_KINDS: Mapping[str, str] = {}
+# Conditions of a Job that begins no more pods (k8s.io/api/batch/v1): the last two are set before its pods have ended.
+JOB_ENDS = frozenset(("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget"))
 
 
 class Link(NamedTuple):
@@ -361,6 +363,9 @@ def pods_wanted(kind: str, found: Json) -> int | None:
         return need_whole(spec.get("replicas", 1), COUNT_MAX)
     if kind != "Job" or "parallelism" not in spec:
         return None
+    conditions = rows_of(status, "conditions")
+    if any(each.get("type") in JOB_ENDS and each.get("status") == "True" for each in conditions):
+        return 0
     running, ended = (need_whole(each, COUNT_MAX) for each in (spec["parallelism"], status.get("succeeded") or 0))
     if spec.get("completions") is None:  # a work queue: once a pod has succeeded, no other one is begun
         active = need_whole(status.get("active") or 0, COUNT_MAX)

@@ -14,12 +14,14 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.durations import describe_duration
 from gpu_exporter.outside import whole
+from gpu_exporter.plain import shorten
 from gpu_exporter.reconciler.evidence import EVIDENCE_S, HolderName
 from gpu_exporter.reconciler.kubernetes.api import Api, Budget
 from gpu_exporter.reconciler.kubernetes.checks import GPU_RESOURCES, Resources
-from gpu_exporter.reconciler.kubernetes.gangs import LOOSE, SCHEDULES, gangs, group_keys
-from gpu_exporter.reconciler.kubernetes.keys import CLASS, KUEUE_GROUP, KUEUE_TOTAL
+from gpu_exporter.reconciler.kubernetes.gangs import LOOSE, SCHEDULES, gangs, group_keys, unnamed_gang
+from gpu_exporter.reconciler.kubernetes.keys import CLASS, GROUPS, KUEUE_GROUP, KUEUE_TOTAL
 from gpu_exporter.reconciler.kubernetes.kinds import classify
+from gpu_exporter.reconciler.kubernetes.lean import SPEC_GROUP
 from gpu_exporter.reconciler.kubernetes.namespace import NamespaceView, PodView, read_namespace
 from gpu_exporter.reconciler.kubernetes.optouts import Place, read_serving_label, read_wish
 from gpu_exporter.reconciler.kubernetes.owners import FAILED, Chain, Link, Owner, OwnerLook, Owners, controller_of
@@ -37,6 +39,7 @@ VIEW_MAX_S = 300.0
 FRESH_S = 5.0  # what was read in this cycle is fresh
 SERVED_KEEP_S = 900.0  # endpoints and autoscalers come and go while a server is rolled out
 WORKERS = 4
+SIGN_MAX = 100  # characters of a key in a text
 NAMESPACE_S = 20.0  # for the lists of one namespace and what is above its pods; 20,000 pods take four
 LIST_MAX = 1024 * 1024 * 1024  # bytes of all lists of one namespace; they are read as a stream
 KEPT_MAX = 96 * 1024 * 1024  # what all namespaces together may cost in memory, about
@@ -161,7 +164,7 @@ class PodSurveyor:
             elif pod is not None and pod.odd is not None:
                 chains[name] = _left_out(namespace, name, *pod.odd)
             elif pod is not None:
-                chains[name] = _chain(look, namespace, name, pod)
+                chains[name] = _lonely(pod, view, _ancestry(look, pod)) or _chain(look, namespace, name, pod)
             else:
                 chains[name] = Unreadable(f"{namespace}/{name} has ended or is gone")
         holding = sorted(view.pods.items(), key=lambda item: (item[0] not in pods, item[1].gpus == 0))
@@ -214,6 +217,18 @@ def _chain(look: OwnerLook, namespace: str, name: str, pod: PodView) -> Chain | 
     except Exception as exc:
         log.exception("unforeseen, of %s/%s", namespace, name)
         return _left_out(namespace, name, MALFORMED, f"unforeseen {type(exc).__name__} at what controls it")
+
+
+def _lonely(pod: PodView, view: NamespaceView, ancestry: Sequence[Link]) -> Unreadable | None:
+    """Why a pod must not be judged by itself: it has a gang, and who else is in it cannot be known."""
+    name = pod.metadata["name"]
+    if sign := unnamed_gang(pod.metadata, ancestry):
+        why = f"{shorten(sign, SIGN_MAX)} makes pod {name} a member of a gang, and nothing that is known names the gang"
+        return Unreadable(f"{why}: give all members one label, such as {GROUPS[0]}")
+    if pod.metadata.get(SPEC_GROUP) and view.left_out:  # of those only the metadata was read
+        others = ", ".join(sorted(view.left_out)[:3])
+        return Unreadable(f"whether {others} is in the gang of pod {name} cannot be read")
+    return None
 
 
 def _left_out(namespace: str, name: str, reason: str, why: str) -> Unreadable:

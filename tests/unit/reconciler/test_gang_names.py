@@ -1,0 +1,109 @@
+"""Gangs of every scheduler: two pods without a common owner, of which one works and one is idle, are judged together."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from tests.unit.reconciler.test_odd_objects import judge, large, pod
+
+from gpu_exporter.reconciler.kubernetes.keys import GROUPS
+from gpu_exporter.reconciler.kubernetes.owners import pods_wanted
+
+SPECS = {
+    "Kubernetes 1.35": {"workloadRef": {"name": "w", "podGroup": "workers", "podGroupReplicaKey": "1"}},
+    "Kubernetes 1.36": {"schedulingGroup": {"podGroupName": "w-workers"}},
+}
+
+
+def bare(at: int, **metadata: Any) -> dict[str, Any]:
+    made = pod(at)
+    del made["metadata"]["ownerReferences"]
+    made["metadata"] |= metadata
+    return made
+
+
+def stages(*pods: Any, busy: int = 0) -> dict[str, str]:
+    judged, _ = judge({"Pod": list(pods)}, busy)
+    return {each.name.name: each.stage for each in judged.decisions if each.name.name in {"p0", "p1", "p2"}}
+
+
+def test_pods_that_name_no_group_are_judged_each_by_itself() -> None:
+    assert stages(bare(0), bare(1))["p1"] == "underused"
+
+
+@pytest.mark.parametrize("place", ["labels", "annotations"])
+@pytest.mark.parametrize("key", [*GROUPS, "batch.example.com/pod-group", "example.com/gang-name", "gang.example/id"])
+def test_a_group_by_any_key_is_one_gang(key: str, place: str) -> None:
+    pods = [bare(at, **{place: {key: "g"}}) for at in range(2)]
+    assert stages(*pods)["p1"] == "partial"
+    apart = [bare(at, **{place: {key: f"g{at}"}}) for at in range(2)]
+    assert stages(*apart)["p1"] == "underused"
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_a_group_in_the_spec_is_one_gang(spec: dict[str, Any]) -> None:
+    pods = [bare(at) for at in range(2)]
+    for each in pods:
+        each["spec"] |= copy.deepcopy(spec)
+    assert stages(*pods)["p1"] == "partial"
+    (field,) = pods[1]["spec"].keys() - {"containers"}
+    name = "podGroupName" if field == "schedulingGroup" else "podGroup"
+    pods[1]["spec"][field][name] = "others"
+    assert stages(*pods)["p1"] == "underused"
+    too_large = large(0).replace("training.kubeflow.org/job-name", "app.kubernetes.io/name")
+    assert stages(too_large, pods[1])["p1"] == "unknown", "of the other only the metadata was read"
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"annotations": {"yunikorn.apache.org/task-group-name": "workers"}},
+        {
+            "annotations": {"yunikorn.apache.org/task-group-name": "w"},
+            "labels": {"applicationId": "yunikorn-ml-autogen"},
+        },
+        {"annotations": {"gang.scheduling.koordinator.sh/min-available": "2"}},
+        {"labels": {"example.com/gang-size": "2"}},
+    ],
+)
+def test_a_bare_member_of_a_gang_that_nothing_names_is_not_judged_alone(metadata: dict[str, Any]) -> None:
+    judged, _ = judge({"Pod": [bare(0), bare(1, **metadata)]}, 0)
+    (decision,) = [each for each in judged.decisions if each.name.name == "p1"]
+    assert decision.stage == "unknown" and "nothing that is known names the gang" in decision.reason
+    assert judged.problems == []
+    controlled = pod(1)
+    controlled["metadata"] |= copy.deepcopy(metadata)
+    job = {"metadata": {"name": "j1", "uid": "job-1"}, "spec": {"parallelism": 1, "completions": 1}, "status": {}}
+    judged, _ = judge({"Pod": [bare(0), controlled], "Job": [job]}, 0)
+    assert {each.stage for each in judged.decisions if each.name.name == "p1"} == {"underused"}, "its Job is its gang"
+
+
+@pytest.mark.parametrize("key", ["example.com/megangle", "engangement", "yunikorn.apache.org/queue"])
+def test_a_key_that_means_no_gang_is_none(key: str) -> None:
+    assert stages(bare(0), bare(1, labels={key: "x"}))["p1"] == "underused"
+
+
+INDEXED = {"parallelism": 8, "completions": 8}
+QUEUE = {"parallelism": 8}
+ENDS: list[tuple[dict[str, Any], dict[str, Any], int]] = [
+    (INDEXED, {}, 8),
+    (INDEXED, {"succeeded": 3}, 5),
+    (INDEXED, {"succeeded": 3, "failedIndexes": "1,4-5"}, 2),
+    (QUEUE, {}, 8),
+    (QUEUE, {"succeeded": 1, "active": 2}, 2),
+    *(
+        ({**spec}, {"active": 1, "conditions": [{"type": kind, "status": "True"}]}, 0)
+        for spec in (INDEXED, QUEUE)
+        for kind in ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
+    ),
+    (INDEXED, {"conditions": [{"type": "Failed", "status": "False"}, {"type": "Suspended", "status": "True"}]}, 8),
+]
+
+
+@pytest.mark.parametrize(("spec", "status", "wanted"), ENDS)
+def test_a_job_that_cannot_be_complete_is_not_waited_for(
+    spec: dict[str, Any], status: dict[str, Any], wanted: int
+) -> None:
+    assert pods_wanted("Job", {"spec": spec, "status": status}) == wanted
