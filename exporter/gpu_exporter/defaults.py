@@ -243,6 +243,8 @@ class Alerts(NamedTuple):
     """... and the queue; Kueue's"""
     pod_labels: str = ""
     """up to three more of kube_pod_labels, e.g. label_project, label_cost_center"""
+    resources: str = "nvidia_com_gpu(_.+)?|nvidia_com_mig_.+"
+    """whose devices are GPUs, as kube-state-metrics writes their names"""
     pool_label: str = "label_node_pool"
     """label of kube_node_labels that names the node pool, e.g. label_karpenter_sh_nodepool"""
 

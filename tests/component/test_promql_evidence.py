@@ -219,6 +219,10 @@ def write_history(directory: Path, end: int) -> None:
     ]
     renamed = 'job="renamed",namespace="gpu-exporter",pod="agent-1",exported_namespace="ml",exported_pod="train"'
     lines += [f'gpu_allocation_idle_run_seconds{{{renamed},uuid="GPU-9",scheduler="kubernetes"}} 8000 {at}']
+    # As with enforcedNamespaceLabel: every series has one namespace, and no label was renamed.
+    enforced = 'job="enforced",namespace="monitoring",node="n1",instance="n1",gpu="0",uuid="GPU-8"'
+    lines += [f"gpu_up{{{enforced}}} 1 {at}", f'gpu_exporter_build_info{{job="enforced"}} 1 {at}']
+    lines += [f'gpu_allocation_idle_run_seconds{{{enforced},pod="notebook-0",scheduler="kubernetes"}} 8000 {at}']
     lines += servers(end)
     lines += [*days_before(HOUR), f'gpu_exporter_build_info{{job="usual"}} 1 {at}']
     lines.sort(key=lambda line: line.partition("{")[0])  # a family in one piece
@@ -314,6 +318,11 @@ def test_witnesses_are_those_of_the_holders_own_gpus_in_the_last_hour(prometheus
 def test_renamed_labels_are_refused_with_the_remedy(prometheus: Prometheus) -> None:
     with pytest.raises(EvidenceError, match="have exported_namespace and exported_pod, .* set honorLabels: true"):
         source(prometheus, 'job="renamed"').read_evidence()
+
+
+def test_an_enforced_namespace_is_refused_with_the_remedy(prometheus: Prometheus) -> None:
+    with pytest.raises(EvidenceError, match="nothing is decided; drop the label `namespace` of the targets"):
+        source(prometheus, 'job="enforced"').read_evidence()
 
 
 def test_policies_see_the_model_of_each_gpu(prometheus: Prometheus) -> None:

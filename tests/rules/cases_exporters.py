@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tests.rules.expected import KEPT
 from tests.rules.promtool import Case, Firing
-from tests.rules.world import RECONCILER, Node, World, always, between, until
+from tests.rules.world import BUSY, IDLE, RECONCILER, Node, World, always, between, until
 
 
 def exporters() -> Iterator[Case]:
@@ -72,6 +72,17 @@ def exporters() -> Iterator[Case]:
         [Firing("GpuNodeWithoutExporter", 30, 120, {"node": "n1"})],
     )
 
+    for resource in ("nvidia_com_gpu_shared", "nvidia_com_mig_1g_10gb"):
+        world = World(120)
+        Node(world, "n2")
+        world.put("kube_node_status_allocatable", offers, 0)  # the device plugin renames what it shares
+        world.put("kube_node_status_allocatable", {**offers, "resource": resource}, 8)
+        yield Case(
+            f"a node that offers {resource} and has no exporter",
+            world,
+            [Firing("GpuNodeWithoutExporter", 30, 120, {"node": "n1"})],
+        )
+
     world = World(120)
     Node(world, "n2")
     world.put("kube_node_status_allocatable", offers, 8)
@@ -131,6 +142,15 @@ def exporters() -> Iterator[Case]:
         world,
         [Firing("GpuScrapeConfigWrong", 30, 120, {"what": "GPU series carry the pod of the agent"})],
     )
+
+    world = World(120)
+    node = Node(world, gpus=3)
+    for gpu, (pod, activity) in enumerate((("notebook-0", IDLE), ("notebook-0", BUSY), ("train-0", IDLE))):
+        node.hold(gpu, activity, namespace="monitoring", pod=pod)  # team-a's, team-b's and team-c's
+        node.put("gpu_up", {"gpu": str(gpu), "uuid": node.uuids[gpu], "namespace": "monitoring"}, 1)
+    world.series = {k: row for k, row in world.series.items() if not k.startswith("gpu_up{") or "namespace=" in k}
+    wrong = Firing("GpuScrapeConfigWrong", 30, 120, {"what": "GPU series carry a namespace that is not the holder's"})
+    yield Case("a namespace that Prometheus enforces", world, [wrong], about=["GpuHolderIdle", "GpuHolderPartlyIdle"])
 
     for marked, cycles, fires in (
         (3.0, lambda t: float(min(t, 30)), "GpuReconcilerStuck"),

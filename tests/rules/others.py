@@ -116,6 +116,24 @@ def dcgm() -> Iterator[Case]:
     kube_pod(world)
     yield Case("dcgm: a busy pod", world, [], [parts(("used", 1))], about)
 
+    for name, activity, part in (("idle", IDLE, "idle_long"), ("busy", BUSY, "unknown")):
+        world = World(END)
+        for pod in ("train-0", "train-1"):
+            dcgm_gpu(world, activity, pod=pod)
+            kube_pod(world, pod)
+        both_found = [*found(pod="train-0"), *found(pod="train-1")] if name == "idle" else []
+        yield Case(f"dcgm: two pods that share a GPU, {name}", world, both_found, [parts((part, 1))], about)
+
+    world = world_of(IDLE)
+    kube_pod(world, gpus=4)
+    offered = {"job": "kube-state-metrics", "node": "d1", "resource": "nvidia_com_gpu"}
+    world.put("kube_node_status_allocatable", offered, 4)
+    yield Case(
+        "dcgm: a pod with four replicas of one GPU",
+        world,
+        about=["GpuHolderIdle", "GpuHolderPartlyIdle", "holder:gpu_units:max"],
+    )
+
     world = world_of(IDLE)
     yield Case("dcgm: an idle pod, without kube-state-metrics", world, [], [parts(("free", 1))], about)
 

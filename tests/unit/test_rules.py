@@ -17,6 +17,7 @@ from gpu_exporter.collectors import registry
 from gpu_exporter.defaults import Alerts
 from gpu_exporter.exposition.catalog import fixed_groups
 from gpu_exporter.reconciler.telemetry import Telemetry
+from gpu_exporter.vendor import NVIDIA
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNBOOK = (ROOT / "alerts" / "runbook.md").read_text("utf-8")
@@ -237,3 +238,25 @@ def test_the_names_of_alerts_are_a_promise() -> None:
         *("GpuReconcilerStuck", "GpuReconcilerDown", "GpuReconcilerFrozen", "GpuReconcilerActionFailed"),
         "GpuReconcilerUnreadable",
     }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-1c.3g.20gb"),
+        *("nvidia.com/gpumem", "nvidia.com/hostdev", "nvidia.com/GA102GL_A10", "nvidia.com/rdma_shared_device_a"),
+        *("amd.com/gpu", "cpu", "example.com/nvidia.com/gpu"),
+    ],
+)
+def test_a_gpu_resource_is_the_same_to_the_kubelets_devices_and_to_the_rules(name: str) -> None:
+    is_gpu = NVIDIA.resource.fullmatch(name) is not None
+    in_kube_state_metrics = re.sub(r"[^a-zA-Z0-9_]", "_", name)
+    assert (re.fullmatch(Alerts().resources, in_kube_state_metrics) is not None) == is_gpu
+
+
+def test_no_rule_names_a_resource_of_its_own() -> None:
+    for path in (ROOT / "alerts" / "src").rglob("*.yaml"):
+        text = path.read_text("utf-8")
+        assert not re.search(r'resource=~?"(?!\$\{resources\})', text), path
+    for path in (ROOT / "grafana" / "dashboards").glob("*.json"):
+        assert "nvidia_com" not in path.read_text("utf-8"), path

@@ -44,6 +44,10 @@ PATTERNS = {  # settings that are texts: what they must look like, and what that
         "at most three labels such as label_project",
     ),
     "alerts.pool_label": (LABEL, "a label of Prometheus"),
+    "alerts.resources": (
+        r"[\w|().+*?]+",
+        "a regular expression for resources as kube-state-metrics writes them, such as nvidia_com_gpu|example_com_.+",
+    ),
 }
 
 MAY_BE_ZERO = frozenset(("policy.host_delay_max", "actions.host_work_max"))  # durations of which 0s means never

@@ -63,6 +63,11 @@ WITNESS = re.compile(r"[a-z0-9_]{1,40}")
 UnitKey: TypeAlias = tuple[str, ...]
 Place: TypeAlias = tuple[str, str]  # node and instance of an exporter
 Series: TypeAlias = frozenset[tuple[str, str]]  # every label of one series
+ENFORCED = (
+    "the series of GPUs (gpu_up) have a namespace, so the namespace on the holders' series may not be the holder's "
+    "either; nothing is decided; drop the label `namespace` of the targets, as alerts/prometheus.example.yaml and the "
+    "chart's PodMonitor do, and use a Prometheus that does not set it (enforcedNamespaceLabel)"
+)
 COUNTERS = ("held_seconds_total", "observed_seconds_total")
 
 
@@ -135,6 +140,8 @@ class PromQLSource:
         if not exporters:
             matcher = f"{{{self._matcher}}}"
             raise EvidenceError(f"no gpu-exporter series match {matcher}: see --source.matcher")
+        if self._count("gpu_up", 'namespace!=""'):
+            raise EvidenceError(ENFORCED)
         hidden = self._count("gpu_allocation_info", 'identity="hidden"', "count by (uuid, mig_uuid) ")
         pause = self._pauses.read(self.query, wall) if self._pauses is not None else Pause()
         sharing = self._peaks.known if self._peaks is not None else {}

@@ -40,6 +40,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $defaults := .root.Files.Get "files/alerts.json" | fromJson -}}
 {{- range $name, $value := merge (deepCopy ((.root.Values.settings).alerts | default dict)) $defaults -}}
 {{- $value = toString $value -}}
+{{- if and (eq $name "resources") (not (hasKey (($.root.Values.settings).alerts | default dict) "resources")) -}}
+{{- $value = prepend $.root.Values.gpuResources $value | join "|" | replace "\\." "_" | replace "/" "_" | replace "-" "_" -}}
+{{- if not (regexMatch "^[a-zA-Z0-9_|().+*?]+$" $value) -}}
+{{- fail (printf "settings.alerts.resources: name the resources of gpuResources as kube-state-metrics writes them, such as example_com_h100; they are not known from %q" $value) -}}
+{{- end -}}
+{{- end -}}
 {{- if regexMatch "[a-z]$" $value -}}
 {{- $text = $text | replace (printf "${%s.seconds}" $name) (include "gpu-exporter.seconds" $value) -}}
 {{- end -}}

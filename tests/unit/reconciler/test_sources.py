@@ -210,7 +210,7 @@ class FakeApi:
     def __init__(self, cluster: str = "") -> None:
         self.queries: list[str] = []
         self.cluster = cluster
-        self.blind = False
+        self.blind = self.enforced = False
         self.more: dict[str, list[tuple[dict[str, str], float]]] = {}  # further rows, by the start of the query
         self.labels: dict[str, str] = {}  # on every row
         self.values: dict[str, float | None] = {}  # instead of the usual ones
@@ -248,6 +248,7 @@ class FakeApi:
             "count(gpu_exporter_build_info": None if self.blind else ({}, 12.0),
             "count(gpu_allocation_info": ({}, 34.0),
             "count(count by (uuid, mig_uuid)": None,
+            "count(gpu_up": ({}, 8.0) if self.enforced else None,
             "gpu_allocation_holder_units": (place, 1.0),
             "gpu_allocation_idle_gap_longest_seconds": None,
             "gpu_allocation_activity_unknown": None,
@@ -274,7 +275,7 @@ def test_promql_evidence_asks_for_suspects_first_and_restricts_the_rest() -> Non
     assert asked[0].endswith('(gpu_allocation_idle_run_seconds{cluster="a"} >= 3600)')
     assert asked[1].endswith('holder_units|idle_gap_longest_seconds|activity_unknown)",scheduler="slurm",job_id=~"42"}')
     assert all('cluster="a"' in query for query in api.queries)
-    assert len(api.queries) == 9
+    assert len(api.queries) == 10
 
 
 def read(api: FakeApi, *marked: HolderName) -> Evidence:
@@ -447,6 +448,14 @@ def test_labels_that_prometheus_renamed_are_refused_by_name_with_the_remedy(labe
     text = page(8000.0, 9000.0, 8900.0).replace('job_id="42"', f'job_id="42",{label}="train-0"')
     with pytest.raises(EvidenceError, match=f"http://n1:9836/metrics: the series have {label}.*honorLabels"):
         stage_of(text)
+
+
+def test_a_namespace_that_prometheus_enforces_is_refused_by_name_with_the_remedy() -> None:
+    api = FakeApi()
+    api.enforced = True
+    with pytest.raises(EvidenceError, match=r"gpu_up\) have a namespace.*nothing is decided; .*enforcedNamespaceLabel"):
+        read(api)
+    assert 'count(gpu_up{namespace!=""})' in api.queries
 
 
 def test_seeing_nothing_is_not_the_same_as_nothing_being_idle() -> None:
