@@ -28,9 +28,11 @@ class UnitId(NamedTuple):
 
 
 def normalize_pci(address: str) -> str:
-    """One spelling for 00000000:3B:00.0 (NVML) and 0000:3b:00.0 (kernel)."""
+    """One spelling for 00000000:3B:00.0 (NVML) and 0000:3b:00.0 (kernel), whose domain has more than four digits where
+    it needs them: 10000:01:00.0 behind Intel's VMD. "" stays "".
+    """
     domain, _, rest = address.lower().partition(":")
-    return f"{domain[-4:].rjust(4, '0')}:{rest}"
+    return f"{domain.lstrip('0').rjust(4, '0')}:{rest}" if address else ""
 
 
 class Range(NamedTuple):

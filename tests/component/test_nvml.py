@@ -130,8 +130,8 @@ def test_a_field_that_fails_costs_itself_and_is_counted(backend: NvmlBackend, nv
     }
     assert device.take_errors() == []
     nvml_table.set_field(0, 75, 0, error="NVML_ERROR_GPU_IS_LOST")
-    with pytest.raises(DeviceLost):
-        device.read_throttle_seconds()
+    assert "thermal" not in device.read_throttle_seconds()  # the others answer, so the GPU is not lost
+    assert [error.error for error in device.take_errors()] == ["NVML_ERROR_GPU_IS_LOST"]
 
 
 def test_what_is_refused_is_remembered_and_asked_again_later(

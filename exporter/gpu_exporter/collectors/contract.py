@@ -1,7 +1,8 @@
 """What a collector is, and the cycle that it fills.
 
 Three outcomes, everywhere: a value, no data (NotSupported: quiet, the series is absent), failed (counted per call,
-the series is absent). A failure costs one field; a lost device or a changed driver costs the device and passes through.
+the series is absent). A failure costs one field; a lost device or a changed driver, which most calls confirm, costs the
+device and passes through.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ class Totals:
 
 
 class InstanceCycle(NamedTuple):
-    """What was read of one MIG instance. `gpm` is None without a source, and while its first window still grows."""
+    """What was read of one MIG instance. `gpm` is None without a source, and while its first window still grows.
+
+    `has_memory`: that of its samples is its own, and not shared with other compute instances.
+    """
 
     uuid: str
     mig: str
@@ -76,6 +80,7 @@ class InstanceCycle(NamedTuple):
     gpm_at: float
     energy_j: float | None
     placement: tuple[int, int] | None = None
+    has_memory: bool = True
 
 
 @dataclass(slots=True)
@@ -121,8 +126,11 @@ class Cycle:
         """The answer, or None: quietly when the hardware does not have it, counted when the call failed."""
         try:
             answer = ask()
-        except (DeviceLost, DriverChanged):
-            raise
+        except (DeviceLost, DriverChanged) as exc:
+            if not self.device.is_alive():
+                raise
+            self.note_failure(exc)  # one call says so, and the others answer: it costs what it was asked for
+            return None
         except NotSupported:
             return None
         except DeviceError as exc:

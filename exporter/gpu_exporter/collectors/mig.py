@@ -130,7 +130,7 @@ class _Read(NamedTuple):
 
 def collect_mig(cycle: Cycle) -> None:
     listed = cycle.read(cycle.device.list_instances)
-    cycle.instances_known = listed is not None
+    cycle.instances_known = listed is not None and cycle.device.instances_complete
     temperature = cycle.value(GPU_TEMPERATURE) if listed else None
     read = [_read_instance(cycle, instance, temperature) for instance in listed or ()]
     energies: Mapping[str, float] = {}
@@ -151,9 +151,10 @@ def collect_mig(cycle: Cycle) -> None:
                 entry.gpm_at,
                 energies.get(identity.uuid),
                 identity.placement,
+                has_memory=identity.memory == "own",
             )
         )
-    if listed is not None:
+    if cycle.instances_known:
         present = {entry.identity.uuid for entry in read}
         cycle.totals.forget(lambda key: _subject(key).startswith("MIG-") and _subject(key) not in present)
 
@@ -168,7 +169,7 @@ def _read_instance(cycle: Cycle, instance: Instance, temperature: float | None) 
         gpm = refine(cycle, identity.uuid, gpm)
         if at - begin > SLOW_READ_S:  # nobody knows when in it the sample was taken, so a quiet one proves nothing
             gpm = gpm._replace(missing=True)
-    memory = cycle.read(instance.read_memory)
+    memory = cycle.read(instance.read_memory) if identity.memory != "none" else None
     slices = str(identity.memory_slices) if identity.memory_slices else ""
     samples = [
         Sample(GPU_MIG_INFO, (identity.profile, f"{identity.sm_slices:g}", slices), 1.0),

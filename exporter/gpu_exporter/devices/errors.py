@@ -61,6 +61,7 @@ KINDS: dict[str, type[DeviceError]] = {
     "NVML_ERROR_NOT_SUPPORTED": NotSupported,
     "NVML_ERROR_FUNCTION_NOT_FOUND": NotSupported,
     "NVML_ERROR_ARGUMENT_VERSION_MISMATCH": NotSupported,  # a driver older than our version of a structure
+    "NVML_ERROR_DEPRECATED": NotSupported,  # a driver that has given the call up
     "NVML_ERROR_NO_PERMISSION": NoPermission,
     "NVML_ERROR_GPU_IS_LOST": DeviceLost,
     "NVML_ERROR_RESET_REQUIRED": DeviceLost,

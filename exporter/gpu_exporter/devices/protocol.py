@@ -8,7 +8,7 @@ backends convert at the border.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from gpu_exporter.devices.errors import DeviceError, NotSupported
 from gpu_exporter.model import DeviceIdentity, GpuProcess
@@ -74,11 +74,11 @@ class ProcessUtilization(NamedTuple):
 
 
 class Clocks(NamedTuple):
-    """Hertz."""
+    """Hertz; None where it is not reported."""
 
-    sm: float
-    memory: float
-    sm_max: float
+    sm: float | None
+    memory: float | None
+    sm_max: float | None
 
 
 class Traffic(NamedTuple):
@@ -131,7 +131,8 @@ class InstanceIdentity(NamedTuple):
     """One MIG instance. `mig` is "gpu instance id/compute instance id".
 
     `sm_slices`: its own compute slices; a fraction where compute instances share a GPU instance and report none.
-    `placement` as in model.InstanceReading.
+    `placement` as in model.InstanceReading. `memory`: "own"; where several compute instances are on one GPU instance,
+    "first" of the one that its memory is counted with, "none" of the others.
     """
 
     uuid: str
@@ -140,6 +141,7 @@ class InstanceIdentity(NamedTuple):
     sm_slices: float
     memory_slices: int = 0  # 0 is unknown
     placement: tuple[int, int] | None = None
+    memory: Literal["own", "first", "none"] = "own"
 
 
 class Instance(Protocol):
@@ -156,16 +158,25 @@ class Instance(Protocol):
 class Device:
     """One physical GPU. What a backend does not override is a value that it does not have.
 
-    `answers` counts the questions that the driver has answered, so that a mute GPU is noticed. `reason`: why a value is
-    not there, as an error of NVML.
+    `answers` counts the questions that the driver has answered, so that a mute GPU is noticed. `instances_complete`:
+    whether the last list of instances has all of them. `reason`: why a value is not there, as an error of NVML.
     """
 
     identity: DeviceIdentity
     answers = 0
+    instances_complete = True
     reason = "NVML_ERROR_NOT_SUPPORTED"
 
     def _nothing(self, call: str) -> NotSupported:
         return NotSupported(call, self.reason)
+
+    def identify(self) -> None:
+        """Ask again for what is not known of its identity. What fails is among `take_errors`. Never raises."""
+        return
+
+    def is_alive(self) -> bool:
+        """Whether the GPU answers other questions, though one says that it is lost or the driver another one."""
+        return False
 
     def read_utilization(self) -> Rates:
         raise self._nothing("nvmlDeviceGetUtilizationRates")

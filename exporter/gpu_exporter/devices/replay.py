@@ -192,7 +192,7 @@ class ReplayDevice(Device):
 
     def read_clocks(self) -> Clocks:
         sm = self._recording.at(self._recording.sm_clock, self._now("nvmlDeviceGetClockInfo"))
-        return Clocks(sm, float("nan"), float("nan"))
+        return Clocks(sm, None, None)
 
 
 class ReplayBackend:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.devices import loads
@@ -323,7 +324,13 @@ class SimulatedDevice(Device):
         mode = self._mig_mode(now)
         if mode != self.identity.mig_mode:
             self.identity = self.identity._replace(mig_mode=mode)
-        return [SimulatedInstance(self._stage, self._gpu, instance) for instance in self._gpu.instances_at(now)]
+        found = [SimulatedInstance(self._stage, self._gpu, instance) for instance in self._gpu.instances_at(now)]
+        parts = [instance.identity.mig.partition("/")[0] for instance in found]
+        for position, (part, instance) in enumerate(zip(parts, found, strict=True)):
+            if parts.count(part) > 1:  # several compute instances have the memory of their GPU instance together
+                memory: Literal["first", "none"] = "none" if part in parts[:position] else "first"
+                instance.identity = instance.identity._replace(memory=memory)
+        return found
 
 
 class Partitioned:

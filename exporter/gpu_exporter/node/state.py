@@ -134,7 +134,9 @@ class NodeState:
                 self._last_sample = (snapshot.monotonic, snapshot.wall)
             before = self._answered.get(uuid)
             if before is not None and not snapshot.instances_known:
-                self._answered[uuid] = snapshot._replace(instances=before.instances)
+                listed = {instance.uuid for instance in snapshot.instances}
+                left = (instance for instance in before.instances if instance.uuid not in listed)
+                self._answered[uuid] = snapshot._replace(instances=(*snapshot.instances, *left))
             else:
                 self._answered[uuid] = snapshot
             if snapshot.facts.compute_processes:

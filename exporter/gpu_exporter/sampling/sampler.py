@@ -71,6 +71,9 @@ class DeviceSampler:
         cycle = Cycle(self.device, self._activity.samples_since, self._clock.monotonic, self._totals, begin)
         outcomes: list[CollectorOutcome] = []
         try:
+            self.device.identify()
+            for error in self.device.take_errors():
+                cycle.note_failure(error)
             for collector in self._collectors:
                 outcomes.append(self._collect(collector, cycle))
         except DeviceLost as exc:
@@ -160,6 +163,9 @@ class DeviceSampler:
         if instance.gpm is not None:
             unit = UnitId(self.device.identity.uuid, instance.uuid)
             activity = instance_activity(unit, instance.gpm, instance.gpm_at, self._rules, self._witnesses)
+        facts = take_facts(instance.samples)
+        if not instance.has_memory:
+            facts = facts._replace(memory_used_bytes=None, memory_total_bytes=None)
         return InstanceReading(
             instance.uuid,
             instance.mig,
@@ -168,6 +174,6 @@ class DeviceSampler:
             instance.samples,
             activity,
             instance.energy_j,
-            take_facts(instance.samples),
+            facts,
             instance.placement,
         )

@@ -170,8 +170,8 @@ class ScenarioFeeder:
             out.bus_id, out.minor = identity.pci_bus_id.encode(), identity.minor
             out.mig_mode, out.persistence, out.gpm_supported = int(has_mig), 1, int(gpu.product.gpm)
             out.temperature = round(device.read_temperature())
-            out.sm_clock_mhz, out.sm_clock_max_mhz = round(clocks.sm / 1e6), round(clocks.sm_max / 1e6)
-            out.memory_clock_mhz = round(clocks.memory / 1e6)
+            megahertz = [round(hertz / 1e6) for hertz in clocks if hertz is not None]
+            out.sm_clock_mhz, out.memory_clock_mhz, out.sm_clock_max_mhz = megahertz
             out.performance_state = device.read_performance_state()
             out.power_mw, out.power_limit_mw = round(device.read_power() * 1e3), round(device.read_power_limit() * 1e3)
             out.energy_mj = round(device.read_energy() * 1e3)

@@ -12,10 +12,11 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices.errors import DeviceError, NotSupported
 from gpu_exporter.devices.nvml import constants as nvml
 from gpu_exporter.devices.nvml.asker import Fields
-from gpu_exporter.devices.nvml.nvlink import ALL_RX, ALL_TX, KIB, LINK_RX, LINK_TX, PATIENCE_S, Field, NvlinkCounters
+from gpu_exporter.devices.nvml.nvlink import ALL_RX, ALL_TX, KIB, PATIENCE_S, RX, TX, Field, NvlinkCounters
 from gpu_exporter.devices.nvml.support import RETRY_S, SupportMatrix
 from gpu_exporter.devices.protocol import Traffic
 
+LINK_TX, LINK_RX = ([(field[1], link) for link in range(nvml.NVLINKS)] for field in (TX, RX))
 SENTINELS = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, -(2**63), float("nan"))
 
 
@@ -172,3 +173,12 @@ def test_a_link_that_joins_late_adds_what_it_counts_from_then_on() -> None:
     assert board.read(RETRY_S + 1.0) == (170, 170)
     board.values |= {LINK_TX[17]: 10**9 + 5, LINK_RX[17]: 10**9 + 6}
     assert board.read() == Traffic(rx=176, tx=175)
+
+
+@pytest.mark.parametrize(("said", "links"), [(None, 18), (4, 4), (36, 36), (0, 18), (2**32 - 1, 18), (-1, 18)])
+def test_as_many_links_are_asked_as_the_driver_says(said: int | None, links: int) -> None:
+    board = Board()
+    board.values = {(field[1], link): 10 for field in (TX, RX) for link in range(40)}
+    if said is not None:
+        board.values[nvml.NVML_FI_DEV_NVLINK_LINK_COUNT, 0] = said
+    assert board.read() == Traffic(10 * links, 10 * links)

@@ -29,4 +29,6 @@ def test_a_bus_that_cannot_be_read_is_unknown_and_not_empty(tmp_path: Path) -> N
 
 def test_one_spelling_of_addresses() -> None:
     assert normalize_pci("00000000:3B:00.0") == normalize_pci("0000:3b:00.0") == "0000:3b:00.0"
-    assert normalize_pci("00010000:3B:00.0") == "0000:3b:00.0"
+    assert normalize_pci("00010000:3B:00.0") == normalize_pci("10000:3b:00.0") == "10000:3b:00.0"  # another GPU
+    assert normalize_pci("0000000F:01:00.0") == "000f:01:00.0"
+    assert normalize_pci("") == ""

@@ -52,6 +52,8 @@ class Asker:
             raise
         except DeviceError as exc:
             exc.once_answered = question in self.support.answered
+            if not (exc.once_answered or isinstance(exc, DeviceLost | DriverChanged)):
+                self.support.note_failure(question, exc)
             raise
         self.answers += 1
         self.support.answered.add(question)
@@ -94,7 +96,7 @@ class Fields:
     def read(self, *wanted: int | tuple[int, int]) -> dict[int | tuple[int, int], float]:
         """Values by field id, or by (id, scope) where asked so; what the device does not have is left out.
 
-        A single field that fails is put on `errors`. Raises DeviceLost, and DeviceError when the call itself fails.
+        A single field that fails, with whatever code, is put on `errors`. Raises DeviceError when the call fails.
         """
         support = self._ask.support
         asked = [field for field in wanted if not support.is_refused((self.CALL, field))]
@@ -110,20 +112,17 @@ class Fields:
                 continue
             error = refusal_of(self.CALL, code)
             error.once_answered = question in support.answered
-            if isinstance(error, DeviceLost | DriverChanged):
-                raise error
             if isinstance(error, NotSupported | NoPermission):
                 support.note(question, error)
+            elif not error.once_answered:
+                support.note_failure(question, error)
             if not isinstance(error, NotSupported):
                 self.errors.append(error)
         return found
 
     def refuse(self, field: int | tuple[int, int]) -> None:
         """A field that has stopped answering: from now on asked each RETRY_S only, and a failure is expected."""
-        question, support = (self.CALL, field), self._ask.support
-        support.answered.discard(question)
-        if not support.is_refused(question):
-            support.note(question, NotSupported(self.CALL, "NVML_ERROR_NO_DATA"))
+        self._ask.support.give_up((self.CALL, field), NotSupported(self.CALL, "NVML_ERROR_NO_DATA"))
 
     def ask_again(self, field: int | tuple[int, int]) -> None:
         """A refusal of this field is not believed yet."""

@@ -6,6 +6,8 @@ every row with the newest binding. Source: nvml.h, as published with nvidia-ml-p
 
 from __future__ import annotations
 
+import re
+
 NVML_SUCCESS = 0
 NVML_ERROR_INVALID_ARGUMENT = 2
 NVML_ERROR_INSUFFICIENT_SIZE = 7
@@ -56,7 +58,13 @@ NVML_CLOCK_MEM = 2
 NVML_DEVICE_MIG_ENABLE = 1
 NVML_FEATURE_ENABLED = 1
 NVML_VALUE_ALL_LINKS = 0xFFFFFFFF  # scope of the NVLink fields: UINT_MAX is all links together
-NVLINKS = 18  # links of a board on Hopper and Blackwell, the most so far
+NVLINKS = 18  # links of a board on Hopper and Blackwell, where the driver does not say how many there are
+NVLINKS_MAX = 256  # of any board: a larger count is none
+MIG_DEVICES = 7  # of a board, where the driver does not say how many there can be
+MIG_DEVICES_MAX = 64  # of any board
+# Boards that use the host's memory, of which some drivers report all as the board's: Grace Blackwell of DGX Spark, and
+# Jetson (nvgpu). GH200 and GB200 have memory of their own.
+NO_MEMORY_OF_ITS_OWN = re.compile(r"\b(GB10|Orin|Thor|Xavier|Jetson|Tegra|nvgpu)\b")
 nvmlEventTypeXidCriticalError = 0x8  # noqa: N816 - NVML's own spelling
 NVML_MEMORY_V2 = 0x02000028  # nvmlMemory_v2: struct size 40, version 2
 
@@ -74,6 +82,7 @@ NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN = 271
 NVML_FI_DEV_RETIRED_SBE = 29
 NVML_FI_DEV_RETIRED_DBE = 30
 NVML_FI_DEV_MEMORY_TEMP = 82
+NVML_FI_DEV_NVLINK_LINK_COUNT = 91
 NVML_FI_DEV_PCIE_REPLAY_COUNTER = 94
 NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX = 138
 NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 139

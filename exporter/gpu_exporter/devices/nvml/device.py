@@ -15,6 +15,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.devices.errors import (
     DeviceError,
     DeviceLost,
+    DriverChanged,
     NoPermission,
     NotSupported,
 )
@@ -46,6 +47,30 @@ log = logging.getLogger(__name__)
 SLOW_ANSWER_TTL_S = 5.0
 PLACEMENTS_MAX = 64  # MIG instances that are remembered; dynamic MIG makes new UUIDs again and again
 MIB = 1024.0**2
+MIG_UNKNOWN = "unknown"
+FACTS = {  # of an identity, each with its call
+    "name": "nvmlDeviceGetName",
+    "driver_version": "nvmlSystemGetDriverVersion",
+    "pci_bus_id": "nvmlDeviceGetPciInfo",
+    "minor": "nvmlDeviceGetMinorNumber",
+    "mig_mode": "nvmlDeviceGetMigMode",
+}
+# What a GPU that has left the bus does not answer. Each is asked once more when another call says that it has.
+SIGNS_OF_LIFE: tuple[tuple[Any, ...], ...] = (
+    ("nvmlDeviceGetUtilizationRates",),
+    ("nvmlDeviceGetMemoryInfo", 0),
+    ("nvmlDeviceGetPowerUsage",),
+    ("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+)
+
+
+INSTANCE_CALLS = (
+    "nvmlDeviceGetAttributes_v2",
+    "nvmlDeviceGetGpuInstanceId",
+    "nvmlDeviceGetComputeInstanceId",
+    "nvmlDeviceGetName",
+)
+REQUIRED_CALLS = frozenset(("nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"))
 ENGINE_CALLS = {
     "encoder": "nvmlDeviceGetEncoderUtilization",
     "decoder": "nvmlDeviceGetDecoderUtilization",
@@ -69,24 +94,63 @@ class NvmlDevice(Device):
         self._placements: dict[str, tuple[int, int] | None] = {}  # by UUID of the instance
         self._instance_support: dict[str, SupportMatrix] = {}
         self._instances_warned: set[str] = set()
+        self._facts: dict[str, dict[str, Any]] = {}  # answers by call, by UUID of the instance
         self._nvlink = self._make_nvlink()
-        try:
-            minor = int(self.ask("nvmlDeviceGetMinorNumber"))
-        except NotSupported:
-            minor = -1
-        self.identity = DeviceIdentity(
-            index=index,
-            uuid=self.ask("nvmlDeviceGetUUID"),
-            name=self.ask("nvmlDeviceGetName"),
-            driver_version=library.ask("nvmlSystemGetDriverVersion"),
-            pci_bus_id=self.ask("nvmlDeviceGetPciInfo").lower(),
-            minor=minor,
-            mig_mode=self._read_mig_mode(),
-        )
+        self.identity = DeviceIdentity(index, self.ask("nvmlDeviceGetUUID"), "", "", "", -1, MIG_UNKNOWN)
+        self._unread = set(FACTS)
+        self.identify()
 
     @property
     def handle(self) -> Handle:
         return self.ask.handle
+
+    def identify(self) -> None:
+        """Ask for the facts of its identity that are not known yet: each may fail by itself, and is asked again."""
+        if not self._unread:
+            return
+        for fact, call in FACTS.items():
+            if fact not in self._unread:
+                continue
+            asks = self._library.ask if call == "nvmlSystemGetDriverVersion" else self.ask
+            try:
+                value = self._read_mig_mode() if fact == "mig_mode" else asks(call)
+            except NotSupported:
+                continue  # quiet, and asked again after a while
+            except DeviceError as exc:
+                self._fields.errors.append(exc)
+                continue
+            if fact == "pci_bus_id":
+                value = value.lower()
+            elif fact == "minor":
+                value = int(value)
+            self._unread.discard(fact)
+            known: dict[str, Any] = {fact: value}
+            self.identity = self.identity._replace(**known)
+
+    def is_alive(self) -> bool:
+        """Whether it answers most of what a GPU that is there answers, after one call has said that it is lost."""
+        answered = lost = 0
+        for call, *arguments in SIGNS_OF_LIFE:
+            try:
+                self._library.ask(call, self.handle, *arguments)
+                answered += 1
+            except (DeviceLost, DriverChanged):
+                lost += 1
+            except DeviceError:
+                continue
+        return answered > lost
+
+    def _one(self, call: str, *arguments: Any, is_static: bool = False) -> Any:
+        """One of several values; None where it is not there. A failure is counted, and costs no other value."""
+        try:
+            return self._static(call, *arguments) if is_static else self.ask(call, *arguments)
+        except NotSupported:
+            return None
+        except DeviceError as exc:
+            if isinstance(exc, DeviceLost | DriverChanged) and not self.is_alive():
+                raise
+            self._fields.errors.append(exc)
+            return None
 
     def _make_nvlink(self) -> NvlinkCounters:
         return NvlinkCounters(self._fields, self._label, self._clock)
@@ -187,7 +251,12 @@ class NvmlDevice(Device):
         self._library.ask("nvmlGpmSampleFree", SYSTEM, names)
 
     def read_memory(self) -> Memory:
-        return read_memory(self.ask)
+        if nvml.NO_MEMORY_OF_ITS_OWN.search(self.identity.name):
+            raise NotSupported("nvmlDeviceGetMemoryInfo", "NVML_ERROR_NOT_SUPPORTED")  # what it reports is the host's
+        memory = read_memory(self.ask)
+        if not memory.total:  # no board has none: it is not reported, as of some boards with MIG
+            raise NotSupported("nvmlDeviceGetMemoryInfo", "NVML_ERROR_NO_DATA")
+        return memory
 
     def read_power(self) -> float:
         return float(self.ask("nvmlDeviceGetPowerUsage")) / 1e3  # milliwatts
@@ -211,20 +280,19 @@ class NvmlDevice(Device):
         return float(self.ask("nvmlDeviceGetMarginTemperature"))
 
     def read_temperature_limits(self) -> Mapping[str, float]:
-        limits: dict[str, float] = {}
-        for name, threshold in nvml.TEMPERATURE_LIMITS.items():
-            try:
-                limits[name] = float(self._static("nvmlDeviceGetTemperatureThreshold", threshold))
-            except NotSupported:
-                continue
-        return limits
+        found = {
+            name: self._one("nvmlDeviceGetTemperatureThreshold", threshold, is_static=True)
+            for name, threshold in nvml.TEMPERATURE_LIMITS.items()
+        }
+        return {name: float(celsius) for name, celsius in found.items() if celsius is not None}
 
     def read_clocks(self) -> Clocks:
-        return Clocks(
-            sm=self.ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM) * 1e6,  # MHz
-            memory=self.ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM) * 1e6,
-            sm_max=self._static("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM) * 1e6,
+        megahertz = (
+            self._one("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+            self._one("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+            self._one("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM, is_static=True),
         )
+        return Clocks(*(None if each is None else each * 1e6 for each in megahertz))
 
     def read_performance_state(self) -> int:
         state = int(self.ask("nvmlDeviceGetPerformanceState"))
@@ -259,10 +327,11 @@ class NvmlDevice(Device):
         return self._nvlink.read()
 
     def read_ecc_errors(self) -> Mapping[str, int]:
-        return {
-            severity: int(self.ask("nvmlDeviceGetTotalEccErrors", kind, nvml.NVML_VOLATILE_ECC))
+        found = {
+            severity: self._one("nvmlDeviceGetTotalEccErrors", kind, nvml.NVML_VOLATILE_ECC)
             for severity, kind in nvml.ECC_SEVERITIES.items()
         }
+        return {severity: int(count) for severity, count in found.items() if count is not None}
 
     def read_row_remaps(self) -> RowRemaps:
         corrected, uncorrected, pending, failed = self.ask("nvmlDeviceGetRemappedRows")
@@ -346,14 +415,13 @@ class NvmlDevice(Device):
         return instances
 
     def _memory_slices(self, memory_mib: float) -> int:
-        """How many of the board's memory slices that is; 0 where the board's memory may not be asked."""
+        """How many of the board's memory slices that is; 0 where the board's memory is not known."""
         try:
             board = self._static("nvmlDeviceGetMemoryInfo", 0)[0]
-        except DeviceLost:
-            raise
         except DeviceError:
             return 0
-        return round(self.identity.mig_memory_slices * memory_mib * MIB / float(board))
+        slices = round(self.identity.mig_memory_slices * memory_mib * MIB / float(board)) if board else 0
+        return slices if 0 < slices <= self.identity.mig_memory_slices else 0
 
     def _placement(self, uuid: str, gpu_instance: int) -> tuple[int, int] | None:
         """Where an instance lies on the board, asked once for each; the driver tells it to some users only."""
@@ -361,8 +429,6 @@ class NvmlDevice(Device):
             placement: tuple[int, int] | None = None
             try:
                 placement = self._library.ask("nvmlGpuInstanceGetInfo", self.ask.handle, gpu_instance)
-            except DeviceLost:
-                raise
             except DeviceError as exc:
                 log.debug("gpu %d, mig %d: its place is not known: %s", self.identity.index, gpu_instance, exc)
             if len(self._placements) >= PLACEMENTS_MAX:
@@ -371,29 +437,38 @@ class NvmlDevice(Device):
         return self._placements[uuid]
 
     def _enumerate(self) -> list[tuple[Handle, InstanceIdentity]]:
-        """Each instance with its handle, found again each time: a handle may be reused for another instance."""
+        """Each instance with its handle, found again each time: a handle may be reused for another instance.
+
+        One that cannot be identified costs itself: `instances_complete` is then false.
+        """
+        self.instances_complete = True
         found: list[tuple[Handle, InstanceIdentity]] = []
         compute: dict[int, list[int]] = {}  # slices of the compute instances, by GPU instance, in the order of `found`
-        for position in range(self._static("nvmlDeviceGetMaxMigDeviceCount")):
-            ask = self._library.ask
+        present: set[str] = set()
+        failures: list[DeviceError] = []
+        positions = self._one("nvmlDeviceGetMaxMigDeviceCount", is_static=True) or nvml.MIG_DEVICES
+        for position in range(min(positions, nvml.MIG_DEVICES_MAX)):
             try:
                 handle = self.ask("nvmlDeviceGetMigDeviceHandleByIndex", position)
-                # Recordings made before the third value was read have two.
-                slices, memory_mib, *own = ask("nvmlDeviceGetAttributes_v2", handle)
-                gpu_instance = ask("nvmlDeviceGetGpuInstanceId", handle)
-                compute_instance = ask("nvmlDeviceGetComputeInstanceId", handle)
-                # The product name ends in the profile, e.g. "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
-                _, _, profile = ask("nvmlDeviceGetName", handle).partition(" MIG ")
-                uuid = ask("nvmlDeviceGetUUID", handle)
+                uuid = self._library.ask("nvmlDeviceGetUUID", handle)
+                facts = self._read_facts(handle, uuid)
             except DeviceError as exc:
                 if exc.error == "NVML_ERROR_NOT_FOUND":  # a hole, or destroyed just now; others may follow
                     continue
-                if isinstance(exc, NotSupported) and exc.call != "nvmlDeviceGetMigDeviceHandleByIndex":
-                    raise DeviceError(exc.call, exc.error) from exc  # an instance is there: its absence is not reported
-                raise
+                is_refused = isinstance(exc, NotSupported | NoPermission)
+                if is_refused and exc.call == "nvmlDeviceGetMigDeviceHandleByIndex" and not found:
+                    raise
+                failures.append(DeviceError(exc.call, exc.error))  # one is there: its absence is not reported
+                continue
+            present.add(uuid)
+            gpu_instance = int(facts["nvmlDeviceGetGpuInstanceId"])
+            # The product name ends in the profile, e.g. "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
+            profile = facts.get("nvmlDeviceGetName", "").partition(" MIG ")[2]
+            # Recordings made before the third value was read have two.
+            slices, memory_mib, *own = facts.get("nvmlDeviceGetAttributes_v2") or (_slices_of(profile), 0.0)
             identity = InstanceIdentity(
                 uuid,
-                f"{gpu_instance}/{compute_instance}",
+                f"{gpu_instance}/{facts['nvmlDeviceGetComputeInstanceId']}",
                 profile,
                 slices,
                 self._memory_slices(memory_mib),
@@ -401,18 +476,54 @@ class NvmlDevice(Device):
             )
             found.append((handle, identity))
             compute.setdefault(gpu_instance, []).append(own[0] if own else 0)
+        self._facts = {uuid: facts for uuid, facts in self._facts.items() if uuid in present or failures}
+        if failures:
+            if not found:
+                raise failures[0]
+            self.instances_complete = False
+            self._fields.errors += failures
         return _divide(found, compute)
+
+    def _read_facts(self, handle: Handle, uuid: str) -> Mapping[str, Any]:
+        """Answers that stay the same while an instance lives, by call: what fails now is as it was before.
+
+        Raises DeviceError where the instance is gone, or cannot be told from others.
+        """
+        answers = dict(self._facts.get(uuid, {}))
+        for call in INSTANCE_CALLS:
+            try:
+                answers[call] = self._library.ask(call, handle)
+            except DeviceError as exc:
+                is_known = call in answers
+                if exc.error == "NVML_ERROR_NOT_FOUND" or (call in REQUIRED_CALLS and not is_known):
+                    raise
+                if is_known or not isinstance(exc, NotSupported):
+                    self._fields.errors.append(exc)
+        self._facts[uuid] = answers
+        return answers
+
+
+def _slices_of(profile: str) -> float:
+    """Compute slices by the name of a profile: 2 of 2g.10gb; 1 where it says none."""
+    digits = profile.partition("g.")[0].rpartition(".")[2]
+    return float(digits) if digits.isdecimal() and digits.isascii() else 1.0
 
 
 def _divide(
     found: list[tuple[Handle, InstanceIdentity]], compute: Mapping[int, Sequence[int]]
 ) -> list[tuple[Handle, InstanceIdentity]]:
-    """Each instance with its own part of the slices of its GPU instance."""
+    """Each instance with its own part of the slices of its GPU instance, whose memory is counted with the first."""
     shares: dict[str, list[float]] = {}
     divided: list[tuple[Handle, InstanceIdentity]] = []
     for handle, identity in found:
         gpu_instance = identity.mig.partition("/")[0]
-        if gpu_instance not in shares:
+        is_first = gpu_instance not in shares
+        if is_first:
             shares[gpu_instance] = divide_gpu_instance(int(identity.sm_slices), compute[int(gpu_instance)])
-        divided.append((handle, identity._replace(sm_slices=shares[gpu_instance].pop(0))))
+        several = len(compute[int(gpu_instance)]) > 1
+        identity = identity._replace(
+            sm_slices=shares[gpu_instance].pop(0),
+            memory=("first" if is_first else "none") if several else "own",
+        )
+        divided.append((handle, identity))
     return divided

@@ -12,7 +12,7 @@ goes on from before.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpu_exporter.clock import Clock
@@ -27,8 +27,6 @@ PATIENCE_S = 60.0
 Field = tuple[int, int]  # field id and scope (a link, or all of them)
 ALL_TX: Field = (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.NVML_VALUE_ALL_LINKS)
 ALL_RX: Field = (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, nvml.NVML_VALUE_ALL_LINKS)
-LINK_TX = tuple((nvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES, link) for link in range(nvml.NVLINKS))
-LINK_RX = tuple((nvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES, link) for link in range(nvml.NVLINKS))
 TX = (ALL_TX[0], nvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES)
 RX = (ALL_RX[0], nvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES)
 
@@ -102,6 +100,7 @@ class NvlinkCounters:
         self._clock = clock
         self._links: dict[Field, _Counter] = {}
         self._is_read = False
+        self._count: int | None = None  # of links, once the driver has said it
 
     def read(self) -> Traffic:
         """Bytes since the driver was loaded, over all links that answer.
@@ -125,8 +124,16 @@ class NvlinkCounters:
             answers = self._fields.read(ALL_TX, ALL_RX)
             if ALL_TX in self._links or len(answers) == 2:
                 return {field: value for field, value in answers.items() if isinstance(field, tuple)}
-        answers = self._fields.read(*LINK_TX, *LINK_RX)
+        answers = self._fields.read(*self._list_links())
         return {field: value for field, value in answers.items() if isinstance(field, tuple)}
+
+    def _list_links(self) -> Sequence[Field]:
+        """Both fields of each link that the driver counts; where it counts none, of as many as boards have."""
+        if self._count is None:
+            count = self._fields.read(nvml.NVML_FI_DEV_NVLINK_LINK_COUNT).get(nvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
+            self._count = int(count) if count is not None and 0 < count <= nvml.NVLINKS_MAX else None
+        count = nvml.NVLINKS if self._count is None else self._count
+        return [(field, link) for field in (TX[1], RX[1]) for link in range(count)]
 
     def _take(self, answers: Mapping[Field, float]) -> bool:
         """Add what the links have counted; whether one reported what cannot be true."""

@@ -1,6 +1,7 @@
 """What one device has been found to report, and not to report, so that it is not asked each second.
 
-A refusal is believed for RETRY_S and then tried again: MIG mode, ECC, privileges and drivers change at run time.
+A refusal is believed for RETRY_S and then tried again: MIG mode, ECC, privileges and drivers change at run time. What
+has never been answered, for whatever reason, is asked less and less often; what was answered before is asked each time.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.devices.errors import NoPermission, NotSupported
+from gpu_exporter.devices.errors import DeviceError, NoPermission, NotSupported
 
 RETRY_S = 600.0
+FAILURES = 3  # in a row, after which a question that was never answered is asked less often
+PAUSES_MAX = 10  # doublings: 2^10 s are more than RETRY_S
 
 
 class SupportMatrix:
@@ -19,6 +22,7 @@ class SupportMatrix:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._refused: dict[Hashable, tuple[float, str, str]] = {}
+        self._failed: dict[Hashable, int] = {}  # how often, of what was never answered
         self.answered: set[Hashable] = set()
 
     def check(self, question: Hashable) -> None:
@@ -34,6 +38,22 @@ class SupportMatrix:
         """Remember a refusal. A missing permission is from now on no data, so that it is counted once."""
         self._refused[question] = (self._clock.monotonic() + RETRY_S, refusal.call, refusal.error)
 
+    def note_failure(self, question: Hashable, failure: DeviceError) -> None:
+        """A question that was never answered has failed: from the third time on it is left alone for a while, twice as
+        long each time.
+        """
+        times = self._failed[question] = self._failed.get(question, 0) + 1
+        if times < FAILURES:
+            return
+        pause_s = min(RETRY_S, 2.0 ** min(times, PAUSES_MAX))
+        self._refused[question] = (self._clock.monotonic() + pause_s, failure.call, failure.error)
+
+    def give_up(self, question: Hashable, refusal: NotSupported) -> None:
+        """From now on this question is asked each RETRY_S only, and a failure is expected."""
+        self.answered.discard(question)
+        if self._failed.pop(question, 0) or not self.is_refused(question):
+            self.note(question, refusal)
+
     def is_refused(self, question: Hashable) -> bool:
         known = self._refused.get(question)
         return known is not None and self._clock.monotonic() < known[0]
@@ -45,4 +65,5 @@ class SupportMatrix:
     def clear(self) -> None:
         """Forget everything: the device is another one now, or in another mode."""
         self._refused.clear()
+        self._failed.clear()
         self.answered.clear()
