@@ -453,8 +453,8 @@ class NvmlDevice(Device):
                 uuid = self._library.ask("nvmlDeviceGetUUID", handle)
                 facts = self._read_facts(handle, uuid)
             except DeviceError as exc:
-                if exc.error == "NVML_ERROR_NOT_FOUND":  # a hole, or destroyed just now; others may follow
-                    continue
+                if exc.error == "NVML_ERROR_NOT_FOUND" and exc.call not in INSTANCE_CALLS:
+                    continue  # a hole, or destroyed just now; others may follow
                 is_refused = isinstance(exc, NotSupported | NoPermission)
                 if is_refused and exc.call == "nvmlDeviceGetMigDeviceHandleByIndex" and not found:
                     raise
@@ -487,7 +487,7 @@ class NvmlDevice(Device):
     def _read_facts(self, handle: Handle, uuid: str) -> Mapping[str, Any]:
         """Answers that stay the same while an instance lives, by call: what fails now is as it was before.
 
-        Raises DeviceError where the instance is gone, or cannot be told from others.
+        Raises DeviceError where the instance cannot be told from others.
         """
         answers = dict(self._facts.get(uuid, {}))
         for call in INSTANCE_CALLS:
@@ -495,7 +495,7 @@ class NvmlDevice(Device):
                 answers[call] = self._library.ask(call, handle)
             except DeviceError as exc:
                 is_known = call in answers
-                if exc.error == "NVML_ERROR_NOT_FOUND" or (call in REQUIRED_CALLS and not is_known):
+                if call in REQUIRED_CALLS and not is_known:
                     raise
                 if is_known or not isinstance(exc, NotSupported):
                     self._fields.errors.append(exc)

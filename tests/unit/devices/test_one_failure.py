@@ -1,0 +1,212 @@
+"""Every call of NVML fails with every code, alone: the rest stays, and nothing turns into a number that nobody said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from tests.testbed.board import FIELDS, Board, Boards, Question, healthy, with_mig
+
+from gpu_exporter.app.wiring import activity_rules
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.collectors import registry
+from gpu_exporter.defaults import Settings
+from gpu_exporter.devices.errors import DeviceError
+from gpu_exporter.devices.nvml import constants as nvml
+from gpu_exporter.devices.nvml.backend import NvmlBackend
+from gpu_exporter.model import DeviceSnapshot
+from gpu_exporter.sampling.sampler import DeviceSampler
+
+MAKERS: dict[str, Callable[[], Board]] = {"whole": healthy, "MIG": with_mig}
+CODES = [*nvml.ERROR_NAMES.values()]
+# Without one of these there is no device: its place in the list has a row with the error.
+NEEDED = ("nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
+Key = tuple[str, str, tuple[str, ...]]  # family, MIG instance, labels
+
+
+def values(snapshot: DeviceSnapshot) -> dict[Key, float]:
+    found = {(sample.family.name, "", sample.labels): sample.value for sample in snapshot.samples}
+    for instance in snapshot.instances:
+        found |= {(sample.family.name, instance.uuid, sample.labels): sample.value for sample in instance.samples}
+    return found
+
+
+def cycles(boards: Boards, breaks: Callable[[int], None], count: int = 3) -> list[DeviceSnapshot]:
+    """So many cycles of the one GPU; `breaks` is called before each."""
+    clock = ManualClock()
+    backend = NvmlBackend(boards, clock)
+    breaks(0)
+    device = backend.find(0)
+    sampler = DeviceSampler(device, registry.ALL, clock, activity_rules(Settings()))
+    found = []
+    for cycle in range(count):
+        breaks(cycle)
+        if (energy := boards.boards[0].answers["nvmlDeviceGetTotalEnergyConsumption"]) != "none":
+            boards.boards[0].answers["nvmlDeviceGetTotalEnergyConsumption"] = energy + 600_000
+        clock.advance(5.0)
+        found.append(sampler.sample())
+    return found
+
+
+def sources() -> dict[str, str]:
+    """The source of each family, as its reference names it."""
+    families = [family for each in registry.ALL for family in (*each.families, *each.instance_families)]
+    return {family.name: family.source for family in families}
+
+
+SOURCES = sources()
+# What more rests on a call than the families that name it.
+MORE = {
+    "nvmlDeviceGetMigMode": ("gpu_mig_",),
+    "nvmlDeviceGetMigDeviceHandleByIndex": ("gpu_mig_",),
+    "nvmlDeviceGetUUID": ("gpu_mig_",),
+    "nvmlDeviceGetGpuInstanceId": ("gpu_mig_",),
+    "nvmlDeviceGetComputeInstanceId": ("gpu_mig_",),
+    "nvmlDeviceGetAttributes_v2": ("gpu_mig_info", "gpu_mig_power", "gpu_mig_energy"),
+    "nvmlDeviceGetName": ("gpu_mig_info",),
+    "nvmlDeviceGetMemoryInfo": ("gpu_memory_", "gpu_mig_memory_", "gpu_mig_info"),
+    "nvmlGpmQueryDeviceSupport": ("gpu_graphics", "gpu_sm_", "gpu_tensor", "gpu_dram", "gpu_mig_"),
+    "nvmlGpmMetricsGet": ("gpu_mig_",),
+    "nvmlDeviceGetTemperatureV": ("gpu_mig_temperature",),
+    "nvmlDeviceGetSupportedClocksEventReasons": ("gpu_throttle",),
+    "nvmlDeviceGetTotalEnergyConsumption": ("gpu_mig_", "gpu_unassigned"),
+    "nvmlDeviceGetPowerUsage": ("gpu_mig_power",),
+    "nvmlDeviceGetComputeRunningProcesses_v3": ("gpu_graphics_processes",),
+    "nvmlDeviceGetGraphicsRunningProcesses_v3": ("gpu_compute_processes",),
+}
+
+
+def rests_on(question: Question, key: Key) -> bool:
+    """Whether a value may be missing when this question fails."""
+    (call, place, arguments), (family, instance, _) = question, key
+    if "/" in place and not instance and not family.endswith("_processes"):
+        return False  # of an instance, and not the board's
+    if call == FIELDS and f"{call} {arguments[0]}" not in SOURCES[family] and "throttle" not in family:
+        pair = (197, 198, 138, 139)  # both directions of a link are one witness
+        return (arguments[0] == 30 and family == "gpu_retired_pages") or (
+            arguments[0] in pair and family.startswith(("gpu_pcie", "gpu_nvlink"))
+        )
+    if family.startswith(MORE.get(call, ("-",))):
+        return True
+    return call.removesuffix("_v3") in SOURCES[family]
+
+
+def questions(kind: str) -> Mapping[Question, Any]:
+    boards = Boards(MAKERS[kind]())
+    cycles(boards, lambda _: None)
+    return {
+        question: answer
+        for question, answer in boards.asked.items()
+        if not (isinstance(answer, str) and answer.startswith("NVML_ERROR"))
+    }
+
+
+ASKED = {kind: questions(kind) for kind in MAKERS}
+HEALTHY = {kind: [values(each) for each in cycles(Boards(make()), lambda _: None)] for kind, make in MAKERS.items()}
+ALL = [(kind, question) for kind, asked in ASKED.items() for question in asked]
+
+
+@pytest.mark.parametrize(("kind", "question"), ALL, ids=[f"{kind} {call} {a}" for kind, (call, _, a) in ALL])
+@pytest.mark.parametrize("first", [0, 2], ids=["from the first call on", "later"])
+def test_a_call_that_fails_costs_what_it_was_asked_for(kind: str, question: Question, first: int) -> None:
+    call, place, _ = question
+    for code in CODES:
+        boards = Boards(MAKERS[kind]())
+
+        def breaks(cycle: int, boards: Boards = boards, code: str = code) -> None:
+            if cycle >= first:
+                boards.set[question] = code
+
+        if first == 0 and (call in NEEDED or (call == "nvmlDeviceGetUUID" and "/" not in place)):
+            with pytest.raises(DeviceError, match=code):
+                cycles(boards, breaks)
+            continue
+        *_, last = cycles(boards, breaks)
+        assert last.up, f"{code}: {last.error}"
+        found, before = values(last), HEALTHY[kind][-1]
+        missing = {key for key in before.keys() - found.keys() if not rests_on(question, key)}
+        assert not missing, f"{code} costs {sorted(missing)}"
+        zeros = {key for key, value in found.items() if value == 0.0 != before.get(key, 1.0)}
+        assert {family for family, _, _ in zeros} <= {"gpu_mig_activity_supported"}, (
+            f"{code} makes 0 of {sorted(zeros)}"
+        )
+        assert last.identity.uuid and (last.identity.name or call == "nvmlDeviceGetName")
+
+
+def test_what_failed_is_asked_again_until_it_is_known() -> None:
+    boards = Boards(healthy())
+    calls = ("nvmlDeviceGetName", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetMigMode")
+    broken = dict.fromkeys(((call, "0", ()) for call in calls), "NVML_ERROR_UNKNOWN")
+
+    def breaks(cycle: int) -> None:
+        boards.set = {} if cycle else dict(broken)
+
+    first, *_, last = cycles(boards, breaks, 4)
+    assert (first.identity.name, first.identity.pci_bus_id, first.identity.minor) == ("", "", -1)
+    assert first.up and {error.call for error in []} == set()
+    assert (last.identity.name, last.identity.pci_bus_id) == ("NVIDIA L40S", "00000000:10:00.0")
+    assert (last.identity.minor, last.identity.mig_mode) == (0, "disabled")
+
+
+def test_a_gpu_is_lost_when_most_calls_say_so() -> None:
+    for code in ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED"):
+        boards = Boards(healthy())
+
+        def breaks(cycle: int, boards: Boards = boards, code: str = code) -> None:
+            if cycle == 2:
+                boards.set = {question: code for question in boards.asked if question[1] == "0"}
+
+        *_, before, last = cycles(boards, breaks)
+        assert before.up and not last.up and code in last.error
+
+
+EXTREMES = (0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
+
+
+def spoilt(answer: Any, extreme: int) -> list[Any]:
+    """The answer with each of its numbers at this value, and with one of them after the other."""
+    if isinstance(answer, bool | str) or answer is None:
+        return []
+    if isinstance(answer, int | float):
+        return [extreme]
+    if (
+        isinstance(answer, list) and answer and isinstance(answer[1], list)
+    ):  # a GPM window: code and value of each metric
+        return [[answer[0], [[metric, 0, float(extreme)] for metric, *_ in answer[1]]]]
+    numbers = [at for at, each in enumerate(answer) if isinstance(each, int | float)]
+    each = [[extreme if at == place else value for at, value in enumerate(answer)] for place in numbers]
+    return [[extreme if at in numbers else value for at, value in enumerate(answer)], *each]
+
+
+@pytest.mark.parametrize(("kind", "question"), ALL, ids=[f"{kind} {call} {a}" for kind, (call, _, a) in ALL])
+def test_no_value_of_the_driver_breaks_a_cycle(kind: str, question: Question) -> None:
+    ranges = {
+        family.name: family.plausible
+        for each in registry.ALL
+        for family in (*each.families, *each.instance_families)
+        if family.plausible is not None
+    }
+    if question[0] in NEEDED:
+        return
+    for extreme in EXTREMES:
+        for answer in spoilt(ASKED[kind][question], extreme):
+            boards = Boards(MAKERS[kind]())
+            first = EXTREMES.index(extreme) % 2  # from the first call on, and later
+
+            def breaks(cycle: int, boards: Boards = boards, answer: Any = answer, first: int = first) -> None:
+                if cycle >= first:
+                    boards.set[question] = answer
+
+            for snapshot in cycles(boards, breaks):
+                assert snapshot.up, snapshot.error
+                assert ("gpu_memory_total_bytes", "", ()) not in values(snapshot) or (
+                    values(snapshot)["gpu_memory_total_bytes", "", ()] > 0
+                ), "no board has no memory"
+                for (family, _, _), value in values(snapshot).items():
+                    assert math.isfinite(value)
+                    assert family not in ranges or ranges[family].holds(value), f"{family} {value}"
+                for activity in (snapshot.activity, *(each.activity for each in snapshot.instances)):
+                    for span in activity.spans if activity is not None else ():
+                        assert 0.0 <= span.ratio <= 1.0 and span.end >= span.start
