@@ -35,6 +35,10 @@ def normalize_pci(address: str) -> str:
     return f"{domain.lstrip('0').rjust(4, '0')}:{rest}" if address else ""
 
 
+NO_PLACE = -1
+"""Index of a GPU that has no place in the driver's list: of it only its address is known."""
+
+
 class Range(NamedTuple):
     """The values that a quantity can have, both ends included, in its base unit."""
 
@@ -141,7 +145,8 @@ class Facts(NamedTuple):
     """What one reading says beside its samples, for those who compute with it; None is no data.
 
     Ratios 0 to 1, bytes, watts, joules since the driver was loaded. `throttle_s`: seconds by reason, counters of the
-    driver. `compute_processes`: contexts that were listed, which is none where they cannot be seen.
+    driver. `compute_processes`: contexts that were listed, which is none where they cannot be seen. `recovery_action`:
+    what the driver asks for, as gpu_recovery_action counts it.
     """
 
     utilization: float | None = None
@@ -152,6 +157,7 @@ class Facts(NamedTuple):
     energy_j: float | None = None
     temperature_celsius: float | None = None
     compute_processes: float | None = None
+    recovery_action: float | None = None
     throttle_s: Mapping[str, float] = {}
 
 

@@ -24,6 +24,15 @@ def hardware() -> Iterator[Case]:
             [Firing("GpuThrottled", 36, 84 + KEPT, {"reason": name, "uuid": node.uuids[0]})],
         )
 
+    unseen = {"pci_bus_id": "0000:11:00.0"}
+    world = World(120)
+    Node(world).put("gpu_missing", unseen, between(30, 80, always(1.0), always(None)))
+    yield Case("a card that the driver does not list", world, [Firing("GpuMissing", 40, 81 + KEPT, unseen)])
+
+    world = World(120)
+    Node(world, driver_up=0).put("gpu_missing", unseen, 1)
+    yield Case("such a card, and the driver is down", world, [Firing("GpuDriverDown", 10, 120)])
+
     for reason in ("power_cap", "low_utilization", "sync_boost"):
         world = World(120)
         node = Node(world)

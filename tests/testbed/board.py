@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
+from gpu_exporter.app.wiring import activity_rules
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.collectors import registry
+from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.errors import DeviceError, NotSupported, device_error
 from gpu_exporter.devices.nvml import constants as nvml
+from gpu_exporter.devices.nvml.backend import NvmlBackend
 from gpu_exporter.devices.nvml.library import SYSTEM, Handle
 from gpu_exporter.devices.nvml.recording import Recorder
+from gpu_exporter.sampling.sampler import DeviceSampler
 
 FIELDS, SAMPLES, GPM = "nvmlDeviceGetFieldValues", "nvmlDeviceGetSamples", "nvmlGpmMetricsGet"
 GIB = 2**30
@@ -152,14 +159,8 @@ class Boards:
 CODES = {name: code for code, name in nvml.ERROR_NAMES.items()}
 
 
-def record(boards: Boards, path: Any, seconds: float = 3600.0) -> None:
+def record(boards: Boards, path: Path, seconds: float = 3600.0) -> None:
     """What these boards answer, as a recording that `--devices.replay` plays."""
-    from gpu_exporter.clock import ManualClock
-    from gpu_exporter.collectors import registry
-    from gpu_exporter.devices.nvml.backend import NvmlBackend
-    from gpu_exporter.sampling.sampler import DeviceSampler
-    from gpu_exporter.sampling.witnesses import ActivityRules
-
     clock = ManualClock()
     recorder = Recorder(boards, hashed=False, clock=clock.monotonic)
     backend = NvmlBackend(recorder, clock)
@@ -168,7 +169,7 @@ def record(boards: Boards, path: Any, seconds: float = 3600.0) -> None:
         for position in range(backend.count()):
             try:
                 device = backend.find(position)
-                DeviceSampler(device, registry.ALL, clock, ActivityRules()).sample()
+                DeviceSampler(device, registry.ALL, clock, activity_rules(Settings())).sample()
                 device.read_persistence_mode()
             except DeviceError:
                 continue

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 
-def add_function(sysfs: Path, address: str, driver: str, *, vendor: str = "0x10de", kind: str = "0x030200") -> None:
-    """Put a function on the bus, or bind the one at that address to another driver ("" is none)."""
-    device = sysfs / "bus/pci/devices" / address
-    device.mkdir(parents=True, exist_ok=True)
-    (device / "vendor").write_text(f"{vendor}\n", encoding="ascii")
-    (device / "class").write_text(f"{kind}\n", encoding="ascii")
-    link = device / "driver"
+def add_function(
+    sysfs: Path,
+    address: str,
+    driver: str,
+    *,
+    vendor: str = "0x10de",
+    kind: str = "0x030200",
+    device: str = "0x26b9",
+    driver_override: str = "(null)",
+    runtime_status: str = "active",
+    physfn: str = "",
+) -> None:
+    """Put a function on the bus, or bind the one at that address to another driver ("" is none). `kind`: its class;
+    `physfn`: address of the function that it is a virtual one of.
+    """
+    folder = sysfs / "bus/pci/devices" / address
+    (folder / "power").mkdir(parents=True, exist_ok=True)
+    texts = {"vendor": vendor, "class": kind, "device": device, "driver_override": driver_override}
+    for name, text in {**texts, "power/runtime_status": runtime_status}.items():
+        (folder / name).write_text(f"{text}\n", encoding="ascii")
+    if physfn:
+        (folder / "physfn").symlink_to(sysfs / "bus/pci/devices" / physfn)
+    link = folder / "driver"
     link.unlink(missing_ok=True)
     if driver:
         target = sysfs / "bus/pci/drivers" / driver
@@ -22,6 +39,4 @@ def add_function(sysfs: Path, address: str, driver: str, *, vendor: str = "0x10d
 def remove_function(sysfs: Path, address: str) -> None:
     """Take a function off the bus."""
     device = sysfs / "bus/pci/devices" / address
-    for entry in device.iterdir():
-        entry.unlink()
-    device.rmdir()
+    shutil.rmtree(device)

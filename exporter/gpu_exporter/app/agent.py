@@ -69,7 +69,8 @@ class Agent:
         self._publish_interval_s = publish_interval_s
         self.node = NodeState(settings, clock, state, processes, asks_slurm=asks_slurm(sources), host=host)
         directory = state.path.parent if state is not None else None
-        self._inventory = InventoryKeeper(ExpectedDevices(directory, read_boot_id()), sysfs, backend.vendor)
+        boot_id = read_boot_id()
+        self._inventory = InventoryKeeper(ExpectedDevices(directory, boot_id), sysfs, backend.vendor, boot_id)
         self.driver = Driver(backend, clock, settings.sampling.deadline, self._expects_gpus)
         self.devices = DeviceManager(
             self.driver,
@@ -83,7 +84,11 @@ class Agent:
         )
         self.diagnosis = DiagnosisLoop(settings, lambda: self.node.evidence(self._place(self.devices.observe())), clock)
         self._kernel_log = (
-            KernelLogLoop(kmsg, self.node.xids, self._list_gpus, clock, self.node.touch) if kmsg is not None else None
+            KernelLogLoop(
+                kmsg, self.node.xids, self._list_gpus, clock, self.node.touch, self._inventory.note_failed_probes
+            )
+            if kmsg is not None
+            else None
         )
         identity = Identity(settings.identity.user, directory)
         self.poller = Poller(sources, clock, settings.attribution.keep_last, identity, PATIENCE_S)
@@ -133,7 +138,8 @@ class Agent:
     def _list_gpus(self) -> dict[str, str]:
         """UUID by PCI slot of every GPU that is known by name, lost ones too."""
         identities = [placed.snapshot.identity for placed in self._place(self.devices.observe()).values()]
-        return {slot_of(identity.pci_bus_id): identity.uuid for identity in identities if identity.uuid}
+        named = (identity for identity in identities if identity.uuid and identity.pci_bus_id)
+        return {slot_of(identity.pci_bus_id): identity.uuid for identity in named}
 
     def _place(self, driver: DriverView) -> dict[str, Placed]:
         """The GPUs as they are shown at this moment."""

@@ -7,18 +7,20 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from gpu_exporter.devices.errors import DriverUnavailable
 from gpu_exporter.exits import Exit
-from gpu_exporter.exposition.health import judge_health
+from gpu_exporter.exposition.health import judge_health, list_gaps
 from gpu_exporter.files import write_atomically
 from gpu_exporter.model import AgentStatus, View
+from gpu_exporter.plain import one_line
 from gpu_exporter.threads import start
 from gpu_exporter.version import VERSION
 
+GAPS_MAX = 8  # that are spelled out at the prompt
 EXITS = {"ok": Exit.DONE, "none_expected": Exit.DONE, "partial": Exit.PARTIAL, "no_data": Exit.NO_DATA}
 PATHS = {  # which no flag of the daemon changes
     "prometheus": "/api/v1/metrics",
@@ -116,7 +118,8 @@ def run_once(
                 _deliver(body, output)
                 data = json.loads(status)
                 health = data.get("devices_health" if devices_only else "health", "")
-                return _conclude(health, data.get("driver_error") or "no GPU answers", data.get("warnings", ()))
+                gaps = data.get("devices_gaps" if devices_only else "gaps", ())
+                return _conclude(health, data.get("driver_error") or "no GPU answers", data.get("warnings", ()), gaps)
     result: list[View | Exception] = []
 
     def work() -> None:
@@ -139,17 +142,23 @@ def run_once(
         raise view
     _deliver(render(view, form), output)
     reason = view.status.driver_error or "the driver lists no GPU that answers"
-    return _conclude(judge_health(view, devices_only=devices_only), reason, view.status.warnings)
+    gaps = list_gaps(view, devices_only=devices_only)
+    return _conclude(judge_health(view, devices_only=devices_only), reason, view.status.warnings, gaps)
 
 
-def _conclude(health: str, reason: str, warnings: Iterable[str]) -> int:
-    """The exit code, with the lines for the user at the prompt that go with it."""
+def _conclude(health: str, reason: str, warnings: Iterable[str], gaps: Sequence[str] = ()) -> int:
+    """The exit code, with the lines for the user at the prompt that go with it. `gaps`: what is missing, if partial."""
     for warning in warnings:
         _say(f"warning: {warning}")
     if health == "no_data":
         _say(f"no GPU data: {reason}")
     elif health == "none_expected":
         _say(f"no GPU is expected here: {reason}")
+    elif health == "partial":
+        for gap in gaps[:GAPS_MAX]:
+            _say(f"partial: {one_line(gap)}")
+        if len(gaps) > GAPS_MAX:
+            _say(f"partial: {len(gaps) - GAPS_MAX} more; --format=json names all of them")
     return EXITS.get(health, Exit.DONE)
 
 

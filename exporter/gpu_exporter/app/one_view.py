@@ -52,7 +52,8 @@ def _read_inventory(vendor: Vendor, state_directory: Path | None, sysfs: Path | 
     from gpu_exporter.inventory.inventory import InventoryKeeper
     from gpu_exporter.ledger.state import read_boot_id
 
-    keeper = InventoryKeeper(ExpectedDevices(state_directory, read_boot_id()), sysfs, vendor)
+    boot_id = read_boot_id()
+    keeper = InventoryKeeper(ExpectedDevices(state_directory, boot_id), sysfs, vendor, boot_id)
     keeper.look()
     return keeper.value
 

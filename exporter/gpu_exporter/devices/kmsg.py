@@ -6,7 +6,8 @@
 
 first priority and facility, sequence, microseconds since boot and flags, then the text, in which the kernel escapes
 control characters. On a GPU with MIG, ` GPU-I:05` and ` GPU-CI:00` may follow the address (krcReportXid in NVIDIA's
-open kernel modules). Only the address and the number are taken: the rest names processes of users.
+open kernel modules). Only the address, the number and, of errors of NVLink 5, the word Fatal or Nonfatal are taken: the
+rest names processes of users. A GPU that has fallen off the bus is at times told of without a number: that is XID 79.
 
 Users cannot forge an XID: what a process writes to /dev/kmsg never has facility 0, which is the kernel's own, and a
 record is believed only when it begins with NVIDIA's words, while the kernel's other messages put at most 15
@@ -26,12 +27,28 @@ from gpu_exporter.model import normalize_pci
 
 RECORD_MAX = 8192  # the kernel's own bound of a record (CONSOLE_EXT_LOG_MAX, later PRINTK_MESSAGE_MAX)
 BATCH = 1000  # records of one look, so that a noisy log does not keep the reader from everything else
+OLD_MAX = 100_000  # records that are read at the start; a ring of 16 MiB has no more
+PROBES_MAX = 256  # addresses that are remembered
 KERNEL_FACILITY = 0
 PREFIX = re.compile(rb"(\d{1,4}),\d{1,20},\d{1,20},[^;\n]{0,200};")
-XID = re.compile(
-    rb"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
-    rb"(?: GPU-I:\d{1,3})?(?: GPU-CI:\d{1,3})?\): (\d{1,5}),"
+ADDRESS = rb"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
+XID = re.compile(rb"NVRM: Xid \((?:PCI:)?(" + ADDRESS + rb")(?: GPU-I:\d{1,3})?(?: GPU-CI:\d{1,3})?\): (\d{1,5}),")
+SEVERITY = re.compile(rb" [A-Z0-9_]+ (Nonfatal|Fatal)\b")
+
+
+# The kernel's own words, before and since 6.8, where a driver could not start a device.
+PROBE = re.compile(
+    rb"nvidia(?:: probe of (" + ADDRESS + rb") failed with error|"
+    rb" (" + ADDRESS + rb"): probe with driver nvidia failed with error)"
 )
+# The driver refuses a board that it does not support, in a record of two lines or in two records.
+REFUSED = re.compile(rb"NVRM: The NVIDIA GPU (" + ADDRESS + rb") \(PCI ID")
+FALLEN = re.compile(
+    rb"NVRM: (?:The NVIDIA GPU (" + ADDRESS + rb")(?:\\x0a|\s*$)|"
+    rb"GPU (?:at )?(?:PCI:)?(" + ADDRESS + rb"): GPU has fallen off the bus)"
+)
+OFF_THE_BUS = 79
+NVLINK5 = range(144, 151)
 
 
 class XidLine(NamedTuple):
@@ -41,12 +58,25 @@ class XidLine(NamedTuple):
     xid: int
 
 
-class Batch(NamedTuple):
-    """What one look found. `lost`: records were overwritten before they were read. `full`: there may be more."""
+class Report(NamedTuple):
+    """`severity`: what the text says of the XID, "fatal" or "nonfatal"; "" where it says nothing. `has_number`: the XID
+    is in the text.
+    """
 
-    lines: list[XidLine]
+    line: XidLine
+    severity: str = ""
+    has_number: bool = True
+
+
+class Batch(NamedTuple):
+    """What one look found. `lost`: records were overwritten before they were read. `full`: there may be more. `probes`:
+    addresses of GPUs that the driver could not start.
+    """
+
+    reports: list[Report]
     lost: bool
     full: bool
+    probes: frozenset[str] = frozenset()
 
 
 def slot_of(pci_bus_id: str) -> str:
@@ -56,11 +86,43 @@ def slot_of(pci_bus_id: str) -> str:
 
 def parse_record(record: bytes) -> XidLine | None:
     """The XID that one record of /dev/kmsg reports, None for every other record."""
-    prefix = PREFIX.match(record)
-    if prefix is None or int(prefix[1]) >> 3 != KERNEL_FACILITY:
+    report = parse_report(record)
+    return None if report is None else report.line
+
+
+def parse_report(record: bytes) -> Report | None:
+    """The same with what else the record says of it."""
+    begin = _begin_of(record)
+    if begin is None:
         return None
-    found = XID.match(record, prefix.end())
-    return XidLine(slot_of(found[1].decode("ascii")), int(found[2])) if found is not None else None
+    if (found := XID.match(record, begin)) is not None:
+        line = XidLine(_slot(found[1]), int(found[2]))
+        severity = SEVERITY.match(record, found.end()) if line.xid in NVLINK5 else None
+        return Report(line, severity[1].decode("ascii").lower() if severity is not None else "")
+    if (fallen := FALLEN.match(record, begin)) is not None:
+        return Report(XidLine(_slot(fallen[1] or fallen[2]), OFF_THE_BUS), has_number=False)
+    return None
+
+
+def parse_probe(record: bytes) -> tuple[str, bool] | None:
+    """Address of a GPU that the driver could not start, and whether it refuses the board; None for other records."""
+    begin = _begin_of(record)
+    if begin is None:
+        return None
+    if (failed := PROBE.match(record, begin)) is not None:
+        return normalize_pci((failed[1] or failed[2]).decode("ascii")), False
+    refused = REFUSED.match(record, begin)
+    return None if refused is None else (normalize_pci(refused[1].decode("ascii")), True)
+
+
+def _begin_of(record: bytes) -> int | None:
+    """Where the text of a record of the kernel's own begins; None for another one."""
+    prefix = PREFIX.match(record)
+    return prefix.end() if prefix is not None and int(prefix[1]) >> 3 == KERNEL_FACILITY else None
+
+
+def _slot(address: bytes) -> str:
+    return slot_of(address.decode("ascii"))
 
 
 class KernelLog:
@@ -69,6 +131,8 @@ class KernelLog:
     def __init__(self, path: Path, read: Callable[[int, int], bytes] = os.read) -> None:
         """Raises OSError: it is not there, or this process may not read it."""
         self._read = read
+        self._failed: set[str] = set()
+        self._refused: set[str] = set()
         self._handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             os.lseek(self._handle, 0, os.SEEK_END)
@@ -80,15 +144,27 @@ class KernelLog:
     def close(self) -> None:
         os.close(self._handle)
 
+    def read_past(self) -> frozenset[str]:
+        """Addresses of GPUs that the driver could not start, by what is in the log already. Raises OSError.
+
+        XIDs of the past count no more: who was told of them has forgotten them.
+        """
+        os.lseek(self._handle, 0, os.SEEK_SET)
+        for _ in range(OLD_MAX // BATCH):
+            if not self.read().full:
+                break
+        os.lseek(self._handle, 0, os.SEEK_END)
+        return self._probes
+
     def read(self) -> Batch:
         """The XIDs since the last look. Raises OSError."""
-        lines: list[XidLine] = []
+        reports: list[Report] = []
         lost = False
         for _ in range(BATCH):
             try:
                 data = self._read(self._handle, RECORD_MAX)
             except BlockingIOError:
-                return Batch(lines, lost, full=False)
+                return Batch(reports, lost, False, self._probes)
             except OSError as exc:
                 if exc.errno == errno.EPIPE:  # overwritten; the next read goes on with the oldest that is left
                     lost = True
@@ -96,7 +172,16 @@ class KernelLog:
                     raise
                 continue
             if not data:
-                return Batch(lines, lost, full=False)
+                return Batch(reports, lost, False, self._probes)
             # A pipe may give several records at once. Further lines of a record, its properties, begin with a space.
-            lines += [line for record in data.split(b"\n") if (line := parse_record(record)) is not None]
-        return Batch(lines, lost, full=True)
+            for record in data.split(b"\n"):
+                if (report := parse_report(record)) is not None:
+                    reports.append(report)
+                elif (probe := parse_probe(record)) is not None and len(self._failed | self._refused) < PROBES_MAX:
+                    (self._refused if probe[1] else self._failed).add(probe[0])
+        return Batch(reports, lost, True, self._probes)
+
+    @property
+    def _probes(self) -> frozenset[str]:
+        """A board that the driver refuses has failed, too, and is missed by nobody."""
+        return frozenset(self._failed - self._refused)

@@ -298,10 +298,11 @@ class Device:
 
 
 class XidEvent(NamedTuple):
-    """One XID that the driver reported."""
+    """One XID that the driver reported. `severity`: "fatal" or "nonfatal" where it says so, else ""."""
 
     uuid: str
     xid: int
+    severity: str = ""
 
 
 class EventWatch(Protocol):

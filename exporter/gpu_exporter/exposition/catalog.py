@@ -21,6 +21,14 @@ GPU_UP = Family(
     "gauge",
     "1 while the GPU answers, 0 while it is lost, missing or its calls hang; absent while it is away on purpose",
 )
+GPU_MISSING = Family(
+    "gpu_missing",
+    "gauge",
+    "A GPU on the PCI bus that should answer and that the driver does not list, always 1; it has no UUID yet, one that "
+    "was seen before has gpu_up 0",
+    ("pci_bus_id",),
+    source="/sys/bus/pci/devices",
+)
 GPU_ALLOCATED = Family(
     "gpu_allocated",
     "gauge",

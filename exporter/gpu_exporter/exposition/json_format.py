@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpu_exporter.exposition.health import judge_health
+from gpu_exporter.exposition.health import describe_recovery, judge_health, list_gaps
 from gpu_exporter.exposition.rows import Row, list_rows
 from gpu_exporter.model import AllocationView, GpuView, UnitTotals, View
 
@@ -22,7 +22,9 @@ def render_json(view: View) -> str:
             "backend": status.backend,
             "note": status.note,
             "health": judge_health(view),
+            "gaps": list_gaps(view),
             "devices_health": judge_health(view, devices_only=True),
+            "devices_gaps": list_gaps(view, devices_only=True),
             "driver_up": status.driver_up,
             "driver_error": status.driver_error,
             "warnings": list(status.warnings),
@@ -59,12 +61,14 @@ def _gpu(gpu: GpuView) -> dict[str, Any]:
     identity, snapshot, facts = gpu.snapshot.identity, gpu.snapshot, gpu.snapshot.facts
     shown = snapshot.up and not gpu.withheld
     return {
-        "gpu": identity.index,
+        "gpu": identity.index if identity.index >= 0 else None,
         "uuid": identity.uuid,
         "name": identity.name,
+        "pci_bus_id": identity.pci_bus_id,
         "up": shown,
         "hung": gpu.hung,
         "error": snapshot.error,
+        "asks": describe_recovery(gpu) if shown else "",
         "age_seconds": gpu.age_s if snapshot.up else None,
         "mig_mode": identity.mig_mode,
         "utilization_ratio": facts.utilization if shown else None,

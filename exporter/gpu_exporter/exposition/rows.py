@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gpu_exporter.durations import format_age
-from gpu_exporter.model import AllocationView, GpuView, Throttling, UnitId, View
+from gpu_exporter.exposition.health import describe_recovery, label_of
+from gpu_exporter.model import NO_PLACE, AllocationView, GpuView, Throttling, UnitId, View
 
 UNKNOWN = "-"
 NAMES = ("GPU", "NAME", "UTIL", "MEMORY", "POWER", "TEMP", "HOLDER", "OWNER", "HELD", "IDLE", "STATE", "WHY")
@@ -75,11 +76,11 @@ def _gpu_rows(gpu: GpuView, view: View, by_unit: dict[UnitId, list[AllocationVie
     identity = gpu.snapshot.identity
     whole = by_unit.get(UnitId(identity.uuid), [])
     for allocation in whole:
-        yield _row(gpu, view, str(identity.index), identity.name, allocation)
+        yield _row(gpu, view, label_of(gpu), identity.name, allocation)
     if not whole:
         not_free = "" if gpu.snapshot.instances else gpu.not_free.get("", "")
         state = "mig" if gpu.snapshot.instances else _unheld(view, not_free)
-        yield _row(gpu, view, str(identity.index), identity.name, None, state, not_free=not_free)
+        yield _row(gpu, view, label_of(gpu), identity.name or UNKNOWN, None, state, not_free=not_free)
     for instance in gpu.snapshot.instances:
         label = f"{identity.index}:{instance.mig}"
         holders = by_unit.get(UnitId(identity.uuid, instance.uuid), [])
@@ -118,18 +119,18 @@ def _row(
         silent = f"the driver has not answered for {format_age(gpu.age_s)}"
         state, why = "hung", silent if gpu.age_s >= 1.0 else gpu.snapshot.error  # one that was never read has no age
     elif not gpu.snapshot.up:
-        state, why = "lost", gpu.snapshot.error
+        state, why = "missing" if gpu.snapshot.identity.index == NO_PLACE else "lost", gpu.snapshot.error
     elif gpu.withheld:
         state, why = "stale", f"last answer {format_age(gpu.age_s)} ago"
     elif allocation is not None:
         state, why = allocation.verdict.state, allocation.verdict.evidence
     elif not_free:
         why = not_free
-    elif gpu.snapshot.facts.utilization:
+    elif gpu.snapshot.facts.utilization and view.status.sources:
         why = "in use, but nobody is known to hold it"
-    failed = [outcome.error for outcome in gpu.snapshot.outcomes if not outcome.success]
-    if failed and not mig:
-        why = f"{why}; {failed[0]}" if why else failed[0]
+    if not mig:
+        failed = [outcome.error for outcome in gpu.snapshot.outcomes if not outcome.success]
+        why = "; ".join(filter(None, (describe_recovery(gpu) if fresh else "", why, *failed[:1])))
     utilization = memory = power = temperature = held = idle = None
     if fresh and allocation is not None:
         utilization, memory = allocation.utilization, allocation.memory_used_bytes

@@ -7,7 +7,17 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpu_exporter.exposition import catalog
-from gpu_exporter.model import XID_CLASSES, AllocationView, Family, GpuView, Sample, UnitTotals, View, XidCounts
+from gpu_exporter.model import (
+    NO_PLACE,
+    XID_CLASSES,
+    AllocationView,
+    Family,
+    GpuView,
+    Sample,
+    UnitTotals,
+    View,
+    XidCounts,
+)
 
 
 class Series(NamedTuple):
@@ -61,6 +71,9 @@ def list_series(view: View) -> list[Series]:
 
 def _add_gpu(table: _Table, gpu: GpuView, held: bool, attribution: bool) -> None:
     identity = gpu.snapshot.identity
+    if identity.index == NO_PLACE and not identity.uuid:
+        table.add(catalog.GPU_MISSING, (), (), 1.0, (identity.pci_bus_id,))
+        return
     names, place = catalog.DEVICE_LABELS, (str(identity.index), identity.uuid)
     info = (
         identity.name,

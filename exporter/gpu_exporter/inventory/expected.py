@@ -31,6 +31,7 @@ class ExpectedDevices:
 
     def __init__(self, directory: Path | None, boot_id: str) -> None:
         self.devices: dict[str, ExpectedDevice] = {}
+        self.seen: dict[str, str] = {}  # by UUID, the boot in which it answered last; "" where that is not known
         self._path = directory / FILE if directory is not None else None
         self._boot_id = boot_id
         self._stored_boot_id = boot_id
@@ -45,7 +46,8 @@ class ExpectedDevices:
         known = _read(self._path)
         if known is None:
             return
-        boot_id, devices = known
+        boot_id, devices, seen = known
+        self.seen = {**seen, **self.seen}
         if self._stamp is None:
             self._stored_boot_id = boot_id
             self.devices = devices
@@ -56,8 +58,12 @@ class ExpectedDevices:
     def note(self, present: Iterable[ExpectedDevice]) -> bool:
         """These GPUs answer now. Returns whether anything is not saved yet; the caller then saves."""
         before, kept = self.devices, dict(self.devices)
-        answering = {device.uuid: device for device in present}
-        places = {device.pci_bus_id: device for device in answering.values()}
+        answering = {
+            # One whose address cannot be read now is where it was.
+            device.uuid: device if device.pci_bus_id or device.uuid not in kept else kept[device.uuid]
+            for device in present
+        }
+        places = {device.pci_bus_id: device for device in answering.values() if device.pci_bus_id}
         rebooted = self._stored_boot_id != self._boot_id
         if rebooted and len(answering) >= max(1, len(kept)):  # until then some may still be starting
             kept.clear()
@@ -72,7 +78,10 @@ class ExpectedDevices:
                 del kept[uuid]
         kept.update(answering)
         self.devices = kept  # replaced as a whole: others may be reading
-        if kept != before or (rebooted and self._stored_boot_id == self._boot_id):
+        seen = {uuid: boot for uuid, boot in self.seen.items() if uuid in kept}
+        seen |= dict.fromkeys(answering, self._boot_id)
+        is_changed, self.seen = seen != self.seen, seen
+        if kept != before or is_changed or (rebooted and self._stored_boot_id == self._boot_id):
             self._is_saved = False  # until a write succeeds
         return not self._is_saved
 
@@ -85,6 +94,7 @@ class ExpectedDevices:
             "version": VERSION,
             "boot_id": self._stored_boot_id,
             "devices": [device._asdict() for device in self.devices.values()],
+            "seen": self.seen,
         }
         write_atomically(self._path, (json.dumps(data, indent=1) + "\n").encode())
         self._is_saved = True
@@ -100,7 +110,7 @@ class ExpectedDevices:
         return status.st_ino, status.st_mtime_ns
 
 
-def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice]] | None:
+def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice], dict[str, str]] | None:
     try:
         data = json.loads(path.read_text("utf-8"))
         if data["version"] != VERSION:
@@ -111,7 +121,9 @@ def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice]] | None:
                 return None
         text = json.dumps(data, ensure_ascii=False)
         text.encode()  # half of a surrogate pair is not text, and no answer could be written with it
-        return str(data["boot_id"]), devices
+        told = data.get("seen")  # versions before did not say it
+        boots = told.items() if isinstance(told, dict) else ()
+        return str(data["boot_id"]), devices, {uuid: boot for uuid, boot in boots if isinstance(boot, str)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -123,5 +135,6 @@ def forget(directory: Path, uuid: str) -> bool:
         return False
     book = ExpectedDevices(directory, known[0])
     book.devices = {name: device for name, device in known[1].items() if name != uuid}
+    book.seen = {name: boot for name, boot in known[2].items() if name != uuid}
     book.save()
     return True

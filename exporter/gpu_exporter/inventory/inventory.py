@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpu_exporter.inventory.expected import ExpectedDevice, ExpectedDevices
-from gpu_exporter.inventory.pci import UNBOUND, PciFunction, list_functions
-from gpu_exporter.model import DeviceIdentity, normalize_pci
+from gpu_exporter.inventory.pci import PciFunction, is_loaded, is_subset, list_functions
+from gpu_exporter.inventory.standing import PROVEN_S, Case, Standing, judge
+from gpu_exporter.model import NO_PLACE, DeviceIdentity, normalize_pci
 from gpu_exporter.vendor import NVIDIA, Vendor
 
 FELL_OFF = "seen here before, but no longer in the driver's list"
 
 
 class Missing(NamedTuple):
-    """A GPU that was seen before and is not found now. `away`: taken away on purpose, so not lost."""
+    """A GPU that should be here and is not found now. `away`: taken away on purpose or asleep, so not lost."""
 
     identity: DeviceIdentity
     reason: str
@@ -27,48 +28,90 @@ class Missing(NamedTuple):
 class Inventory(NamedTuple):
     """`forgotten`: UUIDs that an administrator took out while their GPUs did not answer.
 
-    `managed`: the kernel driver that has those GPUs of `functions` that are ours to read.
+    `managed`: the kernel driver that has those GPUs of `functions` that are ours to read. `seen`: UUIDs of `devices`
+    that were up in this boot. `failed`: addresses whose probe has failed in this boot. `proven`: PCI device ids of
+    which a card has answered for PROVEN_S. `is_loaded`, `is_subset` as in pci.py.
     """
 
     devices: tuple[ExpectedDevice, ...] = ()
     functions: tuple[PciFunction, ...] = ()
     forgotten: frozenset[str] = frozenset()
     managed: str = NVIDIA.kernel_driver
+    seen: frozenset[str] = frozenset()
+    failed: frozenset[str] = frozenset()
+    proven: frozenset[str] = frozenset()
+    is_loaded: bool = False
+    is_subset: bool = False
+
+    def standing(self, address: str) -> Standing:
+        """What a GPU at this address is that the driver does not list, or that does not answer."""
+        wanted = normalize_pci(address)
+        function = next((each for each in self.functions if each.address == wanted), None)
+        known = [each for each in self.devices if each.pci_bus_id == wanted]
+        now = any(each.uuid in self.seen for each in known)
+        return judge(
+            Case(
+                function,
+                self.managed,
+                is_gone=not self._bound() and not self.is_loaded,
+                seen="now" if now else "before" if known else "never",
+                probe_failed=wanted in self.failed,
+                has_sibling=function is not None and function.kind in self.proven,
+                is_subset=self.is_subset,
+            )
+        )
 
     def given_away(self, address: str) -> str:
-        """Why the GPU at this address is not ours to read, "" when it is.
-
-        Without any driver is on purpose only while ours has the others: else the driver itself is what is missing.
-        """
+        """Why a GPU that has answered is not ours to read any more, "" when it is."""
         wanted = normalize_pci(address)
-        driver = next((function.driver for function in self.functions if function.address == wanted), self.managed)
-        if driver == self.managed or (driver == UNBOUND and not self._bound()):
-            return ""
-        return "bound to no kernel driver" if driver == UNBOUND else f"bound to kernel driver {driver}"
+        function = next((each for each in self.functions if each.address == wanted), None)
+        is_gone = not self._bound() and not self.is_loaded
+        found = judge(Case(function, self.managed, is_gone=is_gone, seen="now"))
+        return found.reason if found.kind in ("away", "asleep") else ""
 
     def _bound(self) -> set[str]:
         return {function.address for function in self.functions if function.driver == self.managed}
 
-    def missing(self, found: Collection[str], errors: dict[int, str], driver_error: str) -> list[Missing]:
-        """Expected GPUs that are not among the UUIDs `found`. `errors`: by place in the driver's list, what its GPU
-        answered instead of a name; those that explain a missing one are taken out.
+    def missing(
+        self, found: Collection[str], errors: dict[int, str], driver_error: str, listed: Iterable[str | None] = ()
+    ) -> list[Missing]:
+        """GPUs that should be here and are not among the UUIDs `found`. `errors`: by place in the driver's list, what
+        its GPU answered instead of a name; those that explain a missing one are taken out. `listed`: PCI addresses in
+        the driver's list, None where a place has none.
         """
         entries: list[Missing] = []
         for device in self.devices:
             if device.uuid in found:
                 continue
             identity = DeviceIdentity(device.position, device.uuid, device.name, "", device.pci_bus_id, -1, "")
-            away = self.given_away(device.pci_bus_id)
-            reason = away or errors.pop(device.position, "") or driver_error or FELL_OFF
-            entries.append(Missing(identity, reason, bool(away)))
+            standing = self.standing(device.pci_bus_id)
+            away = standing.kind in ("away", "asleep")
+            reason = standing.reason if away else errors.pop(device.position, "") or driver_error
+            entries.append(Missing(identity, reason or standing.reason or FELL_OFF, away))
+        places = list(listed)
+        # A place of the driver's list whose GPU or address cannot be read may be any of these.
+        unclear = len(errors) + sum(each is None for each in places)
+        unseen = self._unseen({normalize_pci(each) for each in places if each is not None})
+        for address, standing in unseen[unclear:] if not driver_error else ():
+            identity = DeviceIdentity(NO_PLACE, "", "", "", address, -1, "")
+            entries.append(Missing(identity, standing.reason, away=False))
         return entries
 
+    def _unseen(self, listed: Collection[str]) -> list[tuple[str, Standing]]:
+        """GPUs of the bus that were never seen here and are missed, by address."""
+        known = {device.pci_bus_id for device in self.devices}
+        others = (each.address for each in self.functions if each.address not in known and each.address not in listed)
+        standings = [(address, self.standing(address)) for address in others]
+        return [(address, standing) for address, standing in standings if standing.kind == "missing"]
+
     def count(self, listed: Iterable[str | None]) -> int:
-        """GPUs that should answer. `listed`: PCI addresses in the driver's list, None where a place has no name."""
-        places = [None if address is None else normalize_pci(address) for address in listed]
-        known = {normalize_pci(device.pci_bus_id) for device in self.devices}
-        everything = known | self._bound() | {address for address in places if address is not None}
-        present = {address for address in everything if not self.given_away(address)}
+        """GPUs that should answer. `listed`: PCI addresses in the driver's list, None where a place has none."""
+        places = [None if not address else normalize_pci(address) for address in listed]
+        named = {address for address in places if address is not None}
+        present = {address for address in named if not self.given_away(address)}
+        known = {device.pci_bus_id for device in self.devices if device.pci_bus_id}
+        present |= {address for address in known - named if self.standing(address).kind == "missing"}
+        present |= {address for address, _ in self._unseen(named)}
         return max(len(present), sum(a is None or not self.given_away(a) for a in places))
 
     def unmanaged(self) -> tuple[tuple[str, int], ...]:
@@ -80,8 +123,20 @@ class Inventory(NamedTuple):
 class InventoryKeeper:
     """Reads the list and the bus, and publishes `value`, which any thread may read. Safe to call from every thread."""
 
-    def __init__(self, expected: ExpectedDevices, sysfs: Path | None, vendor: Vendor = NVIDIA) -> None:
-        """`sysfs`: where to look for the bus, None for a backend that has none."""
+    def __init__(
+        self,
+        expected: ExpectedDevices,
+        sysfs: Path | None,
+        vendor: Vendor = NVIDIA,
+        boot_id: str = "",
+        subset: Callable[[int], bool] = is_subset,
+    ) -> None:
+        """`sysfs`: where to look for the bus, None for a backend that has none. `boot_id`: of this boot, "" where it is
+        not known. `subset`: whether this container or job has a part of so many GPUs.
+        """
+        self._boot_id = boot_id
+        self._subset = subset
+        self._answered: dict[str, float] = {}  # by address, since when it has answered (monotonic seconds)
         self.value = Inventory(managed=vendor.kernel_driver)
         self._vendor = vendor
         self._expected = expected
@@ -100,16 +155,30 @@ class InventoryKeeper:
         with self._lock:
             self._publish(functions=self._list_functions())
 
-    def note(self, up: Iterable[DeviceIdentity]) -> None:
-        """These GPUs answer. Raises OSError when the list cannot be kept in its file."""
+    def note(self, up: Iterable[DeviceIdentity], now: float = 0.0) -> None:
+        """These GPUs answer at `now`, monotonic seconds. Raises OSError when the list cannot be kept in its file."""
+        present = [
+            ExpectedDevice(identity.uuid, normalize_pci(identity.pci_bus_id), identity.index, identity.name)
+            for identity in up
+        ]
         with self._lock:
-            changed = self._expected.note(
-                ExpectedDevice(identity.uuid, normalize_pci(identity.pci_bus_id), identity.index, identity.name)
-                for identity in up
-            )
-            self._publish()
+            addresses = [device.pci_bus_id for device in present]
+            self._answered = {address: self._answered.get(address, now) for address in addresses}
+            changed = self._expected.note(present)
+            kinds = {function.address: function.kind for function in self.value.functions}
+            proven = {
+                kinds[address]
+                for address, since in self._answered.items()
+                if kinds.get(address) and now - since >= PROVEN_S
+            }
+            self._publish(proven=self.value.proven | proven)
             if changed:
                 self._expected.save()
+
+    def note_failed_probes(self, addresses: Collection[str]) -> None:
+        """The kernel's log says of these addresses that the driver could not start what is there."""
+        with self._lock:
+            self._publish(failed=self.value.failed | frozenset(map(normalize_pci, addresses)))
 
     def remember(self, uuid: str) -> None:
         """A GPU that was forgotten answers again."""
@@ -120,11 +189,13 @@ class InventoryKeeper:
     def _list_functions(self) -> tuple[PciFunction, ...]:
         return tuple(list_functions(self._sysfs, self._vendor) or ()) if self._sysfs is not None else ()
 
-    def _publish(
-        self, *, functions: tuple[PciFunction, ...] | None = None, forgotten: frozenset[str] | None = None
-    ) -> None:
-        self.value = self.value._replace(
+    def _publish(self, **changes: Any) -> None:
+        """`changes`: of fields of Inventory."""
+        value = self.value._replace(**changes)
+        bound = sum(function.driver == value.managed for function in value.functions)
+        self.value = value._replace(
             devices=tuple(self._expected.devices.values()),
-            functions=self.value.functions if functions is None else functions,
-            forgotten=self.value.forgotten if forgotten is None else forgotten,
+            seen=frozenset(uuid for uuid, boot in self._expected.seen.items() if boot == self._boot_id),
+            is_loaded=self._sysfs is not None and is_loaded(self._sysfs, self._vendor),
+            is_subset=bound > 0 and self._subset(bound),
         )

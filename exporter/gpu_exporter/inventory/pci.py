@@ -1,12 +1,15 @@
 """A vendor's PCI functions as the kernel lists them: what should be there, and who has it.
 
-A GPU that fell off the bus is missing from the driver's list or answers that it is lost; one that an administrator gave
-to a virtual machine (vfio-pci) or unbound is neither lost nor ours. Only the kernel knows which of the two it is. Reads
-/sys/bus/pci/devices/*/{vendor,class,driver}; needs no privilege and no driver.
+Only the kernel knows whether a GPU that the driver does not list is lost or was given away. Reads /sys/bus/pci/devices
+(vendor, device, class, driver, driver_override, power/runtime_status) and whether the module is loaded; needs no
+privilege and no driver.
 """
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,13 +18,23 @@ from gpu_exporter.vendor import NVIDIA, Vendor
 
 DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controller; audio and bridges of the same board have others
 UNBOUND = "none"
+NO_OVERRIDE = ("", "(null)")
+EVERYTHING = ("", "all", "void", "none")  # of NVIDIA_VISIBLE_DEVICES: all others are a list. CDI and plugins set void.
+JOB = re.compile(r"/job_[0-9]+(/|$)", re.MULTILINE)  # Slurm's, in the path of a cgroup
+NODE = re.compile(r"nvidia[0-9]+")  # a device file
 
 
 class PciFunction(NamedTuple):
-    """One GPU on the bus. `driver` is the kernel driver's name, UNBOUND without one."""
+    """One GPU on the bus. `driver` is the kernel driver's name, UNBOUND without one. `kind`: its PCI device id, the
+    same for all boards of a model. `override`: the only driver that may bind it, "" for any. `asleep`: runtime power
+    management has suspended it.
+    """
 
     address: str
     driver: str
+    kind: str = ""
+    override: str = ""
+    asleep: bool = False
 
 
 def list_functions(sysfs: Path = Path("/sys"), vendor: Vendor = NVIDIA) -> list[PciFunction] | None:
@@ -33,14 +46,54 @@ def list_functions(sysfs: Path = Path("/sys"), vendor: Vendor = NVIDIA) -> list[
         return None
     for entry in entries:
         try:
-            if (entry / "vendor").read_text("ascii").strip() != vendor.pci_vendor:
-                continue
-            if not (entry / "class").read_text("ascii").startswith(DISPLAY_CLASSES):
+            if _text(entry / "vendor") != vendor.pci_vendor or not _text(entry / "class").startswith(DISPLAY_CLASSES):
                 continue
             if (entry / "physfn").exists():  # a virtual function of a shared board: no GPU of its own
                 continue
-            driver = entry / "driver"
-            found.append(PciFunction(normalize_pci(entry.name), driver.resolve().name if driver.exists() else UNBOUND))
+            driver, override = entry / "driver", _text(entry / "driver_override")
+            found.append(
+                PciFunction(
+                    normalize_pci(entry.name),
+                    driver.resolve().name if driver.exists() else UNBOUND,
+                    _text(entry / "device"),
+                    "" if override in NO_OVERRIDE else override,
+                    _text(entry / "power" / "runtime_status") == "suspended",
+                )
+            )
         except OSError:  # gone between listing and reading
             continue
     return found
+
+
+def is_loaded(sysfs: Path, vendor: Vendor = NVIDIA) -> bool:
+    """Whether the vendor's kernel module is loaded."""
+    return (sysfs / "module" / vendor.kernel_driver).is_dir()
+
+
+def is_subset(
+    bound: int,
+    environ: Mapping[str, str] = os.environ,
+    device_files: Iterable[str] | None = None,
+    own_cgroup: Path = Path("/proc/self/cgroup"),
+) -> bool:
+    """Whether this container or job was given a part of the host's GPUs, of which `bound` have the vendor's driver.
+
+    `device_files`: names in /dev, None to look. A container has those of its GPUs alone; a job's cgroup hides the
+    others from the driver.
+    """
+    if environ.get("NVIDIA_VISIBLE_DEVICES", "").strip().lower() not in EVERYTHING:
+        return True
+    try:
+        names = os.listdir("/dev") if device_files is None else device_files  # noqa: PTH208 - hundreds of names
+    except OSError:
+        names = ()
+    there = sum(NODE.fullmatch(name) is not None for name in names)
+    return 0 < there < bound or JOB.search(_text(own_cgroup)) is not None
+
+
+def _text(path: Path) -> str:
+    """ "" for what is not there."""
+    try:
+        return path.read_text("ascii", "replace").strip()
+    except OSError:
+        return ""

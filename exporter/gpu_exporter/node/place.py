@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from gpu_exporter.inventory.inventory import Inventory
-from gpu_exporter.model import DeviceIdentity, DeviceSnapshot
+from gpu_exporter.model import NO_PLACE, DeviceIdentity, DeviceSnapshot
 from gpu_exporter.sampling.driver import RELEASED_TEXT, DriverView
 
 HANGS = "its first call hangs in the driver"
@@ -25,10 +25,15 @@ def position_key(index: int) -> str:
     return f"#{index}"
 
 
+def address_key(address: str) -> str:
+    """The key of a GPU of which only its place on the bus is known."""
+    return f"@{address}"
+
+
 def place(
     driver: DriverView, inventory: Inventory, known: Mapping[str, DeviceIdentity], monotonic: float, wall: float
 ) -> dict[str, Placed]:
-    """Every GPU to show, by UUID or position_key, ordered by NVML index.
+    """Every GPU to show, by UUID, position_key or address_key, ordered by NVML index.
 
     `known`: identities of the GPUs that have answered since the start.
     """
@@ -37,7 +42,11 @@ def place(
         return DeviceSnapshot(identity, monotonic, wall, up=False, error=reason, away=away)
 
     def in_order(placed: Mapping[str, Placed]) -> dict[str, Placed]:
-        return dict(sorted(placed.items(), key=lambda item: item[1].snapshot.identity.index))
+        def order(item: tuple[str, Placed]) -> tuple[bool, int]:
+            index = item[1].snapshot.identity.index
+            return index == NO_PLACE, index
+
+        return dict(sorted(placed.items(), key=order))
 
     if driver.released:  # also what has answered only just now, and is not in the inventory yet
         here = {missing.identity.uuid: missing.identity for missing in inventory.missing((), {}, "")}
@@ -59,9 +68,10 @@ def place(
             placed[identity.uuid] = Placed(snapshot, hung)
     if driver.complete:
         found = {position.identity.uuid for position in driver.positions.values() if position.identity is not None}
-        for missing in inventory.missing(found, errors, driver.error):
+        for missing in inventory.missing(found, errors, driver.error, _addresses(driver, inventory)):
             identity = known.get(missing.identity.uuid, missing.identity)
-            placed[identity.uuid] = Placed(silent(identity, missing.reason, missing.away))
+            key = identity.uuid or address_key(identity.pci_bus_id)
+            placed[key] = Placed(silent(identity, missing.reason, missing.away))
         for index, reason in errors.items():  # the driver counts it, and nobody knows which one it is
             placed[position_key(index)] = Placed(silent(unnamed(index), reason))
     return in_order(placed)
@@ -81,9 +91,14 @@ def count_expected(driver: DriverView, inventory: Inventory) -> int:
     """GPUs that should answer; none while the driver is released on request."""
     if driver.released:
         return 0
+    return inventory.count(_addresses(driver, inventory))
+
+
+def _addresses(driver: DriverView, inventory: Inventory) -> list[str | None]:
+    """PCI address of each place in the driver's list, None where it is not known; without those that are forgotten."""
     identities = [position.identity for position in driver.positions.values()]
-    return inventory.count(
-        None if identity is None else identity.pci_bus_id
+    return [
+        None if identity is None else identity.pci_bus_id or None
         for identity in identities
         if identity is None or identity.uuid not in inventory.forgotten
-    )
+    ]

@@ -26,7 +26,7 @@ class XidBook:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._codes: dict[str, dict[int, tuple[int, float]]] = {}
+        self._codes: dict[str, dict[tuple[int, str], tuple[int, float]]] = {}  # by UUID, by code and class
         self._event_at: dict[XidEvent, float] = {}  # when the driver last raised it, monotonic
 
     def watch(self, uuid: str) -> None:
@@ -42,14 +42,15 @@ class XidBook:
 
     def count_line(self, event: XidEvent, wall: float, since: float) -> bool:
         """The kernel's log has this XID: counted unless the driver raised it at or after `since`, monotonic seconds."""
+        raised = event._replace(severity="")
         with self._lock:
-            return self._event_at.get(event, -math.inf) < since and self._add(event, wall)
+            return self._event_at.get(raised, -math.inf) < since and self._add(event, wall)
 
     def _add(self, event: XidEvent, wall: float) -> bool:
-        codes = self._codes.setdefault(event.uuid, {})
-        if event.xid not in codes and len(codes) >= MAX_CODES:
+        codes, key = self._codes.setdefault(event.uuid, {}), (event.xid, classify(event.xid, event.severity))
+        if key not in codes and len(codes) >= MAX_CODES:
             return False
-        codes[event.xid] = (codes.get(event.xid, (0, 0.0))[0] + 1, wall)
+        codes[key] = (codes.get(key, (0, 0.0))[0] + 1, wall)
         return True
 
     def counts(self, uuid: str) -> XidCounts | None:
@@ -58,7 +59,7 @@ class XidBook:
             codes = self._codes.get(uuid)
             if codes is None:
                 return None
-            return XidCounts(tuple((xid, classify(xid), *counted) for xid, counted in sorted(codes.items())))
+            return XidCounts(tuple((*key, *counted) for key, counted in sorted(codes.items())))
 
 
 class EventLoop(Worker):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -11,7 +13,7 @@ from typing import NamedTuple
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.collectors.xid import classify
-from gpu_exporter.devices.kmsg import KernelLog, XidLine
+from gpu_exporter.devices.kmsg import KernelLog, Report, XidLine
 from gpu_exporter.devices.protocol import XidEvent
 from gpu_exporter.model import CollectorOutcome
 from gpu_exporter.sampling.events import XidBook
@@ -28,9 +30,9 @@ STRANGERS_MAX = 100  # addresses of no known GPU that are named in our log
 
 
 class _Waiting(NamedTuple):
-    """A line, and when it was read."""
+    """What a line reports, and when it was read."""
 
-    line: XidLine
+    report: Report
     monotonic: float
     wall: float
 
@@ -45,8 +47,14 @@ class KernelLogLoop(Worker):
         list_gpus: Callable[[], Mapping[str, str]],
         clock: Clock,
         changed: Callable[[], None],
+        note_probes: Callable[[frozenset[str]], None] = lambda addresses: None,
     ) -> None:
-        """`list_gpus`: UUID by PCI slot (devices.kmsg.slot_of) of every GPU that is known, lost ones too."""
+        """`list_gpus`: UUID by PCI slot (devices.kmsg.slot_of) of every GPU that is known, lost ones too.
+        `note_probes`: is told the addresses of GPUs that the driver could not start in this boot.
+        """
+        self._note_probes = note_probes
+        self._probes: frozenset[str] = frozenset()
+        self._counted: dict[XidLine, float] = {}  # when it was last read, of those of the last SAME_S
         super().__init__("kernel-log")
         self.outcome: CollectorOutcome | None = None
         self._path = path
@@ -76,6 +84,8 @@ class KernelLogLoop(Worker):
 
     def _follow(self, kernel_log: KernelLog) -> None:
         """Until asked to stop, or until the log cannot be read any more (OSError)."""
+        with contextlib.suppress(OSError):  # a pipe has no past
+            self._note(kernel_log.read_past())
         while not self._stop.is_set():
             if not self.look(kernel_log):
                 self._clock.wait(self._stop, LOOK_S)
@@ -88,11 +98,18 @@ class KernelLogLoop(Worker):
         self.outcome = CollectorOutcome(NAME, True, now - begin)
         if batch.lost:
             self._warn(None)
-        self._waiting += [_Waiting(line, now, wall) for line in batch.lines]
+        self._waiting += [_Waiting(report, now, wall) for report in batch.reports]
+        self._note(batch.probes)
         self._count_due(now)
         for repeated, times in self._repeats.take_due():
             log.warning("%s, %d times since the last line", self._describe(repeated), times)
         return batch.full
+
+    def _note(self, probes: frozenset[str]) -> None:
+        if probes != self._probes:
+            self._probes = probes
+            self._note_probes(probes)
+            self._changed()
 
     def _count_due(self, now: float) -> None:
         gpus = self._list_gpus()
@@ -102,15 +119,28 @@ class KernelLogLoop(Worker):
             self._count(self._waiting.popleft(), gpus)
 
     def _count(self, entry: _Waiting, gpus: Mapping[str, str]) -> None:
-        address, xid = entry.line
+        address, xid = entry.report.line
+        if not entry.report.has_number and self._is_told_twice(entry):
+            return
+        self._counted = {key: at for key, at in self._counted.items() if entry.monotonic - at <= SAME_S}
+        self._counted[entry.report.line] = entry.monotonic
         uuid = gpus.get(address)
         if uuid is None:
             if address not in self._strangers and len(self._strangers) < STRANGERS_MAX:
                 self._strangers.add(address)
                 log.warning("%s: XID %d of %s, where no GPU is known; not counted", self._path, xid, address)
-        elif self._book.count_line(XidEvent(uuid, xid), entry.wall, since=entry.monotonic - SAME_S):
-            self._warn(XidEvent(uuid, xid))
+            return
+        event = XidEvent(uuid, xid, entry.report.severity)
+        if self._book.count_line(event, entry.wall, since=entry.monotonic - SAME_S):
+            self._warn(event)
             self._changed()
+
+    def _is_told_twice(self, entry: _Waiting) -> bool:
+        """Whether another line says the same within SAME_S, before or after."""
+        line = entry.report.line
+        if entry.monotonic - self._counted.get(line, -math.inf) <= SAME_S:
+            return True
+        return any(other.report.line == line and other.monotonic - entry.monotonic <= SAME_S for other in self._waiting)
 
     def _warn(self, subject: XidEvent | None) -> None:
         if self._repeats.is_due(subject):
@@ -119,7 +149,8 @@ class KernelLogLoop(Worker):
     def _describe(self, subject: XidEvent | None) -> str:
         if subject is None:
             return f"{self._path}: records were overwritten before they were read; XIDs in them are missed"
-        return f"gpu {subject.uuid}: XID {subject.xid} ({classify(subject.xid)}), by the kernel's log"
+        kind = classify(subject.xid, subject.severity)
+        return f"gpu {subject.uuid}: XID {subject.xid} ({kind}), by the kernel's log"
 
     def _fail(self, exc: OSError, begin: float) -> None:
         if self.outcome is None or self.outcome.success:

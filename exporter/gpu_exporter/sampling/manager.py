@@ -60,8 +60,8 @@ class DeviceInventory(Protocol):
     def look_at_bus(self) -> None:
         """Read the bus again."""
 
-    def note(self, up: Iterable[DeviceIdentity]) -> None:
-        """These GPUs answer. Raises OSError when the list cannot be kept in its file."""
+    def note(self, up: Iterable[DeviceIdentity], now: float) -> None:
+        """These GPUs answer at `now`, monotonic seconds. Raises OSError when the list cannot be kept in its file."""
 
     def remember(self, uuid: str) -> None:
         """This GPU answers, also if it was forgotten."""
@@ -284,7 +284,8 @@ class DeviceManager:
             return
         latest = [loop.latest for loop in self._loops.values()]
         try:
-            self._inventory.note(snapshot.identity for snapshot in latest if snapshot is not None and snapshot.up)
+            up = [snapshot.identity for snapshot in latest if snapshot is not None and snapshot.up]
+            self._inventory.note(up, self._clock.monotonic())
         except OSError as exc:
             self._warn_once(f"the list of expected GPUs is not kept: {exc}")
 

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.devices.kmsg import BATCH, RECORD_MAX, KernelLog, XidLine, parse_record, slot_of
+from gpu_exporter.devices.kmsg import (
+    BATCH,
+    RECORD_MAX,
+    KernelLog,
+    XidLine,
+    parse_probe,
+    parse_record,
+    parse_report,
+    slot_of,
+)
 
 PREFIX = b"4,2031,8123456789,-;"
 XID_62 = b"NVRM: Xid (PCI:0000:86:00): 62, pid=4711, name=python, 32a5(2d48) 00000000 00000000\n"
@@ -28,6 +37,14 @@ XID_62 = b"NVRM: Xid (PCI:0000:86:00): 62, pid=4711, name=python, 32a5(2d48) 000
         ),
         (b"NVRM: Xid (PCI:00000000:3b:00.0): 13, x", ("0000:3b:00", 13)),
         (b"NVRM: Xid (0000:03:00): 13, 0001 00000000", ("0000:03:00", 13)),
+        (b"NVRM: Xid (PCI:10000:01:00): 79, GPU has fallen off the bus", ("10000:01:00", 79)),  # not 0000:01:00
+        (b"NVRM: The NVIDIA GPU 0000:b3:00.0\n", ("0000:b3:00", 79)),  # the first of three records
+        (
+            b"NVRM: The NVIDIA GPU 0000:b3:00.0\\x0aNVRM: (PCI ID: 10de:2330) installed in this system has\\x0aNVRM: fallen",
+            ("0000:b3:00", 79),
+        ),
+        (b"NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.\n", ("0000:b3:00", 79)),
+        (b"NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:0dd8)\\x0aNVRM: installed in this system is not", None),
         (b"NVRM: GPU at PCI:0000:86:00: GPU-5f1c0000-0000-0000-0000-000000000000\n", None),
         (b"NVRM: Xid (PCI:0000:86:00): , pid=1\n", None),
         (b"NVRM: Xid (PCI:0000:86:00): 123456, pid=1\n", None),
@@ -109,8 +126,8 @@ def test_overwritten_and_oversized_records_cost_only_themselves(tmp_path: Path) 
     (tmp_path / "kmsg").touch()
     log = KernelLog(tmp_path / "kmsg", Script(PREFIX + XID_62, errno.EPIPE, errno.EINVAL, PREFIX + XID_62))
     batch = log.read()
-    assert ([line.xid for line in batch.lines], batch.lost, batch.full) == ([62, 62], True, False)
-    assert log.read() == ([], False, False)
+    assert ([report.line.xid for report in batch.reports], batch.lost, batch.full) == ([62, 62], True, False)
+    assert log.read() == ([], False, False, frozenset())
     log.close()
 
 
@@ -125,8 +142,8 @@ def test_another_error_is_raised(tmp_path: Path) -> None:
 def test_a_noisy_log_gives_way_after_a_batch(tmp_path: Path) -> None:
     (tmp_path / "kmsg").touch()
     log = KernelLog(tmp_path / "kmsg", Script(*[b"6,1,1,-;noise\n"] * BATCH, PREFIX + XID_62))
-    assert log.read() == ([], False, True)
-    assert log.read() == ([("0000:86:00", 62)], False, False)
+    assert log.read() == ([], False, True, frozenset())
+    assert [report.line for report in log.read().reports] == [("0000:86:00", 62)]
     log.close()
 
 
@@ -134,8 +151,60 @@ def test_what_the_log_held_before_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     path.write_bytes(PREFIX + XID_62)
     log = KernelLog(path)
-    assert log.read() == ([], False, False)
+    assert log.read() == ([], False, False, frozenset())
     with path.open("ab") as out:
         out.write(PREFIX + XID_62 + b" SUBSYSTEM=pci\n" + PREFIX + b"NVRM: Xid (PCI:0000:05:00): 79, x\n")
-    assert log.read().lines == [("0000:86:00", 62), ("0000:05:00", 79)]
+    assert [report.line for report in log.read().reports] == [("0000:86:00", 62), ("0000:05:00", 79)]
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "severity"),
+    [
+        (b"145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x8)", "nonfatal"),
+        (b"145, RLW_REMAP Fatal XC0 i0 Link 13 (0x0409a0c2 0x8)", "fatal"),
+        (b"149, NETIR Fatal XC0 i0 Link -1 (0x000fe406)", "fatal"),
+        (b"149, NETIR Nonfatal XC0 i0 Link -1 (0x000fe406)", "nonfatal"),
+        (b"145, something else", ""),
+        (b"62, RLW Nonfatal", ""),  # of no other code
+        (b"145, pid=1, name= A Fatal", ""),
+    ],
+)
+def test_how_bad_an_error_of_nvlink_is(text: bytes, severity: str) -> None:
+    report = parse_report(PREFIX + b"NVRM: Xid (PCI:0018:01:00): " + text)
+    assert report is not None and report.severity == severity
+
+
+@pytest.mark.parametrize(
+    ("text", "probe"),
+    [
+        (b"nvidia: probe of 0000:11:00.0 failed with error -1\n", ("0000:11:00.0", False)),
+        (b"nvidia 0000:11:00.0: probe with driver nvidia failed with error -1\n", ("0000:11:00.0", False)),
+        (b"nvidia 10000:11:00.0: probe with driver nvidia failed with error -1\n", ("10000:11:00.0", False)),
+        (b"NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:0dd8)\n", ("0000:01:00.0", True)),
+        (b"nouveau: probe of 0000:11:00.0 failed with error -1\n", None),
+        (b"nvidia 0000:11:00.0: enabling device (0140 -> 0142)\n", None),
+        (b"usb 1-1: nvidia: probe of 0000:11:00.0 failed with error -1\n", None),
+    ],
+)
+def test_a_probe_that_failed_is_read_with_its_address(text: bytes, probe: tuple[str, bool] | None) -> None:
+    assert parse_probe(PREFIX + text) == probe
+    assert parse_probe(b"12,1,1,-;" + text) is None, "of a process, and not the kernel's"
+
+
+def test_the_past_of_the_log_has_probes_and_no_xids(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    lines = [b"NVRM: Xid (PCI:0000:86:00): 62, x", b"nvidia: probe of 0000:11:00.0 failed with error -1"]
+    lines += [
+        b"NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:0dd8)",
+        b"nvidia: probe of 0000:01:00.0 failed with error -1",
+    ]
+    path.write_bytes(b"".join(PREFIX + line + b"\n" for line in lines))
+    log = KernelLog(path)
+    assert log.read_past() == {"0000:11:00.0"}, "a board that the driver does not support is missed by nobody"
+    with path.open("ab") as file:
+        file.write(PREFIX + b"nvidia: probe of 0000:12:00.0 failed with error -1\n" + PREFIX + XID_62)
+    batch = log.read()
+    assert [report.line.xid for report in batch.reports] == [62]
+    assert batch.probes == {"0000:11:00.0", "0000:12:00.0"}
     log.close()

@@ -17,9 +17,9 @@ def test_gpus_and_who_has_them(tmp_path: Path) -> None:
     add_function(tmp_path, "0000:10:00.1", "snd_hda_intel", kind="0x040300")  # the audio function of a board
     add_function(tmp_path, "0000:00:1f.0", "igc", vendor="0x8086")
     assert list_functions(tmp_path) == [
-        PciFunction("0000:10:00.0", "nvidia"),
-        PciFunction("0000:11:00.0", "vfio-pci"),
-        PciFunction("0000:12:00.0", "none"),
+        PciFunction("0000:10:00.0", "nvidia", "0x26b9"),
+        PciFunction("0000:11:00.0", "vfio-pci", "0x26b9"),
+        PciFunction("0000:12:00.0", "none", "0x26b9"),
     ]
 
 

@@ -70,14 +70,15 @@ def test_a_gpu_whose_first_reading_hangs_is_shown_and_one_that_is_being_read_is_
 def test_a_gpu_that_was_given_to_a_virtual_machine_is_away_and_not_expected() -> None:
     inventory = expected(A, functions=bound(a="vfio-pci", b="nvidia"))
     driver = DriverView({0: LOST})
-    assert shown(driver, inventory) == {"GPU-a": "away bound to kernel driver vfio-pci"}
+    other = {"@0000:11:00.0": "bound to kernel driver nvidia, whose list does not have it"}
+    assert shown(driver, inventory) == {"GPU-a": "away bound to kernel driver vfio-pci", **other}
     assert count_expected(driver, inventory) == 1  # the other one
-    assert shown(DriverView({0: UP}), inventory) == {"GPU-a": "up"}  # whoever answers is here
+    assert shown(DriverView({0: UP}), inventory) == {"GPU-a": "up", **other}  # whoever answers is here
 
 
 def test_a_gpu_without_any_kernel_driver_is_away_only_beside_one_that_has_nvidias() -> None:
     beside = expected(A, functions=bound(a="none", b="nvidia"))
-    assert shown(DriverView({0: LOST}), beside) == {"GPU-a": "away bound to no kernel driver"}
+    assert shown(DriverView({0: LOST}), beside)["GPU-a"] == "away bound to no kernel driver"
     alone = expected(A, functions=bound(a="none", b="none"))
     assert shown(DriverView({0: LOST}), alone) == {"GPU-a": "GPU is lost"}
 

@@ -229,3 +229,37 @@ def test_a_log_that_cannot_be_read_is_said_once_with_the_remedy_and_tried_again(
         ": No such file or directory; XIDs without an NVML event are not counted; give CAP_SYSLOG, in a container "
         "privileges and the device, or leave --collector.xid.kmsg out"
     )
+
+
+def test_a_gpu_off_the_bus_is_one_xid_however_it_is_told(bench: Bench) -> None:
+    told = b"4,1,1,-;NVRM: GPU 0000:86:00.0: GPU has fallen off the bus.\n"
+    bench._records += [told, told]
+    bench.line(79)
+    bench._records.append(told)
+    bench.look()
+    bench.look(SAME_S)
+    assert bench.counts() == {79: 1}
+    bench._records.append(told)  # without any number: some drivers say no more
+    bench.look(60.0)
+    bench.look(SAME_S)
+    assert bench.counts() == {79: 2}
+
+
+def test_what_the_text_says_of_an_error_of_nvlink_is_its_class(bench: Bench) -> None:
+    for word in ("Nonfatal", "Fatal", "Nonfatal"):
+        bench._records.append(f"4,1,1,-;NVRM: Xid (PCI:0000:86:00): 145, RLW_RXPIPE {word} XC0\n".encode())
+        bench.look(60.0)
+    bench.look(SAME_S)
+    counts = bench.book.counts("GPU-0")
+    assert counts is not None
+    assert [code[:3] for code in counts.codes] == [(145, "hardware", 1), (145, "information", 2)]
+
+
+def test_probes_are_told_once(tmp_path: Path) -> None:
+    told: list[frozenset[str]] = []
+    bench = Bench(tmp_path / "kmsg")
+    bench.loop._note_probes = told.append
+    for _ in range(2):
+        bench._records.append(b"4,1,1,-;nvidia: probe of 0000:11:00.0 failed with error -1\n")
+        bench.look()
+    assert told == [{"0000:11:00.0"}]

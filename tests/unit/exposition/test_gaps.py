@@ -1,0 +1,101 @@
+"""What is missing of the whole picture is said in words, and decides the exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.testbed.simulated_node import SimulatedNode
+
+from gpu_exporter.app.once import GAPS_MAX, run_once
+from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.exits import Exit
+from gpu_exporter.exposition.health import judge_health, list_gaps
+from gpu_exporter.exposition.rows import list_rows
+from gpu_exporter.exposition.series import list_series
+from gpu_exporter.inventory.inventory import Inventory
+from gpu_exporter.inventory.pci import PciFunction
+from gpu_exporter.model import CollectorOutcome, SourceStatus, View
+
+GPU = {"model": "H100", "load": {"kind": "constant", "value": 0.5}}
+
+
+@pytest.fixture
+def node() -> SimulatedNode:
+    found = SimulatedNode(parse_scenario({"gpus": [GPU, GPU]}))
+    found.run(10)
+    return found
+
+
+def changed(view: View, position: int, **facts: Any) -> View:
+    gpus = list(view.gpus)
+    snapshot = gpus[position].snapshot
+    gpus[position] = gpus[position]._replace(snapshot=snapshot._replace(facts=snapshot.facts._replace(**facts)))
+    return view._replace(gpus=tuple(gpus))
+
+
+def exit_of(view: View, capsys: pytest.CaptureFixture[str], *, devices_only: bool = False) -> tuple[int, str]:
+    code = run_once(lambda: view, "table", None, 5.0, None, "nvml", devices_only=devices_only)
+    return code, capsys.readouterr().err
+
+
+def test_a_whole_picture_has_no_gaps(node: SimulatedNode, capsys: pytest.CaptureFixture[str]) -> None:
+    assert list_gaps(node.view()) == []
+    assert exit_of(node.view(), capsys) == (Exit.DONE, "")
+
+
+@pytest.mark.parametrize(
+    ("action", "text"), [(1.0, "asks for a reset"), (4.0, "to be drained and reset"), (9.0, "recovery action 9")]
+)
+def test_a_gpu_that_asks_for_a_reset_says_so_everywhere(
+    node: SimulatedNode, capsys: pytest.CaptureFixture[str], action: float, text: str
+) -> None:
+    view = changed(node.view(), 1, recovery_action=action)
+    assert text in list_rows(view)[1].why and text not in list_rows(view)[0].why
+    for devices_only in (False, True):
+        code, said = exit_of(view, capsys, devices_only=devices_only)
+        assert code == Exit.PARTIAL and "partial: gpu 1 asks for" in said and text in said
+    assert list_gaps(changed(view, 1, recovery_action=0.0)) == []
+
+
+def test_a_card_that_the_driver_does_not_list_has_a_row_a_series_and_a_sentence(
+    node: SimulatedNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = tuple(PciFunction(sampler.device.identity.pci_bus_id, "nvidia") for sampler in node.samplers)
+    node.inventory = Inventory(functions=(*listed, PciFunction("10000:01:00.0", "nvidia")))
+    view = node.view()
+    row = list_rows(view)[-1]
+    assert (row.gpu, row.state) == ("10000:01:00.0", "missing")
+    assert row.why == "bound to kernel driver nvidia, whose list does not have it"
+    (series,) = [each for each in list_series(view) if each.family.name == "gpu_missing"]
+    assert series.rows == [(("10000:01:00.0",), 1.0)]
+    assert view.status.devices_expected == 3
+    ups = [labels for each in list_series(view) if each.family.name == "gpu_up" for labels, _ in each.rows]
+    assert len(ups) == 2 and all(uuid for _, uuid in ups)
+    code, said = exit_of(view, capsys, devices_only=True)
+    assert code == Exit.PARTIAL and "partial: gpu 10000:01:00.0: bound to kernel driver nvidia" in said
+
+
+def test_every_failure_is_named_and_many_are_counted(node: SimulatedNode, capsys: pytest.CaptureFixture[str]) -> None:
+    view = node.view()
+    outcomes = tuple(CollectorOutcome(f"c{at}", False, 0.1, f"nvmlX{at} NVML_ERROR_UNKNOWN") for at in range(20))
+    gpu = view.gpus[0]
+    view = view._replace(gpus=(gpu._replace(snapshot=gpu.snapshot._replace(outcomes=outcomes)), *view.gpus[1:]))
+    source = SourceStatus("kubelet", up=False, last_success_wall=None, error="")
+    view = view._replace(status=view.status._replace(sources=(source,)))
+    assert judge_health(view) == "partial" and judge_health(view, devices_only=True) == "ok"
+    code, said = exit_of(view, capsys)
+    assert code == Exit.PARTIAL
+    assert "partial: gpu 0: c0: nvmlX0 NVML_ERROR_UNKNOWN" in said
+    assert f"partial: {21 - GAPS_MAX} more; --format=json names all of them" in said
+    assert list_gaps(view)[-1] == "holders by kubelet: no answer"
+
+
+def test_a_gpu_in_use_is_said_to_have_no_holder_only_where_holders_are_known(
+    node: SimulatedNode, tmp_path: Path
+) -> None:
+    assert list_rows(node.view())[0].why == "in use, but nobody is known to hold it"
+    view = node.view()
+    nobody = view._replace(status=view.status._replace(sources=()))
+    assert list_rows(nobody)[0].why == ""

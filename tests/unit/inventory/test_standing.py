@@ -1,0 +1,249 @@
+"""Missing, away, asleep or none of ours: every combination of what the kernel, the list and the log say."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.testbed.sysfs import add_function
+
+from gpu_exporter.inventory.expected import ExpectedDevice, ExpectedDevices
+from gpu_exporter.inventory.inventory import FELL_OFF, Inventory, InventoryKeeper, Missing
+from gpu_exporter.inventory.pci import UNBOUND, PciFunction, is_subset
+from gpu_exporter.inventory.standing import PROVEN_S, TABLE, Case, judge
+from gpu_exporter.model import NO_PLACE, DeviceIdentity
+
+ADDRESSES = [f"0000:{0x10 + number:02x}:00.0" for number in range(8)]
+
+
+def identity(number: int) -> DeviceIdentity:
+    return DeviceIdentity(number, f"GPU-{number}", "NVIDIA L40S", "580", f"0000{ADDRESSES[number]}", number)
+
+
+class Host:
+    """A /sys tree, and a daemon that has looked at it."""
+
+    def __init__(self, folder: Path, *, boot: str = "now", subset: bool = False) -> None:
+        self.sysfs, self.state, self.boot, self.subset = folder / "sys", folder / "state", boot, subset
+        self.state.mkdir(exist_ok=True)
+        self.start()
+
+    def start(self) -> None:
+        expected = ExpectedDevices(self.state, self.boot)
+        self.keeper = InventoryKeeper(expected, self.sysfs, boot_id=self.boot, subset=lambda bound: self.subset)
+        self.keeper.look()
+
+    def put(self, number: int, driver: str, **more: str) -> None:
+        add_function(self.sysfs, ADDRESSES[number], driver, **more)
+
+    def load_module(self) -> None:
+        (self.sysfs / "module" / "nvidia").mkdir(parents=True, exist_ok=True)
+
+    def answers(self, *numbers: int, seconds: float = 0.0) -> list[Missing]:
+        """These GPUs are listed and answer, now and so many seconds later. What is missing then."""
+        for now in (0.0, seconds):
+            self.keeper.look()
+            self.keeper.note([identity(number) for number in numbers], now)
+        listed = [ADDRESSES[number] for number in numbers]
+        found = {f"GPU-{number}" for number in numbers}
+        missing = self.keeper.value.missing(found, {}, "" if numbers else "no driver", listed)
+        assert self.keeper.value.count(listed) == len(numbers) + sum(not each.away for each in missing)
+        return missing
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def said(missing: list[Missing]) -> dict[str, str]:
+    """By address: away, and the reason."""
+    return {each.identity.pci_bus_id: "away: " * each.away + each.reason for each in missing}
+
+
+def test_a_node_whose_gpus_all_answer(host: Host) -> None:
+    host.put(0, "nvidia")
+    host.put(1, "nvidia")
+    assert host.answers(0, 1) == []
+
+
+def test_a_card_whose_probe_failed_at_boot_is_missing(host: Host) -> None:
+    """On the bus and unbound; it was seen before this boot. NVIDIA/NVSentinel#155, #684, #833."""
+    before = Host(host.state.parent, boot="before")
+    before.put(0, "nvidia")
+    before.put(1, "nvidia")
+    assert before.answers(0, 1) == []
+    host.start()
+    host.put(1, "")
+    assert said(host.answers(0)) == {ADDRESSES[1]: "bound to no kernel driver, and seen here before the last boot"}
+    host.keeper.note_failed_probes([ADDRESSES[1]])
+    assert "its probe failed" in said(host.answers(0))[ADDRESSES[1]]
+
+
+def test_a_card_that_was_never_seen_is_missing_after_a_failed_probe(host: Host) -> None:
+    host.put(0, "nvidia")
+    host.put(1, "")
+    assert host.answers(0) == []
+    host.keeper.note_failed_probes(["00000000:11:00.0"])
+    (missing,) = host.answers(0)
+    assert (missing.identity.uuid, missing.identity.index, missing.identity.pci_bus_id) == ("", NO_PLACE, ADDRESSES[1])
+
+
+def test_an_unbound_card_is_missing_once_its_sibling_has_answered_for_ten_minutes(host: Host) -> None:
+    host.put(0, "nvidia", device="0x2330")
+    host.put(1, "", device="0x2330")
+    host.put(2, "", device="0x1b06")  # another model, perhaps one that the driver does not support
+    assert host.answers(0, seconds=PROVEN_S - 1.0) == []
+    assert said(host.answers(0, seconds=PROVEN_S)) == {
+        ADDRESSES[1]: "bound to no kernel driver, while others of its kind work"
+    }
+
+
+def test_what_has_another_driver_or_is_to_have_one_is_away(host: Host) -> None:
+    host.put(0, "nvidia", device="0x2330")
+    host.put(1, "nvidia", device="0x2330")
+    host.answers(0, 1)
+    for driver in ("vfio-pci", "nouveau"):
+        host.put(1, driver, device="0x2330")
+        assert said(host.answers(0, seconds=PROVEN_S)) == {ADDRESSES[1]: f"away: bound to kernel driver {driver}"}
+    host.put(1, "", device="0x2330", driver_override="vfio-pci")
+    assert said(host.answers(0)) == {ADDRESSES[1]: "away: its driver_override is vfio-pci"}
+    host.put(2, "vfio-pci", device="0x2330")  # never ours: nobody asks where it is
+    assert ADDRESSES[2] not in said(host.answers(0))
+
+
+def test_what_was_up_in_this_boot_and_then_unbound_is_away(host: Host) -> None:
+    host.put(0, "nvidia", device="0x2330")
+    host.put(1, "nvidia", device="0x2330")
+    host.answers(0, 1)
+    host.put(1, "", device="0x2330")
+    assert said(host.answers(0, seconds=PROVEN_S)) == {ADDRESSES[1]: "away: bound to no kernel driver"}
+    host.start()  # also for the next process of this boot
+    assert said(host.answers(0)) == {ADDRESSES[1]: "away: bound to no kernel driver"}
+
+
+def test_a_card_that_is_bound_and_not_listed_is_missing_but_in_a_container_with_a_part(host: Host) -> None:
+    for number in range(8):
+        host.put(number, "nvidia")
+    assert len(host.answers(0)) == 7
+    assert all("whose list does not have it" in reason for reason in said(host.answers(0)).values())
+    host.subset = True  # docker run --gpus device=0
+    assert host.answers(0) == []
+    host.answers(0, 1)
+    assert said(host.answers(0)) == {ADDRESSES[1]: FELL_OFF}, "one that was seen here is missed all the same"
+
+
+def test_a_card_that_sleeps_is_neither_lost_nor_expected(host: Host) -> None:
+    host.put(0, "nvidia")
+    host.put(1, "nvidia")
+    host.answers(0, 1)
+    host.put(1, "nvidia", runtime_status="suspended")
+    assert said(host.answers(0)) == {ADDRESSES[1]: "away: asleep: runtime power management has suspended it"}
+
+
+def test_a_driver_that_is_gone_is_one_fault(host: Host) -> None:
+    host.load_module()
+    for number in range(8):
+        host.put(number, "nvidia")
+    host.answers(*range(8))
+    (host.sysfs / "module" / "nvidia").rmdir()
+    for number in range(8):
+        host.put(number, "")
+    missing = host.answers()
+    assert {each.reason for each in missing} == {"no driver"} and len(missing) == 8
+    assert host.keeper.value.count([]) == 8
+    host.load_module()  # loaded again, and every card was unbound on purpose
+    assert all(each.away for each in host.answers())
+
+
+@pytest.mark.parametrize("driver", ["", "nouveau", "ast"])
+def test_a_node_with_a_display_card_expects_nothing(host: Host, driver: str) -> None:
+    host.put(0, driver, kind="0x030000")
+    assert host.keeper.value.count([]) == 0
+    assert host.answers() == []
+
+
+def test_virtual_functions_are_no_gpus_of_their_own(host: Host) -> None:
+    host.put(0, "nvidia")
+    for number in (1, 2, 3):
+        host.put(number, "", physfn=ADDRESSES[0], device="0x2235")
+    assert host.answers(0, seconds=PROVEN_S) == []
+
+
+def test_a_gpu_behind_another_domain_is_another_gpu(host: Host) -> None:
+    add_function(host.sysfs, "0000:01:00.0", "nvidia")
+    add_function(host.sysfs, "10000:01:00.0", "nvidia")
+    a = DeviceIdentity(0, "GPU-a", "L4", "580", "00000000:01:00.0", 0)
+    b = DeviceIdentity(1, "GPU-b", "L4", "580", "00010000:01:00.0", 1)
+    host.keeper.look()
+    host.keeper.note([a, b])
+    assert {device.pci_bus_id for device in host.keeper.value.devices} == {"0000:01:00.0", "10000:01:00.0"}
+    host.keeper.note([a])
+    missing = host.keeper.value.missing({"GPU-a"}, {}, "", ["0000:01:00.0"])
+    assert [(each.identity.uuid, each.away) for each in missing] == [("GPU-b", False)]
+    host.start()
+    assert {device.uuid for device in host.keeper.value.devices} == {"GPU-a", "GPU-b"}
+
+
+def test_an_address_that_cannot_be_read_takes_nothing_away(host: Host) -> None:
+    host.put(0, "nvidia")
+    host.put(1, "nvidia")
+    host.answers(0, 1)
+    blind = [identity(number)._replace(pci_bus_id="") for number in range(2)]
+    host.keeper.note(blind)
+    assert {device.pci_bus_id for device in host.keeper.value.devices} == {*ADDRESSES[:2]}
+    assert host.keeper.value.missing({"GPU-0", "GPU-1"}, {}, "", [None, None]) == []
+    assert host.keeper.value.count([None, None]) == 2
+
+
+@pytest.mark.parametrize(
+    ("environ", "files", "cgroup", "given"),
+    [
+        ({}, ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"], "0::/", False),
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, ["nvidia0", "nvidia1"], "0::/", False),
+        ({"NVIDIA_VISIBLE_DEVICES": "void"}, ["nvidia0", "nvidia1"], "0::/", False),
+        ({"NVIDIA_VISIBLE_DEVICES": "GPU-1"}, ["nvidia0", "nvidia1"], "0::/", True),
+        ({"NVIDIA_VISIBLE_DEVICES": "0"}, [], "0::/", True),
+        ({}, ["nvidia1"], "0::/", True),
+        ({}, [], "0::/", False),
+        ({}, ["nvidia0", "nvidia1"], "0::/system.slice/slurmstepd.scope/job_42/step_0", True),
+    ],
+)
+def test_who_was_given_a_part(
+    environ: dict[str, str], files: list[str], cgroup: str, given: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "cgroup").write_text(cgroup)
+    assert is_subset(2, environ, files, tmp_path / "cgroup") is given
+
+
+DRIVERS = ("nvidia", "nouveau", "vfio-pci", UNBOUND)
+SEEN: tuple[Any, ...] = ("now", "before", "never")
+
+
+def test_the_table_decides_every_combination_and_uses_each_row() -> None:
+    used = set()
+    for driver, override, asleep, gone, seen, failed, sibling, subset in itertools.product(
+        DRIVERS, ("", "vfio-pci"), (False, True), (False, True), SEEN, *[(False, True)] * 3
+    ):
+        function = PciFunction("0000:10:00.0", driver, "0x1", override, asleep)
+        case = Case(function, "nvidia", gone, seen, failed, sibling, subset)
+        found = judge(case)
+        used.add(next(at for at, (fits, _) in enumerate(TABLE) if fits(case)))
+        if driver in ("nouveau", "vfio-pci") or override:
+            assert found.kind == "away"
+        if found.kind == "missing" and seen == "never":
+            assert found.reason and (driver == "nvidia" or (driver == UNBOUND and (failed or sibling)))
+        if driver == UNBOUND and gone and not override:
+            assert found.kind == ("foreign" if seen == "never" else "missing")
+    used |= {0} if judge(Case(None, "nvidia")).kind == "foreign" else set()
+    assert judge(Case(None, "nvidia", seen="before")).kind == "missing"
+    assert used == set(range(len(TABLE)))
+
+
+def test_a_place_of_the_list_without_a_name_may_be_any_bound_card() -> None:
+    functions = tuple(PciFunction(address, "nvidia") for address in ADDRESSES[:3])
+    inventory = Inventory((ExpectedDevice("GPU-0", ADDRESSES[0], 0, "L4"),), functions)
+    missing = inventory.missing({"GPU-0"}, {1: "handle: UNKNOWN"}, "", [ADDRESSES[0]])
+    assert len(missing) == 1, "one of the two is the one that has a row with its error"
