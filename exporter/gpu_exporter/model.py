@@ -95,7 +95,8 @@ class Span(NamedTuple):
 class Split(NamedTuple):
     """What the processes on one shared unit did over (start, end] of the monotonic clock, by holder: shares, 0 to 1.
 
-    A holder that is missing in `ratios` has no process that did anything. `others`: what processes did that belong to
+    A holder that is missing in `ratios` has no process that did anything. `unclear`: holders with a process that the
+    driver lists and of which it says nothing at all. `others`: what processes did that belong to
     no holder of the unit, or to nobody known; None without such processes. `slack`: how far the sum may stay below the
     unit's utilization, since every number is rounded. `problem`: why all of this is not known, "" when it is.
     """
@@ -106,6 +107,7 @@ class Split(NamedTuple):
     others: float | None = None
     slack: float = 0.0
     problem: str = ""
+    unclear: frozenset[HolderKey] = frozenset()
 
 
 class Activity(NamedTuple):
@@ -207,11 +209,13 @@ class ProcessList(NamedTuple):
 class ProcessShare(NamedTuple):
     """One process and the share of a period that its kernels ran, 0 to 1. `monotonic`: when it was last seen at work.
 
+    `ratio` is None where the driver lists the process with nothing but zeros: it names those that work alone.
+
     The pid serves as that of GpuProcess.
     """
 
     pid: int
-    ratio: float
+    ratio: float | None
     monotonic: float
 
     def __repr__(self) -> str:
@@ -256,6 +260,7 @@ class DeviceSnapshot(NamedTuple):
     away: bool = False  # taken away on purpose (driver released, given to a virtual machine): not lost, just unknown
     facts: Facts = Facts()
     period: ProcessPeriod | None = None  # None where nobody needs it
+    contradiction: str = ""  # why the utilization is no evidence of anything, "" when it is
 
 
 class XidCounts(NamedTuple):
@@ -596,13 +601,15 @@ class TenantKey(NamedTuple):
 
 
 class TenantTotals(NamedTuple):
-    """GPU-seconds and joules of a tenant on this node, by its share of each GPU."""
+    """GPU-seconds and joules of a tenant on this node, by its share of each GPU. `energy_j`: None while no GPU of it
+    has reported any.
+    """
 
     held_s: float
     known_s: float
     busy_s: float
     idle_s: float
-    energy_j: float
+    energy_j: float | None
 
 
 class View(NamedTuple):

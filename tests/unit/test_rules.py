@@ -232,7 +232,7 @@ def test_the_names_of_alerts_are_a_promise() -> None:
             "GpuRowRemapFailed",
             "GpuRowRemapPending",
         ),
-        *("GpuLost", "GpuDriverDown", "GpuExporterDown", "GpuExporterBlind", "GpuNodeWithoutExporter"),
+        *("GpuLost", "GpuMissing", "GpuDriverDown", "GpuExporterDown", "GpuExporterBlind", "GpuNodeWithoutExporter"),
         *("GpuScrapeConfigWrong", "GpuNodeClockWrong", "GpuWasteWhileQueued"),
         *("GpuFleetDegraded", "GpuThrottledMany", "GpuMonitoringAbsent"),
         *("GpuReconcilerStuck", "GpuReconcilerDown", "GpuReconcilerFrozen", "GpuReconcilerActionFailed"),

@@ -24,7 +24,7 @@ from gpu_exporter.inventory.expected import ExpectedDevices
 from gpu_exporter.inventory.inventory import InventoryKeeper
 from gpu_exporter.inventory.pci import UNBOUND
 from gpu_exporter.ledger.state import StateFile, read_boot_id
-from gpu_exporter.model import AgentStatus, CollectorOutcome, View
+from gpu_exporter.model import AgentStatus, View
 from gpu_exporter.node.place import Placed, count_answering, count_expected, place
 from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.driver import Driver, DriverView, warn_of_persistence
@@ -152,10 +152,6 @@ class Agent:
         expected = count_expected(self.devices.observe(), inventory)
         return expected > 0 or any(driver == UNBOUND for driver, _ in inventory.unmanaged())
 
-    def _kernel_log_outcome(self) -> tuple[CollectorOutcome, ...]:
-        outcome = self._kernel_log.outcome if self._kernel_log is not None else None
-        return (outcome,) if outcome is not None else ()
-
     def _attribute(self) -> None:
         # Grants resolve against the first snapshots; a driver that hangs keeps nobody from knowing who holds what.
         while not self._stop.is_set() and not (self.driver.is_silent or self.devices.is_ready()):
@@ -228,6 +224,7 @@ class Agent:
     def _status(self, driver: DriverView) -> AgentStatus:
         inventory = self._inventory.value
         state = self.node.state_status()
+        logged = self._kernel_log.outcome if self._kernel_log else None
         return AgentStatus(
             version=VERSION,
             backend=self._backend.name,
@@ -242,7 +239,7 @@ class Agent:
             errors=flatten_counts(self.devices.error_counts()),
             note=self._note,
             unmanaged=inventory.unmanaged(),
-            outcomes=(*self.devices.outcomes(), *self._kernel_log_outcome()),
+            outcomes=(*self.devices.outcomes(), *([logged] if logged else [])),
             warnings=(
                 *warn_of_persistence(self.devices.without_persistence()),
                 *self.poller.warnings(),

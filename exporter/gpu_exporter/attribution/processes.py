@@ -51,12 +51,12 @@ Owners = Mapping[UnitId, UnitOwners]
 class OwnedPeriod(NamedTuple):
     """What each owner's processes did on one whole GPU over (start, end] of the monotonic clock: shares, 0 to 1.
 
-    `owner` is None where it could not be looked up. `problem` as in ProcessPeriod.
+    `owner` is None where it could not be looked up; a share is None as in ProcessShare. `problem` as in ProcessPeriod.
     """
 
     start: float
     end: float
-    shares: tuple[tuple[Owner | None, float], ...]
+    shares: tuple[tuple[Owner | None, float | None], ...]
     problem: str = ""
 
 
@@ -125,7 +125,7 @@ class ProcessOwners:
     def own(self, period: ProcessPeriod) -> OwnedPeriod:
         """The owners of the processes that worked on a GPU; to be asked soon, while the processes live."""
         known = [(self._owner(each.pid, each.monotonic), each.ratio) for each in period.shares[:UNIT_MAX]]
-        rest = sum(each.ratio for each in period.shares[UNIT_MAX:])
+        rest = sum(each.ratio or 0.0 for each in period.shares[UNIT_MAX:])
         shares = (*known, (None, rest)) if rest else tuple(known)
         return OwnedPeriod(period.start, period.end, shares, period.problem)
 

@@ -53,12 +53,15 @@ SLACK = 0.05
 def divide_period(period: OwnedPeriod, holders: Sequence[Holder]) -> Split:
     """What the processes of each holder did on the unit that they share. What is not one holder's is others'."""
     ratios: dict[HolderKey, float] = {}
+    unclear: set[HolderKey] = set()
     others: float | None = None
     for owner, ratio in period.shares:
         own = [] if owner is None else [holder for holder in holders if relate(holder, owner) == "own"]
-        if len(own) == 1:
+        if ratio is None:  # drivers list pids that do not exist, too
+            unclear.update(holder.key for holder in own)
+        elif len(own) == 1:
             ratios[own[0].key] = ratios.get(own[0].key, 0.0) + ratio
         else:
             others = (others or 0.0) + ratio
     slack = SLACK + ROUNDING * len(period.shares)
-    return Split(period.start, period.end, ratios, others, slack, period.problem)
+    return Split(period.start, period.end, ratios, others, slack, period.problem, frozenset(unclear))

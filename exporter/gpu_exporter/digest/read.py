@@ -49,13 +49,13 @@ class TenantName(NamedTuple):
 
 @dataclass
 class Hours:
-    """GPU-hours, kilowatt-hours and money. `busy`: integral of utilization; `priced`: whether all of it has a price."""
+    """GPU-hours, kilowatt-hours (None where no GPU reports any) and money. `busy`: integral of utilization."""
 
     held: float = 0.0
     known: float = 0.0
     busy: float = 0.0
     idle: float = 0.0
-    energy_kwh: float = 0.0
+    energy_kwh: float | None = None
     cost: float = 0.0
     cost_idle: float = 0.0
     unpriced: float = 0.0
@@ -70,8 +70,9 @@ class Hours:
         return max(0.0, self.held - self.known)
 
     def add(self, other: Hours) -> None:
-        for name in vars(other):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name, more in vars(other).items():
+            if more is not None:
+                setattr(self, name, (getattr(self, name) or 0.0) + more)
 
 
 class IdleHolder(NamedTuple):
@@ -158,6 +159,11 @@ class Reader:
             raise EvidenceError(
                 f"{self._url}: no gpu_tenant_held_gpu_seconds_total{{{self._matcher}}} in this time (--source.matcher)"
             )
+        without = [tenant for tenant, hours in digest.tenants.items() if hours.held and hours.energy_kwh is None]
+        if without:
+            digest.missing.append(
+                f"energy of {len(without)} of {len(digest.tenants)} tenants: their GPUs have no energy counter"
+            )
         if not idle and digest.total.idle > 1.0:
             digest.missing.append("holders: allocation:gpu_share:part is not recorded; load alerts/rules")
         if not digest.total.cost and not digest.total.unpriced:
@@ -205,7 +211,7 @@ class Reader:
             for row in answers.get((part, name), []):
                 tenant = TenantName(*(row.labels.get(label, "") for label in TenantName._fields))
                 hours = found.setdefault(tenant, Hours())
-                setattr(hours, name, getattr(hours, name) + row.value)
+                setattr(hours, name, (getattr(hours, name) or 0.0) + row.value)
         return found
 
 

@@ -130,11 +130,11 @@ def _cells(hours: Hours) -> tuple[str, ...]:
         f"{hours.unknown:,.1f}",
         f"{hours.idle / hours.held:.0%}" if hours.held else UNKNOWN,
         f"{hours.busy / hours.known:.0%}" if hours.known else UNKNOWN,
-        f"{hours.energy_kwh:,.1f}",
+        UNKNOWN if hours.energy_kwh is None else f"{hours.energy_kwh:,.1f}",
         f"{hours.cost_idle:,.2f}" if hours.cost else UNKNOWN,
     )
 
 
-def _fields(hours: Hours) -> dict[str, float]:
+def _fields(hours: Hours) -> dict[str, float | None]:
     names = {name: f"{name}_hours" for name in ("held", "known", "busy", "idle")} | {"unpriced": "unpriced_hours"}
     return {names.get(name, name): value for name, value in vars(hours).items()}

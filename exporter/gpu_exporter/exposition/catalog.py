@@ -398,6 +398,7 @@ def fixed_groups() -> Iterator[tuple[str, tuple[str, ...], tuple[Family, ...]]]:
         DEVICE_LABELS,
         (GPU_INFO, GPU_UP, GPU_ALLOCATED, GPU_ALLOCATABLE, *UNIT_FAMILIES, GPU_OTHER_ACTIVITY),
     )
+    yield "GPU on the PCI bus that the driver does not list", (), (GPU_MISSING,)
     yield "GPU: collector `xid`, published for a lost GPU too", DEVICE_LABELS, XID_FAMILIES
     yield "MIG instance: ledger", MIG_LABELS, (*MIG_UNIT_FAMILIES, MIG_OTHER_ACTIVITY)
     yield "Allocation: one holder on one GPU or MIG instance", ALLOCATION_LABELS, ALLOCATION_FAMILIES

@@ -126,6 +126,8 @@ def _row(
         state, why = allocation.verdict.state, allocation.verdict.evidence
     elif not_free:
         why = not_free
+    elif gpu.snapshot.contradiction:
+        why = gpu.snapshot.contradiction
     elif gpu.snapshot.facts.utilization and view.status.sources:
         why = "in use, but nobody is known to hold it"
     if not mig:

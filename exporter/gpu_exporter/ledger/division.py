@@ -2,8 +2,9 @@
 
 What the driver says of single processes is not trusted by itself: a process that it leaves out may be one that works.
 It counts as far as it explains what the whole GPU did. So for each period: the holders' shares, scaled down where they
-are more than the GPU's own; a rest that belongs to nobody known; and a holder is idle beside busy neighbours only where
-the neighbours explain all of it. Time at which the whole GPU was idle is everybody's, without asking anybody.
+are more than the GPU's own; nothing of anybody where they explain too little of it; and a holder is idle beside busy
+neighbours only where the neighbours explain all of it. Time at which the whole GPU was idle is everybody's, without
+asking anybody.
 
 Pure: no clock, no lock, no file.
 """
@@ -94,17 +95,22 @@ class Division:
         self._sum = sum(split.ratios.values()) + (split.others or 0.0)
 
     def _is_explained(self) -> bool:
-        """Whether the holders' own processes account for all that the unit did."""
-        is_all = self._split.others is None and self._sum > 0.0
-        return is_all and self._sum >= self._mean - self._split.slack
+        """Whether the processes that the driver lists account for all that the unit did."""
+        return self._sum >= self._mean - self._split.slack
+
+    def _is_holders(self) -> bool:
+        """Whether all of it is the holders' own."""
+        return self._split.others is None and self._sum > 0.0
 
     def part_of(self, key: HolderKey) -> float | None:
         """Which part of the unit's activity is this holder's, 0 to 1; None while that is not known."""
-        if self._split.problem or not self._is_covered:
+        if self._split.problem or not self._is_covered or key in self._split.unclear:
             return None
         ratio = self._split.ratios.get(key)
+        if not self._is_explained():
+            return None  # what is listed may be a fraction of what each did: 1 % of a GPU that works at 100 %
         if ratio is None:
-            return 0.0 if self._is_explained() else None
+            return 0.0 if self._is_holders() else None
         return ratio / max(self._sum, self._mean)
 
     def contradicts_rest(self, key: HolderKey) -> bool:

@@ -224,7 +224,7 @@ class Ledger:
             if account is None:
                 account = self._open(holder_id, entry, now, wall, latest.get(holder_id[0]))
                 account.alone, account.running = is_alone, known
-            alone, account.alone = account.alone and is_alone, is_alone
+            alone = account.alone and is_alone
             running, account.running = account.running and known, known
             if not known:
                 self.long_run_ended |= account.idle_run_s > self.rules.idle_run_unknown_reset_s
@@ -233,9 +233,12 @@ class Ledger:
             self._note_working(account, entry.working)
             share = 1.0 / holders_of[entry.allocation.unit]
             self._charge(holder_id, account, entry, share, alone=alone, running=running)
+            account.alone = is_alone  # what was not booked is of the time before
             latest[holder_id[0]] = max(account.confirmed, latest.get(holder_id[0], account.confirmed))
         for holder_id in self.holders.keys() - shown:
-            self._leaving[holder_id] = self.restored_holders[holder_id] = self.holders.pop(holder_id)
+            account = self.holders.pop(holder_id)
+            self._end_unjudged(holder_id[0], account)
+            self._leaving[holder_id] = self.restored_holders[holder_id] = account
         self._book_late(now)
         longest = self.rules.longest_unconfirmed_s
         self.tenants.charge_poll(now, longest, confirmed, self.holders, self._leaving)
@@ -417,6 +420,13 @@ class Ledger:
         for (held, _), account in self.holders.items():
             if held == unit and not account.alone and account.booked < min(waiting.span.end, until):
                 self._end_run(account)
+
+    def _end_unjudged(self, unit: UnitId, account: HolderAccount) -> None:
+        """A holder goes that shared the unit: activity that it was not judged by may be its own."""
+        pending = self._pending.get(unit)
+        spans = (waiting.span for waiting in pending.spans) if pending is not None else ()
+        if not account.alone and any(not _is_idle(span) and span.end > account.booked for span in spans):
+            self._end_run(account)
 
     def _bridge(self, account: HolderAccount, start: float) -> None:
         """Take the unknown time up to `start` into the idle run, or end the run where it would be too much."""

@@ -179,8 +179,8 @@ class StateFile:
         """The totals, but nothing beyond what is written; None until the tenant is."""
         if (key, TENANT_COUNTERS[0]) not in self.written:
             return None
-        bounded = {name: min(getattr(totals, name), self.written[key, name]) for name in TENANT_COUNTERS}
-        return totals._replace(**bounded)
+        known = {name: value for name, value in totals._asdict().items() if value is not None}
+        return totals._replace(**{name: min(value, self.written[key, name]) for name, value in known.items()})
 
     def _bounded(
         self, unit: UnitId, key: HolderKey | None, totals: object, counters: tuple[str, ...]

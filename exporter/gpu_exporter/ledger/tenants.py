@@ -127,7 +127,9 @@ class Tenants:
     def totals(self) -> Iterable[tuple[TenantKey, TenantTotals]]:
         """Every tenant, in order."""
         for key, account in sorted(self.accounts.items()):
-            yield key, TenantTotals(*(getattr(account, counter) for counter in COUNTERS))
+            totals = TenantTotals(*(getattr(account, counter) for counter in COUNTERS))
+            # A board without an energy counter has used energy all the same: 0 would be a number that nobody has read.
+            yield key, totals._replace(energy_j=totals.energy_j or None)
 
 
 def tenant_of(holder: Holder) -> TenantKey:

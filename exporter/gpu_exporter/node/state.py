@@ -395,7 +395,7 @@ class NodeState:
             idle_run_s=totals.idle_run_s,
             active_by=self._ended_by(of_unit, totals.idle_run_s or 0.0, record.stale_s) if is_alone else (),
             processes=self._process_count(record, gpu, is_alone=is_alone),
-            gap="" if is_alone else self._sharing.doubts.get(unit, ""),
+            gap=gpu.snapshot.contradiction or ("" if is_alone else self._sharing.doubts.get(unit, "")),
             lag_s=self.ledger.rules.longest_unconfirmed_s() + record.unconfirmed_s,
         )
 

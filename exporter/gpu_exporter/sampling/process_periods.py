@@ -56,18 +56,20 @@ class ProcessPeriods:
 
 
 def _is_plausible(entry: ProcessUtilization, after: float, until: float) -> bool:
-    return 0 < entry.pid < PID_MAX and entry.is_active and 0.0 <= entry.ratio <= 1.0 and after < entry.wall <= until
+    return 0 < entry.pid < PID_MAX and 0.0 <= entry.ratio <= 1.0 and after < entry.wall <= until
 
 
 def _by_process(entries: Sequence[ProcessUtilization], shift: float) -> tuple[ProcessShare, ...]:
-    """One share for each process, the mean of its entries where a driver gives several."""
+    """One share for each process, the mean of its entries where a driver gives several; None where all are zeros."""
     found: dict[int, list[ProcessUtilization]] = {}
     for entry in entries:
         found.setdefault(entry.pid, []).append(entry)
     return tuple(
         ProcessShare(
             pid,
-            max(LEAST, sum(entry.ratio for entry in several) / len(several)),
+            max(LEAST, sum(entry.ratio for entry in several) / len(several))
+            if any(entry.is_active for entry in several)
+            else None,
             max(entry.wall for entry in several) + shift,
         )
         for pid, several in found.items()

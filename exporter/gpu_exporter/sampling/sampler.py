@@ -23,6 +23,7 @@ from gpu_exporter.model import (
 )
 from gpu_exporter.sampling.activity import ActivityReader, instance_activity
 from gpu_exporter.sampling.process_periods import ProcessPeriods
+from gpu_exporter.sampling.stuck import StuckCounter
 from gpu_exporter.sampling.witnesses import ActivityRules, Witnesses
 
 
@@ -57,6 +58,7 @@ class DeviceSampler:
         self._rules = rules
         self._is_shared = is_shared
         self._periods = ProcessPeriods()
+        self._stuck = StuckCounter()
         self._activity = ActivityReader(UnitId(device.identity.uuid), rules)
         self._witnesses = Witnesses(rules)  # of every instance
         self._totals = totals or Totals()
@@ -87,6 +89,7 @@ class DeviceSampler:
         monotonic, wall = self._clock.monotonic(), self._clock.wall()
         # In a cycle that dragged on, one witness spoke of another time than the next.
         cycle.witness_missing |= monotonic - begin > self._rules.interval_s
+        contradiction = self._stuck.judge(cycle, monotonic)
         activity = self._activity.read(cycle, monotonic, wall)  # which also reviews what GPM says
         try:
             period = self._read_period(cycle, monotonic, wall)
@@ -100,13 +103,14 @@ class DeviceSampler:
             wall=wall,
             up=True,
             samples=tuple(cycle.samples),
-            activity=activity,
+            activity=None if contradiction else activity,
             instances=tuple(self._read_instance(instance) for instance in cycle.instances),
             outcomes=tuple(outcomes),
             instances_known=cycle.instances_known,
             processes=cycle.processes,
             facts=take_facts(cycle.samples),
             period=period,
+            contradiction=contradiction,
         )
 
     def _read_period(self, cycle: Cycle, monotonic: float, wall: float) -> ProcessPeriod | None:

@@ -36,6 +36,7 @@ def test_every_fact_of_a_gpu(node: SimulatedNode) -> None:
         "energy_j": "gpu_energy_joules_total",
         "temperature_celsius": "gpu_temperature_celsius",
         "compute_processes": "gpu_compute_processes",
+        "recovery_action": "gpu_recovery_action",
     }
     assert {*named, "throttle_s"} == set(Facts._fields)
     for field, family in named.items():

@@ -34,7 +34,7 @@ def test_the_text_adds_up_and_is_one_line_a_row() -> None:
         "",
         "TENANT  HELD  USED  IDLE  UNKNOWN  IDLE %  BUSY %  KWH  COST OF IDLE",
         "ml  100.0  60.0  30.0  10.0  30%  44%  12.0  15.00",
-        "b: <script>alert(1)</script>\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}/ada  10.0  1.0  9.0  0.0  90%  10%  0.0  -",
+        "b: <script>alert(1)</script>\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}/ada  10.0  1.0  9.0  0.0  90%  10%  -  -",
         "all  110.0  61.0  39.0  10.0  35%  41%  12.0  15.00",
         "",
         "HOLDER  OWNER  IDLE GPU-HOURS",

@@ -510,3 +510,25 @@ def test_activity_ends_the_run_of_a_holder_at_once_however_seldom_it_is_confirme
     run_renewed(bench, 5, 0.0)
     bench.observe(1, 0.5)
     assert bench.totals(JOB).idle_run_s == 0.0
+
+
+@pytest.mark.parametrize("gap_s", [16, 20, 40, 60, 61])
+@pytest.mark.parametrize("leaves", ["the neighbour", "nobody", "both, and one returns"])
+@pytest.mark.parametrize("position", [0.0, 0.5, 1.0])
+def test_work_while_no_source_says_who_holds_ends_the_run_of_whoever_shared(
+    bench: Bench, gap_s: int, leaves: str, position: float
+) -> None:
+    """A claim of two pods: no id says that they share. The neighbour leaves while attribution is away, and the holder
+    worked in that time."""
+    bench.run(300, 0.0, POD, JOB)
+    assert bench.totals(POD).idle_run_s == pytest.approx(300, abs=6)
+    before = round(position * (gap_s - 5))
+    bench.observe(before, 0.0)
+    bench.observe(5, 0.9)
+    bench.observe(gap_s - 5 - before, 0.0)
+    if leaves == "both, and one returns":
+        bench.poll()
+    bench.poll(*((POD,) if leaves != "nobody" else (POD, JOB)))
+    bench.run(30, 0.0, POD)
+    since_s = gap_s - 5 - before + 30
+    assert bench.totals(POD).idle_run_s <= since_s + 0.001

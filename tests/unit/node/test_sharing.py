@@ -174,7 +174,46 @@ def test_while_somebody_unknown_works_nobody_is_idle(works: Works, hidden: froze
     seen = by_job(make(works, (1, 2), hidden), 900)
     assert seen[2].verdict == ("unknown", reason)
     assert (seen[2].totals.idle_run_s or 0.0, seen[2].utilization) == (0.0, None)
-    assert seen[1].totals.busy_s == pytest.approx(0.4 * 895, rel=0.03)
+    if reason == OTHERS:
+        assert seen[1].totals.busy_s == pytest.approx(0.4 * 895, rel=0.03)
+    else:  # what is listed may be a fraction of what it did
+        assert (seen[1].totals.busy_s, seen[1].verdict) == (0.0, ("unknown", reason))
+
+
+@pytest.mark.parametrize("told", [0.0, 0.01, 0.05, 0.2])
+def test_shares_that_explain_too_little_say_nothing_of_anybody(told: float) -> None:
+    """Two jobs keep a GPU at 100 %, and the driver tells a fraction of it: HAMi#2015, nvtop#177."""
+    node = make({1: ((0.0, 0.5),), 2: ((0.0, 0.5),)}, (1, 2))
+    device, start = node.samplers[0].device, node.clock.wall()
+
+    def tell(since: float) -> list[ProcessUtilization]:
+        now = start + node.sample_period_s * int((node.clock.wall() - start) / node.sample_period_s + 1e-9)
+        return [ProcessUtilization(pid, now, told, is_active=True) for pid in (1, 2)]
+
+    device.read_process_utilization = tell  # type: ignore[method-assign]
+    for view in by_job(node, 900).values():
+        assert view.verdict == ("unknown", REST)
+        assert (view.utilization, view.totals.low_s, view.totals.busy_s, view.totals.idle_run_s or 0.0) == (
+            None,
+            0,
+            0,
+            0,
+        )
+
+
+def test_a_process_that_is_listed_with_zeros_is_not_idle() -> None:
+    """The driver names those alone that work, so this one is not known; its neighbour explains all of the GPU."""
+    node = make({1: ALWAYS}, (1, 2, 3))
+    device, tell = node.samplers[0].device, node.samplers[0].device.read_process_utilization
+
+    def tell_more(since: float) -> list[ProcessUtilization]:
+        told = list(tell(since))
+        return [*told, *(ProcessUtilization(2, each.wall, 0.0, is_active=False) for each in told)]
+
+    device.read_process_utilization = tell_more  # type: ignore[method-assign]
+    seen = by_job(node, 900)
+    assert (seen[2].verdict.state, seen[2].totals.idle_run_s or 0.0, seen[2].totals.idle_s) == ("unknown", 0.0, 0.0)
+    assert (seen[1].verdict.state, seen[3].verdict.state) == ("healthy", "held_idle")
 
 
 def test_a_job_that_holds_a_gpu_alone_has_all_that_it_does() -> None:

@@ -77,13 +77,19 @@ def test_periods_lie_end_to_end_as_far_as_the_ring_has_told(told: Told, reader: 
         entry(7, 10.0),  # told before
         entry(7, 9.0),
         entry(7, 16.5),  # of a time to come
-        entry(7, 14.0, 0.0, is_active=False),
     ],
 )
 def test_an_entry_that_cannot_be_true_is_none(told: Told, reader: Reader, wrong: ProcessUtilization) -> None:
     reader.read(10.0)
     told.entries = [wrong] * 50 + [entry(8, 15.5)]
     assert reader.read(15.0) == ProcessPeriod(10.0, 15.0, (ProcessShare(8, 0.5, 15.5),))
+
+
+def test_a_process_that_is_listed_with_nothing_but_zeros_has_no_share(told: Told, reader: Reader) -> None:
+    """The driver is to list those alone that worked: what this one did is not known."""
+    reader.read(10.0)
+    told.entries = [entry(7, 14.0, 0.0, is_active=False), entry(8, 15.0, 0.0, is_active=False), entry(8, 14.0)]
+    assert reader.read(15.0) == ProcessPeriod(10.0, 15.0, (ProcessShare(7, None, 14.0), ProcessShare(8, 0.25, 15.0)))
 
 
 def test_a_process_that_is_listed_has_worked_however_little(told: Told, reader: Reader) -> None:
