@@ -57,6 +57,15 @@ def read_gzip(path: Path, most: int) -> bytes:
     return data
 
 
+def read_plain(path: Path, most: int) -> bytes:
+    """What a file holds. Raises ValueError for more than `most` bytes, OSError."""
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"holds more than {most // 2**20} MiB")
+    return data
+
+
 def refuse_shared(directory: int, path: Path) -> None:
     """Raise PermissionError for an open directory in which every user may rename files, which a sticky bit prevents."""
     mode = os.fstat(directory).st_mode

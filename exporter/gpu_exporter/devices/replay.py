@@ -1,9 +1,11 @@
 """A backend that replays nvidia-smi logs: one file is one GPU, at the clock's speed, once, from the first question.
 
-Format: the CSV that `nvidia-smi --query-gpu=... --format=csv` writes, plain or gzip, with the columns timestamp,
-utilization.gpu [%], pstate, temperature.gpu, clocks.current.sm [MHz], power.draw [W], power.draw.instant [W]; column
-order is free, other columns are ignored. After its last row a recording knows nothing more: reads answer no data.
-Energy is the trapezoid of power.draw.instant, since these logs hold no energy counter.
+Format: what `nvidia-smi --query-gpu=... --format=csv` writes, with or without `nounits`, plain or gzip. It needs the
+columns timestamp and utilization.gpu [%]; temperature.gpu, clocks.current.sm [MHz] and power.draw.instant [W], else
+power.draw [W], are used where they are there. Column order is free, other columns are ignored. A cell in which
+nvidia-smi has no value (`[N/A]`, `[Not Supported]`, `[GPU is lost]`) is no data at that time. A last line that was cut
+while it was written is dropped. After its last row a recording knows nothing more: reads answer no data.
+Energy is the trapezoid of the power, since these logs hold no energy counter.
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from __future__ import annotations
 import bisect
 import csv
 import gzip
+import math
+import re
 import uuid
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 
 from gpu_exporter.clock import Clock
@@ -25,12 +30,20 @@ from gpu_exporter.devices.protocol import (
     Rates,
     UtilizationSample,
 )
-from gpu_exporter.files import read_gzip
+from gpu_exporter.files import read_gzip, read_plain
 from gpu_exporter.model import DeviceIdentity
 from gpu_exporter.vendor import NVIDIA
 
 MERGE_S = 0.5  # rows of equal utilization become one sample, up to this length
 LOG_MAX = 256 * 2**20  # bytes of text: a row a second for two weeks
+
+TIMESTAMP = "timestamp"
+UTILIZATION = "utilization.gpu [%]"
+TEMPERATURE = "temperature.gpu"
+SM_CLOCK = "clocks.current.sm [MHz]"
+POWER = ("power.draw.instant [W]", "power.draw [W]")  # the second is an average over a second on newer boards
+KEYS = ("uuid", "index", "pci.bus_id", "serial", "name")  # columns that tell GPUs of one log apart
+NO_VALUE = re.compile(r"\[[^\]]*\]|N/A")  # nvidia-smi writes why it has none, in brackets
 
 
 class RecordingError(ValueError):
@@ -38,95 +51,132 @@ class RecordingError(ValueError):
 
 
 class Recording:
-    """The columns of one log. `times` are seconds since its first row."""
+    """The columns of one log. `times` are seconds since its first row; None is a cell without a value."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
-        self.utilization: list[float] = []
-        self.temperature: list[float] = []
-        self.sm_clock: list[float] = []
-        self.power: list[float] = []
+        self.utilization: list[float | None] = []
+        self.temperature: list[float | None] = []
+        self.sm_clock: list[float | None] = []
+        self.power: list[float | None] = []
+        self.merged: list[tuple[float, float | None]] = []
+        self.energy_times: list[float] = []  # of the rows that know the power
         self.energy: list[float] = []
-        self.merged: list[tuple[float, float]] = []
+        self.last_power = 0.0
 
     @property
     def duration_s(self) -> float:
         return self.times[-1]
 
-    def at(self, column: Sequence[float], t: float) -> float:
+    def at(self, column: Sequence[float | None], t: float) -> float | None:
         """The value of the newest row not after `t`."""
         return column[max(0, bisect.bisect_right(self.times, t) - 1)]
 
-    def energy_at(self, t: float) -> float:
-        """Joules over (0, t], interpolated between rows."""
-        i = bisect.bisect_right(self.times, t)
-        if i == len(self.times):
+    def energy_at(self, t: float) -> float | None:
+        """Joules over (0, t], interpolated between rows; None before the first row that knows the power."""
+        i = bisect.bisect_right(self.energy_times, t)
+        if i == 0:
+            return None
+        if i == len(self.energy_times):
             return self.energy[-1]
-        past = (t - self.times[i - 1]) / (self.times[i] - self.times[i - 1])
+        past = (t - self.energy_times[i - 1]) / (self.energy_times[i] - self.energy_times[i - 1])
         return self.energy[i - 1] + past * (self.energy[i] - self.energy[i - 1])
 
 
 def read_recording(path: Path) -> Recording:
     """Read one log. Raises RecordingError, OSError."""
     try:
-        text = read_gzip(path, LOG_MAX).decode() if path.suffix == ".gz" else path.read_text("utf-8")
+        data = read_gzip(path, LOG_MAX) if path.suffix == ".gz" else read_plain(path, LOG_MAX)
+        text = data.decode("utf-8-sig")
     except (gzip.BadGzipFile, EOFError, ValueError) as exc:
         raise RecordingError(f"{path}: not a gzip or text file: {exc}") from exc
     return parse_recording(text, str(path))
 
 
 def parse_recording(text: str, place: str = "recording") -> Recording:
-    """Turn the text of a log into columns. Rows that repeat or run back in time are dropped."""
+    """Turn the text of a log into columns. Rows that repeat or run back in time are dropped.
+
+    Raises RecordingError for a cell that is neither a number in the column's unit nor without a value, and for a log of
+    several GPUs: their rows would become one GPU that works like both.
+    """
     try:
-        rows = list(csv.reader(text.splitlines()))
+        rows = list(csv.reader(text.splitlines(), skipinitialspace=True))
     except csv.Error as exc:  # NUL bytes, before Python 3.11
         raise RecordingError(f"{place}: {exc}") from exc
     header = [name.strip() for name in rows[0]] if rows else []
-    wanted = (
-        "timestamp",
-        "utilization.gpu [%]",
-        "temperature.gpu",
-        "clocks.current.sm [MHz]",
-        "power.draw.instant [W]",
-    )
-    missing = [name for name in wanted if name not in header]
-    if missing:
-        raise RecordingError(f"{place}:1: column {missing[0]!r} is missing")
-    columns = [header.index(name) for name in wanted]
+    for name in (TIMESTAMP, UTILIZATION):
+        if name not in header:
+            raise RecordingError(f"{place}:1: column {name!r} is missing")
+    if len(rows) > 1 and (len(rows[-1]) < len(header) or not text.endswith(("\n", "\r"))):
+        rows.pop()  # nvidia-smi ends each line: this one was cut, and 40 may have been 400
+    power = next((name for name in POWER if name in header), "")
+    columns = [header.index(name) if name in header else None for name in (UTILIZATION, TEMPERATURE, SM_CLOCK, power)]
+    keys = [header.index(name) for name in KEYS if name in header]
     recording = Recording()
     start: datetime | None = None
+    previous: tuple[datetime, list[str]] | None = None
     for number, row in enumerate(rows[1:], start=2):
+        row = [cell.strip() for cell in row]
         try:
-            stamp, *cells = (row[i].strip() for i in columns)
-            when = datetime.strptime(stamp, "%Y/%m/%d %H:%M:%S.%f")
-            utilization, temperature, clock, power = map(float, cells)
-        except (IndexError, ValueError) as exc:
+            if len(row) < len(header):
+                raise ValueError(f"{len(row)} cells where the header has {len(header)}")
+            when = datetime.strptime(row[header.index(TIMESTAMP)], "%Y/%m/%d %H:%M:%S.%f")
+            if any(row[i] != rows[1][i].strip() for i in keys) or (
+                previous is not None and when == previous[0] and row != previous[1]
+            ):
+                raise ValueError("a second GPU: write one log for each, with nvidia-smi --id=INDEX")
+            utilization, temperature, clock, watts = (
+                None if i is None else _parse_cell(row[i], header[i]) for i in columns
+            )
+        except ValueError as exc:
             raise RecordingError(f"{place}:{number}: {exc}") from exc
+        previous = when, row
         start = start or when
         t = (when - start).total_seconds()
         if recording.times and t <= recording.times[-1]:
             continue
-        _append(recording, t, utilization / 100.0, temperature, clock * 1e6, power)  # percent, MHz
+        ratio = None if utilization is None or utilization > 100 else utilization / 100.0
+        _append(recording, t, ratio, temperature, None if clock is None else clock * 1e6, watts)
     if len(recording.times) < 2:
         raise RecordingError(f"{place}: fewer than two rows")
     return recording
 
 
-def _append(rec: Recording, t: float, utilization: float, temperature: float, clock: float, power: float) -> None:
-    if rec.times:
-        trapezoid = (t - rec.times[-1]) * (power + rec.power[-1]) / 2
-        rec.energy.append(rec.energy[-1] + trapezoid)
-        end, ratio = rec.merged[-1]
-        started = rec.merged[-2][0] if len(rec.merged) > 1 else 0.0
-        if ratio == utilization and t - started <= MERGE_S and end > 0:
-            rec.merged[-1] = (t, ratio)
-        else:
-            rec.merged.append((t, utilization))
+def _parse_cell(cell: str, column: str) -> float | None:
+    """The number in a cell, None where nvidia-smi has none. Raises ValueError.
+
+    >>> _parse_cell("1980 MHz", "clocks.current.sm [MHz]"), _parse_cell("37", "utilization.gpu [%]")
+    (1980.0, 37.0)
+    """
+    if NO_VALUE.fullmatch(cell):
+        return None
+    _, _, unit = column.rstrip("]").partition(" [")
+    number = cell.removesuffix(f" {unit}") if unit else cell
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{column}: {cell!r} is not a number" + (f" of {unit}" if unit else ""))
+    return value
+
+
+def _append(
+    rec: Recording, t: float, ratio: float | None, temperature: float | None, clock: float | None, power: float | None
+) -> None:
+    end, merged = rec.merged[-1] if rec.merged else (0.0, None)
+    started = rec.merged[-2][0] if len(rec.merged) > 1 else 0.0
+    if end > 0 and merged == ratio and t - started <= MERGE_S:
+        rec.merged[-1] = (t, ratio)
     else:
-        rec.energy.append(0.0)
-        rec.merged.append((t, utilization))
+        rec.merged.append((t, ratio))
+    if power is not None:
+        between = (t - rec.energy_times[-1]) * (power + rec.last_power) / 2 if rec.energy else 0.0
+        rec.energy.append(rec.energy[-1] + between if rec.energy else 0.0)
+        rec.energy_times.append(t)
+        rec.last_power = power
     rec.times.append(t)
-    rec.utilization.append(utilization)
+    rec.utilization.append(ratio)
     rec.temperature.append(temperature)
     rec.sm_clock.append(clock)
     rec.power.append(power)
@@ -150,49 +200,52 @@ class ReplayDevice(Device):
             minor=index,
         )
 
-    def _now(self, call: str) -> float:
+    def _now(self) -> float:
+        """Seconds since the first question. This begins the replay."""
         if self._start is None:
             self._start = self._clock.monotonic()
-        t = self._clock.monotonic() - self._start
-        if t > self._recording.duration_s:
-            raise NotSupported(call, "NVML_ERROR_NO_DATA")
-        return t
+        return self._clock.monotonic() - self._start
+
+    def _read(self, call: str, column: Sequence[float | None]) -> float:
+        now = self._now()
+        value = self._recording.at(column, now) if now <= self._recording.duration_s else None
+        if value is None:
+            raise NotSupported(call, self.reason)
+        return value
 
     def read_utilization(self) -> Rates:
-        now = self._now("nvmlDeviceGetUtilizationRates")
-        return Rates(self._recording.at(self._recording.utilization, now), None)
+        return Rates(self._read("nvmlDeviceGetUtilizationRates", self._recording.utilization), None)
 
     def read_utilization_samples(self, since_wall: float) -> Sequence[UtilizationSample]:
-        if self._start is None:
-            self._start = self._clock.monotonic()
-        now = self._clock.monotonic() - self._start
+        now = self._now()
         zero = self._clock.wall() - now
         # Past the end the last samples are still handed out, once, as a driver's ring would.
         if now > self._recording.duration_s and since_wall - zero >= self._recording.duration_s - 1e-3:
-            raise NotSupported("nvmlDeviceGetSamples", "NVML_ERROR_NO_DATA")
+            raise NotSupported("nvmlDeviceGetSamples", self.reason)
         samples = self._recording.merged
-        first = bisect.bisect_right(samples, (since_wall - zero + 1e-6, float("inf")))
-        last = bisect.bisect_right(samples, (now, float("inf")))
+        first = bisect.bisect_right(samples, since_wall - zero + 1e-6, key=itemgetter(0))
+        last = bisect.bisect_right(samples, now, key=itemgetter(0))
         begins = [samples[first - 1][0] if first else 0.0] + [t for t, _ in samples[first:last]]
         return [
             UtilizationSample(zero + t, ratio, t - begin)
             for begin, (t, ratio) in zip(begins, samples[first:last], strict=False)
+            if ratio is not None
         ]
 
     def read_power(self) -> float:
-        return self._recording.at(self._recording.power, self._now("nvmlDeviceGetPowerUsage"))
+        return self._read("nvmlDeviceGetPowerUsage", self._recording.power)
 
     def read_energy(self) -> float:
-        if self._start is None:
-            self._start = self._clock.monotonic()
-        return self._recording.energy_at(self._clock.monotonic() - self._start)
+        energy = self._recording.energy_at(self._now())
+        if energy is None:
+            raise NotSupported("nvmlDeviceGetTotalEnergyConsumption", self.reason)
+        return energy
 
     def read_temperature(self) -> float:
-        return self._recording.at(self._recording.temperature, self._now("nvmlDeviceGetTemperature"))
+        return self._read("nvmlDeviceGetTemperature", self._recording.temperature)
 
     def read_clocks(self) -> Clocks:
-        sm = self._recording.at(self._recording.sm_clock, self._now("nvmlDeviceGetClockInfo"))
-        return Clocks(sm, None, None)
+        return Clocks(self._read("nvmlDeviceGetClockInfo", self._recording.sm_clock), None, None)
 
 
 class ReplayBackend:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices.errors import DriverUnavailable, NotSupported
 from gpu_exporter.devices.replay import RecordingError, ReplayBackend, ReplayDevice, parse_recording, read_recording
 
-RECORDINGS = Path(__file__).resolve().parents[2] / "fixtures" / "recordings"
+ROOT = Path(__file__).resolve().parents[3]
+RECORDINGS = ROOT / "tests" / "fixtures" / "recordings"
 HEADER = (
     "timestamp, utilization.gpu [%], pstate, temperature.gpu, clocks.current.sm [MHz], power.draw [W],"
     " power.draw.instant [W]\n"
@@ -21,6 +23,9 @@ HEADER = (
 
 def row(second: float, utilization: int, power: float) -> str:
     return f"2023/07/30 17:28:{second:06.3f}, {utilization}, P0, 53, 1410, {power}, {power}\n"
+
+
+INDEXED = "2023/07/30 17:28:01.000, 0, 5 %\n2023/07/30 17:28:01.003, 1, 7 %\n"
 
 
 def test_units_are_converted_at_the_border() -> None:
@@ -63,13 +68,89 @@ def test_after_its_end_a_recording_knows_nothing() -> None:
         ("", "log:1: column 'timestamp' is missing"),
         ("timestamp, power.draw [W]\n", "log:1: column 'utilization.gpu [%]' is missing"),
         (HEADER + row(1, 50, 100), "log: fewer than two rows"),
-        (HEADER + row(1, 50, 100) + "2023/07/30 17:28:02, oops\n", "log:3: "),
+        (HEADER + "2023/07/30 17:28:02, oops\n" + row(3, 5, 100), "log:2: 2 cells where the header has 7"),
+        (
+            HEADER + row(1, 50, 100).replace("1410", "1.41 GHz") + row(2, 5, 1),
+            "log:2: clocks.current.sm [MHz]: '1.41 GHz'",
+        ),
+        (HEADER + row(1, 50, 100).replace("50", "nan") + row(2, 5, 1), "log:2: utilization.gpu [%]: 'nan'"),
+        (HEADER + row(1, 50, 100).replace("50", "-1") + row(2, 5, 1), "log:2: utilization.gpu [%]: '-1'"),
+        (HEADER + row(1, 50, 100) + row(1, 0, 100), "log:3: a second GPU: write one log for each"),
+        ("timestamp, index, utilization.gpu [%]\n" + INDEXED, "log:3: a second GPU: write one log for each"),
+        (row(1, 50, 100) + row(2, 50, 100), "log:1: column 'timestamp' is missing"),
     ],
 )
 def test_a_file_that_is_no_log_names_line_and_fault(text: str, message: str) -> None:
     with pytest.raises(RecordingError) as error:
         parse_recording(text, "log")
     assert str(error.value).startswith(message)
+
+
+AS_WRITTEN = {  # how nvidia-smi heads a column that was asked for so, and writes its cells
+    "timestamp": ("timestamp", "2025/06/01 10:00:{:06.3f}"),
+    "utilization.gpu": ("utilization.gpu [%]", "12 %"),
+    "pstate": ("pstate", "P0"),
+    "temperature.gpu": ("temperature.gpu", "36"),
+    "clocks.current.sm": ("clocks.current.sm [MHz]", "2505 MHz"),
+    "power.draw": ("power.draw [W]", "60.10 W"),
+    "power.draw.instant": ("power.draw.instant [W]", "90.40 W"),
+}
+DOCUMENTED = re.search(
+    r"`(nvidia-smi --format=csv -lms 10\s--query-gpu=(\S+))`", (ROOT / "docs/interfaces.md").read_text()
+)
+
+
+@pytest.mark.parametrize("units", [True, False], ids=["units", "nounits"])
+def test_what_the_documented_command_writes_is_a_recording(units: bool) -> None:
+    assert DOCUMENTED is not None
+    columns = [AS_WRITTEN[name] for name in DOCUMENTED[2].split(",")]
+    rows = [", ".join(cell.format(second / 100) for _, cell in columns) for second in range(3)]
+    if not units:
+        rows = [re.sub(r" (%|MHz|W)", "", each) for each in rows]
+    recording = parse_recording("\n".join([", ".join(name for name, _ in columns), *rows, ""]))
+    assert recording.utilization == [0.12] * 3
+    assert (recording.temperature[0], recording.sm_clock[0], recording.power[0]) == (36.0, 2505e6, 90.4)
+
+
+def test_a_cell_without_a_value_is_a_gap_of_its_own() -> None:
+    clock = ManualClock()
+    text = HEADER + row(1, 50, 100) + row(2, 7, 0).replace("7, P0", "[Unknown Error], P0") + row(3, 40, 300)
+    device = ReplayDevice(parse_recording(text.replace(", 0, 0\n", ", [N/A], [N/A]\n")), 0, "x", clock)
+    device.read_utilization()
+    clock.advance(1.0)
+    for read in (device.read_utilization, device.read_power):
+        with pytest.raises(NotSupported):
+            read()
+    assert device.read_temperature() == 53.0
+    clock.advance(1.0)
+    assert device.read_power() == 300.0
+    assert device.read_energy() == pytest.approx(400.0)
+    assert [(each.ratio, each.span_s) for each in device.read_utilization_samples(clock.wall() - 2)] == [(0.4, 1.0)]
+
+
+def test_a_log_without_power_has_no_energy() -> None:
+    recording = parse_recording((HEADER + row(1, 50, 0) + row(2, 50, 0)).replace(", 0, 0\n", ", [N/A], [N/A]\n"))
+    with pytest.raises(NotSupported):
+        ReplayDevice(recording, 0, "x", ManualClock()).read_energy()
+    with pytest.raises(NotSupported):
+        ReplayDevice(recording, 0, "x", ManualClock()).read_power()
+
+
+@pytest.mark.parametrize("cut", range(1, len(row(3, 40, 300))))
+def test_a_last_line_that_was_cut_is_dropped(cut: int) -> None:
+    whole = HEADER + row(1, 50, 100) + row(2, 50, 100)
+    assert parse_recording(whole + row(3, 40, 300)[:cut]).times == [0.0, 1.0]
+
+
+def test_a_log_with_few_columns_and_a_mark_of_its_encoding(tmp_path: Path) -> None:
+    log = tmp_path / "gpu.csv"
+    log.write_text(
+        "timestamp, utilization.gpu [%], power.draw [W]\n"
+        "2025/06/01 10:00:00.000, 5 %, 60.00 W\n2025/06/01 10:00:01.000, 255 %, 60.00 W\n",
+        "utf-8-sig",
+    )
+    recording = read_recording(log)
+    assert (recording.utilization, recording.power) == ([0.05, None], [60.0, 60.0])
 
 
 @given(st.text(max_size=300))
