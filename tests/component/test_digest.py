@@ -19,6 +19,8 @@ DAYS = 16
 PLACE = 'job="gpu-exporter",node="{node}",instance="{node}"'
 ML = 'scheduler="kubernetes",namespace="ml"'
 ADA = 'scheduler="slurm",account="phys",user="ada"'
+BOB = 'scheduler="slurm",account="chem",user="bob"'
+MOVED_S = 12 * 3600  # n3's exporter answers at another address since then
 POD = 'scheduler="kubernetes",namespace="ml",pod="train-0"'
 
 
@@ -41,6 +43,17 @@ def write_history(path: Path, end: int) -> None:
                 put("gpu_tenant_busy_gpu_seconds_total", labels, at, (held - idle) / 2)
                 put("gpu_tenant_idle_gpu_seconds_total", labels, at, idle)
                 put("gpu_tenant_energy_joules_total", labels, at, 360.0 * held)
+    for at in range(begin, end + 1, STEP_S):
+        for job, is_there in (("a", at < end - MOVED_S), ("b", at >= end - MOVED_S)):
+            if is_there:
+                put(
+                    "gpu_tenant_held_gpu_seconds_total", f'job="moved",node="n3",instance="{job}",{BOB}', at, at - begin
+                )
+        for number in (1, 2, 3):
+            put("gpu_tenant_held_gpu_seconds_total", f'job="twice",node="n4",instance="{number}",{BOB}', at, at - begin)
+        put("gpu_tenant_held_gpu_seconds_total", f'job="twice",node="n5",instance="1",{BOB}', at, at - begin)
+        put("gpu_tenant_held_gpu_seconds_total", f'job="enforced",node="n6",{BOB}', at, at - begin)
+        put("gpu_up", 'job="enforced",node="n6",uuid="GPU-6",namespace="monitoring"', at, 1)
     for at in range(end - 3 * 86400, end + 1, 60):
         put("allocation:gpu_share:part", f'{POD},node="n1",uuid="GPU-0",part="idle_long"', at, 0.5)
         put("allocation:owner:info", f'{POD},team="vision"', at, 1)
@@ -106,6 +119,27 @@ def test_a_shorter_time_is_no_part_of_a_longer_one(prometheus: Prometheus) -> No
     data = json.loads(digest(prometheus, "--format=json", "--since=36h").stdout)
     assert data["total"]["held_hours"] == pytest.approx(3 * 36.0, rel=0.02)
     assert [round(day["held_hours"]) for day in data["days"]] == [36, 72]
+
+
+def test_an_exporter_that_moved_loses_no_hours(prometheus: Prometheus) -> None:
+    done = digest(prometheus, "--format=json", "--since=3d", '--source.matcher=job="moved"')
+    data = json.loads(done.stdout)
+    # Between the last sample at one address and the first at the other nothing is known.
+    assert data["total"]["held_hours"] == pytest.approx(72.0, abs=0.3)
+    assert not any("hours" in each for each in data["missing"])
+
+
+def test_an_exporter_that_is_scraped_thrice_counts_once_and_says_so(prometheus: Prometheus) -> None:
+    done = digest(prometheus, "--format=json", "--since=3d", '--source.matcher=job="twice"')
+    data = json.loads(done.stdout)
+    assert data["total"]["held_hours"] == pytest.approx(2 * 72.0, rel=0.01)
+    assert [each for each in data["missing"] if each.startswith("some hours of n4, maybe: several targets")]
+
+
+def test_hours_under_an_enforced_namespace_are_refused(prometheus: Prometheus) -> None:
+    done = digest(prometheus, '--source.matcher=job="enforced"')
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "the series of GPUs (gpu_up) have a namespace" in done.stderr
 
 
 def test_people_can_read_it(prometheus: Prometheus) -> None:

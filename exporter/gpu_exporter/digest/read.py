@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from gpu_exporter.digest import oversized
+from gpu_exporter.digest import oversized, targets
 from gpu_exporter.digest.oversized import Oversized
 from gpu_exporter.reconciler.evidence import EvidenceError, HolderName, holder_name, title, users_id_of
+from gpu_exporter.reconciler.promql import ENFORCED
 from gpu_exporter.reconciler.vector import Row, parse_vector
 from gpu_exporter.threads import NoThread, run_ahead
 
@@ -130,15 +131,19 @@ class Reader:
         """The digest of `since_s` seconds up to `end` (Unix seconds)."""
         digest = Digest(end - since_s, end)
         parts = [*_parts(since_s, 0.0), *_parts(since_s, since_s)]
-        queries = [(part, query) for part in parts for query in self._queries(part, part.ago < since_s)]
         whole = _Part(0.0, since_s)
+        enforced = f'count(last_over_time(gpu_up{{{self._matcher},namespace!=""}}{whole.window}))'
+        twice = {part: targets.nodes_scraped_twice(self._matcher, part.span, part.ago) for part in parts}
+        known = self._ask_all([(whole, ("enforced", enforced)), *((p, ("twice", q)) for p, q in twice.items())], end)
+        if known[whole, "enforced"]:
+            raise EvidenceError(f"{self._url}: {ENFORCED}")
+        queries = [
+            (part, query)
+            for part in parts
+            for query in self._queries(part, part.ago < since_s, twice[part] if known[part, "twice"] else "")
+        ]
         queries += [(whole, query) for query in oversized.queries(HOLDER, OWNER, f"{since_s:.0f}s")]
-        answers: dict[tuple[_Part, str], list[Row]] = {}
-        try:
-            for part, name, rows in run_ahead(lambda item: self._ask(*item, end), queries, WORKERS, "digest"):
-                answers[part, name] = rows
-        except NoThread as exc:
-            raise EvidenceError(str(exc)) from exc
+        answers = self._ask_all(queries, end)
         idle: dict[HolderName, IdleHolder] = {}
         for part in sorted(parts, key=lambda each: -each.ago):
             is_before = part.ago >= since_s
@@ -159,6 +164,13 @@ class Reader:
             raise EvidenceError(
                 f"{self._url}: no gpu_tenant_held_gpu_seconds_total{{{self._matcher}}} in this time (--source.matcher)"
             )
+        nodes = sorted({row.labels.get("node", "") for part in parts for row in known[part, "twice"]})
+        if nodes:
+            more = f" and {len(nodes) - 3} nodes more" if len(nodes) > 3 else ""
+            digest.missing.append(
+                f"some hours of {', '.join(nodes[:3])}{more}, maybe: several targets scraped one exporter, so the "
+                "larger counts; scrape each exporter once"
+            )
         without = [tenant for tenant, hours in digest.tenants.items() if hours.held and hours.energy_kwh is None]
         if without:
             digest.missing.append(
@@ -174,13 +186,20 @@ class Reader:
             )
         return digest
 
-    def _queries(self, part: _Part, all_of_it: bool) -> Iterator[tuple[str, str]]:
-        """Name and expression; of the time before only the hours."""
+    def _ask_all(self, queries: list[tuple[_Part, tuple[str, str]]], end: float) -> dict[tuple[_Part, str], list[Row]]:
+        try:
+            answers = run_ahead(lambda item: self._ask(*item, end), queries, WORKERS, "digest")
+            return {(part, name): rows for part, name, rows in answers}
+        except NoThread as exc:
+            raise EvidenceError(str(exc)) from exc
+
+    def _queries(self, part: _Part, all_of_it: bool, twice: str) -> Iterator[tuple[str, str]]:
+        """Name and expression; of the time before only the hours. `twice`: PromQL for nodes with several targets."""
         counters = [(name, f"gpu_tenant_{name}_gpu_seconds_total", 3600.0) for name in HOURS]
         counters += [("energy_kwh", "gpu_tenant_energy_joules_total", 3.6e6)] if all_of_it else []
         for name, counter, unit in counters:
             grown = f"increase({counter}{{{self._matcher}}}{part.window})"
-            yield name, f"sum by ({TENANT}) (max by (node, {TENANT}) ({grown})) / {unit:g}"
+            yield name, f"{targets.total(grown, TENANT, twice)} / {unit:g}"
         if not all_of_it:
             return
         hours = self._interval_s / 3600.0
