@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from email.utils import parsedate_to_datetime
 from fractions import Fraction
 from typing import Any
 
@@ -104,6 +105,14 @@ def parse_timestamp(value: Any) -> float | None:
     except (ValueError, OverflowError):  # the 31st of February
         return None
     return whole_seconds + float(part or 0)
+
+
+def parse_http_date(value: Any) -> float | None:
+    """Unix seconds of the header Date (RFC 9110, section 5.6.7), cut to whole ones."""
+    try:
+        return parsedate_to_datetime(value).timestamp() if isinstance(value, str) else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def load_json(text: str, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:

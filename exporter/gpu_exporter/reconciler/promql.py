@@ -16,6 +16,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.fetch import ANSWER_S, MIB, MOST_BYTES
 from gpu_exporter.model import ALLOCATION_KEY
 from gpu_exporter.outside import WHOLE_MAX, whole
+from gpu_exporter.reconciler.clocks import LATENT_MAX_S, ahead_of, describe_disagreement
 from gpu_exporter.reconciler.coverage import coverage
 from gpu_exporter.reconciler.evidence import (
     EVIDENCE_S,
@@ -142,6 +143,7 @@ class PromQLSource:
             raise EvidenceError(f"no gpu-exporter series match {matcher}: see --source.matcher")
         if self._count("gpu_up", 'namespace!=""'):
             raise EvidenceError(ENFORCED)
+        self._compare_clocks()
         hidden = self._count("gpu_allocation_info", 'identity="hidden"', "count by (uuid, mig_uuid) ")
         pause = self._pauses.read(self.query, wall) if self._pauses is not None else Pause()
         sharing = self._peaks.known if self._peaks is not None else {}
@@ -340,6 +342,16 @@ class PromQLSource:
     def select(self, metric: str, *wanted: str) -> str:
         """As Asked."""
         return f"{metric}{{{','.join(part for part in (self._matcher, *wanted) if part)}}}"
+
+    def _compare_clocks(self) -> None:
+        """Raise EvidenceError where our clock is not Prometheus'."""
+        if self._at is not None:  # the past has no clock
+            return
+        asked = self._clock.wall()
+        for row in self.query("vector(time())"):
+            ahead_s = ahead_of(row.value, asked, self._clock.wall())
+            if fault := describe_disagreement(ahead_s, f"Prometheus ({self._url})", LATENT_MAX_S):
+                raise EvidenceError(fault)
 
     def query(self, query: str, most_bytes: int = MOST_BYTES, at: float | None = None) -> list[Row]:
         """As Asked, within the time of a cycle; an answer of at most so many bytes."""

@@ -242,6 +242,7 @@ class FakeApi:
             "increase(gpu_allocation_observed": (place, 7190.0),
             "min by (node": ({"node": "n1", "instance": "n1"}, 1.0),
             "gpu_allocation_info": ({**place, "user": "ada", "account": "phys"}, 1.0),
+            "vector(time())": ({}, NOW),
             "time()": ({"node": "n1", "instance": "n1"}, 3.0),
             "gpu_allocation_idle_run_witnesses": (place, 4.0),
             "last_over_time(gpu_allocation_host_activity_ratio": None,
@@ -274,12 +275,29 @@ def test_promql_evidence_asks_for_suspects_first_and_restricts_the_rest() -> Non
     asked = [query for query in api.queries if "idle_run_seconds" in query]
     assert asked[0].endswith('(gpu_allocation_idle_run_seconds{cluster="a"} >= 3600)')
     assert asked[1].endswith('holder_units|idle_gap_longest_seconds|activity_unknown)",scheduler="slurm",job_id=~"42"}')
-    assert all('cluster="a"' in query for query in api.queries)
-    assert len(api.queries) == 10
+    assert all('cluster="a"' in query for query in api.queries if query != "vector(time())")
+    assert len(api.queries) == 11
 
 
 def read(api: FakeApi, *marked: HolderName) -> Evidence:
     return PromQLSource("http://p:9090", 3600.0, 7200.0, ManualClock(wall=NOW), "", api).read_evidence(marked)
+
+
+@pytest.mark.parametrize(("ahead_s", "side"), [(121.0, "ahead of"), (3600.0, "ahead of"), (-121.0, "behind")])
+def test_nothing_is_decided_by_a_clock_that_is_not_prometheus(ahead_s: float, side: str) -> None:
+    api = FakeApi()
+    api.values["vector(time())"] = NOW - ahead_s
+    with pytest.raises(
+        EvidenceError, match=rf"is {abs(ahead_s):.0f} s {side} that of Prometheus \(http://p:9090\): set"
+    ):
+        read(api)
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 30.0, 119.0, -119.0])  # VictoriaMetrics answers as of 30 s ago
+def test_a_clock_that_is_nearly_prometheus_does(ahead_s: float) -> None:
+    api = FakeApi()
+    api.values["vector(time())"] = NOW - ahead_s
+    assert read(api).holders
 
 
 def test_both_sources_say_who_works_on_its_host() -> None:
@@ -585,7 +603,7 @@ def test_a_hint_has_a_time_of_its_own_after_the_evidence(monkeypatch: pytest.Mon
             if "bottomk" in form["query"]:
                 within["hint"] = within_s
                 raise EvidenceError("too many samples")
-            now[0] += 3.2  # nine queries leave little of the thirty seconds
+            now[0] += 2.9  # ten queries leave little of the thirty seconds
             return super().__call__(url, form, most_bytes, within_s)
 
     monkeypatch.setattr("gpu_exporter.reconciler.promql.time.monotonic", lambda: now[0])

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kubernetes import client
 
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.kubernetes import survey
+from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.namespace import NamespaceView
 from gpu_exporter.reconciler.kubernetes.owners import Chain
 from gpu_exporter.reconciler.kubernetes.survey import FRESH_S, VIEW_S, PodSurveyor, _Read
@@ -21,7 +23,7 @@ A, B = HolderName("kubernetes", "a", "x"), HolderName("kubernetes", "b", "x")
 
 def test_a_look_at_one_namespace_costs_no_other_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock()
-    surveyor = PodSurveyor(None, Policy(), clock)  # type: ignore[arg-type]  # nothing is asked here
+    surveyor = PodSurveyor(Api(client.ApiClient()), Policy(), clock)  # nothing is asked here
     read: list[str] = []
 
     def note(wanted: dict[str, Any]) -> dict[str, _Read]:
@@ -46,7 +48,7 @@ def test_a_look_at_one_namespace_costs_no_other_its_place(monkeypatch: pytest.Mo
 def test_a_namespace_that_is_too_large_comes_last_and_only_for_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """It keeps no other waiting; and a server that is slow for all is a failure, not a namespace that is too large."""
     clock = ManualClock()
-    surveyor = PodSurveyor(None, Policy(), clock)  # type: ignore[arg-type]  # nothing is asked here
+    surveyor = PodSurveyor(Api(client.ApiClient()), Policy(), clock)  # nothing is asked here
     order: list[str] = []
     too_large: set[str] = set()
 

@@ -19,8 +19,9 @@ from urllib3.exceptions import HTTPError
 from yaml import YAMLError
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.outside import load_json, whole
+from gpu_exporter.outside import load_json, parse_http_date, whole
 from gpu_exporter.plain import one_line
+from gpu_exporter.reconciler.clocks import ahead_of, describe_disagreement
 from gpu_exporter.reconciler.kubernetes.stream import MALFORMED, OBJECT_MAX, TOO_LARGE, ListReader, NotJson, Odd
 from gpu_exporter.reconciler.marks import MarkError
 
@@ -112,8 +113,14 @@ class Api:
         self.odd: Counter[tuple[str, str]] = Counter()
         """How often an object was left out, by its kind and one of REASONS."""
         self._odd_names: set[tuple[str, str]] = set()
+        self._ahead_s = 0.0  # of our clock, by the last answer
         self._lock = threading.Lock()
         self._one_at_a_time = threading.Lock()  # held while a whole object is in memory
+
+    @property
+    def clock_fault(self) -> str:
+        """Why nothing can be decided by our clock, as the last answer shows; "" while it agrees with the server's."""
+        return describe_disagreement(self._ahead_s, "the API server")
 
     def call(
         self,
@@ -215,12 +222,16 @@ class Api:
     ) -> Generator[bytes, None, None]:
         """The bytes of an answer as they come. Raises MarkError for an error, and for one that takes too long."""
         left_s = max(timeout_s, ANSWER_S)  # of waiting: what is made of the answer is not the server's time
+        asked_wall = time.time()
         try:
             response = function(*arguments, _preload_content=False, _request_timeout=timeout_s, **options)
         except ApiException as exc:  # of some releases of the client, which have read the answer by then
             raise failure(exc.status or 0, _text(exc.body), _patience(exc.headers)) from exc
         except (HTTPError, OSError) as exc:
             raise MarkError("error", f"API server: {exc}") from exc
+        said_wall = parse_http_date(response.headers.get("Date"))
+        if said_wall is not None:
+            self._ahead_s = ahead_of(said_wall, asked_wall, time.time(), resolution_s=1.0)
         try:
             if not 200 <= response.status < 300:
                 raise failure(response.status, _head(response), _patience(response.headers))

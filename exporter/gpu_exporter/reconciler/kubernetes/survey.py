@@ -97,6 +97,8 @@ class PodSurveyor:
         }
         self._make_room()
         self._served = {uid: seen for uid, seen in self._served.items() if now - seen[0] < SERVED_KEEP_S}
+        if fault := self._api.clock_fault:
+            return dict.fromkeys(names, Unreadable(fault, is_failure=True))
         return {name: self._guarded(name, wall) for name in names}
 
     def _guarded(self, name: HolderName, wall: float) -> Surroundings | Unreadable:

@@ -109,6 +109,8 @@ class TargetReader:
         look = self._owners.look(namespace, until)
         link = Link(f"{reference.group}/{reference.version}", reference.kind, reference.name, reference.uid)
         found, shape = look.read(link), SHAPES[link.group, link.kind]
+        if fault := self._api.clock_fault:
+            raise MarkError("error", fault)
         if found is None:
             raise Refused("replaced", f"{reference.title} is gone, or another one has its name")
         if isinstance(found, Unread):
