@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -69,6 +71,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "podLabels": {"a": "b"},
             "priorityClassName": "high",
         },
+        "web": {"secret": "web", "scheme": "HTTPS"},
     },
     "no-reconciler": {"reconciler": {"enabled": False}, **MONITORING},
 }
@@ -133,6 +136,8 @@ def test_lint_and_schemas(helm: Helm, schemas: str, variant: str, tmp_path: Path
         ({"reconciler": {"interval": "0s"}}, "does not match pattern"),
         ({"prometheusRule": {"otherExporter": ["source-dcgm", "compat-dcgm"]}}, "value must be one of"),
         ({"prometheusRule": {"alertsIn": "both"}}, "value must be one of"),
+        ({"web": {"scheme": "https"}}, "value must be one of"),
+        ({"podMonitor": {"enabled": True, "tlsConfig": {"serverName": "a"}}}, "set web.scheme=HTTPS"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(helm: Helm, values: dict[str, Any], complaint: str) -> None:
@@ -197,7 +202,7 @@ def test_alerts_are_in_prometheus_or_in_grafana_and_never_in_both(helm: Helm) ->
 
     recordings, alerts, none = names({})
     assert none == set()
-    assert len(alerts) == 26
+    assert len(alerts) == 27
     assert names({"alertsIn": "grafana", "grafana": {"datasource": "mimir-1"}}) == (recordings, set(), alerts)
 
 
@@ -263,6 +268,51 @@ def test_version_is_the_projects(helm: Helm) -> None:
 
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
     assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
+
+
+@pytest.mark.parametrize("version", ["0.1.0+4fda46fd8c4e", f"0.1.0-rc.{'9' * 60}+1", f"0.1.0+{'a' * 43}_"])
+def test_a_version_of_flux_is_a_label(plane: ControlPlane, tmp_path: Path, helm: Helm, version: str) -> None:
+    """Flux adds +DIGEST to the chart's version; the API server refuses objects with such a label."""
+    chart = shutil.copytree(CHART, tmp_path / "chart")
+    text = (chart / "Chart.yaml").read_text("utf-8")
+    (chart / "Chart.yaml").write_text(
+        re.sub("^version: .*$", f"version: {version.replace('_', '-')}", text, flags=re.M)
+    )
+    done = helm.run("template", "gpu", chart, "--namespace=default")
+    (account, *_) = (each for each in yaml.safe_load_all(done.stdout) if each and each["kind"] == "ServiceAccount")
+    plane.core.create_namespaced_service_account("default", account, dry_run="All")
+
+
+def test_kubectl_apply_takes_every_object(helm: Helm) -> None:
+    """It writes the object into an annotation of itself, of which the API server takes 262,144 bytes in all."""
+    for each in helm.objects(VARIANTS["everything"]):
+        length = len(json.dumps(each, separators=(",", ":")))
+        assert length < 200_000, (each["kind"], each["metadata"]["name"], length)
+    names = {path.name for path in (CHART / "files" / "dashboards").glob("*.json")}
+    maps = [each for each in helm.objects(MONITORING) if each["metadata"]["labels"].get("grafana_dashboard")]
+    assert sorted(key for each in maps for key in each["data"]) == sorted(names)
+
+
+def test_who_asks_a_port_with_tls_speaks_tls(helm: Helm) -> None:
+    endpoint = {"tlsConfig": {"serverName": "gpu-exporter"}, "basicAuth": {"username": {"name": "web", "key": "user"}}}
+    values = {"web": {"secret": "web", "scheme": "HTTPS"}, "podMonitor": {"enabled": True, **endpoint}}
+    for values_given, scheme in ((values, "HTTPS"), ({"podMonitor": {"enabled": True}}, "HTTP")):
+        objects = helm.objects(values_given)
+        for kind in ("DaemonSet", "Deployment"):
+            pod = find(objects, kind)["spec"]["template"]["spec"]
+            (container,) = pod["containers"]
+            probes = [container[each]["httpGet"]["scheme"] for each in ("livenessProbe", "readinessProbe")]
+            assert probes == [scheme, scheme]
+            flag = "--web.config.file=/etc/gpu-exporter-web/web.yaml" in container["args"]
+            mounted = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "web"]
+            secrets = [each["secret"]["secretName"] for each in pod["volumes"] if each["name"] == "web"]
+            assert (flag, mounted, secrets) == (
+                (True, ["/etc/gpu-exporter-web"], ["web"]) if scheme == "HTTPS" else (False, [], [])
+            )
+        for name in ("-agent", "-reconciler"):
+            (found,) = find(objects, "PodMonitor", name)["spec"]["podMetricsEndpoints"]
+            shown = {key: value for key, value in found.items() if key in ("scheme", *endpoint)}
+            assert shown == ({"scheme": "https", **endpoint} if scheme == "HTTPS" else {})
 
 
 def test_the_agent_has_no_right_and_the_dry_run_may_read_pods_only(helm: Helm) -> None:

@@ -193,7 +193,13 @@ def test_kubectl_lists_explains_and_keeps(site: Consumed) -> None:
     assert said[0] == "stage: underused", done.stderr
     assert "evidence: its one GPU idle for 116 min, and so are the other one member of batch/v1/Job/train" in said
     assert any(line.split()[1:2] == ["GpuUnderused"] for line in said)
-    asked = kubectl(site, "keep", pods[0], "4h", "-n", site.namespace)
+    for same in (
+        ("-n", site.namespace, "why", pods[0]),
+        (f"--namespace={site.namespace}", "why", f"pod/{pods[0]}"),
+        ("why", "-n", site.namespace, f"pods/{pods[0]}"),
+    ):
+        assert kubectl(site, *same).stdout == done.stdout, same
+    asked = kubectl(site, "keep", "-n", site.namespace, pods[0], "4h")
     assert asked.returncode == 0, asked.stderr
     until = site.annotations(pods[0])["gpu-exporter.io/exempt-until"]
     seconds = time.mktime(time.strptime(until, "%Y-%m-%dT%H:%M:%SZ")) - time.timezone - time.time()
@@ -211,6 +217,14 @@ def test_kubectl_lists_explains_and_keeps(site: Consumed) -> None:
         ("keep", pods[0], "0h"),
         ("keep", pods[0], "999999999999d"),
         ("why",),
+        ("why", pods[0], pods[1]),
+        ("why", f"job/{pods[0]}"),
+        ("keep", pods[0], "4h", "more"),
+        ("wy", pods[0]),
+        ("why", pods[0], "-n"),
     ):
         done = kubectl(site, *wrong)
         assert (done.returncode, "kubectl gpu-idle keep POD DURATION" in done.stderr) == (2, True), wrong
+    for asked_for in (("--help",), ("-h",), ("help",), ("why", "--help"), ("keep", pods[0], "-h")):
+        done = kubectl(site, *asked_for)
+        assert (done.returncode, done.stderr, "keep POD DURATION" in done.stdout) == (0, "", True), asked_for

@@ -14,7 +14,8 @@ app.kubernetes.io/component: {{ .component }}
 {{ include "gpu-exporter.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- /* Flux adds +DIGEST to the version, and a label may hold neither + nor more than 63 characters. */}}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" | trimSuffix "_" | trimSuffix "." }}
 {{- end }}
 
 {{- define "gpu-exporter.image" -}}
@@ -54,10 +55,29 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- $text -}}
 {{- end }}
 
-{{/* Where the kubelet probes: the address that the program listens on, unless that is every address. */}}
-{{- define "gpu-exporter.probeHost" -}}
-{{- $host := trimAll "[]" . -}}
-{{- if not (has $host (list "" "::" "0.0.0.0")) }}host: {{ $host | quote }}{{ end -}}
+{{/* How and where the kubelet probes: the address that the program listens on, unless that is every address.
+     (dict "root" $ "address" ADDRESS) */}}
+{{- define "gpu-exporter.probe" -}}
+scheme: {{ .root.Values.web.scheme }}
+{{- $host := trimAll "[]" .address }}
+{{- if not (has $host (list "" "::" "0.0.0.0")) }}
+host: {{ $host | quote }}
+{{- end }}
+{{- end }}
+
+{{/* How a Prometheus of the operator scrapes the port. */}}
+{{- define "gpu-exporter.scheme" -}}
+{{- if eq .Values.web.scheme "HTTPS" }}
+scheme: https
+{{- with .Values.podMonitor.tlsConfig }}
+tlsConfig: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- else if .Values.podMonitor.tlsConfig }}
+{{- fail "podMonitor.tlsConfig: Prometheus uses it with TLS only; set web.scheme=HTTPS" }}
+{{- end }}
+{{- with .Values.podMonitor.basicAuth }}
+basicAuth: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{/* What every container may do: nothing. */}}
