@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.devices.nvml import constants as nvml
 from gpu_exporter.devices.nvml.recording import is_recording
-from tests.testbed.faults import FaultTable, Rig, Seen, look, scrape_ms, threads_of
+from tests.testbed.faults import QUIET, FaultTable, Rig, Seen, look, scrape_ms, threads_of
+from tests.testbed.kmsg import Kmsg
 from tests.testbed.nvml.feeder import NvmlTable
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, run_exporter, wait_for
 from tests.testbed.sysfs import add_function
@@ -35,7 +37,12 @@ ORDER = [
     "a call fails on all GPUs",
     "no call is answered (device access revoked)",
     "no permission for a call",
+    "a call about a GPU's identity fails",
+    "GPU asks for a reset and answers",
     "GPU gone from the driver's list after a restart",
+    "GPU on the bus that the driver does not list",
+    "the driver cannot start a GPU (its probe fails)",
+    "GPU asleep (runtime power management)",
     "GPU given to a virtual machine",
     "driver released on request (SIGUSR1)",
     "driver replaced, in a container",
@@ -43,6 +50,10 @@ ORDER = [
     "XID, then the GPU is lost",
     "state directory full or read-only",
 ]
+
+
+NINTH = "0000:40:00.0"
+MISSING = f'gpu_missing{{pci_bus_id="{NINTH}"}} 1'
 
 
 @pytest.fixture(scope="module")
@@ -357,6 +368,119 @@ def test_no_permission(rig: Rig, matrix: FaultTable) -> None:
         "the same",
         "one line in the log with what would grant it; the error counted once",
         "asked again after 10 minutes",
+    )
+
+
+def test_a_call_about_identity_fails(rig: Rig, matrix: FaultTable) -> None:
+    calls = ("nvmlDeviceGetName", "nvmlDeviceGetPciInfo", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetMigMode")
+    for call in calls:
+        rig.table.set_call(3, call, "NVML_ERROR_UNKNOWN")
+    rig.set_state("B")
+    _, url = rig.start()
+    seen = rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "B") == rig.all())
+    uuid = rig.table.table.devices[3].uuid.decode()
+    assert f'gpu_up{{gpu="3",uuid="{uuid}"}} 1' in seen.text
+    rig.wait_until(url, "counts", lambda seen: all((call, "NVML_ERROR_UNKNOWN") in seen.errors for call in calls))
+    heal(rig)
+    named = f'gpu_info{{gpu="3",uuid="{uuid}",name="NVIDIA H100'
+    rig.wait_until(url, "the name", lambda seen: named in seen.text)
+    matrix.add(
+        "a call about a GPU's identity fails",
+        "fresh; that label of `gpu_info` is empty",
+        OTHERS,
+        "`gpu_exporter_driver_errors_total{call,error}`",
+        "when it is answered, by itself",
+    )
+
+
+def test_a_gpu_asks_for_a_reset(rig: Rig, matrix: FaultTable) -> None:
+    _, url = rig.start("--state.directory=")
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+    rig.table.set_field(3, nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 1)
+    rig.set_state("B")
+    rig.wait_until(url, "the wish", lambda seen: seen["gpu_recovery_action"].get("3") == 1.0)
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "B") == rig.all())
+    status = json.loads(fetch(f"{url}/api/v1/status") or "")
+    assert (status["devices_health"], status["gpus"][3]["asks"]) == ("partial", "asks for a reset")
+    assert "asks for a reset" in (fetch(f"{url}/") or "")
+    done = run_exporter("--once", "--state.directory=", *QUIET, environment=rig.environment)
+    assert (done.returncode, done.stderr.count("partial: gpu 3 asks for a reset")) == (4, 1)
+    matrix.add(
+        "GPU asks for a reset and answers",
+        "fresh; row and page: asks for a reset",
+        OTHERS,
+        "`gpu_recovery_action` 1, alert GpuRecoveryNeeded; `--check=devices` and `--once` exit with 4 and name it",
+        "after the reset, by itself",
+    )
+
+
+def bus_of(rig: Rig) -> None:
+    """Every GPU of the driver's list on the bus, bound to it."""
+    for index in range(COUNT):
+        add_function(rig.sysfs, f"0000:{0x10 + index:02x}:00.0", "nvidia")
+
+
+def test_a_gpu_that_the_driver_does_not_list(rig: Rig, matrix: FaultTable) -> None:
+    bus_of(rig)
+    add_function(rig.sysfs, NINTH, "nvidia")
+    _, url = rig.start()
+    seen = rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+    seen = rig.wait_until(url, "the ninth to be missed", lambda seen: MISSING in seen.text)
+    assert (seen.one("gpu_devices_visible"), seen.one("gpu_devices_expected")) == (COUNT, COUNT + 1)
+    why = f"{NINTH}: bound to kernel driver nvidia, whose list does not have it"
+    assert [each for each in json.loads(fetch(f"{url}/api/v1/status") or "")["gaps"] if why in each]
+    assert why.partition(": ")[2] in (fetch(f"{url}/") or "")
+    done = run_exporter("--once", "--state.directory=", f"--path.sysfs={rig.sysfs}", environment=rig.environment)
+    assert (done.returncode, why in done.stderr) == (4, True), done.stderr
+    add_function(rig.sysfs, NINTH, "vfio-pci")
+    rig.wait_until(url, "it to be given away", lambda seen: "gpu_missing" not in seen.text)
+    matrix.add(
+        "GPU on the bus that the driver does not list",
+        "row `missing` with its address; no UUID is known",
+        f"{COUNT} fresh",
+        f"`gpu_missing{{pci_bus_id}}` 1, alert GpuMissing, visible {COUNT} of {COUNT + 1}; `--once` exits with 4 and names it",
+        "when it is listed, bound to another driver, or off the bus",
+    )
+
+
+def test_the_driver_cannot_start_a_gpu(rig: Rig, matrix: FaultTable, tmp_path: Path) -> None:
+    bus_of(rig)
+    add_function(rig.sysfs, NINTH, "")
+    kmsg = Kmsg(tmp_path / "kmsg")
+    _, url = rig.start("--collector.xid.kmsg", f"--path.kmsg={kmsg.path}")
+    seen = rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+    assert MISSING not in seen.text, "a card without a driver may be a virtual machine's"
+    kmsg.write(f"nvidia: probe of {NINTH} failed with error -1")
+    rig.wait_until(url, "the ninth to be missed", lambda seen: MISSING in seen.text)
+    assert "its probe failed" in (fetch(f"{url}/") or "")
+    kmsg.close()
+    matrix.add(
+        "the driver cannot start a GPU (its probe fails)",
+        "row `missing`: its probe failed",
+        f"{COUNT} fresh",
+        "`gpu_missing{pci_bus_id}` 1, with `--collector.xid.kmsg`; without it after others of its kind worked for 10 minutes",
+        "when it is listed, bound to another driver, or off the bus",
+    )
+
+
+def test_a_gpu_that_sleeps(rig: Rig, matrix: FaultTable) -> None:
+    bus_of(rig)
+    add_function(rig.sysfs, NINTH, "nvidia", runtime_status="suspended")
+    _, url = rig.start()
+    rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
+
+    def is_no_fault(seen: Seen) -> None:
+        assert MISSING not in seen.text
+        assert seen.one("gpu_devices_expected") == COUNT
+
+    rig.hold(url, 1.0, is_no_fault)
+    assert json.loads(fetch(f"{url}/api/v1/status") or "")["health"] == "ok"
+    matrix.add(
+        "GPU asleep (runtime power management)",
+        "no series of its own",
+        f"{COUNT} fresh",
+        "none: it is no fault",
+        "when it wakes, by itself",
     )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.testbed.faults import Rig, Seen
+from tests.testbed.kmsg import Kmsg
 from tests.testbed.nvml.feeder import NvmlTable
 from tests.testbed.processes import Processes, run_exporter, wait_for
 
@@ -18,21 +18,6 @@ GPU_3 = "0000:13:00"
 @pytest.fixture
 def rig(nvml_table: NvmlTable, nvml_environment: dict[str, str], processes: Processes, tmp_path: Path) -> Rig:
     return Rig(nvml_table, nvml_environment, processes, tmp_path, 4)
-
-
-class Kmsg:
-    """A pipe that gives records as /dev/kmsg does, but for the ring in which those are kept."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        os.mkfifo(path)
-        self._handle = os.open(path, os.O_RDWR)  # so that it stays open between two readers
-
-    def write(self, text: str, priority: int = 4) -> None:
-        os.write(self._handle, f"{priority},1,1,-;{text}\n SUBSYSTEM=pci\n".encode())
-
-    def close(self) -> None:
-        os.close(self._handle)
 
 
 @pytest.fixture

@@ -194,6 +194,33 @@ def test_devices_of_another_plugin_are_no_gpus(node: Node, watcher: Watcher) -> 
         network.stop()
 
 
+def test_replicas_are_one_gpu(node: Node, watcher: Watcher) -> None:
+    """Time slicing of NVIDIA's device plugin: ids UUID::N, of which one container may get several."""
+    shared = UUIDS[3]
+    replicas = [f"{shared}::{number}" for number in range(4)]
+    plugin = DevicePlugin(node.root / "device-plugins", replicas, "nvidia.com/gpu.shared", "shared.sock")
+    plugin.register()
+    try:
+        wait_for(lambda: "nvidia.com/gpu.shared" in node.allocatable(), "the kubelet to know the replicas", 30)
+        for name, count in (("three", 3), ("one", 1)):
+            pod = static_pod(name, 0)
+            pod["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu.shared": str(count)}}
+            (node.manifests / f"{name}.json").write_text(json.dumps(pod))
+        wait_for(lambda: set(node.list_pod_resources()) == {"three-node1", "one-node1"}, "all replicas to be held", 30)
+        wait_for(lambda: watcher.latest() == {"three-node1": 1, "one-node1": 1}, "one GPU each")
+        shares = [float(line.rpartition(" ")[2]) for line in series_of(watcher, "gpu_allocation_share_ratio")]
+        assert sum(shares) == pytest.approx(1.0), "two holders of one GPU hold one GPU"
+        for name in ("three-node1", "one-node1"):
+            (line,) = series_of(watcher, "gpu_allocation_info", pod=name)
+            assert f'uuid="{shared}"' in line
+            (units,) = series_of(watcher, "gpu_allocation_holder_units", pod=name)
+            assert units.endswith(" 1")
+        free = [line for line in series_of(watcher, "gpu_allocated") if line.endswith(" 0")]
+        assert len(free) == len(UUIDS) - 1
+    finally:
+        plugin.stop()
+
+
 def test_a_gpu_that_the_kubelet_gives_to_nobody_is_not_free(node: Node, watcher: Watcher) -> None:
     def shows(name: str) -> dict[str, float]:
         lines = series_of(watcher, name)
