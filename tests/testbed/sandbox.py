@@ -55,7 +55,11 @@ while :; do sleep 3600 & wait $!; done
 JANITOR = """
 init=
 while read -r line; do init=$line; done
-while [ -n "$init" ] && [ -d "/proc/$init" ]; do sleep 0.05; done
+while [ -n "$init" ] && [ -d "/proc/$init" ]; do
+  # A runtime that was killed while it had stopped a container left it frozen, and nothing frozen ends.
+  find "$2/freezer/$3" -name freezer.state 2>/dev/null | while read -r file; do echo THAWED > "$file"; done
+  sleep 0.05
+done
 for root in "$2" "$2"/*; do
   [ -d "$root/$3" ] || continue
   n=0

@@ -3,7 +3,8 @@
 Before 1.34 it lists terminated pods of the node too (kubernetes#119423, #132020). The kubelet removes the cgroup of a
 pod once all of it has ended, and keeps it while a container waits to be started again. So a pod that has begun and has
 no cgroup has ended, and holds nothing. A look counts only where it proves that it sees cgroups at all: it finds the
-exporter's own pod and half of those that are listed. Two looks must agree.
+exporter's own pod and half of those that are listed and have not ended. Two looks must agree. One that counts for
+nothing changes nothing.
 """
 
 from __future__ import annotations
@@ -39,15 +40,23 @@ class PodLives:
         if not self._own:
             return frozenset()
         if self._looked is None or now - self._looked >= LOOK_S:
-            without = self._look(listed, begun)
-            self._looked, self._without, self._ended = now, without, without & self._without
+            self._looked = now
+            found = self._find(listed | begun | {self._own}) or frozenset()
+            self._ended = (self._ended & listed) - found  # a cgroup that is there needs no further proof
+            if self._proves(found, listed):
+                without = frozenset(begun - found)
+                self._ended |= without & self._without
+                self._without = without
         return self._ended & begun
 
-    def _look(self, listed: Set[str], begun: Set[str]) -> Set[str]:
-        found = self._find(listed | begun | {self._own})
-        if found is None or self._own not in found or 2 * len(found & listed) < len(listed):
-            return frozenset()
-        return frozenset(begun - found)
+    def are_there(self, uids: Set[str]) -> bool:
+        """Whether one of these pods has a cgroup now."""
+        return bool(uids) and bool(self._find(uids))
+
+    def _proves(self, found: Set[str], listed: Set[str]) -> bool:
+        """Whether a look that found these would have found the others as well."""
+        alive = listed - self._ended
+        return self._own in found and 2 * len(found & alive) >= len(alive)
 
 
 def find_own_pod(path: Path = OWN_CGROUP) -> str:

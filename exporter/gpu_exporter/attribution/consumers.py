@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from gpu_exporter.attribution.podresources import ContainerDevices
 from gpu_exporter.outside import load_json
@@ -23,6 +23,10 @@ NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 CHECKPOINT = "checkpoint.json"  # in the folder of the driver's kubelet plugin
 CHECKPOINT_MAX = 8 * 1024 * 1024  # a node of 16 GPUs and 100 claims: some 300 KiB
 CLAIM_UID = re.compile(r".*=([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-.+")  # in the name of a CDI device of a claim
+
+
+# By claim (its UID, or NAMESPACE/NAME) and device: by driver, whether it only watches. Two drivers may use one name.
+Watches: TypeAlias = "dict[tuple[str, str], dict[str, bool]]"
 
 
 class Monitor(NamedTuple):
@@ -76,14 +80,17 @@ class _Checkpoint:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._stamp: tuple[int, int, int] | None = None
-        self._watches: dict[tuple[str, str], bool] = {}  # by claim (its UID, or NAMESPACE/NAME) and device
+        self._watches: Watches = {}
         self._problem = ""
 
     def consumes(self, entry: ContainerDevices) -> bool | None:
         """Whether the claim takes the device; None where the file does not say."""
         uids = {match[1] for name in entry.cdi if (match := CLAIM_UID.fullmatch(name))}
         device = "".join(entry.device_ids[:1])
-        said = {self._watches.get((claim, device)) for claim in (*uids, entry.claim)} - {None}
+        known = [claim for claim in uids if (claim, device) in self._watches]
+        # A claim of the same name that was deleted may still be in the file: the UID comes first.
+        drivers = [self._watches.get((claim, device), {}) for claim in known or [entry.claim]]
+        said = {watches for each in drivers for driver, watches in each.items() if entry.resource in ("", driver)}
         return not said.pop() if len(said) == 1 else None
 
     def refresh(self) -> None:
@@ -109,15 +116,15 @@ class _Checkpoint:
         self._problem = problem
 
 
-def _read_watches(data: Any) -> dict[tuple[str, str], bool]:
-    """For each claim (by UID, and by NAMESPACE/NAME where that is there) and device, whether it only watches.
+def _read_watches(data: Any) -> Watches:
+    """What each claim does, by UID, and by NAMESPACE/NAME where that is there.
 
     `status` is the API's ResourceClaimStatus, whose allocation results have `adminAccess`. Raises ValueError.
     """
     claims = _get(data, "v2", "preparedClaims") or _get(data, "v1", "preparedClaims")
     if claims is None and not (_is_version(data, "v1") or _is_version(data, "v2")):
         raise ValueError("it has neither v1 nor v2, the versions that are understood")
-    watches: dict[tuple[str, str], bool] = {}
+    watches: Watches = {}
     for uid, claim in claims.items() if isinstance(claims, dict) else ():
         results = _get(claim, "status", "allocation", "devices", "results")
         names = [uid]
@@ -125,11 +132,13 @@ def _read_watches(data: Any) -> dict[tuple[str, str], bool]:
         if isinstance(namespace, str) and isinstance(name, str) and namespace and name:
             names.append(f"{namespace}/{name}")
         for result in results if isinstance(results, list) else ():
-            device, admin = _get(result, "device"), _get(result, "adminAccess")
+            driver, device, admin = (_get(result, key) for key in ("driver", "device", "adminAccess"))
             if isinstance(device, str) and (admin is None or isinstance(admin, bool)):
+                driver = driver if isinstance(driver, str) else ""
                 for each in names:
                     # Two requests of one claim may name one device: taking it is what counts.
-                    watches[each, device] = bool(admin) and watches.get((each, device), True)
+                    drivers = watches.setdefault((each, device), {})
+                    drivers[driver] = bool(admin) and drivers.get(driver, True)
     return watches
 
 

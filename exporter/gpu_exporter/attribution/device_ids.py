@@ -39,6 +39,10 @@ class DeviceIds:
         ids = tuple(device_id for device_id in entry.device_ids if self._is_driver_id(device_id))
         return entry._replace(device_ids=ids) if ids else None
 
+    def has_gpus(self, entry: ContainerDevices) -> bool:
+        """Whether the entry may be of a GPU, by a device plugin or by a resource claim."""
+        return self.is_claimed_gpu(entry) if entry.claimed else self.select(entry) is not None
+
     def _is_driver_id(self, device_id: str) -> bool:
         return bool(self._vendor.device_id.fullmatch(self.device_of(device_id)))
 

@@ -10,12 +10,14 @@ are not seen, nothing is said.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence, Set
 
 from gpu_exporter.attribution.processes import Owners
 from gpu_exporter.model import Grant
 
 LOOK_S = 60.0  # a look at every process of the host takes some 30 us for each
+UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 WHY = "no process of the pod runs: it has ended, or waits to be started again"
 
 
@@ -45,11 +47,20 @@ class EndedPods:
             without = frozenset[str]() if running is None else frozenset(doubtful - running)
             self._looked, self._without, self._ended = now, without, without & self._without
         ended = self._ended & doubtful
-        alive = {_device(grant) for grant in grants if grant.holder.pod_uid not in ended}
+        alive: dict[tuple[str, str], set[str]] = {}
+        for grant in grants:
+            if grant.holder.pod_uid not in ended:
+                alive.setdefault(_device(grant), set()).add(grant.claim)
+
+        def is_taken(grant: Grant) -> bool:
+            """Whether another pod has its device, and not beside it: by a replica, or by the same claim."""
+            claims = alive.get(_device(grant), set())
+            return bool(claims) and not grant.share and not (grant.claim and grant.claim in claims)
+
         return [
             _stopped(grant) if grant.holder.pod_uid in ended else grant
             for grant in grants
-            if grant.holder.pod_uid not in ended or _device(grant) not in alive
+            if grant.holder.pod_uid not in ended or not is_taken(grant)
         ]
 
 
@@ -62,9 +73,14 @@ def _stopped(grant: Grant) -> Grant:
 def has_begun(grant: Grant) -> bool:
     """Whether it is a pod's whose container has been started, so that it had a process once.
 
-    A static pod's UID is a hash for the kubelet, and others may have it from the API server.
+    A static pod's UID is a hash for the kubelet, or whatever its manifest says, and others may have it from the API
+    server: only a UUID is surely the name of its cgroup.
     """
-    return "-" in grant.holder.pod_uid and grant.working_wall is not None and math.isfinite(grant.working_wall)
+    return (
+        UUID.fullmatch(grant.holder.pod_uid) is not None
+        and grant.working_wall is not None
+        and math.isfinite(grant.working_wall)
+    )
 
 
 def _device(grant: Grant) -> tuple[str, str]:

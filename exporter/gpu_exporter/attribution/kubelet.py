@@ -38,6 +38,7 @@ from gpu_exporter.model import Grant, Holder, HolderKey
 from gpu_exporter.vendor import NVIDIA, Vendor
 
 NOBODY = Holder(HolderKey("kubernetes", ""))
+SETTLED_S = 900.0  # after a start of the node every pod has its cgroup, or none any more
 ID_MAX = 80  # characters of an id in a text
 
 
@@ -57,19 +58,24 @@ class KubeletSource:
         vendor: Vendor = NVIDIA,
         consumers: Consumers | None = None,
         lives: PodLives | None = None,
+        boot_wall: float = 0.0,
     ) -> None:
         """`resources`: regular expressions of further resources whose devices are GPUs. `consumers`: None where every
-        entry holds its device. `lives`: None where pods that have ended are not told apart. Raises ValueError.
+        entry holds its device. `lives`: None where pods that have ended are not told apart. `boot_wall`: Unix seconds
+        of the node's last start. Raises ValueError.
         """
         self._ids = DeviceIds(vendor, resources)
         self._consumers = consumers or Consumers()
         self._lives = lives
+        self._boot_wall = boot_wall
         self._clock = clock
         self._socket = socket
-        self._pods, self._allocatable = read_pods(self._ids.device_of), read_allocatable(self._ids.device_of)
+        self._pods = read_pods(self._ids.device_of, self._ids.has_gpus)
+        self._allocatable = read_allocatable(self._ids.device_of)
         self._logs = PodLogs(log_directory, clock)
         self._timeout_s = timeout_s
         self._empty_confirm_s = empty_confirm_s
+        self._uids: Mapping[PodName, str] = {}
         self._held: set[PodName] = set()  # pods with GPUs in the last answer that was believed
         self._kubelet: tuple[int, int] | None = None  # which kubelet gave it
         self._lacking: tuple[float, tuple[int, int] | None] | None = None  # since when, and which kubelet's answers
@@ -77,12 +83,12 @@ class KubeletSource:
 
     def poll(self) -> Answer:
         listed = self._list()
-        claimed = [entry for entry in listed if entry.claimed and self._ids.is_claimed_gpu(entry)]
+        claimed = [entry for entry in listed if entry.claimed]
         entries = [*(gpus for entry in listed if (gpus := self._ids.select(entry)) is not None), *claimed]
         pods = {(entry.namespace, entry.pod) for entry in entries}
         gone = self._held - pods
         self._check_missing(pods)
-        uids = self._logs.begin_poll(self._pods.pods, gone)
+        uids = self._uids = self._logs.begin_poll(self._pods.pods, gone)
         grants, odd = self._grant(self._consumers.select(entries), uids)
         if self._pods.odd:
             odd.add(f"{self._pods.odd} pods in the kubelet's answer are not understood, so no GPU is called free")
@@ -103,6 +109,8 @@ class KubeletSource:
             uid = uids.get(name, "")
             holder = self._holder(entry, uid)
             start = self._logs.read_start(name, uid, entry.container)
+            if not entry.device_ids:
+                odd.add(_describe_odd(entry, ""))
             for device_id in entry.device_ids[:1] if entry.claimed else entry.device_ids:
                 grant = self._ids.grant_claimed(entry, holder) if entry.claimed else self._ids.grant(device_id, holder)
                 if grant is None:
@@ -118,7 +126,13 @@ class KubeletSource:
 
     def _note_ended(self, grants: Sequence[Grant], listed: set[str]) -> list[Grant]:
         """The grants, those of pods that have ended marked as such. `listed`: UIDs of all pods in the list."""
-        begun = {grant.holder.pod_uid for grant in grants if has_begun(grant)}
+        # The logs of a pod outlive a start of the node, after which its cgroup comes late.
+        is_settled = self._clock.wall() - self._boot_wall > SETTLED_S
+        begun = {
+            grant.holder.pod_uid
+            for grant in grants
+            if has_begun(grant) and (is_settled or (grant.working_wall or 0.0) >= self._boot_wall)
+        }
         ended = self._lives.ended(listed, begun, self._clock.monotonic()) if self._lives is not None else ()
         return [grant._replace(ended=grant.holder.pod_uid in ended) for grant in grants]
 
@@ -153,6 +167,12 @@ class KubeletSource:
             if now - self._lacking[0] < self._empty_confirm_s:
                 lost = f"kubelet no longer lists {len(missing)} pods"
                 raise SourceError(f"{lost}; waiting for a second answer, it may have just restarted")
+            # Without the API server a new kubelet knows static pods only, for as long as that is away.
+            uids = {self._uids[name] for name in missing if self._uids.get(name)}
+            if kubelet != self._kubelet and self._lives is not None and self._lives.are_there(uids):
+                raise SourceError(
+                    f"{lost} since its restart, and their cgroups are there; does it reach the API server?"
+                )
         self._held, self._kubelet, self._lacking = held, kubelet, None
 
     def _identify(self) -> tuple[int, int] | None:

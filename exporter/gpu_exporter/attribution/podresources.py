@@ -56,11 +56,14 @@ class Reader:
         self,
         parse: Callable[[bytes], tuple[PodName | None, Iterable[ContainerDevices]]],
         device_of: Callable[[str], str] = lambda device_id: device_id,
+        wants: Callable[[ContainerDevices], bool] = lambda entry: True,
     ) -> None:
         """`parse`: what is in one field of the answer. `device_of`: the device of an id. Of the replicas of a device
-        that one container has, only the first counts, before any limit: a plugin may offer thousands of them.
+        that one container has, only the first counts, before any limit: a plugin may offer thousands of them. So may
+        plugins of other devices: entries that nobody `wants` do not count either.
         """
         self._parse = parse
+        self._wants = wants
         self._device_of = device_of
         self.odd = 0
         """How many pods, or devices, of the last answer were left out, since they are not understood or too many."""
@@ -100,8 +103,10 @@ class Reader:
         return _Parsed(pod, found) if len(found) <= POD_ENTRIES_MAX else None
 
     def _collapse(self, entries: Iterable[ContainerDevices], seen: set[tuple[str, str]]) -> Iterator[ContainerDevices]:
-        """The entries with one id for each device; `seen`: containers and devices that were there before."""
+        """The wanted entries with one id for each device; `seen`: containers and devices that were there before."""
         for entry in entries:
+            if not self._wants(entry):
+                continue
             if entry.claimed:
                 yield entry
                 continue
@@ -115,9 +120,11 @@ class Reader:
                 yield entry._replace(device_ids=tuple(ids))
 
 
-def read_pods(device_of: Callable[[str], str]) -> Reader:
+def read_pods(
+    device_of: Callable[[str], str], wants: Callable[[ContainerDevices], bool] = lambda entry: True
+) -> Reader:
     """For answers of LIST: the devices of containers, of device plugins and of dynamic resource allocation."""
-    return Reader(_parse_pod, device_of)
+    return Reader(_parse_pod, device_of, wants)
 
 
 def read_allocatable(device_of: Callable[[str], str]) -> Reader:

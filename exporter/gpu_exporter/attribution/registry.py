@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
@@ -79,6 +80,7 @@ def _make_kubelet(options: SourceOptions, clock: Clock, vendor: Vendor) -> Sourc
         vendor=vendor,
         consumers=Consumers(monitors, options.claims),
         lives=lives,
+        boot_wall=clock.wall() - time.clock_gettime(time.CLOCK_BOOTTIME),
     )
 
 

@@ -49,7 +49,9 @@ def resolve(
     be here are): then no position counts. `numbers`: where each holder's numbers led before. A running holder keeps
     that while its numbers lead nowhere; where they lead to another device now, neither is believed.
     """
-    finder = _Finder(snapshots, incomplete, {grant.device for grant in grants if grant.kind == "placement"})
+    finder = _Finder(
+        snapshots, incomplete, {grant.device for grant in grants if grant.kind == "placement" and not grant.ended}
+    )
     units: dict[UnitId, list[tuple[Grant, str, str]]] = {}
     unresolved: list[tuple[Grant, str]] = []
     conflicts: list[Grant] = []
@@ -89,7 +91,10 @@ def resolve(
             others.append((grant, replica, basis))
     allocations: list[tuple[Allocation, Grant]] = []
     doubts = _doubt_claims(units)
-    for unit, holders in units.items():
+    for unit, several in units.items():
+        # Beside a holder that is certain a claim only watches: it has no part of this unit.
+        certain = [each for each in several if not each[0].claim or each[0].claim not in doubts]
+        holders = certain or several
         slices, whole = finder.slices.get(unit.mig_uuid, (1.0, 1.0))
         for grant, replica, basis in holders:
             share = "mig" if unit.mig_uuid else "none"

@@ -46,6 +46,7 @@ def _divide(seen: UnitOwners, holders: list[Holder]) -> dict[HolderKey, Use] | N
 
 
 ROUNDING = 0.01  # NVML's shares are whole percent
+ROUNDING_MAX = 0.05  # of all processes together: what more of them hide may be a process that the driver leaves out
 # The device's own utilization and the sum over its processes are taken by the driver at moments of its own.
 SLACK = 0.05
 
@@ -63,5 +64,6 @@ def divide_period(period: OwnedPeriod, holders: Sequence[Holder]) -> Split:
             ratios[own[0].key] = ratios.get(own[0].key, 0.0) + ratio
         else:
             others = (others or 0.0) + ratio
-    slack = SLACK + ROUNDING * len(period.shares)
+    told = sum(ratio is not None for _, ratio in period.shares)
+    slack = SLACK + min(ROUNDING * told, ROUNDING_MAX)
     return Split(period.start, period.end, ratios, others, slack, period.problem, frozenset(unclear))

@@ -130,6 +130,8 @@ class _Walk:
                 yield inner
                 if len(inner.parts) < DEPTH_MAX:
                     waiting.append(inner)
+                else:
+                    self.is_whole = False
             left -= len(names)
             if left <= 0:
                 self.is_whole = self.is_whole and not waiting

@@ -196,7 +196,7 @@ class NodeState:
             resolution = resolve(grants, inventory, incomplete=incomplete, numbers=self._numbers.units())
             self._offered = None if offers is None else find_offered(offers, inventory, incomplete)
             self._numbers.note(resolution.numbers, now)
-            left = _list_left(resolution, self._answered)
+            left = _list_left(resolution, self._answered, proven=self._processes_proven)
         names = {unit: tuple(found.uses) for unit, found in seen.items()}
         resolution = self._net.check(resolution, names, _places(inventory))  # may log, so without the lock
         if self._users is not None:
@@ -410,18 +410,30 @@ def _incomplete(placed: Mapping[str, Placed], expected: int) -> str:
     return ""
 
 
-def _list_left(resolution: Resolution, answered: Mapping[str, DeviceSnapshot]) -> dict[UnitId, str]:
-    """Why a unit that a holder left when it ended is not free: the driver must say that no process is there."""
+def _list_left(resolution: Resolution, answered: Mapping[str, DeviceSnapshot], *, proven: bool) -> dict[UnitId, str]:
+    """Why a unit that a holder left when it ended is not free: the driver must say that no process is there.
+
+    `proven`: it has listed some process since the start; without that an empty list says nothing.
+    """
     held = {allocation.unit for allocation, _ in resolution.allocations}
     left: dict[UnitId, str] = {}
     for unit, label in resolution.ended.items():
         snapshot = answered[unit.uuid]
-        listed, count = snapshot.processes, snapshot.facts.compute_processes
-        if unit in held or (count == 0 and not (listed is not None and listed.processes)):
+        there = _count_on(unit, snapshot)
+        if unit in held or (there == 0 and proven):
             continue
-        which = "lists processes on the GPU" if count or listed is not None else "does not list the GPU's processes"
+        which = "lists processes on the GPU" if there else "does not list the GPU's processes"
         left[unit] = f"{label} has ended, and the driver {which}"
     return left
+
+
+def _count_on(unit: UnitId, snapshot: DeviceSnapshot) -> int | None:
+    """Processes that the driver lists on a unit, None where it does not say."""
+    if snapshot.processes is None:
+        count = snapshot.facts.compute_processes
+        return None if count is None else int(count)
+    places = {"", *(each.mig for each in snapshot.instances if each.uuid == unit.mig_uuid)}
+    return sum(not unit.mig_uuid or process.mig in places for process in snapshot.processes.processes)
 
 
 def _places(inventory: Sequence[DeviceSnapshot]) -> dict[UnitId, str]:

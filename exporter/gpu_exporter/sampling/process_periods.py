@@ -51,12 +51,12 @@ class ProcessPeriods:
         entries = cycle.read(lambda: cycle.device.read_process_utilization(since))
         if entries is None:
             return ProcessPeriod(start, end, problem=UNSUPPORTED)
-        believed = [entry for entry in entries if _is_plausible(entry, since, wall + AHEAD_S)]
-        return ProcessPeriod(start, end, _by_process(believed, shift))
-
-
-def _is_plausible(entry: ProcessUtilization, after: float, until: float) -> bool:
-    return 0 < entry.pid < PID_MAX and 0.0 <= entry.ratio <= 1.0 and after < entry.wall <= until
+        fresh = [entry for entry in entries if 0 < entry.pid < PID_MAX and entry.wall > since]
+        believed = [entry for entry in fresh if 0.0 <= entry.ratio <= 1.0 and entry.wall <= wall + AHEAD_S]
+        # One whose number cannot be true was listed all the same, so it did something: its holder is not idle.
+        odd = {entry.pid for entry in fresh} - {entry.pid for entry in believed}
+        unread = tuple(ProcessShare(pid, LEAST, end) for pid in sorted(odd))
+        return ProcessPeriod(start, end, (*_by_process(believed, shift), *unread))
 
 
 def _by_process(entries: Sequence[ProcessUtilization], shift: float) -> tuple[ProcessShare, ...]:

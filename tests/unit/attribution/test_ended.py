@@ -57,8 +57,12 @@ def test_a_pod_without_a_process_that_is_alone_on_its_gpu_keeps_it_and_is_not_ju
     held = grant(DONE)
     (found,) = Looks({NEXT}).poll(held)
     assert found == held._replace(running=False, why=WHY, obstacle="no_process")
-    replicas = (grant(DONE, "GPU-a::0"), grant(NEXT, "GPU-a::1"))
+    replicas = [each._replace(share="time_slice") for each in (grant(DONE), grant(NEXT))]
     assert [each.running for each in Looks({NEXT}).poll(*replicas)] == [False, True]
+    common = [each._replace(claim="ml/both") for each in (grant(DONE), grant(NEXT))]
+    assert [each.running for each in Looks({NEXT}).poll(*common)] == [False, True]
+    others = [grant(DONE)._replace(claim="ml/old"), grant(NEXT)._replace(claim="ml/new")]
+    assert [each.holder.pod_uid for each in Looks({NEXT}).poll(*others)] == [NEXT]
 
 
 def test_with_no_process_of_either_both_are_unknown() -> None:
@@ -77,6 +81,7 @@ def test_where_both_run_or_processes_are_hidden_nothing_is_said() -> None:
         grant(DONE, working=math.inf, why="its container has not begun"),
         grant(DONE, working=None),
         grant("f" * 32),  # a static pod
+        grant("gpu-server-1"),  # one whose manifest says its UID
         grant(""),
     ],
 )

@@ -51,17 +51,22 @@ class Pod(NamedTuple):
 class Cluster:
     """A simulated node whose pods are listed by a kubelet; ended ones have no cgroup."""
 
-    def __init__(self, folder: Path, pods: Sequence[Pod] = ()) -> None:
+    def __init__(self, folder: Path, pods: Sequence[Pod] = (), booted_s: float = 86_400.0) -> None:
+        """`booted_s`: for how long the node has been up."""
         self.logs = folder
+        self.booted_s = booted_s
         self.pods: list[Pod] = []
-        self.sees_cgroups = self.finds_itself = True
+        self.sees_cgroups = self.finds_itself = self.sees_processes = True
         self.node = SimulatedNode(SCENARIO, make_source=self._make_source)
         self.list(*pods)
 
     def _make_source(self, clock: Clock) -> KubeletSource:
         monitors = [parse_monitor(text) for text in NVIDIA.monitors]
         lives = PodLives(self._find, OWN)
-        return KubeletSource(clock, Path("/none"), self.logs, consumers=Consumers(monitors), lives=lives)
+        booted = clock.wall() - self.booted_s
+        return KubeletSource(
+            clock, Path("/none"), self.logs, consumers=Consumers(monitors), lives=lives, boot_wall=booted
+        )
 
     def _find(self, wanted: set[str]) -> set[str] | None:
         there = {pod.uid for pod in self.pods if not pod.ended} | ({OWN} if self.finds_itself else set())
@@ -92,6 +97,10 @@ class Cluster:
         with mock.patch(
             "gpu_exporter.attribution.kubelet.call", lambda socket, method, request, timeout: self.answer(method)
         ):
+            if self.sees_processes:  # once, on a GPU, and then no more: from then on an empty list says something
+                self.sees_processes = False
+                with mock.patch.object(self.node.samplers[0].device, "read_processes", lambda: Processes(1, 0)):
+                    self.node.sample()
             for _ in range(int(seconds / 15)):
                 self.node.clock.advance(15.0)
                 self.node.sample()
@@ -100,9 +109,9 @@ class Cluster:
 
 
 @contextmanager
-def cluster(*pods: Pod) -> Iterator[Cluster]:
+def cluster(*pods: Pod, booted_s: float = 86_400.0) -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory() as folder:
-        yield Cluster(Path(folder), pods)
+        yield Cluster(Path(folder), pods, booted_s)
 
 
 def rows(view: View, family: str) -> dict[str, float]:
@@ -176,9 +185,14 @@ def test_pods_that_share_a_claim_share_its_gpu() -> None:
 
 def test_a_claim_on_a_gpu_that_a_device_plugin_gave_away_only_watches() -> None:
     with cluster(Pod("main", plugin=[UUIDS[2]]), STRANGER) as it:
-        found = {each.allocation.holder.pod: each for each in it.run().allocations if each.gpu == 2}
-        assert not found["main"].allocation.contradiction, "what a device plugin gives is taken"
-        assert "this claim only watches" in found[STRANGER.name].verdict.evidence
+        view = it.run(600)
+        (main,) = [each for each in view.allocations if each.gpu == 2]
+        assert (main.allocation.holder.pod, main.allocation.share_ratio) == ("main", 1), "a device plugin gives it away"
+        assert not main.allocation.contradiction
+        others = [each for each in view.allocations if each.gpu != 2]
+        assert len(others) == GPUS - 1
+        assert all("this claim only watches" in each.verdict.evidence for each in others)
+        assert held_s(view)["ml"] == pytest.approx(held_s(view)["team"] / (GPUS - 1))
 
 
 def test_a_pod_that_has_ended_holds_nothing_after_two_looks() -> None:
@@ -191,6 +205,40 @@ def test_a_pod_that_has_ended_holds_nothing_after_two_looks() -> None:
         assert rows(view, "gpu_allocated") == dict.fromkeys(UUIDS, 0.0)
         charged = held_s(view)["ml"]
         assert held_s(it.run())["ml"] == charged
+
+
+def test_where_no_process_was_ever_listed_an_empty_list_frees_nothing() -> None:
+    """Inside a container without the host's PID namespace NVML lists none, whoever works."""
+    with cluster(Pod("done", plugin=[UUIDS[0]], ended=True), Pod("lives")) as it:
+        it.sees_processes = False
+        view = it.run()
+        assert not view.allocations
+        assert UUIDS[0] not in rows(view, "gpu_allocated")
+        assert "has ended, and the driver does not list the GPU's processes" in str(view.gpus[0].not_free)
+
+
+def test_a_look_that_fails_brings_no_ended_pod_back() -> None:
+    done = Pod("done", plugin=[UUIDS[0]], ended=True)
+    with cluster(done, Pod("lives")) as it:
+        charged = held_s(it.run())["ml"]
+        for broken in ("sees_cgroups", "finds_itself"):
+            setattr(it, broken, False)
+            assert not it.run(300).allocations
+            setattr(it, broken, True)
+        more = [Pod(f"done-{number}", ended=True) for number in range(5)]
+        it.list(done, Pod("lives"), *more)  # most of what is listed has ended by now
+        view = it.run(300)
+        assert not view.allocations
+        assert held_s(view)["ml"] == charged
+        it.pods[0] = done._replace(ended=False)  # its cgroup is there again: it was no end
+        assert [each.allocation.holder.pod for each in it.run().allocations] == ["done"]
+
+
+def test_a_pod_that_began_before_the_node_did_is_waited_for() -> None:
+    done = Pod("done", plugin=[UUIDS[0]], ended=True)
+    with cluster(done, Pod("lives"), booted_s=-60.0) as it:
+        assert len(it.run(300).allocations) == 1, "its cgroup may come late"
+        assert not it.run(1200).allocations
 
 
 @pytest.mark.parametrize("case", ["no_cgroups", "few_pods", "not_begun", "own_is_missing"])

@@ -72,17 +72,26 @@ def test_periods_lie_end_to_end_as_far_as_the_ring_has_told(told: Told, reader: 
     [
         entry(0, 14.0),
         entry(2_000_000_007, 14.0),
-        entry(7, 14.0, 42_949_672.95),
-        entry(7, 14.0, 1.01),
         entry(7, 10.0),  # told before
         entry(7, 9.0),
-        entry(7, 16.5),  # of a time to come
     ],
 )
 def test_an_entry_that_cannot_be_true_is_none(told: Told, reader: Reader, wrong: ProcessUtilization) -> None:
     reader.read(10.0)
     told.entries = [wrong] * 50 + [entry(8, 15.5)]
     assert reader.read(15.0) == ProcessPeriod(10.0, 15.0, (ProcessShare(8, 0.5, 15.5),))
+
+
+@pytest.mark.parametrize(
+    "wrong", [entry(7, 14.0, 42_949_672.95), entry(7, 14.0, 1.01), entry(7, 14.0, -0.5), entry(7, 16.5)]
+)
+def test_a_process_whose_number_cannot_be_true_was_listed_all_the_same(
+    told: Told, reader: Reader, wrong: ProcessUtilization
+) -> None:
+    """It did something, so its holder is not idle beside the others."""
+    reader.read(10.0)
+    told.entries = [wrong] * 50 + [entry(8, 15.5)]
+    assert reader.read(15.0) == ProcessPeriod(10.0, 15.0, (ProcessShare(8, 0.5, 15.5), ProcessShare(7, LEAST, 15.0)))
 
 
 def test_a_process_that_is_listed_with_nothing_but_zeros_has_no_share(told: Told, reader: Reader) -> None:
