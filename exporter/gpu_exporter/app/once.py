@@ -116,10 +116,7 @@ def run_once(
         else:
             if body is not None and status is not None:
                 _deliver(body, output)
-                data = json.loads(status)
-                health = data.get("devices_health" if devices_only else "health", "")
-                gaps = data.get("devices_gaps" if devices_only else "gaps", ())
-                return _conclude(health, data.get("driver_error") or "no GPU answers", data.get("warnings", ()), gaps)
+                return _conclude_of_daemon(status, devices_only=devices_only)
     result: list[View | Exception] = []
 
     def work() -> None:
@@ -144,6 +141,21 @@ def run_once(
     reason = view.status.driver_error or "the driver lists no GPU that answers"
     gaps = list_gaps(view, devices_only=devices_only)
     return _conclude(judge_health(view, devices_only=devices_only), reason, view.status.warnings, gaps)
+
+
+def _conclude_of_daemon(status: str, *, devices_only: bool) -> int:
+    """The same for what a running exporter says, which may be of another version. `status`: its JSON."""
+    try:
+        data = json.loads(status)
+        health, gaps = (data.get(f"devices_{key}" if devices_only else key) for key in ("health", "gaps"))
+        reason, warnings = data.get("driver_error") or "no GPU answers", data.get("warnings", ())
+    except (ValueError, AttributeError):
+        health = None
+    if health not in EXITS:
+        _say("the running exporter is of another version and does not say whether all GPUs answer: restart it")
+        return Exit.PARTIAL
+    gaps = gaps or ["the running exporter is of another version and does not say what is missing: restart it"]
+    return _conclude(health, reason, warnings, gaps)
 
 
 def _conclude(health: str, reason: str, warnings: Iterable[str], gaps: Sequence[str] = ()) -> int:

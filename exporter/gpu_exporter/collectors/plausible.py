@@ -25,5 +25,5 @@ HERTZ = Range(0.0, 10e9)
 COUNT = Range(0.0, 4e9)
 SECONDS = Range(0.0, 1e9)  # thirty years
 PERFORMANCE_STATE = Range(0.0, 15.0)
-ACTION = Range(0.0, 255.0)  # nvmlDeviceGpuRecoveryAction_t has 8 values so far
+ACTION = Range(0.0, 254.0)  # nvmlDeviceGpuRecoveryAction_t has 8 values so far; 255 is all bits of a byte
 PROCESS_COUNT = Range(0.0, 1e6)

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from gpu_exporter.collectors.contract import Collector
 
-# XIDs after which NVIDIA's catalogue asks to restart the application, and nothing else
-# (docs.nvidia.com/deploy/xid-errors, resolution bucket RESTART_APP). 94 is an error of the memory that was contained.
-# 109, which some take for the program's fault, asks for a reset.
-APPLICATION = frozenset((8, 13, 31, 41, 43, 45, 68, 94))
-# XIDs that record what the board has already dealt with: 63 a row was remapped (before Ampere a page retired), 92 many
-# single-bit errors, all of them corrected, 145 a link of NVLink that goes on. Their failures have codes of their own.
-INFORMATION = frozenset((63, 92, 145))
+# XIDs after which NVIDIA's catalogue asks to restart the application (docs.nvidia.com/deploy/xid-errors, sheet of
+# October 2025, immediate action RESTART_APP): exceptions of the program's commands and of single engines; 94 is an
+# error of the memory that was contained. 43 and 45 end a program after such an error. 109, which some take for the
+# program's fault, asks for a reset.
+ENGINES = (39, 40, 41, 60, 68, 70, 71, 72, 75, 76, 77, *range(82, 87), 88, 89, *range(96, 106), *range(126, 136), 139)
+APPLICATION = frozenset((8, 11, 13, 25, 31, 32, 43, 45, 69, 80, 94, *ENGINES))
+# XIDs that it says to ignore: what the board has dealt with (63 a row was remapped, 92 many single-bit errors, 145 a
+# link of NVLink that goes on), faults of firmware that were caught, test messages; and 154, which says that
+# gpu_recovery_action has changed, also back to none. Their failures have codes of their own (64, 157, 161).
+INFORMATION = frozenset((14, 37, 38, 44, 63, 66, 67, 92, 93, 106, 107, 108, 121, 137, 141, 145, 152, 153, 154, 160))
 
 
 def classify(xid: int, severity: str = "") -> str:

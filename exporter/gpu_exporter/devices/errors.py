@@ -69,6 +69,11 @@ KINDS: dict[str, type[DeviceError]] = {
 }
 
 
+def is_unsupported(error: str) -> bool:
+    """Whether an error says that hardware or driver do not have the value, and not that the call has failed."""
+    return KINDS.get(error) is NotSupported or error == "NVML_ERROR_NO_DATA"
+
+
 def device_error(call: str, error: str) -> DeviceError:
     """The exception for an NVML error by its name."""
     return KINDS.get(error, DeviceError)(call, error)

@@ -42,7 +42,9 @@ PROBE = re.compile(
     rb" (" + ADDRESS + rb"): probe with driver nvidia failed with error)"
 )
 # The driver refuses a board that it does not support, in a record of two lines or in two records.
-REFUSED = re.compile(rb"NVRM: The NVIDIA GPU (" + ADDRESS + rb") \(PCI ID")
+REFUSED = re.compile(
+    rb"NVRM: (?:The NVIDIA GPU (" + ADDRESS + rb") \(PCI ID|ignoring the legacy GPU (" + ADDRESS + rb"))"
+)
 FALLEN = re.compile(
     rb"NVRM: (?:The NVIDIA GPU (" + ADDRESS + rb")(?:\\x0a|\s*$)|"
     rb"GPU (?:at )?(?:PCI:)?(" + ADDRESS + rb"): GPU has fallen off the bus)"
@@ -112,7 +114,7 @@ def parse_probe(record: bytes) -> tuple[str, bool] | None:
     if (failed := PROBE.match(record, begin)) is not None:
         return normalize_pci((failed[1] or failed[2]).decode("ascii")), False
     refused = REFUSED.match(record, begin)
-    return None if refused is None else (normalize_pci(refused[1].decode("ascii")), True)
+    return None if refused is None else (normalize_pci((refused[1] or refused[2]).decode("ascii")), True)
 
 
 def _begin_of(record: bytes) -> int | None:
@@ -150,11 +152,14 @@ class KernelLog:
         XIDs of the past count no more: who was told of them has forgotten them.
         """
         os.lseek(self._handle, 0, os.SEEK_SET)
+        probes: set[str] = set()
         for _ in range(OLD_MAX // BATCH):
-            if not self.read().full:
+            batch = self.read()
+            probes |= batch.probes
+            if not batch.full:
                 break
         os.lseek(self._handle, 0, os.SEEK_END)
-        return self._probes
+        return frozenset(probes)
 
     def read(self) -> Batch:
         """The XIDs since the last look. Raises OSError."""
@@ -164,7 +169,7 @@ class KernelLog:
             try:
                 data = self._read(self._handle, RECORD_MAX)
             except BlockingIOError:
-                return Batch(reports, lost, False, self._probes)
+                return Batch(reports, lost, False, self._take_probes())
             except OSError as exc:
                 if exc.errno == errno.EPIPE:  # overwritten; the next read goes on with the oldest that is left
                     lost = True
@@ -172,16 +177,17 @@ class KernelLog:
                     raise
                 continue
             if not data:
-                return Batch(reports, lost, False, self._probes)
+                return Batch(reports, lost, False, self._take_probes())
             # A pipe may give several records at once. Further lines of a record, its properties, begin with a space.
             for record in data.split(b"\n"):
                 if (report := parse_report(record)) is not None:
                     reports.append(report)
                 elif (probe := parse_probe(record)) is not None and len(self._failed | self._refused) < PROBES_MAX:
                     (self._refused if probe[1] else self._failed).add(probe[0])
-        return Batch(reports, lost, True, self._probes)
+        return Batch(reports, lost, True, self._take_probes())
 
-    @property
-    def _probes(self) -> frozenset[str]:
-        """A board that the driver refuses has failed, too, and is missed by nobody."""
-        return frozenset(self._failed - self._refused)
+    def _take_probes(self) -> frozenset[str]:
+        """Since the last look. A board that the driver refuses has failed, too, and is missed by nobody."""
+        probes = frozenset(self._failed - self._refused)
+        self._failed.clear()
+        return probes

@@ -119,12 +119,12 @@ class Gpm(NamedTuple):
 
 
 class RowRemaps(NamedTuple):
-    """Memory rows that were remapped, by cause, and whether a remap waits for a reset or has failed."""
+    """Memory rows that were remapped, by cause, and whether a remap waits for a reset or has failed: 0 or 1."""
 
     corrected: int
     uncorrected: int
-    pending: bool
-    failed: bool
+    pending: int
+    failed: int
 
 
 class InstanceIdentity(NamedTuple):
@@ -177,6 +177,10 @@ class Device:
     def is_alive(self) -> bool:
         """Whether the GPU answers other questions, though one says that it is lost or the driver another one."""
         return False
+
+    def first_failure(self) -> str:
+        """A question that the driver fails to answer, and how; "" for none: what it does not support is no failure."""
+        return ""
 
     def read_utilization(self) -> Rates:
         raise self._nothing("nvmlDeviceGetUtilizationRates")

@@ -43,6 +43,7 @@ TEMPERATURE = "temperature.gpu"
 SM_CLOCK = "clocks.current.sm [MHz]"
 POWER = ("power.draw.instant [W]", "power.draw [W]")  # the second is an average over a second on newer boards
 KEYS = ("uuid", "index", "pci.bus_id", "serial", "name")  # columns that tell GPUs of one log apart
+MESSAGE = re.compile(r"Unable to determine|No devices|Failed to|NVIDIA-SMI has failed|Terminating|GPU is lost", re.I)
 NO_VALUE = re.compile(r"\[[^\]]*\]|N/A")  # nvidia-smi writes why it has none, in brackets
 
 
@@ -115,13 +116,17 @@ def parse_recording(text: str, place: str = "recording") -> Recording:
     recording = Recording()
     start: datetime | None = None
     previous: tuple[datetime, list[str]] | None = None
+    known: dict[int, str] = {}  # what the GPU is called, by column
     for number, row in enumerate(rows[1:], start=2):
         row = [cell.strip() for cell in row]
+        if _is_no_row(row, header, rows[number] if number < len(rows) else None):
+            continue
+        names = {i: row[i] for i in keys if i < len(row) and not NO_VALUE.fullmatch(row[i])}
         try:
             if len(row) < len(header):
                 raise ValueError(f"{len(row)} cells where the header has {len(header)}")
             when = datetime.strptime(row[header.index(TIMESTAMP)], "%Y/%m/%d %H:%M:%S.%f")
-            if any(row[i] != rows[1][i].strip() for i in keys) or (
+            if any(known.setdefault(i, name) != name for i, name in names.items()) or (
                 previous is not None and when == previous[0] and row != previous[1]
             ):
                 raise ValueError("a second GPU: write one log for each, with nvidia-smi --id=INDEX")
@@ -142,6 +147,18 @@ def parse_recording(text: str, place: str = "recording") -> Recording:
     return recording
 
 
+def _is_no_row(row: Sequence[str], header: Sequence[str], following: Sequence[str] | None) -> bool:
+    """Whether a line is none of the log's: empty, a header again (the log was appended to), a line that was cut before
+    that, or a message of nvidia-smi.
+    """
+    if not any(row) or row == header:
+        return True
+    if len(row) >= len(header):
+        return False
+    is_cut = following is not None and [cell.strip() for cell in following] == header
+    return is_cut or MESSAGE.match(",".join(row)) is not None
+
+
 def _parse_cell(cell: str, column: str) -> float | None:
     """The number in a cell, None where nvidia-smi has none. Raises ValueError.
 
@@ -156,7 +173,9 @@ def _parse_cell(cell: str, column: str) -> float | None:
         value = float(number)
     except ValueError:
         value = math.nan
-    if not 0 <= value < math.inf:
+    if value < 0:
+        return None  # no such column has negative values, but sensors that fail have
+    if not value < math.inf:
         raise ValueError(f"{column}: {cell!r} is not a number" + (f" of {unit}" if unit else ""))
     return value
 

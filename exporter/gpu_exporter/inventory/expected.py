@@ -32,6 +32,7 @@ class ExpectedDevices:
     def __init__(self, directory: Path | None, boot_id: str) -> None:
         self.devices: dict[str, ExpectedDevice] = {}
         self.seen: dict[str, str] = {}  # by UUID, the boot in which it answered last; "" where that is not known
+        self.left_out: set[str] = set()  # addresses of GPUs that were forgotten and have not answered since
         self._path = directory / FILE if directory is not None else None
         self._boot_id = boot_id
         self._stored_boot_id = boot_id
@@ -46,7 +47,7 @@ class ExpectedDevices:
         known = _read(self._path)
         if known is None:
             return
-        boot_id, devices, seen = known
+        boot_id, devices, seen, self.left_out = known
         self.seen = {**seen, **self.seen}
         if self._stamp is None:
             self._stored_boot_id = boot_id
@@ -76,12 +77,20 @@ class ExpectedDevices:
             elsewhere = before.get(successor.uuid)
             if elsewhere is None or elsewhere.pci_bus_id == successor.pci_bus_id:
                 del kept[uuid]
+            else:  # where it would be now nobody knows
+                kept[uuid] = device._replace(pci_bus_id="")
         kept.update(answering)
+        left_out, self.left_out = self.left_out, self.left_out - places.keys()
         self.devices = kept  # replaced as a whole: others may be reading
         seen = {uuid: boot for uuid, boot in self.seen.items() if uuid in kept}
         seen |= dict.fromkeys(answering, self._boot_id)
         is_changed, self.seen = seen != self.seen, seen
-        if kept != before or is_changed or (rebooted and self._stored_boot_id == self._boot_id):
+        if (
+            kept != before
+            or is_changed
+            or left_out != self.left_out
+            or (rebooted and self._stored_boot_id == self._boot_id)
+        ):
             self._is_saved = False  # until a write succeeds
         return not self._is_saved
 
@@ -95,6 +104,7 @@ class ExpectedDevices:
             "boot_id": self._stored_boot_id,
             "devices": [device._asdict() for device in self.devices.values()],
             "seen": self.seen,
+            "left_out": sorted(self.left_out),
         }
         write_atomically(self._path, (json.dumps(data, indent=1) + "\n").encode())
         self._is_saved = True
@@ -110,7 +120,7 @@ class ExpectedDevices:
         return status.st_ino, status.st_mtime_ns
 
 
-def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice], dict[str, str]] | None:
+def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice], dict[str, str], set[str]] | None:
     try:
         data = json.loads(path.read_text("utf-8"))
         if data["version"] != VERSION:
@@ -121,9 +131,12 @@ def _read(path: Path) -> tuple[str, dict[str, ExpectedDevice], dict[str, str]] |
                 return None
         text = json.dumps(data, ensure_ascii=False)
         text.encode()  # half of a surrogate pair is not text, and no answer could be written with it
-        told = data.get("seen")  # versions before did not say it
-        boots = told.items() if isinstance(told, dict) else ()
-        return str(data["boot_id"]), devices, {uuid: boot for uuid, boot in boots if isinstance(boot, str)}
+        boot_id, told, forgotten = str(data["boot_id"]), data.get("seen"), data.get("left_out")
+        # Versions before said neither: whoever is in the list was there in the boot in which it was written.
+        boots = told if isinstance(told, dict) else dict.fromkeys(devices, boot_id)
+        seen = {uuid: boot for uuid, boot in boots.items() if isinstance(boot, str)}
+        left_out = {each for each in forgotten if isinstance(each, str)} if isinstance(forgotten, list) else set()
+        return boot_id, devices, seen, left_out
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -136,5 +149,6 @@ def forget(directory: Path, uuid: str) -> bool:
     book = ExpectedDevices(directory, known[0])
     book.devices = {name: device for name, device in known[1].items() if name != uuid}
     book.seen = {name: boot for name, boot in known[2].items() if name != uuid}
+    book.left_out = known[3] | ({known[1][uuid].pci_bus_id} - {""})
     book.save()
     return True

@@ -29,7 +29,8 @@ class Inventory(NamedTuple):
     """`forgotten`: UUIDs that an administrator took out while their GPUs did not answer.
 
     `managed`: the kernel driver that has those GPUs of `functions` that are ours to read. `seen`: UUIDs of `devices`
-    that were up in this boot. `failed`: addresses whose probe has failed in this boot. `proven`: PCI device ids of
+    that were up in this boot. `left_out`: addresses of GPUs that an administrator has taken out. `failed`: addresses
+    whose probe has failed since their GPUs last answered. `proven`: PCI device ids of
     which a card has answered for PROVEN_S. `is_loaded`, `is_subset` as in pci.py.
     """
 
@@ -38,6 +39,7 @@ class Inventory(NamedTuple):
     forgotten: frozenset[str] = frozenset()
     managed: str = NVIDIA.kernel_driver
     seen: frozenset[str] = frozenset()
+    left_out: frozenset[str] = frozenset()
     failed: frozenset[str] = frozenset()
     proven: frozenset[str] = frozenset()
     is_loaded: bool = False
@@ -66,7 +68,7 @@ class Inventory(NamedTuple):
         wanted = normalize_pci(address)
         function = next((each for each in self.functions if each.address == wanted), None)
         is_gone = not self._bound() and not self.is_loaded
-        found = judge(Case(function, self.managed, is_gone=is_gone, seen="now"))
+        found = judge(Case(function, self.managed, is_gone, seen="now", probe_failed=wanted in self.failed))
         return found.reason if found.kind in ("away", "asleep") else ""
 
     def _bound(self) -> set[str]:
@@ -99,20 +101,24 @@ class Inventory(NamedTuple):
 
     def _unseen(self, listed: Collection[str]) -> list[tuple[str, Standing]]:
         """GPUs of the bus that were never seen here and are missed, by address."""
-        known = {device.pci_bus_id for device in self.devices}
+        known = {device.pci_bus_id for device in self.devices} | self.left_out
         others = (each.address for each in self.functions if each.address not in known and each.address not in listed)
         standings = [(address, self.standing(address)) for address in others]
         return [(address, standing) for address, standing in standings if standing.kind == "missing"]
 
-    def count(self, listed: Iterable[str | None]) -> int:
-        """GPUs that should answer. `listed`: PCI addresses in the driver's list, None where a place has none."""
+    def count(self, listed: Iterable[str | None], found: Collection[str] = ()) -> int:
+        """GPUs that should answer. `listed`: PCI addresses in the driver's list, None where a place has none. `found`:
+        UUIDs in it.
+        """
         places = [None if not address else normalize_pci(address) for address in listed]
         named = {address for address in places if address is not None}
         present = {address for address in named if not self.given_away(address)}
         known = {device.pci_bus_id for device in self.devices if device.pci_bus_id}
         present |= {address for address in known - named if self.standing(address).kind == "missing"}
         present |= {address for address, _ in self._unseen(named)}
-        return max(len(present), sum(a is None or not self.given_away(a) for a in places))
+        # One whose address is not known is at a place that has none, or is missing.
+        lost = sum(not device.pci_bus_id and device.uuid not in found for device in self.devices)
+        return max(len(present) + lost, sum(a is None or not self.given_away(a) for a in places))
 
     def unmanaged(self) -> tuple[tuple[str, int], ...]:
         """How many GPUs other kernel drivers have."""
@@ -165,13 +171,14 @@ class InventoryKeeper:
             addresses = [device.pci_bus_id for device in present]
             self._answered = {address: self._answered.get(address, now) for address in addresses}
             changed = self._expected.note(present)
+            failed = self.value.failed - set(addresses)
             kinds = {function.address: function.kind for function in self.value.functions}
             proven = {
                 kinds[address]
                 for address, since in self._answered.items()
                 if kinds.get(address) and now - since >= PROVEN_S
             }
-            self._publish(proven=self.value.proven | proven)
+            self._publish(proven=self.value.proven | proven, failed=failed)
             if changed:
                 self._expected.save()
 
@@ -195,7 +202,8 @@ class InventoryKeeper:
         bound = sum(function.driver == value.managed for function in value.functions)
         self.value = value._replace(
             devices=tuple(self._expected.devices.values()),
-            seen=frozenset(uuid for uuid, boot in self._expected.seen.items() if boot == self._boot_id),
+            seen=frozenset(uuid for uuid, boot in self._expected.seen.items() if boot == self._boot_id != ""),
+            left_out=frozenset(self._expected.left_out),
             is_loaded=self._sysfs is not None and is_loaded(self._sysfs, self._vendor),
             is_subset=bound > 0 and self._subset(bound),
         )

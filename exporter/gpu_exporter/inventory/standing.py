@@ -19,8 +19,9 @@ class Case(NamedTuple):
 
     `function`: on the bus, None where the bus does not show it. `managed`: the driver that ours should have. `is_gone`:
     that driver has no GPU, and its module is not loaded. `seen`: it was up in this boot, in an earlier one, or never.
-    `probe_failed`: the kernel's log says that the driver could not start it. `has_sibling`: a card of its kind has
-    answered for PROVEN_S. `is_subset`: this container or job was given a part of the GPUs.
+    `probe_failed`: the kernel's log says that the driver could not start it, and it has not answered since.
+    `has_sibling`: a card of its kind has answered for PROVEN_S. `is_subset`: this container or job was given a part of
+    the GPUs.
     """
 
     function: PciFunction | None
@@ -55,7 +56,11 @@ TABLE: tuple[Row, ...] = (
         lambda case: Standing("away", f"bound to kernel driver {_driver(case)}"),
     ),
     (
-        lambda case: case.function is not None and case.function.override not in ("", case.managed),
+        lambda case: (
+            case.function is not None
+            and case.function.override not in ("", case.managed)
+            and _driver(case) != case.managed
+        ),
         lambda case: Standing("away", f"its driver_override is {case.function.override if case.function else ''}"),
     ),
     (
@@ -70,11 +75,11 @@ TABLE: tuple[Row, ...] = (
     ),
     # Without any driver. Where the driver itself is gone, that is the one fault.
     (lambda case: case.is_gone, lambda case: Standing("foreign" if case.seen == "never" else "missing")),
-    (lambda case: case.seen == "now", lambda case: Standing("away", "bound to no kernel driver")),
     (
         lambda case: case.probe_failed,
         lambda case: Standing("missing", f"kernel driver {case.managed} could not start it: its probe failed"),
     ),
+    (lambda case: case.seen == "now", lambda case: Standing("away", "bound to no kernel driver")),
     (
         lambda case: case.seen == "before",
         lambda case: Standing("missing", "bound to no kernel driver, and seen here before the last boot"),

@@ -91,7 +91,8 @@ def count_expected(driver: DriverView, inventory: Inventory) -> int:
     """GPUs that should answer; none while the driver is released on request."""
     if driver.released:
         return 0
-    return inventory.count(_addresses(driver, inventory))
+    found = {position.identity.uuid for position in driver.positions.values() if position.identity is not None}
+    return inventory.count(_addresses(driver, inventory), found)
 
 
 def _addresses(driver: DriverView, inventory: Inventory) -> list[str | None]:

@@ -53,7 +53,6 @@ class KernelLogLoop(Worker):
         `note_probes`: is told the addresses of GPUs that the driver could not start in this boot.
         """
         self._note_probes = note_probes
-        self._probes: frozenset[str] = frozenset()
         self._counted: dict[XidLine, float] = {}  # when it was last read, of those of the last SAME_S
         super().__init__("kernel-log")
         self.outcome: CollectorOutcome | None = None
@@ -106,8 +105,7 @@ class KernelLogLoop(Worker):
         return batch.full
 
     def _note(self, probes: frozenset[str]) -> None:
-        if probes != self._probes:
-            self._probes = probes
+        if probes:
             self._note_probes(probes)
             self._changed()
 

@@ -5,6 +5,7 @@ Little is imported before the driver is asked: the rest is loaded while the wind
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -40,6 +41,9 @@ def open_windows(device: Device, enabled: Collection[str]) -> bool:
     except DeviceError:
         return False  # the cycle that follows meets the same error, and says so
     return opened
+
+
+log = logging.getLogger(__name__)
 
 
 class Reader:
@@ -85,6 +89,9 @@ class Reader:
             if self.snapshot is None:
                 self.errors[exc.call, exc.error] += 1
                 self.error = str(exc)
+        except Exception as exc:  # a fault of ours costs this GPU, and says so
+            log.exception("gpu %d could not be read", self._position)
+            self.error = f"unforeseen {type(exc).__name__}"
 
 
 class Readers:

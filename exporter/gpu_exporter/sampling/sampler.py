@@ -26,6 +26,8 @@ from gpu_exporter.sampling.process_periods import ProcessPeriods
 from gpu_exporter.sampling.stuck import StuckCounter
 from gpu_exporter.sampling.witnesses import ActivityRules, Witnesses
 
+DENIED = "NVML_ERROR_NO_PERMISSION"
+
 
 class _Kept(NamedTuple):
     """What a collector that does not run each cycle found last time, and when it is due again."""
@@ -63,6 +65,7 @@ class DeviceSampler:
         self._witnesses = Witnesses(rules)  # of every instance
         self._totals = totals or Totals()
         self._kept: dict[str, _Kept] = {}
+        self._has_answered = False
 
     def sample(self) -> DeviceSnapshot:
         """Run every collector that is due. A lost GPU gives a snapshot with `up` false and nothing else.
@@ -82,10 +85,12 @@ class DeviceSampler:
             self.error_counts.update([*cycle.errors, *cycle.remarks, (exc.call, exc.error)])
             self.device.take_errors()
             return self._down(str(exc))
-        if self.device.answers == answers and cycle.errors:
+        if self.device.answers != answers:
+            self._has_answered = True
+        elif failure := self._first_failure(cycle):
             # Nothing at all was answered: more than a few failing calls.
             self.error_counts.update(cycle.errors)
-            return self._down(f"no call is answered, the first was {' '.join(cycle.errors[0])}")
+            return self._down(f"no call is answered, the first was {failure}")
         monotonic, wall = self._clock.monotonic(), self._clock.wall()
         # In a cycle that dragged on, one witness spoke of another time than the next.
         cycle.witness_missing |= monotonic - begin > self._rules.interval_s
@@ -112,6 +117,14 @@ class DeviceSampler:
             period=period,
             contradiction=contradiction,
         )
+
+    def _first_failure(self, cycle: Cycle) -> str:
+        """What shows that a GPU that answers nothing is mute; "" where it has nothing to answer, as Jetson boards.
+
+        One that has answered before has no other reason. Of another one a missing permission is none.
+        """
+        failures = [" ".join(error) for error in cycle.errors] or [self.device.first_failure()]
+        return next((each for each in failures if each and (self._has_answered or DENIED not in each)), "")
 
     def _read_period(self, cycle: Cycle, monotonic: float, wall: float) -> ProcessPeriod | None:
         """What each process did, where the GPU's holders share it. MIG instances have no such source."""

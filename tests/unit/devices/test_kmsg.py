@@ -198,6 +198,8 @@ def test_the_past_of_the_log_has_probes_and_no_xids(tmp_path: Path) -> None:
     lines += [
         b"NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:0dd8)",
         b"nvidia: probe of 0000:01:00.0 failed with error -1",
+        b"NVRM: ignoring the legacy GPU 0000:02:00.0",
+        b"nvidia: probe of 0000:02:00.0 failed with error -1",
     ]
     path.write_bytes(b"".join(PREFIX + line + b"\n" for line in lines))
     log = KernelLog(path)
@@ -206,5 +208,5 @@ def test_the_past_of_the_log_has_probes_and_no_xids(tmp_path: Path) -> None:
         file.write(PREFIX + b"nvidia: probe of 0000:12:00.0 failed with error -1\n" + PREFIX + XID_62)
     batch = log.read()
     assert [report.line.xid for report in batch.reports] == [62]
-    assert batch.probes == {"0000:11:00.0", "0000:12:00.0"}
+    assert batch.probes == {"0000:12:00.0"}
     log.close()

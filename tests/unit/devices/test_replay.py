@@ -74,7 +74,6 @@ def test_after_its_end_a_recording_knows_nothing() -> None:
             "log:2: clocks.current.sm [MHz]: '1.41 GHz'",
         ),
         (HEADER + row(1, 50, 100).replace("50", "nan") + row(2, 5, 1), "log:2: utilization.gpu [%]: 'nan'"),
-        (HEADER + row(1, 50, 100).replace("50", "-1") + row(2, 5, 1), "log:2: utilization.gpu [%]: '-1'"),
         (HEADER + row(1, 50, 100) + row(1, 0, 100), "log:3: a second GPU: write one log for each"),
         ("timestamp, index, utilization.gpu [%]\n" + INDEXED, "log:3: a second GPU: write one log for each"),
         (row(1, 50, 100) + row(2, 50, 100), "log:1: column 'timestamp' is missing"),
@@ -140,6 +139,22 @@ def test_a_log_without_power_has_no_energy() -> None:
 def test_a_last_line_that_was_cut_is_dropped(cut: int) -> None:
     whole = HEADER + row(1, 50, 100) + row(2, 50, 100)
     assert parse_recording(whole + row(3, 40, 300)[:cut]).times == [0.0, 1.0]
+
+
+def test_what_stands_between_the_rows_of_a_log_costs_no_row() -> None:
+    """Appended to by a restarted service, which was killed in a line; with messages of nvidia-smi and empty lines."""
+    parts = [row(1, 50, 100), "\n", row(2, 50, 100), row(3, 50, 100)[:30] + "\n", HEADER, row(4, 50, 100)]
+    parts += ["Unable to determine the device handle for GPU0000:01:00.0: Unknown Error\n", row(5, 50, 100), "\n\n"]
+    assert parse_recording(HEADER + "".join(parts)).times == [0.0, 1.0, 3.0, 4.0]
+
+
+def test_a_gpu_whose_name_is_not_read_now_is_no_second_one() -> None:
+    text = "timestamp, uuid, utilization.gpu [%], temperature.gpu\n"
+    for second, uuid, degrees in ((1, "GPU-a", "30"), (2, "[GPU is lost]", "-1"), (3, "GPU-a", "31")):
+        text += f"2023/07/30 17:28:{second:06.3f}, {uuid}, 5 %, {degrees}\n"
+    assert parse_recording(text).temperature == [30.0, None, 31.0]
+    with pytest.raises(RecordingError, match="log:5: a second GPU"):
+        parse_recording(text + "2023/07/30 17:28:04.000, GPU-b, 5 %, 30\n", "log")
 
 
 def test_a_log_with_few_columns_and_a_mark_of_its_encoding(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.testbed.simulated_node import SimulatedNode
 
+from gpu_exporter.app import once
 from gpu_exporter.app.once import GAPS_MAX, run_once
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.exits import Exit
@@ -99,3 +100,32 @@ def test_a_gpu_in_use_is_said_to_have_no_holder_only_where_holders_are_known(
     view = node.view()
     nobody = view._replace(status=view.status._replace(sources=()))
     assert list_rows(nobody)[0].why == ""
+
+
+@pytest.mark.parametrize("devices_only", [False, True])
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [
+        ('{"health": "partial"}', Exit.PARTIAL, "of another version"),
+        ('{"health": "partial", "gaps": ["gpu 1 is lost"]}', Exit.PARTIAL, ""),
+        ('{"health": "no_data"}', None, ""),
+        ('{"health": "odd", "devices_health": "odd"}', Exit.PARTIAL, "of another version"),
+        ('{"health": "part', Exit.PARTIAL, "of another version"),
+        ("[]", Exit.PARTIAL, "of another version"),
+    ],
+)
+def test_what_an_exporter_of_another_version_says_is_never_all_right(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: str,
+    code: int | None,
+    said: str,
+    devices_only: bool,
+) -> None:
+    monkeypatch.setattr(once, "read_from_daemon", lambda path, form, timeout_s: status)
+    done = run_once(lambda: pytest.fail("not asked"), "table", None, 5.0, Path("/s"), "nvml", devices_only=devices_only)
+    assert done != Exit.DONE
+    assert code is None or done == code
+    error = capsys.readouterr().err
+    assert said in error
+    assert error, "no exit without a sentence"

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.testbed.sysfs import add_function
+from tests.testbed.sysfs import add_function, remove_function
 
-from gpu_exporter.inventory.expected import ExpectedDevice, ExpectedDevices
+from gpu_exporter.inventory.expected import ExpectedDevice, ExpectedDevices, forget
 from gpu_exporter.inventory.inventory import FELL_OFF, Inventory, InventoryKeeper, Missing
 from gpu_exporter.inventory.pci import UNBOUND, PciFunction, is_subset
 from gpu_exporter.inventory.standing import PROVEN_S, TABLE, Case, judge
@@ -49,7 +49,7 @@ class Host:
         listed = [ADDRESSES[number] for number in numbers]
         found = {f"GPU-{number}" for number in numbers}
         missing = self.keeper.value.missing(found, {}, "" if numbers else "no driver", listed)
-        assert self.keeper.value.count(listed) == len(numbers) + sum(not each.away for each in missing)
+        assert self.keeper.value.count(listed, found) == len(numbers) + sum(not each.away for each in missing)
         return missing
 
 
@@ -231,7 +231,7 @@ def test_the_table_decides_every_combination_and_uses_each_row() -> None:
         case = Case(function, "nvidia", gone, seen, failed, sibling, subset)
         found = judge(case)
         used.add(next(at for at, (fits, _) in enumerate(TABLE) if fits(case)))
-        if driver in ("nouveau", "vfio-pci") or override:
+        if driver in ("nouveau", "vfio-pci") or (override and driver != "nvidia"):
             assert found.kind == "away"
         if found.kind == "missing" and seen == "never":
             assert found.reason and (driver == "nvidia" or (driver == UNBOUND and (failed or sibling)))
@@ -240,6 +240,84 @@ def test_the_table_decides_every_combination_and_uses_each_row() -> None:
     used |= {0} if judge(Case(None, "nvidia")).kind == "foreign" else set()
     assert judge(Case(None, "nvidia", seen="before")).kind == "missing"
     assert used == set(range(len(TABLE)))
+
+
+def test_a_gpu_that_does_not_start_again_is_missing(host: Host) -> None:
+    """Taken off the bus and found again, as in a reset: it was up in this boot, and its probe fails now."""
+    for number in range(2):
+        host.put(number, "nvidia")
+    assert host.answers(0, 1) == []
+    host.put(1, "")
+    host.keeper.note_failed_probes({ADDRESSES[1]})
+    assert "its probe failed" in said(host.answers(0))[ADDRESSES[1]]
+    assert host.keeper.value.given_away(ADDRESSES[1]) == ""
+    host.put(1, "nvidia")
+    assert host.answers(0, 1) == []
+    host.put(1, "")
+    assert said(host.answers(0)) == {ADDRESSES[1]: "away: bound to no kernel driver"}, "unbound on purpose, later"
+
+
+def test_a_gpu_that_was_to_go_and_did_not_is_missing(host: Host) -> None:
+    """driver_override says what comes next, not what is."""
+    host.put(0, "nvidia")
+    host.put(1, "nvidia", driver_override="vfio-pci")
+    assert host.answers(0, 1) == []
+    assert said(host.answers(0)) == {ADDRESSES[1]: FELL_OFF}
+
+
+def test_a_driver_that_is_gone_takes_no_gpu_away(host: Host) -> None:
+    host.put(0, "nvidia")
+    assert host.answers(0) == []
+    host.put(0, "")
+    host.keeper.look()
+    assert host.keeper.value.given_away(ADDRESSES[0]) == "", "the driver's absence is the fault"
+    host.load_module()
+    host.keeper.look()
+    assert host.keeper.value.given_away(ADDRESSES[0]) == "bound to no kernel driver"
+
+
+def test_who_is_forgotten_stays_so_while_it_is_on_the_bus(host: Host) -> None:
+    for number in range(2):
+        host.put(number, "nvidia")
+    assert host.answers(0, 1) == []
+    assert len(host.answers(0)) == 1
+    assert forget(host.state, "GPU-1")
+    assert host.answers(0) == []
+    host.start()
+    assert host.answers(0) == [], "after a restart too"
+    assert host.answers(0, 1) == []
+    assert len(host.answers(0)) == 1, "it has answered since"
+
+
+def test_a_gpu_that_was_lost_while_the_bus_was_numbered_anew_stays_missing(host: Host) -> None:
+    for number in range(4):
+        host.put(number, "nvidia")
+    assert host.answers(0, 1, 2, 3) == []
+    after = Host(host.state.parent, boot="next")
+    remove_function(after.sysfs, ADDRESSES[3])
+    moved = [identity(number)._replace(pci_bus_id=f"0000{ADDRESSES[number - 1]}") for number in (1, 2, 3)]
+    for _ in range(3):
+        after.keeper.look()
+        after.keeper.note(moved)
+        found, listed = {each.uuid for each in moved}, ADDRESSES[:3]
+        assert [each.identity.uuid for each in after.keeper.value.missing(found, {}, "", listed)] == ["GPU-0"]
+        assert after.keeper.value.count(listed, found) == 4
+        assert after.keeper.value.count([*listed, None], found) == 4, "it may be the one that nobody can name"
+
+
+def test_a_boot_that_is_not_known_is_no_boot(host: Host) -> None:
+    nowhere = Host(host.state.parent, boot="")
+    nowhere.put(0, "nvidia")
+    nowhere.put(1, "nvidia")
+    assert nowhere.answers(0, 1) == []
+    nowhere.put(1, "")
+    assert [each.away for each in nowhere.answers(0)] == [False]
+
+
+def test_a_virtual_function_is_no_gpu_of_its_own(host: Host) -> None:
+    host.put(0, "nvidia")
+    host.put(1, "nvidia", physfn=ADDRESSES[0])
+    assert host.answers(0) == []
 
 
 def test_a_place_of_the_list_without_a_name_may_be_any_bound_card() -> None:

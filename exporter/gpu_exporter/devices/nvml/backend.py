@@ -19,6 +19,8 @@ from gpu_exporter.devices.protocol import (
 )
 from gpu_exporter.vendor import NVIDIA
 
+COUNT_MAX = 1024  # GPUs of a host; the largest have 16, and as many places of virtual ones
+
 
 class NvmlBackend:
     """The driver of this host, or a recording of one."""
@@ -35,10 +37,13 @@ class NvmlBackend:
 
     def count(self) -> int:
         try:
-            return int(self.library.ask("nvmlDeviceGetCount"))
+            count = int(self.library.ask("nvmlDeviceGetCount"))
         except DeviceError as exc:
             text = explain_init(exc.error) if isinstance(exc, DriverChanged) else str(exc)
             raise DriverUnavailable(text, changed=isinstance(exc, DriverChanged)) from exc
+        if not 0 <= count <= COUNT_MAX:
+            raise DriverUnavailable(f"the driver counts {count} GPUs, which no host has")
+        return count
 
     def find(self, position: int) -> Device:
         handle = self.library.ask("nvmlDeviceGetHandleByIndex", SYSTEM, position)

@@ -169,6 +169,8 @@ THROTTLE_BITS = {
     "reliability": 0x400,
 }
 
+THROTTLE_MAX = 0xFFFF  # bits beyond every reason: all ones are a sentinel
+
 # Members of the union nvmlValue_t by nvmlValueType_t.
 VALUE_FORMATS = {0: "d", 1: "I", 2: "L", 3: "Q", 4: "q", 5: "i", 6: "H"}  # nvmlValueType_t, as of the module struct
 VALUE_MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}

@@ -13,11 +13,13 @@ from typing import Any
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.devices.errors import (
+    OUT_OF_RANGE,
     DeviceError,
     DeviceLost,
     DriverChanged,
     NoPermission,
     NotSupported,
+    is_unsupported,
 )
 from gpu_exporter.devices.nvml import constants as nvml
 from gpu_exporter.devices.nvml.asker import Asker, Fields
@@ -164,6 +166,9 @@ class NvmlDevice(Device):
         self.ask.handle = handle
         self._start_over()
 
+    def first_failure(self) -> str:
+        return self.ask.support.first_failure()
+
     @property
     def answers(self) -> int:  # type: ignore[override]  # counted where it asks
         return self.ask.answers
@@ -194,9 +199,14 @@ class NvmlDevice(Device):
         return self._once[key]
 
     def _read_mig_mode(self) -> str:
+        """Raises DeviceError where it is not known: a board with MIG has it for good."""
         try:
             return "enabled" if self.ask("nvmlDeviceGetMigMode") == nvml.NVML_DEVICE_MIG_ENABLE else "disabled"
-        except NotSupported:
+        except NotSupported as exc:
+            if self.identity.mig_mode == "enabled":
+                self.ask.support.forget(("nvmlDeviceGetMigMode", ()))  # asked again in the next cycle
+            if self.identity.mig_mode == "enabled" or not is_unsupported(exc.error):
+                raise DeviceError(exc.call, exc.error, once_answered=True) from exc
             return "unsupported"
 
     def take_errors(self) -> Sequence[DeviceError]:
@@ -253,10 +263,7 @@ class NvmlDevice(Device):
     def read_memory(self) -> Memory:
         if nvml.NO_MEMORY_OF_ITS_OWN.search(self.identity.name):
             raise NotSupported("nvmlDeviceGetMemoryInfo", "NVML_ERROR_NOT_SUPPORTED")  # what it reports is the host's
-        memory = read_memory(self.ask)
-        if not memory.total:  # no board has none: it is not reported, as of some boards with MIG
-            raise NotSupported("nvmlDeviceGetMemoryInfo", "NVML_ERROR_NO_DATA")
-        return memory
+        return read_memory(self.ask)
 
     def read_power(self) -> float:
         return float(self.ask("nvmlDeviceGetPowerUsage")) / 1e3  # milliwatts
@@ -312,6 +319,8 @@ class NvmlDevice(Device):
         supported = self.ask.first(
             ("nvmlDeviceGetSupportedClocksEventReasons",), ("nvmlDeviceGetSupportedClocksThrottleReasons",)
         )
+        if active > nvml.THROTTLE_MAX:
+            raise NotSupported("nvmlDeviceGetCurrentClocksEventReasons", OUT_OF_RANGE)
         return {reason: bool(active & bit) for reason, bit in nvml.THROTTLE_BITS.items() if supported & bit}
 
     def read_pcie(self) -> Pcie:
@@ -335,7 +344,7 @@ class NvmlDevice(Device):
 
     def read_row_remaps(self) -> RowRemaps:
         corrected, uncorrected, pending, failed = self.ask("nvmlDeviceGetRemappedRows")
-        return RowRemaps(int(corrected), int(uncorrected), bool(pending), bool(failed))
+        return RowRemaps(int(corrected), int(uncorrected), int(pending), int(failed))
 
     def read_retired_pages(self) -> Mapping[str, int]:
         causes = {"single_bit": nvml.NVML_FI_DEV_RETIRED_SBE, "double_bit": nvml.NVML_FI_DEV_RETIRED_DBE}
@@ -465,7 +474,9 @@ class NvmlDevice(Device):
             # The product name ends in the profile, e.g. "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
             profile = facts.get("nvmlDeviceGetName", "").partition(" MIG ")[2]
             # Recordings made before the third value was read have two.
-            slices, memory_mib, *own = facts.get("nvmlDeviceGetAttributes_v2") or (_slices_of(profile), 0.0)
+            slices, memory_mib, *own = facts.get("nvmlDeviceGetAttributes_v2") or (0, 0.0)
+            if not 1 <= slices <= nvml.MIG_DEVICES:
+                slices = _slices_of(profile)
             identity = InstanceIdentity(
                 uuid,
                 f"{gpu_instance}/{facts['nvmlDeviceGetComputeInstanceId']}",

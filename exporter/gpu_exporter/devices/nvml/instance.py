@@ -32,6 +32,8 @@ def read_memory(ask: Asker) -> Memory:
     total, used, free, reserved = ask.first(
         ("nvmlDeviceGetMemoryInfo", nvml.NVML_MEMORY_V2), ("nvmlDeviceGetMemoryInfo", 0)
     )
+    if not total:  # nothing has none: it is not reported, as of some boards with MIG
+        raise NotSupported("nvmlDeviceGetMemoryInfo", "NVML_ERROR_NO_DATA")
     return Memory(total, used, free, reserved)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import pynvml
 
 from gpu_exporter.clock import SYSTEM_CLOCK, Clock
-from gpu_exporter.devices.errors import DriverUnavailable, NotSupported, device_error
+from gpu_exporter.devices.errors import OUT_OF_RANGE, DriverUnavailable, NotSupported, device_error
 from gpu_exporter.devices.nvml import constants as nvml
 from gpu_exporter.devices.nvml import processes, structures
 from gpu_exporter.devices.nvml.gpm import GpmWindows
@@ -336,6 +336,8 @@ class LiveLibrary:
             return self._live[call](handle, *arguments)
         except pynvml.NVMLError as exc:
             raise device_error(call, nvml.error_name(exc.value)) from exc
+        except ValueError as exc:  # a name or a UUID that is not UTF-8
+            raise device_error(call, OUT_OF_RANGE) from exc
         except AttributeError as exc:
             if not hasattr(pynvml, call):  # a binding older than the call
                 raise NotSupported(call, "NVML_ERROR_FUNCTION_NOT_FOUND") from exc

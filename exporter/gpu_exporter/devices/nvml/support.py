@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.devices.errors import DeviceError, NoPermission, NotSupported
+from gpu_exporter.devices.errors import DeviceError, NoPermission, NotSupported, is_unsupported
 
 RETRY_S = 600.0
 FAILURES = 3  # in a row, after which a question that was never answered is asked less often
@@ -21,7 +21,7 @@ class SupportMatrix:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._refused: dict[Hashable, tuple[float, str, str]] = {}
+        self._refused: dict[Hashable, tuple[float, str, str]] = {}  # until when (monotonic seconds), call and error
         self._failed: dict[Hashable, int] = {}  # how often, of what was never answered
         self.answered: set[Hashable] = set()
 
@@ -57,6 +57,11 @@ class SupportMatrix:
     def is_refused(self, question: Hashable) -> bool:
         known = self._refused.get(question)
         return known is not None and self._clock.monotonic() < known[0]
+
+    def first_failure(self) -> str:
+        """A refusal that is no "not supported", in words; "" where there is none."""
+        failures = (f"{call} {error}" for _, call, error in self._refused.values() if not is_unsupported(error))
+        return next(failures, "")
 
     def forget(self, question: Hashable) -> None:
         """This question is nobody's any more."""

@@ -1,0 +1,77 @@
+"""A GPU that answers nothing is down, however its driver says so, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+from tests.testbed.board import Boards, healthy
+
+from gpu_exporter.app.wiring import activity_rules
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.collectors import registry
+from gpu_exporter.defaults import Settings
+from gpu_exporter.devices.errors import device_error
+from gpu_exporter.devices.nvml.backend import NvmlBackend
+from gpu_exporter.model import DeviceSnapshot
+from gpu_exporter.sampling.loop import DeviceLoop
+from gpu_exporter.sampling.sampler import DeviceSampler
+
+OPENS = ("nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlSystemGetDriverVersion")
+
+
+class Mute(Boards):
+    """From `begins` on every call fails with `error`, those of OPENS so many seconds later."""
+
+    def __init__(self, clock: ManualClock, error: str, opens_s: float) -> None:
+        super().__init__(healthy())
+        self._clock, self._error, self._opens_s = clock, error, opens_s
+        self.begins = float("inf")
+
+    def ask(self, call: str, *arguments: object) -> object:  # type: ignore[override]
+        since = self._clock.monotonic() - self.begins
+        if since >= 0 and call != "nvmlGpmSampleFree" and (call not in OPENS or since > self._opens_s):
+            raise device_error(call, self._error)
+        return super().ask(call, *arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("answers_first", [True, False])
+@pytest.mark.parametrize("opens_s", [-1.0, 7.0, 20.0, 1e9])
+@pytest.mark.parametrize("interval_s", [0.25, 1.0])
+@pytest.mark.parametrize("error", ["NVML_ERROR_UNKNOWN", "NVML_ERROR_TIMEOUT", "NVML_ERROR_NO_PERMISSION"])
+def test_a_mute_gpu_stays_down(error: str, interval_s: float, opens_s: float, answers_first: bool) -> None:
+    clock = ManualClock()
+    boards = Mute(clock, error, opens_s)
+    snapshots: list[DeviceSnapshot] = []
+    backend = NvmlBackend(boards, clock)
+    loop = DeviceLoop(
+        0,
+        backend.find,
+        lambda device: DeviceSampler(device, registry.DEFAULT, clock, activity_rules(Settings())),
+        clock,
+        interval_s,
+        10.0,
+        snapshots.append,
+        lambda reason: None,
+        lambda: None,
+    )
+    for _ in range(5 if answers_first else 0):
+        loop._cycle()
+        clock.advance(interval_s)
+    up = [each.up for each in snapshots]
+    boards.begins = clock.monotonic()
+    for _ in range(int(700 / interval_s)):
+        loop._cycle()
+        clock.advance(interval_s)
+    assert up == [True] * len(up)
+    expected_up = error == "NVML_ERROR_NO_PERMISSION" and not answers_first  # nobody may ask: no fault of the GPU
+    if not expected_up:
+        assert not any(each.up for each in snapshots[len(up) :])
+
+
+def test_a_board_that_supports_nothing_is_up() -> None:
+    clock = ManualClock()
+    boards = Mute(clock, "NVML_ERROR_NOT_SUPPORTED", 1e9)
+    boards.begins = 0.0
+    sampler = DeviceSampler(NvmlBackend(boards, clock).find(0), registry.DEFAULT, clock, activity_rules(Settings()))
+    for _ in range(20):
+        assert sampler.sample().up
+        clock.advance(1.0)
