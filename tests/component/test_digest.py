@@ -51,6 +51,7 @@ def write_history(path: Path, end: int) -> None:
                 )
         for number in (1, 2, 3):
             put("gpu_tenant_held_gpu_seconds_total", f'job="twice",node="n4",instance="{number}",{BOB}', at, at - begin)
+            put("gpu_tenant_held_gpu_seconds_total", f'job="nameless",instance="{number}",{BOB}', at, at - begin)
         put("gpu_tenant_held_gpu_seconds_total", f'job="twice",node="n5",instance="1",{BOB}', at, at - begin)
         put("gpu_tenant_held_gpu_seconds_total", f'job="enforced",node="n6",{BOB}', at, at - begin)
         put("gpu_up", 'job="enforced",node="n6",uuid="GPU-6",namespace="monitoring"', at, 1)
@@ -134,6 +135,18 @@ def test_an_exporter_that_is_scraped_thrice_counts_once_and_says_so(prometheus: 
     data = json.loads(done.stdout)
     assert data["total"]["held_hours"] == pytest.approx(2 * 72.0, rel=0.01)
     assert [each for each in data["missing"] if each.startswith("some hours of n4, maybe: several targets")]
+
+
+def test_nodes_without_a_name_are_not_one_node(prometheus: Prometheus) -> None:
+    done = digest(prometheus, "--format=json", "--since=3d", '--source.matcher=job="nameless"')
+    data = json.loads(done.stdout)
+    assert data["total"]["held_hours"] == pytest.approx(3 * 72.0, rel=0.01)
+    assert not any("several targets" in each for each in data["missing"])
+
+
+def test_without_a_matcher_everything_is_read(prometheus: Prometheus) -> None:
+    done = digest(prometheus, "--format=json", "--source.matcher=")
+    assert (done.returncode, "namespace" in done.stderr) == (3, True), "one job's namespace is enforced"
 
 
 def test_hours_under_an_enforced_namespace_are_refused(prometheus: Prometheus) -> None:

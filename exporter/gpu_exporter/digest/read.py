@@ -132,7 +132,8 @@ class Reader:
         digest = Digest(end - since_s, end)
         parts = [*_parts(since_s, 0.0), *_parts(since_s, since_s)]
         whole = _Part(0.0, since_s)
-        enforced = f'count(last_over_time(gpu_up{{{self._matcher},namespace!=""}}{whole.window}))'
+        matchers = ",".join(filter(None, (self._matcher, 'namespace!=""')))
+        enforced = f"count(last_over_time(gpu_up{{{matchers}}}{whole.window}))"
         twice = {part: targets.nodes_scraped_twice(self._matcher, part.span, part.ago) for part in parts}
         known = self._ask_all([(whole, ("enforced", enforced)), *((p, ("twice", q)) for p, q in twice.items())], end)
         if known[whole, "enforced"]:

@@ -15,7 +15,8 @@ OF_TENANTS = "scheduler, namespace, account, user"
 
 def nodes_scraped_twice(matcher: str, span_s: float, ago_s: float) -> str:
     """PromQL: one row for each node whose tenants were counted by several targets for over a tenth of the time."""
-    targets = f"count without ({OF_TENANTS}) (gpu_tenant_held_gpu_seconds_total{{{matcher}}})"
+    named = ",".join(filter(None, (matcher, 'node!=""')))  # without that label every node would be one
+    targets = f"count without ({OF_TENANTS}) (gpu_tenant_held_gpu_seconds_total{{{named}}})"
     window = f"[{span_s:.0f}s:{STEP_S:.0f}s]" + (f" offset {ago_s:.0f}s" if ago_s else "")
     return f"avg_over_time((count by ({NODE}) ({targets})){window}) > {TWICE}"
 

@@ -11,6 +11,11 @@ from tests.unit.reconciler.test_odd_objects import judge, large, pod
 from gpu_exporter.reconciler.kubernetes.keys import GROUPS
 from gpu_exporter.reconciler.kubernetes.owners import pods_wanted
 
+# As several people write it, and as Armada does.
+MORE = (
+    *("batch.example.com/pod-group", "example.com/gang-name", "gang.example/id", "example.com/gangName", "gangId"),
+    *("pod_group_name", "x/pod_group", "x/podGroup", "x/myGangKey", "x/GANG", "gang_name", "podGroup.x/uid"),
+)
 SPECS = {
     "Kubernetes 1.35": {"workloadRef": {"name": "w", "podGroup": "workers", "podGroupReplicaKey": "1"}},
     "Kubernetes 1.36": {"schedulingGroup": {"podGroupName": "w-workers"}},
@@ -34,12 +39,34 @@ def test_pods_that_name_no_group_are_judged_each_by_itself() -> None:
 
 
 @pytest.mark.parametrize("place", ["labels", "annotations"])
-@pytest.mark.parametrize("key", [*GROUPS, "batch.example.com/pod-group", "example.com/gang-name", "gang.example/id"])
+@pytest.mark.parametrize("key", [*GROUPS, *MORE])
 def test_a_group_by_any_key_is_one_gang(key: str, place: str) -> None:
     pods = [bare(at, **{place: {key: "g"}}) for at in range(2)]
     assert stages(*pods)["p1"] == "partial"
     apart = [bare(at, **{place: {key: f"g{at}"}}) for at in range(2)]
     assert stages(*apart)["p1"] == "underused"
+
+
+K8S, KOORDINATOR = "pod-group.scheduling.sigs.k8s.io", "gang.scheduling.koordinator.sh"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"applicationId": "a"}, {"yunikorn.apache.org/app-id": "a"}),
+        ({"scheduling.x-k8s.io/pod-group": "a"}, {K8S: "a"}),
+        ({"scheduling.k8s.io/group-name": "a"}, {"scheduling.volcano.sh/group-name": "a"}),
+        *(
+            ({f"{name}/name": "ps", f"{name}/groups": groups}, {f"{name}/name": "w", f"{name}/groups": groups})
+            for name in (K8S, KOORDINATOR)
+            for groups in ('["ml/ps","ml/w"]', "ml/w, ml/ps")
+        ),
+        ({f"{KOORDINATOR}/name": "ps", f"{KOORDINATOR}/groups": '["ml/w"]'}, {f"{KOORDINATOR}/name": "w"}),
+        ({"applicationId": "yunikorn-1"}, {"applicationId": "yunikorn-1"}),
+    ],
+)
+def test_a_group_in_two_spellings_or_of_several_groups_is_one_gang(one: Any, other: Any) -> None:
+    assert stages(bare(0, annotations=one), bare(1, annotations=other))["p1"] == "partial"
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
@@ -66,6 +93,8 @@ def test_a_group_in_the_spec_is_one_gang(spec: dict[str, Any]) -> None:
         },
         {"annotations": {"gang.scheduling.koordinator.sh/min-available": "2"}},
         {"labels": {"example.com/gang-size": "2"}},
+        {"annotations": {"example.com/gang-size": "2"}, "labels": {"applicationId": "mine"}},
+        {"annotations": {"example.com/gangCardinality": "2", "volcano.sh/job-name": "mine"}},
     ],
 )
 def test_a_bare_member_of_a_gang_that_nothing_names_is_not_judged_alone(metadata: dict[str, Any]) -> None:
@@ -80,7 +109,18 @@ def test_a_bare_member_of_a_gang_that_nothing_names_is_not_judged_alone(metadata
     assert {each.stage for each in judged.decisions if each.name.name == "p1"} == {"underused"}, "its Job is its gang"
 
 
-@pytest.mark.parametrize("key", ["example.com/megangle", "engangement", "yunikorn.apache.org/queue"])
+def test_a_sign_beside_the_name_by_another_key_of_its_scheduler_is_no_second_gang() -> None:
+    for named in (
+        {"applicationId": "a", "yunikorn.apache.org/task-group-name": "w"},
+        {"scheduling.x-k8s.io/pod-group": "a", f"{K8S}/min-available": "2"},
+        {f"{KOORDINATOR}/name": "a", f"{KOORDINATOR}/min-available": "2"},
+    ):
+        assert stages(*(bare(at, annotations=named) for at in range(2)))["p1"] == "partial"
+
+
+@pytest.mark.parametrize(
+    "key", ["example.com/megangle", "engangement", "x/gangster", "x/Gangster", "yunikorn.apache.org/queue"]
+)
 def test_a_key_that_means_no_gang_is_none(key: str) -> None:
     assert stages(bare(0), bare(1, labels={key: "x"}))["p1"] == "underused"
 

@@ -6,15 +6,24 @@ Replicas of a Deployment, and the runs of a CronJob, are not: each works for its
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from gpu_exporter.reconciler.kubernetes.keys import GANG_NAME, GANG_SIGN, GROUPS, NO_GROUP
+from gpu_exporter.reconciler.kubernetes.keys import (
+    GANG_SIGN,
+    GROUP_LISTS,
+    GROUPS,
+    NO_GROUP,
+    domain_of,
+    names_gang,
+)
 from gpu_exporter.reconciler.kubernetes.lean import SPEC_GROUP
 from gpu_exporter.reconciler.kubernetes.owners import Link, pods_above
 
 Key: TypeAlias = tuple[str, str]
+LISTED = re.compile(r"/([A-Za-z0-9.-]{1,253})")  # the names in one of GROUP_LISTS
 SCHEDULES = frozenset(("CronJob", "ScaledJob", "Node"))  # their runs, or pods, have nothing in common
 # What is above one of these is not a group of pods that wait for each other, nor is it itself.
 LOOSE = frozenset(
@@ -37,29 +46,44 @@ def group_keys(metadata: Mapping[str, Any], ancestry: Sequence[Link]) -> frozens
 
 
 def _named(metadata: Mapping[str, Any]) -> set[Key]:
-    """The groups that labels, annotations or the spec name: by a key that is known, or by any that means a gang."""
-    places = (metadata.get("labels") or {}, metadata.get("annotations") or {})
-    keys = {(name, place[name]) for name in GROUPS for place in places if place.get(name)}
-    keys |= {
-        (name, value)
-        for place in places
-        for name, value in place.items()
-        if value and GANG_SIGN.search(name) and GANG_NAME.fullmatch(name)
-    }
+    """The groups that labels, annotations or the spec name: by a key that is known, or by any that means a gang.
+
+    A scheduler has several spellings, so the names alone count: two groups of one name are one.
+    """
+    keys = {("group", value) for _, value in _names(metadata)}
+    for place in _places(metadata):
+        for name in GROUP_LISTS:
+            keys |= {("group", each) for each in LISTED.findall(place.get(name) or "")}
     if group := metadata.get(SPEC_GROUP):
         keys.add((SPEC_GROUP, str(group)))
-    return {(name, value) for name, value in keys if not NO_GROUP.fullmatch(value)}
+    return keys
+
+
+def _places(metadata: Mapping[str, Any]) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    return metadata.get("labels") or {}, metadata.get("annotations") or {}
+
+
+def _names(metadata: Mapping[str, Any]) -> list[Key]:
+    """The labels and annotations that name the pod's gang, with their values."""
+    return [
+        (name, value)
+        for place in _places(metadata)
+        for name, value in place.items()
+        if value and (name in GROUPS or names_gang(name)) and not NO_GROUP.fullmatch(value)
+    ]
 
 
 def unnamed_gang(metadata: Mapping[str, Any], ancestry: Sequence[Link]) -> str:
     """The label or annotation that makes a pod a member of a gang of which nothing says which others are; "" for none.
 
-    One whose own controller is more than a set of replicas has its gang from that.
+    One whose own controller is more than a set of replicas has its gang from that. The name of a group says nothing of
+    another scheduler's gang.
     """
-    if any(link.kind not in LOOSE for link in ancestry[:1]) or _named(metadata):
+    if any(link.kind not in LOOSE for link in ancestry[:1]) or metadata.get(SPEC_GROUP):
         return ""
-    places = (metadata.get("labels") or {}, metadata.get("annotations") or {})
-    return min((name for place in places for name in place if GANG_SIGN.search(name)), default="")
+    named = {domain_of(name) for name, _ in _names(metadata)}
+    signs = {name for place in _places(metadata) for name in place if GANG_SIGN.search(name)}
+    return min((name for name in signs if domain_of(name) not in named), default="")
 
 
 def gangs(keys: Mapping[str, frozenset[Key]]) -> dict[str, frozenset[str]]:

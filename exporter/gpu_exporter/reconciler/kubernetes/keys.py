@@ -25,6 +25,7 @@ GROUPS = (
     "pod-group.scheduling.sigs.k8s.io",
     "pod-group.scheduling.sigs.k8s.io/name",
     "gang.scheduling.koordinator.sh/name",
+    "armadaproject.io/gangId",
     "pod-group-name",  # KAI and Run:ai
     "godel.bytedance.com/pod-group-name",
     "grove.io/podgang",
@@ -35,13 +36,18 @@ GROUPS = (
 )
 # YuniKorn puts all pods of a namespace that name no application into one: unity/yunikorn-k8shim, admission controller.
 NO_GROUP = re.compile(r"yunikorn-.*-autogen")
-# What a gang scheduler of any name calls a gang, in the key of a label or annotation.
-GANG_SIGN = re.compile(r"pod-?group|task-?group|(?<![a-z])gang(?![a-z])", re.IGNORECASE)
-# Of these keys, those whose value is the name of the gang.
-GANG_NAME = re.compile(
-    r".*(pod-?group|(?<![a-z])gang)([./-]?(name|id|key|uid))?|.*(pod-?group|(?<![a-z])gang)[^/]*/(name|id|key|uid)",
-    re.IGNORECASE,
-)
+# Several groups that are scheduled together, each as NAMESPACE/NAME, in a list of JSON.
+GROUP_LISTS = ("gang.scheduling.koordinator.sh/groups", "pod-group.scheduling.sigs.k8s.io/groups")
+# What a gang scheduler of any name calls a gang, in the key of a label or annotation, also within camelCase.
+GANG_SIGN = re.compile(r"(?i:pod[-_]?group|task[-_]?group)|(?<![a-z])gang(?![a-z])|Gang(?![a-z])|GANG")
+# How a key that names the gang ends, without what stands between its words.
+GANG_NAMES = tuple(f"{gang}{name}" for gang in ("podgroup", "gang") for name in ("", "name", "id", "key", "uid"))
+NAMES = frozenset(("name", "id", "key", "uid"))  # ... or after the domain of a gang
+# Domains of one scheduler's keys.
+DOMAINS = {
+    "applicationId": "yunikorn.apache.org",
+    "scheduling.x-k8s.io": "pod-group.scheduling.sigs.k8s.io",
+}
 SIGNS_MAX = 8  # of an object, that are kept beside those of GROUPS
 KUEUE_GROUP, KUEUE_TOTAL = "kueue.x-k8s.io/pod-group-name", "kueue.x-k8s.io/pod-group-total-count"
 # Signs that a pod is not to be disturbed. The presence of descheduler.alpha.kubernetes.io/evict means the opposite of
@@ -61,7 +67,7 @@ REPLICA_TYPE, JOB_ROLE, JOB_NAME = (
 )
 PARTS = (QUEUE, REPLICATED_JOB, REPLICA_TYPE, JOB_ROLE, JOB_NAME)
 # Labels and annotations that are kept however many others an object has.
-READ = frozenset((*GROUPS, KUEUE_TOTAL, *OTHERS, MIRROR, STOPPED, *PARTS))
+READ = frozenset((*GROUPS, *GROUP_LISTS, KUEUE_TOTAL, *OTHERS, MIRROR, STOPPED, *PARTS))
 # Kinds whose spec and status are looked at: of any other controller only its metadata is.
 JOB: Kind = ("batch", "Job")
 STATEFUL_SET: Kind = ("apps", "StatefulSet")
@@ -75,3 +81,18 @@ COUNTED = frozenset(
         ("kueue.x-k8s.io", "Workload"),
     )
 )
+
+
+def names_gang(key: str) -> bool:
+    """Whether the value of a label or annotation with this key is the name of a gang."""
+    if not GANG_SIGN.search(key):
+        return False
+    domain, _, last = key.rpartition("/")
+    word = re.sub("[-_.]", "", last).lower()
+    return word.endswith(GANG_NAMES) or (word in NAMES and GANG_SIGN.search(domain) is not None)
+
+
+def domain_of(key: str) -> str:
+    """Whose key it is: what stands before the slash, or all of a key that is a domain."""
+    domain = key.partition("/")[0] if "/" in key or "." in key else DOMAINS.get(key, "")
+    return DOMAINS.get(domain, domain)
