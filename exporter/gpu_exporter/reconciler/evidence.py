@@ -45,7 +45,8 @@ class UnitEvidence(NamedTuple):
     the name of the Kubernetes node where the series carry it, else "". `model`: the name of the GPU, "" where that was
     not asked for or is not published. `longest_gap_s`: the longest idle run of the holder that ended with work, 0 for
     none. `host_cpu_ratio`, `host_io_bytes_per_s`: what the holder does beside its GPUs on that node; None where that
-    is not known, and where a source was asked only for holders that do much and this one does not.
+    is not known, and where a source was asked only for holders that do much and this one does not. `is_shared`: the
+    holder has replicas of it (time slicing, MPS), maybe several.
     """
 
     node: str
@@ -64,6 +65,7 @@ class UnitEvidence(NamedTuple):
     host_cpu_ratio: float | None = None
     host_io_bytes_per_s: float | None = None
     obstacle: str = ""
+    is_shared: bool = False
 
 
 class HostLimits(NamedTuple):
@@ -209,7 +211,7 @@ class Gathered:
         self.incarnations.update(filter(None, [info.get("pod_uid")]))
         self.clusters.add(info.get("slurm_cluster", ""))
         self.facts.add(tuple(info.get(fact, "") for fact in FACTS))
-        self.units.append(unit)
+        self.units.append(unit._replace(is_shared=info.get("share") in ("time_slice", "mps")))
 
     def count(self, held: float) -> None:
         """A value of gpu_allocation_holder_units."""

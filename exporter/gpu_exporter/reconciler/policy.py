@@ -100,6 +100,13 @@ class Decision(NamedTuple):
             return asked.name in (self.name.name, self.users_id)
         return self.name == asked or text in (str(self.name), self.name.name)
 
+    def holds(self, given: int) -> bool:
+        """Whether the evidence is of all GPUs, where its scheduler counts `given`. Several replicas may be one GPU."""
+        if self.held is None:
+            return False
+        are_replicas = bool(self.units) and all(unit.is_shared for unit in self.units)
+        return given == self.held or (given > self.held and are_replicas)
+
     def has_lasted(self, seconds: float) -> bool:
         """Whether its idle time is as long as that; false where there is none."""
         since = self.idle_since_wall

@@ -192,7 +192,7 @@ def _unknown(member: Member, decision: Decision | None) -> str:
         return decision.reason
     if member.incarnation and decision.incarnation != member.incarnation:
         return "the evidence is of another pod of that name"
-    if member.units is not None and decision.held != member.units:
+    if member.units is not None and not decision.holds(member.units):
         return f"{decision.held} GPUs are seen, it was given {member.units}"
     return ""
 

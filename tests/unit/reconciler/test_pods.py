@@ -381,3 +381,21 @@ def test_a_pod_with_a_claim_that_must_not_be_marked(
         with pytest.raises(Refused) as caught:
             checks.check_markable(live, POD._replace(held=held), WALL)
         assert caught.value.reason == reason
+
+
+def test_several_replicas_may_be_one_gpu() -> None:
+    """Time slicing gives a container that asks for four replicas four of one GPU, or of several."""
+    pod = copy.deepcopy(LIVE)
+    for container in pod["spec"]["containers"]:
+        container.pop("resources", None)
+    pod["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "4"}}
+    unit = UnitEvidence("n", "0", "GPU-0", "", WALL - 9000, 8000.0, 1.0, 1.0, 3)
+    for shared, held, is_markable in ((True, 1, True), (True, 2, True), (True, 5, False), (False, 1, False)):
+        decision = POD._replace(held=held, units=(unit._replace(is_shared=shared),) * held)
+        if is_markable:
+            checks.check_markable(pod, decision, WALL)
+        else:
+            with pytest.raises(Refused, match=f"asks for 4 GPUs, the evidence is of {held}"):
+                checks.check_markable(pod, decision, WALL)
+    mixed = POD._replace(held=2, units=(unit, unit._replace(is_shared=True)))
+    assert not mixed.holds(4), "a whole GPU is one"

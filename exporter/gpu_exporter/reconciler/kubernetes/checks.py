@@ -66,7 +66,7 @@ def check_markable(
         if decision.held is None or asked > decision.held:
             beside = f"the pod asks for {asked} GPUs beside its claims"
             raise Refused("gpus", f"{beside}, the evidence is of {decision.held}")
-    elif asked != decision.held:
+    elif not decision.holds(asked):
         hint = "" if asked else "; if its GPUs have a resource of another name, set --attribution.resource"
         raise Refused("gpus", f"the pod asks for {asked} GPUs, the evidence is of {decision.held}{hint}")
     object_to_containers(pod, decision.needed_s, wall, resources)
