@@ -77,7 +77,14 @@ def check_value(section: str, key: str, value: float | str) -> str:
     """Why a value is out of range, "" when it is not. Numbers that are neither durations nor counts are shares."""
     if isinstance(value, str):
         if pattern := PATTERNS.get(f"{section}.{key}"):
-            return "" if re.fullmatch(pattern[0], value) else f"{value!r} is not {pattern[1]}"
+            if not re.fullmatch(pattern[0], value):
+                return f"{value!r} is not {pattern[1]}"
+            if f"{section}.{key}" == "alerts.resources":
+                try:
+                    re.compile(value)
+                except re.error as exc:
+                    return f"{value!r} is not a regular expression: {exc}"
+            return ""
         choices = CHOICES[f"{section}.{key}"]
         return "" if value in choices else f"{value!r} is not one of {', '.join(choices)}"
     if value <= 0 and not (value == 0 and f"{section}.{key}" in MAY_BE_ZERO):

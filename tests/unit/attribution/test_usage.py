@@ -106,7 +106,7 @@ def split(holders: Sequence[Holder], *shares: tuple[Owner | None, float]) -> tup
     """By incarnation, and what is others'."""
     found = divide_period(OwnedPeriod(10.0, 15.0, shares), holders)
     assert (found.start, found.end, found.problem) == (10.0, 15.0, "")
-    assert found.slack == pytest.approx(0.05 + 0.01 * len(shares))
+    assert found.slack == pytest.approx(0.05 + min(0.05, 0.01 * len(shares)))
     ratios = {
         key.incarnation.split("/")[1 if key.scheduler == "slurm" else 0]: ratio for key, ratio in found.ratios.items()
     }
@@ -137,6 +137,14 @@ def test_what_is_not_one_holders_is_others(owner: Owner | None) -> None:
 
 def test_a_process_of_a_pod_with_two_containers_on_the_gpu_is_neithers() -> None:
     assert split([pod(UID, "main"), pod(UID, "side")], (of_pod(UID), 0.5)) == ({}, 0.5)
+
+
+def test_many_processes_hide_none_that_works() -> None:
+    """What each share is rounded by may not add up to another process, nor may pids of which nothing is known."""
+    ghosts: list[tuple[Owner | None, float | None]] = [(None, None)] * 95
+    shares: list[tuple[Owner | None, float | None]] = [(None, 0.01)]
+    assert divide_period(OwnedPeriod(10.0, 15.0, (*shares, *ghosts)), [job(1)]).slack == pytest.approx(0.06)
+    assert divide_period(OwnedPeriod(10.0, 15.0, tuple(shares * 100)), [job(1)]).slack == pytest.approx(0.1)
 
 
 def test_a_period_of_which_nothing_is_known_stays_so() -> None:
