@@ -147,6 +147,38 @@ def test_a_restarted_kubelet_that_lists_nothing_is_not_believed_at_once_even_wit
     assert source.poll().grants == []
 
 
+def test_pods_that_a_kubelet_without_its_api_server_does_not_list_are_not_gone(
+    kubelet: Kubelet, clock: ManualClock, tmp_path: Path
+) -> None:
+    """A kubelet that starts while the API server is away knows static pods only, for as long as that lasts."""
+    uid = "6f1b7c1e-0000-4000-8000-000000000000"
+    (tmp_path / "pods" / f"ml_a_{uid}").mkdir(parents=True)
+    there = {uid}
+    source = KubeletSource(
+        clock, kubelet.socket, tmp_path / "pods", lives=PodLives(lambda uids: uids & there, "own"), timeout_s=10.0
+    )
+    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
+    source.poll()
+    kubelet.stop()
+    kubelet.pods.clear()
+    kubelet.start()
+    for seconds in (0.0, 5.0, 600.0):
+        clock.advance(seconds)
+        with pytest.raises(SourceError, match="no longer lists 1 pods"):
+            source.poll()
+    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
+    (grant,) = source.poll().grants
+    assert grant.holder.pod_uid == uid, "it is the same one"
+    kubelet.stop()
+    kubelet.pods.clear()
+    kubelet.start()
+    with pytest.raises(SourceError, match="no longer lists"):
+        source.poll()
+    there.clear()
+    clock.advance(5.0)
+    assert source.poll().grants == [], "its cgroup is gone too"
+
+
 def test_a_kubelet_that_restarts_twice_is_asked_twice_each_time(
     kubelet: Kubelet, source: KubeletSource, clock: ManualClock
 ) -> None:

@@ -27,7 +27,7 @@ from gpu_exporter.devices.nvml.backend import NvmlBackend
 from gpu_exporter.devices.nvml.device import NvmlDevice
 from gpu_exporter.devices.nvml.library import SYSTEM, Handle, LiveLibrary
 from gpu_exporter.devices.nvml.support import RETRY_S
-from gpu_exporter.devices.protocol import ENGINES, Gpm, Traffic
+from gpu_exporter.devices.protocol import ENGINES, Gpm, Traffic, XidEvent
 from gpu_exporter.devices.scenario import load_scenario, parse_scenario
 from gpu_exporter.model import GpuProcess, ProcessList
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
@@ -515,8 +515,8 @@ def test_xids_arrive_as_events_of_their_gpu(backend: NvmlBackend, nvml_table: Nv
     assert watch.wait(0.01) is None
     nvml_table.push_event(1, 79)
     nvml_table.push_event(0, 31)
-    assert watch.wait(1.0) == (devices[1].identity.uuid, 79)
-    assert watch.wait(1.0) == (devices[0].identity.uuid, 31)
+    assert watch.wait(1.0) == XidEvent(devices[1].identity.uuid, 79)
+    assert watch.wait(1.0) == XidEvent(devices[0].identity.uuid, 31)
     assert watch.wait(0.01) is None
     watch.close()
 

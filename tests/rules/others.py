@@ -121,6 +121,8 @@ def dcgm() -> Iterator[Case]:
         for pod in ("train-0", "train-1"):
             dcgm_gpu(world, activity, pod=pod)
             kube_pod(world, pod)
+        offered = {"job": "kube-state-metrics", "node": "d1", "resource": "nvidia_com_gpu"}
+        world.put("kube_node_status_allocatable", offered, 4)  # replicas, of which each pod asks for one
         both_found = [*found(pod="train-0"), *found(pod="train-1")] if name == "idle" else []
         yield Case(f"dcgm: two pods that share a GPU, {name}", world, both_found, [parts((part, 1))], about)
 
@@ -133,6 +135,20 @@ def dcgm() -> Iterator[Case]:
         world,
         about=["GpuHolderIdle", "GpuHolderPartlyIdle", "holder:gpu_units:max"],
     )
+
+    world = world_of(IDLE)
+    kube_pod(world, gpus=4)
+    yield Case(
+        "dcgm: a pod with several GPUs on a node of which nobody says what it offers", world, about=["GpuHolderIdle"]
+    )
+
+    world = World(END)
+    for index in range(2):
+        dcgm_gpu(world, IDLE, uuid=f"GPU-{index}")
+    kube_pod(world, gpus=2)
+    for scraped in ("a", "b"):  # kube-state-metrics under two targets
+        world.put("kube_node_status_allocatable", {**offered, "instance": scraped}, 2)
+    yield Case("dcgm: what a node offers is counted once", world, found(gpus="2"), about=["GpuHolderIdle"])
 
     world = world_of(IDLE)
     yield Case("dcgm: an idle pod, without kube-state-metrics", world, [], [parts(("free", 1))], about)
@@ -339,6 +355,7 @@ def nvidia_smi() -> Iterator[Case]:
     for index in range(2):
         smi_gpu(world, until(60, BUSY, IDLE), str(index))
     kube_pod(world, gpus=2)
+    world.put("kube_node_status_allocatable", offered, 2)
     runs = "count by (pod) (allocation:gpu_idle_run_seconds:known)"
     after = [
         parts(("used", 2), at=65),

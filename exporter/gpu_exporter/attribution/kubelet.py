@@ -162,10 +162,10 @@ class KubeletSource:
         missing = self._held - held
         if missing and (kubelet != self._kubelet or not (held or self._list_allocatable())):
             now = self._clock.monotonic()
+            lost = f"kubelet no longer lists {len(missing)} pods"
             if self._lacking is None or self._lacking[1] != kubelet:
                 self._lacking = (now, kubelet)
             if now - self._lacking[0] < self._empty_confirm_s:
-                lost = f"kubelet no longer lists {len(missing)} pods"
                 raise SourceError(f"{lost}; waiting for a second answer, it may have just restarted")
             # Without the API server a new kubelet knows static pods only, for as long as that is away.
             uids = {self._uids[name] for name in missing if self._uids.get(name)}
