@@ -199,14 +199,15 @@ class NvmlDevice(Device):
         return self._once[key]
 
     def _read_mig_mode(self) -> str:
-        """Raises DeviceError where it is not known: a board with MIG has it for good."""
+        """Raises DeviceError where it is not known, and where a board that had MIG on says that it has none."""
         try:
             return "enabled" if self.ask("nvmlDeviceGetMigMode") == nvml.NVML_DEVICE_MIG_ENABLE else "disabled"
         except NotSupported as exc:
             if self.identity.mig_mode == "enabled":
                 self.ask.support.forget(("nvmlDeviceGetMigMode", ()))  # asked again in the next cycle
-            if self.identity.mig_mode == "enabled" or not is_unsupported(exc.error):
                 raise DeviceError(exc.call, exc.error, once_answered=True) from exc
+            if not is_unsupported(exc.error):
+                raise
             return "unsupported"
 
     def take_errors(self) -> Sequence[DeviceError]:
