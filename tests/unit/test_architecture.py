@@ -256,6 +256,7 @@ MACHINE_TIME = {
     "attribution/grpc_unix.py",
     "attribution/poller.py",
     "attribution/processes.py",  # the kernel dates processes since boot
+    "attribution/registry.py",  # when the node was started
     "clock.py",
     "commands.py",
     "devices/nvml/recording.py",  # how long a call takes is what it records
