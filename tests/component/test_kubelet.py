@@ -158,9 +158,11 @@ def test_pods_that_a_kubelet_without_its_api_server_does_not_list_are_not_gone(
         clock, kubelet.socket, tmp_path / "pods", lives=PodLives(lambda uids: uids & there, "own"), timeout_s=10.0
     )
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
+    (tmp_path / "pods" / f"kube-system_etcd_{'f' * 32}").mkdir()
+    kubelet.pods["kube-system", "etcd"] = {"main": {}}
     source.poll()
     kubelet.stop()
-    kubelet.pods.clear()
+    del kubelet.pods["ml", "a"]
     kubelet.start()
     for seconds in (0.0, 5.0, 600.0):
         clock.advance(seconds)
@@ -169,8 +171,22 @@ def test_pods_that_a_kubelet_without_its_api_server_does_not_list_are_not_gone(
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
     (grant,) = source.poll().grants
     assert grant.holder.pod_uid == uid, "it is the same one"
+    own = "6f1b7c1e-0000-4000-8000-00000000000f"
+    (tmp_path / "pods" / f"monitoring_agent_{own}").mkdir()
+    kubelet.pods["monitoring", "agent"] = {"main": {}}
+    source.poll()
+    del kubelet.pods["ml", "a"]
     kubelet.stop()
-    kubelet.pods.clear()
+    kubelet.start()
+    with pytest.raises(SourceError, match="no longer lists"):
+        source.poll()
+    clock.advance(5.0)
+    assert source.poll().grants == [], "it reaches the API server, and a process of the pod hangs"
+    del kubelet.pods["monitoring", "agent"]
+    kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
+    source.poll()
+    kubelet.stop()
+    del kubelet.pods["ml", "a"]
     kubelet.start()
     with pytest.raises(SourceError, match="no longer lists"):
         source.poll()

@@ -148,13 +148,17 @@ def _conclude_of_daemon(status: str, *, devices_only: bool) -> int:
     try:
         data = json.loads(status)
         health, gaps = (data.get(f"devices_{key}" if devices_only else key) for key in ("health", "gaps"))
-        reason, warnings = data.get("driver_error") or "no GPU answers", data.get("warnings", ())
+        reason, warnings = data.get("driver_error") or "no GPU answers", data.get("warnings") or ()
     except (ValueError, AttributeError):
         health = None
-    if health not in EXITS:
+    if not isinstance(health, str) or health not in EXITS:
         _say("the running exporter is of another version and does not say whether all GPUs answer: restart it")
         return Exit.PARTIAL
-    gaps = gaps or ["the running exporter is of another version and does not say what is missing: restart it"]
+    gaps = (
+        gaps
+        if isinstance(gaps, list) and gaps
+        else ["the running exporter is of another version and does not say what is missing: restart it"]
+    )
     return _conclude(health, reason, warnings, gaps)
 
 

@@ -43,6 +43,7 @@ class PodLives:
             self._looked = now
             found = self._find(listed | begun | {self._own}) or frozenset()
             self._ended = (self._ended & listed) - found  # a cgroup that is there needs no further proof
+            self._without = self._without - found
             if self._proves(found, listed):
                 without = frozenset(begun - found)
                 self._ended |= without & self._without
@@ -50,8 +51,9 @@ class PodLives:
         return self._ended & begun
 
     def are_there(self, uids: Set[str]) -> bool:
-        """Whether one of these pods has a cgroup now."""
-        return bool(uids) and bool(self._find(uids))
+        """Whether one of these pods has a cgroup now, or may have one that was not seen."""
+        found = self._find(uids)
+        return bool(uids) and (found is None or bool(found))
 
     def _proves(self, found: Set[str], listed: Set[str]) -> bool:
         """Whether a look that found these would have found the others as well."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from gpu_exporter.attribution.alive import PodLives
 from gpu_exporter.attribution.consumers import Consumers
 from gpu_exporter.attribution.device_ids import DeviceIds
-from gpu_exporter.attribution.ended import has_begun
+from gpu_exporter.attribution.ended import UUID, has_begun
 from gpu_exporter.attribution.grpc_unix import CallError, call
 from gpu_exporter.attribution.pod_logs import PodLogs
 from gpu_exporter.attribution.podresources import (
@@ -167,13 +167,21 @@ class KubeletSource:
                 self._lacking = (now, kubelet)
             if now - self._lacking[0] < self._empty_confirm_s:
                 raise SourceError(f"{lost}; waiting for a second answer, it may have just restarted")
-            # Without the API server a new kubelet knows static pods only, for as long as that is away.
-            uids = {self._uids[name] for name in missing if self._uids.get(name)}
-            if kubelet != self._kubelet and self._lives is not None and self._lives.are_there(uids):
+            if kubelet != self._kubelet and self._knows_static_pods_only(missing):
                 raise SourceError(
                     f"{lost} since its restart, and their cgroups are there; does it reach the API server?"
                 )
         self._held, self._kubelet, self._lacking = held, kubelet, None
+
+    def _knows_static_pods_only(self, missing: set[PodName]) -> bool:
+        """Whether a new kubelet has not reached the API server yet: pods whose cgroups are there only seem gone.
+
+        A pod of the API server has a UUID: one in the list shows that it is reached.
+        """
+        has_api = any(UUID.fullmatch(self._uids.get(name, "")) for name in self._pods.pods)
+        if self._lives is None or has_api:
+            return False
+        return self._lives.are_there({self._uids[name] for name in missing if self._uids.get(name)})
 
     def _identify(self) -> tuple[int, int] | None:
         """The socket's inode and time: every start of a kubelet makes a new one."""

@@ -119,7 +119,9 @@ def resolve(
             elif doubt:
                 allocation = allocation._replace(contradiction=doubt)
             allocations.append((allocation, grant))
-    doubted = [(grant, doubts[grant.claim]) for _, grant in allocations if grant.claim in doubts]
+    doubted = [
+        (each[0], doubts[each[0].claim]) for several in units.values() for each in several if each[0].claim in doubts
+    ]
     return Resolution(allocations, unresolved, conflicts, kept, ended, doubted)
 
 

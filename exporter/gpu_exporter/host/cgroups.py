@@ -19,7 +19,7 @@ from gpu_exporter.attribution.contradict import Who
 from gpu_exporter.attribution.hostlist import parse_ranges
 
 READ_MAX = 65_536  # bytes of one file; io.stat has some 100 for each block device
-DEPTH_MAX = 12  # kind in a slice of systemd: 8
+DEPTH_MAX = 32  # kind in a slice of systemd: 8
 FOLDERS_MAX = 20_000  # looked at in one search
 CPUACCT = ("cpuacct", "cpu,cpuacct", "cpuacct,cpu")
 CPU = ("cpu", *CPUACCT[1:])

@@ -58,7 +58,7 @@ class ExpectedDevices:
 
     def note(self, present: Iterable[ExpectedDevice]) -> bool:
         """These GPUs answer now. Returns whether anything is not saved yet; the caller then saves."""
-        before, kept = self.devices, dict(self.devices)
+        before, kept, left_out = self.devices, dict(self.devices), self.left_out
         answering = {
             # One whose address cannot be read now is where it was.
             device.uuid: device if device.pci_bus_id or device.uuid not in kept else kept[device.uuid]
@@ -68,6 +68,7 @@ class ExpectedDevices:
         rebooted = self._stored_boot_id != self._boot_id
         if rebooted and len(answering) >= max(1, len(kept)):  # until then some may still be starting
             kept.clear()
+            self.left_out = set()  # another card may be there by now
             self._stored_boot_id = self._boot_id
         for uuid, device in list(kept.items()):
             successor = places.get(device.pci_bus_id)
@@ -80,7 +81,7 @@ class ExpectedDevices:
             else:  # where it would be now nobody knows
                 kept[uuid] = device._replace(pci_bus_id="")
         kept.update(answering)
-        left_out, self.left_out = self.left_out, self.left_out - places.keys()
+        self.left_out = self.left_out - places.keys()
         self.devices = kept  # replaced as a whole: others may be reading
         seen = {uuid: boot for uuid, boot in self.seen.items() if uuid in kept}
         seen |= dict.fromkeys(answering, self._boot_id)

@@ -429,6 +429,8 @@ def _list_left(resolution: Resolution, answered: Mapping[str, DeviceSnapshot], *
 
 def _count_on(unit: UnitId, snapshot: DeviceSnapshot) -> int | None:
     """Processes that the driver lists on a unit, None where it does not say."""
+    if unit.mig_uuid and not snapshot.instances_known:
+        return None  # who could not be listed was not asked
     if snapshot.processes is None:
         count = snapshot.facts.compute_processes
         return None if count is None else int(count)

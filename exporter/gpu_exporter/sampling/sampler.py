@@ -121,9 +121,9 @@ class DeviceSampler:
     def _first_failure(self, cycle: Cycle) -> str:
         """What shows that a GPU that answers nothing is mute; "" where it has nothing to answer, as Jetson boards.
 
-        One that has answered before has no other reason. Of another one a missing permission is none.
+        One that has answered before has no other reason. Of another one a missing permission is no failure.
         """
-        failures = [" ".join(error) for error in cycle.errors] or [self.device.first_failure()]
+        failures = [*(" ".join(error) for error in cycle.errors), self.device.first_failure()]
         return next((each for each in failures if each and (self._has_answered or DENIED not in each)), "")
 
     def _read_period(self, cycle: Cycle, monotonic: float, wall: float) -> ProcessPeriod | None:

@@ -234,6 +234,19 @@ def test_a_look_that_fails_brings_no_ended_pod_back() -> None:
         assert [each.allocation.holder.pod for each in it.run().allocations] == ["done"]
 
 
+def test_two_looks_that_agree_are_needed_whatever_lies_between() -> None:
+    pod, own = "00000000-0000-4000-8000-000000000001", OWN
+    looks = [{own}, {pod}, {own}, {own}]
+    lives = PodLives(lambda uids: uids & looks[0], own)
+    ended = []
+    for number in range(4):
+        ended.append(bool(lives.ended({own, pod}, {pod}, number * LOOK_S)))
+        looks = looks[1:] or looks
+    assert ended == [False, False, False, True], "it was seen in between"
+    assert not PodLives(lambda uids: set(), own).are_there({pod})
+    assert PodLives(lambda uids: None, own).are_there({pod}), "not all of them could be seen"
+
+
 def test_a_pod_that_began_before_the_node_did_is_waited_for() -> None:
     done = Pod("done", plugin=[UUIDS[0]], ended=True)
     with cluster(done, Pod("lives"), booted_s=-60.0) as it:

@@ -287,6 +287,9 @@ def test_who_is_forgotten_stays_so_while_it_is_on_the_bus(host: Host) -> None:
     assert host.answers(0) == [], "after a restart too"
     assert host.answers(0, 1) == []
     assert len(host.answers(0)) == 1, "it has answered since"
+    assert forget(host.state, "GPU-1")
+    assert host.answers(0) == []
+    assert len(Host(host.state.parent, boot="next").answers(0)) == 1, "another card may be there by now"
 
 
 def test_a_gpu_that_was_lost_while_the_bus_was_numbered_anew_stays_missing(host: Host) -> None:

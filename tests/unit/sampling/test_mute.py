@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.testbed.board import Boards, healthy
+from tests.testbed.board import Board, Boards, healthy
 
 from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.clock import ManualClock
@@ -25,9 +25,12 @@ class Mute(Boards):
         super().__init__(healthy())
         self._clock, self._error, self._opens_s = clock, error, opens_s
         self.begins = float("inf")
+        self.denied = ""
 
     def ask(self, call: str, *arguments: object) -> object:  # type: ignore[override]
         since = self._clock.monotonic() - self.begins
+        if call == self.denied:
+            raise device_error(call, "NVML_ERROR_NO_PERMISSION")
         if since >= 0 and call != "nvmlGpmSampleFree" and (call not in OPENS or since > self._opens_s):
             raise device_error(call, self._error)
         return super().ask(call, *arguments)  # type: ignore[arg-type]
@@ -65,6 +68,33 @@ def test_a_mute_gpu_stays_down(error: str, interval_s: float, opens_s: float, an
     expected_up = error == "NVML_ERROR_NO_PERMISSION" and not answers_first  # nobody may ask: no fault of the GPU
     if not expected_up:
         assert not any(each.up for each in snapshots[len(up) :])
+
+
+def test_a_board_with_little_to_answer_and_one_call_that_fails_is_up() -> None:
+    """As Jetson boards and vGPU guests: slow questions are not asked in each cycle."""
+    refused = {call: "NVML_ERROR_NOT_SUPPORTED" for call in healthy().answers if call != "nvmlDeviceGetUUID"}
+    kept = {call: healthy().answers[call] for call in ("nvmlDeviceGetName", "nvmlDeviceGetEnforcedPowerLimit")}
+    board = Board({**healthy().answers, **refused, **kept, "nvmlDeviceGetMinorNumber": "NVML_ERROR_UNKNOWN"})
+    clock = ManualClock()
+    backend = NvmlBackend(Boards(board), clock)
+    sampler = DeviceSampler(backend.find(0), registry.DEFAULT, clock, activity_rules(Settings()))
+    up = []
+    for _ in range(60):
+        up.append(sampler.sample().up)
+        clock.advance(1.0)
+    assert up.count(False) <= 3, "while the one call is still asked in each cycle"
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetMigMode", "nvmlDeviceGetComputeRunningProcesses_v3"])
+def test_a_permission_that_is_missing_hides_no_mute_gpu(call: str) -> None:
+    clock = ManualClock()
+    boards = Mute(clock, "NVML_ERROR_UNKNOWN", 1e9)
+    boards.begins = 0.0
+    boards.denied = call
+    sampler = DeviceSampler(NvmlBackend(boards, clock).find(0), registry.DEFAULT, clock, activity_rules(Settings()))
+    for _ in range(60):
+        assert not sampler.sample().up
+        clock.advance(1.0)
 
 
 def test_a_board_that_supports_nothing_is_up() -> None:

@@ -12,6 +12,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.devices.errors import DeviceError, NoPermission, NotSupported, is_unsupported
 
 RETRY_S = 600.0
+DENIED = "NVML_ERROR_NO_PERMISSION"
 FAILURES = 3  # in a row, after which a question that was never answered is asked less often
 PAUSES_MAX = 10  # doublings: 2^10 s are more than RETRY_S
 
@@ -59,9 +60,16 @@ class SupportMatrix:
         return known is not None and self._clock.monotonic() < known[0]
 
     def first_failure(self) -> str:
-        """A refusal that is no "not supported", in words; "" where there is none."""
-        failures = (f"{call} {error}" for _, call, error in self._refused.values() if not is_unsupported(error))
-        return next(failures, "")
+        """What most questions that rest do so for, in words, unless that is want of support: a failure, or a missing
+        permission.
+        """
+        failed = [f"{call} {error}" for _, call, error in self._refused.values() if not is_unsupported(error)]
+        denied = [each for each in failed if DENIED in each]
+        failed = [each for each in failed if DENIED not in each]
+        unsupported = len(self._refused) - len(failed) - len(denied)
+        if len(failed) > unsupported + len(denied):
+            return failed[0]
+        return denied[0] if denied and len(failed) + len(denied) > unsupported else ""
 
     def forget(self, question: Hashable) -> None:
         """This question is nobody's any more."""
