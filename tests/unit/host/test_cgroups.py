@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.attribution.contradict import Who
-from gpu_exporter.host.cgroups import Cgroups, Reading
+from gpu_exporter.host.cgroups import DEPTH_MAX, Cgroups, Reading
 
 UID = "5a89bcaa-3509-4375-83e1-b9e7a5712123"
 OTHER = "0a89bcaa-3509-4375-83e1-b9e7a5712123"
@@ -89,10 +89,11 @@ def test_a_cgroup_that_a_pod_makes_below_its_own_is_nobody_elses(tmp_path: Path)
 
 
 def test_links_are_not_followed_and_depth_is_bounded(tmp_path: Path) -> None:
-    deep = "/".join(["a"] * 12) + f"/pod{UID}"
+    deep = "/".join(["a"] * DEPTH_MAX) + f"/pod{UID}"
     cgroups = v2(tmp_path, deep, cpu__stat="usage_usec 1\n")
     (tmp_path / "link").symlink_to(tmp_path / "a/a/a/a/a/a")
     assert cgroups.find({POD}) == {}
+    assert cgroups.list_pods({UID}) is None, "what lies below is not seen, and may be there"
     assert Cgroups(tmp_path / "nowhere").find({POD}) == {}
 
 
