@@ -12,6 +12,7 @@ Exceptions of the binding never leave the backends; they are the `__cause__` of 
 
 from __future__ import annotations
 
+DENIED = "NVML_ERROR_NO_PERMISSION"
 OUT_OF_RANGE = "OUT_OF_RANGE"  # in place of NVML's name: the call succeeded, with a value that cannot be true
 
 
@@ -62,7 +63,7 @@ KINDS: dict[str, type[DeviceError]] = {
     "NVML_ERROR_FUNCTION_NOT_FOUND": NotSupported,
     "NVML_ERROR_ARGUMENT_VERSION_MISMATCH": NotSupported,  # a driver older than our version of a structure
     "NVML_ERROR_DEPRECATED": NotSupported,  # a driver that has given the call up
-    "NVML_ERROR_NO_PERMISSION": NoPermission,
+    DENIED: NoPermission,
     "NVML_ERROR_GPU_IS_LOST": DeviceLost,
     "NVML_ERROR_RESET_REQUIRED": DeviceLost,
     "NVML_ERROR_LIB_RM_VERSION_MISMATCH": DriverChanged,

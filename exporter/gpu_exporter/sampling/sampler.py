@@ -9,7 +9,7 @@ from typing import NamedTuple
 from gpu_exporter.clock import Clock
 from gpu_exporter.collectors.contract import Collector, Cycle, InstanceCycle, Totals
 from gpu_exporter.collectors.facts import take_facts
-from gpu_exporter.devices.errors import DeviceLost
+from gpu_exporter.devices.errors import DENIED, DeviceLost
 from gpu_exporter.devices.protocol import Device
 from gpu_exporter.model import (
     Activity,
@@ -25,8 +25,6 @@ from gpu_exporter.sampling.activity import ActivityReader, instance_activity
 from gpu_exporter.sampling.process_periods import ProcessPeriods
 from gpu_exporter.sampling.stuck import StuckCounter
 from gpu_exporter.sampling.witnesses import ActivityRules, Witnesses
-
-DENIED = "NVML_ERROR_NO_PERMISSION"
 
 
 class _Kept(NamedTuple):

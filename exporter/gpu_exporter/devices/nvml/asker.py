@@ -56,7 +56,7 @@ class Asker:
                 self.support.note_failure(question, exc)
             raise
         self.answers += 1
-        self.support.answered.add(question)
+        self.support.note_answer(question)
         return answer
 
     def first(self, *calls: tuple[Any, ...]) -> Any:
@@ -108,7 +108,7 @@ class Fields:
             question = (self.CALL, field)
             if code == nvml.NVML_SUCCESS:
                 found[field] = value
-                support.answered.add(question)
+                support.note_answer(question)
                 continue
             error = refusal_of(self.CALL, code)
             error.once_answered = question in support.answered

@@ -167,7 +167,7 @@ class NvmlDevice(Device):
         self._start_over()
 
     def first_failure(self) -> str:
-        return self.ask.support.first_failure()
+        return self.ask.support.first_failure({call for call, *_ in SIGNS_OF_LIFE})
 
     @property
     def answers(self) -> int:  # type: ignore[override]  # counted where it asks

@@ -6,13 +6,12 @@ has never been answered, for whatever reason, is asked less and less often; what
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Container, Hashable
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.devices.errors import DeviceError, NoPermission, NotSupported, is_unsupported
+from gpu_exporter.devices.errors import DENIED, DeviceError, NoPermission, NotSupported, is_unsupported
 
 RETRY_S = 600.0
-DENIED = "NVML_ERROR_NO_PERMISSION"
 FAILURES = 3  # in a row, after which a question that was never answered is asked less often
 PAUSES_MAX = 10  # doublings: 2^10 s are more than RETRY_S
 
@@ -25,6 +24,7 @@ class SupportMatrix:
         self._refused: dict[Hashable, tuple[float, str, str]] = {}  # until when (monotonic seconds), call and error
         self._failed: dict[Hashable, int] = {}  # how often, of what was never answered
         self.answered: set[Hashable] = set()
+        self._known: set[Hashable] = set()  # answered at least once, also before `clear`
 
     def check(self, question: Hashable) -> None:
         """Raises the refusal that still stands, as NotSupported."""
@@ -59,24 +59,28 @@ class SupportMatrix:
         known = self._refused.get(question)
         return known is not None and self._clock.monotonic() < known[0]
 
-    def first_failure(self) -> str:
-        """What most questions that rest do so for, in words, unless that is want of support: a failure, or a missing
-        permission.
+    def first_failure(self, signs: Container[str]) -> str:
+        """A failure, in words, that shows that a GPU which answers nothing is mute, "" for none: of a question that it
+        has answered once, or of a call that every GPU answers (`signs`). A missing permission comes last.
         """
-        failed = [f"{call} {error}" for _, call, error in self._refused.values() if not is_unsupported(error)]
-        denied = [each for each in failed if DENIED in each]
-        failed = [each for each in failed if DENIED not in each]
-        unsupported = len(self._refused) - len(failed) - len(denied)
-        if len(failed) > unsupported + len(denied):
-            return failed[0]
-        return denied[0] if denied and len(failed) + len(denied) > unsupported else ""
+        failures = sorted(
+            (error == DENIED, f"{call} {error}")
+            for question, (_, call, error) in self._refused.items()
+            if not is_unsupported(error) and (question in self._known or call in signs)
+        )
+        return failures[0][1] if failures else ""
+
+    def note_answer(self, question: Hashable) -> None:
+        """From now on a failure of this question is one that counts."""
+        self.answered.add(question)
+        self._known.add(question)
 
     def forget(self, question: Hashable) -> None:
         """This question is nobody's any more."""
         self._refused.pop(question, None)
 
     def clear(self) -> None:
-        """Forget everything: the device is another one now, or in another mode."""
+        """Forget everything but what the device has answered once: its handle is another one now, or its mode."""
         self._refused.clear()
         self._failed.clear()
         self.answered.clear()
