@@ -251,6 +251,7 @@ def test_imports_point_one_way(path: Path) -> None:
 # Deadlines of sockets, threads and child processes, which end in the machine's time. All else takes a Clock.
 MACHINE_TIME = {
     "app/demo.py",  # how long the demo itself lasts
+    "app/once.py",
     "app/record.py",
     "app/serve.py",
     "attribution/grpc_unix.py",

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -21,6 +22,8 @@ from gpu_exporter.threads import start
 from gpu_exporter.version import VERSION
 
 GAPS_MAX = 8  # that are spelled out at the prompt
+ANSWER_MAX = 64 * 2**20  # bytes; the largest page of a node is some 2 MiB
+ANSWER_S = 10.0
 EXITS = {"ok": Exit.DONE, "none_expected": Exit.DONE, "partial": Exit.PARTIAL, "no_data": Exit.NO_DATA}
 PATHS = {  # which no flag of the daemon changes
     "prometheus": "/api/v1/metrics",
@@ -69,9 +72,11 @@ def read_from_daemon(socket_path: Path, form: str, timeout_s: float) -> str | No
             stream.sendall(
                 f"GET {PATHS[form]} HTTP/1.1\r\n{ACCEPT.get(form, '')}Host: local\r\nConnection: close\r\n\r\n".encode()
             )
-            answer = bytearray()
+            answer, until = bytearray(), time.monotonic() + ANSWER_S
             while data := stream.recv(65536):
                 answer += data
+                if len(answer) > ANSWER_MAX or time.monotonic() > until:
+                    raise OSError(f"its answer is longer than {ANSWER_MAX // 2**20} MiB, or takes {ANSWER_S:g} s")
     except (FileNotFoundError, ConnectionRefusedError):  # none runs here, or one that was killed
         return None
     except PermissionError as exc:
@@ -149,7 +154,7 @@ def _conclude_of_daemon(status: str, *, devices_only: bool) -> int:
         data = json.loads(status)
         health, gaps = (data.get(f"devices_{key}" if devices_only else key) for key in ("health", "gaps"))
         reason, warnings = data.get("driver_error") or "no GPU answers", data.get("warnings") or ()
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         health = None
     if not isinstance(health, str) or health not in EXITS:
         _say("the running exporter is of another version and does not say whether all GPUs answer: restart it")

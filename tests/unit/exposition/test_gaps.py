@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +132,21 @@ def test_what_an_exporter_of_another_version_says_is_never_all_right(
     error = capsys.readouterr().err
     assert said in error
     assert error, "no exit without a sentence"
+
+
+def test_an_answer_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once, "ANSWER_MAX", 200_000)
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+
+        def flood() -> None:
+            stream, _ = server.accept()
+            with stream, contextlib.suppress(OSError):
+                while True:
+                    stream.sendall(b"x" * 65536)
+
+        threading.Thread(target=flood, daemon=True).start()
+        with pytest.raises(once.DaemonUnreadable, match="longer than"):
+            once.read_from_daemon(path, "json", 5.0)
