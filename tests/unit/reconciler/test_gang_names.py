@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
 from tests.unit.reconciler.test_odd_objects import judge, large, pod
 
+from gpu_exporter.reconciler.kubernetes.gangs import unnamed_gang
 from gpu_exporter.reconciler.kubernetes.keys import GROUPS
-from gpu_exporter.reconciler.kubernetes.owners import pods_wanted
+from gpu_exporter.reconciler.kubernetes.lean import LIST_MAX
+from gpu_exporter.reconciler.kubernetes.owners import Link, pods_wanted
 
 # As several people write it, and as Armada does.
 MORE = (
@@ -107,6 +110,32 @@ def test_a_bare_member_of_a_gang_that_nothing_names_is_not_judged_alone(metadata
     job = {"metadata": {"name": "j1", "uid": "job-1"}, "spec": {"parallelism": 1, "completions": 1}, "status": {}}
     judged, _ = judge({"Pod": [bare(0), controlled], "Job": [job]}, 0)
     assert {each.stage for each in judged.decisions if each.name.name == "p1"} == {"underused"}, "its Job is its gang"
+
+
+@pytest.mark.parametrize("count", [30, 250, 2000])
+def test_a_long_list_of_groups_leaves_none_out(count: int) -> None:
+    names = [f"role-{number:04d}-of-a-training-with-a-long-name" for number in range(count)]
+    groups = json.dumps([f"ml/{name}" for name in names])
+    ends = [{f"{KOORDINATOR}/name": name, f"{KOORDINATOR}/groups": groups} for name in (names[-1], names[0])]
+    assert stages(*(bare(at, annotations=each) for at, each in enumerate(ends)))["p1"] == "partial"
+    if len(groups) < LIST_MAX:
+        ends[0] = {f"{KOORDINATOR}/name": names[-1]}
+        assert stages(*(bare(at, annotations=each) for at, each in enumerate(ends)))["p1"] == "partial"
+
+
+def test_labels_that_are_too_many_leave_the_gang() -> None:
+    """Of such an object only some labels are kept, and the pod is not decided on; it may be the busy one."""
+    many = {f"x/{number}": "y" * 60 for number in range(300)} | {"example.com/gang-name": "g"}
+    pods = [bare(0, labels=many), bare(1, labels={"example.com/gang-name": "g"})]
+    assert stages(*pods)["p1"] in ("partial", "unknown")
+
+
+def test_what_is_above_a_set_of_replicas_names_no_gang() -> None:
+    """A member of a gang below a Deployment, which an operator's object controls, is a bare member all the same."""
+    made = bare(1, annotations={"example.com/gang-size": "2"})
+    links = [Link("apps/v1", "ReplicaSet", "r", "u1"), Link("example.com/v1", "Train", "t", "u2")]
+    assert unnamed_gang(made["metadata"], links) == "example.com/gang-size"
+    assert unnamed_gang(made["metadata"], links[1:]) == ""
 
 
 def test_a_sign_beside_the_name_by_another_key_of_its_scheduler_is_no_second_gang() -> None:

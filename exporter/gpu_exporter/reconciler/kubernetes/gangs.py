@@ -53,7 +53,9 @@ def _named(metadata: Mapping[str, Any]) -> set[Key]:
     keys = {("group", value) for _, value in _names(metadata)}
     for place in _places(metadata):
         for name in GROUP_LISTS:
-            keys |= {("group", each) for each in LISTED.findall(place.get(name) or "")}
+            if listed := place.get(name):
+                keys |= {("group", each) for each in LISTED.findall(listed)}
+                keys.add(("groups", listed))  # all of its groups have the same list; one that was cut has its digest
     if group := metadata.get(SPEC_GROUP):
         keys.add((SPEC_GROUP, str(group)))
     return keys

@@ -10,12 +10,13 @@ from typing import Any
 
 from gpu_exporter.outside import need_name
 from gpu_exporter.plain import shorten
-from gpu_exporter.reconciler.kubernetes.keys import GANG_SIGN, READ, SIGNS_MAX
+from gpu_exporter.reconciler.kubernetes.keys import GANG_SIGN, GROUP_LISTS, READ, SIGNS_MAX
 from gpu_exporter.reconciler.kubernetes.stream import MALFORMED, TOO_LARGE, Odd
 from gpu_exporter.reconciler.marks import PREFIX
 
 STAMPS = ("namespace", "resourceVersion", "creationTimestamp", "deletionTimestamp")
 TEXT_MAX = 512  # characters of an annotation, or of a word of a reference; what is cut keeps its digest
+LIST_MAX = 16 * 1024  # characters of a list of groups: one that is cut off is one whose members are judged alone
 LABELS_MAX = 16 * 1024  # characters of all labels of an object
 REFERENCES_MAX = 32  # pods that an object names as its owners
 FIELDS_MAX = 64  # managers that have written annotations or labels of ours
@@ -42,7 +43,10 @@ def trim(metadata: Mapping[str, Any]) -> dict[str, Any]:
     signs = sorted(key for key in annotations if GANG_SIGN.search(key) and not _is_read(key))[:SIGNS_MAX]
     texts = {
         "labels": {shorten(key, TEXT_MAX): shorten(value, TEXT_MAX) for key, value in labels.items()},
-        "annotations": {key: shorten(annotations[key], TEXT_MAX) for key in (*filter(_is_read, annotations), *signs)},
+        "annotations": {
+            key: shorten(annotations[key], LIST_MAX if key in GROUP_LISTS else TEXT_MAX)
+            for key in (*filter(_is_read, annotations), *signs)
+        },
         "managedFields": _written(_rows(metadata.get("managedFields"), "managed fields", odd)),
         "ownerReferences": _references(references),
         ODD_KEY: odd[0] if odd else None,
