@@ -254,6 +254,15 @@ def test_a_pod_that_began_before_the_node_did_is_waited_for() -> None:
         assert not it.run(1200).allocations
 
 
+def test_half_of_the_pods_that_have_not_ended_must_be_seen() -> None:
+    listed = {f"00000000-0000-4000-8000-{number:012d}" for number in range(1, 7)}
+    first, *others = sorted(listed)
+    for seen, proves in ((3, True), (2, False)):
+        lives = PodLives(lambda uids, seen=seen: uids & {OWN, *others[:seen]}, OWN)
+        ended = [lives.ended(listed, {first}, number * LOOK_S) for number in range(3)]
+        assert bool(ended[-1]) is proves
+
+
 @pytest.mark.parametrize("case", ["no_cgroups", "few_pods", "not_begun", "own_is_missing"])
 def test_a_look_that_proves_nothing_ends_no_pod(case: str) -> None:
     """Cgroups are seen where the exporter's own pod and half of the listed ones are found."""

@@ -282,3 +282,14 @@ def test_what_may_be_given_is_known_where_every_name_leads_to_a_device() -> None
     assert find_offered([Grant("index", "1", POD)], SNAPSHOTS) == {UnitId("GPU-1")}
     assert find_offered([Grant("index", "1", POD)], SNAPSHOTS, incomplete="gpu 2 is lost") is None
     assert find_offered([], SNAPSHOTS) == set()
+
+
+def test_beside_a_holder_that_is_certain_a_claim_has_no_part_and_its_doubt_is_said() -> None:
+    certain, claim = Grant("uuid", "GPU-0", POD), Grant("minor", "3", POD2, claim="ml/watch")
+    elsewhere = Grant("minor", "2", POD2, claim="ml/watch")
+    result = resolve([claim, certain, elsewhere], SNAPSHOTS)
+    shown = {(a.unit.uuid, a.holder.pod): (a.share_ratio, bool(a.contradiction)) for a, _ in result.allocations}
+    assert shown == {("GPU-0", "a"): (1.0, False), ("GPU-1", "b"): (1.0, True)}
+    assert {grant for grant, _ in result.doubted} == {claim, elsewhere}
+    alone = resolve([claim, certain], SNAPSHOTS)
+    assert [grant for grant, _ in alone.doubted] == [claim], "the log names it, though it has no part anywhere"

@@ -13,7 +13,7 @@ from gpu_exporter.app.wiring import activity_rules
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.collectors import registry
 from gpu_exporter.defaults import Settings
-from gpu_exporter.devices.errors import DeviceError, DriverUnavailable
+from gpu_exporter.devices.errors import DeviceError, DeviceLost, DriverUnavailable
 from gpu_exporter.devices.nvml import constants as nvml
 from gpu_exporter.devices.nvml.backend import NvmlBackend
 from gpu_exporter.model import DeviceSnapshot
@@ -199,6 +199,14 @@ def test_a_sentinel_asks_for_no_new_board() -> None:
     board.fields[230] = 255
     *_, last = cycles(Boards(board), lambda cycle: None)
     assert last.facts.recovery_action is None
+
+
+def test_another_gpu_under_the_index_is_never_read_as_this_one() -> None:
+    boards = Boards(healthy())
+    device = NvmlBackend(boards, ManualClock()).find(0)
+    boards.boards[0].answers["nvmlDeviceGetUUID"] = "GPU-other"
+    with pytest.raises(DeviceLost, match="another GPU"):
+        device.renew()
 
 
 def test_a_number_of_gpus_that_no_host_has_is_refused() -> None:

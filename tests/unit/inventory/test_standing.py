@@ -308,6 +308,29 @@ def test_a_gpu_that_was_lost_while_the_bus_was_numbered_anew_stays_missing(host:
         assert after.keeper.value.count([*listed, None], found) == 4, "it may be the one that nobody can name"
 
 
+def test_a_gpu_without_an_address_may_be_any_that_is_missed(host: Host) -> None:
+    """Its place in the list has no address: one card of the bus less is known to be missing."""
+    for number in range(3):
+        host.put(number, "nvidia")
+    host.keeper.look()
+    listed = [ADDRESSES[0], None]
+    assert len(host.keeper.value.missing({"GPU-0", "GPU-x"}, {}, "", listed)) == 1
+    assert len(host.keeper.value.missing({"GPU-0", "GPU-x"}, {}, "", [*listed, None])) == 0
+
+
+def test_probes_that_failed_and_cards_that_worked_are_remembered(host: Host) -> None:
+    for number in range(4):
+        host.put(number, "nvidia" if number == 0 else "", device="0x1" if number < 2 else "0x2")
+    host.keeper.note_failed_probes({ADDRESSES[1]})
+    host.keeper.note_failed_probes({ADDRESSES[2]})
+    assert set(said(host.answers(0))) == {ADDRESSES[1], ADDRESSES[2]}
+    host.put(3, "nvidia", device="0x2")
+    assert host.answers(0, 3, seconds=PROVEN_S) != []
+    host.put(3, "", device="0x2")
+    host.answers(0, seconds=PROVEN_S)
+    assert host.keeper.value.proven == {"0x1", "0x2"}
+
+
 def test_a_boot_that_is_not_known_is_no_boot(host: Host) -> None:
     nowhere = Host(host.state.parent, boot="")
     nowhere.put(0, "nvidia")
