@@ -56,6 +56,7 @@ class Cluster:
         self.logs = folder
         self.booted_s = booted_s
         self.pods: list[Pod] = []
+        self.offered: list[str] = []
         self.sees_cgroups = self.finds_itself = self.sees_processes = True
         self.node = SimulatedNode(SCENARIO, make_source=self._make_source)
         self.list(*pods)
@@ -80,7 +81,10 @@ class Cluster:
     def answer(self, method: str) -> bytes:
         response = messages().ListPodResourcesResponse()
         if method != LIST:
-            return b""
+            answer = messages().AllocatableResourcesResponse()
+            for device_id in self.offered:
+                answer.devices.add(resource_name="nvidia.com/gpu", device_ids=[device_id])
+            return bytes(answer.SerializeToString())
         for pod in self.pods:
             container = response.pod_resources.add(name=pod.name, namespace=pod.namespace).containers.add(name="main")
             for device_id in pod.plugin:
@@ -387,3 +391,13 @@ def test_whatever_is_listed_nobody_gets_what_is_not_his_and_nothing_held_is_free
                 assert all(each.allocation.holder.units == 1 for each in here)
                 if device not in watched:
                     assert not any(each.allocation.contradiction for each in here)
+
+
+def test_beside_resource_claims_nobody_knows_what_the_kubelet_offers() -> None:
+    """A GPU that no claim holds may be promised: GetAllocatableResources does not have it, and it is not withheld."""
+    for claims, offers in (((("own", "gpu-0"),), None), ((), 1)):
+        with cluster(Pod("main", plugin=[UUIDS[1]], claims=claims)) as it:
+            it.offered = [UUIDS[1]]
+            it.run(30)
+            told = it.node.poller.offers()
+            assert (told if told is None else len(told)) == offers

@@ -46,6 +46,19 @@ def test_held_time_goes_on_while_the_holder_is_not_shown_so_coverage_falls(bench
     assert totals.observed_s == pytest.approx(145.0)  # not the 50 s, nor the interval of its return
 
 
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+@pytest.mark.parametrize("polls", [1, 3, 20])
+def test_a_holder_that_comes_back_has_no_idle_run_of_before(bench: Bench, ratio: float, polls: int) -> None:
+    """Nobody knows what was done in its name meanwhile."""
+    bench.poll(POD)
+    bench.run(600, 0.0, POD)
+    for _ in range(polls):
+        bench.observe(5, ratio)
+        bench.poll()
+    bench.run(20, 0.0, POD)
+    assert (bench.totals(POD).idle_run_s or 0.0) <= 25.0
+
+
 def flap(bench: Bench, on_s: int, off_s: int, times: int) -> None:
     bench.poll(POD)
     for _ in range(times):

@@ -11,6 +11,7 @@ from tests.testbed.simulated_node import SimulatedNode
 
 from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.numbers import KEEP_S
+from gpu_exporter.attribution.resolve import Resolution
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
@@ -19,8 +20,8 @@ from gpu_exporter.exposition.series import list_series
 from gpu_exporter.inventory.expected import ExpectedDevice
 from gpu_exporter.inventory.inventory import Inventory
 from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model import AllocationView, Grant, Holder, HolderKey, Verdict, View
-from gpu_exporter.node.state import NodeState
+from gpu_exporter.model import AllocationView, GpuProcess, Grant, Holder, HolderKey, ProcessList, UnitId, Verdict, View
+from gpu_exporter.node.state import NodeState, _list_left
 
 
 def node_of(*gpus: dict[str, Any], holders: list[dict[str, Any]], state: StateFile | None = None) -> SimulatedNode:
@@ -448,3 +449,22 @@ def test_what_the_hardware_shows_nothing_of_is_neither_idle_nor_zero() -> None:
     assert obstacles(view) == ["no_source"]
     assert [row.idle_s for row in list_rows(view) if row.holder] == [None]
     assert values(view, "gpu_allocation_idle_run_seconds") == []
+
+
+def test_an_instance_that_was_not_asked_for_its_processes_is_not_free() -> None:
+    """Of those that cannot be listed now, the ones of before are kept; their processes are nobody's list."""
+    node = SimulatedNode(parse_scenario({"gpus": [{"model": "H100", "mig": [{"profile": "1g.10gb"}]}]}))
+    node.run(5)
+    board = node.readings[0]
+    unit = UnitId(board.identity.uuid, board.instances[0].uuid)
+    resolution = Resolution([], [], [], {}, {unit: "pod ml/done"}, [])
+    for known, listed, left in (
+        (True, (), False),
+        (False, (), True),
+        (True, (GpuProcess(7, board.instances[0].mig),), True),
+    ):
+        snapshot = board._replace(instances_known=known, processes=ProcessList(0.0, listed))
+        found = _list_left(resolution, {board.identity.uuid: snapshot}, proven=True)
+        assert bool(found) is left, (known, listed)
+    elsewhere = board._replace(processes=ProcessList(0.0, (GpuProcess(7, "9/9"),)))
+    assert not _list_left(resolution, {board.identity.uuid: elsewhere}, proven=True), "another instance's process"
