@@ -147,7 +147,7 @@ def _idleness(target: Target, decisions: Mapping[HolderName, Decision]) -> Held 
             return Held("members", f"not all that it holds is marked underused: {name} is not")
         if decision.incarnation and decision.incarnation != part.incarnation:
             return Held("replaced", f"{name} is another one than the evidence is of")
-        if part.units is not None and not decision.holds(part.units):
+        if part.units is not None and part.units != decision.held:  # also of replicas: what ends is not taken back
             return Held("members", f"{name} was given {part.units} GPUs, {decision.held} are seen")
     return None
 

@@ -123,6 +123,11 @@ def test_a_long_list_of_groups_leaves_none_out(count: int) -> None:
         assert stages(*(bare(at, annotations=each) for at, each in enumerate(ends)))["p1"] == "partial"
 
 
+def test_two_lists_are_two_gangs() -> None:
+    ends = [{f"{KOORDINATOR}/name": f"g{at}", f"{KOORDINATOR}/groups": f'["ml/g{at}"]'} for at in range(2)]
+    assert stages(*(bare(at, annotations=each) for at, each in enumerate(ends)))["p1"] == "underused"
+
+
 def test_labels_that_are_too_many_leave_the_gang() -> None:
     """Of such an object only some labels are kept, and the pod is not decided on; it may be the busy one."""
     many = {f"x/{number}": "y" * 60 for number in range(300)} | {"example.com/gang-name": "g"}

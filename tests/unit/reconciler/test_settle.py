@@ -51,6 +51,17 @@ def test_a_gang_of_which_all_are_idle_is_marked_and_says_so() -> None:
     assert decisions[0].reason.endswith("and so are the other 3 members of batch/v1/Job/train")
 
 
+def test_members_that_asked_for_several_replicas_of_one_gpu_are_known() -> None:
+    evidence = evidence_of([IDLE] * 4)
+    shared = [
+        each._replace(units=tuple(unit._replace(is_shared=True) for unit in each.units)) for each in evidence.holders
+    ]
+    evidence = evidence._replace(holders=tuple(shared))
+    around = dict.fromkeys(NAMES, gang(units=4))
+    decisions = settle(evidence, decide(evidence, POLICY), around, Rulebook(POLICY))
+    assert [decision.stage for decision in decisions] == ["underused"] * 4
+
+
 @pytest.mark.parametrize(
     ("runs", "around", "stage", "reason"),
     [
