@@ -21,7 +21,7 @@ WORDS = {
     Exit.UNFORESEEN: "an unforeseen error",
     Exit.USAGE: "wrong usage or configuration",
     Exit.NO_DATA: "no GPU data (--once), no evidence (reconcile)",
-    Exit.PARTIAL: "partial data (--once), partial evidence (reconcile)",
+    Exit.PARTIAL: "partial data or a GPU that asks for a reset (--once), partial evidence (reconcile)",
     Exit.DRIVER_REPLACED: "the driver was replaced under a running exporter",
 }
 

@@ -370,7 +370,7 @@ def test_what_says_which_claims_watch_is_given_to_the_agent(helm: Helm) -> None:
     (container,) = pod["containers"]
     assert {"--attribution.monitor=monitoring/dcgm-.*", "--attribution.claims=/host/dra-plugin"} <= {*container["args"]}
     assert {"name": "dra-plugin", "mountPath": "/host/dra-plugin", "readOnly": True} in container["volumeMounts"]
-    assert {"name": "dra-plugin", "hostPath": {"path": folder, "type": "Directory"}} in pod["volumes"]
+    assert {"name": "dra-plugin", "hostPath": {"path": folder, "type": "DirectoryOrCreate"}} in pod["volumes"]
     assert "dra-plugin" not in json.dumps(agent({}))
     for refused in ({"monitors": ["dcgm-exporter"]}, {"monitors": [".*/dcgm"]}, {"draPluginPath": "plugins"}):
         assert helm.template({"agent": refused}, check=False).returncode != 0
