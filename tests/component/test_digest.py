@@ -142,6 +142,7 @@ def test_nodes_without_a_name_are_not_one_node(prometheus: Prometheus) -> None:
     data = json.loads(done.stdout)
     assert data["total"]["held_hours"] == pytest.approx(3 * 72.0, rel=0.01)
     assert not any("several targets" in each for each in data["missing"])
+    assert [each for each in data["missing"] if "lack the label node" in each]
 
 
 def test_without_a_matcher_everything_is_read(prometheus: Prometheus) -> None:

@@ -132,10 +132,11 @@ class Reader:
         digest = Digest(end - since_s, end)
         parts = [*_parts(since_s, 0.0), *_parts(since_s, since_s)]
         whole = _Part(0.0, since_s)
-        matchers = ",".join(filter(None, (self._matcher, 'namespace!=""')))
-        enforced = f"count(last_over_time(gpu_up{{{matchers}}}{whole.window}))"
+        enforced = self._count("gpu_up", 'namespace!=""', whole)
+        nameless = self._count("gpu_tenant_held_gpu_seconds_total", 'node=""', whole)
         twice = {part: targets.nodes_scraped_twice(self._matcher, part.span, part.ago) for part in parts}
-        known = self._ask_all([(whole, ("enforced", enforced)), *((p, ("twice", q)) for p, q in twice.items())], end)
+        first = [(whole, ("enforced", enforced)), (whole, ("nameless", nameless))]
+        known = self._ask_all([*first, *((part, ("twice", query)) for part, query in twice.items())], end)
         if known[whole, "enforced"]:
             raise EvidenceError(f"{self._url}: {ENFORCED}")
         queries = [
@@ -165,27 +166,13 @@ class Reader:
             raise EvidenceError(
                 f"{self._url}: no gpu_tenant_held_gpu_seconds_total{{{self._matcher}}} in this time (--source.matcher)"
             )
-        nodes = sorted({row.labels.get("node", "") for part in parts for row in known[part, "twice"]})
-        if nodes:
-            more = f" and {len(nodes) - 3} nodes more" if len(nodes) > 3 else ""
-            digest.missing.append(
-                f"some hours of {', '.join(nodes[:3])}{more}, maybe: several targets scraped one exporter, so the "
-                "larger counts; scrape each exporter once"
-            )
-        without = [tenant for tenant, hours in digest.tenants.items() if hours.held and hours.energy_kwh is None]
-        if without:
-            digest.missing.append(
-                f"energy of {len(without)} of {len(digest.tenants)} tenants: their GPUs have no energy counter"
-            )
-        if not idle and digest.total.idle > 1.0:
-            digest.missing.append("holders: allocation:gpu_share:part is not recorded; load alerts/rules")
-        if not digest.total.cost and not digest.total.unpriced:
-            digest.missing.append("money: tenant:gpu_cost:rate is not recorded; load alerts/rules")
-        elif digest.total.unpriced:
-            digest.missing.append(
-                f"money: {digest.total.unpriced:.0f} GPU-hours have no price (alerts/prices.example.yaml)"
-            )
+        twice_there = {row.labels.get("node", "") for part in parts for row in known[part, "twice"]}
+        digest.missing = list(_missing(digest, sorted(twice_there), has_nameless=bool(known[whole, "nameless"])))
         return digest
+
+    def _count(self, name: str, matcher: str, part: _Part) -> str:
+        matchers = ",".join(filter(None, (self._matcher, matcher)))
+        return f"count(last_over_time({name}{{{matchers}}}{part.window}))"
 
     def _ask_all(self, queries: list[tuple[_Part, tuple[str, str]]], end: float) -> dict[tuple[_Part, str], list[Row]]:
         try:
@@ -233,6 +220,30 @@ class Reader:
                 hours = found.setdefault(tenant, Hours())
                 setattr(hours, name, (getattr(hours, name) or 0.0) + row.value)
         return found
+
+
+def _missing(digest: Digest, twice: list[str], *, has_nameless: bool) -> Iterator[str]:
+    """What is not in the digest, or may be wrong. `twice`: nodes that several targets scraped."""
+    if twice:
+        more = f" and {len(twice) - 3} nodes more" if len(twice) > 3 else ""
+        yield (
+            f"some hours of {', '.join(twice[:3])}{more}, maybe: several targets scraped one exporter, so the "
+            "larger counts; scrape each exporter once"
+        )
+    if has_nameless:
+        yield (
+            "whether an exporter was scraped twice, so that its hours count twice: some series lack the label node; "
+            "set it in Prometheus (alerts/prometheus.example.yaml)"
+        )
+    without = [tenant for tenant, hours in digest.tenants.items() if hours.held and hours.energy_kwh is None]
+    if without:
+        yield f"energy of {len(without)} of {len(digest.tenants)} tenants: their GPUs have no energy counter"
+    if not digest.holders and digest.total.idle > 1.0:
+        yield "holders: allocation:gpu_share:part is not recorded; load alerts/rules"
+    if not digest.total.cost and not digest.total.unpriced:
+        yield "money: tenant:gpu_cost:rate is not recorded; load alerts/rules"
+    elif digest.total.unpriced:
+        yield f"money: {digest.total.unpriced:.0f} GPU-hours have no price (alerts/prices.example.yaml)"
 
 
 def _parts(since_s: float, ago: float) -> Iterator[_Part]:
