@@ -119,6 +119,29 @@ def test_every_value_is_converted_to_base_units(backend: NvmlBackend, nvml_table
     assert device.read_persistence_mode() is True
 
 
+def test_a_name_that_is_no_text_costs_itself(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+    feed(nvml_table)
+    with nvml_table.writing(0) as out:
+        out.name = b"NVIDIA \xff\xfe"
+    device = first_device(backend)
+    assert device.identity.uuid.startswith("GPU-") and device.identity.name == ""
+    assert device.read_power() > 0.0
+    assert ("nvmlDeviceGetName", "OUT_OF_RANGE") in {(error.call, error.error) for error in device.take_errors()}
+
+
+def test_all_bits_of_the_reasons_are_a_sentinel_and_no_throttling(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
+    feed(nvml_table)
+    device = first_device(backend)
+    for reasons in (2**64 - 1, 2**32 - 1):
+        with nvml_table.writing(0) as out:
+            out.reasons, out.reasons_supported = reasons, 2**64 - 1
+        with pytest.raises(NotSupported):
+            device.read_throttle_active()
+    with nvml_table.writing(0) as out:
+        out.reasons = 0x4
+    assert [reason for reason, is_on in device.read_throttle_active().items() if is_on] == ["power_cap"]
+
+
 def test_a_field_that_fails_costs_itself_and_is_counted(backend: NvmlBackend, nvml_table: NvmlTable) -> None:
     feed(nvml_table)
     device = first_device(backend)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from gpu_exporter.durations import format_age
+from gpu_exporter.exposition.health import answers
 from gpu_exporter.exposition.rows import Row, by_waste, format_ratio, list_rows
 from gpu_exporter.model import History, UnitId, View
 from gpu_exporter.plain import one_line
@@ -32,6 +33,7 @@ TONES = {
     "held_idle": BAD,
     "held_no_process": BAD,
     "lost": BAD,
+    "missing": BAD,
     "hung": BAD,
     "stale": BAD,
 }
@@ -170,6 +172,7 @@ def render_page(view: View, history: History, refresh_s: int = 5) -> str:
 
 def _tiles(view: View, rows: Sequence[Row]) -> str:
     states = [row.state for row in rows]
+    silent = sum(not (answers(gpu) or gpu.snapshot.away) for gpu in view.gpus)
     tiles = [
         ("GPUs answering", f"{view.status.devices_visible}"),
         ("Allocations", str(len(view.allocations))),
@@ -177,7 +180,7 @@ def _tiles(view: View, rows: Sequence[Row]) -> str:
         ("Held and idle", str(states.count("held_idle") + states.count("held_no_process"))),
         ("Low or bursty", str(states.count("low") + states.count("bursty"))),
         ("Throttled", str(states.count("throttled"))),
-        ("Not answering", str(states.count("lost") + states.count("hung") + states.count("stale"))),
+        ("Not answering", str(silent)),
     ]
     cells = "".join(f"<div class=tile><b>{value}</b>{name}</div>" for name, value in tiles)
     return f"<div class=tiles>{cells}</div>"

@@ -16,11 +16,13 @@ from gpu_exporter.app.once import GAPS_MAX, run_once
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.exits import Exit
 from gpu_exporter.exposition.health import judge_health, list_gaps
+from gpu_exporter.exposition.page import TONES, render_page
+from gpu_exporter.exposition.publisher import no_history
 from gpu_exporter.exposition.rows import list_rows
 from gpu_exporter.exposition.series import list_series
 from gpu_exporter.inventory.inventory import Inventory
 from gpu_exporter.inventory.pci import PciFunction
-from gpu_exporter.model import CollectorOutcome, SourceStatus, View
+from gpu_exporter.model import NO_PLACE, CollectorOutcome, DeviceSnapshot, GpuView, SourceStatus, View
 
 GPU = {"model": "H100", "load": {"kind": "constant", "value": 0.5}}
 
@@ -79,6 +81,19 @@ def test_a_card_that_the_driver_does_not_list_has_a_row_a_series_and_a_sentence(
     assert len(ups) == 2 and all(uuid for _, uuid in ups)
     code, said = exit_of(view, capsys, devices_only=True)
     assert code == Exit.PARTIAL and "partial: gpu 10000:01:00.0: bound to kernel driver nvidia" in said
+
+
+def test_the_page_counts_what_does_not_answer_by_gpu_and_not_by_row(node: SimulatedNode) -> None:
+    view = node.view()
+    first, second = view.gpus
+    lost = first._replace(snapshot=first.snapshot._replace(up=False, error="fell off"))
+    no_place = first.snapshot.identity._replace(index=NO_PLACE, uuid="", pci_bus_id="10000:01:00.0")
+    missing = GpuView(DeviceSnapshot(no_place, 0.0, 0.0, up=False, error="not listed"), 0.0, False, False, None)
+    away = missing._replace(snapshot=missing.snapshot._replace(away=True))
+    for gpus, silent in (((first, second), 0), ((lost, second), 1), ((lost, second, missing), 2), ((first, away), 0)):
+        page = render_page(view._replace(gpus=gpus), no_history)
+        assert f"<b>{silent}</b>Not answering" in page
+    assert TONES["missing"] == TONES["lost"]
 
 
 def test_every_failure_is_named_and_many_are_counted(node: SimulatedNode, capsys: pytest.CaptureFixture[str]) -> None:
