@@ -1,0 +1,52 @@
+"""`--once` reads each GPU in a thread of its own: what goes wrong with one costs that one, and is said."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from gpu_exporter.clock import SystemClock
+from gpu_exporter.collectors import registry
+from gpu_exporter.devices.protocol import Device
+from gpu_exporter.devices.scenario import parse_scenario
+from gpu_exporter.devices.simulated import ScenarioTime, SimulatedBackend
+from gpu_exporter.sampling.reader import Reader, Readers
+from gpu_exporter.sampling.sampler import DeviceSampler
+from gpu_exporter.sampling.witnesses import ActivityRules
+
+GPU = {"model": "H100", "load": {"kind": "constant", "value": 0.5}}
+LOST = {**GPU, "faults": [{"at": 0, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}]}
+WITHIN_S = 20.0
+
+
+def read(gpus: list[dict[str, object]], broken: int | None = None) -> list[Reader]:
+    """A reader for each GPU, ended. `broken`: position of one whose reading raises what nobody foresaw."""
+    clock = SystemClock()
+
+    def make_sampler(device: Device) -> DeviceSampler:
+        if device.identity.index == broken:
+            raise TypeError("a driver's answer that nobody thought of")
+        return DeviceSampler(device, registry.ALL, clock, ActivityRules(1.0, 3, 0.3, 0.25))
+
+    backend = SimulatedBackend(ScenarioTime(parse_scenario({"gpus": gpus}), clock))
+    readers = Readers(backend, (), clock, make_sampler).take(clock.monotonic() + WITHIN_S)
+    assert readers is not None
+    assert all(reader.join(clock.monotonic() + WITHIN_S) for reader in readers)
+    return readers
+
+
+def test_a_fault_of_ours_costs_one_gpu_and_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    unseen: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", unseen.append)
+    first, second, third = read([GPU, GPU, GPU], broken=1)
+    assert (first.error, third.error) == ("", "")
+    assert first.snapshot is not None and first.snapshot.up and third.snapshot is not None
+    assert (second.snapshot, second.error, unseen) == (None, "unforeseen TypeError", [])
+
+
+def test_a_lost_gpu_costs_itself_and_is_counted() -> None:
+    lost, other = read([LOST, GPU])
+    assert other.snapshot is not None and other.snapshot.up
+    assert lost.snapshot is None or not lost.snapshot.up
+    assert {error for _, error in lost.errors} == {"NVML_ERROR_GPU_IS_LOST"}
