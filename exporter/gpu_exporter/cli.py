@@ -114,6 +114,8 @@ def _build_sources(
         claims=options.claims,
         pod_uid=options.pod_uid,
         find_pods=Cgroups(options.cgroup).list_pods if options.cgroup.is_dir() else None,
+        state=Path(options.state_directory) if options.state_directory else None,
+        keeps_state=not options.once,
     )
     try:
         return find_sources(asked, clock, vendor)

@@ -22,9 +22,9 @@ class Vendor(NamedTuple):
     drivers of dynamic resource allocation that hand out GPUs, `claim_device` their names for them: groups minor, and
     for a part of a GPU profile and placed, or plain; `claim_elsewhere` those of GPUs that are given to virtual
     machines. `monitors`: pods whose claims only watch, as NAMESPACE/POD. `device_file`: path of the device file,
-    with its number; `device_file_name` is how people write it; `capability_file`
-    likewise of a file that opens a part of a GPU. `autodetect`: Slurm's AutoDetect in
-    gres.conf that lists GPUs in the driver's order. `pci_vendor` as in sysfs. `kernel_driver`: the module that the
+    with its number; `device_major` its major number, by which a link of any name is known; `device_file_name` is how
+    people write it; `capability_file` likewise of a file that opens a part of a GPU. `autodetect`: Slurm's AutoDetect
+    in gres.conf that lists GPUs in the driver's order. `pci_vendor` as in sysfs. `kernel_driver`: the module that the
     driver talks to.
     """
 
@@ -40,6 +40,7 @@ class Vendor(NamedTuple):
     claim_elsewhere: re.Pattern[str]
     monitors: tuple[str, ...]
     device_file: re.Pattern[str]
+    device_major: int
     device_file_name: str
     capability_file: re.Pattern[str]
     autodetect: frozenset[str]
@@ -89,6 +90,7 @@ NVIDIA = Vendor(
     # NVIDIA's GPU operator, by its own default and in the namespace that OpenShift's catalog gives it.
     monitors=("gpu-operator/nvidia-dcgm-exporter-.*", "nvidia-gpu-operator/nvidia-dcgm-exporter-.*"),
     device_file=re.compile(r".*nvidia(\d+)"),
+    device_major=195,  # Documentation/admin-guide/devices.txt of Linux
     device_file_name="/dev/nvidiaN",
     capability_file=re.compile(r".*nvidia-cap(\d{1,6})"),
     autodetect=frozenset(("nvml",)),

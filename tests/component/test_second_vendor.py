@@ -41,6 +41,7 @@ ACME = Vendor(
     claim_elsewhere=re.compile(r"(?!)"),
     monitors=(),
     device_file=re.compile(r"/dev/npu/(\d+)"),
+    device_major=226,
     device_file_name="/dev/npu/N",
     capability_file=re.compile(r"(?!)"),
     autodetect=frozenset(("acme",)),

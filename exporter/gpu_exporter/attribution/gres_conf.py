@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from gpu_exporter.attribution.hostlist import parse_names
 from gpu_exporter.outside import need_whole
@@ -28,6 +28,7 @@ _COMMENT = re.compile(r"(?<!\\)#.*")
 _PAIR = re.compile(r"\s*([A-Za-z0-9_.]+)\s*=\s*(?:\"([^\"]*)\"|(\S+))(?=\s|$)")
 _INCLUDE = re.compile(r"\s*include\s+(\S+)\s*", re.IGNORECASE)
 OFF = ("", "off")
+MinorOf: TypeAlias = Callable[[str], "int | None"]
 # As the parser of slurmd has them, with its aliases.
 KEYS = frozenset(
     ("autodetect", "name", "nodename", "type", "count", "file", "files", "multiplefiles", "flags", "cores", "cpus")
@@ -129,12 +130,22 @@ def _parse_pairs(line: str, place: str) -> dict[str, str]:
     return options
 
 
+def _nobody(path: str) -> int | None:
+    del path
+    return None
+
+
 def order_of(
-    lines: Iterable[GresLine], node: str, configured: Sequence[tuple[str, int]], vendor: Vendor = NVIDIA
+    lines: Iterable[GresLine],
+    node: str,
+    configured: Sequence[tuple[str, int]],
+    vendor: Vendor = NVIDIA,
+    minor_of: MinorOf = _nobody,
 ) -> GpuOrder:
     """The order of the GPUs of `node`, whose record says that it has `configured`: (type, count), types in order.
 
-    Raises GresConfError for a list or count that is not understood.
+    `minor_of`: the minor number of a device file that is there, for links and names of a site's own. Raises
+    GresConfError for a list or count that is not understood.
     """
     mine = [line for line in lines if _is_about(line, node)]
     detect = _autodetect(mine)
@@ -144,7 +155,7 @@ def order_of(
         if line.options.get("name", "gpu").lower() == "gpu" and (unknown := sorted(line.options.keys() - KEYS)):
             raise GresConfError(f"{line.place}: unknown key {unknown[0][:40]!r}")
         if line.options.get("name", "").lower() == "gpu":
-            found = _files(line, vendor)
+            found = _files(line, vendor, minor_of)
             fileless = fileless or ("" if found else line.place)
             kind = line.options.get("type", "").lower()
             entries += [_Entry(kind, minor, line.place, caps) for minor, caps in found]
@@ -220,7 +231,7 @@ def _autodetect(lines: list[GresLine]) -> str:
     return own or general
 
 
-def _files(line: GresLine, vendor: Vendor) -> list[tuple[str, tuple[int, ...]]]:
+def _files(line: GresLine, vendor: Vendor, minor_of: MinorOf) -> list[tuple[str, tuple[int, ...]]]:
     """Minor numbers of the line's GPUs, "" for an entry that is a part of one, with its capability files."""
     try:
         files = parse_names(line.options.get("file", line.options.get("files", "")))
@@ -233,12 +244,14 @@ def _files(line: GresLine, vendor: Vendor) -> list[tuple[str, tuple[int, ...]]]:
     count = line.options.get("count", "")
     if files and count and count != str(len(files)):
         raise GresConfError(f"{line.place}: Count={count[:20]}, but File= names {len(files)} devices")
-    minors = [(match[1] if (match := vendor.device_file.fullmatch(file)) else None) for file in files]
-    if None in minors:
-        raise GresConfError(
-            f"{line.place}: {files[minors.index(None)][:80]!r} is not a device {vendor.device_file_name}"
-        )
-    return [(str(need_whole(minor)), ()) for minor in minors if minor is not None]
+    minors: list[str] = []
+    for file in files:
+        minor = minor_of(file)
+        match = vendor.device_file.fullmatch(file)
+        if minor is None and match is None:
+            raise GresConfError(f"{line.place}: {file[:80]!r} is not a device {vendor.device_file_name}")
+        minors.append(str(minor) if minor is not None or match is None else str(need_whole(match[1])))
+    return [(minor, ()) for minor in minors]
 
 
 def _caps(line: GresLine, vendor: Vendor) -> tuple[int, ...]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from gpu_exporter.attribution.gres_conf import GpuOrder, GresConfError, order_of, parse_gres_conf
+from gpu_exporter.attribution.gres_epochs import Found
 from gpu_exporter.attribution.slurm_words import NodeRecord, SlurmConfig
 from gpu_exporter.vendor import NVIDIA, Vendor
 
@@ -34,30 +36,45 @@ def list_places(config: SlurmConfig, node: str, named: Path | None) -> list[Plac
     return [Place(directory / name, directory in copies) for directory in dict.fromkeys(directories)]
 
 
-def read_order(places: Sequence[Place], node: str, record: NodeRecord, vendor: Vendor = NVIDIA) -> GpuOrder:
-    """What IDX means on this node. Several files that are there must agree: which one slurmd read is not known."""
+def read_order(places: Sequence[Place], node: str, record: NodeRecord, vendor: Vendor = NVIDIA) -> Found:
+    """What gres.conf says now of IDX on this node. Several files that are there must agree: which one slurmd read is
+    not known.
+    """
     orders: dict[GpuOrder, Path] = {}
+    since: float | None = record.slurmd_start
+    changed: tuple[float, Path] | None = None
     for path, fetched in places:
         try:
             order, newest, file = _read_one(path, node, record, vendor)
         except FileNotFoundError:
             continue
         except GresConfError as exc:
-            return GpuOrder("unknown", problem=f"{exc}; {REMEDY}")
+            return _unknown(f"{exc}; {REMEDY}")
         except (OSError, UnicodeDecodeError) as exc:
-            return GpuOrder("unknown", problem=f"{path}: {exc}; {REMEDY}")
-        if not fetched and (changed := _changed_after_start(newest, file, record)):
-            return GpuOrder("unknown", problem=changed)
+            return _unknown(f"{path}: {exc}; {REMEDY}")
         orders.setdefault(order, path)
+        if record.slurmd_start is None or newest < record.slurmd_start + SLACK_S:
+            continue
+        if fetched:  # slurmd wrote it, at its start or when it was told to read its configuration again
+            since = newest if since is None else max(since, newest)
+        else:
+            changed = max(changed or (newest, file), (newest, file))
     if not orders:
         looked = ", ".join(str(place.path) for place in places)
-        return GpuOrder("unknown", problem=f"no gres.conf at {looked}; {REMEDY}")
+        return _unknown(f"no gres.conf at {looked}; {REMEDY}")
     if len(orders) > 1:
         named = " and ".join(map(str, orders.values()))
-        return GpuOrder("unknown", problem=f"{named} give the GPUs different orders; {REMEDY}")
+        return _unknown(f"{named} give the GPUs different orders; {REMEDY}")
     ((order, path),) = orders.items()
     problem = f"{path}: {order.problem}" if order.problem and str(path) not in order.problem else order.problem
-    return order._replace(problem=problem)
+    order = order._replace(problem=problem)
+    if changed is not None:
+        return Found(order, None, changed[0], str(changed[1]))
+    return Found(order, since, path=str(path))
+
+
+def _unknown(problem: str) -> Found:
+    return Found(GpuOrder("unknown", problem=problem))
 
 
 def _read_one(path: Path, node: str, record: NodeRecord, vendor: Vendor) -> tuple[GpuOrder, float, Path]:
@@ -67,16 +84,18 @@ def _read_one(path: Path, node: str, record: NodeRecord, vendor: Vendor) -> tupl
     """
     dates: list[tuple[float, Path]] = []
     lines = parse_gres_conf(_read_text(path, dates), str(path), lambda name: _read_text(path.parent / name, dates))
-    return order_of(lines, node, record.configured, vendor), *max(dates)
+    order = order_of(lines, node, record.configured, vendor, lambda name: _minor_of(name, vendor))
+    return order, *max(dates)
 
 
-def _changed_after_start(newest: float, path: Path, record: NodeRecord) -> str:
-    """Why the files may not be what slurmd has read, "" when they are."""
-    if record.slurmd_start is None:
-        return "the node does not say when slurmd started, so gres.conf may not be what it has read; restart slurmd"
-    if newest < record.slurmd_start + SLACK_S:
-        return ""
-    return f"{path} was changed after slurmd started, which still counts as before: restart slurmd"
+def _minor_of(name: str, vendor: Vendor) -> int | None:
+    """None for what is not here, as in a container, or is no device of this maker."""
+    try:
+        status = Path(name).stat()
+    except (OSError, ValueError):
+        return None
+    is_ours = stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == vendor.device_major
+    return os.minor(status.st_rdev) if is_ours else None
 
 
 def _read_text(path: Path, dates: list[tuple[float, Path]]) -> str:

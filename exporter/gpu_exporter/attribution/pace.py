@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 
@@ -57,3 +58,26 @@ class Pace:
         wait_s = BACKOFF_S * 2.0 ** min(self._failed, 8) * (1.0 + SPREAD * self._spread())
         self._failed, self._asked = self._failed + 1, now
         self.interval_s = min(wait_s, INTERVAL_MAX_S)
+
+
+class Retry:
+    """When something that is missing is asked for again: at once when there is news of it, else ever less often."""
+
+    def __init__(self, first_s: float, most_s: float) -> None:
+        self._first_s, self._most_s = first_s, most_s
+        self._news: float | None = None
+        self._at, self._wait_s = -math.inf, first_s
+
+    def is_due(self, now: float, news: float | None = None) -> bool:
+        """Whether to ask now. `news`: what has changed, as a number of its own; None for nothing."""
+        if news is not None and news != self._news:
+            self.settle()
+            self._news = news
+        if now < self._at:
+            return False
+        self._at, self._wait_s = now + self._wait_s, min(self._wait_s * 2, self._most_s)
+        return True
+
+    def settle(self) -> None:
+        """It is there: the next time begins anew."""
+        self._at, self._wait_s = -math.inf, self._first_s

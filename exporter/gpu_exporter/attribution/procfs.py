@@ -9,6 +9,7 @@ from typing import NamedTuple
 from gpu_exporter.outside import WHOLE_MAX, whole
 
 READ_MAX = 16384  # bytes of one file; a v1 host with deep paths needs some 2,000
+BOOT_MAX = 4 * 1024 * 1024  # bytes of /proc/stat, which has a line for each CPU and a number for each interrupt
 KTHREADD = 2
 PF_KTHREAD = 0x00200000  # include/linux/sched.h
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -58,6 +59,17 @@ class Procfs:
         except OSError:
             return []
 
+    def boot_wall(self) -> float | None:
+        """When the host was started, in Unix seconds by its clock of now; None where it is not said."""
+        try:
+            with (self._root / "stat").open("rb") as file:
+                lines = file.read(BOOT_MAX).decode("ascii", "replace").splitlines()
+        except OSError:
+            return None
+        found = next((line.split()[1] for line in lines if line.startswith("btime ")), None)
+        seconds = whole(found, WHOLE_MAX) if found is not None else None
+        return None if seconds is None else float(seconds)
+
     def stat(self, pid: int) -> Stat | None:
         """None as for `text`."""
         text = self.text(pid, "stat")
@@ -76,3 +88,26 @@ class Procfs:
             return None
         finally:
             os.close(descriptor)
+
+
+class NewestProcess:
+    """When the newest of the host's processes of one name started. All are looked at only after it has ended."""
+
+    def __init__(self, procfs: Procfs, name: str) -> None:
+        self._procfs, self._name = procfs, name
+        self._pid = 0
+
+    def start_wall(self) -> float | None:
+        """Unix seconds; None where no such process is seen."""
+        boot = self._procfs.boot_wall()
+        if boot is None or not self._procfs.is_host():
+            return None
+        stat = self._procfs.stat(self._pid) if self._pid else None
+        if stat is None or stat.name != self._name:
+            stats = ((pid, self._procfs.stat(pid)) for pid in self._procfs.list_pids())
+            found = [(stat.start_s, pid) for pid, stat in stats if stat is not None and stat.name == self._name]
+            if not found:
+                return None
+            start_s, self._pid = max(found)
+            return boot + start_s
+        return boot + stat.start_s

@@ -22,7 +22,8 @@ class SourceOptions(NamedTuple):
     `slurm_collected`: directory or address of a collector. `procfs`: the host's /proc. `monitors`: NAMESPACE/POD of
     further pods whose resource claims only watch; `claims`: folder of the DRA driver's kubelet plugin, None to leave it
     alone. `pod_uid`: of the exporter's own pod, "" where only its cgroup can show it; `find_pods`: which of some pods
-    have a cgroup, None where the host's are not seen.
+    have a cgroup, None where the host's are not seen. `state`: directory with what is remembered, None for none;
+    `keeps_state`: whether to write there.
     """
 
     timeout_s: float
@@ -43,6 +44,8 @@ class SourceOptions(NamedTuple):
     claims: Path | None
     pod_uid: str
     find_pods: Callable[[Set[str]], Set[str] | None] | None
+    state: Path | None
+    keeps_state: bool
 
 
 def find_sources(options: SourceOptions, clock: Clock, vendor: Vendor) -> list[Source]:
@@ -100,6 +103,8 @@ def _make_slurm(options: SourceOptions, clock: Clock, vendor: Vendor) -> Source 
         procfs=options.procfs,
         job_files=options.slurm_job_files,
         collected=options.slurm_collected,
+        state=options.state,
+        keeps_state=options.keeps_state,
     )
 
 

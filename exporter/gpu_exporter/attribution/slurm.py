@@ -17,11 +17,12 @@ from typing import Literal, TypeAlias
 
 from gpu_exporter.attribution import slurm_commands
 from gpu_exporter.attribution.gres_conf import GpuOrder
+from gpu_exporter.attribution.gres_epochs import Epochs
 from gpu_exporter.attribution.gres_files import list_places, read_order
 from gpu_exporter.attribution.job_files import JobFile
 from gpu_exporter.attribution.mig_caps import find_instance, read_caps
-from gpu_exporter.attribution.pace import INTERVAL_MAX_S, Pace
-from gpu_exporter.attribution.procfs import Procfs
+from gpu_exporter.attribution.pace import INTERVAL_MAX_S, Pace, Retry
+from gpu_exporter.attribution.procfs import NewestProcess, Procfs
 from gpu_exporter.attribution.slurm_collected import Collected
 from gpu_exporter.attribution.slurm_controller import Controller, Known, Look, Run
 from gpu_exporter.attribution.slurm_presence import Presence, Present
@@ -34,6 +35,8 @@ from gpu_exporter.vendor import NVIDIA, Vendor
 
 Watched: TypeAlias = "tuple[frozenset[str], frozenset[str]]"
 """Jobs that are here, and those of them that are stopped."""
+RENEW_FIRST_S, RENEW_MOST_S = 5.0, 600.0  # a proof that was lost is sought again, less and less often
+RESTART_S = 5.0  # by so much more a slurmd is a newer one: the kernel's time of the boot moves with the clock
 STATE = re.compile("[A-Z_]{1,30}")  # of a job, as Slurm writes it
 
 
@@ -54,10 +57,13 @@ class SlurmSource:
         procfs: Path = Path("/proc"),
         job_files: Path | None = None,
         collected: str = "",
+        state: Path | None = None,
+        keeps_state: bool = True,
     ) -> None:
         """`pace`: when the controller is asked, each 60 s by default; `procfs`: the host's /proc; `job_files`: where a
         prolog says who has what, None for the place where ours does. `collected`: directory or address of a collector;
-        then the controller is not asked. Raises ValueError for a name that no node can have.
+        then the controller is not asked. `state`: directory with what is remembered over
+        restarts, None for none; `keeps_state`: whether to write there. Raises ValueError for a name that no node has.
         """
         self._vendor = vendor
         self._node = node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
@@ -77,7 +83,10 @@ class SlurmSource:
         self._failed = ""  # why the last question was not answered
         self._seen: Watched | None = None  # at the last look
         self._before = Steps({})  # at the last poll
+        self._epochs = Epochs(state, self._node, writes=keeps_state)
         self._misfit = False  # gres.conf proves no order, with what Slurm says of the node
+        self._slurmd = NewestProcess(Procfs(procfs), "slurmd")
+        self._renewal = Retry(RENEW_FIRST_S, RENEW_MOST_S)
         self._again: dict[
             str, float
         ] = {}  # jobs whose processes are all others since then: they may have been requeued
@@ -90,8 +99,9 @@ class SlurmSource:
         pids = present.steps.pids
         self._again |= {job: now for job in pids if _is_other(self._before.pids.get(job), pids[job])}
         self._before = present.steps
-        if self._pace.is_due(now, self._watch(present) != self._seen or bool(self._again)):
-            self._ask(present, now)
+        renew = self._misfit and self._renewal.is_due(now, self._newer_slurmd())
+        if self._pace.is_due(now, self._watch(present) != self._seen or bool(self._again)) or renew:
+            self._ask(present, now, renew)
             self._seen = self._watch(present)
         if self._look is None:
             raise SourceError(self._failed)
@@ -104,10 +114,16 @@ class SlurmSource:
             jobs = jobs & (present.files.keys() | self._look.jobs.keys())
         return jobs, present.steps.stopped & jobs
 
-    def _ask(self, present: Present, now: float) -> None:
+    def _newer_slurmd(self) -> float | None:
+        """When slurmd started, if that was after what Slurm has said of it: then it says something else by now."""
+        start = self._slurmd.start_wall()
+        known = self._look.node.slurmd_start if self._look is not None else None
+        return start if start is not None and known is not None and start > known + RESTART_S else None
+
+    def _ask(self, present: Present, now: float, renew: bool) -> None:
         here = present.jobs
         try:
-            look = self._controller.look(here - self._again.keys(), renew=self._misfit)
+            look = self._controller.look(here - self._again.keys(), renew=renew)
         except SourceError as exc:
             self._failed = str(exc)
             self._pace.failed(now)
@@ -143,12 +159,13 @@ class SlurmSource:
                 raise SourceError(f"the jobs of node {self._node} have {surplus} GPUs more than the node has in use")
             if surplus < 0:
                 problems.append(f"{self._why_hidden(f'{-surplus} GPUs', config)}, so no GPU is called free")
-        order = GpuOrder("unknown")
-        if used:
-            order = read_order(list_places(config, self._node, self._gres_conf), self._node, node, self._vendor)
+        found = read_order(list_places(config, self._node, self._gres_conf), self._node, node, self._vendor)
+        order = self._epochs.note(found, node.slurmd_start, self._clock.wall())
         self._misfit = order.kind == "unknown" and bool(used)
         if self._misfit:
             problems.append(f"GPUs in use cannot be resolved: {order.problem}")
+        else:
+            self._renewal.settle()
         grants: list[Grant] = []
         conflicts = 0
         for job_id, known in look.jobs.items():
@@ -160,17 +177,18 @@ class SlurmSource:
                     "File= in gres.conf must name device files"
                 )
             file = present.files.get(job_id, JobFile())
+            own = self._epochs.at(known.job.start, order)
             conflicts += bool(_why_contradicted(gpus, file))
             for index, share in (*((index, "") for index in gpus.indexes), *gpus.shared):
                 if index in used:
                     why, obstacle = _why_contradicted(gpus, file), "contradiction"
                     if not why:
                         why, obstacle = _why_not_running(known, present.steps)
-                    grant = _grant(index, order, holder, why, obstacle)._replace(
+                    grant = _grant(index, own, holder, why, obstacle)._replace(
                         share=share, witnesses=_list_witnesses(job_id, present)
                     )
                     if grant.kind == "unproven":
-                        grant = _open(grant, index, order, self._procfs)
+                        grant = _open(grant, index, own, self._procfs)
                     if grant.kind == "unproven":
                         grant = _name(grant, index, gpus, file)
                     grants.append(grant if self._is_here(job_id, present) else self._as_of(look, grant))
@@ -178,10 +196,9 @@ class SlurmSource:
                 conflicts += 1
                 problems.append(f"{holder.label} claims IDX {index}, which node {self._node} does not have in use")
         hidden = sorted(used - look.claimed())
+        own = self._epochs.at(None, order)
         for index in hidden:
-            grant = _grant(
-                index, order, self._hidden(index, config), "held by a job that Slurm does not show", "hidden"
-            )
+            grant = _grant(index, own, self._hidden(index, config), "held by a job that Slurm does not show", "hidden")
             grants.append(self._as_of(look, grant._replace(share=dict(node.used.shared).get(index, ""))))
         if hidden:
             notices.append(self._why_hidden(f"IDX {', '.join(map(str, hidden))}", config))

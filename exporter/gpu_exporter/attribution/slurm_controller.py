@@ -4,7 +4,7 @@ Three questions, none of which a job's owner can shape an answer to (docs/decisi
 - what is in use at all: `GresUsed` of `sinfo -n NODE`, 3 kB. A GPU in use that no known job has is held by a job that
   is new or hidden from us; one that is not in use is held by none. "Free" rests on this alone. (`scontrol show node
   NODE` says more, and is filtered by the client: 350 kB in a cluster of 1,000 nodes. So that is asked once an hour,
-  and when gres.conf does not fit what it said);
+  and when gres.conf does not fit it);
 - who: `squeue` with columns that only Slurm and its administrators fill. `squeue -j JOB` is one job, while `squeue -w
   NODE` is filtered by the client, after all jobs and nodes of the cluster were sent (2 MB with 3,000 jobs): so that is
   asked only when GPUs are in use that no job with a step here explains;
@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 # A job that is COMPLETING has given its GPUs back, while its epilog still runs (seen on 22.05.8).
 HOLDING = ("RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED")
 CONFIG_EACH_S = 3600.0  # what `scontrol show config` says, and of a node its configuration, changes rarely
-RENEW_EACH_S = 300.0  # ... but it is asked again where gres.conf does not fit it: slurmd may have been restarted
 JOB_EACH_S = 300.0  # a resize is seen within this time
 LIST_EACH_S = 600.0  # GPUs in use by jobs that squeue does not list are asked about again this often
 LOOK_TIMEOUTS = 2  # a look has this many times the timeout of one command
@@ -123,7 +122,6 @@ class Controller:
         self._config: SlurmConfig | None = None
         self._config_at = -math.inf
         self._record: NodeRecord | None = None
-        self._record_at = -math.inf
         self._known: dict[str, Known] = {}
         self._doubted_at = -math.inf
         self._doubt_before: tuple[int, ...] = ()
@@ -143,7 +141,7 @@ class Controller:
         """
         self._until = self._clock.monotonic() + LOOK_TIMEOUTS * self._timeout_s
         config = self._read_config()
-        if renew and self._clock.monotonic() - self._record_at >= RENEW_EACH_S:
+        if renew:
             self._record = None
         look = self._look(config, here)
         doubt = look.doubt()
@@ -157,7 +155,6 @@ class Controller:
         now = self._clock.monotonic()
         if self._record is None:
             node = self._record = parse_node(self._run("scontrol", "show", "node", self.node, "-d"))
-            self._record_at = now
         else:
             used = parse_sinfo(self._run("sinfo", "-h", "-N", "-n", self.node, "-O", SINFO_FORMAT))
             node = self._record._replace(used=used)

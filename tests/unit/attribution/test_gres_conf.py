@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.attribution.gres_conf import MAX_INCLUDES, GpuOrder, GresConfError, order_of, parse_gres_conf
+from gpu_exporter.attribution.gres_epochs import Found
 from gpu_exporter.attribution.gres_files import MAX_CONF, REMEDY, Place, list_places, read_order
 from gpu_exporter.attribution.slurm_words import Gres, NodeRecord, SlurmConfig
 
@@ -294,7 +296,8 @@ def read_files(folder: Path, *texts: bytes, fetched: bool = False, record: NodeR
     """The order of node n0 by these files, 0.conf and so on."""
     for number, text in enumerate(texts):
         (folder / f"{number}.conf").write_bytes(text)
-    return read_order([Place(folder / f"{number}.conf", fetched) for number in range(max(2, len(texts)))], "n0", record)
+    places = [Place(folder / f"{number}.conf", fetched) for number in range(max(2, len(texts)))]
+    return read_order(places, "n0", record).order
 
 
 def test_files_that_agree_are_one_and_those_that_are_not_there_none(tmp_path: Path) -> None:
@@ -329,20 +332,41 @@ def test_files_that_prove_nothing_are_named_with_the_reason(tmp_path: Path, text
     assert read_files(tmp_path, *texts) == GpuOrder("unknown", problem=problem.format(tmp_path, REMEDY))
 
 
-def test_a_file_counts_while_it_was_not_changed_after_the_second_in_which_slurmd_started(tmp_path: Path) -> None:
-    path = tmp_path / "0.conf"
+def test_slurmd_goes_by_a_file_that_was_not_changed_after_the_second_in_which_it_started(tmp_path: Path) -> None:
+    path, start = tmp_path / "0.conf", 4_000_000_000.0
     read_files(tmp_path, FOUR.encode())
-    places = [Place(path)]
-    for changed, kind in ((4_000_000_000.75, "minor"), (4_000_000_001.0, "unknown")):
-        os.utime(path, (changed, changed))
-        order = read_order(places, "n0", NODE)
-        assert order.kind == kind
-    assert order.problem == f"{path} was changed after slurmd started, which still counts as before: restart slurmd"
-    assert read_order([Place(path, fetched=True)], "n0", NODE).kind == "minor"
-    assert read_order(places, "n0", NODE._replace(slurmd_start=None)) == GpuOrder(
-        "unknown",
-        problem="the node does not say when slurmd started, so gres.conf may not be what it has read; restart slurmd",
-    )
+    order = GpuOrder("minor", ("0", "1", "2", "3"))
+    for date, changed in ((4_000_000_000.75, False), (4_000_000_001.0, True)):
+        os.utime(path, (date, date))
+        expected = Found(order, None, date, str(path)) if changed else Found(order, start, path=str(path))
+        assert read_order([Place(path)], "n0", NODE) == expected
+    # Its own copy it has written itself, at its start or when it was told to read its configuration again.
+    assert read_order([Place(path, fetched=True)], "n0", NODE) == Found(order, 4_000_000_001.0, path=str(path))
+    os.utime(path, (1.0, 1.0))
+    before = NODE._replace(slurmd_start=path.stat().st_ctime + 100.0)
+    assert read_order([Place(path, fetched=True)], "n0", before).since == before.slurmd_start
+
+
+def test_links_and_names_of_a_site_are_the_device_that_they_lead_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = {"first": "nvidia2", "nvidia9": "nvidia3"}
+    real = Path.stat
+
+    def stat_of(path: Path, **options: bool) -> os.stat_result | SimpleNamespace:
+        if path.parent != tmp_path or path.suffix or options:
+            return real(path, **options)
+        name = links.get(path.name, path.name)
+        if name == "nvidia7":
+            raise FileNotFoundError(path)
+        major = 226 if name == "card0" else 195
+        return SimpleNamespace(st_mode=stat.S_IFCHR | 0o666, st_rdev=os.makedev(major, int(name[-1])))
+
+    monkeypatch.setattr(Path, "stat", stat_of)
+    line = f"Name=gpu Type=h100 File={tmp_path}/first,{tmp_path}/nvidia9,{tmp_path}/nvidia7,{tmp_path}/nvidia1"
+    assert read_files(tmp_path, line.encode()) == GpuOrder("minor", ("2", "3", "7", "1"))
+    order = read_files(tmp_path, line.replace("first", "card0").encode())
+    assert "card0' is not a device /dev/nvidiaN" in order.problem
 
 
 @pytest.mark.parametrize("end", ["\\", "\\  \t", "\\  # and more"])

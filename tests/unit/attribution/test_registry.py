@@ -30,6 +30,8 @@ OPTIONS = SourceOptions(
     claims=None,
     pod_uid="",
     find_pods=None,
+    state=None,
+    keeps_state=True,
 )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gpu_exporter.attribution import registry
+from gpu_exporter.attribution.gres_epochs import BEFORE
 from gpu_exporter.attribution.pace import INTERVAL_MAX_S, Pace
 from gpu_exporter.attribution.slurm import SlurmSource
 from gpu_exporter.attribution.slurm_controller import (
@@ -21,7 +22,6 @@ from gpu_exporter.attribution.slurm_controller import (
     DOUBT_EACH_S,
     JOB_EACH_S,
     LIST_EACH_S,
-    RENEW_EACH_S,
     SINGLES_MAX,
 )
 from gpu_exporter.attribution.slurm_words import COLUMNS, SINFO_FORMAT, SQUEUE_FORMAT
@@ -44,6 +44,7 @@ class Cluster:
         self.used: str | None = ""
         self.configured = "gpu:h100:4"
         self.slurmd_start: object = 4_000_000_000
+        self.job_start = 4_000_000_500
         self.private = "none"
         self.flags = "(null)"
         self.hidden: set[str] = set()
@@ -122,7 +123,7 @@ class Cluster:
             "UserName": "ada",
             "UserID": "1000",
             "State": self.states.get(job, "RUNNING"),
-            "StartTime": "1700000000",
+            "StartTime": str(self.job_start),
             "RestartCnt": "0",
             "tres-alloc": self.size,
             **self.columns,
@@ -259,7 +260,7 @@ def test_a_host_with_a_configuration_of_slurm_belongs_to_a_cluster(
     [
         (
             {"ArrayJobID": "40", "ArrayTaskID": "7", "RestartCnt": "2"},
-            {"key": HolderKey("slurm", "lab/42/2/1700000000"), "array_job_id": "40", "array_task_id": "7"},
+            {"key": HolderKey("slurm", "lab/42/2/4000000500"), "array_job_id": "40", "array_task_id": "7"},
         ),
         ({"HetJobID": "41", "HetJobOffset": "1"}, {"het_job_id": "41", "het_job_offset": "1"}),
         ({"StartTime": "N/A"}, {"key": HolderKey("slurm", "lab/42/0/"), "start_wall": None}),
@@ -272,7 +273,7 @@ def test_a_holder_is_all_that_squeue_says_of_the_job(
     hold(cluster)
     (grant,) = cluster.source.poll().grants
     holder = Holder(
-        key=HolderKey("slurm", "lab/42/0/1700000000"),
+        key=HolderKey("slurm", "lab/42/0/4000000500"),
         job_id="42",
         cluster="lab",
         user="ada",
@@ -282,7 +283,7 @@ def test_a_holder_is_all_that_squeue_says_of_the_job(
         qos="high",
         source="slurm",
         resource="gres/gpu",
-        start_wall=1700000000.0,
+        start_wall=4000000500.0,
         units=1,
     )
     assert grant.holder == holder._replace(**expected)
@@ -525,19 +526,37 @@ def hold(cluster: Cluster, **more: object) -> str:
     return grant.kind
 
 
-def test_a_gres_conf_newer_than_slurmd_is_not_what_slurmd_goes_by(cluster: Cluster) -> None:
+def test_a_gres_conf_that_gives_another_order_counts_once_slurmd_has_read_it(cluster: Cluster) -> None:
     now = int(time.time())
-    assert hold(cluster, slurmd_start=now + 1) == "minor"
+    assert hold(cluster, slurmd_start=now + 1, job_start=now + 20) == "minor"
+    os.utime(cluster.gres_conf, (now + 50, now + 50))
+    assert cluster.source.poll().grants[0].kind == "minor", "it says the same"
+    cluster.gres_conf.write_text(REVERSED, "utf-8")
     os.utime(cluster.gres_conf, (now + 60, now + 60))
+    cluster.jobs = {"42": ["gpu:h100:1(IDX:0)"], "43": ["gpu:h100:1(IDX:1)"]}
+    cluster.used = "gpu:h100:2(IDX:0-1)"
     answer = cluster.source.poll()
-    assert answer.grants[0].kind == "unproven"
-    assert "was changed after slurmd started, which still counts as before: restart slurmd" in answer.problem
-    cluster.slurmd_start = now + 120
-    cluster.asked.clear()
-    assert cluster.source.poll().grants[0].kind == "unproven"
-    assert not [text for text in cluster.asked if "show node" in text]  # which has every node of the cluster
-    cluster.clock.advance(RENEW_EACH_S)
-    assert cluster.source.poll().grants[0].kind == "minor"
+    assert {grant.kind for grant in answer.grants} == {"minor"}, "both began before that"
+    assert "gives the GPUs another order than when slurmd started: restart slurmd" in answer.problem
+    cluster.job_start = now + 90
+    cluster.source = cluster.new_source(Pace(0.0))
+    assert {grant.kind for grant in cluster.source.poll().grants} == {"unproven"}
+    cluster.slurmd_start, cluster.job_start = now + 120, now + 150
+    cluster.jobs = {"44": ["gpu:h100:1(IDX:0)"], "45": ["gpu:h100:1(IDX:1)"]}
+    for _ in range(20):
+        cluster.clock.advance(5.0)
+        answer = cluster.source.poll()
+    assert [(grant.kind, grant.device) for grant in answer.grants] == [("minor", "3"), ("minor", "2")]
+    assert answer.problem == ""
+
+
+def test_a_job_that_began_before_slurmd_is_resolved_only_where_the_order_of_its_time_is_known(
+    cluster: Cluster,
+) -> None:
+    now = int(time.time())
+    assert hold(cluster, slurmd_start=now + 100, job_start=now + 20) == "unproven"
+    (grant,) = cluster.source.poll().grants
+    assert grant.reason == BEFORE and cluster.source.poll().problem == ""
 
 
 def test_a_file_that_kept_its_date_was_changed_all_the_same(cluster: Cluster) -> None:
@@ -549,10 +568,11 @@ def test_a_file_that_kept_its_date_was_changed_all_the_same(cluster: Cluster) ->
 
 def test_an_included_file_that_was_changed_counts_too(cluster: Cluster) -> None:
     cluster.gres_conf.write_text("Include gpus.conf\n", "utf-8")
-    (cluster.directory / "gpus.conf").write_text(REVERSED, "utf-8")
-    assert hold(cluster, slurmd_start=int(time.time()) + 1) == "minor"
-    later = int(time.time()) + 100
-    os.utime(cluster.directory / "gpus.conf", (later, later))
+    included, now = cluster.directory / "gpus.conf", int(time.time())
+    included.write_text(REVERSED, "utf-8")
+    assert hold(cluster, slurmd_start=now + 1) == "minor"
+    included.write_text(REVERSED.replace("3,2", "2,3"), "utf-8")
+    os.utime(included, (now + 100, now + 100))
     assert cluster.source.poll().grants[0].kind == "unproven"
 
 
@@ -761,7 +781,7 @@ def test_without_a_list_of_what_is_in_use_nothing_is_believed(cluster: Cluster) 
 
 def test_a_job_that_was_requeued_is_another_holder(cluster: Cluster) -> None:
     cluster.jobs, cluster.used = {"1": ["gpu:h100:1(IDX:2)"]}, "gpu:h100:1(IDX:2)"
-    assert cluster.source.poll().grants[0].holder.key.incarnation == "lab/1/0/1700000000"
+    assert cluster.source.poll().grants[0].holder.key.incarnation == "lab/1/0/4000000500"
 
 
 def test_a_look_at_a_slow_slurm_has_one_deadline_however_many_jobs_there_are(cluster: Cluster) -> None:

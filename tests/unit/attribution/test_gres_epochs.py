@@ -1,0 +1,166 @@
+"""Which order of GPUs a job got its numbers by: the file of today says nothing of a job of yesterday."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_exporter.attribution.gres_conf import GpuOrder
+from gpu_exporter.attribution.gres_epochs import BEFORE, EPOCHS_MAX, FILE, GAP_S, SKEW_S, Epochs, Found
+
+A = GpuOrder("minor", ("0", "1", "2", "3"))
+B = GpuOrder("minor", ("3", "2", "1", "0"))
+START = 1_800_000_000.0
+
+
+def same(order: GpuOrder = A, since: float = START) -> Found:
+    return Found(order, since, path="gres.conf")
+
+
+def edited(order: GpuOrder, at: float) -> Found:
+    """The file was changed while slurmd ran."""
+    return Found(order, None, at, "gres.conf")
+
+
+def fresh(directory: Path | None = None) -> Epochs:
+    return Epochs(directory, "n0")
+
+
+def test_a_job_that_began_before_slurmd_is_not_resolved_by_what_the_file_says_now() -> None:
+    epochs = fresh()
+    now = epochs.note(same(), START, START + 100)
+    assert epochs.at(START + 50, now) == A
+    assert epochs.at(START + 105, now) == A, "the clock of slurmctld is ahead"
+    assert (epochs.at(START - 1, now).kind, epochs.at(START - 1, now).problem) == ("unknown", BEFORE)
+    assert epochs.at(None, now) == A
+
+
+def test_a_file_that_was_touched_and_says_the_same_loses_no_holder() -> None:
+    epochs = fresh()
+    epochs.note(same(), START, START + 100)
+    now = epochs.note(edited(A, START + 200), START, START + 205)
+    assert now == epochs.at(START + 50, now) == epochs.at(START + 300, now) == A
+
+
+def test_another_order_counts_for_nobody_until_slurmd_has_read_it() -> None:
+    epochs = fresh()
+    epochs.note(same(), START, START + 100)
+    now = epochs.note(edited(B, START + 200), START, START + 205)
+    assert now.kind == "unknown" and "another order than when slurmd started: restart slurmd" in now.problem
+    assert epochs.at(START + 50, now) == A, "slurmd cannot have read it before it was there"
+    assert epochs.at(START + 201, now) == now
+    # It may have read it, and the file says the old order again: nothing shows which one is in force.
+    now = epochs.note(edited(A, START + 300), START, START + 305)
+    assert now.kind == "unknown"
+    later = START + 400
+    now = epochs.note(same(B, later), later, later + 60)
+    assert now == epochs.at(later + SKEW_S, now) == B
+    assert epochs.at(START + 50, now) == A, "a job outlives slurmd"
+    for start in (START - 1, START + 199, START + 250, later + 1):
+        assert epochs.at(start, now).problem == BEFORE
+    assert epochs.at(None, now).kind == "unknown"
+
+
+def test_a_file_that_was_changed_before_anybody_looked_proves_nothing() -> None:
+    epochs = fresh()
+    now = epochs.note(edited(A, START + 200), START, START + 205)
+    assert "was changed after slurmd started, and what it said before is not known" in now.problem
+    assert epochs.at(START + 300, now) == now
+    assert epochs.note(same(), None, START).kind == "unknown"
+    assert epochs.note(Found(GpuOrder("unknown", problem="no file")), START, START).problem == "no file"
+
+
+def test_slurmd_that_starts_again_with_the_same_order_costs_no_job_its_gpus() -> None:
+    epochs = fresh()
+    epochs.note(same(), START, START + 1000)
+    again = START + 1000 + GAP_S - 1
+    now = epochs.note(same(A, again), again, again + 5)
+    assert all(epochs.at(start, now) == A for start in (START + 1, START + 1100, again + 1))
+    late = again + 5 + GAP_S + 1
+    now = epochs.note(same(A, late), late, late + 5)
+    assert epochs.at(START + 1, now) == epochs.at(late + 1, now) == A
+    assert epochs.at(late - 1, now).kind == "unknown", "slurmd may have run with another file meanwhile"
+
+
+def test_an_exporter_that_was_away_remembers_and_a_daemon_alone_writes(tmp_path: Path) -> None:
+    first = fresh(tmp_path)
+    first.note(same(), START, START + 100)
+    later = Epochs(tmp_path, "n0")
+    now = later.note(edited(A, START + 4000), START, START + 9000)
+    assert now == later.at(START + 50, now) == later.at(START + 8000, now) == A
+    assert Epochs(tmp_path, "n0").note(edited(B, START + 4000), START, START + 9000).kind == "unknown"
+    restarted = START + 500  # after the last look, and the file was changed after that: what it read was not seen
+    assert Epochs(tmp_path, "n0").note(edited(A, START + 600), restarted, START + 9000).kind == "unknown"
+    assert Epochs(tmp_path, "n1").note(edited(A, START + 400), START, START + 500).kind == "unknown"
+    reader = Epochs(tmp_path / "none", "n0", writes=False)
+    reader.note(same(), START, START + 100)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", '{"version": 2}', '{"version":1,"node":"n0","epochs":[{}]}', "\xff", "9" * 300_000]
+    + [
+        '{"version":1,"node":"n0","epochs":[{"since":1,"seen":2,"is_over":false,"order":' + order + "}]}"
+        for order in (
+            '{"kind":"x","minors":[],"total":0,"caps":[]}',
+            '{"kind":"minor","minors":[1],"total":0,"caps":[]}',
+        )
+    ],
+)
+def test_a_file_that_is_not_understood_is_none(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / FILE).write_bytes(text.encode("latin-1"))
+    epochs = fresh(tmp_path)
+    assert epochs.at(START - 1, epochs.note(same(), START, START + 1)).kind == "unknown"
+    assert epochs.at(START + 1, A) == A
+    assert fresh(tmp_path).at(START + 1, A) == A, "it is written anew"
+
+
+def test_a_directory_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    epochs = fresh(tmp_path / "none")
+    with caplog.at_level(logging.WARNING):
+        for second in range(0, 1000, 100):
+            assert epochs.note(same(), START, START + second) == A
+    assert caplog.text.count("cannot be written, so a restart forgets") == 1
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["wait", "edit", "restart", "reread", "exporter"]),
+        st.sampled_from([A, B]),
+        st.floats(SKEW_S + 1, 2 * GAP_S),
+    ),
+    max_size=25,
+)
+
+
+@given(STEPS)
+def test_no_job_is_ever_resolved_by_an_order_that_was_not_in_force_when_it_began(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, GpuOrder, float]]
+) -> None:
+    """slurmd and its file, edited, restarted and read again at any time; jobs begin at each step."""
+    directory = tmp_path_factory.mktemp("epochs")
+    epochs, now = fresh(directory), START
+    file, file_at, force, slurmd_start = A, START - 10, A, START
+    jobs: list[tuple[float, GpuOrder]] = []
+    for what, order, seconds in steps:
+        now += seconds
+        if what == "edit":
+            file, file_at = order, now
+        elif what == "restart":
+            force, slurmd_start = file, now
+        elif what == "reread":  # scontrol reconfigure of Slurm before 23.11
+            force = file
+        elif what == "exporter":
+            epochs = fresh(directory)
+        jobs.append((now + 1, force))
+        found = same(file, slurmd_start) if file_at < slurmd_start else edited(file, file_at)
+        found_now = epochs.note(found, slurmd_start, now + 2)
+        for start, truth in jobs:
+            said = epochs.at(start, found_now)
+            assert said.kind == "unknown" or said == truth
+    assert len(epochs._epochs) <= EPOCHS_MAX
