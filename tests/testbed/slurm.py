@@ -146,6 +146,20 @@ class Slurm:
         states = ("squeue", "-h", "-j", job, "-o", "%T")
         wait_for(lambda: set(self.run(*states).split()) == {"RUNNING"}, f"job {job} to run", 60)
 
+    def restart_slurmd(self, processes: Processes) -> None:
+        """slurmd of node n0 reads its configuration anew; steps live on, and slurmctld hears of it."""
+        self.node.stop()
+        before = self.started()
+        self.node = processes.start(["slurmd", "-D", "-N", "n0"], self.environment)
+        wait_for(lambda: self.started() > before, "the new slurmd to be registered", 60)
+
+    def started(self) -> int:
+        """When slurmd of node n0 started, in Unix seconds."""
+        text = self.run("scontrol", "show", "node", "n0", environment={"SLURM_TIME_FORMAT": "%s"})
+        found = re.search(r"SlurmdStartTime=(\d+)", text)
+        assert found is not None, text
+        return int(found[1])
+
     def requeue(self, job: str) -> None:
         """End this run of a job; it waits until `run_again`."""
         self.run("scontrol", "requeuehold", job)
@@ -195,7 +209,7 @@ def start_slurm(processes: Processes, chroot: Path | None = None, layout: Layout
             try:
                 slurm.cancel_all()
             finally:
-                for node in nodes:
+                for node in (slurm.node, *nodes):
                     node.stop()
                 controller.stop()
     finally:

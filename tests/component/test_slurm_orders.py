@@ -1,0 +1,119 @@
+"""gres.conf is edited under running jobs on real Slurm: no job has another's GPU, and none loses its own for a date.
+
+The truth is slurmd's own log: the device files in the order of IDX, as it read them when it started.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.attribution.gres_epochs import BEFORE, SKEW_S
+from gpu_exporter.attribution.pace import Pace
+from gpu_exporter.attribution.slurm import SlurmSource
+from gpu_exporter.attribution.source import Answer
+from tests.component.test_slurm import run_as
+from tests.testbed.processes import Processes, wait_for
+from tests.testbed.slurm import GPUS, Slurm, chroot_of, start_slurm
+
+pytestmark = pytest.mark.slurm
+REVERSED = "AutoDetect=off\nName=gpu Type=h100 File={root}/dev/nvidia[3,2,1,0]\n"
+RELEASES = ["22.05", "24.11", "26.05"]
+
+
+class Node:
+    """The exporter on node n0, with its memory."""
+
+    def __init__(self, slurm: Slurm, state: Path) -> None:
+        self.slurm, self.state = slurm, state
+        self.gres_conf = slurm.root / "etc" / "gres.conf"
+        self.text = self.gres_conf.read_text("utf-8")
+        self.source = self.begin()
+
+    def begin(self, state: Path | None = None) -> SlurmSource:
+        """An exporter that has just been started."""
+        return SlurmSource(
+            "n0", 60.0, run=run_as(self.slurm), gres_conf=self.gres_conf, pace=Pace(0.0), state=state or self.state
+        )
+
+    def edit(self, text: str) -> Answer:
+        """Write gres.conf, in a later second than slurmd's start; what the exporter says then."""
+        while time.time() < self.slurm.started() + 2:
+            time.sleep(0.1)
+        self.gres_conf.write_text(text.replace("{root}", str(self.slurm.root)), "utf-8")
+        return self.source.poll()
+
+    def held(self, answer: Answer | None = None) -> dict[str, str]:
+        """Minor numbers by job, "" where it is not proven which GPU it is."""
+        grants = (answer or self.source.poll()).grants
+        return {grant.holder.job_id: grant.device if grant.kind == "minor" else "" for grant in grants}
+
+
+@pytest.fixture(params=RELEASES)
+def node(request: pytest.FixtureRequest, processes: Processes, tmp_path: Path) -> Iterator[Node]:
+    (tmp_path / "state").mkdir()
+    with start_slurm(processes, chroot_of(request.param)) as slurm:
+        yield Node(slurm, tmp_path / "state")
+
+
+def test_a_job_keeps_the_gpu_that_it_was_given_and_loses_it_for_no_date(node: Node, processes: Processes) -> None:
+    slurm = node.slurm
+    first = slurm.submit("--gres=gpu:1")
+    old = [str(minor) for minor in slurm.minors()]
+    assert node.held() == {first: old[0]}
+    for text in (node.text, f"# a comment\n{node.text}", f"{node.text}NodeName=n7 Name=gpu File=/dev/nvidia9\n"):
+        answer = node.edit(text)
+        assert (node.held(answer), answer.problem) == ({first: old[0]}, "")
+    node.gres_conf.chmod(0o640)
+    assert node.held() == {first: old[0]}
+
+    time.sleep(SKEW_S + 1)  # by so much slurmctld's clock and the node's may differ
+    answer = node.edit(REVERSED)
+    assert "gives the GPUs another order than when slurmd started: restart slurmd" in answer.problem
+    time.sleep(SKEW_S + 1)
+    second = slurm.submit("--gres=gpu:1")
+    assert node.held() == {first: old[0], second: ""}
+    node.source = node.begin()
+    assert node.held() == {first: old[0], second: ""}
+
+    slurm.restart_slurmd(processes)
+    new = [str(minor) for minor in slurm.minors()]
+    assert new == old[::-1]
+    wait_for(lambda: not node.source.poll().problem, "the new order to be known", 40, 1.0)
+    time.sleep(SKEW_S + 1)
+    third = slurm.submit("--gres=gpu:2")
+    assert node.held()[first] == old[0] and node.held()[second] == ""
+    assert {grant.device for grant in node.source.poll().grants if grant.holder.job_id == third} == {new[2], new[3]}
+    forgetful = node.begin(node.state / "none").poll()
+    assert [grant.reason for grant in forgetful.grants if grant.holder.job_id == first] == [BEFORE]
+
+
+def test_a_count_that_slurm_conf_does_not_have_proves_nothing_for_later_jobs(node: Node, processes: Processes) -> None:
+    job = node.slurm.submit("--gres=gpu:1")
+    assert node.held() == {job: "0"}
+    time.sleep(SKEW_S + 1)
+    answer = node.edit(node.text.replace(f"[0-{GPUS - 1}]", "[0-2]"))
+    assert "names 3 GPUs for the node's Gres=gpu:h100:4" in answer.problem
+    assert node.held(answer) == {job: "0"}
+    answer = node.edit(node.text)
+    assert (node.held(answer), answer.problem) == ({job: "0"}, "")
+
+
+def test_reconfigure_is_no_proof_of_what_slurmd_has_read(node: Node) -> None:
+    """Before 23.11 slurmd reads gres.conf again and keeps its start; since then it starts anew."""
+    job = node.slurm.submit("--gres=gpu:1")
+    assert node.held() == {job: "0"}
+    time.sleep(SKEW_S + 1)
+    node.edit(REVERSED)
+    before = node.slurm.started()
+    node.slurm.run("scontrol", "reconfigure")
+    time.sleep(SKEW_S + 1)
+    later = node.slurm.submit("--gres=gpu:1")
+    idle = node.slurm.started() > before
+    wait_for(lambda: not idle or not node.source.poll().problem, "the order of a slurmd that has started anew", 40, 1.0)
+    held = node.held()
+    assert held[job] == "0"
+    assert held[later] == ("2" if idle else "")
