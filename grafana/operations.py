@@ -28,8 +28,8 @@ def build(settings: Settings) -> models.Dashboard:
         (1, "Exporters", "Exporters whose metrics arrive now.", queries.exporters(), None),
         (2, "Silent", f"Exporters that were there in the last {queries.lately}, but not now.", queries.silent(), 1),
         (3, "Driver down", "Nodes where a GPU is expected and no driver answers.", queries.driver_down(), 1),
-        (4, "Sources down", "Sources of holders (kubelet, Slurm, files) whose last poll was not answered.",
-         queries.zeros("gpu_exporter_attribution_up"), 1),
+        (4, "Sources down", "Sources of holders (kubelet, Slurm, files) that do not answer, or only in part.",
+         queries.zeros("gpu_exporter_attribution_complete"), 1),
         (5, "Collectors failing", "Collectors of metrics whose last reading failed on some GPU.",
          queries.zeros("gpu_exporter_collector_success"), 1),
     ):  # fmt: skip

@@ -193,6 +193,8 @@ class Alerts(NamedTuple):
     """matchers of the exporter's series; also job=~"gpu-exporter|node" for textfiles"""
     reconciler: str = 'job="gpu-exporter-reconciler"'
     """matchers of the reconciler's series"""
+    slurm_collector: str = 'job=~"gpu-exporter-(slurm-collector|reconciler)"'
+    """matchers of the Slurm collector's series"""
     dcgm: str = 'job=~".*dcgm.*"'
     """matchers of dcgm-exporter's series, for alerts/rules/optional/source-dcgm.yaml"""
     nvidia_smi: str = 'job=~".*nvidia.*"'

@@ -409,13 +409,15 @@ class Allocation(NamedTuple):
 
 
 class SourceStatus(NamedTuple):
-    """One attribution source. `last_success_wall`: when it was last asked and answered, None before the first time.
+    """One attribution source. `up`: it answered when it was asked last; `complete`: every holder that it names has its
+    device, and it may have left out none. `last_success_wall`: when what it says was true, None before the first time.
 
     `error`: what was missing, so that some holders may be; `notice`: what people should know, with nothing missing.
     """
 
     name: str
     up: bool
+    complete: bool
     last_success_wall: float | None
     conflicts: int = 0
     error: str = ""

@@ -98,8 +98,7 @@ def exporters() -> Iterator[Case]:
 
     world = World(120)
     Node(world, source_answers=lambda t: not 30 <= t <= 80)
-    # Its last answer is older than 300 s from 35 on.
-    yield Case("no source says who holds what", world, [Firing("GpuExporterBlind", 45, 81 + KEPT, {"what": "holders"})])
+    yield Case("no source says who holds what", world, [Firing("GpuExporterBlind", 40, 81 + KEPT, {"what": "holders"})])
 
     world = World(120)
     Node(world, source_answers=lambda _: False)

@@ -190,11 +190,41 @@ def sources() -> Iterator[Case]:
     Node(world, source_answers=lambda _: False)
     second_of(world, source_answers=lambda _: False)
     # It answers the second, which does not say since when.
+    says = ("gpu_exporter_attribution_up", "gpu_exporter_attribution_complete")
     world.series = {
-        name: [1.0] * len(row) if "attribution_up" in name and "second" in name else row
+        name: [1.0] * len(row) if name.partition("{")[0] in says and "second" in name else row
         for name, row in world.series.items()
     }
     yield Case("a source that never answered one of two targets", world, [WRONG], about=["GpuExporterBlind"])
+
+    world = World(END)
+    Node(world, source_misses=lambda t: t >= 5)
+    Node(world, "n2", source_misses=lambda t: t in (5, 20))
+    blind = Firing("GpuExporterBlind", 15, END, {"what": "holders", "node": "n1"})
+    yield Case("a source answers in part for long, another once in a while", world, [blind])
+
+    world = World(END)
+    node = Node(world)
+    node.put("gpu_exporter_attribution_up", {"source": "slurm"}, 1)
+    node.put("gpu_exporter_attribution_complete", {"source": "slurm"}, 0)
+    node.put(success, {"source": "slurm"}, lambda t: 60 * t)
+    blind = Firing("GpuExporterBlind", 10, END, {"what": "holders", "node": "n1"})
+    yield Case("Slurm answers in part, the kubelet in whole", world, [blind])
+
+    answered = "gpu_slurm_collector_last_success_timestamp_seconds"
+    for name, times, start in (
+        ("ends", lambda t: 60 * t if t < 5 else None, 20),
+        ("gets no answer any more", lambda t: 60 * min(t, 4), 20),
+        ("never got an answer", lambda _: None, 10),
+        ("answers", lambda t: 60 * t, None),
+    ):
+        world = World(END)
+        Node(world)
+        node = Node(world, "ctl", gpus=0, expected=0, target={"job": "gpu-exporter-slurm-collector"})
+        node.put("gpu_slurm_collector_nodes", {}, 0)
+        node.put(answered, {}, times)
+        down = [] if start is None else [Firing("GpuSlurmCollectorDown", start, END)]
+        yield Case(f"a collector of Slurm's answers {name}", world, down)
 
     world = World(END)
     Node(world, sampled=always(0.0), source_answers=lambda _: False)

@@ -93,6 +93,7 @@ class Node:
         gpu_up: Mapping[int, Values] | None = None,
         state_fails: Callable[[int], bool] = lambda _: False,
         source_answers: Callable[[int], bool] = lambda _: True,
+        source_misses: Callable[[int], bool] = lambda _: False,
         uuid: str = "GPU-{name}-{index}",
     ) -> None:
         """`sampled`: Unix seconds of the last sample at minute t; by default now."""
@@ -109,6 +110,8 @@ class Node:
         self.put("gpu_exporter_state_write_errors_total", {}, counts)
         self.put("gpu_exporter_state_last_write_timestamp_seconds", {}, _last(lambda t: not state_fails(t)))
         self.put("gpu_exporter_attribution_up", {"source": "kubelet"}, lambda t: float(source_answers(t)))
+        complete = "gpu_exporter_attribution_complete"
+        self.put(complete, {"source": "kubelet"}, lambda t: float(source_answers(t) and not source_misses(t)))
         self.put(
             "gpu_exporter_attribution_last_success_timestamp_seconds", {"source": "kubelet"}, _last(source_answers)
         )

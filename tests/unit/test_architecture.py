@@ -49,7 +49,7 @@ ALLOWED = {
     "sampling": {"model", "clock", "devices", "collectors", "threads"},
     "ledger": {"model", "files", "shares"},
     "fetch": {"plain", "threads"},
-    "attribution": {"model", "clock", "shares", "commands", "threads", "vendor", "fetch", "outside"},
+    "attribution": {"model", "clock", "shares", "commands", "files", "threads", "vendor", "fetch", "outside"},
     "cluster": {"attribution", "clock", "fetch", "files", "web", "outside"},
     "inventory": {"model", "files", "vendor"},
     "diagnosis": {"model", "clock", "defaults", "durations"},

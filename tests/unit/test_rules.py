@@ -10,9 +10,15 @@ from typing import Any
 import promql_parser as promql
 import pytest
 import yaml
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from tools.rules import BuildError, read_parameters
 
+from gpu_exporter.attribution import slurm_commands
+from gpu_exporter.clock import ManualClock
+from gpu_exporter.cluster.collector import Collector as SlurmCollector
+from gpu_exporter.cluster.collector import CollectorRun
+from gpu_exporter.cluster.command_line import CommandLine
+from gpu_exporter.cluster.site import CollectorMetrics
 from gpu_exporter.collectors import registry
 from gpu_exporter.defaults import Alerts
 from gpu_exporter.exposition.catalog import fixed_groups
@@ -49,7 +55,11 @@ def own_types() -> dict[str, str]:
     families = [family for _, _, group in fixed_groups() for family in group]
     families += [f for collector in registry.ALL for f in (*collector.families, *collector.instance_families)]
     types = {family.name: family.type for family in families}
-    for line in generate_latest(Telemetry().registry).decode().splitlines():
+    collector = CollectorRegistry()
+    run = CollectorRun(SlurmCollector(CommandLine(slurm_commands.run), ManualClock(), 90.0), None, ManualClock())
+    collector.register(CollectorMetrics(run))
+    published = generate_latest(Telemetry().registry) + generate_latest(collector)
+    for line in published.decode().splitlines():
         if line.startswith("# TYPE "):
             _, _, name, kind = line.split()
             types[name] = kind
@@ -236,6 +246,7 @@ def test_the_names_of_alerts_are_a_promise() -> None:
         *("GpuScrapeConfigWrong", "GpuNodeClockWrong", "GpuWasteWhileQueued"),
         *("GpuFleetDegraded", "GpuThrottledMany", "GpuMonitoringAbsent"),
         *("GpuReconcilerStuck", "GpuReconcilerDown", "GpuReconcilerFrozen", "GpuReconcilerActionFailed"),
+        "GpuSlurmCollectorDown",
         "GpuReconcilerUnreadable",
     }
 

@@ -51,11 +51,13 @@ class _Memory:
     grants: Sequence[Grant] = ()
     offers: Sequence[Grant] | None = None
     confirmed: float | None = None
-    confirmed_wall: float | None = None
     error: str = ""
     notice: str = ""
     unresolved: str = ""
+    has_lost: bool = False  # a grant that leads to no device
     answered: bool = False
+    complete: bool = False
+    true_wall: float | None = None  # when what the source says was true
     incomplete: bool = False
     hides_users: bool = False
     conflicts: int = 0
@@ -148,8 +150,11 @@ class Poller:
         memory.notice = answer.notice
         memory.conflicts += answer.conflicts
         memory.offers = answer.offers
-        memory.grants, memory.confirmed, memory.confirmed_wall = answer.grants, question.asked, question.asked_wall
-        memory.answered, memory.incomplete = not answer.problem, bool(answer.problem) or answer.is_late
+        memory.grants, memory.confirmed = answer.grants, question.asked
+        age_s = 0.0 if answer.as_of is None else max(0.0, question.asked - answer.as_of)
+        memory.true_wall = question.asked_wall - age_s
+        memory.answered, memory.complete = not answer.is_old, not (answer.is_old or answer.problem)
+        memory.incomplete = bool(answer.problem) or answer.is_late
         memory.hides_users = answer.hides_users
 
     @staticmethod
@@ -161,7 +166,7 @@ class Poller:
             else:
                 log.info("attribution %s: answers again", name)
         memory.error = problem
-        memory.answered = False
+        memory.answered = memory.complete = False
 
     def note_resolution(
         self,
@@ -193,6 +198,7 @@ class Poller:
                 else:
                     log.info("attribution %s: every grant leads to a device that its holder has again", name)
             memory.unresolved = text
+            memory.has_lost = len(texts) > len(doubts)
 
     def is_known(self) -> bool:
         """Whether what `grants` leaves out is really held by nobody: every source answered, lately enough."""
@@ -211,7 +217,8 @@ class Poller:
             SourceStatus(
                 name,
                 up=memory.answered,
-                last_success_wall=memory.confirmed_wall,
+                complete=memory.complete and not memory.has_lost,
+                last_success_wall=memory.true_wall,
                 conflicts=memory.conflicts,
                 error="; ".join(text for text in (memory.error, memory.unresolved) if text),
                 notice=memory.notice,

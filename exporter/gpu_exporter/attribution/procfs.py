@@ -68,7 +68,7 @@ class Procfs:
             return None
         found = next((line.split()[1] for line in lines if line.startswith("btime ")), None)
         seconds = whole(found, WHOLE_MAX) if found is not None else None
-        return None if seconds is None else float(seconds)
+        return None if seconds is None else seconds + 0.0
 
     def stat(self, pid: int) -> Stat | None:
         """None as for `text`."""

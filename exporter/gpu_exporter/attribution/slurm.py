@@ -215,6 +215,8 @@ class SlurmSource:
             conflicts=conflicts,
             hides_users=bool(config.private & {"jobs", "users"}),
             is_late=bool(late),
+            as_of=look.asked if self._failed or look.each_s else None,
+            is_old=bool(self._failed),
         )
 
     def _is_here(self, job_id: str, present: Present) -> bool:

@@ -23,7 +23,8 @@ class Answer(NamedTuple):
     be free. `notice`: what people should know although no grant is missing. `conflicts`: grants that were dropped since
     the source itself contradicts them. `hides_users`: the scheduler hides who runs what. `offers`: every device that
     the scheduler may give, held or not, as grants without a holder; None where that is not known. `is_late`: holders
-    have begun whose devices are not known yet, so a GPU without a grant is not known to be free.
+    have begun whose devices are not known yet, so a GPU without a grant is not known to be free. `as_of`: when what the
+    source says was true (monotonic seconds), None for now; `is_old`: it did not answer this time, and that is why.
     """
 
     grants: Sequence[Grant]
@@ -33,6 +34,8 @@ class Answer(NamedTuple):
     hides_users: bool = False
     offers: Sequence[Grant] | None = None
     is_late: bool = False
+    as_of: float | None = None
+    is_old: bool = False
 
 
 class Source(Protocol):

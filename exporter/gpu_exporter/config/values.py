@@ -33,6 +33,7 @@ PATTERNS = {  # settings that are texts: what they must look like, and what that
     "policy.help_url": (ADDRESS, "an address such as https://docs.example.org/gpu, without a slash at its end"),
     "alerts.selector": (MATCHERS, 'matchers of PromQL such as job="gpu-exporter"'),
     "alerts.reconciler": (MATCHERS, 'matchers of PromQL such as job="gpu-exporter-reconciler"'),
+    "alerts.slurm_collector": (MATCHERS, 'matchers of PromQL such as job="gpu-exporter-slurm-collector"'),
     "alerts.dcgm": (MATCHERS, 'matchers of PromQL such as job="dcgm-exporter"'),
     "alerts.nvidia_smi": (MATCHERS, 'matchers of PromQL such as job="nvidia-gpu-exporter"'),
     "alerts.grafana": (ADDRESS, "an address such as https://grafana.example.org, without a slash at its end"),

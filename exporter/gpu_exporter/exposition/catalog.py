@@ -288,6 +288,11 @@ DEVICES_EXPECTED = Family(
     "gauge",
     "GPUs that should answer: on the bus with NVIDIA's driver, in the driver's list, or seen here before",
 )
+DEVICES_UNATTRIBUTED = Family(
+    "gpu_devices_unattributed",
+    "gauge",
+    "GPUs and MIG instances of which it is not known who holds them, nor that they are free; absent without a source",
+)
 DEVICES_UNMANAGED = Family(
     "gpu_devices_unmanaged",
     "gauge",
@@ -358,12 +363,18 @@ DRIVER_ERRORS = Family(
     ("call", "error"),
 )
 ATTRIBUTION_UP = Family(
-    "gpu_exporter_attribution_up", "gauge", "1 when the source's last poll was answered", ("source",)
+    "gpu_exporter_attribution_up", "gauge", "1 when the source answered when it was last asked", ("source",)
+)
+ATTRIBUTION_COMPLETE = Family(
+    "gpu_exporter_attribution_complete",
+    "gauge",
+    "1 when each holder that the source names has its device, and none may be left out; 0 while it answers in part",
+    ("source",),
 )
 ATTRIBUTION_LAST_SUCCESS = Family(
     "gpu_exporter_attribution_last_success_timestamp_seconds",
     "gauge",
-    "When the source was last asked and answered; absent before the first time",
+    "When what the source says was last true by its own word; absent before the first time",
     ("source",),
 )
 ATTRIBUTION_CONFLICTS = Family(
@@ -377,6 +388,7 @@ SELF_FAMILIES = (
     DRIVER_UP,
     DEVICES_VISIBLE,
     DEVICES_EXPECTED,
+    DEVICES_UNATTRIBUTED,
     DEVICES_UNMANAGED,
     SAMPLE_INTERVAL,
     LAST_SAMPLE,
@@ -386,6 +398,7 @@ SELF_FAMILIES = (
     COLLECTOR_DURATION,
     DRIVER_ERRORS,
     ATTRIBUTION_UP,
+    ATTRIBUTION_COMPLETE,
     ATTRIBUTION_LAST_SUCCESS,
     ATTRIBUTION_CONFLICTS,
 )

@@ -25,7 +25,9 @@ def render_holders(view: View) -> str:
     if not view.status.sources:
         lines.append("no source of holders is asked: see --attribution in `gpu-exporter --help`")
     for source in view.status.sources:
-        said = "never answered" if source.last_success_wall is None else "answers" if source.up else "answered in part"
+        said = "never answered" if source.last_success_wall is None else "does not answer"
+        if source.up:
+            said = "answers" if source.complete else "answers in part"
         conflicts = f", {source.conflicts} conflicts" if source.conflicts else ""
         lines.append(f"source {source.name}: {said}{conflicts}")
         lines += [f"source {source.name}: {one_line(text)}" for text in (source.error, source.notice) if text]

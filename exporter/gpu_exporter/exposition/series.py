@@ -14,6 +14,7 @@ from gpu_exporter.model import (
     Family,
     GpuView,
     Sample,
+    UnitId,
     UnitTotals,
     View,
     XidCounts,
@@ -218,6 +219,8 @@ def _add_self(table: _Table, view: View) -> None:
     table.add(catalog.DEVICES_EXPECTED, (), (), float(status.devices_expected))
     for driver, number in status.unmanaged:
         table.add(catalog.DEVICES_UNMANAGED, (), (), float(number), (driver,))
+    if status.sources:
+        table.add(catalog.DEVICES_UNATTRIBUTED, (), (), float(_count_unattributed(view)))
     table.add(catalog.SAMPLE_INTERVAL, (), (), status.sample_interval_s)
     table.add(catalog.LAST_SAMPLE, (), (), status.last_sample_wall)
     if status.state is not None:
@@ -230,8 +233,20 @@ def _add_self(table: _Table, view: View) -> None:
         table.add(catalog.DRIVER_ERRORS, (), (), float(count), (call, error))
     for source in status.sources:
         table.add(catalog.ATTRIBUTION_UP, (), (), float(source.up), (source.name,))
+        table.add(catalog.ATTRIBUTION_COMPLETE, (), (), float(source.complete), (source.name,))
         table.add(catalog.ATTRIBUTION_LAST_SUCCESS, (), (), source.last_success_wall, (source.name,))
         table.add(catalog.ATTRIBUTION_CONFLICTS, (), (), float(source.conflicts), (source.name,))
+
+
+def _count_unattributed(view: View) -> int:
+    held = {allocation.allocation.unit for allocation in view.allocations}
+    count = 0
+    for gpu in view.gpus:
+        uuid = gpu.snapshot.identity.uuid
+        for part in [instance.uuid for instance in gpu.snapshot.instances] or [""]:
+            is_known = view.status.attribution_known and not gpu.not_free.get(part)
+            count += bool(uuid) and not is_known and held.isdisjoint((UnitId(uuid), UnitId(uuid, part)))
+    return count
 
 
 def _collector_outcomes(view: View) -> Iterator[tuple[str, float, float]]:

@@ -60,7 +60,7 @@ def test_the_last_mapping_stays_for_a_bounded_time_with_the_time_of_its_answer()
     clock.advance(300)
     assert [entry.confirmed for entry in poller.poll()] == [confirmed]
     (status,) = poller.statuses()
-    assert status == SourceStatus("slurm", False, answered, error="controller is away")
+    assert status == SourceStatus("slurm", False, False, answered, error="controller is away")
     assert poller.is_known()
     clock.advance(0.1)
     assert poller.poll() == []
@@ -102,6 +102,29 @@ def test_an_answer_that_is_not_understood_counts_but_proves_nobody_free() -> Non
     assert len(poller.poll()) == 1
     assert not poller.is_known()
     assert poller.statuses()[0].error == "job 9: not understood"
+
+
+def test_a_source_that_answers_in_part_or_from_memory_says_so_and_since_when() -> None:
+    clock, script, poller = make()
+    expected = [
+        (Answer([GRANT]), (True, True, 0.0)),
+        (Answer([GRANT], notice="users are hidden"), (True, True, 0.0)),
+        (Answer([GRANT], is_late=True), (True, True, 0.0)),  # on a busy cluster some job has always just begun
+        (Answer([GRANT], "job 9: not understood"), (True, False, 0.0)),
+        (Answer([GRANT], as_of=clock.monotonic() - 90.0), (True, True, 90.0)),
+        (Answer([GRANT], "slurmctld is away", as_of=clock.monotonic() - 400.0, is_old=True), (False, False, 400.0)),
+    ]
+    for script.whole, said in expected:
+        poller.poll()
+        (status,) = poller.statuses()
+        assert status.last_success_wall is not None
+        assert (status.up, status.complete, clock.wall() - status.last_success_wall) == pytest.approx(said)
+    script.whole = Answer([GRANT])
+    poller.poll()
+    poller.note_resolution([], [(GRANT, "no GPU has this minor number")])
+    assert [(status.up, status.complete) for status in poller.statuses()] == [(True, False)]
+    poller.note_resolution([], [], [(GRANT, "it may only watch")])
+    assert [(status.up, status.complete) for status in poller.statuses()] == [(True, True)]
 
 
 def test_before_the_first_answer_nothing_is_known() -> None:

@@ -83,6 +83,21 @@ def test_a_card_that_the_driver_does_not_list_has_a_row_a_series_and_a_sentence(
     assert code == Exit.PARTIAL and "partial: gpu 10000:01:00.0: bound to kernel driver nvidia" in said
 
 
+def test_units_of_which_nobody_knows_who_holds_them_are_counted(node: SimulatedNode) -> None:
+    def count(view: View) -> list[float]:
+        found = [each.rows for each in list_series(view) if each.family.name == "gpu_devices_unattributed"]
+        return [value for rows in found for _, value in rows]
+
+    view = node.view()
+    source = SourceStatus("slurm", up=True, complete=True, last_success_wall=1.0)
+    said = view.status._replace(sources=(source,), attribution_known=True)
+    assert count(view._replace(status=said._replace(sources=()))) == []
+    assert count(view._replace(status=said)) == [0.0]
+    assert count(view._replace(status=said._replace(attribution_known=False))) == [2.0 - len(view.allocations)]
+    in_use = view.gpus[1]._replace(not_free={"": "in use by job 7"})
+    assert count(view._replace(status=said, gpus=(view.gpus[0], in_use))) == [1.0]
+
+
 def test_the_page_counts_what_does_not_answer_by_gpu_and_not_by_row(node: SimulatedNode) -> None:
     view = node.view()
     first, second = view.gpus
@@ -101,7 +116,7 @@ def test_every_failure_is_named_and_many_are_counted(node: SimulatedNode, capsys
     outcomes = tuple(CollectorOutcome(f"c{at}", False, 0.1, f"nvmlX{at} NVML_ERROR_UNKNOWN") for at in range(20))
     gpu = view.gpus[0]
     view = view._replace(gpus=(gpu._replace(snapshot=gpu.snapshot._replace(outcomes=outcomes)), *view.gpus[1:]))
-    source = SourceStatus("kubelet", up=False, last_success_wall=None, error="")
+    source = SourceStatus("kubelet", up=False, complete=False, last_success_wall=None, error="")
     view = view._replace(status=view.status._replace(sources=(source,)))
     assert judge_health(view) == "partial" and judge_health(view, devices_only=True) == "ok"
     code, said = exit_of(view, capsys)

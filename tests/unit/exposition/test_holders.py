@@ -78,8 +78,8 @@ def test_a_gpu_is_free_only_when_every_source_says_so(node: SimulatedNode) -> No
 def test_each_source_says_how_it_fares(node: SimulatedNode) -> None:
     view = node.view()
     sources = (
-        SourceStatus("kubelet", up=True, last_success_wall=1.0, conflicts=2, notice="a\nnotice"),
-        SourceStatus("slurm", up=False, last_success_wall=None, error="slurmctld is away"),
+        SourceStatus("kubelet", up=True, complete=True, last_success_wall=1.0, conflicts=2, notice="a\nnotice"),
+        SourceStatus("slurm", up=False, complete=False, last_success_wall=None, error="slurmctld is away"),
     )
     shown = lines(view._replace(status=view.status._replace(sources=sources)))[-4:]
     assert shown == [
@@ -93,7 +93,9 @@ def test_each_source_says_how_it_fares(node: SimulatedNode) -> None:
 
 def test_a_health_check_looks_at_devices_alone(node: SimulatedNode) -> None:
     view = node.view()
-    mute = view._replace(status=view.status._replace(sources=(SourceStatus("slurm", False, None, error="away"),)))
+    mute = view._replace(
+        status=view.status._replace(sources=(SourceStatus("slurm", False, False, None, error="away"),))
+    )
     assert (judge_health(mute), judge_health(mute, devices_only=True)) == ("partial", "ok")
     failed = view.gpus[0].snapshot._replace(outcomes=(CollectorOutcome("ecc", False, 0.1, "E"),))
     odd = view._replace(gpus=(view.gpus[0]._replace(snapshot=failed), view.gpus[1]))

@@ -60,10 +60,10 @@ def test_a_driver_that_is_missed_is_a_fault(status: AgentStatus) -> None:
 @pytest.mark.parametrize(
     ("source", "health"),
     [
-        (SourceStatus("slurm", True, 1.0), "ok"),
-        (SourceStatus("slurm", True, 1.0, notice="users are hidden"), "ok"),
-        (SourceStatus("slurm", True, 1.0, error="one job could not be read"), "partial"),
-        (SourceStatus("slurm", False, 1.0), "partial"),
+        (SourceStatus("slurm", True, True, 1.0), "ok"),
+        (SourceStatus("slurm", True, True, 1.0, notice="users are hidden"), "ok"),
+        (SourceStatus("slurm", True, False, 1.0, error="one job could not be read"), "partial"),
+        (SourceStatus("slurm", False, False, 1.0), "partial"),
     ],
     ids=["answers", "has a notice", "misses holders", "does not answer"],
 )
