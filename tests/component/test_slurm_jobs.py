@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -41,12 +42,22 @@ class Jobs:
         self.seen.mkdir()
         self.seen.chmod(0o777)
         self._minors = slurm.minors()
-        self._clock = ManualClock()
-        gres_conf = slurm.root / "etc" / "gres.conf"
-        self._sources = {
-            node: SlurmSource(node, run=run_as(slurm), gres_conf=gres_conf, clock=self._clock, pace=Pace(5.0))
-            for node in NODES
-        }
+        self._clock = ManualClock(wall=time.time())
+        self._sources = {}
+        for node in NODES:
+            (slurm.root / "exporter" / node).mkdir(parents=True)
+            self.start(node)
+
+    def start(self, node: str) -> None:
+        """An exporter that has just been started there, with the state of the one before."""
+        self._sources[node] = SlurmSource(
+            node,
+            run=run_as(self.slurm),
+            gres_conf=self.slurm.root / "etc" / "gres.conf",
+            clock=self._clock,
+            pace=Pace(5.0),
+            state=self.slurm.root / "exporter" / node,
+        )
 
     def submit(self, *flags: str, steps: int = 1, groups: str = "") -> str:
         """Submit a job of so many tasks in all, and wait until each has said what it has."""
@@ -157,7 +168,11 @@ def test_jobs_keep_their_gpus_while_the_controller_is_away_and_a_requeued_one_is
     assert before.isdisjoint(after)
     jobs.slurm.run("scontrol", "shutdown", "slurmctld")
     wait_for(lambda: jobs.slurm.attempt("scontrol", "ping").returncode != 0, "slurmctld to end", 30)
-    held = jobs._sources["n0"].poll().grants
-    assert {(grant.holder.job_id, grant.device) for grant in held} == jobs.truth()["n0"]
+    for _ in range(2):
+        answer = jobs._sources["n0"].poll()
+        assert {(grant.holder.job_id, grant.device) for grant in answer.grants} == jobs.truth()["n0"]
+        assert {grant.holder.key for grant in answer.grants} == after
+        jobs.start("n0")  # while slurmctld is away, too
+    assert (answer.is_old, bool(answer.problem)) == (True, True)
     jobs.processes.start(["slurmctld", "-D"], jobs.slurm.environment)
     wait_for(lambda: b"UP" in jobs.slurm.attempt("scontrol", "ping").stdout.encode(), "slurmctld to be back", 30)

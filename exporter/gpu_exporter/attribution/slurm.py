@@ -25,6 +25,7 @@ from gpu_exporter.attribution.pace import INTERVAL_MAX_S, Pace, Retry
 from gpu_exporter.attribution.procfs import NewestProcess, Procfs
 from gpu_exporter.attribution.slurm_collected import Collected
 from gpu_exporter.attribution.slurm_controller import Controller, Known, Look, Run
+from gpu_exporter.attribution.slurm_memory import Memory
 from gpu_exporter.attribution.slurm_presence import Presence, Present
 from gpu_exporter.attribution.slurm_steps import StepReader, Steps
 from gpu_exporter.attribution.slurm_words import Job, JobGpus, SlurmConfig
@@ -84,6 +85,7 @@ class SlurmSource:
         self._seen: Watched | None = None  # at the last look
         self._before = Steps({})  # at the last poll
         self._epochs = Epochs(state, self._node, writes=keeps_state)
+        self._memory = Memory(state, self._node, Procfs(procfs), writes=keeps_state)
         self._misfit = False  # gres.conf proves no order, with what Slurm says of the node
         self._slurmd = NewestProcess(Procfs(procfs), "slurmd")
         self._renewal = Retry(RENEW_FIRST_S, RENEW_MOST_S)
@@ -93,7 +95,7 @@ class SlurmSource:
         self._settled: set[str] = set()  # jobs that had a step here at some look
 
     def poll(self) -> Answer:
-        """Raises SourceError while the controller has never answered."""
+        """Raises SourceError while the controller has never answered, and nothing is remembered."""
         now = self._clock.monotonic()
         present = self._presence.read(self._look.config.prolog_flags if self._look is not None else None)
         pids = present.steps.pids
@@ -103,6 +105,10 @@ class SlurmSource:
         if self._pace.is_due(now, self._watch(present) != self._seen or bool(self._again)) or renew:
             self._ask(present, now, renew)
             self._seen = self._watch(present)
+        if self._look is None:
+            self._look = self._memory.recall(present, now, self._clock.wall())
+        elif not self._failed:
+            self._memory.keep(self._look, present, now, self._clock.wall())
         if self._look is None:
             raise SourceError(self._failed)
         return self._answer(self._look, present)
