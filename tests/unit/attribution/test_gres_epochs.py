@@ -87,15 +87,16 @@ def test_slurmd_that_starts_again_with_the_same_order_costs_no_job_its_gpus() ->
 
 
 def test_an_exporter_that_was_away_remembers_and_a_daemon_alone_writes(tmp_path: Path) -> None:
-    first = fresh(tmp_path)
-    first.note(same(), START, START + 100)
-    later = Epochs(tmp_path, "n0")
+    for name in ("touched", "edited", "restarted", "other"):
+        (tmp_path / name).mkdir()
+        fresh(tmp_path / name).note(same(), START, START + 100)
+    later = fresh(tmp_path / "touched")
     now = later.note(edited(A, START + 4000), START, START + 9000)
     assert now == later.at(START + 50, now) == later.at(START + 8000, now) == A
-    assert Epochs(tmp_path, "n0").note(edited(B, START + 4000), START, START + 9000).kind == "unknown"
+    assert fresh(tmp_path / "edited").note(edited(B, START + 4000), START, START + 9000).kind == "unknown"
     restarted = START + 500  # after the last look, and the file was changed after that: what it read was not seen
-    assert Epochs(tmp_path, "n0").note(edited(A, START + 600), restarted, START + 9000).kind == "unknown"
-    assert Epochs(tmp_path, "n1").note(edited(A, START + 400), START, START + 500).kind == "unknown"
+    assert fresh(tmp_path / "restarted").note(edited(A, START + 600), restarted, START + 9000).kind == "unknown"
+    assert Epochs(tmp_path / "other", "n1").note(edited(A, START + 400), START, START + 500).kind == "unknown"
     reader = Epochs(tmp_path / "none", "n0", writes=False)
     reader.note(same(), START, START + 100)
     assert not (tmp_path / "none").exists()

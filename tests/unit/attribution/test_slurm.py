@@ -550,6 +550,20 @@ def test_a_gres_conf_that_gives_another_order_counts_once_slurmd_has_read_it(clu
     assert answer.problem == ""
 
 
+def test_a_gpu_of_a_hidden_job_is_resolved_only_while_there_was_one_order(cluster: Cluster) -> None:
+    now = int(time.time())
+    assert hold(cluster, slurmd_start=now + 1) == "minor"
+    cluster.jobs, cluster.used = {}, "gpu:h100:1(IDX:1)"
+    assert [grant.kind for grant in cluster.source.poll().grants] == ["minor"]
+    cluster.gres_conf.write_text(REVERSED, "utf-8")
+    os.utime(cluster.gres_conf, (now + 60, now + 60))
+    cluster.slurmd_start = now + 120
+    for _ in range(20):
+        cluster.clock.advance(5.0)
+        answer = cluster.source.poll()
+    assert [grant.kind for grant in answer.grants] == ["unproven"], "of which time is it?"
+
+
 def test_a_job_that_began_before_slurmd_is_resolved_only_where_the_order_of_its_time_is_known(
     cluster: Cluster,
 ) -> None:

@@ -18,13 +18,13 @@ AWAY = "Unable to contact slurm controller"
 BOTH = {"j1": "gpu:h100:1(IDX:0)", "j2": "gpu:h100:1(IDX:1)"}
 
 
-def start(cluster: Cluster, *, writes: bool = True, files: Path | None = None) -> None:
+def start(cluster: Cluster, *, writes: bool = True, files: Path | None = None, each_s: float = 60.0) -> None:
     """An exporter that has just been started, with the memory of the one before."""
     cluster.source = SlurmSource(
         "n0",
         run=cluster.run,
         clock=cluster.clock,
-        pace=Pace(60.0, lambda: 0.0),
+        pace=Pace(each_s, lambda: 0.0),
         procfs=cluster.directory / "proc",
         job_files=files,
         state=cluster.directory / "state",
@@ -105,6 +105,8 @@ def test_when_slurmctld_answers_its_answer_counts(node: Node) -> None:
 
 def test_what_happened_after_the_last_look_is_kept_too(node: Node) -> None:
     """A job whose first processes have ended is known by those that came since."""
+    start(node, each_s=1000.0)
+    node.source.poll()
     node.steps = {"1": {1001, 1005}, "2": {1002}}
     node.run_job(1005, "S")
     node.clock.advance(SAVE_EACH_S / 2)

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.attribution.test_slurm import SINFO, Cluster, fail
 
 from gpu_exporter.attribution.pace import INTERVAL_MAX_S, Pace
+from gpu_exporter.attribution.procfs import NewestProcess, Procfs
 from gpu_exporter.attribution.slurm import SlurmSource
 from gpu_exporter.attribution.source import SourceError
 
@@ -434,3 +435,43 @@ def test_jobs_that_are_hidden_from_us_are_not_asked_for_each_minute(node: Node) 
     node.source.poll()
     node.questions(120)
     assert [text for text in node.questions(180) if "squeue" in text] == []
+
+
+def start_slurmd(node: Node, pid: int, start_wall: float) -> None:
+    """A slurmd of that start, on a host that was booted at 1,700,000,000."""
+    (node.directory / "proc" / "stat").write_text("cpu 1 2\nbtime 1700000000\n", "utf-8")
+    ticks = round((start_wall - 1_700_000_000) * os.sysconf("SC_CLK_TCK"))
+    node.put(pid, f"{pid} (slurmd) S 1 1 1 0 -1 64 " + "0 " * 12 + f"{ticks} " + "0 " * 17)
+
+
+def test_a_lost_proof_is_sought_at_once_where_slurmd_was_restarted_and_else_ever_less_often(node: Node) -> None:
+    now = node.gres_conf.stat().st_ctime
+    node.slurmd_start, node.job_start = int(now) + 2, int(now) + 20
+    start_slurmd(node, 700, node.slurmd_start)
+    node.begin(j1=ONE)
+    node.source.poll()
+    node.gres_conf.write_text("Name=gpu Type=h100 File=/dev/nvidia[3,2,1,0]\n", "utf-8")
+    os.utime(node.gres_conf, (now + 100, now + 100))
+    record = "scontrol show node n0 -d"
+    assert 7 <= node.questions(1800).count(record) <= 10  # after 5 s, 10 s, 20 s and so on
+    assert node.questions(300).count(record) <= 1
+    node.slurmd_start = int(now) + 3000
+    (node.directory / "proc" / "700" / "stat").unlink()
+    node.put(700, "700 (bash) S 1 1 1 0 -1 64 " + "0 " * 30)  # its number belongs to somebody else now
+    start_slurmd(node, 900, node.slurmd_start)
+    assert node.questions(5).count(record) == 1
+    assert node.source.poll().problem == ""
+
+
+def test_the_newest_of_several_slurmd_counts_and_a_proc_that_is_not_the_hosts_does_not(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    newest = NewestProcess(Procfs(tmp_path / "proc"), "slurmd")
+    assert newest.start_wall() is None
+    start_slurmd(node, 700, 1_700_000_100)
+    start_slurmd(node, 701, 1_700_000_200)
+    assert newest.start_wall() == 1_700_000_200
+    (tmp_path / "proc" / "stat").write_text("cpu 1 2\n", "utf-8")
+    assert newest.start_wall() is None
+    start_slurmd(node, 702, 1_700_000_300)
+    node.put(2, KTHREADD.replace("kthreadd", "sh"))
+    assert newest.start_wall() is None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.testbed.nvml.scenarios import build
 from tests.testbed.simulated_node import SimulatedNode
 
 from gpu_exporter.app import once
@@ -94,6 +95,13 @@ def test_units_of_which_nobody_knows_who_holds_them_are_counted(node: SimulatedN
     assert count(view._replace(status=said._replace(sources=()))) == []
     assert count(view._replace(status=said)) == [0.0]
     assert count(view._replace(status=said._replace(attribution_known=False))) == [2.0 - len(view.allocations)]
+    mig = SimulatedNode(build("h100-mig"))
+    mig.run(10)
+    board = mig.view()._replace(status=said._replace(attribution_known=False))
+    (held,) = board.allocations
+    assert count(board) == [len(board.gpus[0].snapshot.instances) - 1.0]
+    whole = held.allocation._replace(unit=held.allocation.unit._replace(mig_uuid=""))
+    assert count(board._replace(allocations=(held._replace(allocation=whole),))) == [0.0], "the whole board is held"
     in_use = view.gpus[1]._replace(not_free={"": "in use by job 7"})
     assert count(view._replace(status=said, gpus=(view.gpus[0], in_use))) == [1.0]
 
