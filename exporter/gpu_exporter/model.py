@@ -413,6 +413,7 @@ class SourceStatus(NamedTuple):
     device, and it may have left out none. `last_success_wall`: when what it says was true, None before the first time.
 
     `error`: what was missing, so that some holders may be; `notice`: what people should know, with nothing missing.
+    `devices`: how many GPUs, or instances in their place, its scheduler counts here, None where it does not say.
     """
 
     name: str
@@ -422,6 +423,7 @@ class SourceStatus(NamedTuple):
     conflicts: int = 0
     error: str = ""
     notice: str = ""
+    devices: int | None = None
 
 
 class UnitTotals(NamedTuple):

@@ -13,10 +13,11 @@ import gpu_exporter
 CONTRIB = Path(gpu_exporter.__file__).parent / "contrib"
 
 
-def check(tmp_path: Path, status: int, drain: str = "") -> tuple[int, str, list[str]]:
+def check(tmp_path: Path, status: int, drain: str = "", said: str = "") -> tuple[int, str, list[str]]:
     """How the health check ends, what it says, and what scontrol was told, where gpu-exporter ends with `status`."""
+    (tmp_path / "said").write_text(said, "utf-8")
     programs = {
-        "gpu-exporter": f'echo "$*" >{tmp_path}/asked; echo "no GPU data: gone" >&2; exit {status}',
+        "gpu-exporter": f'echo "$*" >{tmp_path}/asked; cat {tmp_path}/said >&2; exit {status}',
         "scontrol": f'echo "$*" >>{tmp_path}/told',
     }
     for name, body in programs.items():
@@ -32,18 +33,28 @@ def check(tmp_path: Path, status: int, drain: str = "") -> tuple[int, str, list[
     return done.returncode, done.stdout, told.read_text("utf-8").splitlines() if told.exists() else []
 
 
-@pytest.mark.parametrize(("status", "reason"), [(3, "no GPU answers"), (4, "not all GPUs answer")])
-def test_a_node_whose_gpus_do_not_answer_is_drained_where_the_site_says_so(
-    tmp_path: Path, status: int, reason: str
+@pytest.mark.parametrize(
+    ("status", "said", "reason"),
+    [
+        (3, "gpu-exporter: no GPU data: the driver is gone\n", "no GPU data: the driver is gone"),
+        (4, "gpu-exporter: partial: gpu 3 asks for a reset\n", "gpu 3 asks for a reset"),
+        (
+            4,
+            "gpu-exporter: warning: old\ngpu-exporter: partial: gpu 0: fell off; $(reboot) 'x'\n"
+            "gpu-exporter: partial: slurm counts 4 GPUs here, and 3 answer\ngpu-exporter: partial: gpu 2: hung\n",
+            "gpu 0: fell off; $(reboot) 'x', and 2 more",
+        ),
+        (4, f"gpu-exporter: partial: gpu 0: {'x' * 999}\n", f"gpu 0: {'x' * 193}"),
+        (4, "", "not all GPUs answer"),
+    ],
+)
+def test_a_node_is_drained_for_the_gpu_and_what_is_wrong_with_it_where_the_site_says_so(
+    tmp_path: Path, status: int, said: str, reason: str
 ) -> None:
-    said = f"gpu-exporter: {reason}: no GPU data: gone\n"
-    assert check(tmp_path, status) == (0, said, [])
+    assert check(tmp_path, status, said=said) == (0, said or "\n", [])
     assert (tmp_path / "asked").read_text() == "--once --check=devices --timeout=20s\n"
-    assert check(tmp_path, status, "yes") == (
-        0,
-        said,
-        [f"update NodeName=n0 State=DRAIN Reason=gpu-exporter: {reason}"],
-    )
+    told = [f"update NodeName=n0 State=DRAIN Reason=gpu-exporter: {reason}"]
+    assert check(tmp_path, status, "yes", said) == (0, said or "\n", told)
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 127, 143])

@@ -60,6 +60,7 @@ class _Memory:
     true_wall: float | None = None  # when what the source says was true
     incomplete: bool = False
     hides_users: bool = False
+    devices: int | None = None
     conflicts: int = 0
 
 
@@ -155,7 +156,7 @@ class Poller:
         memory.true_wall = question.asked_wall - age_s
         memory.answered, memory.complete = not answer.is_old, not (answer.is_old or answer.problem)
         memory.incomplete = bool(answer.problem) or answer.is_late
-        memory.hides_users = answer.hides_users
+        memory.hides_users, memory.devices = answer.hides_users, answer.devices
 
     @staticmethod
     def _note(name: str, memory: _Memory, problem: str) -> None:
@@ -222,6 +223,7 @@ class Poller:
                 conflicts=memory.conflicts,
                 error="; ".join(text for text in (memory.error, memory.unresolved) if text),
                 notice=memory.notice,
+                devices=memory.devices,
             )
             for name, memory in self._memory.items()
         )

@@ -223,6 +223,7 @@ class SlurmSource:
             is_late=bool(late),
             as_of=look.asked if self._failed or look.each_s else None,
             is_old=bool(self._failed),
+            devices=sum(count for _, count in node.configured) or None,
         )
 
     def _is_here(self, job_id: str, present: Present) -> bool:

@@ -25,6 +25,8 @@ class Answer(NamedTuple):
     the scheduler may give, held or not, as grants without a holder; None where that is not known. `is_late`: holders
     have begun whose devices are not known yet, so a GPU without a grant is not known to be free. `as_of`: when what the
     source says was true (monotonic seconds), None for now; `is_old`: it did not answer this time, and that is why.
+    `devices`: how many GPUs, or instances in their place, the scheduler counts for this node; None where it does not
+    say.
     """
 
     grants: Sequence[Grant]
@@ -36,6 +38,7 @@ class Answer(NamedTuple):
     is_late: bool = False
     as_of: float | None = None
     is_old: bool = False
+    devices: int | None = None
 
 
 class Source(Protocol):

@@ -32,8 +32,8 @@ def judge_health(view: View, *, devices_only: bool = False) -> Health:
 
 
 def list_gaps(view: View, *, devices_only: bool = False) -> list[str]:
-    """What is missing of the whole picture, one line each: GPUs that do not answer or ask for a reset, and unless
-    `devices_only` calls and sources of holders that fail.
+    """What is missing of the whole picture, one line each: GPUs that do not answer, ask for a reset, or that only a
+    scheduler counts; and unless `devices_only` calls and sources of holders that fail.
     """
     gaps = [f"gpu {label_of(gpu)}: {_silence(gpu)}" for gpu in view.gpus if not (answers(gpu) or gpu.snapshot.away)]
     shown = sum(not gpu.snapshot.away for gpu in view.gpus)
@@ -41,6 +41,12 @@ def list_gaps(view: View, *, devices_only: bool = False) -> list[str]:
         gaps.append(f"{more} more GPU{'s' if more > 1 else ''} should answer here, and the driver does not list them")
     answering = [gpu for gpu in view.gpus if answers(gpu)]
     gaps += [f"gpu {label_of(gpu)} {wish}" for gpu in answering if (wish := describe_recovery(gpu))]
+    number = sum(len(gpu.snapshot.instances) or 1 for gpu in answering)
+    gaps += [
+        f"{source.name} counts {source.devices} GPUs here, and {number} answer"
+        for source in view.status.sources
+        if source.devices is not None and source.devices > number
+    ]
     return gaps if devices_only else [*gaps, *_list_failures(view, answering)]
 
 

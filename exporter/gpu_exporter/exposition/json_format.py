@@ -47,6 +47,7 @@ def render_json(view: View) -> str:
                     "source": s.name,
                     "up": s.up,
                     "complete": s.complete,
+                    "devices": s.devices,
                     "last_success_timestamp_seconds": s.last_success_wall,
                     "error": s.error,
                     "notice": s.notice,

@@ -106,6 +106,28 @@ def test_units_of_which_nobody_knows_who_holds_them_are_counted(node: SimulatedN
     assert count(view._replace(status=said, gpus=(view.gpus[0], in_use))) == [1.0]
 
 
+@pytest.mark.parametrize(("counted", "gaps"), [(None, 0), (1, 0), (2, 0), (3, 1)])
+def test_a_scheduler_that_counts_more_gpus_than_answer_is_a_gap_of_the_devices(
+    node: SimulatedNode, capsys: pytest.CaptureFixture[str], counted: int | None, gaps: int
+) -> None:
+    source = SourceStatus("slurm", up=False, complete=False, last_success_wall=1.0, devices=counted)
+    view = node.view()
+    view = view._replace(status=view.status._replace(sources=(source,)))
+    assert list_gaps(view, devices_only=True) == ["slurm counts 3 GPUs here, and 2 answer"] * gaps
+    assert exit_of(view, capsys, devices_only=True)[0] == (Exit.PARTIAL if gaps else Exit.DONE)
+
+
+def test_instances_are_counted_in_place_of_their_gpu() -> None:
+    mig = SimulatedNode(build("h100-mig"))
+    mig.run(10)
+    view = mig.view()
+    number = len(view.gpus[0].snapshot.instances)
+    for counted, gaps in ((number, 0), (number + 1, 1)):
+        source = SourceStatus("slurm", up=True, complete=True, last_success_wall=1.0, devices=counted)
+        said = view._replace(status=view.status._replace(sources=(source,)))
+        assert sum("slurm counts" in gap for gap in list_gaps(said, devices_only=True)) == gaps
+
+
 def test_the_page_counts_what_does_not_answer_by_gpu_and_not_by_row(node: SimulatedNode) -> None:
     view = node.view()
     first, second = view.gpus
