@@ -191,7 +191,7 @@ def test_kubectl_lists_explains_and_keeps(site: Consumed) -> None:
     done = kubectl(site, "why", pods[0], "-n", site.namespace)
     said = done.stdout.splitlines()
     assert said[0] == "stage: underused", done.stderr
-    assert "evidence: its one GPU idle for 116 min, and so are the other one member of batch/v1/Job/train" in said
+    assert "evidence: its one GPU idle for 116 min, and so is the other member of batch/v1/Job/train" in said
     assert any(line.split()[1:2] == ["GpuUnderused"] for line in said)
     for same in (
         ("-n", site.namespace, "why", pods[0]),

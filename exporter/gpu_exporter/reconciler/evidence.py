@@ -17,6 +17,7 @@ RENAMED_LABELS = ("exported_namespace", "exported_pod", "exported_container")
 USERS_JOB_ID = re.compile(r"[0-9]+(?:[_+][0-9]+)?")
 
 
+START_SLACK_S = 2.0  # the exporter publishes the start of a job to the second
 # A restarted exporter knows nothing of work on its host for two minutes: what it said before counts for so long.
 HOST_KEEP_S = 900.0
 OBSTACLE = re.compile(r"[a-z_]{1,40}")  # it is printed
@@ -221,6 +222,8 @@ class Gathered:
     def evidence(self, name: HolderName) -> HolderEvidence:
         clusters = frozenset(self.clusters) if name.scheduler == "slurm" else frozenset[str]()
         units, incarnations = tuple(self.units), frozenset(self.incarnations)
+        if name.scheduler == "slurm":
+            units = _of_the_last_run(units)
         facts = _facts(frozenset(self.facts))
         return HolderEvidence(name, self.owner, units, self.held, incarnations, self.users_id, clusters, facts=facts)
 
@@ -228,6 +231,18 @@ class Gathered:
 def title(name: HolderName, users_id: str = "") -> str:
     """A holder as people know it: `ml/train-0`, `job 42`, `job 3010_1 [3013]` with Slurm's own id in brackets."""
     return str(name) if users_id in ("", name.name) else f"job {users_id} [{name.name}]"
+
+
+def _of_the_last_run(units: tuple[UnitEvidence, ...]) -> tuple[UnitEvidence, ...]:
+    """The units of a job's last run, whose series all have its start.
+
+    A job that was requeued since its node died keeps its id, and the series of its former node say for some time what
+    they said last: those GPUs are not its own any more, and what it did there says nothing of now.
+    """
+    last = max((unit.start_wall for unit in units if unit.start_wall is not None), default=None)
+    if last is None:
+        return units
+    return tuple(unit for unit in units if unit.start_wall is None or unit.start_wall >= last - START_SLACK_S)
 
 
 @lru_cache(maxsize=10_000)  # many holders of few users

@@ -166,7 +166,8 @@ def _settle_gang(decision: Decision, gang: _Gang, waiting_max_s: float) -> Decis
         return _lowered(decision, "candidate", f"{decision.reason}; of {late.title} of {title}: {late.reason}")
     if decision.stage == "partial" or gang.members < 2:
         return decision
-    return decision._replace(reason=f"{decision.reason}, and so are the other {_members(gang.members - 1)} of {title}")
+    others = "is the other member" if gang.members == 2 else f"are the other {gang.members - 1} members"
+    return decision._replace(reason=f"{decision.reason}, and so {others} of {title}")
 
 
 def _waits(gang: _Gang, missing: int, title: str) -> str:

@@ -16,7 +16,7 @@ from gpu_exporter import commands
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.outside import need_wholes, parse_timestamp
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.evidence import START_SLACK_S, HolderName
 from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, timestamp
 from gpu_exporter.reconciler.outcomes import ENDED, LOST, RUNS
 from gpu_exporter.reconciler.policy import LABEL, Decision
@@ -37,7 +37,6 @@ BUSY_SHARE = 0.05
 REST_MAX_S = 60.0  # as long as the liveness probe waits beside three intervals; marks end that much later
 AUTO = "auto"
 EXTRA_SINCE = (23, 2)  # release of Slurm
-START_SLACK_S = 2.0  # the exporter publishes the start to the second
 NEEDS = "AdminComment may be written by an Administrator of Slurm (sacctmgr), SlurmUser and root"
 # What scontrol says where the rights do not reach.
 DENIED = re.compile(r"Access/permission denied", re.IGNORECASE)
