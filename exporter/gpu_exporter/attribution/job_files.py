@@ -2,7 +2,8 @@
 
 Three layouts, told apart by what is in them:
 - ours (contrib/slurm): JOBID with lines `gpus=0,3` (SLURM_JOB_GPUS, positions) and `visible=...` (the prolog's
-  CUDA_VISIBLE_DEVICES, whose UUIDs count where it has any: since Slurm 25.11 with AutoDetect=nvml, and for MIG);
+  CUDA_VISIBLE_DEVICES, whose UUIDs count where it has any: since Slurm 25.11 with AutoDetect=nvml, and for MIG), and
+  what slurmd told the prolog of the job: user, uid, account, partition, cluster, restarts, start (since 23.02), nodes;
 - of plazonic/nvidia_gpu_prometheus_exporter and jobstats (/run/gpustat): GPU-<uuid>, MIG-<uuid> or a number, with
   `JOBID UID`;
 - of dcgm-exporter (--hpc-job-mapping-dir): GPU or GPU.INSTANCE, with a job id a line. A number there means an index of
@@ -14,11 +15,13 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from gpu_exporter.attribution.hostlist import parse_ranges
 from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.outside import WHOLE_MAX, whole
 
 DEFAULT_PLACE = Path("/run/gpu-exporter/jobs")
 FILES_MAX = 1024  # jobs or GPUs and instances of a node; more are none of a prolog
@@ -26,15 +29,34 @@ READ_MAX = 4096  # bytes of one file
 JOB = re.compile(r"[1-9][0-9]{0,17}")
 UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
 NUMBER = re.compile(r"[0-9]{1,4}(?:[.:][0-9]{1,4})?")
+WORD = re.compile(r"[A-Za-z0-9._@+-]{1,128}")
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
+class FiledRun(NamedTuple):
+    """Whose job it is, and which run of it, as slurmd told the prolog. `start`: Unix seconds, slurmctld's. `account`
+    and `partition` may be ""; `nodes`: how many the job has.
+    """
+
+    user: str
+    uid: str
+    account: str
+    partition: str
+    cluster: str
+    restarts: str
+    start: float
+    nodes: int
+
+
 class JobFile(NamedTuple):
-    """What the prolog says of one job: positions (IDX) and UUIDs, as far as it knows them, in the same order."""
+    """What the prolog says of one job: positions (IDX) and UUIDs, as far as it knows them, in the same order. `run`:
+    None where it does not say all of that.
+    """
 
     indexes: tuple[int, ...] = ()
     uuids: tuple[str, ...] = ()
     written_wall: float = 0.0
+    run: FiledRun | None = None
 
 
 class Filed(NamedTuple):
@@ -115,15 +137,36 @@ def _read(directory: int, name: str, most: int = READ_MAX, owner: int = 0) -> tu
         os.close(handle)
 
 
+def _run(values: Mapping[str, str]) -> FiledRun | None:
+    """None where a part that is needed is missing or no word of slurmd's."""
+    words = {name: value if WORD.fullmatch(value) else "" for name, value in values.items()}
+    numbers = {name: whole(words.get(name, ""), WHOLE_MAX) for name in ("uid", "restarts", "start", "nodes")}
+    user, cluster, start, nodes = words.get("user", ""), words.get("cluster", ""), numbers["start"], numbers["nodes"]
+    if not (user and cluster and start and nodes) or numbers["uid"] is None or numbers["restarts"] is None:
+        return None
+    for name in ("account", "partition"):
+        if values.get(name) and not words[name]:
+            return None
+    return FiledRun(
+        user,
+        words["uid"],
+        words.get("account", ""),
+        words.get("partition", ""),
+        cluster,
+        words["restarts"],
+        start + 0.0,
+        nodes,
+    )
+
+
 def _add(jobs: dict[str, JobFile], name: str, text: str, written: float) -> None:
     """Raises ValueError for a file that is not understood."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if JOB.fullmatch(name) and any("=" in line for line in lines):
         values = dict(line.partition("=")[::2] for line in lines)
         visible = [word for word in values.get("visible", "").split(",") if UUID.fullmatch(word)]
-        jobs[name] = JobFile(
-            tuple(parse_ranges(values.get("gpus", "")) if values.get("gpus") else ()), tuple(visible), written
-        )
+        indexes = tuple(parse_ranges(values.get("gpus", "")) if values.get("gpus") else ())
+        jobs[name] = JobFile(indexes, tuple(visible), written, _run(values))
         return
     if not (UUID.fullmatch(name) or NUMBER.fullmatch(name)):
         raise ValueError("neither the name of a GPU nor of a job")

@@ -1,17 +1,29 @@
 #!/bin/sh
-# gpu-exporter: says which GPUs of this node a job has, so that the exporter need not ask slurmctld.
+# gpu-exporter: says which GPUs of this node a job has, and whose it is, so that the exporter need not ask slurmctld.
 #
 # In slurm.conf: Prolog=/etc/slurm/prolog.d/gpu-exporter.sh and PrologFlags=Alloc (or Contain, which includes it, and
 # shows the exporter jobs that have no step). Runs as root at the start of each job; ends with 0 whatever happens, since
-# a prolog that fails drains the node. Starts mkdir and mv, and asks nobody.
+# a prolog that fails drains the node. Starts mkdir and mv, and asks nobody. All it writes is slurmd's own word: what a
+# job exports is not in this environment.
 directory=${GPU_EXPORTER_JOB_FILES:-/run/gpu-exporter/jobs}
 case ${SLURM_JOB_ID:-} in '' | *[!0-9]*) exit 0 ;; esac
 [ -n "${SLURM_JOB_GPUS:-}${CUDA_VISIBLE_DEVICES:-}${SLURM_SHARDS_ON_NODE:-}" ] || exit 0
-umask 022
+umask 022 # 027 where users must not see whose jobs run here; then the exporter has to run as root or in this group
+# A value with any other character is left out: the exporter then asks slurmctld.
+say() { case $2 in '' | *[!A-Za-z0-9._@+-]*) ;; *) printf '%s=%s\n' "$1" "$2" ;; esac }
 {
     [ -d "$directory" ] || mkdir -p "$directory"
     fresh=$directory/.$SLURM_JOB_ID.$$
-    printf 'gpus=%s\nvisible=%s\n' "${SLURM_JOB_GPUS:-}" "${CUDA_VISIBLE_DEVICES:-}" >"$fresh" &&
-        mv -f "$fresh" "$directory/$SLURM_JOB_ID" || rm -f "$fresh"
+    {
+        printf 'gpus=%s\nvisible=%s\n' "${SLURM_JOB_GPUS:-}" "${CUDA_VISIBLE_DEVICES:-}"
+        say user "${SLURM_JOB_USER:-}"
+        say uid "${SLURM_JOB_UID:-}"
+        say account "${SLURM_JOB_ACCOUNT:-}"
+        say partition "${SLURM_JOB_PARTITION:-}"
+        say cluster "${SLURM_CLUSTER_NAME:-}"
+        say restarts "${SLURM_JOB_RESTART_COUNT:-}"
+        say start "${SLURM_JOB_START_TIME:-}" # not before Slurm 23.02
+        say nodes "${SLURM_JOB_NUM_NODES:-}"
+    } >"$fresh" && mv -f "$fresh" "$directory/$SLURM_JOB_ID" || rm -f "$fresh"
 } 2>/dev/null
 exit 0
