@@ -170,6 +170,11 @@ def order_of(
     return _file_order(entries, configured)
 
 
+def shares_gpus(lines: Iterable[GresLine], node: str) -> bool:
+    """Whether the node gives parts of GPUs. Raises GresConfError."""
+    return any(line.options.get("name", "").lower() in ("shard", "mps") and _is_about(line, node) for line in lines)
+
+
 def _unknown(problem: str) -> GpuOrder:
     return GpuOrder("unknown", problem=problem)
 

@@ -36,13 +36,14 @@ _UNKNOWN = GpuOrder("unknown", problem=BEFORE)
 
 class Found(NamedTuple):
     """What gres.conf says now. `since`: from when on slurmd goes by it, None where it may not: `changed` is then the
-    time of the change and `path` what was changed.
+    time of the change and `path` what was changed. `shares`: GPUs of this node may be given in parts (shard, mps).
     """
 
     order: GpuOrder
     since: float | None = None
     changed: float = 0.0
     path: str = ""
+    shares: bool = False
 
 
 class Epoch(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_exporter.attribution.gres_conf import GpuOrder, GresConfError, order_of, parse_gres_conf
+from gpu_exporter.attribution.gres_conf import GpuOrder, GresConfError, order_of, parse_gres_conf, shares_gpus
 from gpu_exporter.attribution.gres_epochs import Found
 from gpu_exporter.attribution.slurm_words import NodeRecord, SlurmConfig
 from gpu_exporter.vendor import NVIDIA, Vendor
@@ -43,9 +43,10 @@ def read_order(places: Sequence[Place], node: str, record: NodeRecord, vendor: V
     orders: dict[GpuOrder, Path] = {}
     since: float | None = record.slurmd_start
     changed: tuple[float, Path] | None = None
+    shares = False
     for path, fetched in places:
         try:
-            order, newest, file = _read_one(path, node, record, vendor)
+            order, newest, file, has_shares = _read_one(path, node, record, vendor)
         except FileNotFoundError:
             continue
         except GresConfError as exc:
@@ -53,6 +54,7 @@ def read_order(places: Sequence[Place], node: str, record: NodeRecord, vendor: V
         except (OSError, UnicodeDecodeError) as exc:
             return _unknown(f"{path}: {exc}; {REMEDY}")
         orders.setdefault(order, path)
+        shares = shares or has_shares
         if record.slurmd_start is None or newest < record.slurmd_start + SLACK_S:
             continue
         if fetched:  # slurmd wrote it, at its start or when it was told to read its configuration again
@@ -69,23 +71,24 @@ def read_order(places: Sequence[Place], node: str, record: NodeRecord, vendor: V
     problem = f"{path}: {order.problem}" if order.problem and str(path) not in order.problem else order.problem
     order = order._replace(problem=problem)
     if changed is not None:
-        return Found(order, None, changed[0], str(changed[1]))
-    return Found(order, since, path=str(path))
+        return Found(order, None, changed[0], str(changed[1]), shares)
+    return Found(order, since, path=str(path), shares=shares)
 
 
 def _unknown(problem: str) -> Found:
     return Found(GpuOrder("unknown", problem=problem))
 
 
-def _read_one(path: Path, node: str, record: NodeRecord, vendor: Vendor) -> tuple[GpuOrder, float, Path]:
-    """The order that one file gives, and the last change of it or of a file that it includes.
+def _read_one(path: Path, node: str, record: NodeRecord, vendor: Vendor) -> tuple[GpuOrder, float, Path, bool]:
+    """The order that one file gives, the last change of it or of a file that it includes, and whether GPUs are shared.
 
     Raises OSError, UnicodeDecodeError, GresConfError.
     """
     dates: list[tuple[float, Path]] = []
     lines = parse_gres_conf(_read_text(path, dates), str(path), lambda name: _read_text(path.parent / name, dates))
     order = order_of(lines, node, record.configured, vendor, lambda name: _minor_of(name, vendor))
-    return order, *max(dates)
+    newest, file = max(dates)
+    return order, newest, file, shares_gpus(lines, node)
 
 
 def _minor_of(name: str, vendor: Vendor) -> int | None:

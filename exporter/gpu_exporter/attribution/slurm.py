@@ -25,6 +25,7 @@ from gpu_exporter.attribution.pace import INTERVAL_MAX_S, Pace, Retry
 from gpu_exporter.attribution.procfs import NewestProcess, Procfs
 from gpu_exporter.attribution.slurm_collected import Collected
 from gpu_exporter.attribution.slurm_controller import Controller, Known, Look, Run
+from gpu_exporter.attribution.slurm_filed import FiledJobs
 from gpu_exporter.attribution.slurm_memory import Memory
 from gpu_exporter.attribution.slurm_presence import Presence, Present
 from gpu_exporter.attribution.slurm_steps import StepReader, Steps
@@ -86,6 +87,7 @@ class SlurmSource:
         self._before = Steps({})  # at the last poll
         self._epochs = Epochs(state, self._node, writes=keeps_state)
         self._memory = Memory(state, self._node, Procfs(procfs), writes=keeps_state)
+        self._filed = FiledJobs()
         self._misfit = False  # gres.conf proves no order, with what Slurm says of the node
         self._slurmd = NewestProcess(Procfs(procfs), "slurmd")
         self._renewal = Retry(RENEW_FIRST_S, RENEW_MOST_S)
@@ -99,7 +101,9 @@ class SlurmSource:
         now = self._clock.monotonic()
         present = self._presence.read(self._look.config.prolog_flags if self._look is not None else None)
         pids = present.steps.pids
-        self._again |= {job: now for job in pids if _is_other(self._before.pids.get(job), pids[job])}
+        filed = self._filed.find(self._look, present) if self._look is not None else {}
+        others = {job for job in pids if _is_other(self._before.pids.get(job), pids[job])}
+        self._again |= dict.fromkeys(others - filed.keys(), now)
         self._before = present.steps
         renew = self._misfit and self._renewal.is_due(now, self._newer_slurmd())
         if self._pace.is_due(now, self._watch(present) != self._seen or bool(self._again)) or renew:
@@ -114,10 +118,14 @@ class SlurmSource:
         return self._answer(self._look, present)
 
     def _watch(self, present: Present) -> Watched:
-        """What takes a question when it changes. Where a prolog writes files, jobs that have none hold no GPU."""
+        """What takes a question when it changes. Where a prolog writes files, jobs that have none hold no GPU, and some
+        files leave nothing to ask.
+        """
         jobs = present.jobs
         if present.is_complete and self._look is not None:
             jobs = jobs & (present.files.keys() | self._look.jobs.keys())
+            stopped = present.steps.stopped & jobs
+            return jobs - self._filed.settled(self._look, present, self._clock.wall()), stopped
         return jobs, present.steps.stopped & jobs
 
     def _newer_slurmd(self) -> float | None:
@@ -155,8 +163,16 @@ class SlurmSource:
 
         Raises SourceError where the record cannot say which of the jobs' grants is wrong.
         """
-        node, config = look.node, look.config
-        problems = [text for text in (self._failed, look.problem) if text]
+        config = look.config
+        places = list_places(config, self._node, self._gres_conf)
+        found = read_order(places, self._node, look.node, self._vendor)
+        self._filed.is_on = found.order.kind != "unknown" and not found.shares
+        is_lost, told = self._filed.lost(look, present), look.jobs
+        look, disputed = self._filed.merge(look, present)
+        node = look.node
+        problems = [text for text in (self._failed, look.problem, *disputed.values()) if text]
+        if is_lost:
+            problems.append("jobs that only a prolog's file tells of are not seen now, so no GPU is called free")
         notices = list(present.notices)
         used = look.in_use()
         if node.used.unnamed:
@@ -165,7 +181,6 @@ class SlurmSource:
                 raise SourceError(f"the jobs of node {self._node} have {surplus} GPUs more than the node has in use")
             if surplus < 0:
                 problems.append(f"{self._why_hidden(f'{-surplus} GPUs', config)}, so no GPU is called free")
-        found = read_order(list_places(config, self._node, self._gres_conf), self._node, node, self._vendor)
         order = self._epochs.note(found, node.slurmd_start, self._clock.wall())
         self._misfit = order.kind == "unknown" and bool(used)
         if self._misfit:
@@ -191,7 +206,7 @@ class SlurmSource:
                     if not why:
                         why, obstacle = _why_not_running(known, present.steps)
                     grant = _grant(index, own, holder, why, obstacle)._replace(
-                        share=share, witnesses=_list_witnesses(job_id, present)
+                        share=share, witnesses=_list_witnesses(job_id, present, is_told=told.get(job_id) is known)
                     )
                     if grant.kind == "unproven":
                         grant = _open(grant, index, own, self._procfs)
@@ -323,10 +338,10 @@ def _why_contradicted(gpus: JobGpus, file: JobFile) -> str:
     return "the prolog's file says IDX {}, slurmctld says IDX {}".format(*sayings)
 
 
-def _list_witnesses(job_id: str, present: Present) -> str:
-    """What shows that the job is here."""
+def _list_witnesses(job_id: str, present: Present, *, is_told: bool) -> str:
+    """What shows that the job is here. `is_told`: by slurmctld."""
     own = ["step"] * (job_id in present.steps.pids) + ["prolog"] * (job_id in present.files)
-    return ", ".join((*own, "slurmctld"))
+    return ", ".join((*own, *["slurmctld"] * is_told))
 
 
 def _open(grant: Grant, index: int, order: GpuOrder, procfs: Path) -> Grant:

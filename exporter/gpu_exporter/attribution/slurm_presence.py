@@ -65,7 +65,8 @@ class Presence:
             notices.append(
                 "PrologFlags has no Alloc: a job may hold GPUs before its prolog has run, so slurmctld is asked"
             )
-        is_alive = steps is not None and files.keys() <= steps.pids.keys()
+        # With Contain what has no step yet has just begun; else it may be a job that never has one, and may have ended.
+        is_alive = steps is not None and ("contain" in (flags or ()) or files.keys() <= steps.pids.keys())
         is_complete = has_prolog_first and is_alive and not filed.problem
         return Present(steps or Steps({}), files, is_complete, tuple(notices))
 

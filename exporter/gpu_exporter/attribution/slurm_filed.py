@@ -1,0 +1,115 @@
+"""Jobs by the files of the prolog alone: what began, ended and is held is known without a question to slurmctld.
+
+A file is believed by itself where it says everything that is needed: whose job it is, which run of it began when, and
+which positions (IDX) it has of one node. It does not say whether they are parts of GPUs, so on a node that shares GPUs
+(shard, mps) no file is. No release of Slurm tells a prolog the QoS and the ids of an array: slurmctld adds them to a
+job that has run for FILL_S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import NamedTuple
+
+from gpu_exporter.attribution.job_files import JobFile
+from gpu_exporter.attribution.slurm_controller import Known, Look
+from gpu_exporter.attribution.slurm_presence import Present
+from gpu_exporter.attribution.slurm_words import Job, JobGpus
+
+FILL_S = 300.0  # a job that has run for so long is worth a question; the shortest policy waits longer
+
+
+class Merged(NamedTuple):
+    """A look with what the files add to it. `disputed`: jobs of files that claim what another job has, which a question
+    to slurmctld settles.
+    """
+
+    look: Look
+    disputed: Mapping[str, str] = {}
+
+
+class FiledJobs:
+    """Which files are believed by themselves. One thread at a time."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        """Whether gres.conf says that no GPU of this node is shared."""
+        self._spoken: set[str] = set()  # jobs whose files were believed at an earlier poll
+        self._disputed: Set[str] = frozenset()
+
+    def find(self, look: Look, present: Present) -> dict[str, JobFile]:
+        """The files that are believed by themselves, by job."""
+        if not (self.is_on and present.is_complete) or look.node.used.unnamed:
+            return {}
+        return {job: file for job, file in present.files.items() if _is_whole(file, look)}
+
+    def settled(self, look: Look, present: Present, wall: float) -> set[str]:
+        """Jobs about which slurmctld has nothing to add for now. `wall`: Unix seconds."""
+        return {
+            job
+            for job, file in self.find(look, present).items()
+            if job not in self._disputed and (_is_known(look, job, file) or wall - file.written_wall < FILL_S)
+        }
+
+    def lost(self, look: Look, present: Present) -> bool:
+        """Whether a job is known by its file alone, and the files cannot be believed now."""
+        return bool(self._spoken - look.jobs.keys()) and not (self.is_on and present.is_complete)
+
+    def merge(self, look: Look, present: Present) -> Merged:
+        """The look, less the jobs that have ended since, and with those that have begun, by their files."""
+        files = self.find(look, present)
+        if not (self.is_on and present.is_complete):
+            return Merged(look)
+        new = {job: file for job, file in files.items() if not _is_known(look, job, file)}
+        gone = {
+            job
+            for job in look.jobs
+            if job not in present.jobs and (job in self._spoken or _is_replaced(look, job, new))
+        }
+        jobs = {job: known for job, known in look.jobs.items() if job not in gone and job not in new}
+        freed = {index for job in gone | (look.jobs.keys() & new.keys()) for index in _positions(look.jobs[job])}
+        taken = {index: job for job, known in jobs.items() for index in _positions(known)}
+        disputed: dict[str, str] = {}
+        for job, file in sorted(new.items()):
+            clash = next((index for index in file.indexes if index in taken), None)
+            if clash is not None:
+                disputed[job] = f"the prolog's file of job {job} says IDX {clash}, which job {taken[clash]} has"
+                continue
+            taken |= dict.fromkeys(file.indexes, job)
+            jobs[job] = Known(_job(job, file), look.asked, JobGpus(file.indexes, len(file.indexes)), look.asked)
+        begun = {index for job in jobs.keys() & new.keys() for index in new[job].indexes}
+        used = look.node.used._replace(indexes=tuple(sorted({*look.node.used.indexes} - freed | begun)))
+        self._spoken = (self._spoken | files.keys()) & (look.jobs.keys() | present.files.keys())
+        self._disputed = disputed.keys()
+        return Merged(look._replace(jobs=jobs, node=look.node._replace(used=used)), disputed)
+
+
+def _is_replaced(look: Look, job: str, new: Mapping[str, JobFile]) -> bool:
+    """Whether a job that has neither step nor file lost its GPUs to one that began. With Contain each job that runs has
+    a step; of one that has just begun it may not be there yet, so that alone frees nothing.
+    """
+    claimed = {index for file in new.values() for index in file.indexes}
+    is_over = "contain" in look.config.prolog_flags and look.jobs[job].job.state == "RUNNING"
+    return is_over and not claimed.isdisjoint(_positions(look.jobs[job]))
+
+
+def _is_whole(file: JobFile, look: Look) -> bool:
+    run = file.run
+    return run is not None and bool(file.indexes) and run.cluster == look.config.cluster and run.nodes == 1
+
+
+def _is_known(look: Look, job: str, file: JobFile) -> bool:
+    """Whether slurmctld has told of this very run."""
+    known = look.jobs.get(job)
+    run = file.run
+    return known is not None and run is not None and (known.job.restarts, known.job.start) == (run.restarts, run.start)
+
+
+def _positions(known: Known) -> tuple[int, ...]:
+    return known.gpus.positions() if known.gpus is not None else ()
+
+
+def _job(job: str, file: JobFile) -> Job:
+    run = file.run
+    assert run is not None
+    return Job(job, run.user, run.account, run.partition, "", "RUNNING", run.start, run.restarts, uid=run.uid)

@@ -1,0 +1,293 @@
+"""Jobs that the files of the prolog tell of by themselves: nothing is asked, and nothing is guessed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.attribution.test_slurm import Cluster, fail
+from tests.unit.attribution.test_slurm_quiet import Filing
+
+from gpu_exporter.attribution.job_files import FiledRun, read_job_files
+from gpu_exporter.attribution.slurm_filed import FILL_S
+from gpu_exporter.attribution.slurm_presence import STALE_S
+from gpu_exporter.attribution.source import Answer, SourceError
+
+AWAY = "Unable to contact slurm controller"
+START = 4_000_000_500
+
+
+@pytest.fixture
+def filing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Filing:
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        monkeypatch.delenv(name)
+    found = Filing(tmp_path)
+    found.steps = {}
+    found.settle()
+    return found
+
+
+def begin(filing: Filing, job: str, gpus: str, *, start: int = START, restarts: int = 0, **words: str) -> None:
+    """The prolog of a job has run, and its step is there."""
+    said = {
+        "gpus": gpus, "visible": gpus, "user": "ada", "uid": "1000", "account": "chem", "partition": "gpu",
+        "cluster": "lab", "restarts": str(restarts), "start": str(start), "nodes": "1", **words,
+    }  # fmt: skip
+    filing.file(job, "".join(f"{name}={value}\n" for name, value in said.items() if value))
+    assert filing.steps is not None
+    filing.steps[job] = {1000 + int(job)}
+
+
+def end(filing: Filing, job: str) -> None:
+    """The epilog has run."""
+    (filing.files / job).unlink()
+    assert filing.steps is not None
+    filing.steps.pop(job, None)
+
+
+def held(answer: Answer) -> dict[str, list[str]]:
+    jobs: dict[str, list[str]] = {}
+    for grant in answer.grants:
+        assert (grant.kind, grant.running) == ("minor", True)
+        jobs.setdefault(grant.holder.job_id, []).append(grant.device)
+    return jobs
+
+
+def asked(filing: Filing) -> list[str]:
+    return [text for text in filing.asked if "listpids" not in text]
+
+
+def poll(filing: Filing) -> Answer:
+    filing.clock.advance(5.0)
+    return filing.source.poll()
+
+
+def test_jobs_begin_and_end_without_a_question(filing: Filing) -> None:
+    fail(filing, "sinfo", AWAY)
+    filing.asked.clear()
+    begin(filing, "7", "0,2")
+    (first, second) = poll(filing).grants
+    holder = first.holder
+    assert (first.device, second.device) == ("0", "2")
+    assert (holder.user, holder.uid, holder.account, holder.partition) == ("ada", "1000", "chem", "gpu")
+    assert (holder.start_wall, holder.units, holder.key.incarnation) == (START, 2, f"lab/7/0/{START}")
+    assert first.witnesses == "step, prolog"
+    begin(filing, "8", "1", start=START + 9)
+    assert held(poll(filing)) == {"7": ["0", "2"], "8": ["1"]}
+    end(filing, "7")
+    begin(filing, "9", "0", start=START + 20)
+    answer = poll(filing)
+    assert (held(answer), answer.problem, answer.is_late) == ({"8": ["1"], "9": ["0"]}, "", False)
+    for job in ("8", "9"):
+        end(filing, job)
+    answer = poll(filing)
+    assert (held(answer), answer.problem) == ({}, "")
+    assert asked(filing) == []
+
+
+def test_a_job_that_runs_for_long_is_asked_about_once_for_what_no_prolog_is_told(filing: Filing) -> None:
+    begin(filing, "7", "0")
+    filing.begin(j7="gpu:h100:1(IDX:0)")
+    filing.steps = {"7": {1007}}
+    filing.columns = {"QOS": "high", "Account": "chem", "Partition": "gpu", "ArrayJobID": "6", "ArrayTaskID": "3"}
+    filing.asked.clear()
+    keys = set()
+    for _ in range(int(FILL_S / 5) + 3):
+        (grant,) = poll(filing).grants
+        keys.add(grant.holder.key)
+    assert (grant.holder.qos, grant.holder.array_task_id, grant.witnesses) == ("high", "3", "step, prolog, slurmctld")
+    assert len(keys) == 1, "it is the same holder before and after"
+    before = len(asked(filing))
+    assert 1 <= before <= 3
+    for _ in range(500):
+        poll(filing)
+    filing.jobs, filing.used = {}, ""
+    end(filing, "7")
+    assert held(poll(filing)) == {}
+    assert len(asked(filing)) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"user": ""}, {"uid": ""}, {"restarts": ""}, {"start": ""}, {"nodes": ""}, {"cluster": ""},
+        {"cluster": "other"}, {"nodes": "2"}, {"user": "a b"}, {"account": "x;y"}, {"start": "soon"}, {"uid": "-1"},
+        {"start": "9" * 30},
+    ],
+)  # fmt: skip
+def test_a_file_that_does_not_say_all_is_asked_about(filing: Filing, words: dict[str, str]) -> None:
+    """As of Slurm before 23.02, which tells a prolog no start."""
+    begin(filing, "7", "1", **words)
+    filing.jobs, filing.used = {"7": ["gpu:h100:1(IDX:1)"]}, "gpu:h100:1(IDX:1)"
+    filing.asked.clear()
+    assert held(poll(filing)) == {"7": ["1"]}
+    assert asked(filing)
+
+
+@pytest.mark.parametrize(
+    "line", ["Name=shard Count=4 File=/dev/nvidia0", "Name=mps Count=100", "NodeName=n[0-3] Name=shard"]
+)
+def test_where_gpus_are_shared_no_file_says_whether_a_job_has_a_whole_one(filing: Filing, line: str) -> None:
+    with filing.gres_conf.open("a") as file:
+        file.write(line + "\n")
+    poll(filing)
+    begin(filing, "7", "1")
+    filing.jobs, filing.used = {"7": ["shard:h100:1(0/0,1/4,0/4,0/4)"]}, "shard:h100:1(0/0,1/4,0/4,0/4)"
+    filing.asked.clear()
+    answer = poll(filing)
+    assert [(grant.device, grant.share) for grant in answer.grants] == [("1", "shard")]
+    assert asked(filing)
+
+
+def test_shares_of_another_node_are_nothing_here(filing: Filing) -> None:
+    with filing.gres_conf.open("a") as file:
+        file.write("NodeName=n7 Name=shard Count=4\n")
+    poll(filing)
+    begin(filing, "7", "1")
+    filing.asked.clear()
+    assert held(poll(filing)) == {"7": ["1"]}
+    assert asked(filing) == []
+
+
+def test_another_run_of_a_job_is_another_holder_with_other_gpus(filing: Filing) -> None:
+    begin(filing, "7", "0")
+    (before,) = poll(filing).grants
+    end(filing, "7")
+    begin(filing, "7", "3", restarts=1, start=START + 60)
+    filing.asked.clear()
+    (after,) = poll(filing).grants
+    assert (before.device, after.device) == ("0", "3")
+    assert before.holder.key != after.holder.key
+    assert asked(filing) == []
+
+
+def test_files_that_cannot_be_read_leave_no_gpu_free(filing: Filing) -> None:
+    begin(filing, "7", "0")
+    poll(filing)
+    filing.files.chmod(0o777)
+    fail(filing, "sinfo", AWAY)
+    answer = poll(filing)
+    assert held(answer) == {}
+    assert "jobs that only a prolog's file tells of are not seen now" in answer.problem
+    filing.files.chmod(0o755)
+    answer = poll(filing)
+    assert held(answer) == {"7": ["0"]}
+
+
+def test_steps_that_are_not_seen_leave_no_gpu_free(filing: Filing) -> None:
+    begin(filing, "7", "0")
+    poll(filing)
+    filing.blind = "no slurmd here"
+    fail(filing, "sinfo", AWAY)
+    answer = poll(filing)
+    assert answer.problem and held(answer) == {}
+
+
+def test_a_file_whose_job_has_no_step_counts_for_a_minute(filing: Filing) -> None:
+    """The prolog runs before the first step; an epilog that failed leaves the file behind."""
+    begin(filing, "7", "0")
+    filing.steps = {}
+    filing.asked.clear()
+    assert held(poll(filing)) == {"7": ["0"]}
+    filing.clock.advance(STALE_S)
+    answer = poll(filing)
+    assert held(answer) == {}
+    assert "the files of 7 have no job: has the epilog failed?" in answer.notice
+    assert asked(filing) == []
+
+
+def test_a_file_that_claims_what_another_job_has_is_settled_by_slurmctld(filing: Filing) -> None:
+    filing.jobs, filing.used = {"5": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:1(IDX:0)"
+    filing.steps = {"5": {1005}}
+    filing.file("5", "gpus=0\nvisible=0\n")  # of a prolog before this release
+    assert held(poll(filing)) == {"5": ["0"]}
+    begin(filing, "7", "0")
+    filing.asked.clear()
+    answer = poll(filing)
+    assert (held(answer), answer.problem) == ({"5": ["0"]}, "the prolog's file of job 7 says IDX 0, which job 5 has")
+    filing.jobs = {"7": ["gpu:h100:1(IDX:0)"]}
+    end(filing, "5")
+    answer = poll(filing)
+    assert (held(answer), answer.problem) == ({"7": ["0"]}, "")
+    assert asked(filing)
+
+
+def test_who_lost_its_gpu_to_a_job_that_began_while_slurmctld_was_silent(filing: Filing) -> None:
+    filing.jobs, filing.used = {"5": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:1(IDX:0)"
+    filing.steps = {"5": {1005}}
+    filing.file("5", "gpus=0\nvisible=0\n")
+    assert held(poll(filing)) == {"5": ["0"]}
+    fail(filing, "sinfo", AWAY)
+    end(filing, "5")
+    begin(filing, "7", "0")
+    answer = poll(filing)
+    assert (held(answer), answer.problem) == ({"7": ["0"]}, AWAY)
+
+
+def test_what_our_files_say_is_read_as_it_was_told(filing: Filing) -> None:
+    begin(filing, "7", "0,2")
+    run = read_job_files(filing.files).jobs["7"].run
+    assert run == FiledRun("ada", "1000", "chem", "gpu", "lab", "0", START, 1)
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["begin", "end", "requeue", "away", "back", "wait"]), st.integers(0, 3), st.booleans()),
+    max_size=30,
+)
+
+
+@given(STEPS)
+def test_whatever_begins_and_ends_no_job_has_anothers_gpu_and_none_is_free_that_is_held(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, bool]]
+) -> None:
+    """Jobs with and without a whole file, on four GPUs, while slurmctld answers now and then."""
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        del os.environ[name]
+    filing = Filing(tmp_path_factory.mktemp("filing"))
+    filing.steps = {}
+    filing.settle()
+    real = Cluster.run
+    is_away, number, truth, restarts = False, 10, dict[str, int](), dict[str, int]()
+
+    def run(command: list[str], timeout_s: float) -> str:
+        if is_away and "listpids" not in command:
+            raise SourceError(AWAY)
+        return real(filing, command, timeout_s)
+
+    filing.source._controller._run_command = run  # type: ignore[union-attr,assignment]
+
+    def update() -> None:
+        filing.jobs = {job: [f"gpu:h100:1(IDX:{index})"] for job, index in truth.items()}
+        filing.used = f"gpu:h100:{len(truth)}(IDX:{','.join(map(str, sorted(truth.values())))})" if truth else ""
+
+    for what, index, is_whole in steps:
+        holder = next((job for job, has in truth.items() if has == index), None)
+        if what == "begin" and holder is None:
+            number += 1
+            truth[str(number)], restarts[str(number)] = index, 0
+            begin(filing, str(number), str(index), **({} if is_whole else {"user": ""}))
+        elif what in ("end", "requeue") and holder is not None:
+            del truth[holder]
+            end(filing, holder)
+            free = sorted({0, 1, 2, 3} - {*truth.values()})
+            if what == "requeue":
+                truth[holder] = free[-1]
+                restarts[holder] += 1
+                begin(filing, holder, str(free[-1]), restarts=restarts[holder], start=START + restarts[holder])
+        elif what in ("away", "back"):
+            is_away = what == "away"
+        update()
+        answer = poll(filing)
+        said = {
+            (grant.holder.job_id, int(grant.device))
+            for grant in answer.grants
+            if grant.kind == "minor" and not grant.confirmed
+        }
+        named = {(job, index) for job, index in said if job}
+        assert named <= {*truth.items()}, (what, answer)
+        if not answer.problem and not answer.is_late:
+            shown = {int(grant.device) for grant in answer.grants if grant.kind == "minor"}
+            assert {*truth.values()} <= shown, (what, answer)
