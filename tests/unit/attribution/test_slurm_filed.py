@@ -164,6 +164,43 @@ def test_another_run_of_a_job_is_another_holder_with_other_gpus(filing: Filing) 
     assert asked(filing) == []
 
 
+def test_a_number_that_is_given_again_is_another_holder(filing: Filing) -> None:
+    """As after a slurmctld that lost its state."""
+    filing.jobs, filing.used, filing.job_start = {"7": ["gpu:h100:1(IDX:0)"]}, "gpu:h100:1(IDX:0)", START
+    begin(filing, "7", "0", user="")
+    (before,) = poll(filing).grants
+    assert before.holder.start_wall == START
+    begin(filing, "7", "1", start=START + 900)
+    (after,) = poll(filing).grants
+    assert (after.device, after.holder.start_wall) == ("1", START + 900)
+    assert before.holder.key != after.holder.key
+
+
+def test_processes_that_come_and_go_raise_no_question(filing: Filing) -> None:
+    begin(filing, "7", "0")
+    poll(filing)
+    filing.asked.clear()
+    for pid in range(2000, 2010):
+        filing.steps = {"7": {pid}}
+        assert held(poll(filing)) == {"7": ["0"]}
+    assert asked(filing) == []
+
+
+def test_where_slurm_counts_gpus_without_positions_its_count_goes_before_the_files(filing: Filing) -> None:
+    filing.gres_conf.write_text("Name=gpu File=/dev/nvidia[0-3]\n", "utf-8")
+    filing.configured, filing.used = "gpu:4", "gpu:1"
+    filing.jobs = {"5": ["gpu:1(IDX:0)"]}
+    begin(filing, "5", "0", user="")
+    filing.clock.advance(4000.0)
+    begin(filing, "5", "0", user="")
+    assert held(poll(filing)) == {"5": ["0"]}
+    begin(filing, "7", "1")
+    filing.jobs["7"], filing.used = ["gpu:1(IDX:1)"], "gpu:2"
+    filing.asked.clear()
+    assert held(poll(filing)) == {"5": ["0"], "7": ["1"]}
+    assert asked(filing)
+
+
 def test_files_that_cannot_be_read_leave_no_gpu_free(filing: Filing) -> None:
     begin(filing, "7", "0")
     poll(filing)
@@ -208,6 +245,8 @@ def test_a_file_that_claims_what_another_job_has_is_settled_by_slurmctld(filing:
     filing.asked.clear()
     answer = poll(filing)
     assert (held(answer), answer.problem) == ({"5": ["0"]}, "the prolog's file of job 7 says IDX 0, which job 5 has")
+    poll(filing)
+    assert asked(filing), "that is worth a question"
     filing.jobs = {"7": ["gpu:h100:1(IDX:0)"]}
     end(filing, "5")
     answer = poll(filing)
