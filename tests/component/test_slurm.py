@@ -381,6 +381,69 @@ def test_nodes_whose_prolog_writes_files_ask_nothing(
         assert (files / second).exists()
 
 
+@pytest.mark.parametrize("release", ["22.05", "24.11", "26.05"])
+def test_what_the_prolog_writes_is_what_slurmctld_would_say(release: str, processes: Processes) -> None:
+    """Jobs of sbatch, of an array and of srun, whose owners export lies; the first run of one and its second."""
+    layout = Layout(
+        files={name: text.replace("/run/gpu-exporter/jobs", "{root}/jobs") for name, text in PROLOG.items()},
+        settings="PrologFlags=Contain\nProlog={root}/etc/prolog.sh\nEpilog={root}/etc/epilog.sh\n",
+    )
+    says_start = release != "22.05"
+    with start_slurm(processes, chroot_of(release), layout) as slurm:
+        (slurm.root / "jobs").mkdir()
+        questions: list[str] = []
+
+        def run(command: Sequence[str], timeout_s: float) -> str:
+            if "listpids" not in command:
+                questions.append(" ".join(command))
+            return run_as(slurm)(command, timeout_s)
+
+        def source(ask: Callable[[Sequence[str], float], str]) -> SlurmSource:
+            gres_conf, files = slurm.root / "etc" / "gres.conf", slurm.root / "jobs"
+            return SlurmSource("n0", 60.0, run=ask, gres_conf=gres_conf, job_files=files)
+
+        def facts(answer: Answer) -> list[tuple[Any, ...]]:
+            """Of each grant all that a prolog is told."""
+            assert answer.problem == ""
+            return sorted(
+                (h.key, h.job_id, h.user, h.uid, h.account, h.partition, h.start_wall, h.units, grant.device)
+                for grant in answer.grants
+                for h in (grant.holder,)
+            )
+
+        exporter = source(run)
+        assert exporter.poll().grants == []
+        questions.clear()
+        lies = {
+            "SLURM_JOB_ACCOUNT": "lie",
+            "SLURM_JOB_USER": "root",
+            "SLURM_JOB_GPUS": "3",
+            "SLURM_JOB_START_TIME": "5",
+        }
+        first = slurm.submit("--gres=gpu:1", "--account=phys", "--requeue", environment=lies)
+        slurm.submit("--gres=gpu:1", "--array=7-7")
+        command = ["srun", "-n1", "--mpi=none", "--gres=gpu:2", "sleep", "600"]
+        step = processes.start(command, {**slurm.environment, **lies})
+        seen = wait_for(lambda: len(list((slurm.root / "jobs").iterdir())) == 3 and exporter.poll(), "three files", 60)
+        assert isinstance(seen, Answer)
+        assert facts(seen) == facts(source(run_as(slurm)).poll())
+        assert len(facts(seen)) == GPUS
+        assert bool(questions) == (not says_start)
+        slurm.requeue(first)
+        wait_for(lambda: not (slurm.root / "jobs" / first).exists(), "the end of its first run", 60)
+        slurm.run_again(first)
+        wait_for(lambda: (slurm.root / "jobs" / first).exists(), "the file of its second run", 60)
+        again = exporter.poll()
+        assert facts(again) == facts(source(run_as(slurm)).poll())
+        (before,), (after,) = ({fact[0] for fact in facts(each) if fact[1] == first} for each in (seen, again))
+        assert before != after
+        step.stop()
+        slurm.cancel_all()
+        wait_for(lambda: not list((slurm.root / "jobs").iterdir()), "the epilogs", 60)
+        assert exporter.poll().grants == []
+        assert bool(questions) == (not says_start)
+
+
 PARTS = Layout(
     gres="gpu:1g.10gb:2,gpu:h100:2",
     conf="Name=gpu Type=h100 File={root}/dev/nvidia[0-1]\n"

@@ -25,7 +25,7 @@ from tests.testbed.servers import require
 GPUS = 4
 USER = "nobody"
 JWT_KEY = "jwt.key"
-COMMANDS = ("sbatch", "scancel", "scontrol", "sdiag", "sinfo", "slurmctld", "slurmd", "slurmrestd", "squeue")
+COMMANDS = ("sbatch", "scancel", "scontrol", "sdiag", "sinfo", "slurmctld", "slurmd", "slurmrestd", "squeue", "srun")
 # In a mount namespace of its own, so that nothing stays mounted. /tmp holds configuration and state.
 IN_CHROOT = """#!/bin/sh
 exec unshare --mount --propagation private sh -c '
@@ -122,17 +122,21 @@ class Slurm:
         processes.start([*prefix, "slurmrestd", "-s", pages, "-a", "rest_auth/jwt", place], environment)
         return f"http://{place}"
 
-    def submit(self, *flags: str, runs: bool = True, user: str = USER) -> str:
+    def submit(
+        self, *flags: str, runs: bool = True, user: str = USER, environment: Mapping[str, str] | None = None
+    ) -> str:
         """A job that only sleeps; its id, once it runs unless that is not to be."""
-        job = self.submit_script(self.root / "job.sh", "-n1", *flags, user=user)
+        job = self.submit_script(self.root / "job.sh", "-n1", *flags, user=user, environment=environment)
         if runs:
             self.wait_until_runs(job)
         return job
 
-    def submit_script(self, script: Path, *flags: str, user: str = USER) -> str:
-        """A job of that script; its id."""
+    def submit_script(
+        self, script: Path, *flags: str, user: str = USER, environment: Mapping[str, str] | None = None
+    ) -> str:
+        """A job of that script, which its owner submits with `environment`; its id."""
         command = ("sbatch", "--parsable", "-D", "/tmp", "-o", "/dev/null", *flags, str(script))
-        job = self.run(*command, user=user).strip()
+        job = self.run(*command, user=user, environment=environment).strip()
         self._jobs.append(job)
         return job
 
