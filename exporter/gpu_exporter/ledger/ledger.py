@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -96,6 +96,10 @@ class _Signs:
 
     active_by: tuple[str, ...] = ()
     other_s: dict[str, float] = field(default_factory=dict)
+
+
+def _id_of(entry: ConfirmedAllocation) -> HolderId:
+    return entry.allocation.unit, entry.allocation.holder.key
 
 
 class Ledger:
@@ -204,8 +208,30 @@ class Ledger:
             if active_until > holder.known_until:
                 holder.last_active = active_until
 
-    def charge_poll(self, now: float, wall: float, confirmed: Sequence[ConfirmedAllocation]) -> None:
-        """Charge the waiting readings to those who are shown to have held the units."""
+    def charge_poll(
+        self,
+        now: float,
+        wall: float,
+        confirmed: Sequence[ConfirmedAllocation],
+        ended: Sequence[ConfirmedAllocation] = (),
+    ) -> None:
+        """Charge the waiting readings to those who are shown to have held the units.
+
+        `ended`: of holders that have ended since the last poll, `confirmed` at their end: as if each end were a poll of
+        its own, so that who came and went between two polls, one after the other, has its time.
+        """
+        past = sorted(ended, key=lambda each: each.confirmed)
+        ends: set[HolderId] = set()
+        for number, entry in enumerate(past):
+            ends.add(_id_of(entry))
+            # Who was not there at the last poll may have come after this end: whole seconds of starts do not say.
+            there = [each for each in (*confirmed, *past[number + 1 :]) if _id_of(each) in self.holders.keys() - ends]
+            self._charge_poll(now, wall, [entry, *there], ends)
+        self._charge_poll(now, wall, confirmed, ends)
+
+    def _charge_poll(
+        self, now: float, wall: float, confirmed: Sequence[ConfirmedAllocation], ends: Collection[HolderId]
+    ) -> None:
         shown: set[HolderId] = set()
         holders_of: dict[UnitId, int] = {}
         latest: dict[UnitId, float] = {}  # when a holder of the unit was last confirmed
@@ -241,7 +267,7 @@ class Ledger:
             self._leaving[holder_id] = self.restored_holders[holder_id] = account
         self._book_late(now)
         longest = self.rules.longest_unconfirmed_s
-        self.tenants.charge_poll(now, longest, confirmed, self.holders, self._leaving)
+        self.tenants.charge_poll(now, longest, confirmed, self.holders, self._leaving, ends)
         self._forget(now)
         self.tenants.forget((*self.holders, *self.restored_holders))
 

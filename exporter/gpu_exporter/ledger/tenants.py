@@ -10,7 +10,7 @@ Pure: no clock, no lock, no file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -72,9 +72,11 @@ class Tenants:
         confirmed: Sequence[ConfirmedAllocation],
         holders: Mapping[HolderId, HolderAccount],
         leaving: Mapping[HolderId, HolderAccount],
+        ends: Collection[HolderId] = (),
     ) -> None:
         """Add what the accounts of `holders` have grown by since the last poll, and those of holders that are gone and
-        may still grow. `longest_s`: the gap that is still known, for a holder that is renewed so often.
+        may still grow. `longest_s`: the gap that is still known, for a holder that is renewed so often. `ends`: who was
+        confirmed at its very end, after which there is nothing to guess.
         """
         shown: dict[HolderId, _Last] = {}
         for entry in confirmed:
@@ -89,7 +91,8 @@ class Tenants:
         for holder_id, last in self._last.items():
             if holder_id not in shown:
                 self._left[holder_id] = last
-                if half := _half(now - last.confirmed, longest_s(last.renewed_s)):
+                half = _half(now - last.confirmed, longest_s(last.renewed_s))
+                if half and holder_id not in ends:
                     self._account(last.tenant, now).held_s += last.share * half
         self._left = {holder_id: last for holder_id, last in self._left.items() if holder_id in leaving}
         for holder_id, last in self._left.items():
