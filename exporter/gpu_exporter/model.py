@@ -414,6 +414,7 @@ class SourceStatus(NamedTuple):
 
     `error`: what was missing, so that some holders may be; `notice`: what people should know, with nothing missing.
     `devices`: how many GPUs, or instances in their place, its scheduler counts here, None where it does not say.
+    `missed`: holders that ended before it was known what they held.
     """
 
     name: str
@@ -424,6 +425,7 @@ class SourceStatus(NamedTuple):
     error: str = ""
     notice: str = ""
     devices: int | None = None
+    missed: int = 0
 
 
 class UnitTotals(NamedTuple):

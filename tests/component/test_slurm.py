@@ -18,7 +18,7 @@ import pytest
 
 import gpu_exporter
 from gpu_exporter.attribution.pace import Pace
-from gpu_exporter.attribution.slurm import SlurmSource
+from gpu_exporter.attribution.slurm import SlurmSource, restarts_of
 from gpu_exporter.attribution.slurm_controller import JOB_EACH_S
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import ManualClock
@@ -346,7 +346,7 @@ def test_nodes_whose_prolog_writes_files_ask_nothing(
         files = slurm.root / "jobs"
         first, second = slurm.submit("--gres=gpu:1"), slurm.submit("--gres=gpu:2")
         slurm.submit()
-        assert {path.name: path.read_text().splitlines()[0] for path in files.iterdir()} == {
+        assert {path.name: path.read_text().splitlines()[1] for path in files.iterdir()} == {
             first: "gpus=0",
             second: "gpus=1,2",
         }
@@ -403,10 +403,11 @@ def test_what_the_prolog_writes_is_what_slurmctld_would_say(release: str, proces
             return SlurmSource("n0", 60.0, run=ask, gres_conf=gres_conf, job_files=files)
 
         def facts(answer: Answer) -> list[tuple[Any, ...]]:
-            """Of each grant all that a prolog is told."""
+            """Of each grant all that a prolog is told; before 23.02 it is told no start."""
             assert answer.problem == ""
             return sorted(
-                (h.key, h.job_id, h.user, h.uid, h.account, h.partition, h.start_wall, h.units, grant.device)
+                (h.job_id, h.user, h.uid, h.account, h.partition, h.units, restarts_of(h.key), grant.device)
+                + ((h.key, h.start_wall) if says_start else ())
                 for grant in answer.grants
                 for h in (grant.holder,)
             )
@@ -428,20 +429,21 @@ def test_what_the_prolog_writes_is_what_slurmctld_would_say(release: str, proces
         assert isinstance(seen, Answer)
         assert facts(seen) == facts(source(run_as(slurm)).poll())
         assert len(facts(seen)) == GPUS
-        assert bool(questions) == (not says_start)
+        assert questions == []
         slurm.requeue(first)
         wait_for(lambda: not (slurm.root / "jobs" / first).exists(), "the end of its first run", 60)
         slurm.run_again(first)
         wait_for(lambda: (slurm.root / "jobs" / first).exists(), "the file of its second run", 60)
         again = exporter.poll()
         assert facts(again) == facts(source(run_as(slurm)).poll())
-        (before,), (after,) = ({fact[0] for fact in facts(each) if fact[1] == first} for each in (seen, again))
-        assert before != after
+        (before,), (after,) = ({fact[6] for fact in facts(each) if fact[0] == first} for each in (seen, again))
+        assert (before, after) == ("0", "1")
         step.stop()
         slurm.cancel_all()
         wait_for(lambda: not list((slurm.root / "jobs").iterdir()), "the epilogs", 60)
-        assert exporter.poll().grants == []
-        assert bool(questions) == (not says_start)
+        last = exporter.poll()
+        assert (last.grants, last.missed, questions) == ([], 0, [])
+        assert len(last.ended) == GPUS, "each with its end"
 
 
 PARTS = Layout(

@@ -97,7 +97,8 @@ class SimulatedNode:
     def poll(self) -> None:
         """Ask the source once."""
         grants, owners = self.poller.poll(), self._seen_owners()
-        resolution = self.state.on_poll(grants, self.placed(), owners, offers=self.offers)
+        ended = self.poller.take_ended()
+        resolution = self.state.on_poll(grants, self.placed(), owners, offers=self.offers, ended=ended)
         self.poller.note_resolution(resolution.conflicts, resolution.unresolved, resolution.doubted)
 
     def _seen_owners(self) -> Owners:

@@ -162,10 +162,10 @@ class Agent:
                 grants = self.poller.poll()  # first: a process that is younger than the answer is judged by the next
                 driver = self.devices.observe()
                 placed, expected = self._place(driver), count_expected(driver, self._inventory.value)
-                snapshots = [each.snapshot for each in placed.values()]
-                owners = self._processes.read(snapshots) if self._processes is not None else None
+                owners = self._processes.read([each.snapshot for each in placed.values()]) if self._processes else None
+                offers, ended = self.poller.offers(), self.poller.take_ended()
                 resolution = self.node.on_poll(
-                    grants, placed, owners, expected, is_complete=self.poller.has_all(), offers=self.poller.offers()
+                    grants, placed, owners, expected, is_complete=self.poller.has_all(), offers=offers, ended=ended
                 )
                 self.poller.note_resolution(resolution.conflicts, resolution.unresolved, resolution.doubted)
             except Exception:  # a fault of ours must not end attribution; mappings then age, which is visible

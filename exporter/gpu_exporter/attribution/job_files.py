@@ -12,6 +12,7 @@ Three layouts, told apart by what is in them:
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
@@ -25,6 +26,7 @@ from gpu_exporter.outside import WHOLE_MAX, whole
 
 DEFAULT_PLACE = Path("/run/gpu-exporter/jobs")
 FILES_MAX = 1024  # jobs or GPUs and instances of a node; more are none of a prolog
+ENDED = ".ended"  # where our epilog keeps the files of the last jobs; the date of that move is their end
 READ_MAX = 4096  # bytes of one file
 JOB = re.compile(r"[1-9][0-9]{0,17}")
 UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
@@ -34,8 +36,8 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class FiledRun(NamedTuple):
-    """Whose job it is, and which run of it, as slurmd told the prolog. `start`: Unix seconds, slurmctld's. `account`
-    and `partition` may be ""; `nodes`: how many the job has.
+    """Whose job it is, and which run of it, as slurmd told the prolog. `start`: Unix seconds, slurmctld's, None before
+    Slurm 23.02. `account` and `partition` may be ""; `nodes`: how many the job has.
     """
 
     user: str
@@ -44,7 +46,7 @@ class FiledRun(NamedTuple):
     partition: str
     cluster: str
     restarts: str
-    start: float
+    start: float | None
     nodes: int
 
 
@@ -57,6 +59,19 @@ class JobFile(NamedTuple):
     uuids: tuple[str, ...] = ()
     written_wall: float = 0.0
     run: FiledRun | None = None
+
+    @property
+    def start_wall(self) -> float:
+        """When the job began, by slurmctld or else by its prolog; in whole seconds, as Slurm counts them."""
+        return math.floor(self.written_wall) if self.run is None or self.run.start is None else self.run.start
+
+
+class EndedJob(NamedTuple):
+    """A job that has given its GPUs back at `end_wall` (Unix seconds). Slurm counts to the whole second before."""
+
+    job_id: str
+    file: JobFile
+    end_wall: float
 
 
 class Filed(NamedTuple):
@@ -94,6 +109,36 @@ def read_job_files(directory: Path) -> Filed:
             except (OSError, ValueError, SourceError) as exc:
                 problems.append(f"{directory}/{name[:80]}: {exc}")
         return Filed(jobs, problems[0] if problems else "")
+    finally:
+        os.close(handle)
+
+
+def read_ended(directory: Path, since_wall: float) -> list[EndedJob]:
+    """The jobs that have ended after `since_wall` (Unix seconds), of those that our epilog keeps, the first one first.
+
+    Empty where no epilog keeps any; a file that is not understood is left out. Raises SourceError for a directory that
+    others may write.
+    """
+    try:
+        handle = os.open(directory / ENDED, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        _check_writers(os.fstat(handle), str(directory / ENDED))
+        found = []
+        for name in os.listdir(handle)[:FILES_MAX]:  # noqa: PTH208 -- of the directory that was checked
+            try:
+                ended = os.stat(name, dir_fd=handle, follow_symlinks=False).st_ctime
+                if ended <= since_wall:
+                    continue
+                text, written = _read(handle, name)
+                job = dict(line.partition("=")[::2] for line in text.splitlines()).get("job", "")
+                jobs: dict[str, JobFile] = {}
+                _add(jobs, job, text, written)
+                found.append(EndedJob(job, jobs[job], ended))
+            except (OSError, ValueError, KeyError, SourceError):
+                continue
+        return sorted(found, key=lambda each: each.end_wall)
     finally:
         os.close(handle)
 
@@ -142,11 +187,12 @@ def _run(values: Mapping[str, str]) -> FiledRun | None:
     words = {name: value if WORD.fullmatch(value) else "" for name, value in values.items()}
     numbers = {name: whole(words.get(name, ""), WHOLE_MAX) for name in ("uid", "restarts", "start", "nodes")}
     user, cluster, start, nodes = words.get("user", ""), words.get("cluster", ""), numbers["start"], numbers["nodes"]
-    if not (user and cluster and start and nodes) or numbers["uid"] is None or numbers["restarts"] is None:
+    if not (user and cluster and nodes) or numbers["uid"] is None or numbers["restarts"] is None:
         return None
-    for name in ("account", "partition"):
-        if values.get(name) and not words[name]:
-            return None
+    if any(values.get(name) and not words[name] for name in ("account", "partition")):
+        return None
+    if values.get("start") and not start:
+        return None
     return FiledRun(
         user,
         words["uid"],
@@ -154,7 +200,7 @@ def _run(values: Mapping[str, str]) -> FiledRun | None:
         words.get("partition", ""),
         cluster,
         words["restarts"],
-        start + 0.0,
+        None if start is None else start + 0.0,
         nodes,
     )
 

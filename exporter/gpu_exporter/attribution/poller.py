@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpu_exporter.attribution.identity import Identity
 from gpu_exporter.attribution.source import Answer, Source, SourceError
@@ -61,6 +61,8 @@ class _Memory:
     incomplete: bool = False
     hides_users: bool = False
     devices: int | None = None
+    missed: int = 0
+    ended: list[Grant] = field(default_factory=list)  # not taken yet
     conflicts: int = 0
 
 
@@ -114,6 +116,14 @@ class Poller:
                     known.append(self._show(grant, hidden)._replace(confirmed=confirmed))
         return known
 
+    def take_ended(self) -> list[Grant]:
+        """The grants of holders that have ended, `confirmed` at their end; each is given once."""
+        hidden = any(memory.hides_users or memory.confirmed is None for memory in self._memory.values())
+        ended = [self._show(grant, hidden) for memory in self._memory.values() for grant in memory.ended]
+        for memory in self._memory.values():
+            memory.ended = []
+        return ended
+
     def offers(self) -> Sequence[Grant] | None:
         """The devices that schedulers may give; None unless every source reports its own."""
         offers: list[Grant] = []
@@ -157,6 +167,8 @@ class Poller:
         memory.answered, memory.complete = not answer.is_old, not (answer.is_old or answer.problem)
         memory.incomplete = bool(answer.problem) or answer.is_late
         memory.hides_users, memory.devices = answer.hides_users, answer.devices
+        memory.ended += answer.ended
+        memory.missed += answer.missed
 
     @staticmethod
     def _note(name: str, memory: _Memory, problem: str) -> None:
@@ -224,6 +236,7 @@ class Poller:
                 error="; ".join(text for text in (memory.error, memory.unresolved) if text),
                 notice=memory.notice,
                 devices=memory.devices,
+                missed=memory.missed,
             )
             for name, memory in self._memory.items()
         )

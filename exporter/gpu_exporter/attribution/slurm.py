@@ -25,7 +25,7 @@ from gpu_exporter.attribution.pace import INTERVAL_MAX_S, Pace, Retry
 from gpu_exporter.attribution.procfs import NewestProcess, Procfs
 from gpu_exporter.attribution.slurm_collected import Collected
 from gpu_exporter.attribution.slurm_controller import Controller, Known, Look, Run
-from gpu_exporter.attribution.slurm_filed import FiledJobs
+from gpu_exporter.attribution.slurm_filed import FiledJobs, is_whole, read_job
 from gpu_exporter.attribution.slurm_memory import Memory
 from gpu_exporter.attribution.slurm_presence import Presence, Present
 from gpu_exporter.attribution.slurm_steps import StepReader, Steps
@@ -88,6 +88,7 @@ class SlurmSource:
         self._epochs = Epochs(state, self._node, writes=keeps_state)
         self._memory = Memory(state, self._node, Procfs(procfs), writes=keeps_state)
         self._filed = FiledJobs()
+        self._granted: dict[str, list[Grant]] = {}  # by job, at the last poll
         self._misfit = False  # gres.conf proves no order, with what Slurm says of the node
         self._slurmd = NewestProcess(Procfs(procfs), "slurmd")
         self._renewal = Retry(RENEW_FIRST_S, RENEW_MOST_S)
@@ -223,6 +224,12 @@ class SlurmSource:
             grants.append(self._as_of(look, grant._replace(share=dict(node.used.shared).get(index, ""))))
         if hidden:
             notices.append(self._why_hidden(f"IDX {', '.join(map(str, hidden))}", config))
+        ended, missed = self._list_ended(look, present, order)
+        over = {grant.holder.key for grant in ended}
+        grants = [grant for grant in grants if grant.holder.key not in over]  # its last processes may still be there
+        self._granted = {}
+        for grant in grants:
+            self._granted.setdefault(grant.holder.job_id, []).append(grant)
         share = node.used.unnamed_share or next((g.unnamed_share for g in look.gpus() if g.unnamed_share), "")
         if share:
             problems.append(f"{share} is in use, and of which GPU Slurm does not say, so no GPU is called free")
@@ -239,7 +246,29 @@ class SlurmSource:
             as_of=look.asked if self._failed or look.each_s else None,
             is_old=bool(self._failed),
             devices=sum(count for _, count in node.configured) or None,
+            ended=ended,
+            missed=missed,
         )
+
+    def _list_ended(self, look: Look, present: Present, order: GpuOrder) -> tuple[tuple[Grant, ...], int]:
+        """The grants of jobs that have ended since the last poll, up to their end, and how many jobs left none."""
+        now, wall = self._clock.monotonic(), self._clock.wall()
+        ended: list[Grant] = []
+        missed = 0
+        for job in present.ended:
+            run, file = job.file.run, job.file
+            grants = self._granted.get(job.job_id, [])
+            if run is not None and any(run.restarts != restarts_of(grant.holder.key) for grant in grants):
+                grants = []  # of another run
+            if not grants and self._filed.is_on and is_whole(file, look):
+                known = read_job(job.job_id, file)
+                own = self._epochs.at(known.start, order)
+                holder = self._holder(known, look.config, JobGpus(file.indexes, len(file.indexes)))
+                grants = [_grant(index, own, holder, "", "") for index in file.indexes]
+                grants = [grant for grant in grants if grant.kind != "unproven"]
+            ended += [grant._replace(confirmed=now - max(0.0, wall - math.floor(job.end_wall))) for grant in grants]
+            missed += not grants and bool(file.indexes or file.uuids)
+        return tuple(ended), missed
 
     def _is_here(self, job_id: str, present: Present) -> bool:
         """Whether this poll proves by itself that the job still holds what it held at the last look."""
@@ -286,6 +315,11 @@ class SlurmSource:
         if "jobs" in config.private:
             return f"{text}: PrivateData=jobs hides them from uid {os.geteuid()}; run as SlurmUser or root"
         return text
+
+
+def restarts_of(key: HolderKey) -> str:
+    """The restart count in the key of a job's run."""
+    return key.incarnation.split("/")[-2]
 
 
 def _grant(index: int, order: GpuOrder, holder: Holder, why: str, obstacle: str) -> Grant:

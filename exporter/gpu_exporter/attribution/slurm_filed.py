@@ -41,7 +41,7 @@ class FiledJobs:
         """The files that are believed by themselves, by job."""
         if not (self.is_on and present.is_complete) or look.node.used.unnamed:
             return {}
-        return {job: file for job, file in present.files.items() if _is_whole(file, look)}
+        return {job: file for job, file in present.files.items() if is_whole(file, look)}
 
     def settled(self, look: Look, present: Present, wall: float) -> set[str]:
         """Jobs about which slurmctld has nothing to add for now. `wall`: Unix seconds."""
@@ -76,7 +76,7 @@ class FiledJobs:
                 disputed[job] = f"the prolog's file of job {job} says IDX {clash}, which job {taken[clash]} has"
                 continue
             taken |= dict.fromkeys(file.indexes, job)
-            jobs[job] = Known(_job(job, file), look.asked, JobGpus(file.indexes, len(file.indexes)), look.asked)
+            jobs[job] = Known(read_job(job, file), look.asked, JobGpus(file.indexes, len(file.indexes)), look.asked)
         begun = {index for job in jobs.keys() & new.keys() for index in new[job].indexes}
         used = look.node.used._replace(indexes=tuple(sorted({*look.node.used.indexes} - freed | begun)))
         self._spoken = (self._spoken | files.keys()) & (look.jobs.keys() | present.files.keys())
@@ -93,7 +93,8 @@ def _is_replaced(look: Look, job: str, new: Mapping[str, JobFile]) -> bool:
     return is_over and not claimed.isdisjoint(_positions(look.jobs[job]))
 
 
-def _is_whole(file: JobFile, look: Look) -> bool:
+def is_whole(file: JobFile, look: Look) -> bool:
+    """Whether a file says all that is needed of a job of this node."""
     run = file.run
     return run is not None and bool(file.indexes) and run.cluster == look.config.cluster and run.nodes == 1
 
@@ -102,14 +103,17 @@ def _is_known(look: Look, job: str, file: JobFile) -> bool:
     """Whether slurmctld has told of this very run."""
     known = look.jobs.get(job)
     run = file.run
-    return known is not None and run is not None and (known.job.restarts, known.job.start) == (run.restarts, run.start)
+    if known is None or run is None or known.job.restarts != run.restarts:
+        return False
+    return run.start is None or known.job.start == run.start
 
 
 def _positions(known: Known) -> tuple[int, ...]:
     return known.gpus.positions() if known.gpus is not None else ()
 
 
-def _job(job: str, file: JobFile) -> Job:
+def read_job(job: str, file: JobFile) -> Job:
+    """The job as its file tells of it, which is believed by itself."""
     run = file.run
     assert run is not None
-    return Job(job, run.user, run.account, run.partition, "", "RUNNING", run.start, run.restarts, uid=run.uid)
+    return Job(job, run.user, run.account, run.partition, "", "RUNNING", file.start_wall, run.restarts, uid=run.uid)

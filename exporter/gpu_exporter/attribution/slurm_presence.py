@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_exporter.attribution.job_files import DEFAULT_PLACE, Filed, JobFile, read_job_files
+from gpu_exporter.attribution.job_files import DEFAULT_PLACE, EndedJob, Filed, JobFile, read_ended, read_job_files
 from gpu_exporter.attribution.slurm_steps import StepReader, Steps
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.clock import Clock
@@ -16,7 +16,8 @@ STALE_S = 60.0
 
 
 class Present(NamedTuple):
-    """The jobs of one moment. `files` by job id; `notices`: what is missing, for people.
+    """The jobs of one moment. `files` by job id; `notices`: what is missing, for people; `ended`: jobs that have ended
+    since the last look, as our epilog tells.
 
     `is_complete`: every job that has GPUs has a file, and every file a job that is known to be alive.
     """
@@ -25,6 +26,7 @@ class Present(NamedTuple):
     files: Mapping[str, JobFile] = {}
     is_complete: bool = False
     notices: tuple[str, ...] = ()
+    ended: tuple[EndedJob, ...] = ()
 
     @property
     def jobs(self) -> frozenset[str]:
@@ -38,6 +40,7 @@ class Presence:
         self._steps = steps
         self._directory = directory
         self._clock = clock
+        self._ended_wall = clock.wall()
 
     def read(self, flags: Set[str] | None) -> Present:
         """`flags`: Slurm's PrologFlags, in lower case; None while they are not known."""
@@ -68,7 +71,15 @@ class Presence:
         # With Contain what has no step yet has just begun; else it may be a job that never has one, and may have ended.
         is_alive = steps is not None and ("contain" in (flags or ()) or files.keys() <= steps.pids.keys())
         is_complete = has_prolog_first and is_alive and not filed.problem
-        return Present(steps or Steps({}), files, is_complete, tuple(notices))
+        return Present(steps or Steps({}), files, is_complete, tuple(notices), self._read_ended())
+
+    def _read_ended(self) -> tuple[EndedJob, ...]:
+        try:
+            ended = read_ended(self._directory or DEFAULT_PLACE, self._ended_wall)
+        except SourceError:  # the directory itself is not believed either, which is said
+            return ()
+        self._ended_wall = max([self._ended_wall, *(job.end_wall for job in ended)])
+        return tuple(ended)
 
     def _read_files(self, notices: list[str]) -> Filed | None:
         """None where no prolog writes."""

@@ -26,7 +26,8 @@ class Answer(NamedTuple):
     have begun whose devices are not known yet, so a GPU without a grant is not known to be free. `as_of`: when what the
     source says was true (monotonic seconds), None for now; `is_old`: it did not answer this time, and that is why.
     `devices`: how many GPUs, or instances in their place, the scheduler counts for this node; None where it does not
-    say.
+    say. `ended`: grants of holders that have ended since the last answer, each once, `confirmed` at their end;
+    `missed`: how many more have, of which it is not known what they held.
     """
 
     grants: Sequence[Grant]
@@ -39,6 +40,8 @@ class Answer(NamedTuple):
     as_of: float | None = None
     is_old: bool = False
     devices: int | None = None
+    ended: Sequence[Grant] = ()
+    missed: int = 0
 
 
 class Source(Protocol):

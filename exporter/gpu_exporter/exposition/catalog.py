@@ -377,6 +377,12 @@ ATTRIBUTION_LAST_SUCCESS = Family(
     "When what the source says was last true by its own word; absent before the first time",
     ("source",),
 )
+JOBS_MISSED = Family(
+    "gpu_exporter_jobs_missed_total",
+    "counter",
+    "Jobs that ended before it was known which GPUs they held, so that no tenant has their hours",
+    ("source",),
+)
 ATTRIBUTION_CONFLICTS = Family(
     "gpu_exporter_attribution_conflicts_total",
     "counter",
@@ -400,6 +406,7 @@ SELF_FAMILIES = (
     ATTRIBUTION_UP,
     ATTRIBUTION_COMPLETE,
     ATTRIBUTION_LAST_SUCCESS,
+    JOBS_MISSED,
     ATTRIBUTION_CONFLICTS,
 )
 

@@ -235,6 +235,8 @@ def _add_self(table: _Table, view: View) -> None:
         table.add(catalog.ATTRIBUTION_UP, (), (), float(source.up), (source.name,))
         table.add(catalog.ATTRIBUTION_COMPLETE, (), (), float(source.complete), (source.name,))
         table.add(catalog.ATTRIBUTION_LAST_SUCCESS, (), (), source.last_success_wall, (source.name,))
+        if source.name == "slurm":
+            table.add(catalog.JOBS_MISSED, (), (), float(source.missed), (source.name,))
         table.add(catalog.ATTRIBUTION_CONFLICTS, (), (), float(source.conflicts), (source.name,))
 
 

@@ -178,11 +178,13 @@ class NodeState:
         *,
         is_complete: bool = True,
         offers: Sequence[Grant] | None = None,
+        ended: Sequence[Grant] = (),
     ) -> Resolution:
         """Settle one poll of the attribution sources: what they say, and users of GPUs that none of them names.
 
         `is_complete`: every source has answered lately. `placed`: the GPUs as they are shown; `owners` of the processes
-        on each unit, as far as known; `expected`: how many GPUs should answer here; `offers`: all that may be given.
+        on each unit, as far as known; `expected`: how many GPUs should answer here; `offers`: all that may be given;
+        `ended`: of holders that have ended since the last poll, `confirmed` at their end.
         """
         seen = owners or {}
         if self._ended is not None:
@@ -195,6 +197,12 @@ class NodeState:
             incomplete = _incomplete(placed, expected)
             resolution = resolve(grants, inventory, incomplete=incomplete, numbers=self._numbers.units())
             self._offered = None if offers is None else find_offered(offers, inventory, incomplete)
+            numbers = self._numbers.units()
+            past = [  # each by itself: one after the other they do not share a GPU
+                pair
+                for grant in ended
+                for pair in resolve([grant], inventory, incomplete=incomplete, numbers=numbers).allocations
+            ]
             self._numbers.note(resolution.numbers, now)
             left = _list_left(resolution, self._answered, proven=self._processes_proven)
         names = {unit: tuple(found.uses) for unit, found in seen.items()}
@@ -208,19 +216,22 @@ class NodeState:
             now, wall = self._clock.monotonic(), self._clock.wall()
             self._resolution, self._in_use = resolution, left | self._net.in_use
             self._uses = uses if self._processes_proven else {}
-            held = [
-                ConfirmedAllocation(
-                    allocation,
-                    grant.confirmed,
-                    self._start_of(allocation, now, wall),
-                    None if allocation.working_wall is None else now - (wall - allocation.working_wall),
-                    grant.renewed_s,
-                )
-                for allocation, grant in self._resolution.allocations
-            ]
+            held, gone = (
+                [
+                    ConfirmedAllocation(
+                        allocation,
+                        grant.confirmed,
+                        self._start_of(allocation, now, wall),
+                        None if allocation.working_wall is None else now - (wall - allocation.working_wall),
+                        grant.renewed_s,
+                    )
+                    for allocation, grant in found
+                ]
+                for found in (self._resolution.allocations, past)
+            )
             for unit, split in self._sharing.divide(entry.allocation for entry in held):
                 self.ledger.record_split(unit, split)
-            self.ledger.charge_poll(now, wall, held)
+            self.ledger.charge_poll(now, wall, held, gone)
             return self._resolution
 
     @staticmethod

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,15 @@ from hypothesis import strategies as st
 from tests.unit.attribution.test_slurm import Cluster, fail
 from tests.unit.attribution.test_slurm_quiet import Filing
 
+import gpu_exporter
 from gpu_exporter.attribution.job_files import FiledRun, read_job_files
+from gpu_exporter.attribution.slurm import restarts_of
 from gpu_exporter.attribution.slurm_filed import FILL_S
 from gpu_exporter.attribution.slurm_presence import STALE_S
 from gpu_exporter.attribution.source import Answer, SourceError
+from gpu_exporter.clock import ManualClock
 
+EPILOG = Path(gpu_exporter.__file__).parent / "contrib" / "slurm" / "epilog.sh"
 AWAY = "Unable to contact slurm controller"
 START = 4_000_000_500
 
@@ -113,17 +119,32 @@ def test_a_job_that_runs_for_long_is_asked_about_once_for_what_no_prolog_is_told
 @pytest.mark.parametrize(
     "words",
     [
-        {"user": ""}, {"uid": ""}, {"restarts": ""}, {"start": ""}, {"nodes": ""}, {"cluster": ""},
+        {"user": ""}, {"uid": ""}, {"restarts": ""}, {"nodes": ""}, {"cluster": ""},
         {"cluster": "other"}, {"nodes": "2"}, {"user": "a b"}, {"account": "x;y"}, {"start": "soon"}, {"uid": "-1"},
         {"start": "9" * 30},
     ],
 )  # fmt: skip
 def test_a_file_that_does_not_say_all_is_asked_about(filing: Filing, words: dict[str, str]) -> None:
-    """As of Slurm before 23.02, which tells a prolog no start."""
     begin(filing, "7", "1", **words)
     filing.jobs, filing.used = {"7": ["gpu:h100:1(IDX:1)"]}, "gpu:h100:1(IDX:1)"
     filing.asked.clear()
     assert held(poll(filing)) == {"7": ["1"]}
+    assert asked(filing)
+
+
+def test_before_slurm_23_02_a_job_began_when_its_prolog_ran(filing: Filing) -> None:
+    """Which no start is told."""
+    began = START + 0.5
+    begin(filing, "7", "1", start=0)
+    filing.file("7", (filing.files / "7").read_text().replace("start=0\n", ""), filing.clock.wall() - began)
+    filing.asked.clear()
+    (grant,) = poll(filing).grants
+    assert (grant.device, grant.holder.start_wall, grant.holder.key.incarnation) == ("1", START, f"lab/7/0/{START}")
+    assert asked(filing) == []
+    filing.jobs, filing.used, filing.job_start = {"7": ["gpu:h100:1(IDX:1)"]}, "gpu:h100:1(IDX:1)", START - 1
+    filing.clock.advance(START)
+    (grant,) = poll(filing).grants
+    assert grant.holder.start_wall == START - 1, "slurmctld knows better"
     assert asked(filing)
 
 
@@ -162,6 +183,102 @@ def test_another_run_of_a_job_is_another_holder_with_other_gpus(filing: Filing) 
     assert (before.device, after.device) == ("0", "3")
     assert before.holder.key != after.holder.key
     assert asked(filing) == []
+
+
+def end_and_say(filing: Filing, job: str) -> None:
+    """Our own epilog has run."""
+    environment = {"PATH": "/usr/bin:/bin", "GPU_EXPORTER_JOB_FILES": str(filing.files), "SLURM_JOB_ID": job}
+    path = filing.files / job
+    path.write_text(f"job={job}\n{path.read_text()}")
+    subprocess.run(["sh", str(EPILOG)], env=environment, check=True, timeout=10)
+    assert not path.exists()
+    assert filing.steps is not None
+    filing.steps.pop(job, None)
+
+
+@pytest.fixture
+def now(filing: Filing) -> float:
+    """The exporter's clock is the file system's."""
+    filing.clock = ManualClock(wall=time.time() - 1.0)
+    filing.slurmd_start = int(time.time()) + 1
+    filing.restart()
+    filing.source.poll()
+    return filing.clock.wall()
+
+
+def test_each_end_is_told_once_with_its_time(filing: Filing, now: float) -> None:
+    begin(filing, "7", "0,1", start=filing.slurmd_start + 1)
+    assert held(filing.source.poll()) == {"7": ["0", "1"]}
+    begin(filing, "8", "2", start=filing.slurmd_start + 1)  # which no poll has seen
+    end_and_say(filing, "7")
+    end_and_say(filing, "8")
+    filing.clock.advance(5.0)
+    answer = filing.source.poll()
+    assert (held(answer), answer.missed) == ({}, 0)
+    assert sorted((grant.holder.job_id, grant.device, grant.holder.user) for grant in answer.ended) == [
+        ("7", "0", "ada"), ("7", "1", "ada"), ("8", "2", "ada")
+    ]  # fmt: skip
+    for grant in answer.ended:
+        assert 0.0 < filing.clock.monotonic() - grant.confirmed <= 6.0
+    filing.clock.advance(5.0)
+    assert filing.source.poll().ended == ()
+
+
+def test_a_job_whose_processes_outlive_its_end_has_ended(filing: Filing, now: float) -> None:
+    begin(filing, "7", "0", start=filing.slurmd_start + 1)
+    filing.source.poll()
+    end_and_say(filing, "7")
+    filing.steps = {"7": {1007}}
+    answer = filing.source.poll()
+    assert (held(answer), [grant.device for grant in answer.ended]) == ({}, ["0"])
+
+
+def test_a_run_that_began_again_is_not_the_one_that_ended(filing: Filing, now: float) -> None:
+    begin(filing, "7", "0", start=filing.slurmd_start + 1)
+    (first,) = filing.source.poll().grants
+    end_and_say(filing, "7")
+    begin(filing, "7", "1", start=filing.slurmd_start + 3, restarts=1)
+    answer = filing.source.poll()
+    assert [grant.holder.key for grant in answer.ended] == [first.holder.key]
+    assert held(answer) == {"7": ["1"]}
+    end_and_say(filing, "7")
+    begin(filing, "7", "2", start=filing.slurmd_start + 5, restarts=2)
+    end_and_say(filing, "7")  # in the same place as the run before, which is lost unless it was seen
+    answer = filing.source.poll()
+    assert [(grant.device, restarts_of(grant.holder.key)) for grant in answer.ended] == [("2", "2")]
+
+
+@pytest.mark.parametrize("words", [{"user": ""}, {"nodes": "2"}, {"cluster": "other"}])
+def test_a_job_that_ended_unseen_and_does_not_say_all_is_counted(
+    filing: Filing, now: float, words: dict[str, str]
+) -> None:
+    begin(filing, "7", "0", **words)
+    end_and_say(filing, "7")
+    answer = filing.source.poll()
+    assert (answer.ended, answer.missed) == ((), 1)
+    assert filing.source.poll().missed == 0
+    assert filing.steps == {}
+
+
+def test_ends_before_the_exporter_are_not_its_own(filing: Filing) -> None:
+    begin(filing, "7", "0")
+    end_and_say(filing, "7")
+    filing.clock = ManualClock(wall=time.time() + 60.0)
+    filing.restart()
+    answer = filing.source.poll()
+    assert (answer.ended, answer.missed) == ((), 0)
+
+
+@pytest.mark.parametrize("body", ["", "job=8\n", "job=x\ngpus=0\n", "gpus=0\n", "job=7\ngpus=9-\n", "\0" * 5000])
+def test_what_no_epilog_of_ours_left_tells_nothing(filing: Filing, now: float, body: str) -> None:
+    ended = filing.files / ".ended"
+    ended.mkdir(mode=0o755)
+    (ended / "7").write_text(body)
+    (ended / "9").symlink_to("/etc/passwd")
+    answer = filing.source.poll()
+    assert (answer.ended, answer.missed) == ((), 0)
+    ended.chmod(0o777)
+    assert filing.source.poll().ended == ()
 
 
 def test_a_number_that_is_given_again_is_another_holder(filing: Filing) -> None:

@@ -238,12 +238,16 @@ class Filing(Node):
         self.flags = flags
         self.files = directory / "jobs"
         self.files.mkdir(mode=0o755)
+        self.restart()
+
+    def restart(self) -> None:
+        """An exporter that has just been started."""
         self.source = SlurmSource(
             "n0",
             run=self.run,
             clock=self.clock,
             pace=Pace(60.0, lambda: 0.0),
-            procfs=directory / "proc",
+            procfs=self.directory / "proc",
             job_files=self.files,
         )
 

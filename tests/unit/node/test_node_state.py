@@ -468,3 +468,29 @@ def test_an_instance_that_was_not_asked_for_its_processes_is_not_free() -> None:
         assert bool(found) is left, (known, listed)
     elsewhere = board._replace(processes=ProcessList(0.0, (GpuProcess(7, "9/9"),)))
     assert not _list_left(resolution, {board.identity.uuid: elsewhere}, proven=True), "another instance's process"
+
+
+def test_jobs_that_followed_one_another_between_two_polls_have_their_hours_and_shared_nothing() -> None:
+    node = node_of({"model": "H100", "load": {"kind": "constant", "value": 0.5}}, holders=[])
+    node.run(60)
+    uuid = node.samplers[0].device.identity.uuid
+    now, wall = node.clock.monotonic(), node.clock.wall()
+    ended = [
+        Grant(
+            "uuid",
+            uuid,
+            Holder(
+                HolderKey("slurm", f"lab/{job}/0/0"), job_id=job, user=job, source="slurm", start_wall=wall - before
+            ),
+            confirmed=now - after,
+        )
+        for job, before, after in (("8", 8.0, 5.0), ("7", 12.0, 8.0), ("9", 5.0, 1.0))
+    ]
+    resolution = node.state.on_poll([], node.placed(), ended=ended)
+    assert resolution.allocations == [], "they hold nothing now"
+    node.run(10)
+    tenants = {tenant.user: totals for tenant, totals in node.view().tenants}
+    assert {job: round(totals.held_s) for job, totals in tenants.items()} == {"7": 4, "8": 3, "9": 4}
+    for totals in tenants.values():
+        assert totals.known_s == pytest.approx(totals.held_s)
+        assert totals.busy_s == pytest.approx(totals.held_s / 2)

@@ -15,7 +15,7 @@ say() { case $2 in '' | *[!A-Za-z0-9._@+-]*) ;; *) printf '%s=%s\n' "$1" "$2" ;;
     [ -d "$directory" ] || mkdir -p "$directory"
     fresh=$directory/.$SLURM_JOB_ID.$$
     {
-        printf 'gpus=%s\nvisible=%s\n' "${SLURM_JOB_GPUS:-}" "${CUDA_VISIBLE_DEVICES:-}"
+        printf 'job=%s\ngpus=%s\nvisible=%s\n' "$SLURM_JOB_ID" "${SLURM_JOB_GPUS:-}" "${CUDA_VISIBLE_DEVICES:-}"
         say user "${SLURM_JOB_USER:-}"
         say uid "${SLURM_JOB_UID:-}"
         say account "${SLURM_JOB_ACCOUNT:-}"
