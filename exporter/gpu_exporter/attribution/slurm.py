@@ -19,7 +19,7 @@ from gpu_exporter.attribution import slurm_commands
 from gpu_exporter.attribution.gres_conf import GpuOrder
 from gpu_exporter.attribution.gres_epochs import Epochs
 from gpu_exporter.attribution.gres_files import list_places, read_order
-from gpu_exporter.attribution.job_files import JobFile
+from gpu_exporter.attribution.job_files import EndedJob, JobFile
 from gpu_exporter.attribution.mig_caps import find_instance, read_caps
 from gpu_exporter.attribution.pace import INTERVAL_MAX_S, Pace, Retry
 from gpu_exporter.attribution.procfs import NewestProcess, Procfs
@@ -38,6 +38,7 @@ from gpu_exporter.vendor import NVIDIA, Vendor
 Watched: TypeAlias = "tuple[frozenset[str], frozenset[str]]"
 """Jobs that are here, and those of them that are stopped."""
 RENEW_FIRST_S, RENEW_MOST_S = 5.0, 600.0  # a proof that was lost is sought again, less and less often
+ENDED_MAX = 4096  # jobs that ended while Slurm had never answered
 RESTART_S = 5.0  # by so much more a slurmd is a newer one: the kernel's time of the boot moves with the clock
 STATE = re.compile("[A-Z_]{1,30}")  # of a job, as Slurm writes it
 
@@ -89,6 +90,7 @@ class SlurmSource:
         self._memory = Memory(state, self._node, Procfs(procfs), writes=keeps_state)
         self._filed = FiledJobs()
         self._granted: dict[str, list[Grant]] = {}  # by job, at the last poll
+        self._ended: list[EndedJob] = []  # not told yet
         self._misfit = False  # gres.conf proves no order, with what Slurm says of the node
         self._slurmd = NewestProcess(Procfs(procfs), "slurmd")
         self._renewal = Retry(RENEW_FIRST_S, RENEW_MOST_S)
@@ -101,6 +103,7 @@ class SlurmSource:
         """Raises SourceError while the controller has never answered, and nothing is remembered."""
         now = self._clock.monotonic()
         present = self._presence.read(self._look.config.prolog_flags if self._look is not None else None)
+        self._ended = [*self._ended, *present.ended][-ENDED_MAX:]
         pids = present.steps.pids
         filed = self._filed.find(self._look, present) if self._look is not None else {}
         others = {job for job in pids if _is_other(self._before.pids.get(job), pids[job])}
@@ -224,7 +227,7 @@ class SlurmSource:
             grants.append(self._as_of(look, grant._replace(share=dict(node.used.shared).get(index, ""))))
         if hidden:
             notices.append(self._why_hidden(f"IDX {', '.join(map(str, hidden))}", config))
-        ended, missed = self._list_ended(look, present, order)
+        ended, missed = self._list_ended(look, order)
         over = {grant.holder.key for grant in ended}
         grants = [grant for grant in grants if grant.holder.key not in over]  # its last processes may still be there
         self._granted = {}
@@ -250,12 +253,12 @@ class SlurmSource:
             missed=missed,
         )
 
-    def _list_ended(self, look: Look, present: Present, order: GpuOrder) -> tuple[tuple[Grant, ...], int]:
+    def _list_ended(self, look: Look, order: GpuOrder) -> tuple[tuple[Grant, ...], int]:
         """The grants of jobs that have ended since the last poll, up to their end, and how many jobs left none."""
         now, wall = self._clock.monotonic(), self._clock.wall()
         ended: list[Grant] = []
         missed = 0
-        for job in present.ended:
+        for job in self._ended:
             run, file = job.file.run, job.file
             grants = self._granted.get(job.job_id, [])
             if run is not None and any(run.restarts != restarts_of(grant.holder.key) for grant in grants):
@@ -268,6 +271,7 @@ class SlurmSource:
                 grants = [grant for grant in grants if grant.kind != "unproven"]
             ended += [grant._replace(confirmed=now - max(0.0, wall - math.floor(job.end_wall))) for grant in grants]
             missed += not grants and bool(file.indexes or file.uuids)
+        self._ended = []
         return tuple(ended), missed
 
     def _is_here(self, job_id: str, present: Present) -> bool:

@@ -13,6 +13,9 @@ from gpu_exporter.clock import Clock
 
 # With PrologFlags=Contain each job has a step from its prolog to its epilog; slurmd takes a moment to make it.
 STALE_S = 60.0
+LOOK_BACK_S = 10.0
+AHEAD_MAX_S = 1.0  # an end that is later than now is of a clock that was set back
+TOLD_MAX = 1024  # ends; the epilog keeps 256
 
 
 class Present(NamedTuple):
@@ -40,7 +43,8 @@ class Presence:
         self._steps = steps
         self._directory = directory
         self._clock = clock
-        self._ended_wall = clock.wall()
+        self._start_wall = self._ended_wall = clock.wall()
+        self._told: list[tuple[str, float]] = []  # the last ends that were told: job and Unix seconds
 
     def read(self, flags: Set[str] | None) -> Present:
         """`flags`: Slurm's PrologFlags, in lower case; None while they are not known."""
@@ -74,11 +78,18 @@ class Presence:
         return Present(steps or Steps({}), files, is_complete, tuple(notices), self._read_ended())
 
     def _read_ended(self) -> tuple[EndedJob, ...]:
+        """Each once. A listing may have a file and not one that was moved just before, so it looks back a little."""
+        now = self._clock.wall()  # which may have been set back
+        self._start_wall, self._ended_wall = min(self._start_wall, now), min(self._ended_wall, now)
         try:
-            ended = read_ended(self._directory or DEFAULT_PLACE, self._ended_wall)
+            found = read_ended(self._directory or DEFAULT_PLACE, max(self._start_wall, self._ended_wall - LOOK_BACK_S))
         except SourceError:  # the directory itself is not believed either, which is said
             return ()
+        ended = [
+            job for job in found if (job.job_id, job.end_wall) not in self._told and job.end_wall <= now + AHEAD_MAX_S
+        ]
         self._ended_wall = max([self._ended_wall, *(job.end_wall for job in ended)])
+        self._told = [*self._told, *((job.job_id, job.end_wall) for job in ended)][-TOLD_MAX:]
         return tuple(ended)
 
     def _read_files(self, notices: list[str]) -> Filed | None:

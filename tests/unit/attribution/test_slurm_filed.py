@@ -14,7 +14,8 @@ from tests.unit.attribution.test_slurm import Cluster, fail
 from tests.unit.attribution.test_slurm_quiet import Filing
 
 import gpu_exporter
-from gpu_exporter.attribution.job_files import FiledRun, read_job_files
+from gpu_exporter.attribution import slurm_presence
+from gpu_exporter.attribution.job_files import FiledRun, read_ended, read_job_files
 from gpu_exporter.attribution.slurm import restarts_of
 from gpu_exporter.attribution.slurm_filed import FILL_S
 from gpu_exporter.attribution.slurm_presence import STALE_S
@@ -185,8 +186,8 @@ def test_another_run_of_a_job_is_another_holder_with_other_gpus(filing: Filing) 
     assert asked(filing) == []
 
 
-def end_and_say(filing: Filing, job: str) -> None:
-    """Our own epilog has run."""
+def end_and_say(filing: Filing, job: str, *, is_now: bool = True) -> None:
+    """Our own epilog has run. `is_now`: by the exporter's clock, too."""
     environment = {"PATH": "/usr/bin:/bin", "GPU_EXPORTER_JOB_FILES": str(filing.files), "SLURM_JOB_ID": job}
     path = filing.files / job
     path.write_text(f"job={job}\n{path.read_text()}")
@@ -194,12 +195,25 @@ def end_and_say(filing: Filing, job: str) -> None:
     assert not path.exists()
     assert filing.steps is not None
     filing.steps.pop(job, None)
+    if is_now:
+        filing.clock.advance(max(0.0, time.time() - filing.clock.wall()))
+
+
+def wait_for_a_later_date(directory: Path) -> None:
+    """Until the file system's clock, which goes in steps, has gone on."""
+    path = directory / ".tick"
+    path.touch()
+    before = path.stat().st_ctime
+    while path.stat().st_ctime <= before:
+        path.unlink()
+        path.touch()
+    path.unlink()
 
 
 @pytest.fixture
 def now(filing: Filing) -> float:
     """The exporter's clock is the file system's."""
-    filing.clock = ManualClock(wall=time.time() - 1.0)
+    filing.clock = ManualClock(wall=time.time() - 0.2)
     filing.slurmd_start = int(time.time()) + 1
     filing.restart()
     filing.source.poll()
@@ -258,6 +272,52 @@ def test_a_job_that_ended_unseen_and_does_not_say_all_is_counted(
     assert (answer.ended, answer.missed) == ((), 1)
     assert filing.source.poll().missed == 0
     assert filing.steps == {}
+
+
+def test_a_file_that_a_listing_has_missed_is_told_all_the_same(filing: Filing, now: float) -> None:
+    """It was moved before one that the listing had."""
+    begin(filing, "7", "0", start=filing.slurmd_start + 1)
+    end_and_say(filing, "7")
+    wait_for_a_later_date(filing.files)
+    begin(filing, "8", "1", start=filing.slurmd_start + 1)
+    end_and_say(filing, "8")
+    first = read_ended(filing.files, 0.0)
+    assert [job.job_id for job in first] == ["7", "8"]
+    told = [list(first[1:]), first, first]
+    seen = []
+    for listing in told:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                slurm_presence, "read_ended", lambda _, since, found=listing: [j for j in found if j.end_wall > since]
+            )
+            seen.append([grant.holder.job_id for grant in filing.source.poll().ended])
+    assert seen == [["8"], ["7"], []]
+
+
+def test_a_clock_that_is_set_back_tells_no_end_again(filing: Filing, now: float) -> None:
+    begin(filing, "7", "0", start=filing.slurmd_start + 1)
+    end_and_say(filing, "7")
+    assert len(filing.source.poll().ended) == 1
+    filing.clock = ManualClock(wall=time.time() - 3600.0)
+    filing.source._clock = filing.source._presence._clock = filing.clock
+    assert filing.source.poll().ended == ()
+    begin(filing, "8", "0", start=filing.slurmd_start + 1)
+    end_and_say(filing, "8", is_now=False)  # by the file system's clock an hour ahead
+    assert filing.source.poll().ended == ()
+
+
+def test_ends_are_told_when_slurm_answers_for_the_first_time(filing: Filing, now: float) -> None:
+    filing.restart()
+    failed = fail(filing, "config", AWAY)
+    begin(filing, "7", "0", start=filing.slurmd_start + 1)
+    end_and_say(filing, "7")
+    with pytest.raises(SourceError):
+        filing.source.poll()
+    assert failed
+    filing.source._controller._run_command = filing.run  # type: ignore[union-attr]
+    filing.clock.advance(60.0)
+    answer = filing.source.poll()
+    assert ([grant.holder.job_id for grant in answer.ended], answer.missed) == (["7"], 0)
 
 
 def test_ends_before_the_exporter_are_not_its_own(filing: Filing) -> None:
