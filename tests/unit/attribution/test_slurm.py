@@ -550,6 +550,32 @@ def test_a_gres_conf_that_gives_another_order_counts_once_slurmd_has_read_it(clu
     assert answer.problem == ""
 
 
+def test_a_configless_slurmd_that_read_its_copy_again_goes_by_it_for_later_jobs(cluster: Cluster) -> None:
+    """As Slurm before 23.11 does at `scontrol reconfigure`, without a new start."""
+    cached = cluster.directory / "spool" / "n0" / "conf-cache"
+    cached.mkdir(parents=True)
+    copy = cached / "gres.conf"
+    cluster.gres_conf.rename(copy)
+    began = int(copy.stat().st_ctime)
+    cluster.clock = ManualClock(wall=began + 60.0)
+    cluster.source = cluster.new_source(Pace(0.0))
+    assert hold(cluster, slurmd_start=began + 1, job_start=began + 5) == "minor"
+    cluster.clock.advance(110.0)
+    copy.write_text(REVERSED, "utf-8")
+    os.utime(copy, (began + 150, began + 150))
+    cluster.jobs = {"42": ["gpu:h100:1(IDX:0)"], "43": ["gpu:h100:1(IDX:1)"]}
+    cluster.used, cluster.job_start = "gpu:h100:2(IDX:0-1)", began + 165
+    answer = cluster.source.poll()
+    assert [(grant.holder.job_id, grant.kind, grant.device) for grant in answer.grants] == [
+        ("42", "minor", "0"),
+        ("43", "minor", "2"),
+    ]
+    assert answer.problem == ""
+    cluster.source = cluster.new_source(Pace(0.0))
+    cluster.job_start = began + 5
+    assert {grant.kind for grant in cluster.source.poll().grants} == {"unproven"}, "nobody remembers the order before"
+
+
 def test_a_gpu_of_a_hidden_job_is_resolved_only_while_there_was_one_order(cluster: Cluster) -> None:
     now = int(time.time())
     assert hold(cluster, slurmd_start=now + 1) == "minor"
