@@ -99,7 +99,8 @@ class Epochs:
             self._epochs[-1] = last._replace(seen=max(last.seen, now))
             return found.order
         if not last.is_over:
-            self._epochs[-1] = last._replace(seen=max(last.seen, found.changed), is_over=True)
+            # A date may lie ahead of the clock, where the file came from another host.
+            self._epochs[-1] = last._replace(seen=max(last.seen, min(found.changed, now)), is_over=True)
         return GpuOrder(
             "unknown",
             problem=f"{found.path} gives the GPUs another order than when slurmd started: restart slurmd "

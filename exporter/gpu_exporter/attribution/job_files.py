@@ -18,15 +18,17 @@ import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.attribution.hostlist import parse_ranges
 from gpu_exporter.attribution.source import SourceError
-from gpu_exporter.outside import WHOLE_MAX, whole
+from gpu_exporter.outside import WHOLE_MAX, need_whole, whole
 
 DEFAULT_PLACE = Path("/run/gpu-exporter/jobs")
 FILES_MAX = 1024  # jobs or GPUs and instances of a node; more are none of a prolog
-ENDED = ".ended"  # where our epilog keeps the files of the last jobs; the date of that move is their end
+ENDED = ".ended"  # where our epilog keeps the files of the last jobs
+Stamp: TypeAlias = "tuple[int, int]"
+"""A file and its state: inode, and when that was changed (ns)."""
 READ_MAX = 4096  # bytes of one file
 JOB = re.compile(r"[1-9][0-9]{0,17}")
 UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
@@ -52,22 +54,25 @@ class FiledRun(NamedTuple):
 
 class JobFile(NamedTuple):
     """What the prolog says of one job: positions (IDX) and UUIDs, as far as it knows them, in the same order. `run`:
-    None where it does not say all of that.
+    None where it does not say all of that; `began_wall`: when the prolog ran.
     """
 
     indexes: tuple[int, ...] = ()
     uuids: tuple[str, ...] = ()
     written_wall: float = 0.0
     run: FiledRun | None = None
+    began_wall: float | None = None
 
     @property
     def start_wall(self) -> float:
         """When the job began, by slurmctld or else by its prolog; in whole seconds, as Slurm counts them."""
-        return math.floor(self.written_wall) if self.run is None or self.run.start is None else self.run.start
+        if self.run is not None and self.run.start is not None:
+            return self.run.start
+        return math.floor(self.written_wall) if self.began_wall is None else self.began_wall
 
 
 class EndedJob(NamedTuple):
-    """A job that has given its GPUs back at `end_wall` (Unix seconds). Slurm counts to the whole second before."""
+    """A job that has given its GPUs back at `end_wall` (Unix seconds), which is whole seconds, as Slurm's."""
 
     job_id: str
     file: JobFile
@@ -113,8 +118,9 @@ def read_job_files(directory: Path) -> Filed:
         os.close(handle)
 
 
-def read_ended(directory: Path, since_wall: float) -> list[EndedJob]:
-    """The jobs that have ended after `since_wall` (Unix seconds), of those that our epilog keeps, the first one first.
+def read_ended(directory: Path, known: Mapping[str, Stamp]) -> tuple[list[EndedJob], dict[str, Stamp]]:
+    """The jobs that have ended, of those that our epilog keeps, as far as a file is another one than in `known`; and
+    which files there are.
 
     Empty where no epilog keeps any; a file that is not understood is left out. Raises SourceError for a directory that
     others may write.
@@ -122,25 +128,30 @@ def read_ended(directory: Path, since_wall: float) -> list[EndedJob]:
     try:
         handle = os.open(directory / ENDED, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return []
+        return [], {}
     try:
         _check_writers(os.fstat(handle), str(directory / ENDED))
-        found = []
+        found: list[EndedJob] = []
+        stamps: dict[str, Stamp] = {}
         for name in os.listdir(handle)[:FILES_MAX]:  # noqa: PTH208 -- of the directory that was checked
             try:
-                ended = os.stat(name, dir_fd=handle, follow_symlinks=False).st_ctime
-                if ended <= since_wall:
-                    continue
-                text, written = _read(handle, name)
-                job = dict(line.partition("=")[::2] for line in text.splitlines()).get("job", "")
-                jobs: dict[str, JobFile] = {}
-                _add(jobs, job, text, written)
-                found.append(EndedJob(job, jobs[job], ended))
+                status = os.stat(name, dir_fd=handle, follow_symlinks=False)
+                stamps[name] = status.st_ino, status.st_ctime_ns
+                if known.get(name) != stamps[name]:
+                    found.append(_parse_ended(*_read(handle, name)))
             except (OSError, ValueError, KeyError, SourceError):
                 continue
-        return sorted(found, key=lambda each: each.end_wall)
+        return found, stamps
     finally:
         os.close(handle)
+
+
+def _parse_ended(text: str, written: float) -> EndedJob:
+    """Raises ValueError, KeyError for what our epilog has not written."""
+    values = dict(line.partition("=")[::2] for line in text.splitlines())
+    job, jobs = values["job"], dict[str, JobFile]()
+    _add(jobs, job, text, written)
+    return EndedJob(job, jobs[job], need_whole(values["end"]) + 0.0)
 
 
 def read_trusted(path: Path, most: int) -> str:
@@ -212,7 +223,8 @@ def _add(jobs: dict[str, JobFile], name: str, text: str, written: float) -> None
         values = dict(line.partition("=")[::2] for line in lines)
         visible = [word for word in values.get("visible", "").split(",") if UUID.fullmatch(word)]
         indexes = tuple(parse_ranges(values.get("gpus", "")) if values.get("gpus") else ())
-        jobs[name] = JobFile(indexes, tuple(visible), written, _run(values))
+        began = whole(values.get("began", ""), WHOLE_MAX)
+        jobs[name] = JobFile(indexes, tuple(visible), written, _run(values), None if began is None else began + 0.0)
         return
     if not (UUID.fullmatch(name) or NUMBER.fullmatch(name)):
         raise ValueError("neither the name of a GPU nor of a job")

@@ -86,6 +86,7 @@ class SlurmSource:
         self._failed = ""  # why the last question was not answered
         self._seen: Watched | None = None  # at the last look
         self._before = Steps({})  # at the last poll
+        self._written: dict[str, float] = {}  # when the files of jobs were written, at the last poll
         self._epochs = Epochs(state, self._node, writes=keeps_state)
         self._memory = Memory(state, self._node, Procfs(procfs), writes=keeps_state)
         self._filed = FiledJobs()
@@ -107,8 +108,12 @@ class SlurmSource:
         pids = present.steps.pids
         filed = self._filed.find(self._look, present) if self._look is not None else {}
         others = {job for job in pids if _is_other(self._before.pids.get(job), pids[job])}
+        # A job whose file was written anew, or whose end was told, while it is here again.
+        written = {job: file.written_wall for job, file in present.files.items()}
+        others |= {job for job, wall in written.items() if self._written.get(job, wall) != wall}
+        others |= {job.job_id for job in present.ended} & present.jobs
         self._again |= dict.fromkeys(others - filed.keys(), now)
-        self._before = present.steps
+        self._before, self._written = present.steps, written
         renew = self._misfit and self._renewal.is_due(now, self._newer_slurmd())
         if self._pace.is_due(now, self._watch(present) != self._seen or bool(self._again)) or renew:
             self._ask(present, now, renew)
@@ -129,7 +134,8 @@ class SlurmSource:
         if present.is_complete and self._look is not None:
             jobs = jobs & (present.files.keys() | self._look.jobs.keys())
             stopped = present.steps.stopped & jobs
-            return jobs - self._filed.settled(self._look, present, self._clock.wall()), stopped
+            jobs = jobs - self._filed.settled(self._look, present, self._clock.wall())
+            return jobs | self._filed.list_lost(self._look, present), stopped
         return jobs, present.steps.stopped & jobs
 
     def _newer_slurmd(self) -> float | None:
@@ -171,12 +177,15 @@ class SlurmSource:
         places = list_places(config, self._node, self._gres_conf)
         found = read_order(places, self._node, look.node, self._vendor)
         self._filed.is_on = found.order.kind != "unknown" and not found.shares
-        is_lost, told = self._filed.lost(look, present), look.jobs
-        look, disputed = self._filed.merge(look, present)
+        lost, told = self._filed.list_lost(look, present), look.jobs
+        look, disputed = self._filed.merge(look, present, self._clock.monotonic())
         node = look.node
         problems = [text for text in (self._failed, look.problem, *disputed.values()) if text]
-        if is_lost:
-            problems.append("jobs that only a prolog's file tells of are not seen now, so no GPU is called free")
+        if lost:
+            named = ", ".join(sorted(lost)[:3])
+            problems.append(
+                f"only a prolog's file told of job {named}, and it is not seen now, so no GPU is called free"
+            )
         notices = list(present.notices)
         used = look.in_use()
         if node.used.unnamed:
@@ -229,6 +238,7 @@ class SlurmSource:
             notices.append(self._why_hidden(f"IDX {', '.join(map(str, hidden))}", config))
         ended, missed = self._list_ended(look, order)
         over = {grant.holder.key for grant in ended}
+        self._filed.forget(look, present, {grant.holder.job_id for grant in ended})
         grants = [grant for grant in grants if grant.holder.key not in over]  # its last processes may still be there
         self._granted = {}
         for grant in grants:
@@ -245,7 +255,7 @@ class SlurmSource:
             notice="; ".join(notices[:3]),
             conflicts=conflicts,
             hides_users=bool(config.private & {"jobs", "users"}),
-            is_late=bool(late),
+            is_late=bool(late or self._again.keys() & present.jobs),
             as_of=look.asked if self._failed or look.each_s else None,
             is_old=bool(self._failed),
             devices=sum(count for _, count in node.configured) or None,
@@ -261,8 +271,9 @@ class SlurmSource:
         for job in self._ended:
             run, file = job.file.run, job.file
             grants = self._granted.get(job.job_id, [])
-            if run is not None and any(run.restarts != restarts_of(grant.holder.key) for grant in grants):
-                grants = []  # of another run
+            is_other = run is not None and run.cluster != look.config.cluster
+            if is_other or (run is not None and any(run.restarts != restarts_of(each.holder.key) for each in grants)):
+                grants = []  # of another run, or of another cluster's job of that number
             if not grants and self._filed.is_on and is_whole(file, look):
                 known = read_job(job.job_id, file)
                 own = self._epochs.at(known.start, order)

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from gpu_exporter.attribution.job_files import JobFile
 from gpu_exporter.attribution.slurm_controller import Known, Look
-from gpu_exporter.attribution.slurm_presence import Present
+from gpu_exporter.attribution.slurm_presence import STALE_S, Present
 from gpu_exporter.attribution.slurm_words import Job, JobGpus
+from gpu_exporter.outside import WHOLE_MAX, whole
 
 FILL_S = 300.0  # a job that has run for so long is worth a question; the shortest policy waits longer
 
@@ -28,49 +29,79 @@ class Merged(NamedTuple):
     disputed: Mapping[str, str] = {}
 
 
+class _Spoken(NamedTuple):
+    """A run of a job whose file was believed: its restart count, and when that was so last (monotonic seconds)."""
+
+    restarts: str
+    seen: float
+
+
 class FiledJobs:
     """Which files are believed by themselves. One thread at a time."""
 
     def __init__(self) -> None:
         self.is_on = False
         """Whether gres.conf says that no GPU of this node is shared."""
-        self._spoken: set[str] = set()  # jobs whose files were believed at an earlier poll
+        self._spoken: dict[str, _Spoken] = {}
         self._disputed: Set[str] = frozenset()
+
+    @property
+    def spoken(self) -> Set[str]:
+        """Jobs whose files were believed, and of which nothing newer is known."""
+        return self._spoken.keys()
 
     def find(self, look: Look, present: Present) -> dict[str, JobFile]:
         """The files that are believed by themselves, by job."""
-        if not (self.is_on and present.is_complete) or look.node.used.unnamed:
+        used = look.node.used
+        if not (self.is_on and present.is_complete) or used.unnamed or used.shared or used.unnamed_share:
             return {}
         return {job: file for job, file in present.files.items() if is_whole(file, look)}
 
     def settled(self, look: Look, present: Present, wall: float) -> set[str]:
-        """Jobs about which slurmctld has nothing to add for now. `wall`: Unix seconds."""
+        """Jobs about which slurmctld has nothing to add for now. `wall`: Unix seconds.
+
+        One that has no step yet may wait for another prolog, and its file is left out soon.
+        """
         return {
             job
             for job, file in self.find(look, present).items()
-            if job not in self._disputed and (_is_known(look, job, file) or wall - file.written_wall < FILL_S)
+            if job not in self._disputed
+            and (job in present.steps.pids or wall - file.written_wall < STALE_S / 2)
+            and (_is_known(look, job, file) or wall - file.written_wall < FILL_S)
         }
 
-    def lost(self, look: Look, present: Present) -> bool:
-        """Whether a job is known by its file alone, and the files cannot be believed now."""
-        return bool(self._spoken - look.jobs.keys()) and not (self.is_on and present.is_complete)
+    def list_lost(self, look: Look, present: Present) -> set[str]:
+        """Jobs that only their files told of, which cannot be believed now, and of which slurmctld has not told since.
 
-    def merge(self, look: Look, present: Present) -> Merged:
-        """The look, less the jobs that have ended since, and with those that have begun, by their files."""
-        files = self.find(look, present)
+        A job whose file has gone has ended, but not while it has a step, and not where the epilog has left the file.
+        """
+        told = {job.job_id for job in present.ended}
+        return {
+            job
+            for job, run in self._spoken.items()
+            if look.asked <= run.seen
+            and (job not in look.jobs or look.jobs[job].job.restarts != run.restarts)
+            and job not in present.files
+            and job not in told
+            and (not present.is_complete or not self.is_on or job in present.stale or job in present.steps.pids)
+        }
+
+    def merge(self, look: Look, present: Present, now: float) -> Merged:
+        """The look, less the jobs that have ended since, and with those that have begun, by their files. `now`:
+        monotonic seconds.
+        """
         if not (self.is_on and present.is_complete):
             return Merged(look)
+        files = self.find(look, present)
         new = {job: file for job, file in files.items() if not _is_known(look, job, file)}
-        gone = {
-            job
-            for job in look.jobs
-            if job not in present.jobs and (job in self._spoken or _is_replaced(look, job, new))
-        }
+        gone = {job for job in look.jobs if job not in present.jobs and self._has_ended(look, job, present, new)}
         jobs = {job: known for job, known in look.jobs.items() if job not in gone and job not in new}
         freed = {index for job in gone | (look.jobs.keys() & new.keys()) for index in _positions(look.jobs[job])}
         taken = {index: job for job, known in jobs.items() for index in _positions(known)}
         disputed: dict[str, str] = {}
-        for job, file in sorted(new.items()):
+        # Of two files that claim one GPU the one with a step is right, and else the newer one.
+        for job in sorted(new, key=lambda job: (job not in present.steps.pids, -new[job].written_wall, job)):
+            file = new[job]
             clash = next((index for index in file.indexes if index in taken), None)
             if clash is not None:
                 disputed[job] = f"the prolog's file of job {job} says IDX {clash}, which job {taken[clash]} has"
@@ -79,9 +110,23 @@ class FiledJobs:
             jobs[job] = Known(read_job(job, file), look.asked, JobGpus(file.indexes, len(file.indexes)), look.asked)
         begun = {index for job in jobs.keys() & new.keys() for index in new[job].indexes}
         used = look.node.used._replace(indexes=tuple(sorted({*look.node.used.indexes} - freed | begun)))
-        self._spoken = (self._spoken | files.keys()) & (look.jobs.keys() | present.files.keys())
+        self._spoken |= {job: _Spoken(file.run.restarts, now) for job, file in files.items() if file.run is not None}
         self._disputed = disputed.keys()
         return Merged(look._replace(jobs=jobs, node=look.node._replace(used=used)), disputed)
+
+    def forget(self, look: Look, present: Present, ended: Set[str]) -> None:
+        """Jobs that slurmctld has told of since, and those whose end is known. `ended`: of this poll."""
+        self._spoken = {
+            job: run
+            for job, run in self._spoken.items()
+            if job in present.files or (job not in ended and (look.asked <= run.seen))
+        }
+
+    def _has_ended(self, look: Look, job: str, present: Present, new: Mapping[str, JobFile]) -> bool:
+        """Of a job that has neither step nor file. What slurmctld said later than its file was there counts more."""
+        run = self._spoken.get(job)
+        is_over = run is not None and look.jobs[job].asked <= run.seen and job not in present.stale
+        return is_over or _is_replaced(look, job, new)
 
 
 def _is_replaced(look: Look, job: str, new: Mapping[str, JobFile]) -> bool:
@@ -100,11 +145,14 @@ def is_whole(file: JobFile, look: Look) -> bool:
 
 
 def _is_known(look: Look, job: str, file: JobFile) -> bool:
-    """Whether slurmctld has told of this very run."""
+    """Whether slurmctld has told of this very run, or of a later one."""
     known = look.jobs.get(job)
     run = file.run
-    if known is None or run is None or known.job.restarts != run.restarts:
+    if known is None or run is None:
         return False
+    if known.job.restarts != run.restarts:
+        told, filed = (whole(text, WHOLE_MAX) for text in (known.job.restarts, run.restarts))
+        return told is not None and filed is not None and told > filed
     return run.start is None or known.job.start == run.start
 
 

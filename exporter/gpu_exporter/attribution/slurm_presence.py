@@ -6,21 +6,28 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_exporter.attribution.job_files import DEFAULT_PLACE, EndedJob, Filed, JobFile, read_ended, read_job_files
+from gpu_exporter.attribution.job_files import (
+    DEFAULT_PLACE,
+    EndedJob,
+    Filed,
+    JobFile,
+    Stamp,
+    read_ended,
+    read_job_files,
+)
 from gpu_exporter.attribution.slurm_steps import StepReader, Steps
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.clock import Clock
 
 # With PrologFlags=Contain each job has a step from its prolog to its epilog; slurmd takes a moment to make it.
 STALE_S = 60.0
-LOOK_BACK_S = 10.0
-AHEAD_MAX_S = 1.0  # an end that is later than now is of a clock that was set back
 TOLD_MAX = 1024  # ends; the epilog keeps 256
 
 
 class Present(NamedTuple):
     """The jobs of one moment. `files` by job id; `notices`: what is missing, for people; `ended`: jobs that have ended
-    since the last look, as our epilog tells.
+    since the last look, as our epilog tells; `stale`: jobs whose files are left out, since they have had no step for
+    STALE_S: the epilog failed, or another prolog takes long.
 
     `is_complete`: every job that has GPUs has a file, and every file a job that is known to be alive.
     """
@@ -30,6 +37,7 @@ class Present(NamedTuple):
     is_complete: bool = False
     notices: tuple[str, ...] = ()
     ended: tuple[EndedJob, ...] = ()
+    stale: frozenset[str] = frozenset()
 
     @property
     def jobs(self) -> frozenset[str]:
@@ -43,8 +51,9 @@ class Presence:
         self._steps = steps
         self._directory = directory
         self._clock = clock
-        self._start_wall = self._ended_wall = clock.wall()
-        self._told: list[tuple[str, float]] = []  # the last ends that were told: job and Unix seconds
+        self._stamps: dict[str, Stamp] = {}
+        self._told: list[tuple[str, str, float]] = []  # the last ends that were told: job, restarts, Unix seconds
+        self._read_ended()
 
     def read(self, flags: Set[str] | None) -> Present:
         """`flags`: Slurm's PrologFlags, in lower case; None while they are not known."""
@@ -57,7 +66,7 @@ class Presence:
         filed = self._read_files(notices)
         if filed is None:
             return Present(steps or Steps({}), notices=tuple(notices))
-        files = dict(filed.jobs)
+        files, stale = dict(filed.jobs), list[str]()
         if filed.problem:
             notices.append(filed.problem)
         if steps is not None and "contain" in (flags or ()):
@@ -75,22 +84,18 @@ class Presence:
         # With Contain what has no step yet has just begun; else it may be a job that never has one, and may have ended.
         is_alive = steps is not None and ("contain" in (flags or ()) or files.keys() <= steps.pids.keys())
         is_complete = has_prolog_first and is_alive and not filed.problem
-        return Present(steps or Steps({}), files, is_complete, tuple(notices), self._read_ended())
+        return Present(steps or Steps({}), files, is_complete, tuple(notices), self._read_ended(), frozenset(stale))
 
     def _read_ended(self) -> tuple[EndedJob, ...]:
-        """Each once. A listing may have a file and not one that was moved just before, so it looks back a little."""
-        now = self._clock.wall()  # which may have been set back
-        self._start_wall, self._ended_wall = min(self._start_wall, now), min(self._ended_wall, now)
+        """Each once, and none that had ended before our start. Not by dates, which a chmod or another clock changes."""
         try:
-            found = read_ended(self._directory or DEFAULT_PLACE, max(self._start_wall, self._ended_wall - LOOK_BACK_S))
+            found, self._stamps = read_ended(self._directory or DEFAULT_PLACE, self._stamps)
         except SourceError:  # the directory itself is not believed either, which is said
             return ()
-        ended = [
-            job for job in found if (job.job_id, job.end_wall) not in self._told and job.end_wall <= now + AHEAD_MAX_S
-        ]
-        self._ended_wall = max([self._ended_wall, *(job.end_wall for job in ended)])
-        self._told = [*self._told, *((job.job_id, job.end_wall) for job in ended)][-TOLD_MAX:]
-        return tuple(ended)
+        keys = [(job.job_id, job.file.run.restarts if job.file.run else "", job.end_wall) for job in found]
+        new = [job for job, key in zip(found, keys, strict=True) if key not in self._told]
+        self._told = [*self._told, *(key for key in keys if key not in self._told)][-TOLD_MAX:]
+        return tuple(sorted(new, key=lambda job: job.end_wall))
 
     def _read_files(self, notices: list[str]) -> Filed | None:
         """None where no prolog writes."""

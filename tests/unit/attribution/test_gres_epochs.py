@@ -65,6 +65,17 @@ def test_another_order_counts_for_nobody_until_slurmd_has_read_it() -> None:
     assert epochs.at(None, now).kind == "unknown"
 
 
+def test_a_date_ahead_of_the_clock_resolves_no_later_job(tmp_path: Path) -> None:
+    """The file came from a host whose clock is ahead, and slurmd has read it since."""
+    epochs = fresh()
+    epochs.note(same(), START, START + 90)
+    ahead = START + 700
+    epochs.note(edited(B, ahead), START, START + 100)
+    now = epochs.note(edited(B, ahead), START + 110, START + 200)
+    assert epochs.at(START + 190, now).kind == "unknown"
+    assert epochs.at(START + 50, now) == A
+
+
 def test_a_file_that_was_changed_before_anybody_looked_proves_nothing() -> None:
     epochs = fresh()
     now = epochs.note(edited(A, START + 200), START, START + 205)

@@ -528,6 +528,8 @@ def hold(cluster: Cluster, **more: object) -> str:
 
 def test_a_gres_conf_that_gives_another_order_counts_once_slurmd_has_read_it(cluster: Cluster) -> None:
     now = int(time.time())
+    cluster.clock = ManualClock(wall=now + 60.0)
+    cluster.source = cluster.new_source(Pace(0.0))
     assert hold(cluster, slurmd_start=now + 1, job_start=now + 20) == "minor"
     os.utime(cluster.gres_conf, (now + 50, now + 50))
     assert cluster.source.poll().grants[0].kind == "minor", "it says the same"

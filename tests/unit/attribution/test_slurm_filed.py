@@ -14,8 +14,7 @@ from tests.unit.attribution.test_slurm import Cluster, fail
 from tests.unit.attribution.test_slurm_quiet import Filing
 
 import gpu_exporter
-from gpu_exporter.attribution import slurm_presence
-from gpu_exporter.attribution.job_files import FiledRun, read_ended, read_job_files
+from gpu_exporter.attribution.job_files import FiledRun, read_job_files
 from gpu_exporter.attribution.slurm import restarts_of
 from gpu_exporter.attribution.slurm_filed import FILL_S
 from gpu_exporter.attribution.slurm_presence import STALE_S
@@ -199,17 +198,6 @@ def end_and_say(filing: Filing, job: str, *, is_now: bool = True) -> None:
         filing.clock.advance(max(0.0, time.time() - filing.clock.wall()))
 
 
-def wait_for_a_later_date(directory: Path) -> None:
-    """Until the file system's clock, which goes in steps, has gone on."""
-    path = directory / ".tick"
-    path.touch()
-    before = path.stat().st_ctime
-    while path.stat().st_ctime <= before:
-        path.unlink()
-        path.touch()
-    path.unlink()
-
-
 @pytest.fixture
 def now(filing: Filing) -> float:
     """The exporter's clock is the file system's."""
@@ -274,27 +262,22 @@ def test_a_job_that_ended_unseen_and_does_not_say_all_is_counted(
     assert filing.steps == {}
 
 
-def test_a_file_that_a_listing_has_missed_is_told_all_the_same(filing: Filing, now: float) -> None:
-    """It was moved before one that the listing had."""
+def test_what_changes_a_file_of_the_ended_ends_nobody_again(filing: Filing, now: float) -> None:
+    """As `restorecon -R /run` and `chown -R` do, and an exporter that is started anew meanwhile."""
     begin(filing, "7", "0", start=filing.slurmd_start + 1)
     end_and_say(filing, "7")
-    wait_for_a_later_date(filing.files)
-    begin(filing, "8", "1", start=filing.slurmd_start + 1)
-    end_and_say(filing, "8")
-    first = read_ended(filing.files, 0.0)
-    assert [job.job_id for job in first] == ["7", "8"]
-    told = [list(first[1:]), first, first]
-    seen = []
-    for listing in told:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                slurm_presence, "read_ended", lambda _, since, found=listing: [j for j in found if j.end_wall > since]
-            )
-            seen.append([grant.holder.job_id for grant in filing.source.poll().ended])
-    assert seen == [["8"], ["7"], []]
+    assert [grant.holder.job_id for grant in filing.source.poll().ended] == ["7"]
+    kept = filing.files / ".ended" / "7"
+    kept.chmod(0o600)
+    os.utime(kept, (1.0, 1.0))
+    assert filing.source.poll().ended == ()
+    filing.restart()
+    filing.source.poll()
+    kept.chmod(0o644)
+    assert filing.source.poll().ended == ()
 
 
-def test_a_clock_that_is_set_back_tells_no_end_again(filing: Filing, now: float) -> None:
+def test_a_clock_that_is_set_back_tells_each_end_once(filing: Filing, now: float) -> None:
     begin(filing, "7", "0", start=filing.slurmd_start + 1)
     end_and_say(filing, "7")
     assert len(filing.source.poll().ended) == 1
@@ -302,7 +285,9 @@ def test_a_clock_that_is_set_back_tells_no_end_again(filing: Filing, now: float)
     filing.source._clock = filing.source._presence._clock = filing.clock
     assert filing.source.poll().ended == ()
     begin(filing, "8", "0", start=filing.slurmd_start + 1)
-    end_and_say(filing, "8", is_now=False)  # by the file system's clock an hour ahead
+    end_and_say(filing, "8", is_now=False)
+    (grant,) = filing.source.poll().ended
+    assert (grant.holder.job_id, grant.confirmed) == ("8", filing.clock.monotonic()), "not later than now"
     assert filing.source.poll().ended == ()
 
 
@@ -385,7 +370,7 @@ def test_files_that_cannot_be_read_leave_no_gpu_free(filing: Filing) -> None:
     fail(filing, "sinfo", AWAY)
     answer = poll(filing)
     assert held(answer) == {}
-    assert "jobs that only a prolog's file tells of are not seen now" in answer.problem
+    assert "only a prolog's file told of job 7, and it is not seen now" in answer.problem
     filing.files.chmod(0o755)
     answer = poll(filing)
     assert held(answer) == {"7": ["0"]}
@@ -400,17 +385,130 @@ def test_steps_that_are_not_seen_leave_no_gpu_free(filing: Filing) -> None:
     assert answer.problem and held(answer) == {}
 
 
-def test_a_file_whose_job_has_no_step_counts_for_a_minute(filing: Filing) -> None:
-    """The prolog runs before the first step; an epilog that failed leaves the file behind."""
+def test_a_file_that_its_epilog_has_left_is_asked_about_and_then_holds_nothing(filing: Filing) -> None:
     begin(filing, "7", "0")
     filing.steps = {}
     filing.asked.clear()
-    assert held(poll(filing)) == {"7": ["0"]}
+    assert held(poll(filing)) == {"7": ["0"]}, "the prolog runs before the first step"
+    assert asked(filing) == []
     filing.clock.advance(STALE_S)
     answer = poll(filing)
-    assert held(answer) == {}
+    assert (held(answer), answer.problem) == ({}, "")
     assert "the files of 7 have no job: has the epilog failed?" in answer.notice
-    assert asked(filing) == []
+    before = len(asked(filing))
+    assert before
+    for _ in range(100):
+        assert poll(filing).problem == ""
+    assert len(asked(filing)) == before, "once"
+
+
+def test_a_job_whose_other_prologs_take_long_keeps_its_gpu(filing: Filing) -> None:
+    begin(filing, "7", "0")
+    filing.begin(j7="gpu:h100:1(IDX:0)")
+    filing.steps = {}
+    for _ in range(60):
+        answer = poll(filing)
+        assert [(grant.holder.job_id, grant.device) for grant in answer.grants] == [("7", "0")], answer
+    filing.steps = {"7": {1007}}
+    assert held(poll(filing)) == {"7": ["0"]}
+
+
+def test_while_slurmctld_is_silent_a_job_whose_other_prologs_take_long_leaves_no_gpu_free(filing: Filing) -> None:
+    begin(filing, "7", "0")
+    poll(filing)
+    filing.steps = {}
+    fail(filing, "sinfo", AWAY)
+    for _ in range(60):
+        answer = poll(filing)
+        assert held(answer) == {"7": ["0"]} or "only a prolog's file told of job 7" in answer.problem
+
+
+def test_what_slurmctld_says_later_counts_more_than_a_file_that_was_there(filing: Filing) -> None:
+    """Job 7 is requeued, and its new prolog has not come to ours when another job makes us ask."""
+    begin(filing, "7", "0")
+    filing.begin(j7="gpu:h100:1(IDX:0)")
+    filing.steps = {"7": {1007}}
+    for _ in range(int(FILL_S / 5) + 3):
+        poll(filing)
+    end(filing, "7")
+    filing.jobs, filing.used = {}, ""
+    assert held(poll(filing)) == {}
+    filing.columns, filing.job_start = {"RestartCnt": "1"}, START + 900
+    filing.jobs = {"7": ["gpu:h100:1(IDX:2)"], "8": ["gpu:h100:1(IDX:1)"]}
+    filing.used = "gpu:h100:2(IDX:1-2)"
+    begin(filing, "8", "1", nodes="2")
+    for _ in range(3):
+        answer = poll(filing)
+        assert {grant.device for grant in answer.grants} == {"1", "2"} or answer.problem or answer.is_late
+    assert {grant.holder.job_id: grant.device for grant in answer.grants} == {"7": "2", "8": "1"}
+
+
+def test_a_later_run_that_only_a_file_told_of_is_not_taken_for_the_one_before(filing: Filing) -> None:
+    begin(filing, "7", "0")
+    filing.begin(j7="gpu:h100:1(IDX:0)")
+    filing.steps = {"7": {1007}}
+    for _ in range(int(FILL_S / 5) + 3):
+        poll(filing)
+    end(filing, "7")
+    begin(filing, "7", "3", restarts=1, start=START + 900)
+    assert held(poll(filing)) == {"7": ["3"]}
+    filing.blind = "no slurmd here"
+    fail(filing, "sinfo", AWAY)
+    answer = poll(filing)
+    assert answer.problem, "so no GPU is called free"
+
+
+def test_a_job_that_is_requeued_between_two_polls_is_asked_about(filing: Filing) -> None:
+    """Of several nodes, so that its file does not say all."""
+    begin(filing, "7", "0", nodes="2")
+    filing.begin(j7="gpu:h100:1(IDX:0)")
+    filing.steps = {"7": {1007}}
+    assert held(poll(filing)) == {"7": ["0"]}
+    end(filing, "7")
+    filing.begin(j7="gpu:h100:1(IDX:3)")
+    filing.columns, filing.job_start = {"RestartCnt": "1"}, START + 900
+    begin(filing, "7", "3", nodes="2", restarts=1, start=START + 900)
+    filing.steps = {}
+    first = poll(filing)
+    assert {grant.device for grant in first.grants} == {"3"} or first.is_late or first.problem
+    filing.steps = {"7": {2007}}
+    for _ in range(3):
+        answer = poll(filing)
+    assert (held(answer), answer.problem) == ({"7": ["3"]}, "")
+
+
+def test_a_file_that_somebody_removed_under_a_running_job_raises_a_question(filing: Filing) -> None:
+    begin(filing, "7", "0")
+    poll(filing)
+    filing.begin(j7="gpu:h100:1(IDX:0)")
+    filing.steps = {"7": {1007}}
+    (filing.files / "7").unlink()
+    filing.asked.clear()
+    for _ in range(3):
+        answer = poll(filing)
+        assert held(answer) == {"7": ["0"]} or answer.problem
+    assert asked(filing) and held(answer) == {"7": ["0"]}
+
+
+def test_a_file_of_a_former_run_does_not_beat_slurmctld(filing: Filing) -> None:
+    begin(filing, "7", "0")
+    filing.begin(j7="gpu:h100:1(IDX:3)")
+    filing.steps = {"7": {1007}}
+    filing.columns, filing.job_start = {"RestartCnt": "1"}, START + 900
+    for _ in range(int(FILL_S / 5) + 3):
+        answer = poll(filing)
+    (grant,) = answer.grants
+    assert (grant.device, grant.running) == ("3", False), "the file contradicts it"
+
+
+def test_of_two_files_that_claim_one_gpu_the_one_with_a_step_is_right(filing: Filing) -> None:
+    begin(filing, "7", "0")
+    begin(filing, "8", "0")
+    filing.steps = {"8": {1008}}
+    fail(filing, "sinfo", AWAY)
+    answer = poll(filing)
+    assert held(answer) == {"8": ["0"]}
+    assert "the prolog's file of job 7 says IDX 0, which job 8 has" in answer.problem
 
 
 def test_a_file_that_claims_what_another_job_has_is_settled_by_slurmctld(filing: Filing) -> None:

@@ -3,7 +3,7 @@
 #
 # In slurm.conf: Prolog=/etc/slurm/prolog.d/gpu-exporter.sh and PrologFlags=Alloc (or Contain, which includes it, and
 # shows the exporter jobs that have no step). Runs as root at the start of each job; ends with 0 whatever happens, since
-# a prolog that fails drains the node. Starts mkdir and mv, and asks nobody. All it writes is slurmd's own word: what a
+# a prolog that fails drains the node. Starts mkdir, date and mv, and asks nobody. All it writes is slurmd's own word: what a
 # job exports is not in this environment.
 directory=${GPU_EXPORTER_JOB_FILES:-/run/gpu-exporter/jobs}
 case ${SLURM_JOB_ID:-} in '' | *[!0-9]*) exit 0 ;; esac
@@ -24,6 +24,7 @@ say() { case $2 in '' | *[!A-Za-z0-9._@+-]*) ;; *) printf '%s=%s\n' "$1" "$2" ;;
         say restarts "${SLURM_JOB_RESTART_COUNT:-}"
         say start "${SLURM_JOB_START_TIME:-}" # not before Slurm 23.02
         say nodes "${SLURM_JOB_NUM_NODES:-}"
+        say began "$(date +%s)"
     } >"$fresh" && mv -f "$fresh" "$directory/$SLURM_JOB_ID" || rm -f "$fresh"
 } 2>/dev/null
 exit 0
