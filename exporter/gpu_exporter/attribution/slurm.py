@@ -108,10 +108,9 @@ class SlurmSource:
         pids = present.steps.pids
         filed = self._filed.find(self._look, present) if self._look is not None else {}
         others = {job for job in pids if _is_other(self._before.pids.get(job), pids[job])}
-        # A job whose file was written anew, or whose end was told, while it is here again.
+        # A job whose file was written anew began again.
         written = {job: file.written_wall for job, file in present.files.items()}
         others |= {job for job, wall in written.items() if self._written.get(job, wall) != wall}
-        others |= {job.job_id for job in present.ended} & present.jobs
         self._again |= dict.fromkeys(others - filed.keys(), now)
         self._before, self._written = present.steps, written
         renew = self._misfit and self._renewal.is_due(now, self._newer_slurmd())
@@ -135,7 +134,8 @@ class SlurmSource:
             jobs = jobs & (present.files.keys() | self._look.jobs.keys())
             stopped = present.steps.stopped & jobs
             jobs = jobs - self._filed.settled(self._look, present, self._clock.wall())
-            return jobs | self._filed.list_lost(self._look, present), stopped
+            doubtful = self._filed.list_lost(self._look, present) | (present.stale & self._look.jobs.keys())
+            return jobs | doubtful, stopped
         return jobs, present.steps.stopped & jobs
 
     def _newer_slurmd(self) -> float | None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gpu_exporter.attribution.job_files import JobFile
 from gpu_exporter.attribution.slurm_controller import Known, Look
-from gpu_exporter.attribution.slurm_presence import STALE_S, Present
+from gpu_exporter.attribution.slurm_presence import Present
 from gpu_exporter.attribution.slurm_words import Job, JobGpus
 from gpu_exporter.outside import WHOLE_MAX, whole
 
@@ -58,16 +58,11 @@ class FiledJobs:
         return {job: file for job, file in present.files.items() if is_whole(file, look)}
 
     def settled(self, look: Look, present: Present, wall: float) -> set[str]:
-        """Jobs about which slurmctld has nothing to add for now. `wall`: Unix seconds.
-
-        One that has no step yet may wait for another prolog, and its file is left out soon.
-        """
+        """Jobs about which slurmctld has nothing to add for now. `wall`: Unix seconds."""
         return {
             job
             for job, file in self.find(look, present).items()
-            if job not in self._disputed
-            and (job in present.steps.pids or wall - file.written_wall < STALE_S / 2)
-            and (_is_known(look, job, file) or wall - file.written_wall < FILL_S)
+            if job not in self._disputed and (_is_known(look, job, file) or wall - file.written_wall < FILL_S)
         }
 
     def list_lost(self, look: Look, present: Present) -> set[str]:
@@ -76,14 +71,15 @@ class FiledJobs:
         A job whose file has gone has ended, but not while it has a step, and not where the epilog has left the file.
         """
         told = {job.job_id for job in present.ended}
+        is_believed = self.is_on and present.is_complete
         return {
             job
             for job, run in self._spoken.items()
             if look.asked <= run.seen
             and (job not in look.jobs or look.jobs[job].job.restarts != run.restarts)
-            and job not in present.files
             and job not in told
-            and (not present.is_complete or not self.is_on or job in present.stale or job in present.steps.pids)
+            and not (is_believed and job in present.files)
+            and (not is_believed or job in present.stale or job in present.steps.pids)
         }
 
     def merge(self, look: Look, present: Present, now: float) -> Merged:

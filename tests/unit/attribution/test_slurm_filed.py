@@ -231,8 +231,10 @@ def test_a_job_whose_processes_outlive_its_end_has_ended(filing: Filing, now: fl
     filing.source.poll()
     end_and_say(filing, "7")
     filing.steps = {"7": {1007}}
+    filing.asked.clear()
     answer = filing.source.poll()
     assert (held(answer), [grant.device for grant in answer.ended]) == ({}, ["0"])
+    assert (answer.problem, asked(filing)) == ("", [])
 
 
 def test_a_run_that_began_again_is_not_the_one_that_ended(filing: Filing, now: float) -> None:
@@ -443,6 +445,11 @@ def test_what_slurmctld_says_later_counts_more_than_a_file_that_was_there(filing
     assert {grant.holder.job_id: grant.device for grant in answer.grants} == {"7": "2", "8": "1"}
 
 
+def ask_nothing(filing: Filing) -> None:
+    """Its share of questions is used up, or a collector's round is not over."""
+    filing.source._pace.is_due = lambda now, changed: False  # type: ignore[method-assign]
+
+
 def test_a_later_run_that_only_a_file_told_of_is_not_taken_for_the_one_before(filing: Filing) -> None:
     begin(filing, "7", "0")
     filing.begin(j7="gpu:h100:1(IDX:0)")
@@ -453,7 +460,7 @@ def test_a_later_run_that_only_a_file_told_of_is_not_taken_for_the_one_before(fi
     begin(filing, "7", "3", restarts=1, start=START + 900)
     assert held(poll(filing)) == {"7": ["3"]}
     filing.blind = "no slurmd here"
-    fail(filing, "sinfo", AWAY)
+    ask_nothing(filing)
     answer = poll(filing)
     assert answer.problem, "so no GPU is called free"
 
@@ -475,6 +482,43 @@ def test_a_job_that_is_requeued_between_two_polls_is_asked_about(filing: Filing)
     for _ in range(3):
         answer = poll(filing)
     assert (held(answer), answer.problem) == ({"7": ["3"]}, "")
+
+
+def test_a_job_that_is_requeued_while_nothing_is_asked_leaves_no_gpu_free(filing: Filing) -> None:
+    begin(filing, "7", "0", nodes="2")
+    filing.begin(j7="gpu:h100:1(IDX:0)")
+    filing.steps = {"7": {1007}}
+    assert held(poll(filing)) == {"7": ["0"]}
+    ask_nothing(filing)
+    end(filing, "7")
+    begin(filing, "7", "3", nodes="2", restarts=1, start=START + 900)
+    for _ in range(3):
+        answer = poll(filing)
+        assert answer.is_late and not any(grant.running for grant in answer.grants)
+
+
+def test_a_long_job_whose_epilog_left_the_file_is_asked_about_once(filing: Filing) -> None:
+    begin(filing, "7", "0")
+    filing.begin(j7="gpu:h100:1(IDX:0)")
+    filing.steps = {"7": {1007}}
+    for _ in range(int(FILL_S / 5) + 3):
+        poll(filing)
+    filing.steps, filing.jobs, filing.used = {}, {}, ""
+    filing.asked.clear()
+    for _ in range(100):
+        answer = poll(filing)
+        assert (held(answer), answer.problem) == ({}, "")
+    assert 1 <= len(asked(filing)) <= 4
+
+
+def test_shares_that_only_slurm_conf_knows_leave_no_file_to_speak_for_itself(filing: Filing) -> None:
+    filing.jobs, filing.used = {"5": ["shard:h100:1(1/4,0/4,0/4,0/4)"]}, "shard:h100:1(1/4,0/4,0/4,0/4)"
+    begin(filing, "5", "0", user="")
+    poll(filing)
+    begin(filing, "7", "1")
+    filing.jobs["7"], filing.used = ["shard:h100:1(0/4,1/4,0/4,0/4)"], "shard:h100:2(1/4,1/4,0/4,0/4)"
+    answer = poll(filing)
+    assert {(grant.holder.job_id, grant.share) for grant in answer.grants} == {("5", "shard"), ("7", "shard")}
 
 
 def test_a_file_that_somebody_removed_under_a_running_job_raises_a_question(filing: Filing) -> None:
