@@ -173,7 +173,7 @@ def write_history(directory: Path, end: int) -> None:
     lost = 'job="gpu-exporter",node="n6",instance="n6",gpu="1",uuid="GPU-lost",scheduler="slurm",job_id="6"'
     lines += [
         f"gpu_allocation_info{{{lost}}} 1 {at}",
-        f"gpu_allocation_start_timestamp_seconds{{{lost}}} {end - 30_000} {at}",
+        f"gpu_allocation_start_timestamp_seconds{{{lost}}} {end - HISTORY_S - 20_000} {at}",
         f"gpu_allocation_holder_units{{{lost}}} 2 {at}",
         f"gpu_allocation_held_seconds_total{{{lost}}} 30000 {at}",
     ]
