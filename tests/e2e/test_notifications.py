@@ -62,7 +62,7 @@ def test_one_mail_for_each_incident_whatever_restarts(processes: Processes, tmp_
     write_addresses(tmp_path / "alertmanager")
     mailbox = Mailbox()
     (tmp_path / "free.yaml").write_text("gpus: [{model: H100}]\n", encoding="utf-8")
-    _, healthy = processes.start_exporter(f"--devices.scenario={tmp_path / 'free.yaml'}")
+    _, healthy = processes.start_exporter("--no-attribution.slurm", f"--devices.scenario={tmp_path / 'free.yaml'}")
     ports = [free_port() for _ in range(3)]
 
     def start_prometheus() -> Prometheus:
