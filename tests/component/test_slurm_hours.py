@@ -90,8 +90,9 @@ def test_arrays_of_short_tasks_have_the_hours_that_slurm_counts(
         feeder.stop()
         assert 'gpu_exporter_jobs_missed_total{source="slurm"} 0' in text
         held, known = hours_of_ours(text, "held"), hours_of_ours(text, "known")
-        # Prolog and epilog run some milliseconds after slurmctld's own dates: now and then in another second.
+        # Prolog and epilog run some milliseconds after slurmctld's own dates: now and then in another second, and since
+        # tasks begin together, for several of them.
         total = sum(truth.values())
-        assert sum(held.values()) == pytest.approx(total, abs=max(0.01 * total, 2.0)), (held, truth)
+        assert sum(held.values()) == pytest.approx(total, abs=max(0.01 * total, 0.15 * tasks)), (held, truth)
         for account in truth:
             assert known[account] == pytest.approx(held[account], rel=0.01), account
