@@ -425,7 +425,9 @@ def test_what_the_prolog_writes_is_what_slurmctld_would_say(release: str, proces
         slurm.submit("--gres=gpu:1", "--array=7-7")
         command = ["srun", "-n1", "--mpi=none", "--gres=gpu:2", "sleep", "600"]
         step = processes.start(command, {**slurm.environment, **lies})
-        seen = wait_for(lambda: len(list((slurm.root / "jobs").glob("[0-9]*"))) == 3 and exporter.poll(), "three files", 60)
+        seen = wait_for(
+            lambda: len(list((slurm.root / "jobs").glob("[0-9]*"))) == 3 and exporter.poll(), "three files", 60
+        )
         assert isinstance(seen, Answer)
         assert facts(seen) == facts(source(run_as(slurm)).poll())
         assert len(facts(seen)) == GPUS
