@@ -8,25 +8,21 @@ node's clock.
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpu_exporter.attribution.gres_conf import GpuOrder
-from gpu_exporter.files import read_plain, write_atomically
+from gpu_exporter.attribution.remembered import Remembered
+from gpu_exporter.files import READABLE
 from gpu_exporter.outside import need_real, need_whole, need_wholes
 
-log = logging.getLogger(__name__)
 FILE = "slurm-orders.json"
-VERSION = 1
 EPOCHS_MAX = 16  # orders of one node; sites change gres.conf some times a year
 SKEW_S = 10.0  # between slurmctld's clock, which dates jobs, and the node's
 GAP_S = 600.0  # an order that is the same on both sides of a restart of slurmd was no other one for so long
 SAVE_EACH_S = 60.0  # that an order is still in force is written so often
-READ_MAX = 256 * 1024
 BEFORE = (
     "the job began before slurmd started with this gres.conf, and the order of that time is not known; "
     "it is resolved for jobs that begin from now on"
@@ -60,12 +56,9 @@ class Epochs:
 
     def __init__(self, directory: Path | None, node: str, *, writes: bool = True) -> None:
         """`writes`: whether what is learned is kept."""
-        self._path = directory / FILE if directory is not None else None
-        self._node = node
-        self._writes = writes
-        self._epochs = _read(self._path, node) if self._path is not None else []
+        self._file = Remembered(directory, FILE, node, "the order of older jobs", writes=writes)
+        self._epochs = self._read()
         self._saved: tuple[float, Sequence[Epoch]] = (0.0, list(self._epochs))
-        self._problem = ""
 
     def note(self, found: Found, slurmd_start: float | None, now: float) -> GpuOrder:
         """The order in force now, of kind "unknown" where that is not proven."""
@@ -134,40 +127,22 @@ class Epochs:
         """Write what is new, and now and then that nothing is."""
         at, epochs = self._saved
         same = [each._replace(seen=0.0) for each in epochs] == [each._replace(seen=0.0) for each in self._epochs]
-        if self._path is None or not self._writes or (same and 0.0 <= now - at < SAVE_EACH_S):
+        if not self._file.is_kept or (same and 0.0 <= now - at < SAVE_EACH_S):
             return
-        body = {
-            "version": VERSION,
-            "node": self._node,
-            "epochs": [epoch._asdict() | {"order": epoch.order._asdict()} for epoch in self._epochs],
-        }
-        try:
-            write_atomically(self._path, json.dumps(body).encode())
-            self._problem = ""
-        except OSError as exc:
-            if self._problem != str(exc):
-                log.warning("%s cannot be written, so a restart forgets the order of older jobs: %s", self._path, exc)
-            self._problem = str(exc)
+        self._file.write([epoch._asdict() | {"order": epoch.order._asdict()} for epoch in self._epochs], READABLE)
         self._saved = (now, list(self._epochs))
+
+    def _read(self) -> list[Epoch]:
+        try:
+            return [_epoch(row) for row in self._file.read() or ()][-EPOCHS_MAX:]
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            self._file.refuse(exc)
+            return []
 
 
 def _goes_on(last: Epoch, order: GpuOrder, since: float) -> bool:
     """Whether it is the same order without a gap in which it may have been another."""
     return last.order == order and not last.is_over and since <= last.seen + GAP_S
-
-
-def _read(path: Path, node: str) -> list[Epoch]:
-    """Empty for a file that is not there, of another node, or not understood."""
-    try:
-        data = json.loads(read_plain(path, READ_MAX))
-        if data["version"] != VERSION or data["node"] != node:
-            return []
-        return [_epoch(row) for row in data["epochs"]][-EPOCHS_MAX:]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        log.warning("%s is not used: %s", path, exc)
-        return []
 
 
 def _epoch(row: Any) -> Epoch:

@@ -90,7 +90,7 @@ class SlurmSource:
         self._epochs = Epochs(state, self._node, writes=keeps_state)
         self._memory = Memory(state, self._node, Procfs(procfs), writes=keeps_state)
         self._filed = FiledJobs()
-        self._granted: dict[str, list[Grant]] = {}  # by job, at the last poll
+        self._granted: dict[str, tuple[str, list[Grant]]] = {}  # by job, at the last poll: restart count and grants
         self._ended: list[EndedJob] = []  # not told yet
         self._misfit = False  # gres.conf proves no order, with what Slurm says of the node
         self._slurmd = NewestProcess(Procfs(procfs), "slurmd")
@@ -240,9 +240,10 @@ class SlurmSource:
         over = {grant.holder.key for grant in ended}
         self._filed.forget(look, present, {grant.holder.job_id for grant in ended})
         grants = [grant for grant in grants if grant.holder.key not in over]  # its last processes may still be there
-        self._granted = {}
+        self._granted = {job: (known.job.restarts, []) for job, known in look.jobs.items()}
         for grant in grants:
-            self._granted.setdefault(grant.holder.job_id, []).append(grant)
+            if grant.holder.job_id:  # else it is hidden
+                self._granted[grant.holder.job_id][1].append(grant)
         share = node.used.unnamed_share or next((g.unnamed_share for g in look.gpus() if g.unnamed_share), "")
         if share:
             problems.append(f"{share} is in use, and of which GPU Slurm does not say, so no GPU is called free")
@@ -270,17 +271,16 @@ class SlurmSource:
         missed = 0
         for job in self._ended:
             run, file = job.file.run, job.file
-            grants = self._granted.get(job.job_id, [])
-            is_other = run is not None and run.cluster != look.config.cluster
-            if is_other or (run is not None and any(run.restarts != restarts_of(each.holder.key) for each in grants)):
+            restarts, grants = self._granted.get(job.job_id, ("", []))
+            if run is not None and (run.cluster, run.restarts) != (look.config.cluster, restarts):
                 grants = []  # of another run, or of another cluster's job of that number
             if not grants and self._filed.is_on and is_whole(file, look):
                 known = read_job(job.job_id, file)
                 own = self._epochs.at(known.start, order)
                 holder = self._holder(known, look.config, JobGpus(file.indexes, len(file.indexes)))
                 grants = [_grant(index, own, holder, "", "") for index in file.indexes]
-                grants = [grant for grant in grants if grant.kind != "unproven"]
-            ended += [grant._replace(confirmed=now - max(0.0, wall - math.floor(job.end_wall))) for grant in grants]
+            grants = [grant for grant in grants if grant.kind != "unproven"]
+            ended += [grant._replace(confirmed=now - max(0.0, wall - job.end_wall)) for grant in grants]
             missed += not grants and bool(file.indexes or file.uuids)
         self._ended = []
         return tuple(ended), missed
@@ -330,11 +330,6 @@ class SlurmSource:
         if "jobs" in config.private:
             return f"{text}: PrivateData=jobs hides them from uid {os.geteuid()}; run as SlurmUser or root"
         return text
-
-
-def restarts_of(key: HolderKey) -> str:
-    """The restart count in the key of a job's run."""
-    return key.incarnation.split("/")[-2]
 
 
 def _grant(index: int, order: GpuOrder, holder: Holder, why: str, obstacle: str) -> Grant:

@@ -45,11 +45,6 @@ class FiledJobs:
         self._spoken: dict[str, _Spoken] = {}
         self._disputed: Set[str] = frozenset()
 
-    @property
-    def spoken(self) -> Set[str]:
-        """Jobs whose files were believed, and of which nothing newer is known."""
-        return self._spoken.keys()
-
     def find(self, look: Look, present: Present) -> dict[str, JobFile]:
         """The files that are believed by themselves, by job."""
         used = look.node.used
@@ -58,7 +53,7 @@ class FiledJobs:
         return {job: file for job, file in present.files.items() if is_whole(file, look)}
 
     def settled(self, look: Look, present: Present, wall: float) -> set[str]:
-        """Jobs about which slurmctld has nothing to add for now. `wall`: Unix seconds."""
+        """Jobs whose files leave nothing to ask slurmctld yet. `wall`: Unix seconds."""
         return {
             job
             for job, file in self.find(look, present).items()

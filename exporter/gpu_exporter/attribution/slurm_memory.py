@@ -7,23 +7,19 @@ other GPUs. What is not seen so is held, and by whom is not known.
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpu_exporter.attribution.procfs import Procfs
+from gpu_exporter.attribution.remembered import Remembered
 from gpu_exporter.attribution.slurm_controller import Known, Look
 from gpu_exporter.attribution.slurm_picture import Picture, parse_picture, render_picture
 from gpu_exporter.attribution.slurm_presence import Present
-from gpu_exporter.files import PRIVATE, read_plain, write_atomically
-from gpu_exporter.outside import load_json, need_real, need_whole
+from gpu_exporter.files import PRIVATE
+from gpu_exporter.outside import need_real, need_whole
 
-log = logging.getLogger(__name__)
 FILE = "slurm-jobs.json"
-VERSION = 1
-READ_MAX = 4 * 1024 * 1024
 SAVE_EACH_S = 60.0  # processes of a job come and go
 PIDS_MAX = 16  # of one job; its batch script and the steps that live as long are among the oldest
 BOOT_MAX_S = 60.0  # the time of the boot moves with the clock; another boot is further away
@@ -41,56 +37,36 @@ class Memory:
 
     def __init__(self, directory: Path | None, node: str, procfs: Procfs, *, writes: bool = True) -> None:
         """`directory`: None to remember nothing; `writes`: whether to keep what is seen."""
-        self._path = directory / FILE if directory is not None else None
-        self._node = node
+        self._file = Remembered(directory, FILE, node, "who holds what", writes=writes)
         self._procfs = procfs
-        self._writes = writes
         self._saved_at = 0.0
         self._saved_look = 0.0
-        self._problem = ""
 
     def keep(self, look: Look, present: Present, now: float, wall: float) -> None:
         """Remember this look. `now`: monotonic seconds, `wall`: Unix seconds of the same moment."""
         is_new = look.asked != self._saved_look
-        if self._path is None or not self._writes or not (is_new or now - self._saved_at >= SAVE_EACH_S):
+        if not self._file.is_kept or not (is_new or now - self._saved_at >= SAVE_EACH_S):
             return
         self._saved_at, self._saved_look = now, look.asked
         jobs = {job: (known.job, known.gpus) for job, known in look.jobs.items() if known.gpus is not None}
         picture = Picture(wall - (now - look.asked), look.each_s, look.config, look.node, jobs)
         runs = {job: self._see(job, present) for job in jobs}
-        body = {
-            "version": VERSION,
-            "node": self._node,
-            "boot": self._procfs.boot_wall(),
-            "picture": json.loads(render_picture(picture)),
-            "runs": {
-                job: {"processes": sorted(run.processes.items()), "filed": run.filed_wall} for job, run in runs.items()
-            },
-        }
-        try:
-            write_atomically(self._path, json.dumps(body).encode(), PRIVATE)  # it names users
-            self._problem = ""
-        except OSError as exc:
-            if self._problem != str(exc):
-                log.warning("%s cannot be written, so a restart forgets who holds what: %s", self._path, exc)
-            self._problem = str(exc)
+        seen = {job: {"processes": sorted(run.processes.items()), "filed": run.filed_wall} for job, run in runs.items()}
+        body = {"boot": self._procfs.boot_wall(), "picture": render_picture(picture), "runs": seen}
+        self._file.write(body, PRIVATE)  # it names users
 
     def recall(self, present: Present, now: float, wall: float) -> Look | None:
         """The remembered look with the jobs that are still the same runs, None where there is none to believe."""
-        if self._path is None:
+        data = self._file.read()
+        if data is None:
             return None
         try:
-            data = load_json(read_plain(self._path, READ_MAX).decode("utf-8"))
-            if data["version"] != VERSION or data["node"] != self._node:
-                return None
             boot, seen = self._procfs.boot_wall(), data["boot"]
             is_this_boot = boot is not None and seen is not None and abs(boot - need_real(seen)) < BOOT_MAX_S
-            picture = parse_picture(json.dumps(data["picture"]))
+            picture = parse_picture(data["picture"])
             runs = {job: _run(row) for job, row in data["runs"].items()}
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-            log.warning("%s is not used: %s", self._path, exc)
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            self._file.refuse(exc)
             return None
         asked = now - max(0.0, wall - picture.asked_wall)
         same = {job for job, run in runs.items() if is_this_boot and _is_same(run, self._see(job, present))}

@@ -26,7 +26,7 @@ def judge_health(view: View, *, devices_only: bool = False) -> Health:
     `none_expected`: none answers and none should, which is not a fault: a node without a GPU, or a driver that was
     released on request. `devices_only` as for `list_gaps`.
     """
-    if not view.status.driver_up or not any(answers(gpu) for gpu in view.gpus):
+    if not view.status.driver_up or not any(_answers(gpu) for gpu in view.gpus):
         return "no_data" if view.status.expects_gpus else "none_expected"
     return "partial" if list_gaps(view, devices_only=devices_only) else "ok"
 
@@ -35,11 +35,11 @@ def list_gaps(view: View, *, devices_only: bool = False) -> list[str]:
     """What is missing of the whole picture, one line each: GPUs that do not answer, ask for a reset, or that only a
     scheduler counts; and unless `devices_only` calls and sources of holders that fail.
     """
-    gaps = [f"gpu {label_of(gpu)}: {_silence(gpu)}" for gpu in view.gpus if not (answers(gpu) or gpu.snapshot.away)]
+    gaps = [f"gpu {label_of(gpu)}: {_silence(gpu)}" for gpu in view.gpus if is_missed(gpu)]
     shown = sum(not gpu.snapshot.away for gpu in view.gpus)
     if (more := view.status.devices_expected - shown) > 0:
         gaps.append(f"{more} more GPU{'s' if more > 1 else ''} should answer here, and the driver does not list them")
-    answering = [gpu for gpu in view.gpus if answers(gpu)]
+    answering = [gpu for gpu in view.gpus if _answers(gpu)]
     gaps += [f"gpu {label_of(gpu)} {wish}" for gpu in answering if (wish := describe_recovery(gpu))]
     number = sum(len(gpu.snapshot.instances) or 1 for gpu in answering)
     gaps += [
@@ -72,7 +72,12 @@ def describe_recovery(gpu: GpuView) -> str:
     return f"asks for {ACTIONS.get(int(action), f'recovery action {action:g}')}" if action else ""
 
 
-def answers(gpu: GpuView) -> bool:
+def is_missed(gpu: GpuView) -> bool:
+    """Whether it should answer, and does not."""
+    return not (_answers(gpu) or gpu.snapshot.away)
+
+
+def _answers(gpu: GpuView) -> bool:
     """Whether its values are those of now."""
     return gpu.snapshot.up and not gpu.withheld and not gpu.hung
 

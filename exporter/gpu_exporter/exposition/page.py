@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from gpu_exporter.durations import format_age
-from gpu_exporter.exposition.health import answers
+from gpu_exporter.exposition.health import is_missed
 from gpu_exporter.exposition.rows import Row, by_waste, format_ratio, list_rows
 from gpu_exporter.model import History, UnitId, View
 from gpu_exporter.plain import one_line
@@ -172,7 +172,7 @@ def render_page(view: View, history: History, refresh_s: int = 5) -> str:
 
 def _tiles(view: View, rows: Sequence[Row]) -> str:
     states = [row.state for row in rows]
-    silent = sum(not (answers(gpu) or gpu.snapshot.away) for gpu in view.gpus)
+    silent = sum(map(is_missed, view.gpus))
     tiles = [
         ("GPUs answering", f"{view.status.devices_visible}"),
         ("Allocations", str(len(view.allocations))),
