@@ -41,10 +41,14 @@ class Node:
 
     def edit(self, text: str) -> Answer:
         """Write gres.conf, in a later second than slurmd's start; what the exporter says then."""
-        while time.time() < self.slurm.started() + 2:
-            time.sleep(0.1)
+        wait_for(lambda: time.time() > self.slurm.started() + 2, "a later second than slurmd's start", 10)
         self.gres_conf.write_text(text.replace("{root}", str(self.slurm.root)), "utf-8")
         return self.source.poll()
+
+    def pass_skew(self) -> None:
+        """Until what has happened is so long ago that no difference between two clocks puts it in question."""
+        until = time.time() + SKEW_S + 1
+        wait_for(lambda: time.time() > until, "the clocks to be past it", SKEW_S + 10, 0.5)
 
     def held(self, answer: Answer | None = None) -> dict[str, str]:
         """Minor numbers by job, "" where it is not proven which GPU it is."""
@@ -70,10 +74,10 @@ def test_a_job_keeps_the_gpu_that_it_was_given_and_loses_it_for_no_date(node: No
     node.gres_conf.chmod(0o640)
     assert node.held() == {first: old[0]}
 
-    time.sleep(SKEW_S + 1)  # by so much slurmctld's clock and the node's may differ
+    node.pass_skew()
     answer = node.edit(REVERSED)
     assert "gives the GPUs another order than when slurmd started: restart slurmd" in answer.problem
-    time.sleep(SKEW_S + 1)
+    node.pass_skew()
     second = slurm.submit("--gres=gpu:1")
     assert node.held() == {first: old[0], second: ""}
     node.source = node.begin()
@@ -83,7 +87,7 @@ def test_a_job_keeps_the_gpu_that_it_was_given_and_loses_it_for_no_date(node: No
     new = [str(minor) for minor in slurm.minors()]
     assert new == old[::-1]
     wait_for(lambda: not node.source.poll().problem, "the new order to be known", 40, 1.0)
-    time.sleep(SKEW_S + 1)
+    node.pass_skew()
     third = slurm.submit("--gres=gpu:2")
     assert node.held()[first] == old[0] and node.held()[second] == ""
     assert {grant.device for grant in node.source.poll().grants if grant.holder.job_id == third} == {new[2], new[3]}
@@ -94,7 +98,7 @@ def test_a_job_keeps_the_gpu_that_it_was_given_and_loses_it_for_no_date(node: No
 def test_a_count_that_slurm_conf_does_not_have_proves_nothing_for_later_jobs(node: Node, processes: Processes) -> None:
     job = node.slurm.submit("--gres=gpu:1")
     assert node.held() == {job: "0"}
-    time.sleep(SKEW_S + 1)
+    node.pass_skew()
     answer = node.edit(node.text.replace(f"[0-{GPUS - 1}]", "[0-2]"))
     assert "names 3 GPUs for the node's Gres=gpu:h100:4" in answer.problem
     assert node.held(answer) == {job: "0"}
@@ -106,11 +110,11 @@ def test_reconfigure_is_no_proof_of_what_slurmd_has_read(node: Node) -> None:
     """Before 23.11 slurmd reads gres.conf again and keeps its start; since then it starts anew."""
     job = node.slurm.submit("--gres=gpu:1")
     assert node.held() == {job: "0"}
-    time.sleep(SKEW_S + 1)
+    node.pass_skew()
     node.edit(REVERSED)
     before = node.slurm.started()
     node.slurm.run("scontrol", "reconfigure")
-    time.sleep(SKEW_S + 1)
+    node.pass_skew()
     later = node.slurm.submit("--gres=gpu:1")
     idle = node.slurm.started() > before
     wait_for(lambda: not idle or not node.source.poll().problem, "the order of a slurmd that has started anew", 40, 1.0)

@@ -10,26 +10,32 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Set
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from gpu_exporter.attribution import slurm_commands
 from gpu_exporter.attribution.gres_conf import GpuOrder
 from gpu_exporter.attribution.gres_epochs import Epochs
 from gpu_exporter.attribution.gres_files import list_places, read_order
 from gpu_exporter.attribution.job_files import EndedJob, JobFile
-from gpu_exporter.attribution.mig_caps import find_instance, read_caps
 from gpu_exporter.attribution.pace import INTERVAL_MAX_S, Pace, Retry
 from gpu_exporter.attribution.procfs import NewestProcess, Procfs
 from gpu_exporter.attribution.slurm_collected import Collected
-from gpu_exporter.attribution.slurm_controller import Controller, Known, Look, Run
+from gpu_exporter.attribution.slurm_controller import Controller, Look, Run
 from gpu_exporter.attribution.slurm_filed import FiledJobs, is_whole, read_job
+from gpu_exporter.attribution.slurm_grants import (
+    list_witnesses,
+    make_grant,
+    name_by_prolog,
+    open_instance,
+    why_contradicted,
+    why_not_running,
+)
 from gpu_exporter.attribution.slurm_memory import Memory
 from gpu_exporter.attribution.slurm_presence import Presence, Present
 from gpu_exporter.attribution.slurm_steps import StepReader, Steps
-from gpu_exporter.attribution.slurm_words import Job, JobGpus, SlurmConfig
+from gpu_exporter.attribution.slurm_words import Job, JobGpus, NodeRecord, SlurmConfig
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.model import Grant, Holder, HolderKey
@@ -40,7 +46,6 @@ Watched: TypeAlias = "tuple[frozenset[str], frozenset[str]]"
 RENEW_FIRST_S, RENEW_MOST_S = 5.0, 600.0  # a proof that was lost is sought again, less and less often
 ENDED_MAX = 4096  # jobs that ended while Slurm had never answered
 RESTART_S = 5.0  # by so much more a slurmd is a newer one: the kernel's time of the boot moves with the clock
-STATE = re.compile("[A-Z_]{1,30}")  # of a job, as Slurm writes it
 
 
 class SlurmSource:
@@ -212,19 +217,19 @@ class SlurmSource:
                 )
             file = present.files.get(job_id, JobFile())
             own = self._epochs.at(known.job.start, order)
-            conflicts += bool(_why_contradicted(gpus, file))
+            conflicts += bool(why_contradicted(gpus, file))
             for index, share in (*((index, "") for index in gpus.indexes), *gpus.shared):
                 if index in used:
-                    why, obstacle = _why_contradicted(gpus, file), "contradiction"
+                    why, obstacle = why_contradicted(gpus, file), "contradiction"
                     if not why:
-                        why, obstacle = _why_not_running(known, present.steps)
-                    grant = _grant(index, own, holder, why, obstacle)._replace(
-                        share=share, witnesses=_list_witnesses(job_id, present, is_told=told.get(job_id) is known)
+                        why, obstacle = why_not_running(known, present.steps)
+                    grant = make_grant(index, own, holder, why, obstacle)._replace(
+                        share=share, witnesses=list_witnesses(job_id, present, is_told=told.get(job_id) is known)
                     )
                     if grant.kind == "unproven":
-                        grant = _open(grant, index, own, self._procfs)
+                        grant = open_instance(grant, index, own, self._procfs)
                     if grant.kind == "unproven":
-                        grant = _name(grant, index, gpus, file)
+                        grant = name_by_prolog(grant, index, gpus, file)
                     grants.append(grant if self._is_here(job_id, present) else self._as_of(look, grant))
                     continue
                 conflicts += 1
@@ -232,7 +237,9 @@ class SlurmSource:
         hidden = sorted(used - look.claimed())
         own = self._epochs.at(None, order)
         for index in hidden:
-            grant = _grant(index, own, self._hidden(index, config), "held by a job that Slurm does not show", "hidden")
+            grant = make_grant(
+                index, own, self._hidden(index, config), "held by a job that Slurm does not show", "hidden"
+            )
             grants.append(self._as_of(look, grant._replace(share=dict(node.used.shared).get(index, ""))))
         if hidden:
             notices.append(self._why_hidden(f"IDX {', '.join(map(str, hidden))}", config))
@@ -259,7 +266,7 @@ class SlurmSource:
             is_late=bool(late or self._again.keys() & present.jobs),
             as_of=look.asked if self._failed or look.each_s else None,
             is_old=bool(self._failed),
-            devices=sum(count for _, count in node.configured) or None,
+            devices=None if self._failed else _count_devices(order, node),
             ended=ended,
             missed=missed,
         )
@@ -278,7 +285,7 @@ class SlurmSource:
                 known = read_job(job.job_id, file)
                 own = self._epochs.at(known.start, order)
                 holder = self._holder(known, look.config, JobGpus(file.indexes, len(file.indexes)))
-                grants = [_grant(index, own, holder, "", "") for index in file.indexes]
+                grants = [make_grant(index, own, holder, "", "") for index in file.indexes]
             grants = [grant for grant in grants if grant.kind != "unproven"]
             ended += [grant._replace(confirmed=now - max(0.0, wall - job.end_wall)) for grant in grants]
             missed += not grants and bool(file.indexes or file.uuids)
@@ -332,29 +339,12 @@ class SlurmSource:
         return text
 
 
-def _grant(index: int, order: GpuOrder, holder: Holder, why: str, obstacle: str) -> Grant:
-    """The grant of the GPU at this IDX; `why` it does not run and `obstacle` in one word, "" when it does.
-
-    Where the order is not proven, only what was resolved before still counts.
+def _count_devices(order: GpuOrder, node: NodeRecord) -> int | None:
+    """How many GPUs Slurm counts here, where its record, which may be an hour old, and gres.conf of now say the same:
+    a node may be drained for it.
     """
-    kind: Literal["minor", "index", "unproven"] = "unproven" if order.kind == "unknown" else order.kind
-    device, reason = str(index), order.problem
-    if order.kind == "minor":
-        device = order.minors[index] if index < len(order.minors) else ""
-        if not device:
-            kind, reason = "unproven", f"gres.conf names no whole GPU at IDX {index}"
-    return Grant(
-        kind,
-        device,
-        holder,
-        running=not why,
-        why=why,
-        obstacle=obstacle,
-        number=f"IDX {index}",
-        among=order.minors if order.kind == "index" else (),
-        total=order.total,
-        reason=reason,
-    )
+    counted = sum(count for _, count in node.configured)
+    return counted if order.kind != "unknown" and len(order.minors) == counted else None
 
 
 def _list_late(look: Look, present: Present) -> Set[str]:
@@ -363,45 +353,6 @@ def _list_late(look: Look, present: Present) -> Set[str]:
         return frozenset()  # this node asks about each job that begins
     jobs = present.files.keys() if present.is_complete else present.jobs
     return jobs - look.jobs.keys()
-
-
-def _why_not_running(known: Known, steps: Steps) -> tuple[str, str]:
-    state = known.job.state
-    if state != "RUNNING":
-        return f"the job is {state}", state.lower() if STATE.fullmatch(state) else "other"
-    if known.job.job_id in steps.stopped:
-        return "all processes of the job are stopped", "stopped"
-    return "", ""
-
-
-def _why_contradicted(gpus: JobGpus, file: JobFile) -> str:
-    """Prolog and controller name other GPUs; a job that was resized may have fewer than it began with."""
-    if not file.indexes or set(gpus.positions()) <= set(file.indexes):
-        return ""
-    sayings = (",".join(map(str, indexes)) for indexes in (file.indexes, gpus.positions()))
-    return "the prolog's file says IDX {}, slurmctld says IDX {}".format(*sayings)
-
-
-def _list_witnesses(job_id: str, present: Present, *, is_told: bool) -> str:
-    """What shows that the job is here. `is_told`: by slurmctld."""
-    own = ["step"] * (job_id in present.steps.pids) + ["prolog"] * (job_id in present.files)
-    return ", ".join((*own, *["slurmctld"] * is_told))
-
-
-def _open(grant: Grant, index: int, order: GpuOrder, procfs: Path) -> Grant:
-    """The grant of a MIG instance by the files that gres.conf names for it."""
-    caps = order.caps[index] if index < len(order.caps) else ()
-    instance = find_instance(caps, read_caps(procfs)) if caps else ""
-    return grant._replace(kind="instance", device=instance) if instance else grant
-
-
-def _name(grant: Grant, index: int, gpus: JobGpus, file: JobFile) -> Grant:
-    """A grant whose position proves nothing, by the UUID that the prolog wrote; as it was where it wrote none."""
-    if file.indexes and len(file.indexes) == len(file.uuids) and index in file.indexes:
-        return grant._replace(kind="uuid", device=file.uuids[file.indexes.index(index)])
-    if not file.indexes and len(file.uuids) == len(gpus.positions()):
-        return grant._replace(kind="uuid", device=file.uuids[sorted(gpus.positions()).index(index)])
-    return grant
 
 
 def _is_other(before: frozenset[int] | None, now: frozenset[int]) -> bool:

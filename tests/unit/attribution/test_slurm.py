@@ -489,7 +489,18 @@ def test_only_this_nodes_lines_of_gres_conf_count(cluster: Cluster) -> None:
 
 def test_an_idle_node_without_a_gres_conf_has_no_problem(cluster: Cluster) -> None:
     cluster.gres_conf.unlink()
-    assert cluster.source.poll() == Answer([], devices=4)
+    assert cluster.source.poll() == Answer([])
+
+
+def test_gpus_are_counted_where_the_record_and_the_file_of_now_agree(cluster: Cluster) -> None:
+    """A node may be drained for too few, and what slurmctld said of its configuration may be an hour old."""
+    assert cluster.source.poll().devices == 4
+    fail(cluster, "sinfo", "Unable to contact slurm controller")
+    assert cluster.source.poll().devices is None
+    for text, counted in (("AutoDetect=nvml\n", None), ("Name=gpu Type=h100 File=/dev/nvidia[0-2]\n", None)):
+        cluster.source = cluster.new_source(Pace(0.0))
+        cluster.gres_conf.write_text(text, "utf-8")
+        assert cluster.source.poll().devices is counted
 
 
 def test_two_files_that_disagree_prove_nothing(cluster: Cluster) -> None:

@@ -70,6 +70,12 @@ def poll(filing: Filing) -> Answer:
     return filing.source.poll()
 
 
+def fill(filing: Filing) -> None:
+    """So long that slurmctld has told what no prolog is told."""
+    for _ in range(int(FILL_S / 5) + 3):
+        poll(filing)
+
+
 def test_jobs_begin_and_end_without_a_question(filing: Filing) -> None:
     fail(filing, "sinfo", AWAY)
     filing.asked.clear()
@@ -429,8 +435,7 @@ def test_what_slurmctld_says_later_counts_more_than_a_file_that_was_there(filing
     begin(filing, "7", "0")
     filing.begin(j7="gpu:h100:1(IDX:0)")
     filing.steps = {"7": {1007}}
-    for _ in range(int(FILL_S / 5) + 3):
-        poll(filing)
+    fill(filing)
     end(filing, "7")
     filing.jobs, filing.used = {}, ""
     assert held(poll(filing)) == {}
@@ -453,8 +458,7 @@ def test_a_later_run_that_only_a_file_told_of_is_not_taken_for_the_one_before(fi
     begin(filing, "7", "0")
     filing.begin(j7="gpu:h100:1(IDX:0)")
     filing.steps = {"7": {1007}}
-    for _ in range(int(FILL_S / 5) + 3):
-        poll(filing)
+    fill(filing)
     end(filing, "7")
     begin(filing, "7", "3", restarts=1, start=START + 900)
     assert held(poll(filing)) == {"7": ["3"]}
@@ -500,8 +504,7 @@ def test_a_long_job_whose_epilog_left_the_file_is_asked_about_once(filing: Filin
     begin(filing, "7", "0")
     filing.begin(j7="gpu:h100:1(IDX:0)")
     filing.steps = {"7": {1007}}
-    for _ in range(int(FILL_S / 5) + 3):
-        poll(filing)
+    fill(filing)
     filing.steps, filing.jobs, filing.used = {}, {}, ""
     filing.asked.clear()
     for _ in range(100):
