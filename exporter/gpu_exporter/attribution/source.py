@@ -24,10 +24,10 @@ class Answer(NamedTuple):
     the source itself contradicts them. `hides_users`: the scheduler hides who runs what. `offers`: every device that
     the scheduler may give, held or not, as grants without a holder; None where that is not known. `is_late`: holders
     have begun whose devices are not known yet, so a GPU without a grant is not known to be free. `as_of`: when what the
-    source says was true (monotonic seconds), None where that is this poll; `is_old`: it did not answer this time, and that is why.
-    `devices`: how many GPUs, or instances in their place, the scheduler counts for this node; None where it does not
-    say. `ended`: grants of holders that have ended since the last answer, each once, `confirmed` at their end;
-    `missed`: how many more have, of which it is not known what they held.
+    source says was true (monotonic seconds), None where that is this poll; `is_old`: it did not answer this time, and
+    that is why. `devices`: how many GPUs, or instances in their place, the scheduler counts for this node; None where
+    it does not say. `ended`: grants of holders that have ended since the last answer, each once, `confirmed` at their
+    end; `missed`: how many more have, of which it is not known what they held.
     """
 
     grants: Sequence[Grant]
