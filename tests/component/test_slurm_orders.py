@@ -36,7 +36,7 @@ class Node:
     def begin(self, state: Path | None = None) -> SlurmSource:
         """An exporter that has just been started."""
         return SlurmSource(
-            "n0", 60.0, run=run_as(self.slurm), gres_conf=self.gres_conf, pace=Pace(0.0), state=state or self.state
+            "n0", 60.0, run=run_as(self.slurm), gres_conf=self.gres_conf, pace=Pace(1.0), state=state or self.state
         )
 
     def edit(self, text: str) -> Answer:
