@@ -35,16 +35,19 @@ class ProcessSeries:
 
     def __init__(self) -> None:
         self._collector = ProcessCollector(registry=CollectorRegistry())
-        self.series: list[Series] = []
+        self.series = self._read()  # the first scrape has them too
 
     def refresh(self) -> None:
+        self.series = self._read()
+
+    def _read(self) -> list[Series]:
         fresh: list[Series] = []
         for metric in self._collector.collect():
             kind: MetricType = "counter" if metric.type == "counter" else "gauge"
             for sample in metric.samples:
                 family = Family(sample.name, kind, metric.documentation)
                 fresh.append(Series(family, (), [((), sample.value)]))
-        self.series = fresh
+        return fresh
 
 
 class Ended(Enum):
