@@ -11,6 +11,7 @@ import pytest
 from gpu_exporter.attribution.pace import Pace
 from gpu_exporter.attribution.slurm import SlurmSource
 from gpu_exporter.clock import ManualClock
+from gpu_exporter.reconciler.slurm.live import parse_jobs
 from tests.component.test_slurm import run_as
 from tests.testbed.processes import Processes, wait_for
 from tests.testbed.slurm import GPUS, Layout, Slurm, chroot_of, start_slurm
@@ -145,6 +146,10 @@ def test_jobs_with_shards_share_the_gpu_that_slurmd_gave_them(jobs: Jobs) -> Non
     assert jobs.found() == jobs.truth()
     grants = jobs._sources["n0"].poll().grants
     assert {grant.holder.job_id: grant.share for grant in grants} == {whole: "", **dict.fromkeys(parts, "shard")}
+    assert {grant.holder.units for grant in grants} == {1}
+    live = {each.job_id: each for each in parse_jobs(jobs.slurm.run("squeue", "--json"), ["AdminComment"])}
+    told = {job: (live[job].gpus, live[job].has_part) for job in (whole, *parts)}
+    assert told == {whole: (1, False), **dict.fromkeys(parts, (1, True))}, "as the reconciler counts them"
     devices = {grant.holder.job_id: grant.device for grant in grants}
     assert devices[parts[0]] == devices[parts[1]] != devices[parts[2]]  # 1 and 3 of 4 fill one
 

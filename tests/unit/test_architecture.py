@@ -40,6 +40,7 @@ ALLOWED = {
     "files": set(),
     "plain": set(),
     "outside": set(),
+    "slurm": {"outside"},
     "logs": {"plain"},
     "threads": set(),
     "vendor": set(),
@@ -49,7 +50,7 @@ ALLOWED = {
     "sampling": {"model", "clock", "devices", "collectors", "threads"},
     "ledger": {"model", "files", "shares"},
     "fetch": {"plain", "threads"},
-    "attribution": {"model", "clock", "shares", "commands", "files", "threads", "vendor", "fetch", "outside"},
+    "attribution": {"model", "clock", "shares", "commands", "files", "threads", "vendor", "fetch", "outside", "slurm"},
     "cluster": {"attribution", "clock", "fetch", "files", "web", "outside"},
     "inventory": {"model", "files", "vendor"},
     "diagnosis": {"model", "clock", "defaults", "durations"},
@@ -81,9 +82,10 @@ ALLOWED = {
         "vendor",
         "fetch",
         "files",
+        "slurm",
         "version",  # the audit says by which version a mark was set
     },
-    "host": {"model", "clock", "attribution"},
+    "host": {"model", "clock", "attribution", "slurm"},
     "digest": {"reconciler", "plain", "threads"},
     "top": {"exposition", "fetch", "outside", "plain", "threads"},
     "app": {
@@ -275,7 +277,7 @@ def test_only_deadlines_of_the_machine_read_its_clock() -> None:
     assert users == MACHINE_TIME
 
 
-READS_OUTSIDE_TEXT = ("reconciler", "attribution", "cluster")
+READS_OUTSIDE_TEXT = ("reconciler", "attribution", "cluster", "slurm")
 # What takes more than is meant, or any length: `outside` has a bounded parser for each.
 BARE = {"int", "float", "complex", "Decimal", "Fraction"}
 BARE_METHODS = {

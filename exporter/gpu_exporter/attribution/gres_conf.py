@@ -19,8 +19,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from gpu_exporter.attribution.hostlist import parse_names
 from gpu_exporter.outside import need_whole
+from gpu_exporter.slurm.hostlist import parse_names
 from gpu_exporter.vendor import NVIDIA, Vendor
 
 MAX_INCLUDES = 16

@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from gpu_exporter.attribution.hostlist import parse_ranges
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.outside import WHOLE_MAX, need_whole, whole
+from gpu_exporter.slurm.hostlist import parse_ranges
 
 DEFAULT_PLACE = Path("/run/gpu-exporter/jobs")
 FILES_MAX = 1024  # jobs or GPUs and instances of a node; more are none of a prolog

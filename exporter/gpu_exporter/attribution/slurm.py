@@ -315,7 +315,7 @@ class SlurmSource:
             source=self.name,
             resource="gres/gpu",
             start_wall=job.start,
-            units=gpus.total if not gpus.shared else None,  # of whole GPUs alone; a part of one is no number of them
+            units=gpus.total,
             array_job_id=job.array_job_id,
             array_task_id=job.array_task_id,
             het_job_id=job.het_job_id,

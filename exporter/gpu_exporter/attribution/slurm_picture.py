@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from gpu_exporter.attribution.slurm_words import Gres, Job, JobGpus, NodeRecord, SlurmConfig
+from gpu_exporter.attribution.slurm_words import Job, JobGpus, NodeRecord, SlurmConfig
 from gpu_exporter.outside import need_real, need_whole, need_wholes
+from gpu_exporter.slurm.gres import Gres
 
 SCHEMA = 1
 
@@ -64,9 +65,10 @@ def _job(row: dict[str, Any]) -> Job:
 
 
 def _gpus(data: dict[str, Any]) -> JobGpus:
+    total = data["total"]
     return JobGpus(
         need_wholes(data["indexes"]),
-        need_whole(data["total"]),
+        None if total is None else need_whole(total),
         need_whole(data["unnamed"]),
         _shared(data["shared"]),
         _text(data["unnamed_share"]),

@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from gpu_exporter.attribution.hostlist import parse_names, parse_ranges
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.outside import WHOLE_MAX, load_json, need_real, need_whole, whole
+from gpu_exporter.slurm.gres import GRES, UNSET, Gres, add_devices, parse_gres, split_gres
+from gpu_exporter.slurm.hostlist import parse_names
 
 # Column widths only pad: Slurm cuts at the width, so they are far above any real value.
 COLUMNS = (
@@ -35,18 +36,6 @@ COLUMNS = (
     "UserID",
 )
 SQUEUE_FORMAT = ",".join(f"{column}:256|" for column in COLUMNS)
-UNSET = ("(null)", "N/A")
-# GPUs, or shares of them, in a GRES list: name, type, count, and what stands in brackets. Types are the site's; a
-# missing one is left out, or "(null)" (22.05, where lines have Cores=).
-GRES = re.compile(
-    r"(?:gres[:/])?(?P<name>gpu|shard|mps)(?::(?P<type>\(null\)|[^\s:,()]+))??(?::(?P<count>\d+)[KMGTP]?)?"
-    r"(?:\((?P<detail>[^()]*)\))?"
-)
-OTHER = re.compile(
-    r"(?!(?:gres[:/])?(?:gpu|shard|mps)(?:[:(]|$))[^\s:,()][^\s,]*"
-)  # network cards, licences, bandwidth
-SHARES = re.compile(r"(?:\d+|-)/\d+(?:,(?:\d+|-)/\d+)*")
-MAX_GRES_TEXT = 65_536
 SINFO_WIDTH = 8192
 SINFO_FORMAT = f"GresUsed:{SINFO_WIDTH}|"
 
@@ -133,91 +122,15 @@ def _is_number(text: str) -> bool:
     return whole(text, WHOLE_MAX) is not None
 
 
-class Gres(NamedTuple):
-    """The GPUs of one GRES list. `shared`: those of which a part is used, and how they are divided (shard, mps).
-
-    `unnamed`: how many GPUs are counted without an index; `unnamed_share`: the item that names no GPU that it is of.
-    """
-
-    indexes: tuple[int, ...] = ()
-    unnamed: int = 0
-    shared: tuple[tuple[int, str], ...] = ()
-    unnamed_share: str = ""
-
-
-def parse_gres(text: str) -> Gres:
-    """`gpu:h100:2(IDX:0,2-3),shard:1(0/4,1/4)` and its like, of a job or of a node's GresUsed.
-
-    Raises ValueError for a list that is not understood.
-    """
-    if len(text) > MAX_GRES_TEXT:
-        raise ValueError(f"a GRES list of {len(text)} characters is not understood")
-    indexes: list[int] = []
-    shared: dict[int, str] = {}
-    unnamed = 0
-    unnamed_share = ""
-    for item in _split_gres(text):
-        match = GRES.fullmatch(item)
-        if not match and OTHER.fullmatch(item):
-            continue
-        if not match:
-            raise ValueError(f"{item[:80]!r} is not a GRES that is understood")
-        name, count = match["name"], need_whole(match["count"] or 1)
-        detail = match["detail"] or ""
-        if name in ("shard", "mps"):
-            found = _parse_shares(detail)
-            shared |= dict.fromkeys(found, name)
-            if count and not found:
-                unnamed_share = unnamed_share or item
-        elif name == "gpu":
-            found = _parse_index(detail)
-            indexes += found
-            unnamed += max(0, count - len(found))
-    if len(set(indexes)) != len(indexes):
-        raise ValueError(f"{text[:80]!r} names one index twice")
-    return Gres(tuple(indexes), unnamed, tuple(sorted(shared.items())), unnamed_share)
-
-
-def _split_gres(text: str) -> list[str]:
-    """Items between the commas that are outside of brackets. Raises ValueError."""
-    if text in UNSET or not text:
-        return []
-    items, start, depth = [], 0, 0
-    for position, character in enumerate(text):
-        depth += (character == "(") - (character == ")")
-        if depth not in (0, 1):
-            break
-        if character == "," and not depth:
-            items.append(text[start:position])
-            start = position + 1
-    if depth:
-        raise ValueError(f"{text[:80]!r}: brackets do not match")
-    return [*items, text[start:]]
-
-
-def _parse_index(detail: str) -> list[int]:
-    """`IDX:0,2-3` to numbers; `IDX:N/A` and `S:0-1` (sockets) name none."""
-    kind, _, numbers = detail.partition(":")
-    if kind != "IDX" or numbers in ("", "N/A"):
-        return []
-    return parse_ranges(numbers)
-
-
-def _parse_shares(detail: str) -> list[int]:
-    """The GPUs of a share: `IDX:1`, since 23.11 `0/4,1/4,-/4`: how much of each GPU, in order, is allocated."""
-    if not SHARES.fullmatch(detail):
-        return _parse_index(detail)
-    return [index for index, part in enumerate(detail.split(",")) if part.partition("/")[0].strip("0-")]
-
-
 class JobGpus(NamedTuple):
-    """A job's GPUs on one node by IDX, and how many whole ones it has on all its nodes together.
+    """A job's GPUs on one node by IDX, and how many it has on all its nodes together.
 
+    `total`: whole ones and those that it has a part of; None where Slurm does not say of which GPU a part is.
     `unnamed`: GPUs on this node that Slurm counts and gives no index. `shared`, `unnamed_share` as in Gres.
     """
 
     indexes: tuple[int, ...]
-    total: int
+    total: int | None
     unnamed: int = 0
     shared: tuple[tuple[int, str], ...] = ()
     unnamed_share: str = ""
@@ -273,7 +186,7 @@ def divide_gpus(names: Any, details: Any) -> dict[str, JobGpus]:
     gres = [parse_gres(str(detail)) for detail in details] or [Gres()] * len(nodes)
     if len(gres) != len(nodes):
         raise ValueError("gres_detail does not have one entry for each node")
-    total = sum(len(each.indexes) + each.unnamed for each in gres)
+    total = add_devices(gres)
     return {
         node: JobGpus(own.indexes, total, own.unnamed, own.shared, own.unnamed_share)
         for node, own in zip(nodes, gres, strict=True)
@@ -325,7 +238,7 @@ def parse_sinfo(text: str) -> Gres:
 
 
 def _configured(text: str) -> tuple[tuple[str, int], ...]:
-    matches = [match for item in _split_gres(text) if (match := GRES.fullmatch(item)) and match["name"] == "gpu"]
+    matches = [match for item in split_gres(text) if (match := GRES.fullmatch(item)) and match["name"] == "gpu"]
     return tuple(
         ((match["type"] or "").lower().replace("(null)", ""), need_whole(match["count"] or 1)) for match in matches
     )
@@ -383,13 +296,13 @@ def parse_job_text(text: str, job_id: str, node: str) -> JobGpus | None:
     if not _DETAILS.fullmatch(found + details):
         return None
     own = Gres()
-    total = 0
+    lists: list[Gres] = []
     try:
         for hosts_text, gres_text in _DETAIL.findall(details):
             hosts, gres = parse_names(hosts_text), parse_gres(gres_text)
-            total += (len(gres.indexes) + gres.unnamed) * len(hosts)
+            lists += [gres] * len(hosts)
             if node in hosts:
                 own = gres
     except ValueError:
         return None
-    return JobGpus(own.indexes, total, own.unnamed, own.shared, own.unnamed_share)
+    return JobGpus(own.indexes, add_devices(lists), own.unnamed, own.shared, own.unnamed_share)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from gpu_exporter.attribution.cgroup import parse_cgroup
 from gpu_exporter.attribution.contradict import Who
-from gpu_exporter.attribution.hostlist import parse_ranges
+from gpu_exporter.slurm.hostlist import parse_ranges
 
 READ_MAX = 65_536  # bytes of one file; io.stat has some 100 for each block device
 DEPTH_MAX = 32  # kind in a slice of systemd: 8

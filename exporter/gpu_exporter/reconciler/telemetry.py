@@ -68,6 +68,7 @@ HELD = (  # why nothing was done to a group that is underused
     "no_demand",
     "not_warned",
     "noted",
+    "part",
     "paused",
     "pending",
     "proof",

@@ -797,7 +797,7 @@ def test_jobs_with_a_part_of_a_gpu_share_it(cluster: Cluster, used: str, jobs: l
     assert [(grant.holder.job_id, grant.device, grant.share) for grant in answer.grants] == [
         (str(number), "1", share) for number in range(1, len(jobs) + 1)
     ]
-    assert {grant.holder.units for grant in answer.grants} == {None}
+    assert {grant.holder.units for grant in answer.grants} == {1}
     assert (answer.problem, answer.notice) == ("", "")
 
 

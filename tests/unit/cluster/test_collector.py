@@ -20,13 +20,14 @@ from gpu_exporter.attribution.pace import Pace
 from gpu_exporter.attribution.slurm import SlurmSource
 from gpu_exporter.attribution.slurm_collected import AGE_MAX_S, AHEAD_MAX_S, ANSWERS
 from gpu_exporter.attribution.slurm_picture import Picture, parse_picture, render_picture
-from gpu_exporter.attribution.slurm_words import Gres, Job, JobGpus, NodeRecord, SlurmConfig
+from gpu_exporter.attribution.slurm_words import Job, JobGpus, NodeRecord, SlurmConfig
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.cluster.answers import parse_cluster_jobs, parse_cluster_nodes
 from gpu_exporter.cluster.collector import Collector, CollectorRun
 from gpu_exporter.cluster.command_line import CommandLine
 from gpu_exporter.cluster.site import CollectorSite
+from gpu_exporter.slurm.gres import Gres
 from gpu_exporter.web.request import Request, parse_head
 from gpu_exporter.web.server import Reply
 

@@ -18,8 +18,10 @@ from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import MarkError, Refused
 from gpu_exporter.reconciler.policy import LABEL, Decision
 from gpu_exporter.reconciler.slurm import marker as jobs
+from gpu_exporter.reconciler.slurm.actor import JobActor
 from gpu_exporter.reconciler.slurm.live import FIELDS
 from gpu_exporter.reconciler.slurm.survey import describe
+from gpu_exporter.reconciler.surroundings import Reference
 from gpu_exporter.reconciler.telemetry import Telemetry
 
 WALL = 1_800_000_000.0
@@ -370,8 +372,12 @@ def test_extra_is_not_written_where_slurm_reads_it() -> None:
         ({}, None, False),
         ({"tres_alloc_str": "cpu=1,gres/gpu=4,gres/gpu:h100=4"}, 4, False),
         ({"tres_alloc_str": "cpu=1,node=1", "gres_detail": ["gpu:h100:2(IDX:0-1)", "gpu:h100:3(IDX:0-1,3)"]}, 5, False),
-        ({"gres_detail": ["gpu:1(IDX:0),shard:h100:2(0/2)"]}, 1, False),
+        ({"gres_detail": ["gpu:1(IDX:0),shard:h100:2(0/2)"]}, None, False),
         ({"gres_detail": ["shard:h100:2(0/2)"]}, None, False),
+        ({"gres_detail": ["shard:h100:2(2/2)", "shard:3(IDX:0-1)"], "tres_per_node": "gres/shard:3"}, 3, True),
+        ({"gres_detail": ["gpu:1(IDX:0),shard:3(0/4,3/4)"], "tres_alloc_str": "gres/gpu=1,gres/shard=3"}, 2, False),
+        ({"gres_detail": ["mps:50(50/100,0/100)"], "tres_per_node": "gres:mps:50"}, 1, True),
+        ({"gres_detail": ["gpu:2(IDX:0-"], "tres_alloc_str": "cpu=1,gres/gpu=2"}, 2, False),
         ({"gres_detail": "x", "tres_per_node": "gres:gpu:1"}, None, True),
         ({"gres_detail": [None, 3], "tres_per_job": "gres/gpu:h100:8"}, None, True),
         ({"tres_per_task": "cpu=2,gres/gpu=1"}, None, True),
@@ -384,6 +390,20 @@ def test_the_gpus_of_a_job_are_known_without_accounting_for_them(
     """AccountingStorageTRES has no gres/gpu by default."""
     (job,) = jobs.parse_jobs(json.dumps({"jobs": [row_of_24_11(**fields)]}), ["Extra"])
     assert (job.gpus, job.asks) == (gpus, asks)
+
+
+@pytest.mark.parametrize(
+    ("detail", "part"),
+    [("gpu:h100:1(IDX:0)", False), ("shard:1(1/4,0/4)", True), ("shard:1(IDX:0)", True), ("mps:50(50/100)", True)],
+)
+def test_a_job_that_has_a_part_of_a_gpu_is_marked_and_not_ended(detail: str, part: bool) -> None:
+    """Jobs wait for whole GPUs, and others may work on the rest of this one."""
+    slurm = MemorySlurm(text=f"{LABEL}=underused;since=x", field="AdminComment")
+    slurm.rows = [row_of_24_11(batch_flag=True, gres_detail=[detail], admin_comment=f"{LABEL}=underused;since=x")]
+    slurm.list_marks()
+    target = JobActor(slurm, Policy()).read(Reference("", "", "", "7", ""), "", ("cancel",), 9000.0, WALL)
+    assert [each.units for each in target.ends] == [1]
+    assert (target.obstacle.reason if target.obstacle is not None else "") == ("part" if part else "")
 
 
 @pytest.mark.parametrize("other", [{"gpus": 1}, {"asks": True}, {}])

@@ -47,7 +47,6 @@ class JobActor:
         components = _components(jobs, reference.name)
         if not components:
             raise Refused("replaced", "the job is gone")
-        first = components[0]
         verb, undo = self._verb(components, verbs)
         return Target(
             reference,
@@ -57,7 +56,7 @@ class JobActor:
             {},
             above=_dependent(components, jobs) if verb == CANCEL else "",
             note=next((note for job in components if (note := acted_on(job))), ""),
-            obstacle=_unmarked([job for job in components if _holds_gpus(job)]) or _obstacle(first, verb),
+            obstacle=_unmarked([job for job in components if _holds_gpus(job)]) or _obstacle(components, verb),
             undo=undo,
             live=components,
         )
@@ -158,7 +157,11 @@ def _unmarked(holding: Sequence[LiveJob]) -> Held | None:
     return None
 
 
-def _obstacle(first: LiveJob, verb: str) -> Held | None:
+def _obstacle(components: Sequence[LiveJob], verb: str) -> Held | None:
+    first = components[0]
+    if part := next((job for job in components if job.has_part), None):
+        why = "has a part of a GPU (shard or MPS); jobs that wait for whole GPUs gain nothing by its end"
+        return Held("part", f"job {part.target} {why}")
     if verb == REQUEUE and first.restarts >= REQUEUES_MAX:
         return Held("requeued", f"it was started again {first.restarts} times already")
     return None

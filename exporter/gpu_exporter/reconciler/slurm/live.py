@@ -12,13 +12,12 @@ from gpu_exporter.outside import load_json, need_real, need_whole, parse_timesta
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import Mark
 from gpu_exporter.reconciler.policy import LABEL
+from gpu_exporter.slurm.gres import add_devices, parse_gres
 
 # What a mark is, at the beginning of a field. Others may have written something behind it.
 MARK = re.compile(re.escape(LABEL) + r"=([a-z-]+)((?:;[a-z-]+=[^;,\s]*)*)(?=[;,]|$)")
 ALLOCATED = re.compile(r"(?:^|,)gres/gpu=(\d+)(?:,|$)")  # GPUs and MIG devices of a job, all types together
-# The same of one node, where AccountingStorageTRES has no gres/gpu, as by default: gpu:h100:2(IDX:0-1)
-DETAIL = re.compile(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)\(")
-ASKED = re.compile(r"(?:^|[,:/])gpu(?:[:=,]|$)")  # in what a job asks for: gres/gpu:2, gres:gpu:h100:1
+ASKED = re.compile(r"(?:^|[,:/])(?:gpu|shard|mps)(?:[:=,]|$)")  # in what a job asks for: gres/gpu:2, gres:shard:1
 DEPENDS_ON = re.compile(r"[:](\d+)")  # in afterok:12(unfulfilled) or afterany:13_*:14_3, the jobs
 # Fields of a job that may carry a mark, with their names in JSON: first what only an Administrator may write, so that
 # neither the job's owner nor anybody who copies a submit line sets or removes it.
@@ -36,10 +35,11 @@ class LiveJob(NamedTuple):
     part has it as its job id. `text`: what its mark says, else what stands in `field`, which is where a mark of it
     belongs, "" where every field that may be used holds a text of others. `marked`: the fields
     that have marks, and what others have added behind each.
-    `leader`: the first component of a heterogeneous job, "" for all others. `gpus`: what Slurm gave it, None where it
-    gave none that are counted in GPUs; `asks`: whether it asks for some. `title`: the job's name, and `comment` its
-    Comment, both in its owner's words. `may_requeue`: whether Slurm may start it again, as its owner or the site said;
-    None where that is not known. `waits_for`: ids of the jobs on whose end it depends, of an array without the task.
+    `leader`: the first component of a heterogeneous job, "" for all others. `gpus`: how many Slurm gave it, None where
+    it gave none or does not say which. `has_part`: it has only a part of one or more of them (shard, mps). `asks`:
+    whether it asks for some. `title`: the job's name, and `comment` its Comment, both in its owner's words.
+    `may_requeue`: whether Slurm may start it again, as its owner or the site said; None where that is not known.
+    `waits_for`: ids of the jobs on whose end it depends, of an array without the task.
     """
 
     job_id: str
@@ -53,6 +53,7 @@ class LiveJob(NamedTuple):
     leader: str = ""
     is_batch: bool | None = None
     gpus: int | None = None
+    has_part: bool = False
     asks: bool = False
     title: str = ""
     comment: str = ""
@@ -146,6 +147,7 @@ def _read_row(row: dict[str, Any], fields: Sequence[str], denied: Collection[str
         for field, text in texts.items()
         if field not in denied and (match := MARK.match(text))
     }
+    gpus, has_part = _given(row)
     place = next((field for field in fields if not texts[field] or field in marked), "")
     return LiveJob(
         str(_whole(row["job_id"])),
@@ -158,7 +160,8 @@ def _read_row(row: dict[str, Any], fields: Sequence[str], denied: Collection[str
         marked=marked,
         leader=_leader(row),
         is_batch=row["batch_flag"] if isinstance(row.get("batch_flag"), bool) else None,
-        gpus=_gpus(row),
+        gpus=gpus,
+        has_part=has_part,
         asks=any(ASKED.search(str(row.get(f"tres_per_{of}") or "")) for of in ("job", "node", "socket", "task")),
         title=str(row.get("name") or ""),
         comment=str(row.get("comment") or ""),
@@ -185,16 +188,22 @@ def _leader(row: dict[str, Any]) -> str:
     return str(leader) if leader else ""
 
 
-def _gpus(row: dict[str, Any]) -> int | None:
-    if match := ALLOCATED.search(str(row.get("tres_alloc_str") or "")):
-        return need_whole(match[1])
+def _given(row: dict[str, Any]) -> tuple[int | None, bool]:
+    """How many GPUs Slurm gave a job, and whether it has a part of one only.
+
+    Which GPU a part is of stands in `gres_detail` alone; so do all GPUs where AccountingStorageTRES does not name them,
+    as by default.
+    """
     detail = row.get("gres_detail")
-    counts = (
-        [need_whole(count) for text in detail for count in DETAIL.findall(str(text))]
-        if isinstance(detail, list)
-        else []
-    )
-    return sum(counts) if counts else None
+    try:
+        lists = [parse_gres(str(text)) for text in detail] if isinstance(detail, list) else []
+    except ValueError:
+        lists = []
+    has_part = any(each.shared or each.unnamed_share for each in lists)
+    match = ALLOCATED.search(str(row.get("tres_alloc_str") or ""))
+    if match and not has_part:
+        return need_whole(match[1]), False
+    return add_devices(lists) or None, has_part
 
 
 def _dependencies(text: str) -> frozenset[str]:
