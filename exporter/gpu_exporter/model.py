@@ -357,7 +357,8 @@ class Grant(NamedTuple):
     source makes it again, 0 at each poll. `share`: one of SHARED where the source says that only a part of the device
     is granted. `witnesses`: who says that the holder is there, for people. `claim`: the resource claim by which it is
     granted, where nothing shows that the claim takes the device and does not only watch it. `ended`: the holder has
-    ended, and holds nothing.
+    ended, and holds nothing. `start_here`: the holder's start by this host's clock, Unix seconds, None where its source
+    does not say; its own `start_wall` is by the clock of its scheduler.
     """
 
     kind: Literal["uuid", "minor", "instance", "placement", "index", "unproven"]
@@ -377,6 +378,7 @@ class Grant(NamedTuple):
     witnesses: str = ""
     claim: str = ""
     ended: bool = False
+    start_here: float | None = None
 
 
 SHARED = ("time_slice", "mps", "shard")

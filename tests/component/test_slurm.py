@@ -20,7 +20,7 @@ import gpu_exporter
 from gpu_exporter.attribution.pace import Pace
 from gpu_exporter.attribution.slurm import SlurmSource
 from gpu_exporter.attribution.slurm_controller import JOB_EACH_S
-from gpu_exporter.attribution.source import Answer, SourceError
+from gpu_exporter.attribution.source import Answer, PartialAnswer
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices.scenario import parse_scenario
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
@@ -151,10 +151,11 @@ def run_as(slurm: Slurm, user: str = "") -> Callable[[Sequence[str], float], str
     """What the source needs to ask this cluster as some user."""
 
     def run(command: Sequence[str], timeout_s: float) -> str:
-        try:
-            return slurm.run(*command, user=user, environment={"SLURM_TIME_FORMAT": "%s"})
-        except AssertionError as exc:
-            raise SourceError(f"{command[0]} ended with an error: {str(exc).splitlines()[0]}") from exc
+        done = slurm.attempt(*command, user=user, environment={"SLURM_TIME_FORMAT": "%s"})
+        if done.returncode != 0:
+            reason = (done.stderr.splitlines() or [""])[0]
+            raise PartialAnswer(f"{command[0]} ended with status {done.returncode}: {reason}", done.stdout)
+        return done.stdout
 
     return run
 

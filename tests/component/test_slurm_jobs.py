@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from gpu_exporter.attribution.pace import Pace
+from gpu_exporter.attribution.procfs import Procfs
 from gpu_exporter.attribution.slurm import SlurmSource
+from gpu_exporter.attribution.slurm_steps import StepReader
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.reconciler.slurm.live import parse_jobs
 from tests.component.test_slurm import run_as
@@ -36,8 +42,9 @@ srun --mpi=none {groups} sh -c 'echo "$SLURM_STEP_GPUS" > {seen}/$SLURM_JOB_ID.$
 class Jobs:
     """Jobs and what each got; what the exporter says of both nodes."""
 
-    def __init__(self, slurm: Slurm, processes: Processes) -> None:
+    def __init__(self, slurm: Slurm, processes: Processes, release: str) -> None:
         self.slurm = slurm
+        self.release = release
         self.processes = processes
         self.seen = slurm.root / "seen"
         self.seen.mkdir()
@@ -97,7 +104,7 @@ class Jobs:
 def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     path = tmp_path_factory.mktemp("slurm")
     with Processes(path) as processes, start_slurm(processes, chroot_of(request.param), LAYOUT) as slurm:
-        yield Jobs(slurm, processes)
+        yield Jobs(slurm, processes, request.param)
 
 
 def test_jobs_of_every_shape_have_the_gpus_that_slurmd_gave_them(jobs: Jobs) -> None:
@@ -171,13 +178,34 @@ def test_jobs_keep_their_gpus_while_the_controller_is_away_and_a_requeued_one_is
     assert jobs.found() == jobs.truth()
     after = {grant.holder.key for grant in jobs._sources["n0"].poll().grants}
     assert before.isdisjoint(after)
-    jobs.slurm.run("scontrol", "shutdown", "slurmctld")
-    wait_for(lambda: jobs.slurm.attempt("scontrol", "ping").returncode != 0, "slurmctld to end", 30)
+    jobs.slurm.controller.stop()
     for _ in range(2):
         answer = jobs._sources["n0"].poll()
         assert {(grant.holder.job_id, grant.device) for grant in answer.grants} == jobs.truth()["n0"]
         assert {grant.holder.key for grant in answer.grants} == after
         jobs.start("n0")  # while slurmctld is away, too
     assert (answer.is_old, bool(answer.problem)) == (True, True)
-    jobs.processes.start(["slurmctld", "-D"], jobs.slurm.environment)
-    wait_for(lambda: b"UP" in jobs.slurm.attempt("scontrol", "ping").stdout.encode(), "slurmctld to be back", 30)
+    jobs.slurm.start_controller()
+
+
+def test_a_slurmstepd_that_died_hides_no_other_job(jobs: Jobs) -> None:
+    """It leaves its sockets in SlurmdSpoolDir, and `scontrol listpids` then ends with status 1."""
+    kept, dead = (jobs.submit("--gres=gpu:1", "-w", "n0", "-N1", "-n1") for _ in range(2))
+    reader = StepReader("n0", lambda command: run_as(jobs.slurm)(command, 5.0), Procfs(Path("/proc")))
+    steps = reader.read()
+    assert (steps.pids.keys(), steps.unseen) == ({kept, dead}, "")
+    daemons = [path.parent for path in Path("/proc").glob("[0-9]*/cmdline") if is_daemon_of(path, dead)]
+    for each in daemons:
+        os.kill(int(each.name), signal.SIGKILL)
+    assert daemons
+    steps = wait_for(lambda: found if (found := reader.read()).unseen else None, "a step that is not seen", 30)
+    assert "Unable to connect to slurmstepd" in steps.unseen
+    # 24.11 prints none of the steps then.
+    assert steps.pids.keys() == (set() if jobs.release == "24.11" else {kept})
+
+
+def is_daemon_of(path: Path, job: str) -> bool:
+    """Whether that process is a slurmstepd of this job."""
+    with contextlib.suppress(OSError):
+        return path.read_bytes().startswith(f"slurmstepd: [{job}.".encode())
+    return False

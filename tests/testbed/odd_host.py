@@ -1,4 +1,4 @@
-"""A host without a thread to spare, or whose wall clock is stepped: for a program that a test starts."""
+"""A host without a thread to spare, or whose wall clock is stepped, either way: for a program that a test starts."""
 
 from __future__ import annotations
 

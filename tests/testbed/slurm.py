@@ -11,13 +11,14 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests.testbed.odd_host import OddHost
 from tests.testbed.processes import Processes, Running, free_port, wait_for
 from tests.testbed.programs import fresh_entry
 from tests.testbed.servers import require
@@ -72,7 +73,8 @@ class Layout(NamedTuple):
 
     `gres`: of each node in slurm.conf; `conf`: gres.conf; `files`: more files beside it, by name, fake_gpus.conf among
     them, which slurmd takes for what NVML found; `settings`: lines of slurm.conf; `tracking`: its ProctrackType;
-    `nodes`: how many, all on this host; `devices`: more device files, by name.
+    `nodes`: how many, all on this host; `devices`: more device files, by name; `ahead_s`: by how many seconds the
+    nodes' clock is ahead of slurmctld's.
     """
 
     gres: str = f"gpu:h100:{GPUS}"
@@ -82,16 +84,23 @@ class Layout(NamedTuple):
     tracking: str = "proctrack/linuxproc"
     nodes: int = 1
     devices: tuple[str, ...] = ()
+    ahead_s: int = 0
 
 
 class Slurm:
     """One running cluster of one node, `n0`, or of more, each with GPUS GPUs."""
 
-    def __init__(self, root: Path, environment: dict[str, str], in_chroot: bool, node: Running) -> None:
+    def __init__(
+        self, root: Path, environment: dict[str, str], in_chroot: bool, start_controller: Callable[[], Running]
+    ) -> None:
+        """Starts the controller, and no node yet: `node` follows."""
         self.root = root
-        self.node = node
         self._in_chroot = in_chroot
         self.environment = environment
+        self._start_controller = start_controller
+        self.controller: Running
+        self.node: Running
+        self.start_controller()
         self._jobs: list[str] = []
 
     def run(self, *command: str, user: str = "", environment: Mapping[str, str] | None = None) -> str:
@@ -150,6 +159,17 @@ class Slurm:
         states = ("squeue", "-h", "-j", job, "-o", "%T")
         wait_for(lambda: set(self.run(*states).split()) == {"RUNNING"}, f"job {job} to run", 60)
 
+    def start_controller(self) -> None:
+        """Start slurmctld, again after `controller.stop()`, and wait until it answers."""
+        self.controller = self._start_controller()
+        wait_for(lambda: "UP" in self.attempt("scontrol", "ping").stdout, "slurmctld to answer", 30)
+
+    def wait_until_registered(self) -> None:
+        """Wait until slurmctld has heard from node n0 since it started itself: until then it names no GPU of it."""
+        text = ("scontrol", "show", "node", "n0")
+        found = re.compile(r"SlurmdStartTime=\d")  # "None" before
+        wait_for(lambda: found.search(self.run(*text)), "the node to be registered", 60)
+
     def restart_slurmd(self, processes: Processes) -> None:
         """slurmd of node n0 reads its configuration anew; steps live on, and slurmctld hears of it."""
         self.node.stop()
@@ -197,14 +217,12 @@ def start_slurm(processes: Processes, chroot: Path | None = None, layout: Layout
     root.chmod(0o755)
     try:
         environment = _configure(root, chroot, layout)
-        controller = processes.start(["slurmctld", "-D"], environment)
-        ping = ["scontrol", "ping"]
-        wait_for(
-            lambda: b"UP" in subprocess.run(ping, env=environment, capture_output=True, check=False).stdout,
-            "slurmctld to answer",
+        host = _host_of_controller(root, layout.ahead_s)
+        slurm = Slurm(
+            root, environment, chroot is not None, lambda: processes.start(["slurmctld", "-D"], {**environment, **host})
         )
         nodes = [processes.start(["slurmd", "-D", "-N", f"n{i}"], environment) for i in range(layout.nodes)]
-        slurm = Slurm(root, environment, chroot is not None, nodes[0])
+        slurm.node = nodes[0]
         idle = ["idle"] * layout.nodes
         wait_for(lambda: slurm.run("sinfo", "-h", "-N", "-o", "%t").split() == idle, "the nodes to be idle", 30)
         try:
@@ -215,9 +233,18 @@ def start_slurm(processes: Processes, chroot: Path | None = None, layout: Layout
             finally:
                 for node in (slurm.node, *nodes):
                     node.stop()
-                controller.stop()
+                slurm.controller.stop()
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def _host_of_controller(root: Path, ahead_s: int) -> dict[str, str]:
+    """What gives slurmctld a clock that many seconds behind the nodes'."""
+    if not ahead_s:
+        return {}
+    host = OddHost(root / "clock")
+    host.step(-ahead_s)
+    return host.environment
 
 
 def _configure(root: Path, chroot: Path | None, layout: Layout) -> dict[str, str]:

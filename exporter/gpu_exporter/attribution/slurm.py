@@ -23,7 +23,7 @@ from gpu_exporter.attribution.pace import INTERVAL_MAX_S, Pace, Retry
 from gpu_exporter.attribution.procfs import NewestProcess, Procfs
 from gpu_exporter.attribution.slurm_collected import Collected
 from gpu_exporter.attribution.slurm_controller import Controller, Look, Run
-from gpu_exporter.attribution.slurm_filed import FiledJobs, is_whole, read_job
+from gpu_exporter.attribution.slurm_filed import FiledJobs, is_whole, read_job, start_here
 from gpu_exporter.attribution.slurm_grants import (
     list_witnesses,
     make_grant,
@@ -216,7 +216,8 @@ class SlurmSource:
                     "File= in gres.conf must name device files"
                 )
             file = present.files.get(job_id, JobFile())
-            own = self._epochs.at(known.job.start, order)
+            start = start_here(known.job.start, file, look.ahead_s)
+            own = self._epochs.at(start, order)
             conflicts += bool(why_contradicted(gpus, file))
             for index, share in (*((index, "") for index in gpus.indexes), *gpus.shared):
                 if index in used:
@@ -224,7 +225,9 @@ class SlurmSource:
                     if not why:
                         why, obstacle = why_not_running(known, present.steps)
                     grant = make_grant(index, own, holder, why, obstacle)._replace(
-                        share=share, witnesses=list_witnesses(job_id, present, is_told=told.get(job_id) is known)
+                        start_here=start,
+                        share=share,
+                        witnesses=list_witnesses(job_id, present, is_told=told.get(job_id) is known),
                     )
                     if grant.kind == "unproven":
                         grant = open_instance(grant, index, own, self._procfs)
@@ -283,9 +286,10 @@ class SlurmSource:
                 grants = []  # of another run, or of another cluster's job of that number
             if not grants and self._filed.is_on and is_whole(file, look):
                 known = read_job(job.job_id, file)
-                own = self._epochs.at(known.start, order)
+                start = start_here(known.start, file, look.ahead_s)
+                own = self._epochs.at(start, order)
                 holder = self._holder(known, look.config, JobGpus(file.indexes, len(file.indexes)))
-                grants = [make_grant(index, own, holder, "", "") for index in file.indexes]
+                grants = [make_grant(index, own, holder, "", "")._replace(start_here=start) for index in file.indexes]
             grants = [grant for grant in grants if grant.kind != "unproven"]
             ended += [grant._replace(confirmed=now - max(0.0, wall - job.end_wall)) for grant in grants]
             missed += not grants and bool(file.indexes or file.uuids)

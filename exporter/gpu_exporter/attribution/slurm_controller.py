@@ -27,6 +27,7 @@ from gpu_exporter.attribution.slurm_words import (
     JobGpus,
     NodeRecord,
     SlurmConfig,
+    parse_clock,
     parse_config,
     parse_job_gpus,
     parse_job_text,
@@ -68,7 +69,7 @@ class Look(NamedTuple):
     """What Slurm says of a node, from `asked` on (monotonic seconds); `jobs` by job id, each with its GPUs.
 
     `problem`: why jobs may be missing although Slurm answers. `each_s`: the interval of the collector's rounds if it is
-    of one of them, else 0.
+    of one of them, else 0. `ahead_s`: how far this host's clock is ahead of slurmctld's, 0 where that is not proven.
     """
 
     asked: float
@@ -77,6 +78,7 @@ class Look(NamedTuple):
     jobs: Mapping[str, Known]
     problem: str = ""
     each_s: float = 0.0
+    ahead_s: float = 0.0
 
     def gpus(self) -> Iterator[JobGpus]:
         """Of each job."""
@@ -121,6 +123,7 @@ class Controller:
         self._clock = clock
         self._config: SlurmConfig | None = None
         self._config_at = -math.inf
+        self._ahead_s = 0.0
         self._record: NodeRecord | None = None
         self._known: dict[str, Known] = {}
         self._doubted_at = -math.inf
@@ -166,7 +169,8 @@ class Controller:
         return self._picture(now, config, node)._replace(problem=problem)
 
     def _picture(self, now: float, config: SlurmConfig, node: NodeRecord) -> Look:
-        return Look(now, config, node, {job: known for job, known in self._known.items() if known.gpus is not None})
+        jobs = {job: known for job, known in self._known.items() if known.gpus is not None}
+        return Look(now, config, node, jobs, ahead_s=self._ahead_s)
 
     def _learn(self, picture: Callable[[], Look], here: Collection[str], now: float) -> None:
         """Ask about the jobs that are not known or may have changed. Raises SourceError."""
@@ -310,7 +314,10 @@ class Controller:
     def _read_config(self) -> SlurmConfig:
         now = self._clock.monotonic()
         if self._config is None or now - self._config_at >= CONFIG_EACH_S:
-            self._config = parse_config(self._run("scontrol", "show", "config"))
+            before = self._clock.wall()
+            text = self._run("scontrol", "show", "config")
+            self._config = parse_config(text)
+            self._ahead_s = how_far_ahead(parse_clock(text), before, self._clock.wall())
             self._config_at = now
             self._record = None
             self._has_json = True  # Slurm may have been upgraded
@@ -322,6 +329,17 @@ class Controller:
             limit_s = LOOK_TIMEOUTS * self._timeout_s
             raise OutOfTime(f"Slurm takes longer than {limit_s:g} s for the answers of one look")
         return self._run_command(command, min(self._timeout_s, left_s))
+
+
+def how_far_ahead(told: float | None, before: float, after: float) -> float:
+    """By how many seconds our clock is ahead of one that told whole seconds between `before` and `after`, by ours.
+
+    0 where it need not be: clocks that are kept by NTP agree, and what cannot be seen is not corrected.
+    """
+    if told is None:
+        return 0.0
+    least, most = before - (told + 1.0), after - told
+    return 0.0 if least <= 0.0 <= most else (least + most) / 2
 
 
 def _may_hold(known: Known) -> bool:

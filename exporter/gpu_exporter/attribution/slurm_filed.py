@@ -18,6 +18,7 @@ from gpu_exporter.attribution.slurm_words import Job, JobGpus
 from gpu_exporter.outside import WHOLE_MAX, whole
 
 FILL_S = 300.0  # a job that has run for so long is worth a question; the shortest policy waits longer
+PROMPT_S = 2.0  # a prolog that ran so soon ran at once; both dates are whole seconds
 
 
 class Merged(NamedTuple):
@@ -156,3 +157,17 @@ def read_job(job: str, file: JobFile) -> Job:
     run = file.run
     assert run is not None
     return Job(job, run.user, run.account, run.partition, "", "RUNNING", file.start_wall, run.restarts, uid=run.uid)
+
+
+def start_here(start: float | None, file: JobFile, ahead_s: float) -> float | None:
+    """When a job began by this host's clock, which is `ahead_s` ahead of slurmctld's; `start`: as its row has it.
+
+    By the date of the prolog, if that ran at once: the epilog's comes from the same clock and is as late, so that their
+    difference is what slurmctld counts. A prolog may also run behind another one for minutes, in which the job has its
+    GPUs.
+    """
+    is_by_file = file.run is not None and file.run.start is None and start == file.start_wall
+    if start is None or is_by_file:
+        return start
+    is_prompt = file.began_wall is not None and abs(file.began_wall - start - ahead_s) <= PROMPT_S
+    return file.began_wall if is_prompt else start + ahead_s

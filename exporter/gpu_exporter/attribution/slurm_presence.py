@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import NamedTuple
@@ -51,6 +52,8 @@ class Presence:
         self._steps = steps
         self._directory = directory
         self._clock = clock
+        self._seen_at = -math.inf  # when all steps were listed last
+        self._stale: dict[str, float] = {}  # files without a step, and when they were written, as of then
         self._stamps: dict[str, Stamp] = {}
         self._told: list[tuple[str, str, float]] = []  # the last ends that were told: job, restarts, Unix seconds
         self._read_ended()
@@ -58,33 +61,47 @@ class Presence:
     def read(self, flags: Set[str] | None) -> Present:
         """`flags`: Slurm's PrologFlags, in lower case; None while they are not known."""
         notices: list[str] = []
-        try:
-            steps = self._steps.read()
-        except SourceError as exc:
-            steps = None
-            notices.append(f"{exc}: so a job that begins or ends is seen when slurmctld is asked, about once a minute")
+        steps = self._read_steps()
         filed = self._read_files(notices)
         if filed is None:
-            return Present(steps or Steps({}), notices=tuple(notices))
-        files, stale = dict(filed.jobs), list[str]()
+            return Present(steps, notices=(*_tell_unseen(steps), *notices))
+        files = dict(filed.jobs)
         if filed.problem:
             notices.append(filed.problem)
-        if steps is not None and "contain" in (flags or ()):
-            oldest = self._clock.wall() - STALE_S
-            stale = sorted(job for job in files if job not in steps.pids and files[job].written_wall < oldest)
-            for job in stale:
-                del files[job]
-            if stale:
-                notices.append(f"the files of {', '.join(stale[:3])} have no job: has the epilog failed?")
+        has_extern = "contain" in (flags or ())
+        oldest = self._clock.wall() - STALE_S
+        if has_extern and not steps.unseen:
+            stale = {job for job, file in files.items() if job not in steps.pids and file.written_wall < oldest}
+            self._stale = {job: files[job].written_wall for job in stale}
+        stale = {job for job, wall in self._stale.items() if job in files and files[job].written_wall == wall}
+        for job in stale:
+            del files[job]
+        if stale:
+            notices.append(f"the files of {', '.join(sorted(stale)[:3])} have no job: has the epilog failed?")
         has_prolog_first = flags is not None and bool(flags & {"alloc", "contain"})
         if flags is not None and not has_prolog_first:
             notices.append(
                 "PrologFlags has no Alloc: a job may hold GPUs before its prolog has run, so slurmctld is asked"
             )
         # With Contain what has no step yet has just begun; else it may be a job that never has one, and may have ended.
-        is_alive = steps is not None and ("contain" in (flags or ()) or files.keys() <= steps.pids.keys())
+        # Steps that were all seen a moment ago show as much, since a file without one is believed for as long.
+        is_seen = not steps.unseen or self._clock.monotonic() - self._seen_at <= STALE_S
+        is_alive = files.keys() <= steps.pids.keys()
+        if has_extern:
+            is_alive = is_seen or all(job in steps.pids or file.written_wall >= oldest for job, file in files.items())
         is_complete = has_prolog_first and is_alive and not filed.problem
-        return Present(steps or Steps({}), files, is_complete, tuple(notices), self._read_ended(), frozenset(stale))
+        if not is_complete:
+            notices = [*_tell_unseen(steps), *notices]
+        return Present(steps, files, is_complete, tuple(notices), self._read_ended(), frozenset(stale))
+
+    def _read_steps(self) -> Steps:
+        try:
+            steps = self._steps.read()
+        except SourceError as exc:
+            steps = Steps({}, unseen=str(exc))
+        if not steps.unseen:
+            self._seen_at = self._clock.monotonic()
+        return steps
 
     def _read_ended(self) -> tuple[EndedJob, ...]:
         """Each once, and none that had ended before our start. Not by dates, which a chmod or another clock changes."""
@@ -107,3 +124,9 @@ class Presence:
         except SourceError as exc:
             notices.append(str(exc))
         return None
+
+
+def _tell_unseen(steps: Steps) -> tuple[str, ...]:
+    if not steps.unseen:
+        return ()
+    return (f"{steps.unseen}: so a job that begins or ends is seen when slurmctld is asked, about once a minute",)

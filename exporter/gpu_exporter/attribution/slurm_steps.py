@@ -2,7 +2,9 @@
 
 `scontrol listpids` asks the slurmstepds of this node over sockets in SlurmdSpoolDir: it answers while slurmctld and
 slurmd are down, needs no right, and names jobs by number, also where processes stay in slurmd's cgroup
-(proctrack/linuxproc) or cgroups are called by SLUID (tried on 22.05.8 and 24.11.5). A job between its prolog and its
+(proctrack/linuxproc) or cgroups are called by SLUID (tried on 22.05.8 and 24.11.5). Where one slurmstepd is just
+starting, or has died and left its socket, it ends with status 1: after the list of the others (22.05.8, 26.05), or
+without any (24.11.5). A job between its prolog and its
 first step is not in it, unless PrologFlags has Contain: then each job has an extern step from its start to its end.
 """
 
@@ -13,17 +15,22 @@ from typing import NamedTuple
 
 from gpu_exporter.attribution.procfs import STOPPED, Procfs
 from gpu_exporter.attribution.slurm_words import parse_listpids
-from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.attribution.source import PartialAnswer
 
 # What it ends with (status 1) where there is no step, on all releases tried.
 NO_STEPS = "No job steps exist on this node"
+REFUSED = "Unable to connect to slurmstepd"
 
 
 class Steps(NamedTuple):
-    """The jobs that have a step here: of each the processes, and those of which no process may run."""
+    """The jobs that have a step here: of each the processes, and those of which no process may run.
+
+    `unseen`: why there may be more, "" where these are all.
+    """
 
     pids: Mapping[str, frozenset[int]]
     stopped: frozenset[str] = frozenset()
+    unseen: str = ""
 
 
 class StepReader:
@@ -36,15 +43,19 @@ class StepReader:
 
     def read(self) -> Steps:
         """The steps of this moment. Raises SourceError where they cannot be seen."""
+        unseen = ""
         try:
-            pids = parse_listpids(self._ask(("scontrol", "listpids", "*", self._node)))
-        except SourceError as exc:
-            if NO_STEPS not in str(exc):
+            out = self._ask(("scontrol", "listpids", "*", self._node))
+        except PartialAnswer as exc:
+            if NO_STEPS in str(exc):
+                return Steps({})
+            if REFUSED not in str(exc):
                 raise
-            return Steps({})
+            out, unseen = exc.out, str(exc)
+        pids = parse_listpids(out)
         if not self._procfs.is_host():
-            return Steps(pids)  # these numbers mean other processes here
-        return Steps(pids, frozenset(job for job, numbers in pids.items() if self._is_stopped(numbers)))
+            return Steps(pids, unseen=unseen)  # these numbers mean other processes here
+        return Steps(pids, frozenset(job for job, numbers in pids.items() if self._is_stopped(numbers)), unseen)
 
     def _is_stopped(self, pids: frozenset[int]) -> bool:
         """Whether all that could run is stopped, which takes one process that is seen."""

@@ -273,6 +273,15 @@ def parse_config(text: str) -> SlurmConfig:
     )
 
 
+def parse_clock(text: str) -> float | None:
+    """slurmctld's own time at which it gave this answer to `scontrol show config`, under SLURM_TIME_FORMAT=%s.
+
+    Unix seconds, without a fraction; None where it is not said.
+    """
+    wall = whole(_field(text, r"^Configuration data as of (\S+)\s*$") or "", WHOLE_MAX)
+    return None if wall is None else wall + 0.0
+
+
 _DETAILS = re.compile(r"JOB_GRES=\S+(?:\s+Nodes=\S+ CPU_IDs=\S* Mem=\S+ GRES=\S*)+\s*")
 _DETAIL = re.compile(r"\sNodes=(\S+) CPU_IDs=\S* Mem=\S+ GRES=(\S*)")
 _RECORD = re.compile(r"\n(?=JobId=\d+ )")

@@ -16,6 +16,14 @@ class SlowSource(SourceError):
     """The source did not answer in time."""
 
 
+class PartialAnswer(SourceError):
+    """A command has failed, and printed `out` before."""
+
+    def __init__(self, text: str, out: str) -> None:
+        super().__init__(text)
+        self.out = out
+
+
 class Answer(NamedTuple):
     """What a source said.
 

@@ -248,7 +248,7 @@ class Ledger:
             known = entry.allocation.running and not entry.allocation.contradiction
             account = self.holders.get(holder_id)
             if account is None:
-                account = self._open(holder_id, entry, now, wall, latest.get(holder_id[0]))
+                account = self._open(holder_id, entry, now, wall, latest.get(holder_id[0]), has_ended=holder_id in ends)
                 account.alone, account.running = is_alone, known
             alone = account.alone and is_alone
             running, account.running = account.running and known, known
@@ -294,11 +294,18 @@ class Ledger:
             account.end_run()
 
     def _open(
-        self, holder_id: HolderId, entry: ConfirmedAllocation, now: float, wall: float, other: float | None
+        self,
+        holder_id: HolderId,
+        entry: ConfirmedAllocation,
+        now: float,
+        wall: float,
+        other: float | None,
+        *,
+        has_ended: bool,
     ) -> HolderAccount:
         """The account of a holder that was not there at the last poll: restored, or new.
 
-        `other`: when another holder of the unit was last confirmed.
+        `other`: when another holder of the unit was last confirmed. `has_ended`: both ends of its time are dated.
         """
         holder = entry.allocation.holder
         restored = self.restored_holders.pop(holder_id, None)
@@ -310,7 +317,7 @@ class Ledger:
             return restored
         begin = entry.confirmed
         if entry.start is not None:  # provable start: charged from there, but never for time before our own
-            oldest = now - self.rules.longest_unconfirmed_s(entry.renewed_s)
+            oldest = self.started if has_ended else now - self.rules.longest_unconfirmed_s(entry.renewed_s)
             begin = min(entry.confirmed, max(entry.start, self.started, oldest, other if other is not None else oldest))
         start_wall = holder.start_wall if holder.start_wall is not None else wall - (now - entry.confirmed)
         account = HolderAccount(begin, begin, begin, start_wall, known_until=begin)

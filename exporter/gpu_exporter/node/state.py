@@ -221,7 +221,7 @@ class NodeState:
                     ConfirmedAllocation(
                         allocation,
                         grant.confirmed,
-                        self._start_of(allocation, now, wall),
+                        None if grant.start_here is None else now - (wall - grant.start_here),
                         None if allocation.working_wall is None else now - (wall - allocation.working_wall),
                         grant.renewed_s,
                     )
@@ -233,14 +233,6 @@ class NodeState:
                 self.ledger.record_split(unit, split)
             self.ledger.charge_poll(now, wall, held, gone)
             return self._resolution
-
-    @staticmethod
-    def _start_of(allocation: Allocation, now: float, wall: float) -> float | None:
-        """A Slurm job's start on the monotonic clock; the kubelet does not report a pod's."""
-        holder = allocation.holder
-        if holder.key.scheduler != "slurm" or holder.start_wall is None:
-            return None
-        return now - (wall - holder.start_wall)
 
     def wants_write(self) -> bool:
         """True if an idle run ended that the state file still records."""

@@ -25,7 +25,7 @@ from gpu_exporter.attribution.slurm_controller import (
     SINGLES_MAX,
 )
 from gpu_exporter.attribution.slurm_words import COLUMNS, SINFO_FORMAT, SQUEUE_FORMAT
-from gpu_exporter.attribution.source import Answer, SlowSource, SourceError
+from gpu_exporter.attribution.source import Answer, PartialAnswer, SlowSource, SourceError
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.model import Holder, HolderKey
 
@@ -58,6 +58,7 @@ class Cluster:
         self.gres_conf.write_text("Name=gpu Type=h100 File=/dev/nvidia[0-3]\n", "utf-8")
         self.steps: dict[str, set[int]] | None = None  # processes by job id; None: one of every job
         self.blind = ""  # what listpids fails with
+        self.left: dict[str, set[int]] | None = None  # what it lists before it fails
         self.source = self.new_source(Pace(0.0))
 
     def new_source(self, pace: Pace) -> SlurmSource:
@@ -113,7 +114,12 @@ class Cluster:
         steps = {job: {1000 + int(job)} for job in self.jobs} if self.steps is None else self.steps
         if self.blind or not steps:
             reason = self.blind or "No job steps exist on this node."
-            raise SourceError(f"scontrol ended with status 1: {reason}")
+            out = self._print_steps(self.left) if self.left is not None else ""
+            raise PartialAnswer(f"scontrol ended with status 1: {reason}", out)
+        return self._print_steps(steps)
+
+    @staticmethod
+    def _print_steps(steps: dict[str, set[int]]) -> str:
         lines = [f"{pid}\t {job} batch - -" for job, pids in steps.items() for pid in pids]
         return "\n".join(["PID JOBID STEPID LOCALID GLOBALID", *lines]) + "\n"
 

@@ -14,8 +14,9 @@ from tests.unit.attribution.test_slurm import Cluster, fail
 from tests.unit.attribution.test_slurm_quiet import Filing
 
 import gpu_exporter
-from gpu_exporter.attribution.job_files import FiledRun, read_job_files
-from gpu_exporter.attribution.slurm_filed import FILL_S
+from gpu_exporter.attribution.job_files import FiledRun, JobFile, read_job_files
+from gpu_exporter.attribution.slurm_controller import how_far_ahead
+from gpu_exporter.attribution.slurm_filed import FILL_S, start_here
 from gpu_exporter.attribution.slurm_presence import STALE_S
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import ManualClock
@@ -388,8 +389,64 @@ def test_steps_that_are_not_seen_leave_no_gpu_free(filing: Filing) -> None:
     poll(filing)
     filing.blind = "no slurmd here"
     fail(filing, "sinfo", AWAY)
+    filing.clock.advance(STALE_S)
     answer = poll(filing)
     assert answer.problem and held(answer) == {}
+
+
+REFUSED = "Unable to connect to slurmstepd: Connection refused"
+
+
+@pytest.mark.parametrize("left", [None, {}, {"8": {1008}}])
+def test_steps_that_are_not_seen_for_a_moment_cost_no_question(
+    filing: Filing, left: dict[str, set[int]] | None
+) -> None:
+    """One slurmstepd that is just starting fails the whole command."""
+    fail(filing, "sinfo", AWAY)
+    begin(filing, "7", "0")
+    begin(filing, "8", "1")
+    poll(filing)
+    filing.clock.advance(STALE_S)
+    poll(filing)
+    filing.asked.clear()
+    filing.blind, filing.left = REFUSED, left
+    begin(filing, "9", "2")
+    answer = poll(filing)
+    assert (held(answer), answer.problem, answer.notice) == ({"7": ["0"], "8": ["1"], "9": ["2"]}, "", "")
+    end(filing, "8")
+    filing.left = left and {}
+    answer = poll(filing)
+    assert (held(answer), answer.problem) == ({"7": ["0"], "9": ["2"]}, "")
+    assert asked(filing) == []
+
+
+def test_jobs_whose_steps_are_listed_stay_known_while_a_dead_slurmstepd_fails_the_list(filing: Filing) -> None:
+    """It has left its socket in SlurmdSpoolDir, for hours."""
+    fail(filing, "sinfo", AWAY)
+    begin(filing, "7", "0")
+    begin(filing, "8", "1")
+    poll(filing)
+    filing.blind, filing.left = REFUSED, {"7": {1007}, "8": {1008}}
+    filing.clock.advance(4 * STALE_S)
+    filing.asked.clear()
+    answer = poll(filing)
+    assert (held(answer), answer.problem, answer.notice) == ({"7": ["0"], "8": ["1"]}, "", "")
+    assert asked(filing) == []
+    filing.left = {"7": {1007}}  # which of the two died?
+    answer = poll(filing)
+    assert answer.problem and REFUSED in answer.notice, "so no GPU is called free"
+
+
+def test_a_file_that_was_left_stays_left_while_steps_are_not_seen(filing: Filing) -> None:
+    begin(filing, "7", "0")
+    filing.steps = {}
+    filing.clock.advance(2 * STALE_S)
+    poll(filing)
+    filing.blind = REFUSED
+    answer = poll(filing)
+    assert "the files of 7 have no job" in answer.notice
+    begin(filing, "7", "0", restarts=1)
+    assert held(poll(filing)) == {"7": ["0"]}, "it was written anew"
 
 
 def test_a_file_that_its_epilog_has_left_is_asked_about_and_then_holds_nothing(filing: Filing) -> None:
@@ -464,6 +521,7 @@ def test_a_later_run_that_only_a_file_told_of_is_not_taken_for_the_one_before(fi
     assert held(poll(filing)) == {"7": ["3"]}
     filing.blind = "no slurmd here"
     ask_nothing(filing)
+    filing.clock.advance(STALE_S)
     answer = poll(filing)
     assert answer.problem, "so no GPU is called free"
 
@@ -651,3 +709,63 @@ def test_whatever_begins_and_ends_no_job_has_anothers_gpu_and_none_is_free_that_
         if not answer.problem and not answer.is_late:
             shown = {int(grant.device) for grant in answer.grants if grant.kind == "minor"}
             assert {*truth.values()} <= shown, (what, answer)
+
+
+@pytest.mark.parametrize(
+    ("told", "before", "after", "ahead"),
+    [
+        (None, 100.0, 100.2, 0.0),
+        (100.0, 100.3, 100.4, 0.0),  # it tells whole seconds
+        (99.0, 100.3, 100.4, 0.85),
+        (95.0, 100.3, 100.5, 4.9),
+        (110.0, 100.3, 100.5, -10.1),
+        (99.0, 100.0, 104.0, 0.0),  # it may have told so at any time in between, and 99.99 is 99
+        (101.0, 100.0, 104.0, 0.0),
+    ],
+)
+def test_a_clock_is_ahead_only_where_it_must_be(told: float | None, before: float, after: float, ahead: float) -> None:
+    assert how_far_ahead(told, before, after) == pytest.approx(ahead)
+
+
+FILED = JobFile((0,), (), 1000.0, FiledRun("ada", "1000", "", "", "lab", "0", 995.0, 1), 1001.0)
+UNDATED = FiledRun("ada", "1000", "", "", "lab", "0", None, 1)
+
+
+@pytest.mark.parametrize(
+    ("start", "file", "ahead_s", "here"),
+    [
+        (None, FILED, 5.0, None),
+        (1000.0, FILED, 0.0, 1001.0),  # the prolog ran at once
+        (995.0, FILED, 5.0, 1001.0),
+        (995.0, FILED, 0.0, 995.0),  # behind another prolog
+        (900.0, FILED, 5.0, 905.0),
+        (1020.0, FILED, -20.0, 1001.0),
+        (995.0, JobFile(), 5.0, 1000.0),  # no prolog
+        (1001.0, FILED._replace(run=UNDATED), 5.0, 1001.0),  # the prolog's own date, before Slurm 23.02
+    ],
+)
+def test_a_job_began_by_the_clock_of_its_node(
+    start: float | None, file: JobFile, ahead_s: float, here: float | None
+) -> None:
+    assert start_here(start, file, ahead_s) == here
+
+
+def test_a_job_on_a_node_whose_clock_is_ahead_is_of_the_order_of_now_and_has_its_own_time(filing: Filing) -> None:
+    """By slurmctld's clock it began before this slurmd."""
+    filing.clock.advance(float(filing.slurmd_start) + 100.0 - filing.clock.wall())  # type: ignore[arg-type]
+    skew_s = 200.0
+    real = Cluster.run
+
+    def run(command: list[str], timeout_s: float) -> str:
+        out = real(filing, command, timeout_s)
+        clock = f"Configuration data as of {int(filing.clock.wall() - skew_s)}\n"
+        return clock + out if "config" in command else out
+
+    filing.source._controller._run_command = run  # type: ignore[union-attr,assignment]
+    filing.source._controller._config = None  # type: ignore[union-attr]
+    filing.clock.advance(3600.0)
+    poll(filing)
+    wall = int(filing.clock.wall())
+    begin(filing, "7", "0", start=int(wall - skew_s), began=str(wall))
+    (grant,) = poll(filing).grants
+    assert (grant.kind, grant.start_here, grant.holder.start_wall) == ("minor", wall, int(wall - skew_s))

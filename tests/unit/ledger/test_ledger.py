@@ -445,6 +445,17 @@ def test_a_job_that_began_while_nobody_polled_is_charged_for_what_could_be_confi
     assert bench.totals(MORE).held_s == RULES.longest_unconfirmed_s()
 
 
+def test_a_job_whose_end_is_told_late_is_charged_for_all_of_its_time(bench: Bench) -> None:
+    """Its start and its end are dated; what nobody observed of it is held, and not known."""
+    bench.run(10, 0.5, JOB)
+    bench.silence(200.0)
+    late = MORE._replace(user="ada")
+    ended = [ConfirmedAllocation(Allocation(UNIT, late), bench.now - 40.0, bench.now - 100.0)]
+    bench.ledger.charge_poll(bench.now, bench.wall, [], ended)
+    tenants = {tenant.user: totals for tenant, totals in bench.ledger.tenants.totals()}
+    assert tenants["ada"].held_s == 60.0
+
+
 def test_the_start_of_a_pod_is_when_its_source_was_asked(bench: Bench) -> None:
     bench.silence(5.0)
     bench.poll(POD, confirmed=bench.now - 2.0)

@@ -479,10 +479,9 @@ def test_jobs_that_followed_one_another_between_two_polls_have_their_hours_and_s
         Grant(
             "uuid",
             uuid,
-            Holder(
-                HolderKey("slurm", f"lab/{job}/0/0"), job_id=job, user=job, source="slurm", start_wall=wall - before
-            ),
+            Holder(HolderKey("slurm", f"lab/{job}/0/0"), job_id=job, user=job, source="slurm", start_wall=0.0),
             confirmed=now - after,
+            start_here=wall - before,  # its start by slurmctld's clock says nothing here
         )
         for job, before, after in (("8", 8.0, 5.0), ("7", 12.0, 8.0), ("9", 5.0, 1.0))
     ]
