@@ -188,6 +188,28 @@ def test_jobs_keep_their_gpus_while_the_controller_is_away_and_a_requeued_one_is
     jobs.slurm.start_controller()
 
 
+def test_a_job_of_a_node_that_died_runs_elsewhere_as_another_holder(jobs: Jobs) -> None:
+    """Its step is still there: slurmd died, and the job did not."""
+    job = jobs.submit("--gres=gpu:1", "-N1", "-n1", "--requeue")
+    assert jobs.found() == jobs.truth()
+    before = {grant.holder.key for grant in jobs._sources["n0"].poll().grants}
+    assert len(before) == 1, "Slurm begins with the first node"
+    jobs.slurm.node.stop(signal.SIGKILL)
+    for state in ("DOWN", "DRAIN"):  # also where slurmctld hears of it once more
+        jobs.slurm.run("scontrol", "update", "NodeName=n0", f"State={state}", "Reason=died")
+    try:
+        where = ("squeue", "-h", "-j", job, "-o", "%T %N")
+        wait_for(lambda: jobs.slurm.run(*where).split() == ["RUNNING", "n1"], "the job to run elsewhere", 90, 0.5)
+        wait_for(lambda: list(jobs.seen.glob(f"{job}.n1.*")), "its step", 60)
+        jobs._clock.advance(300.0)
+        holders = {node: [grant.holder for grant in source.poll().grants] for node, source in jobs._sources.items()}
+        (holder,) = holders["n1"]
+        assert (holder.job_id, holder.units, holder.key in before) == (job, 1, False)
+        assert holders["n0"] == [], "what is left there holds no GPU for Slurm"
+    finally:
+        jobs.slurm.node = jobs.processes.start(["slurmd", "-D", "-N", "n0"], jobs.slurm.environment)
+
+
 def test_a_slurmstepd_that_died_hides_no_other_job(jobs: Jobs) -> None:
     """It leaves its sockets in SlurmdSpoolDir, and `scontrol listpids` then ends with status 1."""
     kept, dead = (jobs.submit("--gres=gpu:1", "-w", "n0", "-N1", "-n1") for _ in range(2))
