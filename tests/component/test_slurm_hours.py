@@ -169,9 +169,7 @@ def compare(here: Site, tasks: int, runs: int) -> None:
         assert known[account] == pytest.approx(held[account], rel=0.01), account
 
 
-@pytest.mark.parametrize(
-    ("release", "arrays"), [("22.05", {3: 12}), ("24.11", {10: 6}), ("26.05", {3: 6, 10: 4, 20: 2})]
-)
+@pytest.mark.parametrize(("release", "arrays"), [("22.05", {3: 12}), ("26.05", {3: 6, 10: 4, 20: 2})])
 def test_arrays_of_short_tasks_have_the_hours_that_slurm_counts(
     release: str,
     arrays: dict[int, int],

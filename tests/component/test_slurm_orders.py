@@ -17,7 +17,7 @@ from gpu_exporter.attribution.slurm import SlurmSource
 from gpu_exporter.attribution.source import Answer
 from tests.component.test_slurm import run_as
 from tests.testbed.processes import Processes, wait_for
-from tests.testbed.slurm import GPUS, Slurm, chroot_of, start_slurm
+from tests.testbed.slurm import GPUS, Layout, Slurm, chroot_of, start_slurm
 
 pytestmark = pytest.mark.slurm
 REVERSED = "AutoDetect=off\nName=gpu Type=h100 File={root}/dev/nvidia[3,2,1,0]\n"
@@ -27,9 +27,9 @@ RELEASES = ["22.05", "24.11", "26.05"]
 class Node:
     """The exporter on node n0, with its memory."""
 
-    def __init__(self, slurm: Slurm, state: Path) -> None:
+    def __init__(self, slurm: Slurm, state: Path, gres_conf: Path | None = None) -> None:
         self.slurm, self.state = slurm, state
-        self.gres_conf = slurm.root / "etc" / "gres.conf"
+        self.gres_conf = gres_conf or slurm.root / "etc" / "gres.conf"
         self.text = self.gres_conf.read_text("utf-8")
         self.source = self.begin()
 
@@ -121,3 +121,29 @@ def test_reconfigure_is_no_proof_of_what_slurmd_has_read(node: Node) -> None:
     held = node.held()
     assert held[job] == "0"
     assert held[later] == ("2" if idle else "")
+
+
+@pytest.mark.parametrize("release", RELEASES[1:])
+def test_where_slurmd_fetches_its_configuration_a_job_keeps_the_gpu_that_it_was_given(
+    release: str, processes: Processes, tmp_path: Path
+) -> None:
+    """slurmd's own copy says what it goes by; slurmctld's file is on another host, as a rule."""
+    with start_slurm(processes, chroot_of(release), Layout(configless=True)) as slurm:
+        copy = slurm.root / "spool" / "n0" / "conf-cache" / "gres.conf"
+        node = Node(slurm, tmp_path, copy)
+        job = slurm.submit("--gres=gpu:1")
+        assert node.held() == {job: "0"}
+        node.pass_skew()
+        assert node.held() == {job: "0"}
+        before = slurm.started()
+        (slurm.root / "etc" / "gres.conf").write_text(REVERSED.replace("{root}", str(slurm.root)), "utf-8")
+        slurm.run("scontrol", "reconfigure")
+        wait_for(lambda: "nvidia[3,2,1,0]" in copy.read_text("utf-8"), "slurmd to fetch it", 60)
+        slurm.wait_until_registered()
+        wait_for(lambda: slurm.started() > before, "slurmd to start anew", 60)
+        wait_for(lambda: not node.source.poll().problem, "the new order to be known", 40, 1.0)
+        node.pass_skew()
+        later = slurm.submit("--gres=gpu:1")
+        assert node.held() == {job: "0", later: "2"}
+        forgetful = node.begin(tmp_path / "none").poll()
+        assert [grant.reason for grant in forgetful.grants if grant.holder.job_id == job] == [BEFORE]

@@ -74,7 +74,8 @@ class Layout(NamedTuple):
     `gres`: of each node in slurm.conf; `conf`: gres.conf; `files`: more files beside it, by name, fake_gpus.conf among
     them, which slurmd takes for what NVML found; `settings`: lines of slurm.conf; `tracking`: its ProctrackType;
     `nodes`: how many, all on this host; `devices`: more device files, by name; `ahead_s`: by how many seconds the
-    nodes' clock is ahead of slurmctld's.
+    nodes' clock is ahead of slurmctld's; `configless`: slurmd has its configuration from slurmctld, and before it has
+    that it knows of no other authentication than munge. Both take a chroot, for their files in /run.
     """
 
     gres: str = f"gpu:h100:{GPUS}"
@@ -85,6 +86,7 @@ class Layout(NamedTuple):
     nodes: int = 1
     devices: tuple[str, ...] = ()
     ahead_s: int = 0
+    configless: bool = False
 
 
 class Slurm:
@@ -159,6 +161,13 @@ class Slurm:
         states = ("squeue", "-h", "-j", job, "-o", "%T")
         wait_for(lambda: set(self.run(*states).split()) == {"RUNNING"}, f"job {job} to run", 60)
 
+    @property
+    def port(self) -> int:
+        """slurmctld's."""
+        found = re.search(r"^SlurmctldPort=(\d+)$", (self.root / "etc" / "slurm.conf").read_text("utf-8"), re.MULTILINE)
+        assert found is not None
+        return int(found[1])
+
     def start_controller(self) -> None:
         """Start slurmctld, again after `controller.stop()`, and wait until it answers."""
         self.controller = self._start_controller()
@@ -218,10 +227,16 @@ def start_slurm(processes: Processes, chroot: Path | None = None, layout: Layout
     try:
         environment = _configure(root, chroot, layout)
         host = _host_of_controller(root, layout.ahead_s)
+        if layout.configless:
+            _start_munge(processes, chroot, environment)
         slurm = Slurm(
             root, environment, chroot is not None, lambda: processes.start(["slurmctld", "-D"], {**environment, **host})
         )
-        nodes = [processes.start(["slurmd", "-D", "-N", f"n{i}"], environment) for i in range(layout.nodes)]
+        own, command = environment, ["slurmd", "-D"]
+        if layout.configless:
+            own = {name: value for name, value in environment.items() if name != "SLURM_CONF"}
+            command += ["--conf-server", f"127.0.0.1:{slurm.port}"]
+        nodes = [processes.start([*command, "-N", f"n{i}"], own) for i in range(layout.nodes)]
         slurm.node = nodes[0]
         idle = ["idle"] * layout.nodes
         wait_for(lambda: slurm.run("sinfo", "-h", "-N", "-o", "%t").split() == idle, "the nodes to be idle", 30)
@@ -247,6 +262,15 @@ def _host_of_controller(root: Path, ahead_s: int) -> dict[str, str]:
     return host.environment
 
 
+def _start_munge(processes: Processes, chroot: Path | None, environment: dict[str, str]) -> None:
+    assert chroot is not None
+    socket = chroot / "run" / "munge" / "munge.socket.2"
+    socket.parent.mkdir(exist_ok=True)
+    socket.unlink(missing_ok=True)
+    processes.start(["munged", "--foreground", "--force"], environment)
+    wait_for(socket.is_socket, "munged")
+
+
 def _configure(root: Path, chroot: Path | None, layout: Layout) -> dict[str, str]:
     for name in ("etc", "state", "spool", "log", "run", "dev"):
         (root / name).mkdir()
@@ -254,7 +278,7 @@ def _configure(root: Path, chroot: Path | None, layout: Layout) -> dict[str, str
     owner: int | str = "slurm"
     if chroot is not None:
         (root / "bin").mkdir()
-        for command in COMMANDS:
+        for command in (*COMMANDS, "munged"):
             wrapper = root / "bin" / command
             wrapper.write_text(IN_CHROOT.replace("{root}", str(chroot)).replace("{command}", command), encoding="utf-8")
             wrapper.chmod(0o755)
@@ -307,6 +331,8 @@ def _configure(root: Path, chroot: Path | None, layout: Layout) -> dict[str, str
     for index in range(layout.nodes):
         place = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=8 RealMemory=2000"
         lines += f"NodeName=n{index} {place} Gres={layout.gres} State=UNKNOWN\n"
+    if layout.configless:
+        lines += "SlurmctldParameters=enable_configless\nAuthType=auth/munge\nCredType=cred/munge\n"
     lines += layout.settings.replace("{root}", str(root))
     (root / "etc" / "slurm.conf").write_text(lines, encoding="utf-8")
     for name, text in {"gres.conf": layout.conf, **layout.files}.items():
