@@ -75,7 +75,7 @@ def find_makers(policy: Policy, ways: Ways) -> dict[str, Callable[[], Marker]]:
             from gpu_exporter.reconciler.kubernetes.marker import PodMarker
         except ModuleNotFoundError as exc:
             if ways.kubernetes or ways.kubeconfig:
-                hint = "pip install 'gpu-exporter[reconciler]'"
+                hint = "pip install 'kubernetes>=36'"
                 raise ValueError(f"pods need the kubernetes client: {hint} ({exc})") from exc
         else:
             if ways.kubernetes or ways.kubeconfig or is_in_cluster():

@@ -17,7 +17,7 @@ class UnitAccount:
     idle_s: float = 0.0
     witnesses: int = 0
     last_active: float | None = None
-    last_active_wall: tuple[float, float] | None = None  # (last_active, its wall time): see _date
+    last_active_wall: tuple[float, float] | None = None  # (last_active, its wall time): see read_date
     energy_j: float | None = None
     power_limit_w: float | None = None
     unattributed_s: float = 0.0

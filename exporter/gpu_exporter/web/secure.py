@@ -156,7 +156,7 @@ class Security:
         try:
             import bcrypt
         except ModuleNotFoundError as exc:
-            raise self._error("basic_auth_users needs bcrypt: pip install 'gpu-exporter[web-auth]'") from exc
+            raise self._error("basic_auth_users needs bcrypt: pip install bcrypt") from exc
         for user, hashed in users.items():
             try:
                 bcrypt.checkpw(b"", hashed.encode())
