@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +15,9 @@ from gpu_exporter.attribution.pace import Pace
 from gpu_exporter.attribution.procfs import Procfs
 from gpu_exporter.attribution.slurm import SlurmSource
 from gpu_exporter.attribution.slurm_steps import StepReader
-from gpu_exporter.clock import ManualClock
 from gpu_exporter.reconciler.slurm.live import parse_jobs
 from tests.component.test_slurm import run_as
+from tests.testbed.clocks import StoppableClock
 from tests.testbed.processes import Processes, wait_for
 from tests.testbed.slurm import GPUS, Layout, Slurm, chroot_of, start_slurm
 
@@ -50,7 +49,7 @@ class Jobs:
         self.seen.mkdir()
         self.seen.chmod(0o777)
         self._minors = slurm.minors()
-        self._clock = ManualClock(wall=time.time())
+        self._clock = StoppableClock()
         self._sources = {}
         for node in NODES:
             (slurm.root / "exporter" / node).mkdir(parents=True)
@@ -94,7 +93,7 @@ class Jobs:
 
     def found(self) -> dict[str, set[tuple[str, str]]]:
         """The same as the exporter says it."""
-        self._clock.advance(300.0)
+        self._clock.later += 300.0
         answers = {node: source.poll() for node, source in self._sources.items()}
         assert {(grant.kind, grant.why) for answer in answers.values() for grant in answer.grants} <= {("minor", "")}
         return {node: {(g.holder.job_id, g.device) for g in answer.grants} for node, answer in answers.items()}
@@ -201,7 +200,7 @@ def test_a_job_of_a_node_that_died_runs_elsewhere_as_another_holder(jobs: Jobs) 
         where = ("squeue", "-h", "-j", job, "-o", "%T %N")
         wait_for(lambda: jobs.slurm.run(*where).split() == ["RUNNING", "n1"], "the job to run elsewhere", 90, 0.5)
         wait_for(lambda: list(jobs.seen.glob(f"{job}.n1.*")), "its step", 60)
-        jobs._clock.advance(300.0)
+        jobs._clock.later += 300.0
         holders = {node: [grant.holder for grant in source.poll().grants] for node, source in jobs._sources.items()}
         (holder,) = holders["n1"]
         assert (holder.job_id, holder.units, holder.key in before) == (job, 1, False)
