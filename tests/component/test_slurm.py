@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from gpu_exporter.attribution.slurm_controller import JOB_EACH_S
 from gpu_exporter.attribution.source import Answer, PartialAnswer
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices.scenario import parse_scenario
+from tests.testbed.clocks import StoppableClock
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, wait_for
 from tests.testbed.slurm import GPUS, USER, Layout, Slurm, chroot_of, start_slurm
@@ -351,7 +351,7 @@ def test_nodes_whose_prolog_writes_files_ask_nothing(
             first: "gpus=0",
             second: "gpus=1,2",
         }
-        clock = ManualClock(wall=time.time())
+        clock = StoppableClock()
         nodes = [
             SlurmSource(
                 "n0", run=run_as(slurm), gres_conf=slurm.root / "etc" / "gres.conf", clock=clock, job_files=files
@@ -360,7 +360,7 @@ def test_nodes_whose_prolog_writes_files_ask_nothing(
         ]
 
         def poll() -> None:
-            clock.advance(5.0)
+            clock.later += 5.0
             for node in nodes:
                 answer = node.poll()
                 assert sorted((grant.holder.job_id, grant.device) for grant in answer.grants) == held

@@ -20,6 +20,7 @@ from gpu_exporter.cluster.command_line import CommandLine
 from gpu_exporter.cluster.rest import Rest
 from gpu_exporter.model import Grant
 from tests.component.test_slurm import requests, run_as
+from tests.testbed.clocks import StoppableClock
 from tests.testbed.processes import GPU_EXPORTER, Processes, fetch, free_port, wait_for
 from tests.testbed.slurm import JWT_KEY, Layout, Slurm, chroot_of, start_slurm
 
@@ -47,13 +48,12 @@ def test_nodes_learn_from_a_collector_what_slurmctld_would_say(
     (tmp_path / "shared").mkdir()
     ask = run_as(slurm)
     gres_conf = slurm.root / "etc" / "gres.conf"
-    clock = ManualClock(wall=time.time())
+    clock = StoppableClock()
 
     def collect() -> None:
         command = [*GPU_EXPORTER, "slurm-collector", f"--directory={tmp_path / 'shared'}", "--once"]
         done = subprocess.run(command, env=slurm.environment, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 0, done.stderr
-        clock.advance(time.time() - clock.wall())
 
     def answers(node: str) -> list[list[tuple[object, ...]]]:
         collect()
