@@ -19,7 +19,7 @@ import gpu_exporter
 from gpu_exporter.attribution.pace import Pace
 from gpu_exporter.attribution.slurm import SlurmSource
 from gpu_exporter.attribution.slurm_controller import JOB_EACH_S
-from gpu_exporter.attribution.source import Answer, PartialAnswer
+from gpu_exporter.attribution.source import Answer, CommandFailed
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices.scenario import parse_scenario
 from tests.testbed.clocks import StoppableClock
@@ -154,7 +154,7 @@ def run_as(slurm: Slurm, user: str = "") -> Callable[[Sequence[str], float], str
         done = slurm.attempt(*command, user=user, environment={"SLURM_TIME_FORMAT": "%s"})
         if done.returncode != 0:
             reason = (done.stderr.splitlines() or [""])[0]
-            raise PartialAnswer(f"{command[0]} ended with status {done.returncode}: {reason}", done.stdout)
+            raise CommandFailed(f"{command[0]} ended with status {done.returncode}: {reason}", done.stdout)
         return done.stdout
 
     return run

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpu_exporter import commands
-from gpu_exporter.attribution.source import PartialAnswer, SlowSource, SourceError
+from gpu_exporter.attribution.source import CommandFailed, SlowSource, SourceError
 
 MAX_ANSWER = 16 * 1024 * 1024  # some 5,000 jobs of `squeue --json`, which before 23.02 prints the whole cluster's
 
 
 def run(command: Sequence[str], timeout_s: float, limit: int = MAX_ANSWER) -> str:
     """What the command printed. Raises SourceError that says why there is nothing to believe: SlowSource, if slow;
-    PartialAnswer, if it failed.
+    CommandFailed, if it failed.
     """
     try:
         done = commands.run(command, commands.slurm_environment(), timeout_s, limit)
@@ -24,5 +24,5 @@ def run(command: Sequence[str], timeout_s: float, limit: int = MAX_ANSWER) -> st
         raise SourceError(str(exc)) from exc
     if done.status != 0:
         hint = "; name this node with --attribution.slurm.node" if "Invalid node name" in done.reason else ""
-        raise PartialAnswer(f"{command[0]} ended with status {done.status}: {done.reason}{hint}", done.out)
+        raise CommandFailed(f"{command[0]} ended with status {done.status}: {done.reason}{hint}", done.out)
     return done.out

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from gpu_exporter.attribution.procfs import STOPPED, Procfs
 from gpu_exporter.attribution.slurm_words import parse_listpids
-from gpu_exporter.attribution.source import PartialAnswer
+from gpu_exporter.attribution.source import CommandFailed
 
 # What it ends with (status 1) where there is no step, on all releases tried.
 NO_STEPS = "No job steps exist on this node"
@@ -46,7 +46,7 @@ class StepReader:
         unseen = ""
         try:
             out = self._ask(("scontrol", "listpids", "*", self._node))
-        except PartialAnswer as exc:
+        except CommandFailed as exc:
             if NO_STEPS in str(exc):
                 return Steps({})
             if REFUSED not in str(exc):

@@ -16,8 +16,8 @@ class SlowSource(SourceError):
     """The source did not answer in time."""
 
 
-class PartialAnswer(SourceError):
-    """A command has failed, and printed `out` before."""
+class CommandFailed(SourceError):
+    """A command ended with an error status. `out`: what it printed before, which may be a part of its answer."""
 
     def __init__(self, text: str, out: str) -> None:
         super().__init__(text)

@@ -25,7 +25,7 @@ from gpu_exporter.attribution.slurm_controller import (
     SINGLES_MAX,
 )
 from gpu_exporter.attribution.slurm_words import COLUMNS, SINFO_FORMAT, SQUEUE_FORMAT
-from gpu_exporter.attribution.source import Answer, PartialAnswer, SlowSource, SourceError
+from gpu_exporter.attribution.source import Answer, CommandFailed, SlowSource, SourceError
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.model import Holder, HolderKey
 
@@ -115,7 +115,7 @@ class Cluster:
         if self.blind or not steps:
             reason = self.blind or "No job steps exist on this node."
             out = self._print_steps(self.left) if self.left is not None else ""
-            raise PartialAnswer(f"scontrol ended with status 1: {reason}", out)
+            raise CommandFailed(f"scontrol ended with status 1: {reason}", out)
         return self._print_steps(steps)
 
     @staticmethod
