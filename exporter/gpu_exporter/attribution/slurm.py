@@ -22,7 +22,7 @@ from gpu_exporter.attribution.job_files import EndedJob, JobFile
 from gpu_exporter.attribution.pace import INTERVAL_MAX_S, Pace, Retry
 from gpu_exporter.attribution.procfs import NewestProcess, Procfs
 from gpu_exporter.attribution.slurm_collected import Collected
-from gpu_exporter.attribution.slurm_controller import Controller, Look, Run
+from gpu_exporter.attribution.slurm_controller import Controller, Look, Run, how_far_ahead
 from gpu_exporter.attribution.slurm_filed import FiledJobs, is_whole, read_job, start_here
 from gpu_exporter.attribution.slurm_grants import (
     list_witnesses,
@@ -207,6 +207,7 @@ class SlurmSource:
             self._renewal.settle()
         grants: list[Grant] = []
         conflicts = 0
+        ahead_s = how_far_ahead(look.clock, self._clock.monotonic(), self._clock.wall())
         for job_id, known in look.jobs.items():
             gpus = known.gpus or JobGpus((), 0)
             holder = self._holder(known.job, config, gpus)
@@ -216,7 +217,7 @@ class SlurmSource:
                     "File= in gres.conf must name device files"
                 )
             file = present.files.get(job_id, JobFile())
-            start = start_here(known.job.start, file, look.ahead_s)
+            start = start_here(known.job.start, file, ahead_s)
             own = self._epochs.at(start, order)
             conflicts += bool(why_contradicted(gpus, file))
             for index, share in (*((index, "") for index in gpus.indexes), *gpus.shared):
@@ -277,6 +278,7 @@ class SlurmSource:
     def _list_ended(self, look: Look, order: GpuOrder) -> tuple[tuple[Grant, ...], int]:
         """The grants of jobs that have ended since the last poll, up to their end, and how many jobs left none."""
         now, wall = self._clock.monotonic(), self._clock.wall()
+        ahead_s = how_far_ahead(look.clock, now, wall)
         ended: list[Grant] = []
         missed = 0
         for job in self._ended:
@@ -286,7 +288,7 @@ class SlurmSource:
                 grants = []  # of another run, or of another cluster's job of that number
             if not grants and self._filed.is_on and is_whole(file, look):
                 known = read_job(job.job_id, file)
-                start = start_here(known.start, file, look.ahead_s)
+                start = start_here(known.start, file, ahead_s)
                 own = self._epochs.at(start, order)
                 holder = self._holder(known, look.config, JobGpus(file.indexes, len(file.indexes)))
                 grants = [make_grant(index, own, holder, "", "")._replace(start_here=start) for index in file.indexes]

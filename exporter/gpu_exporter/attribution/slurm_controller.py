@@ -49,7 +49,9 @@ DOUBT_EACH_S = 30.0  # while node and jobs disagree, the jobs are asked again th
 SINGLES_MAX = 8  # more jobs than that are asked for at once
 GONE = "Invalid job id"  # what squeue ends with for a job that Slurm has forgotten, or hides
 WITHOUT_JSON = re.compile(r"unrecognized option '--json'|serializer|data_parser", re.IGNORECASE)
+AHEAD_MAX_S = 300.0  # munge's default time to live of a credential
 Run = Callable[[Sequence[str], float], str]
+Bounds = tuple[float, float]
 
 
 class OutOfTime(SourceError):
@@ -69,7 +71,8 @@ class Look(NamedTuple):
     """What Slurm says of a node, from `asked` on (monotonic seconds); `jobs` by job id, each with its GPUs.
 
     `problem`: why jobs may be missing although Slurm answers. `each_s`: the interval of the collector's rounds if it is
-    of one of them, else 0. `ahead_s`: how far this host's clock is ahead of slurmctld's, 0 where that is not proven.
+    of one of them, else 0. `clock`: bounds of slurmctld's clock less our monotonic one,
+    None where they are not known.
     """
 
     asked: float
@@ -78,7 +81,7 @@ class Look(NamedTuple):
     jobs: Mapping[str, Known]
     problem: str = ""
     each_s: float = 0.0
-    ahead_s: float = 0.0
+    clock: Bounds | None = None
 
     def gpus(self) -> Iterator[JobGpus]:
         """Of each job."""
@@ -123,7 +126,7 @@ class Controller:
         self._clock = clock
         self._config: SlurmConfig | None = None
         self._config_at = -math.inf
-        self._ahead_s = 0.0
+        self._bounds: Bounds | None = None
         self._record: NodeRecord | None = None
         self._known: dict[str, Known] = {}
         self._doubted_at = -math.inf
@@ -170,7 +173,7 @@ class Controller:
 
     def _picture(self, now: float, config: SlurmConfig, node: NodeRecord) -> Look:
         jobs = {job: known for job, known in self._known.items() if known.gpus is not None}
-        return Look(now, config, node, jobs, ahead_s=self._ahead_s)
+        return Look(now, config, node, jobs, clock=self._bounds)
 
     def _learn(self, picture: Callable[[], Look], here: Collection[str], now: float) -> None:
         """Ask about the jobs that are not known or may have changed. Raises SourceError."""
@@ -314,10 +317,9 @@ class Controller:
     def _read_config(self) -> SlurmConfig:
         now = self._clock.monotonic()
         if self._config is None or now - self._config_at >= CONFIG_EACH_S:
-            before = self._clock.wall()
             text = self._run("scontrol", "show", "config")
             self._config = parse_config(text)
-            self._ahead_s = how_far_ahead(parse_clock(text), before, self._clock.wall())
+            self._bounds = bound_clock(parse_clock(text), now, self._clock.monotonic())
             self._config_at = now
             self._record = None
             self._has_json = True  # Slurm may have been upgraded
@@ -331,15 +333,26 @@ class Controller:
         return self._run_command(command, min(self._timeout_s, left_s))
 
 
-def how_far_ahead(told: float | None, before: float, after: float) -> float:
-    """By how many seconds our clock is ahead of one that told whole seconds between `before` and `after`, by ours.
+def bound_clock(told: float | None, before: float, after: float) -> Bounds | None:
+    """Bounds of slurmctld's clock less our monotonic one, which a step of our own clock does not change.
 
-    0 where it need not be: clocks that are kept by NTP agree, and what cannot be seen is not corrected.
+    `told`: whole seconds, by slurmctld, of a moment between `before` and `after` (monotonic seconds).
     """
-    if told is None:
+    return None if told is None else (told - after, told + 1.0 - before)
+
+
+def how_far_ahead(clock: Bounds | None, now: float, wall: float) -> float:
+    """By how many seconds our clock is ahead of slurmctld's. `now`: monotonic seconds, `wall`: Unix seconds of then.
+
+    0 where it need not be: clocks that are kept by NTP agree, and what cannot be seen is not corrected. 0 also beyond
+    AHEAD_MAX_S, where munge would let no job start: then one of the clocks was just stepped, and dates of before prove
+    nothing.
+    """
+    if clock is None:
         return 0.0
-    least, most = before - (told + 1.0), after - told
-    return 0.0 if least <= 0.0 <= most else (least + most) / 2
+    least, most = wall - now - clock[1], wall - now - clock[0]
+    ahead_s = (least + most) / 2
+    return 0.0 if least <= 0.0 <= most or abs(ahead_s) > AHEAD_MAX_S else ahead_s
 
 
 def _may_hold(known: Known) -> bool:

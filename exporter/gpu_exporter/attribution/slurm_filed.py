@@ -31,10 +31,14 @@ class Merged(NamedTuple):
 
 
 class _Spoken(NamedTuple):
-    """A run of a job whose file was believed: its restart count, and when that was so last (monotonic seconds)."""
+    """A run of a job whose file was believed: its restart count, and when that was so last (monotonic seconds).
+
+    `is_over`: the epilog has told of its end.
+    """
 
     restarts: str
     seen: float
+    is_over: bool = False
 
 
 class FiledJobs:
@@ -64,7 +68,8 @@ class FiledJobs:
     def list_lost(self, look: Look, present: Present) -> set[str]:
         """Jobs that only their files told of, which cannot be believed now, and of which slurmctld has not told since.
 
-        A job whose file has gone has ended, but not while it has a step, and not where the epilog has left the file.
+        A job whose file has gone has ended, but not while it has a step or may have one, and not where the epilog has
+        left the file.
         """
         told = {job.job_id for job in present.ended}
         is_believed = self.is_on and present.is_complete
@@ -73,9 +78,9 @@ class FiledJobs:
             for job, run in self._spoken.items()
             if look.asked <= run.seen
             and (job not in look.jobs or look.jobs[job].job.restarts != run.restarts)
-            and job not in told
+            and not (run.is_over or job in told)
             and not (is_believed and job in present.files)
-            and (not is_believed or job in present.stale or job in present.steps.pids)
+            and (not is_believed or present.steps.unseen or job in present.stale or job in present.steps.pids)
         }
 
     def merge(self, look: Look, present: Present, now: float) -> Merged:
@@ -109,15 +114,16 @@ class FiledJobs:
     def forget(self, look: Look, present: Present, ended: Set[str]) -> None:
         """Jobs that slurmctld has told of since, and those whose end is known. `ended`: of this poll."""
         self._spoken = {
-            job: run
+            job: run._replace(is_over=run.is_over or job in ended)
             for job, run in self._spoken.items()
-            if job in present.files or (job not in ended and (look.asked <= run.seen))
+            if job in present.files or look.asked <= run.seen
         }
 
     def _has_ended(self, look: Look, job: str, present: Present, new: Mapping[str, JobFile]) -> bool:
         """Of a job that has neither step nor file. What slurmctld said later than its file was there counts more."""
         run = self._spoken.get(job)
-        is_over = run is not None and look.jobs[job].asked <= run.seen and job not in present.stale
+        is_seen = not present.steps.unseen or (run is not None and run.is_over)
+        is_over = run is not None and look.jobs[job].asked <= run.seen and job not in present.stale and is_seen
         return is_over or _is_replaced(look, job, new)
 
 

@@ -53,7 +53,6 @@ class Presence:
         self._directory = directory
         self._clock = clock
         self._seen_at = -math.inf  # when all steps were listed last
-        self._stopped: frozenset[str] = frozenset()  # jobs that were stopped then
         self._stale: dict[str, float] = {}  # files without a step, and when they were written, as of then
         self._stamps: dict[str, Stamp] = {}
         self._told: list[tuple[str, str, float]] = []  # the last ends that were told: job, restarts, Unix seconds
@@ -100,9 +99,8 @@ class Presence:
             steps = self._steps.read()
         except SourceError as exc:
             steps = Steps({}, unseen=str(exc))
-        if steps.unseen:  # whoever was stopped may be so still, and then does not idle
-            return steps._replace(stopped=steps.stopped | (self._stopped - steps.pids.keys()))
-        self._seen_at, self._stopped = self._clock.monotonic(), steps.stopped
+        if not steps.unseen:
+            self._seen_at = self._clock.monotonic()
         return steps
 
     def _read_ended(self) -> tuple[EndedJob, ...]:

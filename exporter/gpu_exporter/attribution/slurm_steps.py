@@ -40,6 +40,7 @@ class StepReader:
         self._node = node
         self._ask = ask
         self._procfs = procfs
+        self._listed: Mapping[str, frozenset[int]] = {}  # when all steps were listed last
 
     def read(self) -> Steps:
         """The steps of this moment. Raises SourceError where they cannot be seen."""
@@ -48,6 +49,7 @@ class StepReader:
             out = self._ask(("scontrol", "listpids", "*", self._node))
         except CommandFailed as exc:
             if NO_STEPS in str(exc):
+                self._listed = {}
                 return Steps({})
             if REFUSED not in str(exc):
                 raise
@@ -55,7 +57,11 @@ class StepReader:
         pids = parse_listpids(out)
         if not self._procfs.is_host():
             return Steps(pids, unseen=unseen)  # these numbers mean other processes here
-        return Steps(pids, frozenset(job for job, numbers in pids.items() if self._is_stopped(numbers)), unseen)
+        if not unseen:
+            self._listed = pids
+        # A step that is not listed may run: a job is stopped if all are that were listed when none was missing.
+        stopped = frozenset(job for job, numbers in self._listed.items() if self._is_stopped(numbers))
+        return Steps(pids, stopped, unseen)
 
     def _is_stopped(self, pids: frozenset[int]) -> bool:
         """Whether all that could run is stopped, which takes one process that is seen."""

@@ -235,7 +235,7 @@ class Ledger:
         shown: set[HolderId] = set()
         holders_of: dict[UnitId, int] = {}
         latest: dict[UnitId, float] = {}  # when a holder of the unit was last confirmed
-        for (unit, _), known_account in self.holders.items():
+        for (unit, _), known_account in (*self.holders.items(), *self.restored_holders.items()):
             latest[unit] = max(known_account.confirmed, latest.get(unit, known_account.confirmed))
         for entry in confirmed:
             unit = entry.allocation.unit

@@ -19,9 +19,8 @@ GRES = re.compile(
     r"(?:gres[:/])?(?P<name>gpu|shard|mps)(?::(?P<type>\(null\)|[^\s:,()]+))??(?::(?P<count>\d+)[KMGTP]?)?"
     r"(?:\((?P<detail>[^()]*)\))?"
 )
-OTHER = re.compile(
-    r"(?!(?:gres[:/])?(?:gpu|shard|mps)(?:[:(]|$))[^\s:,()][^\s,]*"
-)  # network cards, licences, bandwidth
+# Network cards, licences, bandwidth.
+OTHER = re.compile(r"(?!(?:gres[:/])?(?:gpu|shard|mps)(?:[:(]|$))[^\s:,()](?:[^\s,()]|\([^()]*\))*")
 SHARES = re.compile(r"(?:\d+|-)/\d+(?:,(?:\d+|-)/\d+)*")
 MAX_GRES_TEXT = 65_536
 

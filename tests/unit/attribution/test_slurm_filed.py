@@ -15,7 +15,7 @@ from tests.unit.attribution.test_slurm_quiet import Filing
 
 import gpu_exporter
 from gpu_exporter.attribution.job_files import FiledRun, JobFile, read_job_files
-from gpu_exporter.attribution.slurm_controller import how_far_ahead
+from gpu_exporter.attribution.slurm_controller import bound_clock, how_far_ahead
 from gpu_exporter.attribution.slurm_filed import FILL_S, start_here
 from gpu_exporter.attribution.slurm_presence import STALE_S
 from gpu_exporter.attribution.source import Answer, SourceError
@@ -413,11 +413,43 @@ def test_steps_that_are_not_seen_for_a_moment_cost_no_question(
     begin(filing, "9", "2")
     answer = poll(filing)
     assert (held(answer), answer.problem, answer.notice) == ({"7": ["0"], "8": ["1"], "9": ["2"]}, "", "")
-    end(filing, "8")
-    filing.left = left and {}
-    answer = poll(filing)
-    assert (held(answer), answer.problem) == ({"7": ["0"], "9": ["2"]}, "")
     assert asked(filing) == []
+
+
+def test_an_end_that_the_epilog_tells_counts_while_steps_are_not_seen(filing: Filing, now: float) -> None:
+    begin(filing, "7", "0", start=filing.slurmd_start + 1)
+    begin(filing, "8", "1", start=filing.slurmd_start + 1)
+    filing.begin(j7="gpu:h100:1(IDX:0)", j8="gpu:h100:1(IDX:1)")
+    filing.job_start = filing.slurmd_start + 1
+    filing.steps = {"7": {1007}, "8": {1008}}
+    fill(filing)
+    fail(filing, "sinfo", AWAY)
+    filing.blind = REFUSED
+    end_and_say(filing, "8")
+    for _ in range(3):
+        answer = poll(filing)
+        assert (held(answer), "only a prolog's file" in answer.problem) == ({"7": ["0"]}, False)
+
+
+@pytest.mark.parametrize("is_filled", [True, False])
+@pytest.mark.parametrize("is_away", [True, False])
+def test_a_file_that_is_lost_while_its_step_is_not_seen_frees_nothing(
+    filing: Filing, is_filled: bool, is_away: bool
+) -> None:
+    """Somebody cleans /run; the job runs on."""
+    begin(filing, "7", "0")
+    filing.begin(j7="gpu:h100:1(IDX:0)")
+    filing.steps = {"7": {1007}}
+    poll(filing)
+    if is_filled:
+        fill(filing)
+    if is_away:
+        fail(filing, "sinfo", AWAY)
+    filing.blind = REFUSED
+    (filing.files / "7").unlink()
+    for _ in range(4):
+        answer = poll(filing)
+        assert held(answer) or answer.problem
 
 
 def test_jobs_whose_steps_are_listed_stay_known_while_a_dead_slurmstepd_fails_the_list(filing: Filing) -> None:
@@ -721,10 +753,16 @@ def test_whatever_begins_and_ends_no_job_has_anothers_gpu_and_none_is_free_that_
         (110.0, 100.3, 100.5, -10.1),
         (99.0, 100.0, 104.0, 0.0),  # it may have told so at any time in between, and 99.99 is 99
         (101.0, 100.0, 104.0, 0.0),
+        (5000.0, 100.0, 100.2, 0.0),  # no job would start
+        (-5000.0, 100.0, 100.2, 0.0),
     ],
 )
 def test_a_clock_is_ahead_only_where_it_must_be(told: float | None, before: float, after: float, ahead: float) -> None:
-    assert how_far_ahead(told, before, after) == pytest.approx(ahead)
+    clock = bound_clock(told, before, after)
+    assert how_far_ahead(clock, after, after) == pytest.approx(ahead)
+    assert how_far_ahead(clock, after + 3000.0, after + 3000.0) == pytest.approx(ahead)
+    if ahead:
+        assert how_far_ahead(clock, after + 60.0, after + 60.0 - ahead) == 0.0, "our clock was stepped since"
 
 
 FILED = JobFile((0,), (), 1000.0, FiledRun("ada", "1000", "", "", "lab", "0", 995.0, 1), 1001.0)

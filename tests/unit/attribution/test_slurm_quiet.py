@@ -189,19 +189,27 @@ def test_a_job_whose_processes_are_all_stopped_does_not_run(node: Node, states: 
     assert grant.obstacle == ("" if runs else "stopped")
 
 
-@pytest.mark.parametrize("left", [{}, {"1": {1001}}])
+@pytest.mark.parametrize("left", [{}, {"1": {1001}}, {"2": {1002}}])
 def test_a_job_that_was_stopped_does_not_idle_while_steps_are_not_seen(node: Node, left: dict[str, set[int]]) -> None:
+    """Its processes of the last whole list show whether it goes on."""
     node.begin(j1=ONE, j2="gpu:h100:1(IDX:1)")
     node.steps = {"1": {1001}, "2": {1002}}
     node.run_job(1001, "T")
     node.run_job(1002, "S")
     assert [grant.running for grant in node.source.poll().grants] == [False, True]
     node.blind, node.left = "Unable to connect to slurmstepd: Connection refused", left
-    for state in ("T", "S"):
+    for state in ("T", "S", "T"):
         node.run_job(1001, state)
         node.clock.advance(5.0)
-        running = [grant.running for grant in node.source.poll().grants]
-        assert running == [state == "S" and bool(left), True], "it goes on where it is seen to"
+        assert [grant.running for grant in node.source.poll().grants] == [state == "S", True]
+
+
+def test_a_list_with_a_step_missing_shows_no_job_to_be_stopped(node: Node) -> None:
+    """One step of it is stopped, and another one runs, whose slurmstepd does not answer."""
+    node.begin(j1=ONE)
+    node.steps, node.blind, node.left = {"1": {1001}}, "Unable to connect to slurmstepd: x", {"1": {1001}}
+    node.run_job(1001, "T")
+    assert [grant.running for grant in node.source.poll().grants] == [True]
 
 
 def test_a_job_that_goes_on_is_not_suspended_for_minutes(node: Node) -> None:

@@ -456,6 +456,18 @@ def test_a_job_whose_end_is_told_late_is_charged_for_all_of_its_time(bench: Benc
     assert tenants["ada"].held_s == 60.0
 
 
+def test_an_end_that_is_told_after_the_gpu_was_given_back_takes_nothing_from_who_had_it(bench: Bench) -> None:
+    """Who had it until then was counted under another name, or none."""
+    bench.run(100, 0.5, JOB)
+    end = bench.now
+    bench.silence(5.0)
+    bench.poll()
+    ended = [ConfirmedAllocation(Allocation(UNIT, MORE), end, end - 99.0)]
+    bench.ledger.charge_poll(bench.now, bench.wall, [], ended)
+    held = sum(totals.held_s for _, totals in bench.ledger.tenants.totals())
+    assert held <= 105.0
+
+
 def test_the_start_of_a_pod_is_when_its_source_was_asked(bench: Bench) -> None:
     bench.silence(5.0)
     bench.poll(POD, confirmed=bench.now - 2.0)

@@ -372,12 +372,15 @@ def test_extra_is_not_written_where_slurm_reads_it() -> None:
         ({}, None, False),
         ({"tres_alloc_str": "cpu=1,gres/gpu=4,gres/gpu:h100=4"}, 4, False),
         ({"tres_alloc_str": "cpu=1,node=1", "gres_detail": ["gpu:h100:2(IDX:0-1)", "gpu:h100:3(IDX:0-1,3)"]}, 5, False),
-        ({"gres_detail": ["gpu:1(IDX:0),shard:h100:2(0/2)"]}, None, False),
-        ({"gres_detail": ["shard:h100:2(0/2)"]}, None, False),
+        ({"gres_detail": ["gpu:1(IDX:0),shard:h100:2(0/2)"]}, None, True),
+        ({"gres_detail": ["shard:h100:2(0/2)"]}, None, True),
+        ({"gres_detail": ["gpu:4(IDX:0-3),nic:2(IDX:0,2)"]}, 4, False),
+        ({"gres_detail": ["gpu:4(IDX:0-3)", "odd("]}, None, True),
+        ({"gres_detail": [], "tres_alloc_str": "cpu=1,gres/shard=1"}, None, True),
         ({"gres_detail": ["shard:h100:2(2/2)", "shard:3(IDX:0-1)"], "tres_per_node": "gres/shard:3"}, 3, True),
-        ({"gres_detail": ["gpu:1(IDX:0),shard:3(0/4,3/4)"], "tres_alloc_str": "gres/gpu=1,gres/shard=3"}, 2, False),
+        ({"gres_detail": ["gpu:1(IDX:0),shard:3(0/4,3/4)"], "tres_alloc_str": "gres/gpu=1,gres/shard=3"}, 2, True),
         ({"gres_detail": ["mps:50(50/100,0/100)"], "tres_per_node": "gres:mps:50"}, 1, True),
-        ({"gres_detail": ["gpu:2(IDX:0-"], "tres_alloc_str": "cpu=1,gres/gpu=2"}, 2, False),
+        ({"gres_detail": ["gpu:2(IDX:0-"], "tres_alloc_str": "cpu=1,gres/gpu=2"}, 2, True),
         ({"gres_detail": "x", "tres_per_node": "gres:gpu:1"}, None, True),
         ({"gres_detail": [None, 3], "tres_per_job": "gres/gpu:h100:8"}, None, True),
         ({"tres_per_task": "cpu=2,gres/gpu=1"}, None, True),
@@ -393,17 +396,29 @@ def test_the_gpus_of_a_job_are_known_without_accounting_for_them(
 
 
 @pytest.mark.parametrize(
-    ("detail", "part"),
-    [("gpu:h100:1(IDX:0)", False), ("shard:1(1/4,0/4)", True), ("shard:1(IDX:0)", True), ("mps:50(50/100)", True)],
+    ("fields", "units", "reason"),
+    [
+        ({"gres_detail": ["gpu:h100:1(IDX:0)"]}, 1, ""),
+        ({"gres_detail": ["shard:1(1/4,0/4)"]}, 1, "part"),
+        ({"gres_detail": ["shard:1(IDX:0)"]}, 1, "part"),
+        ({"gres_detail": ["mps:50(50/100)"]}, 1, "part"),
+        ({"gres_detail": None, "tres_alloc_str": "cpu=1,gres/shard=1"}, None, "part"),
+        ({"gres_detail": ["shard:1(1/4)", "odd("], "tres_alloc_str": "gres/gpu=1,gres/shard=1"}, None, "part"),
+        ({"gres_detail": ["shard:1(1/4),odd("], "tres_per_node": "gres/shard:1"}, None, "part"),
+        ({"gres_detail": ["gpu:1(IDX:0),odd("]}, None, "members"),
+        ({"gres_detail": None, "tres_per_node": "gres/gpu:1"}, None, "members"),
+    ],
 )
-def test_a_job_that_has_a_part_of_a_gpu_is_marked_and_not_ended(detail: str, part: bool) -> None:
-    """Jobs wait for whole GPUs, and others may work on the rest of this one."""
+def test_a_job_is_ended_only_for_whole_gpus_that_are_counted(
+    fields: dict[str, Any], units: int | None, reason: str
+) -> None:
+    """Jobs wait for whole GPUs, and others may work on the rest of one."""
     slurm = MemorySlurm(text=f"{LABEL}=underused;since=x", field="AdminComment")
-    slurm.rows = [row_of_24_11(batch_flag=True, gres_detail=[detail], admin_comment=f"{LABEL}=underused;since=x")]
+    slurm.rows = [row_of_24_11(batch_flag=True, admin_comment=f"{LABEL}=underused;since=x", **fields)]
     slurm.list_marks()
     target = JobActor(slurm, Policy()).read(Reference("", "", "", "7", ""), "", ("cancel",), 9000.0, WALL)
-    assert [each.units for each in target.ends] == [1]
-    assert (target.obstacle.reason if target.obstacle is not None else "") == ("part" if part else "")
+    assert [each.units for each in target.ends] == [units]
+    assert (target.obstacle.reason if target.obstacle is not None else "") == reason
 
 
 @pytest.mark.parametrize("other", [{"gpus": 1}, {"asks": True}, {}])

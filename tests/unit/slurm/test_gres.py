@@ -27,6 +27,7 @@ from gpu_exporter.slurm.gres import Gres, add_devices, parse_gres
         ("shard:2(0/4,0/4)", Gres((), 0, (), "shard:2(0/4,0/4)")),
         ("shard:0(IDX:N/A),mps:0,craynetwork:2", Gres()),
         ("gres:gpu:2(IDX:1-2)", Gres((1, 2))),
+        ("gpu:4(IDX:0-3),nic:2(IDX:0,2),nic:(null):0(IDX:N/A)", Gres((0, 1, 2, 3))),
         ("craynetwork:2,gpu:h100:1(IDX:3)", Gres((3,))),
         ("gpu:h100:2,gpu:a100:3,gpu:v100:1(IDX:5)", Gres((5,), 5)),
         ("gpu", Gres((), 1)),  # a count that is left out is one, as Slurm reads it

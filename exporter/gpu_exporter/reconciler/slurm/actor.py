@@ -162,6 +162,8 @@ def _obstacle(components: Sequence[LiveJob], verb: str) -> Held | None:
     if part := next((job for job in components if job.has_part), None):
         why = "has a part of a GPU (shard or MPS); jobs that wait for whole GPUs gain nothing by its end"
         return Held("part", f"job {part.target} {why}")
+    if unknown := next((job for job in components if job.asks and job.gpus is None), None):
+        return Held("members", f"how many GPUs Slurm gave job {unknown.target} is not known")
     if verb == REQUEUE and first.restarts >= REQUEUES_MAX:
         return Held("requeued", f"it was started again {first.restarts} times already")
     return None

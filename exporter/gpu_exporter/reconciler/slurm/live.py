@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -12,12 +13,13 @@ from gpu_exporter.outside import load_json, need_real, need_whole, parse_timesta
 from gpu_exporter.reconciler.evidence import HolderName
 from gpu_exporter.reconciler.marks import Mark
 from gpu_exporter.reconciler.policy import LABEL
-from gpu_exporter.slurm.gres import add_devices, parse_gres
+from gpu_exporter.slurm.gres import Gres, add_devices, parse_gres
 
 # What a mark is, at the beginning of a field. Others may have written something behind it.
 MARK = re.compile(re.escape(LABEL) + r"=([a-z-]+)((?:;[a-z-]+=[^;,\s]*)*)(?=[;,]|$)")
 ALLOCATED = re.compile(r"(?:^|,)gres/gpu=(\d+)(?:,|$)")  # GPUs and MIG devices of a job, all types together
-ASKED = re.compile(r"(?:^|[,:/])(?:gpu|shard|mps)(?:[:=,]|$)")  # in what a job asks for: gres/gpu:2, gres:shard:1
+ASKED = re.compile(r"(?:^|[,:/])gpu(?:[:=,]|$)")  # in what a job asks for: gres/gpu:2, gres:gpu:h100:1
+PART = re.compile(r"(?:^|[,:/])(?:shard|mps)(?:[:=,]|$)")  # of what it asks for, or was given: gres/shard=1
 DEPENDS_ON = re.compile(r"[:](\d+)")  # in afterok:12(unfulfilled) or afterany:13_*:14_3, the jobs
 # Fields of a job that may carry a mark, with their names in JSON: first what only an Administrator may write, so that
 # neither the job's owner nor anybody who copies a submit line sets or removes it.
@@ -37,9 +39,9 @@ class LiveJob(NamedTuple):
     that have marks, and what others have added behind each.
     `leader`: the first component of a heterogeneous job, "" for all others. `gpus`: how many Slurm gave it, None where
     it gave none or does not say which. `has_part`: it has only a part of one or more of them (shard, mps). `asks`:
-    whether it asks for some. `title`: the job's name, and `comment` its Comment, both in its owner's words.
-    `may_requeue`: whether Slurm may start it again, as its owner or the site said; None where that is not known.
-    `waits_for`: ids of the jobs on whose end it depends, of an array without the task.
+    whether it asks for some, or may have been given some. `title`: the job's name, and `comment` its Comment, both in
+    its owner's words. `may_requeue`: whether Slurm may start it again, as its owner or the site said; None where that
+    is not known. `waits_for`: ids of the jobs on whose end it depends, of an array without the task.
     """
 
     job_id: str
@@ -147,7 +149,7 @@ def _read_row(row: dict[str, Any], fields: Sequence[str], denied: Collection[str
         for field, text in texts.items()
         if field not in denied and (match := MARK.match(text))
     }
-    gpus, has_part = _given(row)
+    gpus, has_part, asks = _given(row)
     place = next((field for field in fields if not texts[field] or field in marked), "")
     return LiveJob(
         str(_whole(row["job_id"])),
@@ -162,7 +164,7 @@ def _read_row(row: dict[str, Any], fields: Sequence[str], denied: Collection[str
         is_batch=row["batch_flag"] if isinstance(row.get("batch_flag"), bool) else None,
         gpus=gpus,
         has_part=has_part,
-        asks=any(ASKED.search(str(row.get(f"tres_per_{of}") or "")) for of in ("job", "node", "socket", "task")),
+        asks=asks,
         title=str(row.get("name") or ""),
         comment=str(row.get("comment") or ""),
         may_requeue=bool(row["requeue"]) if isinstance(row.get("requeue"), (bool, int)) else None,
@@ -188,22 +190,26 @@ def _leader(row: dict[str, Any]) -> str:
     return str(leader) if leader else ""
 
 
-def _given(row: dict[str, Any]) -> tuple[int | None, bool]:
-    """How many GPUs Slurm gave a job, and whether it has a part of one only.
+def _given(row: dict[str, Any]) -> tuple[int | None, bool, bool]:
+    """How many GPUs Slurm gave a job, whether it has a part of one only, and whether it may have some.
 
     Which GPU a part is of stands in `gres_detail` alone; so do all GPUs where AccountingStorageTRES does not name them,
     as by default.
     """
+    allocated = str(row.get("tres_alloc_str") or "")
+    asked = [str(row.get(f"tres_per_{of}") or "") for of in ("job", "node", "socket", "task")]
+    has_part = any(PART.search(text) for text in (allocated, *asked))
     detail = row.get("gres_detail")
-    try:
-        lists = [parse_gres(str(text)) for text in detail] if isinstance(detail, list) else []
-    except ValueError:
-        lists = []
-    has_part = any(each.shared or each.unnamed_share for each in lists)
-    match = ALLOCATED.search(str(row.get("tres_alloc_str") or ""))
+    lists: list[Gres] | None = None
+    if isinstance(detail, list):
+        with suppress(ValueError):
+            lists = [parse_gres(str(text)) for text in detail]
+    has_part |= any(each.shared or each.unnamed_share for each in lists or ())
+    may_have = bool(detail and lists is None) or any(ASKED.search(text) for text in asked)
+    match = ALLOCATED.search(allocated)
     if match and not has_part:
-        return need_whole(match[1]), False
-    return add_devices(lists) or None, has_part
+        return need_whole(match[1]), False, may_have
+    return (add_devices(lists) if lists else None) or None, has_part, may_have or has_part
 
 
 def _dependencies(text: str) -> frozenset[str]:
