@@ -63,6 +63,12 @@ def build_schema() -> Mapping[Path, str]:
     return build_all()
 
 
+def build_commands() -> Mapping[Path, str]:
+    from tools.commands import build_all
+
+    return build_all()
+
+
 def build_chart() -> Mapping[Path, str]:
     from tools.chart import build_all
 
@@ -76,6 +82,7 @@ STEPS: tuple[Callable[[], Mapping[Path, str]], ...] = (
     build_grafana_alerts,
     build_dashboards,
     build_schema,
+    build_commands,
     build_chart,
 )
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from gpu_exporter.cli import main
+from gpu_exporter.cli.main import main
 
 sys.exit(main())

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from gpu_exporter.cli.agent_flags import COLLECTORS
 from gpu_exporter.collectors import registry
 from gpu_exporter.config.load import Config, ConfigError, load_settings, render_config
 from gpu_exporter.defaults import Settings
 from gpu_exporter.durations import parse_duration
-from gpu_exporter.flags import COLLECTORS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -112,7 +112,9 @@ def test_generated_files_are_up_to_date() -> None:
 
 
 def test_every_collector_has_its_flag() -> None:
-    assert {collector.name: collector.default for collector in registry.ALL} == COLLECTORS
+    assert {collector.name: collector.default for collector in registry.ALL} == {
+        name: on for name, (on, _) in COLLECTORS.items()
+    }
 
 
 def test_every_setting_says_where_it_comes_from() -> None:

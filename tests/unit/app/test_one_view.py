@@ -13,13 +13,13 @@ import pytest
 from gpu_exporter.app.one_view import make_readers, take_one_view
 from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.attribution.source import Answer, Source
+from gpu_exporter.cli.agent_flags import COLLECTORS
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.errors import DriverUnavailable
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import SimulatedBackend
 from gpu_exporter.exposition.rows import list_rows
-from gpu_exporter.flags import COLLECTORS
 from gpu_exporter.inventory.expected import FILE
 from gpu_exporter.ledger.state import read_boot_id
 from gpu_exporter.model import View

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gpu_exporter.app import reconcile
+from gpu_exporter.app.reconciler import loops
 from gpu_exporter.reconciler.telemetry import Telemetry
 
 
@@ -21,13 +21,7 @@ def test_pending_jobs_are_not_asked_for_while_the_cycles_rest(
             self.reads += 1
 
     demand, ticks = Demand(), []
-    monkeypatch.setattr(reconcile, "repeat_aside", lambda tick, *_: tick())
-    reconcile._cycle_until_signal(
-        lambda: ticks.append(1),
-        30.0,
-        Telemetry(),
-        demand,
-        threading.Event(),
-        rests=lambda: rests,  # type: ignore[arg-type]
-    )
+    monkeypatch.setattr(loops, "repeat_aside", lambda tick, *_: tick())
+    parts = loops.Reconciler(None, None, (), Telemetry(), None, demand, 30.0)  # type: ignore[arg-type]
+    loops._cycle_until_signal(lambda: ticks.append(1), parts, threading.Event(), rests=lambda: rests)
     assert (len(ticks), demand.reads) == (1, asked)

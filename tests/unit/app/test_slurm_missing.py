@@ -16,13 +16,13 @@ from gpu_exporter.attribution import registry
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.attribution.registry import is_slurm_node
 from gpu_exporter.attribution.slurm import SlurmSource
+from gpu_exporter.cli.agent_flags import COLLECTORS
 from gpu_exporter.clock import SYSTEM_CLOCK, ManualClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.exits import Exit
 from gpu_exporter.exposition.health import judge_health
 from gpu_exporter.exposition.rows import list_rows
-from gpu_exporter.flags import COLLECTORS
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.testbed.marker_book import Book
 from tests.testbed.proven import SaidRecord, Texts
 
-from gpu_exporter.app.takeback import ProofPlaces, check_actions, is_same_server
+from gpu_exporter.app.reconciler.actions import ProofPlaces, check_actions, is_same_server
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.config.rules import PolicyRule
 from gpu_exporter.defaults import Actions, Policy, Settings

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, A, B, Book, holder
 
-from gpu_exporter.app.explain import explain_once
+from gpu_exporter.app.reconciler.explain import Question, explain_once, explain_past
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.reconciler.dry_run import DryRun, StageTracker
 from gpu_exporter.reconciler.evidence import (
@@ -219,12 +219,18 @@ def test_any_holder_is_explained_by_any_of_its_names(
     source = Source(holder(A, (UNDERUSED,)), others=(ACTIVE, ARRAY, HET))
     book = Book()
     book.refuse[A] = "daemonset"
-    assert explain_once(source, Rulebook(POLICY), "table", asked, "", Foresight({"kubernetes": lambda: book})) == 0
+    assert (
+        explain_once(source, Rulebook(POLICY), Question(asked, "", "table"), Foresight({"kubernetes": lambda: book}))
+        == 0
+    )
     text = capsys.readouterr().out
     assert text.startswith(first + "\n")
     assert text.count("because") == 1
     assert ("REFUSED: daemonset: refused" in text) == (first == "ml/a: underused")
-    assert explain_once(source, Rulebook(POLICY), "json", asked, "", Foresight({"kubernetes": lambda: book})) == 0
+    assert (
+        explain_once(source, Rulebook(POLICY), Question(asked, "", "json"), Foresight({"kubernetes": lambda: book}))
+        == 0
+    )
     (row,) = json.loads(capsys.readouterr().out)["holders"]
     assert row["refused"] == ("daemonset" if first == "ml/a: underused" else None)
 
@@ -233,19 +239,22 @@ def test_an_explanation_names_the_witnesses_that_kept_its_gpus_from_being_idle(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     source = Source(others=(ACTIVE,))
-    assert explain_once(source, Rulebook(POLICY), "table", "ml/busy", "", Foresight({})) == 0
+    assert explain_once(source, Rulebook(POLICY), Question("ml/busy", "", "table"), Foresight({})) == 0
     text = capsys.readouterr().out
     said = "\n    at utilization 0 but not idle in the last 1h, by witness: pcie 540 s, power 3 s\n"
     assert text.count(said) == len(source.asked) == len(ACTIVE.units)
     source.unreadable = True
-    assert explain_once(source, Rulebook(POLICY), "table", "ml/busy", "", Foresight({})) == 0
+    assert explain_once(source, Rulebook(POLICY), Question("ml/busy", "", "table"), Foresight({})) == 0
     shown = capsys.readouterr()
     assert shown.err == "gpu-exporter: not known which witnesses were active: Prometheus is slow\n"
     assert shown.out == text.replace(said, "\n")
 
 
 def test_a_name_of_no_holder_is_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert explain_once(Source(holder(A, (UNDERUSED,))), Rulebook(POLICY), "table", "job/9", "", Foresight({})) == 2
+    assert (
+        explain_once(Source(holder(A, (UNDERUSED,))), Rulebook(POLICY), Question("job/9", "", "table"), Foresight({}))
+        == 2
+    )
     assert capsys.readouterr().err == (
         "gpu-exporter: job/9: no such holder in the evidence, which has 5 allocations; "
         "a pod is named as NAMESPACE/POD, a job as job/ID, job/ARRAY_TASK or job/LEADER+OFFSET\n"
@@ -275,12 +284,12 @@ def test_titles() -> None:
 def test_a_gpu_is_asked_for_by_its_uuid_whoever_holds_it(capsys: pytest.CaptureFixture[str]) -> None:
     source = Source(holder(A, (UNDERUSED,)), others=(ACTIVE,))
     source.others = (ACTIVE._replace(units=tuple(unit._replace(uuid="GPU-9") for unit in ACTIVE.units)),)
-    assert explain_once(source, Rulebook(POLICY), "table", "", "GPU-9", Foresight({})) == 0
+    assert explain_once(source, Rulebook(POLICY), Question("", "GPU-9", "table"), Foresight({})) == 0
     assert capsys.readouterr().out.startswith("ml/busy: active\n")
-    assert explain_once(source, Rulebook(POLICY), "table", "", "GPU-0", Foresight({})) == 0
+    assert explain_once(source, Rulebook(POLICY), Question("", "GPU-0", "table"), Foresight({})) == 0
     assert capsys.readouterr().out.startswith("ml/a: underused\n")
-    assert explain_once(source, Rulebook(POLICY), "table", "", "GPU-7", Foresight({})) == 2
-    said = "gpu-exporter: GPU-7: held by nobody in the evidence, which has 5 allocations\n"
+    assert explain_once(source, Rulebook(POLICY), Question("", "GPU-7", "table"), Foresight({})) == 2
+    said = "gpu-exporter: GPU-7: no holder in the evidence, which has 5 allocations\n"
     assert capsys.readouterr().err == said
 
 
@@ -291,14 +300,14 @@ def test_of_the_past_only_what_is_known_is_said(capsys: pytest.CaptureFixture[st
         {"time": timestamp(WALL + 60), "action": "withdrawn", "stage": "candidate", "reason": "later"},
     ]
     audit.write_text("".join(json.dumps({**line, **A._asdict()}) + "\n" for line in lines), "utf-8")
-    then, source = ManualClock(wall=WALL), Source(holder(A, (UNDERUSED,)))
-    assert explain_once(source, Rulebook(POLICY), "table", "ml/a", "", None, audit, clock=then) == 0
+    source = Source(holder(A, (UNDERUSED,)))
+    assert explain_past(source, Rulebook(POLICY), Question("ml/a", "", "table", audit), WALL) == 0
     shown = capsys.readouterr()
     assert shown.err == "gpu-exporter: what surrounded it at that time is not known\n"
     assert shown.out.startswith("ml/a: underused\n")
     assert "then" in shown.out
     assert "later" not in shown.out
-    assert explain_once(source, Rulebook(POLICY), "table", "ml/x", "", None, audit, clock=then) == 2
+    assert explain_past(source, Rulebook(POLICY), Question("ml/x", "", "table", audit), WALL) == 2
     assert "no such holder in the evidence of 1970-01-12 13:46:40Z, which" in capsys.readouterr().err
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.testbed.marker_book import UNDERUSED, WALL, A, B, Bench, Book, holder
 
-from gpu_exporter.app.pause import end_pause, show_pause, start_pause
+from gpu_exporter.app.reconciler.pause import end_pause, show_pause, start_pause
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.exits import Exit
 from gpu_exporter.reconciler.brakes import Freeze

@@ -69,43 +69,49 @@ def is_same_server(one: str, other: str) -> bool:
     return (first.scheme, first.hostname, first.port) == (second.scheme, second.hostname, second.port)
 
 
-def build_runner(
-    settings: Settings,
-    places: ProofPlaces,
-    clients: tuple[Client, Client],
-    markers: Sequence[Marker],
-    judge: Judge,
-    record: Record,
-    texts: TextPlace | None,
-    telemetry: Telemetry,
-    audit: AuditLog | None,
-    may_write: Callable[[], bool],
-) -> ActionRunner | None:
-    """None where nothing is done. `clients`: of the PromQL API and of Alertmanager. `texts`: where the journal is kept,
-    which mode act needs. Raises MarkError.
+class ActionPlan(NamedTuple):
+    """What is done with underused holders, by settings and flags. `clients`: of the PromQL API and of Alertmanager.
+    `texts`: where the journal is kept, which mode act needs.
     """
-    actions, policy = settings.actions, settings.policy
-    if actions.mode == NONE:
-        return None
-    actors = {marker.scheduler: _actor(marker, policy) for marker in markers}
-    proofs = Proofs(
-        places.prometheus, places.alertmanager, places.filters, places.matcher, settings.alerts.interval, *clients
-    )
-    telemetry.note_actions(allowed_kinds(actions.kinds))
-    acts = None
-    if actions.mode == ACT and texts is not None:
-        acts = Acts(Journal(texts), actors, record, audit, telemetry, SYSTEM_CLOCK)
-    host = HostLimits(policy.host_busy_ratio, policy.host_busy_io)
-    parts = Parts(
-        proofs,
-        Gates(actions, proofs, record, host, SYSTEM_CLOCK),
-        acts,
-        actors,
-        {marker.scheduler: marker for marker in markers},
-        judge.look_again,
-        may_write,
-    )
-    return ActionRunner(actions, parts, telemetry, SYSTEM_CLOCK)
+
+    settings: Settings
+    places: ProofPlaces
+    clients: tuple[Client, Client]
+    texts: TextPlace | None
+
+    def build(
+        self,
+        markers: Sequence[Marker],
+        judge: Judge,
+        record: Record,
+        telemetry: Telemetry,
+        audit: AuditLog | None,
+        may_write: Callable[[], bool],
+    ) -> ActionRunner | None:
+        """What acts, None where nothing is done. `may_write`: whether this process may write now. Raises MarkError."""
+        actions, policy, places = self.settings.actions, self.settings.policy, self.places
+        if actions.mode == NONE:
+            return None
+        actors = {marker.scheduler: _actor(marker, policy) for marker in markers}
+        interval_s = self.settings.alerts.interval
+        proofs = Proofs(
+            places.prometheus, places.alertmanager, places.filters, places.matcher, interval_s, *self.clients
+        )
+        telemetry.note_actions(allowed_kinds(actions.kinds))
+        acts = None
+        if actions.mode == ACT and self.texts is not None:
+            acts = Acts(Journal(self.texts), actors, record, audit, telemetry, SYSTEM_CLOCK)
+        host = HostLimits(policy.host_busy_ratio, policy.host_busy_io)
+        parts = Parts(
+            proofs,
+            Gates(actions, proofs, record, host, SYSTEM_CLOCK),
+            acts,
+            actors,
+            {marker.scheduler: marker for marker in markers},
+            judge.look_again,
+            may_write,
+        )
+        return ActionRunner(actions, parts, telemetry, SYSTEM_CLOCK)
 
 
 def _actor(marker: Marker, policy: Policy) -> Actor:

@@ -1,4 +1,4 @@
-"""The reconciler's ways to evidence and to live objects, as the flags ask for them."""
+"""Where the reconciler reads evidence, and where it reads and marks pods and jobs, as the flags ask for it."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def build_source(
     return ExporterSource(exporters, book.site.underused_after, SYSTEM_CLOCK, client)
 
 
-class Ways(NamedTuple):
-    """The ways to live objects: None means wherever there is one.
+class Targets(NamedTuple):
+    """Where pods and jobs are read and marked: None means wherever there is such a place.
 
     `resources`: regular expressions of further resources of pods whose devices are GPUs. `condition`: pods get one
     beside their label. `field`: of jobs, which one carries marks, as --slurm.field.
@@ -65,43 +65,43 @@ class Ways(NamedTuple):
     field: str = "auto"
 
 
-def find_makers(policy: Policy, ways: Ways) -> dict[str, Callable[[], Marker]]:
+def find_makers(policy: Policy, targets: Targets) -> dict[str, Callable[[], Marker]]:
     """By scheduler, what makes its marker. Raises ValueError when one that was asked for cannot be had."""
-    known = NVIDIA.resources(ways.resources)
+    known = NVIDIA.resources(targets.resources)
     makers: dict[str, Callable[[], Marker]] = {}
-    if ways.kubernetes is not False:
+    if targets.kubernetes is not False:
         try:
             from gpu_exporter.reconciler.kubernetes.api import connect, is_in_cluster
             from gpu_exporter.reconciler.kubernetes.marker import PodMarker
         except ModuleNotFoundError as exc:
-            if ways.kubernetes or ways.kubeconfig:
+            if targets.kubernetes or targets.kubeconfig:
                 hint = "pip install 'kubernetes>=36'"
                 raise ValueError(f"pods need the kubernetes client: {hint} ({exc})") from exc
         else:
-            if ways.kubernetes or ways.kubeconfig or is_in_cluster():
+            if targets.kubernetes or targets.kubeconfig or is_in_cluster():
                 makers["kubernetes"] = lambda: PodMarker(
-                    connect(ways.kubeconfig), policy, resources=known, sets_condition=ways.condition
+                    connect(targets.kubeconfig), policy, resources=known, sets_condition=targets.condition
                 )
-    if ways.slurm or (ways.slurm is None and JobMarker.is_present()):
-        makers["slurm"] = lambda: JobMarker(SYSTEM_CLOCK, policy, ways.field)
+    if targets.slurm or (targets.slurm is None and JobMarker.is_present()):
+        makers["slurm"] = lambda: JobMarker(SYSTEM_CLOCK, policy, targets.field)
     return makers
 
 
-def build_markers(policy: Policy, ways: Ways) -> list[Marker]:
+def build_markers(policy: Policy, targets: Targets) -> list[Marker]:
     """Where marks go. Raises ValueError when there is no such place, MarkError."""
-    markers = [make() for make in find_makers(policy, ways).values()]
+    markers = [make() for make in find_makers(policy, targets).values()]
     if not markers:
         raise ValueError("--apply finds neither a service account or --kubernetes.kubeconfig nor squeue and scontrol")
     return markers
 
 
-def build_foresight(policy: Policy, ways: Ways) -> Foresight:
+def build_foresight(policy: Policy, targets: Targets) -> Foresight:
     """For a dry run: the markers where there are any, only read from.
 
     Raises ValueError and MarkError for a way that was asked for and cannot be gone.
     """
-    makers = find_makers(policy, ways)
-    asked = {"kubernetes": bool(ways.kubernetes or ways.kubeconfig), "slurm": bool(ways.slurm)}
+    makers = find_makers(policy, targets)
+    asked = {"kubernetes": bool(targets.kubernetes or targets.kubeconfig), "slurm": bool(targets.slurm)}
     return Foresight(makers, {scheduler: make() for scheduler, make in makers.items() if asked[scheduler]})
 
 

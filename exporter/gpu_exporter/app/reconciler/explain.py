@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from gpu_exporter.clock import SYSTEM_CLOCK, Clock
+from gpu_exporter.clock import SYSTEM_CLOCK, Clock, ManualClock
 from gpu_exporter.defaults import Actions
 from gpu_exporter.exits import Exit
 from gpu_exporter.reconciler.actions.propose import what_may_follow
@@ -29,30 +30,39 @@ from gpu_exporter.reconciler.rulebook import Rulebook
 NO_ACTIONS = Actions()
 
 
+class Question(NamedTuple):
+    """What is explained: a holder, or the holders of a GPU or MIG instance (UUID). `form`: table or json. `audit`: file
+    that says what became of their marks, None for none.
+    """
+
+    holder: str
+    gpu: str
+    form: str
+    audit: Path | None = None
+
+
+def explain_past(source: ExplainingSource, book: Rulebook, question: Question, at_wall: float) -> int:
+    """As of `at_wall` (Unix seconds), whose live objects are no longer known; the exit code. Raises OSError."""
+    return explain_once(source, book, question, None, clock=ManualClock(wall=at_wall))
+
+
 def explain_once(
     source: ExplainingSource,
     book: Rulebook,
-    form: str,
-    holder: str,
-    gpu: str,
+    question: Question,
     foresight: Foresight | None,
-    audit: Path | None = None,
     pauses: Sequence[PauseSource] = (),
     clock: Clock = SYSTEM_CLOCK,
     actions: Actions = NO_ACTIONS,
 ) -> int:
-    """Every number behind the stage of a holder, or of those of the GPU or MIG instance with this UUID; the exit code.
+    """Print every number behind the stage of the holders that are asked about; the exit code. Raises OSError.
 
-    `foresight`: None for a time in the past, whose live objects nobody has kept; `clock`: says which time. `audit`:
-    what became of its marks until then is read there. Raises OSError.
+    `foresight`: what is known of live objects, None for a time in the past; `clock`: says which time.
     """
+    holder, gpu = question.holder, question.gpu
     try:
         asked = named_holder(holder) if not gpu else None
-        names: list[HolderName] = []
-        if gpu:
-            names = list(source.find_holders(gpu))
-        elif asked is not None:
-            names = [asked]
+        names = list(source.find_holders(gpu)) if gpu else [asked] if asked is not None else []
         find = foresight.surveyor if foresight is not None else lambda _scheduler: None
         evidence, decisions, problems, *_ = Judge(source, find, book, clock, pauses).judge(names)
     except EvidenceError as exc:
@@ -65,25 +75,25 @@ def explain_once(
     else:
         chosen = [decision for decision in decisions if decision.is_named(holder, asked)]
         names = names or [decision.name for decision in chosen]
-    past = _read_past(audit, names, clock.wall())
-    if not chosen and past and form != "json":  # it is gone
-        print(f"{', '.join(map(str, names))}: not in the evidence; its marks were")  # noqa: T201
-    elif not chosen:
+    past = _read_past(question.audit, names, clock.wall())
+    if not chosen and not (past and question.form != "json"):
         seen = f"in the evidence of {format_time(clock.wall())}" if foresight is None else "in the evidence"
         has = f"{seen}, which has {evidence.allocations} allocations"
-        complain(f"{gpu}: held by nobody {has}" if gpu else f"{holder}: no such holder {has}; {FORMS}")
+        complain(f"{gpu}: no holder {has}" if gpu else f"{holder}: no such holder {has}; {FORMS}")
         return Exit.USAGE
+    if not chosen:
+        print(f"{', '.join(map(str, names))}: not in the evidence; its marks were")  # noqa: T201
     outlooks = foresight.look(chosen, clock.wall()) if foresight is not None else {}
     for notice in foresight.notices if foresight is not None else ["what surrounded it at that time is not known"]:
         complain(notice)
-    if form == "json":
+    if question.form == "json":
         sys.stdout.write(decisions_json(chosen, evidence, outlooks))
-    else:
-        for decision in chosen:
-            other = _other_activity(source, decision)
-            outlook, action = outlooks.get(decision.name), what_may_follow(decision, actions)
-            sys.stdout.write(explain(decision, book.site, outlook, other, book.loosest.candidate_after, action))
-        sys.stdout.writelines(f"  {line}\n" for line in past)
+        return Exit.PARTIAL if problems else Exit.DONE
+    for decision in chosen:
+        other = _other_activity(source, decision)
+        outlook, action = outlooks.get(decision.name), what_may_follow(decision, actions)
+        sys.stdout.write(explain(decision, book.site, outlook, other, book.loosest.candidate_after, action))
+    sys.stdout.writelines(f"  {line}\n" for line in past)
     return Exit.PARTIAL if problems else Exit.DONE
 
 

@@ -6,13 +6,13 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from gpu_exporter.app.explain import complain
+from gpu_exporter.app.reconciler.actions import ActionPlan
+from gpu_exporter.app.reconciler.explain import complain
 from gpu_exporter.app.serve import repeat_aside, stop_on_signal
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.exits import Exit
-from gpu_exporter.reconciler.actions.runner import ActionRunner
 from gpu_exporter.reconciler.apply import ApplyRuns, withdraw_all
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.cycle import Cycle
@@ -74,50 +74,65 @@ def serve_telemetry(
     collect_on(run)
 
 
+class Reconciler(NamedTuple):
+    """What decides, again and again. `demand`: asks Slurm for pending jobs, None without Slurm."""
+
+    source: EvidenceSource
+    book: Rulebook
+    pauses: Sequence[PauseSource]
+    telemetry: Telemetry
+    record: Record
+    demand: SlurmDemand | None
+    interval_s: float
+
+
+class Writing(NamedTuple):
+    """What writes decisions. `lease`: of several reconcilers, who holds it writes. `actions`: what is done with
+    underused holders.
+    """
+
+    markers: Sequence[Marker]
+    lease: Lease | None
+    audit: AuditLog | None
+    actions: ActionPlan
+
+
 def _cycle_until_signal(
     tick: Callable[[], object],
-    interval_s: float,
-    telemetry: Telemetry,
-    demand: SlurmDemand | None,
+    parts: Reconciler,
     stop: threading.Event,
     leads: Callable[[], bool] = lambda: True,
     rests: Callable[[], bool] = lambda: False,
 ) -> None:
     def tick_and_ask() -> None:
         tick()
-        if demand is not None and not rests():  # one replica asks, and publishes the answer
-            telemetry.note_demand(demand.read() if leads() else None)
+        if parts.demand is not None and not rests():  # one replica asks, and publishes the answer
+            parts.telemetry.note_demand(parts.demand.read() if leads() else None)
 
-    repeat_aside(tick_and_ask, interval_s, stop)
+    repeat_aside(tick_and_ask, parts.interval_s, stop)
 
 
-def apply_forever(
-    source: EvidenceSource,
-    markers: Sequence[Marker],
-    book: Rulebook,
-    interval_s: float,
-    telemetry: Telemetry,
-    demand: SlurmDemand | None,
-    lease: Lease | None,
-    audit: AuditLog | None,
-    pauses: Sequence[PauseSource],
-    record: Record,
-    build_actions: Callable[[Judge, Callable[[], bool]], ActionRunner | None],
-) -> int:
-    """Cycle and write until a signal; where there is a lease, while it is ours.
-
-    `build_actions`: what acts on underused holders, given what judges them and what says whether this process may
-    write.
-    """
+def apply_forever(parts: Reconciler, writing: Writing) -> int:
+    """Cycle and write until a signal; where there is a lease, while this process holds it."""
+    lease, telemetry, record = writing.lease, parts.telemetry, parts.record
     stop, may_write = stop_on_signal(), lease.may_write if lease is not None else lambda: True
-    judge = judge_of(source, markers, book, SYSTEM_CLOCK, pauses if lease is None else [*pauses, lease], record)
-    actions = build_actions(judge, may_write)
-    act = actions.run if actions is not None else None
-    cycle = Cycle(judge, markers, book.site, telemetry, SYSTEM_CLOCK, may_write=may_write, audit=audit, act=act)
-    runs = ApplyRuns(cycle, telemetry, SYSTEM_CLOCK, lease, interval_s, record.forget)
+    pauses = parts.pauses if lease is None else [*parts.pauses, lease]
+    judge = judge_of(parts.source, writing.markers, parts.book, SYSTEM_CLOCK, pauses, record)
+    actions = writing.actions.build(writing.markers, judge, record, telemetry, writing.audit, may_write)
+    cycle = Cycle(
+        judge,
+        writing.markers,
+        parts.book.site,
+        telemetry,
+        SYSTEM_CLOCK,
+        may_write=may_write,
+        audit=writing.audit,
+        act=actions.run if actions is not None else None,
+    )
+    runs = ApplyRuns(cycle, telemetry, SYSTEM_CLOCK, lease, parts.interval_s, record.forget)
     if lease is not None:
         lease.keep(stop)
-    _cycle_until_signal(runs.run, interval_s, telemetry, demand, stop, may_write, lambda: runs.rests)
+    _cycle_until_signal(runs.run, parts, stop, may_write, lambda: runs.rests)
     if lease is not None:
         lease.release()
     return 0
@@ -146,18 +161,9 @@ def remove_all(markers: Sequence[Marker], apply: bool) -> int:
     return code
 
 
-def reconcile_forever(
-    source: EvidenceSource,
-    book: Rulebook,
-    interval_s: float,
-    telemetry: Telemetry,
-    foresight: Foresight,
-    demand: SlurmDemand | None,
-    pauses: Sequence[PauseSource],
-    record: Record,
-) -> int:
+def reconcile_forever(parts: Reconciler, foresight: Foresight) -> int:
     """Cycle until a signal; log each change of what --apply would write or refuse."""
-    judge = Judge(source, foresight.surveyor, book, SYSTEM_CLOCK, pauses, record)
-    dry = DryRun(judge, book.site, telemetry, foresight, SYSTEM_CLOCK)
-    _cycle_until_signal(dry.run, interval_s, telemetry, demand, stop_on_signal())
+    judge = Judge(parts.source, foresight.surveyor, parts.book, SYSTEM_CLOCK, parts.pauses, parts.record)
+    dry = DryRun(judge, parts.book.site, parts.telemetry, foresight, SYSTEM_CLOCK)
+    _cycle_until_signal(dry.run, parts, stop_on_signal())
     return 0

@@ -1,0 +1,1 @@
+"""The commands of the reconciler, put together from its parts."""

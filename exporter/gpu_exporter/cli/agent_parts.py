@@ -1,0 +1,131 @@
+"""Builds the parts of the exporter on a node from its flags: backend, sources, processes, cgroups.
+
+Each function imports what it builds, since `--once` is measured in milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpu_exporter.cli.parser import Parser
+
+if TYPE_CHECKING:
+    from gpu_exporter.attribution.processes import ProcessOwners
+    from gpu_exporter.attribution.source import Source
+    from gpu_exporter.clock import Clock
+    from gpu_exporter.collectors.contract import Collector
+    from gpu_exporter.defaults import Settings
+    from gpu_exporter.devices.protocol import Backend
+    from gpu_exporter.host.work import HostWorks
+    from gpu_exporter.vendor import Vendor
+
+
+def build_backend(parser: Parser, options: argparse.Namespace, clock: Clock) -> tuple[Backend, list[Source]]:
+    """The backend that the flags ask for, and the holders that a scenario brings along."""
+    if options.scenario is not None and options.replay:
+        parser.error("--devices.scenario and --devices.replay exclude each other")
+    if options.scenario is not None:
+        from gpu_exporter.app.simulation import build_simulation
+        from gpu_exporter.devices.scenario import ScenarioError, load_scenario
+
+        try:
+            backend, source = build_simulation(load_scenario(options.scenario), clock)
+        except (ScenarioError, OSError) as exc:
+            parser.fail(str(exc))
+        return backend, [source]
+    if options.replay:
+        return _build_replay(parser, options.replay, clock), []
+    from gpu_exporter.devices.nvml.backend import NvmlBackend
+
+    return NvmlBackend(), []
+
+
+def build_sources(
+    parser: Parser, options: argparse.Namespace, clock: Clock, settings: Settings, vendor: Vendor
+) -> list[Source]:
+    """The attribution sources that the flags ask for, or that this host has."""
+    from gpu_exporter.attribution.registry import SourceOptions, find_sources
+    from gpu_exporter.host.cgroups import Cgroups
+
+    asked = SourceOptions(
+        timeout_s=settings.attribution.timeout,
+        empty_confirm_s=settings.attribution.empty_confirm,
+        static=options.static,
+        kubelet=options.kubelet,
+        kubelet_socket=options.kubelet_socket,
+        kubelet_logs=options.kubelet_logs,
+        resources=options.resources,
+        slurm=options.slurm,
+        slurm_node=options.slurm_node,
+        slurm_gres_conf=options.slurm_gres_conf,
+        slurm_interval_s=settings.attribution.slurm_interval,
+        slurm_job_files=options.slurm_job_files,
+        slurm_collected=options.slurm_collected,
+        procfs=options.procfs,
+        monitors=options.monitors,
+        claims=options.claims,
+        pod_uid=options.pod_uid,
+        find_pods=Cgroups(options.cgroup).list_pods if options.cgroup.is_dir() else None,
+        state=Path(options.state_directory) if options.state_directory else None,
+        keeps_state=not options.once,
+    )
+    try:
+        return find_sources(asked, clock, vendor)
+    except ValueError as exc:
+        parser.error(str(exc))
+
+
+def build_processes(
+    parser: Parser, options: argparse.Namespace, backend: Backend, clock: Clock
+) -> ProcessOwners | None:
+    """What looks up whose processes run on the GPUs, None where that is switched off or cannot be known."""
+    if options.process is False or not backend.is_live:
+        return None  # neither a scenario nor a recording has processes of this host
+    from gpu_exporter.attribution.processes import ProcessOwners
+
+    owners = ProcessOwners(options.procfs, clock, pod_logs=options.kubelet_logs)
+    if owners.is_host():
+        return owners
+    if options.process:
+        parser.fail(
+            f"--attribution.process: {options.procfs} does not show the host's processes, and the driver's pids mean "
+            "those; run with hostPID, name the host's /proc with --path.procfs, or leave the flag out"
+        )
+    return None
+
+
+def build_host(options: argparse.Namespace, backend: Backend, clock: Clock) -> HostWorks | None:
+    """What reads the holders' cgroups, None where none are mounted or the GPUs are not of this host."""
+    if not (backend.is_live and options.cgroup.is_dir()):
+        return None
+    import os
+
+    from gpu_exporter.host.cgroups import Cgroups
+    from gpu_exporter.host.work import HostWorks
+
+    return HostWorks(Cgroups(options.cgroup), clock, os.cpu_count() or 1)
+
+
+def _build_replay(parser: Parser, paths: list[Path], clock: Clock) -> Backend:
+    """Logs of nvidia-smi, one for each GPU, or one recording of a whole node."""
+    from gpu_exporter.devices.replay import ReplayBackend
+
+    with paths[0].open("rb") as file:
+        begins_gzipped = file.read(2) == b"\x1f\x8b"
+    if begins_gzipped:  # only then can it be a recording, whose reader needs the NVML backend
+        from gpu_exporter.devices.nvml.backend import NvmlBackend
+        from gpu_exporter.devices.nvml.recording import RecordedLibrary, is_recording
+
+        if any(is_recording(path) for path in paths):
+            if len(paths) > 1:
+                parser.error("--devices.replay: a file of `gpu-exporter record` is a whole node and stands alone")
+            return NvmlBackend(RecordedLibrary(paths[0], clock), clock, name="replay")
+    return ReplayBackend(paths, clock)
+
+
+def list_enabled(options: argparse.Namespace) -> list[Collector]:
+    from gpu_exporter.collectors import registry
+
+    return [c for c in registry.ALL if getattr(options, f"collector_{c.name}")]  # every flag has its collector

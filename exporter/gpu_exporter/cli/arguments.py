@@ -1,0 +1,55 @@
+"""What the text after a flag means. Each function raises argparse.ArgumentTypeError with a remedy."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+
+def file_mode(text: str) -> int:
+    """`0660` to the permission bits of a file."""
+    if not re.fullmatch("0?[0-7]{3}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a file mode such as 0660")
+    return int(text, 8)
+
+
+def duration(text: str) -> float:
+    """`90s` or `1h30m` to seconds, 0 or more."""
+    from gpu_exporter.durations import parse_duration
+
+    try:
+        return parse_duration(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from exc
+
+
+def positive_duration(text: str) -> float:
+    """A duration above 0, in seconds."""
+    seconds = duration(text)
+    if seconds <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} must be above 0")
+    return seconds
+
+
+def moment(text: str) -> float:
+    """A time with its zone, or how long ago, to Unix seconds."""
+    from datetime import datetime
+
+    from gpu_exporter.clock import SYSTEM_CLOCK
+
+    try:
+        when = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        return SYSTEM_CLOCK.wall() - positive_duration(text)
+    if when.tzinfo is None:
+        raise argparse.ArgumentTypeError(f"{text!r} has no zone: write {when.isoformat()}Z for UTC")
+    if when.timestamp() > SYSTEM_CLOCK.wall():
+        raise argparse.ArgumentTypeError(f"{text!r} is in the future")
+    return when.timestamp()
+
+
+def one_host(text: str) -> str:
+    """A host name or address: one, since a flag that takes several is repeated."""
+    if "," in text:
+        raise argparse.ArgumentTypeError(f"{text!r} has a comma: repeat the flag, or write one item a line")
+    return text

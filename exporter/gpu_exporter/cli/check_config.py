@@ -1,0 +1,31 @@
+"""`gpu-exporter check-config`: checks a configuration file and prints what is in force."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from gpu_exporter.cli.parser import Parser, add_help, read_config
+
+
+def build_parser() -> Parser:
+    """Flags of `check-config`."""
+    parser = Parser(
+        "check-config",
+        "Check a configuration file and print what is in force.",
+        usage="gpu-exporter check-config FILE",
+    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="YAML file")
+    add_help(parser)
+    return parser
+
+
+def run(given: list[str]) -> int:
+    """Print the configuration; the exit code."""
+    parser = build_parser()
+    options = parser.read(given)
+    config = read_config(parser, options.file)
+    from gpu_exporter.config.load import render_config
+
+    sys.stdout.write(render_config(config))
+    return 0

@@ -1,0 +1,36 @@
+"""`gpu-exporter completion`: the completion of a shell, generated from the parsers (`make generate`)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from gpu_exporter.cli.parser import Parser, add_help
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "contrib" / "completion"
+SHELLS = {"bash": "gpu-exporter.bash", "zsh": "_gpu-exporter"}
+
+
+def build_parser() -> Parser:
+    """Flags of `completion`."""
+    parser = Parser(
+        "completion",
+        "Print the completion of a shell.\n\n"
+        "  bash: gpu-exporter completion bash > /etc/bash_completion.d/gpu-exporter\n"
+        "  zsh:  gpu-exporter completion zsh > /usr/share/zsh/site-functions/_gpu-exporter",
+        usage="gpu-exporter completion SHELL",
+    )
+    parser.add_argument("shell", metavar="SHELL", choices=sorted(SHELLS), help="bash or zsh")
+    add_help(parser)
+    return parser
+
+
+def run(given: list[str]) -> int:
+    """Print the script; the exit code."""
+    parser = build_parser()
+    options = parser.read(given)
+    try:
+        sys.stdout.write((SCRIPTS / SHELLS[options.shell]).read_text("utf-8"))
+    except OSError as exc:
+        parser.fail(str(exc))
+    return 0

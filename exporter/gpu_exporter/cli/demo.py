@@ -1,0 +1,43 @@
+"""`gpu-exporter demo`: a simulated node on a fast clock, with the reconciler's dry run."""
+
+from __future__ import annotations
+
+import sys
+
+from gpu_exporter.cli.arguments import duration
+from gpu_exporter.cli.parser import Parser, add_help
+
+PIPED_S = 60.0  # how long the demo lasts where nobody can press Ctrl-C
+
+
+def build_parser() -> Parser:
+    """Flags of `demo`."""
+    parser = Parser("demo", "Simulate a node on a fast clock, with the reconciler's dry run. Needs no GPU.")
+    parser.flag(
+        "--web.listen-address",
+        dest="address",
+        default="127.0.0.1:0",
+        metavar="[HOST]:PORT",
+        help="of the status page (default 127.0.0.1, free port)",
+    )
+    parser.flag("--speed", type=float, default=180.0, help="simulated seconds in a real second (default 180)")
+    parser.flag(
+        "--duration", type=duration, default=None, help="end after this time (default: 60s, never at a terminal)"
+    )
+    add_help(parser)
+    return parser
+
+
+def run(given: list[str]) -> int:
+    """Simulate until Ctrl-C or the end; the exit code."""
+    parser = build_parser()
+    options = parser.read(given)
+    from gpu_exporter.app.demo import run_demo
+
+    lasts_s: float | None = options.duration
+    if lasts_s is None and not sys.stdout.isatty():
+        lasts_s = PIPED_S
+    try:
+        return run_demo(options.address, options.speed, lasts_s)
+    except (ValueError, OSError) as exc:
+        parser.fail(str(exc))

@@ -1,0 +1,117 @@
+"""`gpu-exporter explain`: why one holder has its stage, and what became of its marks."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gpu_exporter.cli.arguments import moment, positive_duration
+from gpu_exporter.cli.parser import Parser, add_config, add_logging, add_web_config, read_config
+from gpu_exporter.cli.reconciler_flags import (
+    add_exporters,
+    add_pause_places,
+    add_prometheus,
+    add_targets,
+    build_client,
+    build_evidence,
+    find_targets,
+    list_pauses,
+)
+
+
+def build_parser() -> Parser:
+    """Flags of `explain`."""
+    parser = Parser(
+        "explain",
+        "Explain the decision about one holder, with every number behind it. Writes nothing.\n"
+        "Flags of `reconcile` that explain nothing are accepted, so that a deployment's own flags can be pasted.",
+        usage="gpu-exporter explain HOLDER [FLAGS]\n       gpu-exporter explain --gpu UUID [FLAGS]",
+    )
+    parser.add_argument(
+        "holder",
+        metavar="HOLDER",
+        nargs="?",
+        default="",
+        help="NAMESPACE/POD or job/ID, also job/ARRAY_TASK and job/LEADER+OFFSET",
+    )
+    add_question(parser)
+    parser.flag(
+        "--audit.file",
+        dest="audit",
+        type=Path,
+        default=None,
+        help="of the reconciler: also print what became of this holder's marks",
+    )
+    add_prometheus(parser)
+    add_exporters(parser)
+    add_targets(parser)
+    add_pause_places(parser)
+    parser.section("general")
+    add_config(parser)
+    add_logging(parser)
+    _accept_the_reconcilers(parser)
+    return parser
+
+
+def add_question(parser: Parser) -> None:
+    """What is asked, beside the holder."""
+    parser.flag("--gpu", default="", is_verb=True, metavar="UUID", help="the holders of this GPU or MIG instance")
+    parser.flag(
+        "--at",
+        type=moment,
+        default=None,
+        is_verb=True,
+        metavar="TIME",
+        help="as of then: 2027-01-15T18:00:00Z, or 3h for three hours ago (default: now)",
+    )
+    parser.flag(
+        "--format", dest="format", choices=("table", "json"), default="table", is_verb=True, help="(default table)"
+    )
+
+
+def _accept_the_reconcilers(parser: Parser) -> None:
+    hidden = argparse.SUPPRESS
+    for flag in ("--once", "--apply", "--slurm.collector", "--kubernetes.condition"):
+        parser.flag(flag, action="store_true", help=hidden)
+    for flag in ("--alertmanager.url", "--alertmanager.filter", "--web.listen-address", "--state.directory"):
+        parser.flag(flag, action="append", help=hidden)
+    parser.flag("--interval", type=positive_duration, help=hidden)
+    add_web_config(parser)
+    parser._actions[-1].help = hidden
+
+
+def run(given: list[str]) -> int:
+    """Print the explanation; the exit code."""
+    parser = build_parser()
+    options = parser.read(given)
+    if bool(options.holder) == bool(options.gpu):
+        parser.error("name either a holder, NAMESPACE/POD or job/ID, or a GPU with --gpu UUID")
+    if options.apply:
+        parser.error("explain writes nothing: leave --apply out")
+    return answer(parser, options, options.holder)
+
+
+def answer(parser: Parser, options: argparse.Namespace, holder: str) -> int:
+    """What `explain` and `reconcile --once --explain` do."""
+    if options.at is not None and (options.pause_file is not None or options.lease):
+        parser.error("--at: of a pause only the last one is kept, so leave --pause.file and --kubernetes.lease out")
+    config = read_config(parser, options.config_file)
+    from gpu_exporter.app.reconciler.explain import Question, explain_once, explain_past
+    from gpu_exporter.app.reconciler.targets import build_foresight
+    from gpu_exporter.logs import set_up_logging
+    from gpu_exporter.reconciler.marks import MarkError
+    from gpu_exporter.reconciler.rulebook import Rulebook
+
+    set_up_logging(options.log_level, options.log_format)
+    book = Rulebook(config.settings.policy, config.rules)
+    question = Question(holder, options.gpu, options.format, options.audit)
+    try:
+        client = build_client(options, options.prometheus, *options.exporters)
+        source = build_evidence(options, client, book, options.at)
+        if options.at is not None:
+            return explain_past(source, book, question, options.at)
+        pauses = list_pauses(options, with_lease=True)
+        foresight = build_foresight(book.site, find_targets(options))
+        return explain_once(source, book, question, foresight, pauses, actions=config.settings.actions)
+    except (ValueError, OSError, MarkError, ModuleNotFoundError) as exc:
+        parser.fail(str(exc))

@@ -1,0 +1,31 @@
+"""`gpu-exporter holders`: who holds what, and by which evidence."""
+
+from __future__ import annotations
+
+from gpu_exporter.cli.agent_flags import add_agent_flags, add_waiting_flags
+from gpu_exporter.cli.once import print_reading
+from gpu_exporter.cli.parser import Parser
+from gpu_exporter.cli.serve import PREFIX, check_files
+
+
+def build_parser() -> Parser:
+    """Flags of `holders`, which reads what the daemon reads, and therefore takes the daemon's variables."""
+    parser = Parser(
+        "holders",
+        "List who holds which GPU, and by which evidence. Asks the exporter of this node, or reads the node itself if "
+        "none runs.",
+        prefix=PREFIX,
+    )
+    parser.set_defaults(once=True, format="holders", check="all")
+    parser.section("one reading (no variables)")
+    add_waiting_flags(parser)
+    add_agent_flags(parser)
+    return parser
+
+
+def run(given: list[str]) -> int:
+    """Print the list; ends the process."""
+    parser = build_parser()
+    options = parser.read(given)
+    check_files(parser, options)
+    print_reading(parser, options)

@@ -1,0 +1,51 @@
+"""One reading, printed: what `gpu-exporter --once` and `gpu-exporter holders` do."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from gpu_exporter.cli.agent_flags import COLLECTORS
+from gpu_exporter.cli.agent_parts import build_backend, build_processes, build_sources
+from gpu_exporter.cli.parser import Parser, read_config
+
+SWITCH_INTERVAL_S = 0.0005  # a thread that comes back from the driver does not wait for 5 ms of imports
+
+
+def print_reading(parser: Parser, options: argparse.Namespace) -> NoReturn:
+    """Ends the process. Where there is no daemon to ask, the GPUs are read while the rest of the program is loaded."""
+    settings = read_config(parser, options.config_file).settings
+    from gpu_exporter.app.one_view import make_readers, take_one_view
+    from gpu_exporter.clock import SYSTEM_CLOCK
+
+    clock = SYSTEM_CLOCK
+    backend, simulated = build_backend(parser, options, clock)
+    directory = Path(options.state_directory) if options.state_directory else None
+    socket_path = directory / "gpu-exporter.sock" if directory is not None and backend.is_live else None
+    enabled = {name for name in COLLECTORS if getattr(options, f"collector_{name}")}
+    reading = make_readers(settings, backend, clock, enabled)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    if socket_path is None or not socket_path.exists():
+        reading.start()
+    from gpu_exporter.app.once import exit_now, run_once
+
+    sources = [*build_sources(parser, options, clock, settings, backend.vendor), *simulated]
+    processes = build_processes(parser, options, backend, clock)
+    sysfs = options.sysfs if backend.is_live else None
+    try:
+        code = run_once(
+            lambda: take_one_view(
+                settings, backend, reading, sources, clock, options.timeout, directory, sysfs, processes
+            ),
+            options.format,
+            options.output,
+            options.timeout,
+            socket_path,
+            backend.name,
+            devices_only=options.check == "devices",
+        )
+    except OSError as exc:
+        parser.fail(str(exc))
+    exit_now(code)

@@ -1,0 +1,243 @@
+"""A command's parser: flags in named groups, and for a service a variable for each of its settings.
+
+A variable becomes an argument before the flags are parsed (docs/configuration.md#environment): conversion, choices and
+lists are the same, a flag replaces what the variable said, and an empty variable counts as not set. A list takes one
+item a line, since an item may contain a comma.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from gpu_exporter.exits import Exit
+from gpu_exporter.version import VERSION
+
+if TYPE_CHECKING:
+    from gpu_exporter.config.load import Config
+
+TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+FORMER_PREFIX = "GPU_EXPORTER_"  # of every command's variables before 0.1; read with a warning until 0.2
+FLAG_WIDTH = 40  # columns of the flags in --help
+
+
+class Parser(argparse.ArgumentParser):
+    """The flags of one command. `prefix`: of its variables; a command without one takes none."""
+
+    def __init__(self, command: str, description: str, epilog: str = "", usage: str = "", prefix: str = "") -> None:
+        name = f"gpu-exporter {command}".rstrip()
+        words = f"{_describe_environment(prefix)}\n{epilog}" if prefix else epilog
+        super().__init__(
+            prog=name,
+            usage=usage or f"{name} [FLAGS]",
+            description=description,
+            epilog=words.strip("\n"),
+            allow_abbrev=False,
+            formatter_class=_Formatter,
+            add_help=False,
+        )
+        self.prefix = prefix
+        self.settings: dict[str, argparse.Action] = {}
+        """Flags that have a variable, by the variable's name."""
+        self.verbs: dict[str, argparse.Action] = {}
+        """Flags that have none, by the name that it would have."""
+        self.more: dict[str, str] = {}
+        """What the reference adds to the help, by destination."""
+        self._group: argparse._ActionsContainer = self
+        self._variable = ""  # the one that is parsed now
+
+    def section(self, title: str, text: str | None = None) -> None:
+        """The flags that follow stand under this title."""
+        self._group = self.add_argument_group(title, text)
+
+    def flag(self, name: str, *, is_verb: bool = False, more: str = "", **options: Any) -> None:
+        """One flag. `is_verb`: it says what to do now, so that no variable may say it. `more`: what the reference adds
+        to the help.
+        """
+        if options.get("action") == "append":
+            options = {"metavar": "ITEM", "default": [], **options, "action": _Items}
+        elif "metavar" not in options and "action" not in options and "choices" not in options:
+            options["metavar"] = "FILE" if options.get("type") is Path else "VALUE"
+        action = self._group.add_argument(name, **options)
+        self.more[action.dest] = more
+        if self.prefix:
+            (self.verbs if is_verb else self.settings)[self.prefix + _as_variable(name)] = action
+
+    def table(self, name: str, **options: Any) -> None:
+        """A flag that a table in the text of its section explains."""
+        self.flag(name, help="see the table", **options)
+        self._actions[-1].in_table = True  # type: ignore[attr-defined]
+
+    def read(self, given: Sequence[str]) -> argparse.Namespace:
+        """The options: by flag, else by variable, else by default. Ends the process where one cannot be read."""
+        options, unknown = self.read_known(given)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options
+
+    def read_known(self, given: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+        """The options, and the arguments that are none of ours."""
+        if not {"-h", "--help", "--version"} & set(given):  # which a wrong variable must not break
+            self._read_environment(os.environ)
+        return super().parse_known_args(given)
+
+    def _read_environment(self, environment: Mapping[str, str]) -> None:
+        for variable, action in self.settings.items():
+            former = FORMER_PREFIX + variable.removeprefix(self.prefix)
+            if environment.get(variable):
+                action.default = self._parse_variable(variable, action, environment[variable])
+            elif former != variable and environment.get(former):
+                self.warn(f"{former} is now called {variable}; version 0.2 will not read the former name")
+                action.default = self._parse_variable(former, action, environment[former])
+        for variable, action in self.verbs.items():
+            for name in dict.fromkeys((variable, FORMER_PREFIX + variable.removeprefix(self.prefix))):
+                if environment.get(name):
+                    self.warn(f"{name} is ignored: only the flag {action.option_strings[0]} says so")
+
+    def _parse_variable(self, variable: str, action: argparse.Action, text: str) -> object:
+        flag = action.option_strings[0]
+        arguments = [f"{flag}={text}"]
+        if isinstance(action, argparse.BooleanOptionalAction) or action.nargs == 0:
+            word = text.strip().lower()
+            if word not in TRUE + FALSE:
+                self.error(f"environment variable {variable}: {text!r} is not one of true, false")
+            if action.nargs == 0 and not isinstance(action, argparse.BooleanOptionalAction):
+                return word in TRUE
+            arguments = [flag if word in TRUE else f"--no-{flag.removeprefix('--')}"]
+        elif isinstance(action, _Items):
+            if "," in text and "\n" not in text:  # a list of before 0.1; a line break at the end ends this warning
+                self.warn(f"{variable}: a comma no longer separates items, so this is one item; write one item a line")
+            arguments = [f"{flag}={line.strip()}" for line in text.splitlines() if line.strip()]
+        self._variable = variable
+        try:
+            found, _ = super().parse_known_args(arguments)
+        finally:
+            self._variable = ""
+        return getattr(found, action.dest)
+
+    def warn(self, message: str) -> None:
+        """Say what will not be done as it was asked for, and go on."""
+        sys.stderr.write(f"{self.prog}: warning: {message}\n")
+
+    def fail(self, message: str) -> NoReturn:
+        """End: something other than the usage itself is wrong."""
+        sys.stderr.write(f"{self.prog}: {message}\n")
+        sys.exit(Exit.USAGE)
+
+    def error(self, message: str) -> NoReturn:
+        """End: the usage is wrong."""
+        if self._variable:
+            message = f"environment variable {self._variable}: {message.partition(': ')[2] or message}"
+        sys.stderr.write(f"{self.prog}: {message}; see {self.prog} --help\n")
+        sys.exit(Exit.USAGE)
+
+
+class _Items(argparse.Action):
+    """A flag that is repeated: the first one replaces what default or environment said, the next ones add to it."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, [values] if before is self.default else [*before, values])
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Flags in one column, without those that a table explains."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=FLAG_WIDTH)
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if not getattr(action, "in_table", False):
+            super().add_argument(action)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return f"--[no-]{action.option_strings[0].removeprefix('--')}"
+        if action.option_strings and action.metavar is not None:
+            return f"{action.option_strings[-1]} {action.metavar}"
+        return super()._format_action_invocation(action)
+
+
+def _as_variable(flag: str) -> str:
+    return flag.lstrip("-").replace(".", "_").replace("-", "_").upper()
+
+
+def _describe_environment(prefix: str) -> str:
+    return (
+        f"environment:\n  --log.level is also the variable {prefix}LOG_LEVEL, and so on. A flag replaces its\n"
+        "  variable. An empty variable counts as not set. A flag that can be repeated takes one item a line.\n"
+    )
+
+
+def add_config(parser: Parser) -> None:
+    """The flag of the configuration file."""
+    parser.flag("--config.file", dest="config_file", type=Path, default=None, help="YAML file over the defaults")
+
+
+def add_logging(parser: Parser) -> None:
+    """Flags of the log."""
+    levels = ("debug", "info", "warn", "error")
+    parser.flag(
+        "--log.level",
+        dest="log_level",
+        choices=levels,
+        default="info",
+        metavar="LEVEL",
+        help="debug, info, warn, error (default info)",
+    )
+    parser.flag(
+        "--log.format",
+        dest="log_format",
+        choices=("logfmt", "json"),
+        default="logfmt",
+        metavar="FORM",
+        help="logfmt or json (default logfmt)",
+    )
+    add_help(parser)
+
+
+def add_help(parser: Parser) -> None:
+    """`--help` and `--version`, which every command has."""
+    group = parser._group
+    group.add_argument("-h", "--help", action="help", help="print this help and exit")
+    group.add_argument(
+        "--version", action="version", version=f"gpu-exporter {VERSION}", help="print the version and exit"
+    )
+
+
+def add_web_config(parser: Parser) -> None:
+    """The flag of the web server's TLS and passwords."""
+    parser.flag(
+        "--web.config.file",
+        dest="web_config",
+        type=Path,
+        default=None,
+        help="TLS and passwords, as of Prometheus's exporter-toolkit",
+    )
+
+
+def add_resources(parser: Parser) -> None:
+    """One flag for the agent, which reads devices from the kubelet, and the reconciler, which reads limits of pods."""
+    parser.flag(
+        "--attribution.resource",
+        dest="resources",
+        action="append",
+        metavar="REGEX",
+        help="further Kubernetes resource of GPUs; repeat it",
+    )
+
+
+def read_config(parser: Parser, path: Path | None) -> Config:
+    """The configuration of --config.file; ends the process where it is wrong."""
+    from gpu_exporter.config.load import ConfigError, load_config
+
+    try:
+        return load_config(path)
+    except ConfigError as exc:
+        parser.fail(str(exc))

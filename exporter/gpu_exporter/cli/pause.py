@@ -1,0 +1,45 @@
+"""`gpu-exporter pause`: begin, prolong, show or end a pause of the reconciler."""
+
+from __future__ import annotations
+
+from gpu_exporter.cli.arguments import positive_duration
+from gpu_exporter.cli.parser import Parser, add_help
+from gpu_exporter.cli.reconciler_flags import add_kubeconfig, add_pause_places
+
+
+def build_parser() -> Parser:
+    """Flags of `pause`."""
+    parser = Parser(
+        "pause",
+        "Pause marking while GPUs cannot be used, e.g. during maintenance. The reconciler withdraws existing marks\n"
+        "after policy.unsupported_max, and idle time before the end of the pause does not count.\n"
+        "Without --for and --end: print whether there is a pause.",
+    )
+    parser.flag("--for", dest="lasts", type=positive_duration, default=None, help="length of the pause, e.g. 4h")
+    parser.flag("--reason", default="", metavar="TEXT", help="is shown with the pause")
+    parser.flag("--end", action="store_true", default=False, help="end the pause now")
+    add_kubeconfig(parser)
+    add_pause_places(parser)
+    add_help(parser)
+    return parser
+
+
+def run(given: list[str]) -> int:
+    """Begin, prolong, show or end the pause; the exit code."""
+    parser = build_parser()
+    options = parser.read(given)
+    if bool(options.lease) == (options.pause_file is not None):
+        parser.error("exactly one of --kubernetes.lease and --pause.file is needed: the one that reconcile has")
+    if options.end and options.lasts is not None:
+        parser.error("--for begins or prolongs a pause, --end ends it: give one of them")
+    from gpu_exporter.app.reconciler.pause import end_pause, show_pause, start_pause
+    from gpu_exporter.app.reconciler.targets import build_pause
+    from gpu_exporter.reconciler.marks import MarkError
+
+    try:
+        place = build_pause(options.kubeconfig, options.lease, options.pause_file)
+        if options.end:
+            return end_pause(place)
+        return show_pause(place) if options.lasts is None else start_pause(place, options.lasts, options.reason)
+    except (ValueError, OSError, MarkError, ModuleNotFoundError) as exc:
+        parser.fail(str(exc))

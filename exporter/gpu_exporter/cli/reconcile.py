@@ -1,0 +1,277 @@
+"""`gpu-exporter reconcile`: decide which holders are underused, and with --apply mark them.
+
+What only some of its forms need is imported there: the client of Kubernetes alone takes half a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpu_exporter.cli import explain
+from gpu_exporter.cli.arguments import moment, positive_duration
+from gpu_exporter.cli.parser import Parser, add_config, add_logging, add_web_config, read_config
+from gpu_exporter.cli.reconciler_flags import (
+    add_exporters,
+    add_pause_places,
+    add_prometheus,
+    add_targets,
+    build_client,
+    build_evidence,
+    find_targets,
+    list_pauses,
+)
+
+if TYPE_CHECKING:
+    from gpu_exporter.config.load import Config
+    from gpu_exporter.reconciler.audit import AuditLog
+    from gpu_exporter.reconciler.evidence import ExplainingSource
+    from gpu_exporter.reconciler.fetch import Client
+    from gpu_exporter.reconciler.rulebook import Rulebook
+    from gpu_exporter.reconciler.telemetry import Telemetry
+
+
+def build_parser() -> Parser:
+    """Flags of `reconcile`."""
+    parser = Parser(
+        "reconcile",
+        "Decide from metrics which holders are underused. Without --apply nothing is written.",
+        prefix="GPU_EXPORTER_RECONCILE_",
+    )
+    _add_verbs(parser)
+    add_prometheus(parser)
+    add_exporters(parser)
+    add_targets(parser)
+    parser.flag(
+        "--kubernetes.condition",
+        dest="condition",
+        action="store_true",
+        default=False,
+        help="with --apply: set the pod condition gpu-exporter.io/Underused beside the label; needs patch on "
+        "pods/status",
+    )
+    _add_actions(parser)
+    parser.section("running")
+    add_pause_places(parser)
+    parser.flag("--interval", type=positive_duration, default="30s", help="time between two cycles (default 30s)")
+    parser.flag(
+        "--state.directory",
+        dest="state_directory",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="keeps the record of decisions and the journal of acts, without --kubernetes.lease",
+    )
+    parser.flag(
+        "--audit.file",
+        dest="audit",
+        type=Path,
+        default=None,
+        help="with --apply: write a JSON line for each mark that is set or withdrawn; - is standard output",
+    )
+    parser.flag(
+        "--web.listen-address",
+        dest="address",
+        default="",
+        metavar="[HOST]:PORT",
+        help="of the reconciler's own metrics (default: none)",
+    )
+    add_web_config(parser)
+    parser.flag(
+        "--slurm.collector",
+        dest="collector",
+        action="store_true",
+        default=False,
+        help="also run the Slurm collector; its answers are served at --web.listen-address",
+    )
+    add_config(parser)
+    add_logging(parser)
+    return parser
+
+
+def _add_verbs(parser: Parser) -> None:
+    parser.section("what to do (no variables)")
+    parser.flag(
+        "--apply",
+        action="store_true",
+        default=False,
+        is_verb=True,
+        help="mark pods (label) and Slurm jobs (AdminComment, see --slurm.field), and withdraw the marks",
+    )
+    parser.flag(
+        "--remove-all",
+        dest="remove_all",
+        action="store_true",
+        default=False,
+        is_verb=True,
+        help="list all existing marks and exit; with --apply, withdraw them",
+    )
+    parser.flag(
+        "--once",
+        action="store_true",
+        default=False,
+        is_verb=True,
+        help="print the decisions and exit; with --apply, after one cycle that writes",
+    )
+    parser.flag(
+        "--format", dest="format", choices=("table", "json"), default="table", is_verb=True, help="(default table)"
+    )
+    # The former form of `explain`, which has these flags in its own help.
+    parser.flag("--explain", default="", is_verb=True, help=argparse.SUPPRESS)
+    parser.flag("--gpu", default="", is_verb=True, help=argparse.SUPPRESS)
+    parser.flag("--at", type=moment, default=None, is_verb=True, help=argparse.SUPPRESS)
+
+
+def _add_actions(parser: Parser) -> None:
+    parser.section("actions")
+    parser.flag(
+        "--alertmanager.url",
+        dest="alertmanager",
+        default="",
+        metavar="URL",
+        help="Alertmanager that sends the owners' alerts: an action requires that the owner was alerted",
+    )
+    parser.flag(
+        "--alertmanager.filter",
+        dest="alert_filters",
+        action="append",
+        metavar="MATCHER",
+        help="of its alerts, as 'cluster=\"a\"' where it has alerts of several clusters; repeat it",
+    )
+
+
+def run(given: list[str]) -> int:
+    """Decide once or until a signal, list marks, or explain; the exit code."""
+    parser = build_parser()
+    options = parser.read(given)
+    _check_combinations(parser, options)
+    if options.explain or options.gpu:
+        return explain.answer(parser, options, options.explain)
+    config = read_config(parser, options.config_file)
+    from gpu_exporter.logs import set_up_logging
+    from gpu_exporter.reconciler.marks import MarkError
+    from gpu_exporter.reconciler.rulebook import Rulebook
+
+    set_up_logging(options.log_level, options.log_format)
+    book = Rulebook(config.settings.policy, config.rules)
+    try:
+        if options.remove_all:
+            return _remove_all(options, book)
+        if options.once:
+            return _run_once(options, book)
+        start = _prepare(options, config, book)
+    except (ValueError, OSError, MarkError, ModuleNotFoundError) as exc:
+        parser.fail(str(exc))
+    return start()
+
+
+def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
+    """A combination that cannot be honoured is an error, never ignored."""
+    explains = bool(options.explain or options.gpu)
+    if options.apply and explains:
+        parser.error("--explain and --gpu write nothing: leave --apply out")
+    if (options.explain and options.gpu) or (options.at is not None and not explains):
+        parser.error("name either a holder (--explain) or a GPU (--gpu); --at is for them")
+    if options.collector and (not options.address or options.once or options.remove_all):
+        parser.error("--slurm.collector needs --web.listen-address, and is for neither --once nor --remove-all")
+    if options.condition and not (options.apply or options.remove_all):
+        parser.error("--kubernetes.condition is for --apply")
+    if options.audit is not None and not (options.apply or explains):
+        parser.error("--audit.file is written with --apply and read with --explain")
+    if options.lease and (options.remove_all or (options.apply and options.once)):
+        parser.error("--kubernetes.lease is for neither --apply --once nor --remove-all")
+    if options.remove_all and (options.once or explains or options.format != "table"):
+        parser.error("--remove-all takes neither --once nor --explain nor --format")
+
+
+def _remove_all(options: argparse.Namespace, book: Rulebook) -> int:
+    from gpu_exporter.app.reconciler.loops import remove_all
+    from gpu_exporter.app.reconciler.targets import build_markers
+
+    return remove_all(build_markers(book.site, find_targets(options, condition=options.condition)), options.apply)
+
+
+def _build_evidence(options: argparse.Namespace, book: Rulebook) -> tuple[Client, ExplainingSource]:
+    client = build_client(options, options.prometheus, *options.exporters)
+    return client, build_evidence(options, client, book)
+
+
+def _run_once(options: argparse.Namespace, book: Rulebook) -> int:
+    from gpu_exporter.app.reconciler.loops import apply_once, reconcile_once
+    from gpu_exporter.app.reconciler.targets import build_foresight, build_markers
+    from gpu_exporter.reconciler.telemetry import Telemetry
+
+    targets = find_targets(options, condition=options.condition)
+    if not options.apply:
+        _, source = _build_evidence(options, book)
+        pauses = list_pauses(options, with_lease=True)
+        return reconcile_once(source, book, options.format, build_foresight(book.site, targets), pauses)
+    markers = build_markers(book.site, targets)
+    _, source = _build_evidence(options, book)
+    telemetry = Telemetry()
+    audit = _open_audit(options, book, telemetry)
+    return apply_once(source, markers, book, telemetry, audit, list_pauses(options, with_lease=False))
+
+
+def _open_audit(options: argparse.Namespace, book: Rulebook, telemetry: Telemetry) -> AuditLog | None:
+    from gpu_exporter.clock import SYSTEM_CLOCK
+    from gpu_exporter.reconciler.audit import AuditLog
+
+    if options.audit is None:
+        return None
+    return AuditLog(options.audit, book, SYSTEM_CLOCK, telemetry.count_audit_error)
+
+
+def _prepare(options: argparse.Namespace, config: Config, book: Rulebook) -> Callable[[], int]:
+    """What runs until a signal. Raises ValueError, OSError, MarkError, ModuleNotFoundError."""
+    from gpu_exporter.app.reconciler import loops
+    from gpu_exporter.app.reconciler.actions import ActionPlan, ProofPlaces, check_actions
+    from gpu_exporter.app.reconciler.targets import (
+        build_demand,
+        build_foresight,
+        build_lease,
+        build_markers,
+        build_record_place,
+    )
+    from gpu_exporter.clock import SYSTEM_CLOCK
+    from gpu_exporter.reconciler.record import Record
+    from gpu_exporter.reconciler.telemetry import Telemetry
+
+    places = ProofPlaces(options.prometheus, options.matcher, options.alertmanager, options.alert_filters)
+    targets = find_targets(options, condition=options.condition)
+    markers = []
+    if options.apply:
+        keeps = bool(options.lease or options.state_directory is not None)
+        check_actions(config.settings, places, has_audit=options.audit is not None, keeps_texts=keeps)
+        markers = build_markers(book.site, targets)
+    client, source = _build_evidence(options, book)
+    telemetry = Telemetry()
+    audit = _open_audit(options, book, telemetry) if options.apply else None
+    pauses = list_pauses(options, with_lease=not options.apply)  # one that writes reads the pause of its own Lease
+    foresight = None if options.apply else build_foresight(book.site, targets)
+    lease = build_lease(options.kubeconfig, options.lease) if options.lease and options.apply else None
+    texts = build_record_place(options.kubeconfig, options.lease, options.state_directory)
+    record = Record(texts, telemetry, SYSTEM_CLOCK, config.settings.actions.shadow_for)
+    demand = build_demand(options.slurm, config.settings.alerts)
+    parts = loops.Reconciler(source, book, pauses, telemetry, record, demand, options.interval)
+    telemetry.note_mode(applies=options.apply)
+    if options.address:
+        loops.serve_telemetry(
+            options.address, telemetry, options.interval, options.web_config, collects=options.collector
+        )
+    if foresight is not None:
+        return partial(loops.reconcile_forever, parts, foresight)
+    plan = ActionPlan(config.settings, places, _find_clients(options, client), lease or texts)
+    return partial(loops.apply_forever, parts, loops.Writing(markers, lease, audit, plan))
+
+
+def _find_clients(options: argparse.Namespace, client: Client) -> tuple[Client, Client]:
+    """Of the PromQL API and of Alertmanager, which gets the credentials only if it is the same server."""
+    from gpu_exporter.app.reconciler.actions import is_same_server
+    from gpu_exporter.reconciler.fetch import Client
+
+    shares = is_same_server(options.prometheus, options.alertmanager)
+    return client, client if shares else Client(options.tls_ca)

@@ -1,0 +1,162 @@
+"""Flags that several commands of the reconciler share, and what they ask for."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpu_exporter.cli.parser import Parser, add_resources
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpu_exporter.app.reconciler.targets import Targets
+    from gpu_exporter.reconciler.evidence import ExplainingSource
+    from gpu_exporter.reconciler.fetch import Client
+    from gpu_exporter.reconciler.pause_note import PausePlace
+    from gpu_exporter.reconciler.rulebook import Rulebook
+
+
+def add_prometheus(parser: Parser) -> None:
+    """Where evidence is asked for, and how the server is reached."""
+    parser.section("evidence")
+    parser.flag("--source.prometheus", dest="prometheus", default="", metavar="URL", help="of a PromQL API")
+    parser.flag(
+        "--source.matcher",
+        dest="matcher",
+        default='job="gpu-exporter"',
+        metavar="MATCHERS",
+        help='of every PromQL selector, to ignore series of other jobs (default job="gpu-exporter")',
+    )
+    for name, what in (
+        ("ca", "certificate authorities of the source (default: the system's)"),
+        ("cert", "client certificate for the source, with --source.tls.key"),
+        ("key", "private key of that certificate"),
+    ):
+        parser.flag(f"--source.tls.{name}", dest=f"tls_{name}", type=Path, default=None, help=what)
+    parser.flag(
+        "--source.bearer-token-file", dest="token_file", type=Path, default=None, help="token; read for each request"
+    )
+    parser.flag("--source.basic-auth.username", dest="auth_user", default="", metavar="NAME", help="user of the source")
+    parser.flag(
+        "--source.basic-auth.password-file",
+        dest="password_file",
+        type=Path,
+        default=None,
+        help="password of that user; read for each request",
+    )
+    parser.flag(
+        "--source.header",
+        dest="headers",
+        action="append",
+        metavar="HEADER",
+        help="further header, as 'X-Scope-OrgID: team-a' for Mimir; repeat it",
+    )
+
+
+def add_exporters(parser: Parser) -> None:
+    """Exporters as the source of evidence."""
+    parser.flag(
+        "--source.exporter",
+        dest="exporters",
+        action="append",
+        metavar="URL",
+        help="of an exporter's metrics, in place of Prometheus; repeat it",
+    )
+
+
+def add_targets(parser: Parser) -> None:
+    """Where pods and jobs are read, and marked."""
+    parser.section("pods and jobs")
+    parser.flag(
+        "--kubernetes",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="mark pods (default: with a service account or --kubernetes.kubeconfig)",
+    )
+    add_kubeconfig(parser)
+    add_resources(parser)
+    parser.flag(
+        "--slurm",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="mark Slurm jobs (default: if squeue and scontrol are on PATH)",
+    )
+    parser.flag(
+        "--slurm.field",
+        dest="field",
+        choices=("auto", "AdminComment", "Extra", "Comment"),
+        default="auto",
+        metavar="FIELD",
+        help="of a job, for the mark: AdminComment, Extra, Comment or auto: AdminComment, where that is taken or "
+        "refused Extra, on 22.05 Comment (default auto)",
+    )
+
+
+def add_kubeconfig(parser: Parser) -> None:
+    """The way to the API server."""
+    parser.flag(
+        "--kubernetes.kubeconfig",
+        dest="kubeconfig",
+        default="",
+        metavar="FILE",
+        help="of the API server (default: the service account)",
+    )
+
+
+def add_pause_places(parser: Parser) -> None:
+    """Where a pause is kept."""
+    parser.flag(
+        "--kubernetes.lease",
+        dest="lease",
+        default="",
+        metavar="NAMESPACE/NAME",
+        help="Lease of the reconciler: of several replicas one writes. It also keeps the pause (default: none)",
+    )
+    parser.flag(
+        "--pause.file",
+        dest="pause_file",
+        type=Path,
+        default=None,
+        help="keeps the pause without a Lease; the same file for `pause` and `reconcile` (default: none)",
+    )
+
+
+def build_client(options: argparse.Namespace, *addresses: str) -> Client:
+    """What asks the source of evidence at these addresses. Raises ValueError, OSError."""
+    from gpu_exporter.reconciler.fetch import Client, Credentials
+
+    credentials = Credentials(options.token_file, options.auth_user, options.password_file, options.headers)
+    for address in addresses:
+        credentials.check_address(address)
+    return Client(options.tls_ca, options.tls_cert, options.tls_key, credentials)
+
+
+def build_evidence(
+    options: argparse.Namespace, client: Client, book: Rulebook, at: float | None = None
+) -> ExplainingSource:
+    """The source of evidence, as of now or of a past time (Unix seconds). Raises ValueError."""
+    from gpu_exporter.app.reconciler.targets import build_source
+
+    return build_source(options.prometheus, options.exporters, options.matcher, book, client, at)
+
+
+def find_targets(options: argparse.Namespace, *, condition: bool = False) -> Targets:
+    """Where pods and jobs are. `condition`: pods get one beside their label."""
+    from gpu_exporter.app.reconciler.targets import Targets
+
+    return Targets(options.kubernetes, options.kubeconfig, options.slurm, options.resources, condition, options.field)
+
+
+def list_pauses(options: argparse.Namespace, *, with_lease: bool) -> Sequence[PausePlace]:
+    """Where a pause may be kept. `with_lease`: nobody else reads that of the Lease.
+
+    Raises ValueError, MarkError, ModuleNotFoundError.
+    """
+    from gpu_exporter.app.reconciler.targets import build_pause
+
+    pauses = [build_pause("", "", options.pause_file)] if options.pause_file is not None else []
+    if options.lease and with_lease:
+        pauses.append(build_pause(options.kubeconfig, options.lease, None))
+    return pauses

@@ -1,0 +1,46 @@
+"""`gpu-exporter record`: what the driver answers, written down to be replayed elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpu_exporter.cli.arguments import positive_duration
+from gpu_exporter.cli.parser import Parser, add_config, add_logging, read_config
+
+
+def build_parser() -> Parser:
+    """Flags of `record`."""
+    parser = Parser(
+        "record",
+        "Record every answer of the driver, with its latency, to attach to a bug report. The file names no process, "
+        "user or host.",
+        usage="gpu-exporter record FILE [FLAGS]",
+    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="file to write, e.g. node.rec.gz")
+    parser.flag("--duration", type=positive_duration, default="60s", help="how long (default 60s)")
+    parser.flag("--interval", type=positive_duration, default="1s", help="time between two cycles (default 1s)")
+    parser.flag(
+        "--hash-identifiers",
+        dest="hashed",
+        action="store_true",
+        default=False,
+        help="replace UUIDs by hashes with a salt that is not kept",
+    )
+    add_config(parser)
+    add_logging(parser)
+    return parser
+
+
+def run(given: list[str]) -> int:
+    """Record for the duration or until a signal; the exit code."""
+    parser = build_parser()
+    options = parser.read(given)
+    settings = read_config(parser, options.config_file).settings
+    from gpu_exporter.app.record import record
+    from gpu_exporter.logs import set_up_logging
+
+    set_up_logging(options.log_level, options.log_format)
+    try:
+        return record(options.file, options.duration, options.interval, settings, hashed=options.hashed)
+    except OSError as exc:
+        parser.fail(str(exc))

@@ -1,0 +1,171 @@
+"""`gpu-exporter` without a command: the daemon on a node, and with `--once` one reading."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpu_exporter.cli.agent_flags import add_agent_flags, add_daemon_flags, add_once_flags
+from gpu_exporter.cli.agent_parts import build_backend, build_host, build_processes, build_sources, list_enabled
+from gpu_exporter.cli.commands import COMMANDS, list_commands
+from gpu_exporter.cli.parser import Parser, read_config
+from gpu_exporter.exits import list_exits
+from gpu_exporter.version import VERSION
+
+if TYPE_CHECKING:
+    from gpu_exporter.app.serve import Ended
+    from gpu_exporter.attribution.processes import ProcessOwners
+    from gpu_exporter.attribution.source import Source
+    from gpu_exporter.defaults import Settings
+    from gpu_exporter.devices.protocol import Backend
+    from gpu_exporter.ledger.state import StateFile
+
+PREFIX = "GPU_EXPORTER_"
+TEXTFILE_INTERVAL_MAX_S = 60.0
+DESCRIPTION = f"Who holds which GPU, is it used, and if not, why.\n\ncommands:\n{list_commands()}"
+EPILOG = f"""signals:
+  SIGUSR1 releases the driver (for an upgrade, or to switch MIG), SIGHUP opens it again
+exit codes:
+{list_exits()}"""
+
+
+def build_parser() -> Parser:
+    """Flags of the daemon and of `--once`."""
+    usage = "gpu-exporter [FLAGS]\n       gpu-exporter COMMAND [FLAGS]"
+    parser = Parser("", DESCRIPTION, EPILOG, usage, prefix=PREFIX)
+    add_daemon_flags(parser)
+    add_once_flags(parser)
+    add_agent_flags(parser)
+    return parser
+
+
+def run(given: list[str]) -> int:
+    """Serve until a signal, or print one reading; the exit code."""
+    parser = build_parser()
+    misplaced = next((word for word in given if word in COMMANDS), None)
+    options, unknown = parser.read_known(given)
+    if misplaced in unknown:
+        parser.error(f"the command comes first: gpu-exporter {misplaced} [FLAGS]")
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    _check_combinations(parser, options)
+    if options.once:
+        from gpu_exporter.cli.once import print_reading
+
+        print_reading(parser, options)
+    return _run_daemon(parser, options, read_config(parser, options.config_file).settings)
+
+
+def check_files(parser: Parser, options: argparse.Namespace) -> None:
+    """End where a file that was named does not exist, or flags of the node contradict each other."""
+    if options.process and not options.collector_processes:
+        parser.error("--attribution.process needs the collector processes, which is switched off")
+    if options.xid_kmsg and not options.collector_xid:
+        parser.error("--collector.xid.kmsg adds to collector xid, which is off")
+    for path in (*options.replay, *(path for path in (options.scenario, options.static) if path is not None)):
+        if not path.is_file():
+            parser.fail(f"{path}: no such file")
+
+
+def _check_combinations(parser: Parser, options: argparse.Namespace) -> None:
+    """A combination that cannot be honoured is an error, never ignored."""
+    if not options.once and (options.output is not None or options.format != "prometheus" or options.check != "all"):
+        parser.error("--output, --format and --check are for --once")
+    if options.once and options.textfile is not None:
+        parser.error("--once and --textfile.output exclude each other; --once --output FILE writes one textfile")
+    if options.textfile is not None and options.textfile.suffix != ".prom":
+        parser.error(f"--textfile.output {options.textfile}: node_exporter reads only files named *.prom")
+    if options.textfile_interval > TEXTFILE_INTERVAL_MAX_S:
+        parser.error("--textfile.interval: at most 60s, since evidence counts as fresh for four intervals")
+    if not options.telemetry_path.startswith("/"):
+        parser.error(f"--web.telemetry-path {options.telemetry_path}: must start with /")
+    check_files(parser, options)
+
+
+def describe_settings(settings: Settings) -> str:
+    """What differs from the defaults, one `section.key=value` each."""
+    from gpu_exporter.defaults import Settings as Defaults
+
+    defaults = Defaults()
+    changes = [
+        f"{section}.{name}={value if isinstance(value, str) else format(value, 'g')}"
+        for section, values in settings._asdict().items()
+        for name, value in values._asdict().items()
+        if value != getattr(getattr(defaults, section), name)
+    ]
+    return ", ".join(changes) or "the defaults"
+
+
+def _run_daemon(parser: Parser, options: argparse.Namespace, settings: Settings) -> int:
+    import logging
+    import os
+
+    from gpu_exporter.app.once import exit_now
+    from gpu_exporter.app.restart import restart_or_exit
+    from gpu_exporter.app.serve import Ended, hold_signals
+    from gpu_exporter.clock import SYSTEM_CLOCK
+    from gpu_exporter.ledger.state import StateInUse, open_state, read_boot_id
+    from gpu_exporter.logs import set_up_logging
+
+    backend, simulated = build_backend(parser, options, SYSTEM_CLOCK)
+    sources = [*build_sources(parser, options, SYSTEM_CLOCK, settings, backend.vendor), *simulated]
+    processes = build_processes(parser, options, backend, SYSTEM_CLOCK)
+    hold_signals()
+    os.umask(0o022)  # what is made here is neither writable for others nor out of reach for the socket's group
+    set_up_logging(options.log_level, options.log_format)
+    log = logging.getLogger("gpu_exporter")
+    names = ", ".join([source.name for source in sources] + ["process"] * (processes is not None)) or "none"
+    log.info("gpu-exporter %s, backend %s, attribution %s", VERSION, backend.name, names)
+    log.info("settings: %s", describe_settings(settings))
+    directory = Path(options.state_directory) if options.state_directory else None
+    try:
+        state = open_state(directory, settings.state.write_interval, read_boot_id())
+        ended = _serve(options, settings, backend, sources, processes, state)
+    except (StateInUse, ValueError, OSError) as exc:
+        parser.fail(str(exc))
+    if ended is Ended.CHANGED:
+        restart_or_exit(options.driver_changed, SYSTEM_CLOCK.wall())
+    log.info("ended")
+    if ended is Ended.HUNG:
+        exit_now(0)
+    return 0
+
+
+def _serve(
+    options: argparse.Namespace,
+    settings: Settings,
+    backend: Backend,
+    sources: list[Source],
+    processes: ProcessOwners | None,
+    state: StateFile | None,
+) -> Ended:
+    """Publish until a signal. Raises ValueError, OSError."""
+    from gpu_exporter.app.agent import Agent
+    from gpu_exporter.app.serve import serve, write_textfiles
+    from gpu_exporter.clock import SYSTEM_CLOCK
+
+    agent = Agent(
+        settings,
+        backend,
+        sources,
+        SYSTEM_CLOCK,
+        state,
+        list_enabled(options),
+        sysfs=options.sysfs if backend.is_live else None,
+        publish_interval_s=options.textfile_interval if options.textfile is not None else 0.0,
+        processes=processes,
+        kmsg=options.kmsg if options.xid_kmsg else None,
+        host=build_host(options, backend, SYSTEM_CLOCK),
+    )
+    if options.textfile is not None:
+        return write_textfiles(agent, options.textfile, options.textfile_interval)
+    return serve(
+        agent,
+        options.address,
+        options.telemetry_path,
+        state.path.parent if state is not None else None,
+        options.socket_mode,
+        options.web_config,
+        options.hosts,
+    )

@@ -1,0 +1,44 @@
+"""`gpu-exporter top`: the GPUs of one or several nodes on the terminal."""
+
+from __future__ import annotations
+
+import sys
+
+from gpu_exporter.cli.arguments import duration
+from gpu_exporter.cli.parser import Parser, add_help
+
+SORTS = ("waste", "gpu", "util", "memory", "power", "temp", "held")  # a test compares with top.screen.ORDERS
+
+
+def build_parser() -> Parser:
+    """Flags of `top`."""
+    parser = Parser("top", "Show the GPUs of this node, or of several, and who holds them.")
+    parser.flag(
+        "--from",
+        dest="nodes",
+        action="append",
+        metavar="HOST:PORT",
+        help="exporter of a node, as HOST, HOST:PORT or URL; repeat it (default 127.0.0.1:9836)",
+    )
+    parser.flag("--interval", type=duration, default=2.0, help="time between two readings (default 2s)")
+    parser.flag("--sort", choices=SORTS, default="waste", metavar="ORDER", help=f"{', '.join(SORTS)} (default waste)")
+    parser.flag("--filter", dest="words", default="", metavar="WORDS", help="only rows that contain all of these words")
+    parser.flag("--once", action="store_true", help="print the table and exit, as without a terminal")
+    add_help(parser)
+    return parser
+
+
+def run(given: list[str]) -> int:
+    """Show the GPUs until q is pressed, or print them once; the exit code."""
+    parser = build_parser()
+    options = parser.read(given)
+    from gpu_exporter.app.top import Wish, complete, print_once, run_top
+
+    try:
+        urls = list(dict.fromkeys(complete(node) for node in options.nodes or ["127.0.0.1"]))
+    except ValueError as exc:
+        parser.fail(f"--from: {exc}")
+    wish = Wish(options.sort, options.words)
+    if options.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+        return print_once(urls, wish)
+    return run_top(urls, wish, options.interval)

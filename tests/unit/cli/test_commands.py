@@ -1,0 +1,118 @@
+"""Every command is listed, has its own help and its own parser, and can be completed by a shell."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu_exporter.cli.commands import COMMANDS, SERVE
+from gpu_exporter.cli.main import main
+from gpu_exporter.cli.parser import Parser
+from gpu_exporter.cli.top import SORTS
+from gpu_exporter.top.screen import ORDERS
+
+FOLDER = Path(__file__).resolve().parents[3] / "exporter" / "gpu_exporter" / "cli"
+SCREENS = 2 * 57  # lines of two screens of a laptop
+
+
+def run(*given: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    try:
+        code = main(given)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_help_of_a_command_is_its_own_and_fits_on_two_screens(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    code, out, err = run(name, "--help", capsys=capsys)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"usage: gpu-exporter {name}")
+    assert len(out.splitlines()) <= SCREENS
+    assert run("help", name, capsys=capsys) == (0, out, "")
+
+
+def test_the_help_lists_every_command_and_fits_on_two_screens(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    code, out, _ = run("--help", capsys=capsys)
+    assert code == 0
+    assert run("help", capsys=capsys) == (0, out, "")
+    assert len(out.splitlines()) <= SCREENS
+    for name, command in COMMANDS.items():
+        assert f"  {name:16} {command.summary}\n" in out
+    files = {path.stem for path in FOLDER.glob("*.py") if "def run(given" in path.read_text("utf-8")}
+    assert files == {command.module for command in (SERVE, *COMMANDS.values())}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("reconsile",), "gpu-exporter: 'reconsile' is not a command; did you mean reconcile?; see gpu-exporter --help\n"),
+        (("help", "xyz"), "gpu-exporter: 'xyz' is not a command; the commands are holders, top, "),
+        (("--log.level=debug", "reconcile"), "the command comes first: gpu-exporter reconcile [FLAGS]"),
+        (("--log.levle=debug",), "unrecognized arguments: --log.levle=debug"),
+        (("--format=json",), "--output, --format and --check are for --once"),
+        (("explain",), "gpu-exporter explain: name either a holder, NAMESPACE/POD or job/ID, or a GPU with --gpu UUID"),
+        (("explain", "ml/a", "--gpu=GPU-1"), "gpu-exporter explain: name either a holder"),
+        (("explain", "ml/a", "--apply"), "gpu-exporter explain: explain writes nothing: leave --apply out"),
+        (("top", "--sort=size"), "argument --sort: invalid choice: 'size'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_call_says_what_to_do(given: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(*given, capsys=capsys)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_explain_takes_its_holder_before_and_after_its_flags_and_those_of_a_deployment() -> None:
+    parser: Parser = COMMANDS["explain"].load().build_parser()
+    flags = ["--source.prometheus", "http://p", "--interval=30s", "--alertmanager.url", "http://a", "--once"]
+    before, after = parser.read(["ml/train-0", *flags]), parser.read([*flags, "ml/train-0"])
+    assert vars(before) == vars(after)
+    assert before.holder == "ml/train-0"
+
+
+def test_the_orders_of_top_are_those_that_its_screen_knows() -> None:
+    assert tuple(ORDERS) == SORTS
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("gpu-exporter re", {"reconcile", "record"}), ("gpu-exporter top --s", {"--sort"}), ("gpu-exporter reconcile --app", {"--apply"})],
+)  # fmt: skip
+def test_bash_completes(line: str, expected: set[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, script, _ = run("completion", "bash", capsys=capsys)
+    assert code == 0
+    words = line.split()
+    source = tmp_path / "completion.bash"
+    source.write_text(script, "utf-8")
+    asked = (
+        f"source {source}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; "
+        "f=$(complete -p gpu-exporter | sed 's/.*-F \\([^ ]*\\).*/\\1/'); $f gpu-exporter; printf '%s\\n' \"${COMPREPLY[@]}\""
+    )
+    bash = shutil.which("bash")
+    assert bash is not None
+    done = subprocess.run([bash, "--norc", "-c", asked], capture_output=True, text=True, check=True, timeout=20)
+    assert {word.strip() for word in done.stdout.split()} == expected
+
+
+def test_the_version_is_a_flag_and_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("version", capsys=capsys) == run("--version", capsys=capsys)
+    assert run("top", "--version", capsys=capsys)[0] == 0
+
+
+def test_the_parser_of_one_command_loads_no_other() -> None:
+    script = "import sys; from gpu_exporter.cli.main import main; main(['version']); print(sorted(m for m in sys.modules if m.startswith('gpu_exporter.')))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=20)
+    loaded = {"gpu_exporter.cli", "gpu_exporter.cli.commands", "gpu_exporter.cli.main", "gpu_exporter.version"}
+    assert done.stdout.splitlines()[1] == str(sorted(loaded))

@@ -1,0 +1,207 @@
+"""Variables of the services: each setting alone, beside its flag, and empty; verbs and short-lived commands have none."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+
+from gpu_exporter.cli.arguments import duration, file_mode, one_host, positive_duration
+from gpu_exporter.cli.commands import COMMANDS, SERVE
+from gpu_exporter.cli.parser import Parser
+
+SERVICES = {"": SERVE, "reconcile": COMMANDS["reconcile"], "slurm-collector": COMMANDS["slurm-collector"]}
+DAEMON = {"holders"}  # prints what the daemon reads, by the daemon's variables
+SHORT = sorted(COMMANDS.keys() - SERVICES.keys() - DAEMON)
+# Two values by the type of a flag, in the text of the command line.
+TEXTS = {
+    duration: ("7s", "11s"),
+    positive_duration: ("7s", "11s"),
+    file_mode: ("0600", "0640"),
+    one_host: ("one.example", "other.example"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in [name for name in os.environ if name.startswith("GPU_EXPORTER_")]:
+        monkeypatch.delenv(name)
+
+
+def read(
+    command: str, environment: Mapping[str, str], given: Sequence[str], patch: pytest.MonkeyPatch
+) -> dict[str, object]:
+    for name, value in environment.items():
+        patch.setenv(name, value)
+    parser: Parser = (SERVICES | COMMANDS)[command].load().build_parser()
+    return vars(parser.read(given))
+
+
+def settings() -> Iterator[tuple[str, str, str]]:
+    """Service, variable and flag of every setting."""
+    for command, service in SERVICES.items():
+        for variable, action in service.load().build_parser().settings.items():
+            yield command, variable, action.option_strings[0]
+
+
+def texts_of(action: argparse.Action) -> tuple[str, str]:
+    if isinstance(action, argparse.BooleanOptionalAction) or action.nargs == 0:
+        return ("false", "true") if action.default else ("true", "false")
+    if action.choices is not None:
+        one, other, *_ = sorted(action.choices, key=lambda choice: choice == action.default)
+        return str(one), str(other)
+    return TEXTS.get(action.type, ("/one,a", "/other,b"))  # type: ignore[arg-type]
+
+
+def as_arguments(action: argparse.Action, text: str) -> list[str]:
+    flag = action.option_strings[0]
+    if isinstance(action, argparse.BooleanOptionalAction):
+        return [flag if text == "true" else f"--no-{flag.removeprefix('--')}"]
+    if action.nargs == 0:
+        return [flag] if text == "true" else []
+    return [f"{flag}={text}"]
+
+
+@pytest.mark.parametrize(("command", "variable", "flag"), list(settings()))
+def test_a_variable_says_what_its_flag_says_and_a_flag_replaces_it(
+    command: str, variable: str, flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parser: Parser = SERVICES[command].load().build_parser()
+    action = parser.settings[variable]
+    one, other = texts_of(action)
+    default = vars(parser.read([]))
+    by_flag = vars(parser.read(as_arguments(action, one)))
+    assert by_flag[action.dest] != default[action.dest]
+    other_by_flag = vars(parser.read(as_arguments(action, other)))
+
+    assert read(command, {variable: one}, [], monkeypatch) == by_flag
+    if action.nargs != 0 or isinstance(action, argparse.BooleanOptionalAction):  # else no flag says "off"
+        assert read(command, {variable: one}, as_arguments(action, other), monkeypatch) == other_by_flag
+    assert read(command, {variable: other}, as_arguments(action, one), monkeypatch) == by_flag
+    assert read(command, {variable: other}, [], monkeypatch) == other_by_flag
+    assert read(command, {variable: ""}, [], monkeypatch) == default
+
+
+@pytest.mark.parametrize(
+    ("command", "variable", "given", "dest", "expected"),
+    [
+        ("", "GPU_EXPORTER_ATTRIBUTION_RESOURCE", [], "resources", ["vendor\\.com/gpu.{1,3}", "b"]),
+        ("", "GPU_EXPORTER_ATTRIBUTION_RESOURCE", ["--attribution.resource=c"], "resources", ["c"]),
+        ("", "GPU_EXPORTER_ATTRIBUTION_RESOURCE", ["--attribution.resource=c", "--attribution.resource=d"], "resources", ["c", "d"]),
+        ("reconcile", "GPU_EXPORTER_RECONCILE_SOURCE_HEADER", [], "headers", ["vendor\\.com/gpu.{1,3}", "b"]),
+        ("reconcile", "GPU_EXPORTER_RECONCILE_SOURCE_EXPORTER", ["--source.exporter=c"], "exporters", ["c"]),
+    ],
+)  # fmt: skip
+def test_a_list_has_an_item_a_line_and_is_replaced_never_joined(
+    command: str, variable: str, given: list[str], dest: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "\n vendor\\.com/gpu.{1,3}\n\nb\n"
+    assert read(command, {variable: text}, given, monkeypatch)[dest] == expected
+
+
+@pytest.mark.parametrize(("text", "warned"), [("a,b", True), ("a,b\n", False), ("a,b\nc", False), ("ab", False)])
+def test_a_comma_that_separated_items_before_is_pointed_out(
+    text: str, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read("", {"GPU_EXPORTER_ATTRIBUTION_RESOURCE": text}, [], monkeypatch)
+    assert ("a comma no longer separates items" in capsys.readouterr().err) is warned
+
+
+@pytest.mark.parametrize(
+    ("command", "environment", "message"),
+    [
+        ("", {"GPU_EXPORTER_LOG_LEVEL": "loud"}, "gpu-exporter: environment variable GPU_EXPORTER_LOG_LEVEL: invalid choice: 'loud'"),
+        ("", {"GPU_EXPORTER_COLLECTOR_GPM": "perhaps"}, "variable GPU_EXPORTER_COLLECTOR_GPM: 'perhaps' is not one of true, false"),
+        ("", {"GPU_EXPORTER_WEB_HOSTS": "a,b"}, "variable GPU_EXPORTER_WEB_HOSTS: 'a,b' has a comma: repeat the flag, or write one item a line"),
+        ("reconcile", {"GPU_EXPORTER_RECONCILE_INTERVAL": "5"}, "variable GPU_EXPORTER_RECONCILE_INTERVAL: '5'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_variable_is_named_but_does_not_break_the_help(
+    command: str, environment: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    with pytest.raises(SystemExit) as ended:
+        read(command, environment, [], monkeypatch)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        read(command, environment, ["--help"], monkeypatch)
+    assert ended.value.code == 0
+
+
+@pytest.mark.parametrize("command", ["", "holders", "reconcile", "slurm-collector"])
+def test_no_variable_says_what_to_do(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser: Parser = (SERVICES | COMMANDS)[command].load().build_parser()
+    assert parser.verbs
+    environment = dict.fromkeys(parser.verbs, "json") | {
+        name.replace(parser.prefix, "GPU_EXPORTER_"): "true" for name in parser.verbs
+    }
+    assert read(command, environment, [], monkeypatch) == vars(parser.read([]))
+    said = capsys.readouterr().err
+    for name in parser.verbs:
+        assert f"warning: {name} is ignored: only the flag --" in said
+
+
+def test_what_to_do_is_a_verb() -> None:
+    """Nobody may turn a dry run into one that writes by a variable that is left over."""
+    verbs = {flag for name in SERVICES.values() for flag in name.load().build_parser().verbs}
+    ends = {"APPLY", "REMOVE_ALL", "ONCE", "FORMAT", "EXPLAIN", "GPU", "AT", "CHECK", "OUTPUT", "TIMEOUT"}
+    assert {re.sub("GPU_EXPORTER_(RECONCILE_|SLURM_COLLECTOR_)?", "", name) for name in verbs} == ends
+
+
+@pytest.mark.parametrize("command", SHORT)
+def test_a_command_that_ends_by_itself_takes_no_variable(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parser: Parser = COMMANDS[command].load().build_parser()
+    needed = [action.choices[0] if action.choices else "x" for action in parser._actions if not action.option_strings]  # type: ignore[index]
+    plain = vars(parser.read(needed))
+    everything = {
+        f"{prefix}{name}": "true"
+        for prefix in ("GPU_EXPORTER_", f"GPU_EXPORTER_{command.upper().replace('-', '_')}_")
+        for action in parser._actions
+        for name in [
+            action.dest.upper(),
+            *(flag.lstrip("-").replace(".", "_").upper() for flag in action.option_strings),
+        ]
+    }
+    assert len(everything) > 3
+    assert read(command, everything, needed, monkeypatch) == plain
+
+
+def test_the_host_of_top_is_no_list_of_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read("top", {"GPU_EXPORTER_FROM": "gpu-1"}, [], monkeypatch)["nodes"] == []
+    assert read("top", {"GPU_EXPORTER_FROM": "gpu-1"}, ["--from", "gpu-2"], monkeypatch)["nodes"] == ["gpu-2"]
+
+
+def test_a_former_name_is_read_with_a_warning_and_gives_way_to_the_new_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    former = {"GPU_EXPORTER_INTERVAL": "7s", "GPU_EXPORTER_SOURCE_EXPORTER": "a\nb"}
+    options = read("reconcile", former, [], monkeypatch)
+    assert (options["interval"], options["exporters"]) == (7.0, ["a", "b"])
+    assert capsys.readouterr().err.splitlines() == [
+        "gpu-exporter reconcile: warning: GPU_EXPORTER_SOURCE_EXPORTER is now called "
+        "GPU_EXPORTER_RECONCILE_SOURCE_EXPORTER; version 0.2 will not read the former name",
+        "gpu-exporter reconcile: warning: GPU_EXPORTER_INTERVAL is now called GPU_EXPORTER_RECONCILE_INTERVAL; "
+        "version 0.2 will not read the former name",
+    ]
+    new = {"GPU_EXPORTER_RECONCILE_INTERVAL": "9s"}
+    assert read("reconcile", new, [], monkeypatch)["interval"] == 9.0
+    assert "INTERVAL" not in capsys.readouterr().err
+    assert read("slurm-collector", {}, [], monkeypatch)["interval"] == 7.0
+
+
+def test_no_two_services_share_a_variable() -> None:
+    """Nor does Kubernetes write one, as it does for each Service: GPU_EXPORTER_PORT, GPU_EXPORTER_SERVICE_HOST."""
+    names = [variable for _, variable, _ in settings()]
+    assert len(names) == len(set(names))
+    assert [name for name in names if re.search(r"_PORT(_|$)|_SERVICE_(HOST|PORT)", name)] == []
+    daemon = {name for name in names if name in SERVE.load().build_parser().settings}
+    assert [
+        name for name in daemon if name.startswith(("GPU_EXPORTER_RECONCILE_", "GPU_EXPORTER_SLURM_COLLECTOR_"))
+    ] == []
