@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from gpu_exporter.attribution.kubelet import KubeletSource
+from gpu_exporter.attribution.kubelet.source import KubeletSource
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.devices.scenario import parse_scenario
 from tests.testbed.podresources import Kubelet, begin_container

@@ -9,11 +9,11 @@ import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
+from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.checks import GPUS
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.kubernetes.notice import CONDITION
-from gpu_exporter.reconciler.policy import LABEL
 from tests.component.test_pods_marked import POLICY, Bench, condition_of
 from tests.testbed.chart import Helm, find
 from tests.testbed.control_plane import ControlPlane, start_control_plane

@@ -25,8 +25,8 @@ import pytest
 import yaml
 from kubernetes import client
 
-from gpu_exporter.attribution.slurm_collected import ANSWERS
-from gpu_exporter.reconciler.policy import LABEL
+from gpu_exporter.attribution.slurm.collected import ANSWERS
+from gpu_exporter.reconciler.decision.policy import LABEL
 from tests.component.test_pods_marked import Bench, metrics_of_an_idle_pod
 from tests.testbed.cgroups import MemoryLimit
 from tests.testbed.chart import CHART

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.kubernetes.owners import READS_MAX
-from gpu_exporter.reconciler.policy import LABEL
 from tests.component.test_pods_marked import plane  # noqa: F401  # a fixture
 from tests.component.test_surroundings import BUSY_S, IDLE_S, Site, in_hours, site  # noqa: F401  # a fixture
 from tests.testbed.control_plane import ControlPlane

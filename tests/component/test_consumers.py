@@ -14,10 +14,10 @@ import yaml
 from kubernetes import client
 
 import gpu_exporter
-from gpu_exporter.reconciler.evidence import EVIDENCE_S
+from gpu_exporter.reconciler.decision.policy import LABEL
+from gpu_exporter.reconciler.evidence.records import EVIDENCE_S
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
-from gpu_exporter.reconciler.policy import LABEL
 from tests.component.test_pods_marked import Bench, bench, plane  # noqa: F401  # fixtures
 from tests.component.test_surroundings import BUSY_S, IDLE_S, Site
 from tests.testbed.control_plane import ControlPlane

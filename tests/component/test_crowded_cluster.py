@@ -16,15 +16,15 @@ from kubernetes import client
 
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.reconciler.actions.actor import DONE
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.decision.policy import UNDERUSED, Decision
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.decision.surroundings import Reference
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.actor import PodActor
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.kubernetes.targets import WITHIN_S
-from gpu_exporter.reconciler.policy import UNDERUSED, Decision
-from gpu_exporter.reconciler.rulebook import Rulebook
-from gpu_exporter.reconciler.surroundings import Reference
 from gpu_exporter.reconciler.target import why_not
 from tests.component.test_pods_marked import POLICY
 from tests.component.test_surroundings import Site

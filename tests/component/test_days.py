@@ -19,14 +19,14 @@ from urllib.parse import urlsplit
 
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.direct import ExporterSource
-from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
+from gpu_exporter.reconciler.decision.outcomes import ENDED, REGRET, RIGHT, RUNS
+from gpu_exporter.reconciler.decision.policy import UNDERUSED, Decision
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.decision.surroundings import BATCH, INTERACTIVE, SERVING, Member, Surroundings, Unreadable
+from gpu_exporter.reconciler.evidence.exporters import ExporterSource
+from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName
 from gpu_exporter.reconciler.judge import judge_of
-from gpu_exporter.reconciler.outcomes import ENDED, REGRET, RIGHT, RUNS
-from gpu_exporter.reconciler.policy import UNDERUSED, Decision
 from gpu_exporter.reconciler.record import Record
-from gpu_exporter.reconciler.rulebook import Rulebook
-from gpu_exporter.reconciler.surroundings import BATCH, INTERACTIVE, SERVING, Member, Surroundings, Unreadable
 from tests.rules.day import GPUS, HOST_BLIND_S, MINUTES, NODES, Day, TrueHolder, simulate, stretches
 from tests.testbed.proven import Tally
 

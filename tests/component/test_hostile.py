@@ -18,13 +18,13 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException, NotFoundException
 
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.evidence import Evidence, HolderName
+from gpu_exporter.reconciler.decision.policy import UNDERUSED, Decision
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderName
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.actor import PodActor
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
-from gpu_exporter.reconciler.policy import UNDERUSED, Decision
-from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.target import Target, why_not
 from tests.component.test_pods_marked import POLICY, Source
 from tests.component.test_shapes import VERBS, Ground, plane  # noqa: F401  # a fixture

@@ -18,11 +18,11 @@ from gpu_exporter.reconciler.actions.gates import Gates
 from gpu_exporter.reconciler.actions.journal import CONFIRM_S, KEY, Journal, parse
 from gpu_exporter.reconciler.actions.runner import ActionRunner, Parts
 from gpu_exporter.reconciler.cycle import Cycle
-from gpu_exporter.reconciler.evidence import Evidence, HolderName, HostLimits
+from gpu_exporter.reconciler.decision.policy import Decision
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderName, HostLimits
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.policy import Decision
-from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.slurm.actor import JobActor
 from gpu_exporter.reconciler.slurm.marker import JobMarker, run_slurm
 from gpu_exporter.reconciler.texts import TextFiles

@@ -14,10 +14,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gpu_exporter.attribution.alive import LOOK_S, PodLives
-from gpu_exporter.attribution.grpc_unix import CallError, call
-from gpu_exporter.attribution.kubelet import KubeletSource
-from gpu_exporter.attribution.podresources import LIST
+from gpu_exporter.attribution.kubelet.alive import LOOK_S, PodLives
+from gpu_exporter.attribution.kubelet.grpc_unix import CallError, call
+from gpu_exporter.attribution.kubelet.podresources import LIST
+from gpu_exporter.attribution.kubelet.source import KubeletSource
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices.scenario import parse_scenario

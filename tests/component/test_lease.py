@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
+from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.lease import LEASE_S, RENEW_DEADLINE_S, Lease
 from gpu_exporter.reconciler.kubernetes.pause import LeasePause
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.pause_note import UNTIL, PauseNote, PauseUnreadable
-from gpu_exporter.reconciler.policy import LABEL
+from gpu_exporter.reconciler.pause import UNTIL, PauseNote, PauseUnreadable
 from tests.component.test_pods_marked import Bench, metrics_of_an_idle_pod
 from tests.testbed.clocks import StoppableClock
 from tests.testbed.control_plane import ControlPlane, start_control_plane

@@ -22,7 +22,10 @@ from gpu_exporter.reconciler.actions.proofs import Work
 from gpu_exporter.reconciler.actions.runner import ActionRunner, Parts
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.cycle import Cycle
-from gpu_exporter.reconciler.evidence import HostLimits
+from gpu_exporter.reconciler.decision.policy import LABEL, Decision
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.decision.surroundings import Reference
+from gpu_exporter.reconciler.evidence.records import HostLimits
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.actor import PodActor
 from gpu_exporter.reconciler.kubernetes.api import Api
@@ -30,10 +33,7 @@ from gpu_exporter.reconciler.kubernetes.lease import Lease
 from gpu_exporter.reconciler.kubernetes.shapes import STOPPED
 from gpu_exporter.reconciler.kubernetes.targets import ACTED
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.policy import LABEL, Decision
 from gpu_exporter.reconciler.record import Standing
-from gpu_exporter.reconciler.rulebook import Rulebook
-from gpu_exporter.reconciler.surroundings import Reference
 from gpu_exporter.reconciler.target import Held
 from tests.component.test_shapes import QUEUE, Ground, count_pods, plane  # noqa: F401  # a fixture
 from tests.testbed.chart import Helm, find

@@ -12,13 +12,13 @@ import pytest
 
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderEvidence, HolderName, HostLimits
-from gpu_exporter.reconciler.fetch import fetch_text
-from gpu_exporter.reconciler.pauses import Pauses
-from gpu_exporter.reconciler.peaks import Peaks
-from gpu_exporter.reconciler.policy import Decision, decide
-from gpu_exporter.reconciler.promql import PromQLSource
-from gpu_exporter.reconciler.rulebook import Rulebook
+from gpu_exporter.reconciler.decision.policy import Decision, decide
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.evidence.client import fetch_text
+from gpu_exporter.reconciler.evidence.pause_expression import Pauses
+from gpu_exporter.reconciler.evidence.peaks import Peaks
+from gpu_exporter.reconciler.evidence.promql import PromQLSource
+from gpu_exporter.reconciler.evidence.records import Evidence, EvidenceError, HolderEvidence, HolderName, HostLimits
 from tests.testbed.processes import Processes, run_exporter
 from tests.testbed.servers import Prometheus, require
 

@@ -14,8 +14,8 @@ from urllib.parse import unquote_plus
 import pytest
 
 from gpu_exporter.reconciler.actions.proofs import ALERT, Proofs, Work
-from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
-from gpu_exporter.reconciler.fetch import fetch_text
+from gpu_exporter.reconciler.evidence.client import fetch_text
+from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName
 from tests.testbed.processes import Processes, fetch, wait_for
 from tests.testbed.servers import Prometheus, Webhook, require, start_alertmanager
 

@@ -13,13 +13,13 @@ from kubernetes import client
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.reconciler.apply import withdraw_all
 from gpu_exporter.reconciler.cycle import Cycle
+from gpu_exporter.reconciler.decision.policy import LABEL
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.lease import Lease, LeaseTexts
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.policy import LABEL
-from gpu_exporter.reconciler.rulebook import Rulebook
 from tests.component.test_pods_marked import POLICY, Tally, condition_of
 from tests.component.test_surroundings import BUSY_S, IDLE_S, Site
 from tests.testbed.chart import Helm, find

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.app.agent import Agent
-from gpu_exporter.attribution.gres_conf import order_of, parse_gres_conf
-from gpu_exporter.attribution.kubelet import KubeletSource
+from gpu_exporter.attribution.kubelet.source import KubeletSource
+from gpu_exporter.attribution.slurm.gres_conf import order_of, parse_gres_conf
 from gpu_exporter.clock import SystemClock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.errors import DeviceError, NotSupported

@@ -17,12 +17,12 @@ from kubernetes.client.exceptions import NotFoundException
 
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.reconciler.actions.actor import DONE
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.decision.surroundings import Reference
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.kubernetes.actor import PodActor
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.shapes import SHAPES
 from gpu_exporter.reconciler.kubernetes.targets import ACTED
-from gpu_exporter.reconciler.surroundings import Reference
 from gpu_exporter.reconciler.target import Held, Target, why_not
 from tests.component.test_pods_marked import POLICY
 from tests.component.test_surroundings import Site

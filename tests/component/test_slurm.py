@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import gpu_exporter
-from gpu_exporter.attribution.pace import Pace
-from gpu_exporter.attribution.slurm import SlurmSource
-from gpu_exporter.attribution.slurm_controller import JOB_EACH_S
+from gpu_exporter.attribution.slurm.controller import JOB_EACH_S
+from gpu_exporter.attribution.slurm.pace import Pace
+from gpu_exporter.attribution.slurm.source import SlurmSource
 from gpu_exporter.attribution.source import Answer, CommandFailed
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices.scenario import parse_scenario

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.slurm import SlurmSource
-from gpu_exporter.attribution.slurm_collected import ANSWERS
+from gpu_exporter.attribution.slurm.collected import ANSWERS
+from gpu_exporter.attribution.slurm.source import SlurmSource
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.cluster.collector import MAX_ANSWER, Collector, CollectorRun

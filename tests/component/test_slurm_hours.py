@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from gpu_exporter.attribution.slurm import SlurmSource
+from gpu_exporter.attribution.slurm.source import SlurmSource
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.model import HolderKey
 from tests.component.test_slurm import FLAGS, PROLOG, SCENARIO, plug, run_as

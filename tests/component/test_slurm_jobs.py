@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.pace import Pace
 from gpu_exporter.attribution.procfs import Procfs
-from gpu_exporter.attribution.slurm import SlurmSource
-from gpu_exporter.attribution.slurm_steps import StepReader
+from gpu_exporter.attribution.slurm.pace import Pace
+from gpu_exporter.attribution.slurm.source import SlurmSource
+from gpu_exporter.attribution.slurm.steps import StepReader
 from gpu_exporter.reconciler.slurm.live import parse_jobs
 from tests.component.test_slurm import run_as
 from tests.testbed.clocks import StoppableClock

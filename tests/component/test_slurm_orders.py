@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.gres_epochs import BEFORE, SKEW_S
-from gpu_exporter.attribution.pace import Pace
-from gpu_exporter.attribution.slurm import SlurmSource
+from gpu_exporter.attribution.slurm.gres_epochs import BEFORE, SKEW_S
+from gpu_exporter.attribution.slurm.pace import Pace
+from gpu_exporter.attribution.slurm.source import SlurmSource
 from gpu_exporter.attribution.source import Answer
 from tests.component.test_slurm import run_as
 from tests.testbed.processes import Processes, wait_for

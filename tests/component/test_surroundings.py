@@ -13,13 +13,13 @@ import pytest
 from kubernetes import client
 
 from gpu_exporter.config.rules import Match, PolicyRule
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.decision.policy import LABEL, Decision
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.checks import GPUS, OWNER
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
-from gpu_exporter.reconciler.policy import LABEL, Decision
-from gpu_exporter.reconciler.rulebook import Rulebook
 from tests.component.test_pods_marked import POLICY, Bench, bench, plane  # noqa: F401  # fixtures
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.processes import wait_for

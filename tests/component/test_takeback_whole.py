@@ -13,12 +13,12 @@ from kubernetes import client
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.decision.outcomes import RIGHT, RUNS, Account
+from gpu_exporter.reconciler.decision.policy import LABEL
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.lease import RECORD_SUFFIX, LeaseTexts
 from gpu_exporter.reconciler.kubernetes.targets import ACTED
-from gpu_exporter.reconciler.outcomes import RIGHT, RUNS, Account
-from gpu_exporter.reconciler.policy import LABEL
 from gpu_exporter.reconciler.record import KEY, Record
 from tests.component.test_pods_marked import plane  # noqa: F401  # a fixture
 from tests.component.test_proofs import DAY_S, alert, backfill, line, post

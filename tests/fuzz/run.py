@@ -23,8 +23,8 @@ OUT = ROOT / "out" / "fuzz"
 
 
 def protobuf(data: bytes) -> None:
-    from gpu_exporter.attribution.podresources import read_pods
-    from gpu_exporter.attribution.protobuf import ProtobufError
+    from gpu_exporter.attribution.kubelet.podresources import read_pods
+    from gpu_exporter.attribution.kubelet.protobuf import ProtobufError
 
     try:
         read_pods(lambda device_id: device_id).read(data)
@@ -40,7 +40,7 @@ def http2(data: bytes) -> None:
     import h2.connection
     import h2.exceptions
 
-    from gpu_exporter.attribution.grpc_unix import CallError, _receive
+    from gpu_exporter.attribution.kubelet.grpc_unix import CallError, _receive
 
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -89,8 +89,8 @@ def state(data: bytes) -> None:
 
 
 def promql(data: bytes) -> None:
-    from gpu_exporter.reconciler.evidence import EvidenceError
-    from gpu_exporter.reconciler.vector import parse_vector
+    from gpu_exporter.reconciler.evidence.records import EvidenceError
+    from gpu_exporter.reconciler.evidence.vector import parse_vector
 
     try:
         parse_vector(data.decode("utf-8", "replace"), "up")

@@ -24,16 +24,16 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.exposition.series import Series, list_series
 from gpu_exporter.exposition.text import TextRenderer, escape_label
-from gpu_exporter.reconciler.direct import ExporterSource
+from gpu_exporter.reconciler.decision.outcomes import ENDED
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.decision.surroundings import SERVING, Exemption, Surroundings, Unreadable
 from gpu_exporter.reconciler.dry_run import DryRun
-from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.foresight import Foresight
+from gpu_exporter.reconciler.evidence.exporters import ExporterSource
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.judge import Judge
-from gpu_exporter.reconciler.outcomes import ENDED
+from gpu_exporter.reconciler.preview import Preview
 from gpu_exporter.reconciler.record import Record
-from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.slurm.demand import Demand
-from gpu_exporter.reconciler.surroundings import SERVING, Exemption, Surroundings, Unreadable
 from gpu_exporter.reconciler.telemetry import Telemetry
 from tests.testbed.processes import fetch
 from tests.testbed.simulated_node import SimulatedNode
@@ -155,7 +155,7 @@ def write_day(path: Path, end: int, hours: int, seed: int = 7) -> None:
     book = Rulebook(settings.policy)
     record = Record(None, telemetry, clock, settings.actions.shadow_for)
     judge = Judge(source, lambda _: Site(), book, clock, record=record)
-    dry = DryRun(judge, settings.policy, telemetry, Foresight({}), clock)
+    dry = DryRun(judge, settings.policy, telemetry, Preview({}), clock)
     for node in nodes.values():
         node.clock.step_wall(begin - node.clock.wall())
     text = TextRenderer()

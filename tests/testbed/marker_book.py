@@ -8,7 +8,11 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.config.rules import PolicyRule
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.cycle import Cycle
-from gpu_exporter.reconciler.evidence import (
+from gpu_exporter.reconciler.decision.outcomes import RUNS
+from gpu_exporter.reconciler.decision.policy import Decision
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.decision.surroundings import Surroundings, Unreadable
+from gpu_exporter.reconciler.evidence.records import (
     Evidence,
     EvidenceError,
     HolderEvidence,
@@ -18,12 +22,8 @@ from gpu_exporter.reconciler.evidence import (
 )
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.marks import Mark, Refused
-from gpu_exporter.reconciler.outcomes import RUNS
-from gpu_exporter.reconciler.pause_note import PauseSource
-from gpu_exporter.reconciler.policy import Decision
+from gpu_exporter.reconciler.pause import PauseSource
 from gpu_exporter.reconciler.record import Record
-from gpu_exporter.reconciler.rulebook import Rulebook
-from gpu_exporter.reconciler.surroundings import Surroundings, Unreadable
 
 POLICY = Policy()
 WALL = 1_000_000.0

@@ -7,8 +7,8 @@ from typing import Any
 
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.policy import LABEL
 from gpu_exporter.reconciler.slurm import marker as jobs
 from gpu_exporter.reconciler.slurm.live import FIELDS
 

@@ -13,10 +13,10 @@ from typing import Any
 from gpu_exporter.defaults import Actions
 from gpu_exporter.reconciler.actions.journal import Entry
 from gpu_exporter.reconciler.actions.proofs import Warned, Work
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.decision.outcomes import Account, key_of
+from gpu_exporter.reconciler.decision.policy import Decision
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.outcomes import Account, key_of
-from gpu_exporter.reconciler.policy import Decision
 from gpu_exporter.reconciler.record import Standing
 from gpu_exporter.reconciler.target import Held
 

@@ -252,16 +252,16 @@ MACHINE_TIME = {
     "app/once.py",
     "app/record.py",
     "app/serve.py",
-    "attribution/grpc_unix.py",
+    "attribution/kubelet/grpc_unix.py",
     "attribution/poller.py",
     "attribution/processes.py",  # the kernel dates processes since boot
     "attribution/registry.py",  # when the node was started
     "clock.py",
     "commands.py",
     "devices/nvml/recording.py",  # how long a call takes is what it records
-    "reconciler/direct.py",
+    "reconciler/evidence/exporters.py",
     "reconciler/kubernetes/api.py",
-    "reconciler/promql.py",
+    "reconciler/evidence/promql.py",
     "sampling/manager.py",
     "web/crowd.py",
     "web/door.py",

@@ -29,7 +29,7 @@ from gpu_exporter.collectors import registry
 from gpu_exporter.defaults import Settings
 from gpu_exporter.durations import format_duration
 from gpu_exporter.exposition.catalog import ALLOCATION_LABELS, MIG_LABELS, fixed_groups
-from gpu_exporter.reconciler.policy import MARKED
+from gpu_exporter.reconciler.decision.policy import MARKED
 from gpu_exporter.reconciler.telemetry import Telemetry
 from grafana import fleet, holder, node, operations
 

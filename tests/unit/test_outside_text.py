@@ -18,10 +18,10 @@ from gpu_exporter.devices.scenario import ScenarioError, parse_scenario
 from gpu_exporter.inventory.expected import ExpectedDevices
 from gpu_exporter.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.ledger.state import HEADER, VERSION, StateFile
-from gpu_exporter.reconciler.direct import ExporterSource
-from gpu_exporter.reconciler.evidence import EvidenceError
-from gpu_exporter.reconciler.promql import PromQLSource
-from gpu_exporter.reconciler.vector import parse_vector
+from gpu_exporter.reconciler.evidence.exporters import ExporterSource
+from gpu_exporter.reconciler.evidence.promql import PromQLSource
+from gpu_exporter.reconciler.evidence.records import EvidenceError
+from gpu_exporter.reconciler.evidence.vector import parse_vector
 from gpu_exporter.web.secure import Security, WebConfigError
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)

@@ -13,7 +13,7 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from tools.rules import BuildError, read_parameters
 
-from gpu_exporter.attribution import slurm_commands
+from gpu_exporter.attribution.slurm import commands as slurm_commands
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.cluster.collector import Collector as SlurmCollector
 from gpu_exporter.cluster.collector import CollectorRun

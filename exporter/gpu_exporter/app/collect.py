@@ -10,7 +10,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from gpu_exporter.app.serve import repeat, repeat_aside, stop_on_signal
-from gpu_exporter.attribution import slurm_commands
+from gpu_exporter.attribution.slurm import commands as slurm_commands
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.cluster.collector import MAX_ANSWER, Collector, CollectorRun, Slurmctld
 from gpu_exporter.cluster.command_line import CommandLine

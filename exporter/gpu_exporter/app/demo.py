@@ -18,9 +18,9 @@ from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import load_scenario
 from gpu_exporter.exposition.publisher import Publisher
 from gpu_exporter.exposition.site import ExporterSite
-from gpu_exporter.reconciler.direct import ExporterSource
+from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.dry_run import StageTracker
-from gpu_exporter.reconciler.policy import decide
+from gpu_exporter.reconciler.evidence.exporters import ExporterSource
 from gpu_exporter.reconciler.report import render_decisions
 from gpu_exporter.web.server import HttpServer
 

@@ -8,7 +8,7 @@ from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.digest.read import Fetch, Reader
 from gpu_exporter.digest.render import render_html, render_json, render_text
 from gpu_exporter.exits import Exit
-from gpu_exporter.reconciler.evidence import EvidenceError
+from gpu_exporter.reconciler.evidence.records import EvidenceError
 
 RENDER = {"text": render_text, "html": render_html, "json": render_json}
 

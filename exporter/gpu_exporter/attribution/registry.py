@@ -65,9 +65,9 @@ def _make_static(options: SourceOptions, clock: Clock, vendor: Vendor) -> Source
 def _make_kubelet(options: SourceOptions, clock: Clock, vendor: Vendor) -> Source | None:
     if not _is_wanted(options.kubelet, options.kubelet_socket.parent.is_dir):
         return None
-    from gpu_exporter.attribution.alive import PodLives, find_own_pod
-    from gpu_exporter.attribution.consumers import Consumers, parse_monitor
-    from gpu_exporter.attribution.kubelet import KubeletSource
+    from gpu_exporter.attribution.kubelet.alive import PodLives, find_own_pod
+    from gpu_exporter.attribution.kubelet.consumers import Consumers, parse_monitor
+    from gpu_exporter.attribution.kubelet.source import KubeletSource
 
     monitors = [parse_monitor(text) for text in (*vendor.monitors, *options.monitors)]
     lives = None
@@ -90,8 +90,8 @@ def _make_kubelet(options: SourceOptions, clock: Clock, vendor: Vendor) -> Sourc
 def _make_slurm(options: SourceOptions, clock: Clock, vendor: Vendor) -> Source | None:
     if not _is_wanted(options.slurm, is_slurm_node):
         return None
-    from gpu_exporter.attribution.pace import Pace
-    from gpu_exporter.attribution.slurm import SlurmSource
+    from gpu_exporter.attribution.slurm.pace import Pace
+    from gpu_exporter.attribution.slurm.source import SlurmSource
 
     return SlurmSource(
         options.slurm_node,

@@ -97,10 +97,10 @@ def answer(parser: Parser, options: argparse.Namespace, holder: str) -> int:
         parser.error("--at: of a pause only the last one is kept, so leave --pause.file and --kubernetes.lease out")
     config = read_config(parser, options.config_file)
     from gpu_exporter.app.reconciler.explain import Question, explain_once, explain_past
-    from gpu_exporter.app.reconciler.targets import build_foresight
+    from gpu_exporter.app.reconciler.targets import build_preview
     from gpu_exporter.logs import set_up_logging
+    from gpu_exporter.reconciler.decision.rulebook import Rulebook
     from gpu_exporter.reconciler.marks import MarkError
-    from gpu_exporter.reconciler.rulebook import Rulebook
 
     set_up_logging(options.log_level, options.log_format)
     book = Rulebook(config.settings.policy, config.rules)
@@ -111,7 +111,7 @@ def answer(parser: Parser, options: argparse.Namespace, holder: str) -> int:
         if options.at is not None:
             return explain_past(source, book, question, options.at)
         pauses = list_pauses(options, with_lease=True)
-        foresight = build_foresight(book.site, find_targets(options))
-        return explain_once(source, book, question, foresight, pauses, actions=config.settings.actions)
+        preview = build_preview(book.site, find_targets(options))
+        return explain_once(source, book, question, preview, pauses, actions=config.settings.actions)
     except (ValueError, OSError, MarkError, ModuleNotFoundError) as exc:
         parser.fail(str(exc))

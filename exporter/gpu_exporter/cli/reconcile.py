@@ -28,9 +28,9 @@ from gpu_exporter.cli.reconciler_flags import (
 if TYPE_CHECKING:
     from gpu_exporter.config.load import Config
     from gpu_exporter.reconciler.audit import AuditLog
-    from gpu_exporter.reconciler.evidence import ExplainingSource
-    from gpu_exporter.reconciler.fetch import Client
-    from gpu_exporter.reconciler.rulebook import Rulebook
+    from gpu_exporter.reconciler.decision.rulebook import Rulebook
+    from gpu_exporter.reconciler.evidence.client import Client
+    from gpu_exporter.reconciler.evidence.records import ExplainingSource
     from gpu_exporter.reconciler.telemetry import Telemetry
 
 
@@ -152,8 +152,8 @@ def run(given: list[str]) -> int:
         return explain.answer(parser, options, options.explain)
     config = read_config(parser, options.config_file)
     from gpu_exporter.logs import set_up_logging
+    from gpu_exporter.reconciler.decision.rulebook import Rulebook
     from gpu_exporter.reconciler.marks import MarkError
-    from gpu_exporter.reconciler.rulebook import Rulebook
 
     set_up_logging(options.log_level, options.log_format)
     book = Rulebook(config.settings.policy, config.rules)
@@ -201,14 +201,14 @@ def _build_evidence(options: argparse.Namespace, book: Rulebook) -> tuple[Client
 
 def _run_once(options: argparse.Namespace, book: Rulebook) -> int:
     from gpu_exporter.app.reconciler.loops import apply_once, reconcile_once
-    from gpu_exporter.app.reconciler.targets import build_foresight, build_markers
+    from gpu_exporter.app.reconciler.targets import build_markers, build_preview
     from gpu_exporter.reconciler.telemetry import Telemetry
 
     targets = find_targets(options, condition=options.condition)
     if not options.apply:
         _, source = _build_evidence(options, book)
         pauses = list_pauses(options, with_lease=True)
-        return reconcile_once(source, book, options.format, build_foresight(book.site, targets), pauses)
+        return reconcile_once(source, book, options.format, build_preview(book.site, targets), pauses)
     markers = build_markers(book.site, targets)
     _, source = _build_evidence(options, book)
     telemetry = Telemetry()
@@ -231,9 +231,9 @@ def _prepare(options: argparse.Namespace, config: Config, book: Rulebook) -> Cal
     from gpu_exporter.app.reconciler.actions import ActionPlan, ProofPlaces, check_actions
     from gpu_exporter.app.reconciler.targets import (
         build_demand,
-        build_foresight,
         build_lease,
         build_markers,
+        build_preview,
         build_record_place,
     )
     from gpu_exporter.clock import SYSTEM_CLOCK
@@ -251,7 +251,7 @@ def _prepare(options: argparse.Namespace, config: Config, book: Rulebook) -> Cal
     telemetry = Telemetry()
     audit = _open_audit(options, book, telemetry) if options.apply else None
     pauses = list_pauses(options, with_lease=not options.apply)  # one that writes reads the pause of its own Lease
-    foresight = None if options.apply else build_foresight(book.site, targets)
+    preview = None if options.apply else build_preview(book.site, targets)
     lease = build_lease(options.kubeconfig, options.lease) if options.lease and options.apply else None
     texts = build_record_place(options.kubeconfig, options.lease, options.state_directory)
     record = Record(texts, telemetry, SYSTEM_CLOCK, config.settings.actions.shadow_for)
@@ -262,8 +262,8 @@ def _prepare(options: argparse.Namespace, config: Config, book: Rulebook) -> Cal
         loops.serve_telemetry(
             options.address, telemetry, options.interval, options.web_config, collects=options.collector
         )
-    if foresight is not None:
-        return partial(loops.reconcile_forever, parts, foresight)
+    if preview is not None:
+        return partial(loops.reconcile_forever, parts, preview)
     plan = ActionPlan(config.settings, places, _find_clients(options, client), lease or texts)
     return partial(loops.apply_forever, parts, loops.Writing(markers, lease, audit, plan))
 
@@ -271,7 +271,7 @@ def _prepare(options: argparse.Namespace, config: Config, book: Rulebook) -> Cal
 def _find_clients(options: argparse.Namespace, client: Client) -> tuple[Client, Client]:
     """Of the PromQL API and of Alertmanager, which gets the credentials only if it is the same server."""
     from gpu_exporter.app.reconciler.actions import is_same_server
-    from gpu_exporter.reconciler.fetch import Client
+    from gpu_exporter.reconciler.evidence.client import Client
 
     shares = is_same_server(options.prometheus, options.alertmanager)
     return client, client if shares else Client(options.tls_ca)

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpu_exporter.app.reconciler.targets import Targets
-    from gpu_exporter.reconciler.evidence import ExplainingSource
-    from gpu_exporter.reconciler.fetch import Client
-    from gpu_exporter.reconciler.pause_note import PausePlace
-    from gpu_exporter.reconciler.rulebook import Rulebook
+    from gpu_exporter.reconciler.decision.rulebook import Rulebook
+    from gpu_exporter.reconciler.evidence.client import Client
+    from gpu_exporter.reconciler.evidence.records import ExplainingSource
+    from gpu_exporter.reconciler.pause import PausePlace
 
 
 def add_prometheus(parser: Parser) -> None:
@@ -125,7 +125,7 @@ def add_pause_places(parser: Parser) -> None:
 
 def build_client(options: argparse.Namespace, *addresses: str) -> Client:
     """What asks the source of evidence at these addresses. Raises ValueError, OSError."""
-    from gpu_exporter.reconciler.fetch import Client, Credentials
+    from gpu_exporter.reconciler.evidence.client import Client, Credentials
 
     credentials = Credentials(options.token_file, options.auth_user, options.password_file, options.headers)
     for address in addresses:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from gpu_exporter.attribution.slurm_words import (
+from gpu_exporter.attribution.slurm.parse import (
     Job,
     JobGpus,
     NodeRecord,

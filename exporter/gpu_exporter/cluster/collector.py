@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from gpu_exporter.attribution.slurm_collected import NODE_NAME
-from gpu_exporter.attribution.slurm_controller import CONFIG_EACH_S
-from gpu_exporter.attribution.slurm_picture import Picture, render_picture
-from gpu_exporter.attribution.slurm_words import Job, JobGpus, NodeRecord, SlurmConfig
+from gpu_exporter.attribution.slurm.collected import NODE_NAME
+from gpu_exporter.attribution.slurm.controller import CONFIG_EACH_S
+from gpu_exporter.attribution.slurm.parse import Job, JobGpus, NodeRecord, SlurmConfig
+from gpu_exporter.attribution.slurm.picture import Picture, render_picture
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.clock import Clock
 from gpu_exporter.cluster.answers import ClusterJob

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpu_exporter.attribution.slurm_controller import Run
-from gpu_exporter.attribution.slurm_words import NodeRecord, SlurmConfig, parse_config
+from gpu_exporter.attribution.slurm.controller import Run
+from gpu_exporter.attribution.slurm.parse import NodeRecord, SlurmConfig, parse_config
 from gpu_exporter.cluster.answers import ClusterJob, parse_cluster_jobs, parse_cluster_nodes
 
 TIMEOUT_S = 60.0

@@ -11,7 +11,7 @@ import binascii
 import json
 from pathlib import Path
 
-from gpu_exporter.attribution.slurm_words import NodeRecord, SlurmConfig
+from gpu_exporter.attribution.slurm.parse import NodeRecord, SlurmConfig
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.cluster.answers import ClusterJob, find_cluster, parse_cluster_jobs, parse_rest_nodes
 from gpu_exporter.cluster.command_line import TIMEOUT_S

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from gpu_exporter.attribution.slurm_collected import ANSWERS
+from gpu_exporter.attribution.slurm.collected import ANSWERS
 from gpu_exporter.cluster.collector import WITHHELD, CollectorRun
 from gpu_exporter.web.request import Request
 from gpu_exporter.web.server import TEXT, Reply, Site

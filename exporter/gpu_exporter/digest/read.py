@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol
 
 from gpu_exporter.digest import oversized, targets
 from gpu_exporter.digest.oversized import Oversized
-from gpu_exporter.reconciler.evidence import EvidenceError, HolderName, holder_name, title, users_id_of
-from gpu_exporter.reconciler.promql import ENFORCED
-from gpu_exporter.reconciler.vector import Row, parse_vector
+from gpu_exporter.reconciler.evidence.promql import ENFORCED
+from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, holder_name, title, users_id_of
+from gpu_exporter.reconciler.evidence.vector import Row, parse_vector
 from gpu_exporter.threads import NoThread, run_ahead
 
 DAY_S = 86400.0

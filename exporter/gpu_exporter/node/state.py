@@ -7,11 +7,11 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_exporter.attribution.contradict import ProcessNet, identify
-from gpu_exporter.attribution.ended import EndedPods
+from gpu_exporter.attribution.kubelet.ended import EndedPods
 from gpu_exporter.attribution.numbers import NumberMemory
 from gpu_exporter.attribution.processes import OwnedPeriod, Owners, ProcessOwners, without_owners
 from gpu_exporter.attribution.resolve import Resolution, find_offered, resolve
-from gpu_exporter.attribution.slurm_pods import SlurmPods
+from gpu_exporter.attribution.slurm.pods import SlurmPods
 from gpu_exporter.attribution.usage import Uses, measure
 from gpu_exporter.attribution.users import Users
 from gpu_exporter.clock import Clock

@@ -21,10 +21,10 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.config.rules import plain_rules
 from gpu_exporter.outside import parse_timestamp
 from gpu_exporter.plain import one_line
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.decision.policy import Decision
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import Mark, timestamp
-from gpu_exporter.reconciler.policy import Decision
-from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.version import VERSION
 
 log = logging.getLogger(__name__)

@@ -22,12 +22,12 @@ from typing import Protocol
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.audit import AuditLog
-from gpu_exporter.reconciler.brakes import SOURCE, Freeze
-from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
+from gpu_exporter.reconciler.decision.brakes import SOURCE, Freeze
+from gpu_exporter.reconciler.decision.policy import SHARING, UNDERUSED, Decision, Windows, windows_of
+from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName
 from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.marks import Mark, Marker, MarkError, Refused, guard, sum_odd
 from gpu_exporter.reconciler.plan import Limits, Withdrawal, evidence_age, is_due, plan
-from gpu_exporter.reconciler.policy import SHARING, UNDERUSED, Decision, Windows, windows_of
 
 log = logging.getLogger(__name__)
 HOUR_S = 3600.0

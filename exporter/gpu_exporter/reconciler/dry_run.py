@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.brakes import SOURCE, Freeze
-from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
-from gpu_exporter.reconciler.foresight import Foresight, Outlook
+from gpu_exporter.reconciler.decision.brakes import SOURCE, Freeze
+from gpu_exporter.reconciler.decision.policy import Decision
+from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName
 from gpu_exporter.reconciler.judge import Judge
-from gpu_exporter.reconciler.policy import Decision
+from gpu_exporter.reconciler.preview import Outlook, Preview
 from gpu_exporter.reconciler.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -25,13 +25,13 @@ class DryRun:
         judge: Judge,
         policy: Policy,
         telemetry: Telemetry,
-        foresight: Foresight,
+        preview: Preview,
         clock: Clock,
     ) -> None:
         self._judge = judge
         self._policy = policy
         self._telemetry = telemetry
-        self._foresight = foresight
+        self._preview = preview
         self._clock = clock
         self._tracker = StageTracker()
         self._last_good = clock.monotonic()
@@ -64,14 +64,14 @@ class DryRun:
         """What was missing, "" when all was there."""
         judged = self._judge.judge()
         decisions, problems, self._frozen = judged.decisions, judged.problems, judged.frozen
-        self._telemetry.note_odd(self._foresight.odd)
+        self._telemetry.note_odd(self._preview.odd)
         self._telemetry.note_surveyed(judged.surveyed, judged.unreadable)
         self._decisions = decisions
-        outlooks = self._foresight.look(decisions, self._clock.wall())
+        outlooks = self._preview.look(decisions, self._clock.wall())
         self._last_good = self._clock.monotonic()
-        for notice in self._foresight.notices:
+        for notice in self._preview.notices:
             log.warning("dry run: %s", notice)
-        self._foresight.notices.clear()
+        self._preview.notices.clear()
         self._log(self._tracker.changes(decisions, outlooks))
         return "; ".join(problems)
 

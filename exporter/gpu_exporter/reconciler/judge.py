@@ -7,16 +7,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from gpu_exporter.clock import Clock
-from gpu_exporter.reconciler.brakes import Brakes, Freeze, hold
-from gpu_exporter.reconciler.evidence import Evidence, EvidenceSource, HolderName
+from gpu_exporter.reconciler.decision.brakes import Brakes, Freeze, hold
+from gpu_exporter.reconciler.decision.outcomes import LOST
+from gpu_exporter.reconciler.decision.policy import LABELLED, MARKED, Decision, decide
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.decision.settle import Around, members_of, settle
+from gpu_exporter.reconciler.decision.surroundings import Surroundings, Surveyor, Unreadable
+from gpu_exporter.reconciler.evidence.records import Evidence, EvidenceSource, HolderName
 from gpu_exporter.reconciler.marks import Refused
-from gpu_exporter.reconciler.outcomes import LOST
-from gpu_exporter.reconciler.pause_note import PauseSource, pause
-from gpu_exporter.reconciler.policy import LABELLED, MARKED, Decision, decide
+from gpu_exporter.reconciler.pause import PauseSource, pause
 from gpu_exporter.reconciler.record import Record
-from gpu_exporter.reconciler.rulebook import Rulebook
-from gpu_exporter.reconciler.settle import Around, members_of, settle
-from gpu_exporter.reconciler.surroundings import Surroundings, Surveyor, Unreadable
 
 PROBLEMS_MAX = 3  # of a kind, in a log line
 

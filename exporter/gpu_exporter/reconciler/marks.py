@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from gpu_exporter.plain import utc
-from gpu_exporter.reconciler.evidence import HolderName, title
-from gpu_exporter.reconciler.policy import LABEL, Decision
-from gpu_exporter.reconciler.surroundings import Surveyor
+from gpu_exporter.reconciler.decision.policy import LABEL, Decision
+from gpu_exporter.reconciler.decision.surroundings import Surveyor
+from gpu_exporter.reconciler.evidence.records import HolderName, title
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.decision.policy import MARKED, SHARING, UNDERUSED, Decision
 from gpu_exporter.reconciler.marks import Mark
-from gpu_exporter.reconciler.policy import MARKED, SHARING, UNDERUSED, Decision
 
 RENEW_SHARE = 0.25  # of policy.unsupported_max: an object's time of evidence is never older while there is evidence
 

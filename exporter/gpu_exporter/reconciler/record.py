@@ -21,9 +21,7 @@ from gpu_exporter.defaults import Actions
 from gpu_exporter.durations import format_duration
 from gpu_exporter.outside import need_real, need_wholes
 from gpu_exporter.reconciler.actions.journal import Entry, TextPlace, parse, render
-from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.outcomes import (
+from gpu_exporter.reconciler.decision.outcomes import (
     OUTCOMES,
     REGRET,
     RIGHT,
@@ -35,7 +33,9 @@ from gpu_exporter.reconciler.outcomes import (
     Watch,
     Watches,
 )
-from gpu_exporter.reconciler.policy import Decision
+from gpu_exporter.reconciler.decision.policy import Decision
+from gpu_exporter.reconciler.evidence.records import HolderName
+from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.target import Held
 
 log = logging.getLogger(__name__)

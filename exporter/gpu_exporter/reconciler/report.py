@@ -8,10 +8,18 @@ from collections.abc import Mapping, Sequence
 from gpu_exporter.defaults import Policy
 from gpu_exporter.durations import format_duration
 from gpu_exporter.plain import layout, utc
-from gpu_exporter.reconciler.evidence import Evidence, HolderName, OtherActivity
-from gpu_exporter.reconciler.foresight import Outlook
+from gpu_exporter.reconciler.decision.policy import (
+    LABELLED,
+    NOT_RUNNING,
+    SHARING,
+    UNDERUSED,
+    Decision,
+    Windows,
+    windows_of,
+)
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderName, OtherActivity
 from gpu_exporter.reconciler.marks import EXEMPT_UNTIL
-from gpu_exporter.reconciler.policy import LABELLED, NOT_RUNNING, SHARING, UNDERUSED, Decision, Windows, windows_of
+from gpu_exporter.reconciler.preview import Outlook
 
 HEADER = ("HOLDER", "OWNER", "GPUS", "STAGE", "IDLE SINCE", "REASON", "WOULD WRITE")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gpu_exporter.reconciler.policy import MARKED, Decision
+from gpu_exporter.reconciler.decision.policy import MARKED, Decision
 from gpu_exporter.reconciler.slurm.demand import Demand
 
 STAGES_MAX = 30_000  # series; a tenth of a site of 100,000 allocations is idle at a time, or some bug makes it so

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from gpu_exporter.reconciler.evidence import EVIDENCE_S
+from gpu_exporter.reconciler.evidence.records import EVIDENCE_S
 from gpu_exporter.reconciler.telemetry import Telemetry
 from gpu_exporter.web.request import Request
 from gpu_exporter.web.server import TEXT, Reply

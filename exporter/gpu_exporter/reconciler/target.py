@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from gpu_exporter.config.values import ACTIONS
-from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.policy import UNDERUSED, Decision
-from gpu_exporter.reconciler.surroundings import BATCH, INTERACTIVE, SERVING, UNCLEAR, Reference
+from gpu_exporter.reconciler.decision.policy import UNDERUSED, Decision
+from gpu_exporter.reconciler.decision.surroundings import BATCH, INTERACTIVE, SERVING, UNCLEAR, Reference
+from gpu_exporter.reconciler.evidence.records import HolderName
 
 SUSPEND, DEACTIVATE, STOP, REQUEUE, CANCEL = ACTIONS
 # To which classes each may be done.

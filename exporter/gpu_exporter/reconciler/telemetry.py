@@ -15,14 +15,14 @@ from prometheus_client import (
 )
 
 from gpu_exporter.clock import SYSTEM_CLOCK, Clock
-from gpu_exporter.reconciler.brakes import FREEZES
-from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.outcomes import OUTCOMES, Account, tenant_of
-from gpu_exporter.reconciler.policy import MARKED, Decision
+from gpu_exporter.reconciler.decision.brakes import FREEZES
+from gpu_exporter.reconciler.decision.outcomes import OUTCOMES, Account, tenant_of
+from gpu_exporter.reconciler.decision.policy import MARKED, Decision
+from gpu_exporter.reconciler.decision.spared import why_spared
+from gpu_exporter.reconciler.decision.surroundings import EXEMPT_BY
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.series import DemandSeries, LastSuccess, OddObjects, Stages
 from gpu_exporter.reconciler.slurm.demand import Demand
-from gpu_exporter.reconciler.spared import why_spared
-from gpu_exporter.reconciler.surroundings import EXEMPT_BY
 
 TENANTS_MAX = 50  # series of one reason
 KINDS_MAX = 20  # likewise

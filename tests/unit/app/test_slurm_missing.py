@@ -15,7 +15,7 @@ from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.attribution import registry
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.attribution.registry import is_slurm_node
-from gpu_exporter.attribution.slurm import SlurmSource
+from gpu_exporter.attribution.slurm.source import SlurmSource
 from gpu_exporter.cli.agent_flags import COLLECTORS
 from gpu_exporter.clock import SYSTEM_CLOCK, ManualClock
 from gpu_exporter.defaults import Settings

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.attribution.cgroup import Owner
-from gpu_exporter.attribution.ended import LOOK_S, WHY, EndedPods
+from gpu_exporter.attribution.kubelet.ended import LOOK_S, WHY, EndedPods
 from gpu_exporter.attribution.processes import ProcessOwners, UnitOwners, Use
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.model import Grant, Holder, HolderKey, UnitId

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.gres_conf import MAX_INCLUDES, GpuOrder, GresConfError, order_of, parse_gres_conf
-from gpu_exporter.attribution.gres_epochs import Found
-from gpu_exporter.attribution.gres_files import MAX_CONF, REMEDY, Place, list_places, read_order
-from gpu_exporter.attribution.slurm_words import NodeRecord, SlurmConfig
+from gpu_exporter.attribution.slurm.gres_conf import MAX_INCLUDES, GpuOrder, GresConfError, order_of, parse_gres_conf
+from gpu_exporter.attribution.slurm.gres_epochs import Found
+from gpu_exporter.attribution.slurm.gres_files import MAX_CONF, REMEDY, Place, list_places, read_order
+from gpu_exporter.attribution.slurm.parse import NodeRecord, SlurmConfig
 from gpu_exporter.slurm.gres import Gres
 
 H100 = (("h100", 4),)

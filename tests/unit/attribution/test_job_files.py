@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpu_exporter
-from gpu_exporter.attribution.job_files import FILES_MAX, READ_MAX, read_job_files
+from gpu_exporter.attribution.slurm.job_files import FILES_MAX, READ_MAX, read_job_files
 from gpu_exporter.attribution.source import SourceError
 
 SCRIPTS = Path(gpu_exporter.__file__).parent / "contrib" / "slurm"

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.testbed.podresources import begin_container, messages
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.attribution.alive import LOOK_S, PodLives
-from gpu_exporter.attribution.consumers import Consumers, parse_monitor
-from gpu_exporter.attribution.kubelet import KubeletSource
-from gpu_exporter.attribution.podresources import LIST
+from gpu_exporter.attribution.kubelet.alive import LOOK_S, PodLives
+from gpu_exporter.attribution.kubelet.consumers import Consumers, parse_monitor
+from gpu_exporter.attribution.kubelet.podresources import LIST
+from gpu_exporter.attribution.kubelet.source import KubeletSource
 from gpu_exporter.clock import Clock
 from gpu_exporter.devices.protocol import Processes
 from gpu_exporter.devices.scenario import parse_scenario
@@ -99,7 +99,7 @@ class Cluster:
     def run(self, seconds: float = 2 * LOOK_S + 30.0) -> View:
         """Sampled and polled each 15 s, which the ledger still charges."""
         with mock.patch(
-            "gpu_exporter.attribution.kubelet.call", lambda socket, method, request, timeout: self.answer(method)
+            "gpu_exporter.attribution.kubelet.source.call", lambda socket, method, request, timeout: self.answer(method)
         ):
             if self.sees_processes:  # once, on a GPU, and then no more: from then on an empty list says something
                 self.sees_processes = False

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.attribution.pod_logs import SETTLED_S, PodLogs
+from gpu_exporter.attribution.kubelet.pod_logs import SETTLED_S, PodLogs
 from gpu_exporter.clock import ManualClock
 
 POD = ("ml", "train-0")

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 from gpu_exporter.attribution import registry
-from gpu_exporter.attribution.gres_epochs import BEFORE
-from gpu_exporter.attribution.pace import INTERVAL_MAX_S, Pace
-from gpu_exporter.attribution.slurm import SlurmSource
-from gpu_exporter.attribution.slurm_controller import (
+from gpu_exporter.attribution.slurm.controller import (
     CONFIG_EACH_S,
     DOUBT_EACH_S,
     JOB_EACH_S,
     LIST_EACH_S,
     SINGLES_MAX,
 )
-from gpu_exporter.attribution.slurm_words import COLUMNS, SINFO_FORMAT, SQUEUE_FORMAT
+from gpu_exporter.attribution.slurm.gres_epochs import BEFORE
+from gpu_exporter.attribution.slurm.pace import INTERVAL_MAX_S, Pace
+from gpu_exporter.attribution.slurm.parse import COLUMNS, SINFO_FORMAT, SQUEUE_FORMAT
+from gpu_exporter.attribution.slurm.source import SlurmSource
 from gpu_exporter.attribution.source import Answer, CommandFailed, SlowSource, SourceError
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.model import Holder, HolderKey

@@ -11,9 +11,9 @@ import pytest
 from tests.testbed.processes import wait_for
 
 from gpu_exporter import commands as programs
-from gpu_exporter.attribution import slurm_commands
 from gpu_exporter.attribution.registry import runs_slurmd
-from gpu_exporter.attribution.slurm import SlurmSource
+from gpu_exporter.attribution.slurm import commands as slurm_commands
+from gpu_exporter.attribution.slurm.source import SlurmSource
 from gpu_exporter.attribution.source import SlowSource, SourceError
 
 

@@ -14,10 +14,10 @@ from tests.unit.attribution.test_slurm import Cluster, fail
 from tests.unit.attribution.test_slurm_quiet import Filing
 
 import gpu_exporter
-from gpu_exporter.attribution.job_files import FiledRun, JobFile, read_job_files
-from gpu_exporter.attribution.slurm_controller import bound_clock, how_far_ahead
-from gpu_exporter.attribution.slurm_filed import FILL_S, start_here
-from gpu_exporter.attribution.slurm_presence import STALE_S
+from gpu_exporter.attribution.slurm.controller import bound_clock, how_far_ahead
+from gpu_exporter.attribution.slurm.filed import FILL_S, start_here
+from gpu_exporter.attribution.slurm.job_files import FiledRun, JobFile, read_job_files
+from gpu_exporter.attribution.slurm.presence import STALE_S
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import ManualClock
 

@@ -9,9 +9,9 @@ import pytest
 from tests.unit.attribution.test_slurm import Cluster, fail
 from tests.unit.attribution.test_slurm_quiet import KTHREADD, Filing, Node
 
-from gpu_exporter.attribution.pace import Pace
-from gpu_exporter.attribution.slurm import SlurmSource
-from gpu_exporter.attribution.slurm_memory import FILE, SAVE_EACH_S
+from gpu_exporter.attribution.slurm.memory import FILE, SAVE_EACH_S
+from gpu_exporter.attribution.slurm.pace import Pace
+from gpu_exporter.attribution.slurm.source import SlurmSource
 from gpu_exporter.attribution.source import Answer, SourceError
 
 AWAY = "Unable to contact slurm controller"

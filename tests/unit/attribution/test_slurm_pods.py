@@ -9,7 +9,7 @@ from tests.testbed.simulated_node import SimulatedNode
 
 from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.processes import UnitOwners, Use
-from gpu_exporter.attribution.slurm_pods import WHY, SlurmPods
+from gpu_exporter.attribution.slurm.pods import WHY, SlurmPods
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.model import Grant, Holder, HolderKey, UnitId

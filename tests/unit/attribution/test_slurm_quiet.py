@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.unit.attribution.test_slurm import SINFO, Cluster, fail
 
-from gpu_exporter.attribution.pace import INTERVAL_MAX_S, Pace
 from gpu_exporter.attribution.procfs import NewestProcess, Procfs
-from gpu_exporter.attribution.slurm import SlurmSource
+from gpu_exporter.attribution.slurm.pace import INTERVAL_MAX_S, Pace
+from gpu_exporter.attribution.slurm.source import SlurmSource
 from gpu_exporter.attribution.source import SourceError
 
 ONE = "gpu:h100:1(IDX:0)"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.attribution.slurm_words import (
+from gpu_exporter.attribution.slurm.parse import (
     COLUMNS,
     SINFO_WIDTH,
     JobGpus,

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from tests.testbed.memory_slurm import row_of_22_05, row_of_24_11
 
 from gpu_exporter.attribution import registry
-from gpu_exporter.attribution.pace import Pace
-from gpu_exporter.attribution.slurm import SlurmSource
-from gpu_exporter.attribution.slurm_collected import AGE_MAX_S, AHEAD_MAX_S, ANSWERS
-from gpu_exporter.attribution.slurm_picture import Picture, parse_picture, render_picture
-from gpu_exporter.attribution.slurm_words import Job, JobGpus, NodeRecord, SlurmConfig
+from gpu_exporter.attribution.slurm.collected import AGE_MAX_S, AHEAD_MAX_S, ANSWERS
+from gpu_exporter.attribution.slurm.pace import Pace
+from gpu_exporter.attribution.slurm.parse import Job, JobGpus, NodeRecord, SlurmConfig
+from gpu_exporter.attribution.slurm.picture import Picture, parse_picture, render_picture
+from gpu_exporter.attribution.slurm.source import SlurmSource
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.cluster.answers import parse_cluster_jobs, parse_cluster_nodes

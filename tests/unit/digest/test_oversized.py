@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_exporter.digest.oversized import find, would_do
-from gpu_exporter.reconciler.vector import Row
+from gpu_exporter.reconciler.evidence.vector import Row
 
 GB = 1e9
 

@@ -7,7 +7,7 @@ import re
 
 from gpu_exporter.digest.read import Digest, Hours, IdleHolder, TenantName
 from gpu_exporter.digest.render import render_html, render_json, render_text
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.evidence.records import HolderName
 
 EVIL = "<script>alert(1)</script>\x1b[31m\n"
 

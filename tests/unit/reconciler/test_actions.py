@@ -47,15 +47,15 @@ from gpu_exporter.reconciler.actions.runner import (
 )
 from gpu_exporter.reconciler.actions.warnings import UNSEEN_MAX_S
 from gpu_exporter.reconciler.audit import AuditLog
-from gpu_exporter.reconciler.evidence import EvidenceError, HolderName, HostLimits, UnitEvidence
+from gpu_exporter.reconciler.decision.outcomes import REGRET_S, key_of
+from gpu_exporter.reconciler.decision.policy import Decision, Windows
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.decision.surroundings import Member, Reference, Surroundings
+from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, HostLimits, UnitEvidence
 from gpu_exporter.reconciler.kubernetes.targets import _obstacle
 from gpu_exporter.reconciler.marks import MarkError, Refused
-from gpu_exporter.reconciler.outcomes import REGRET_S, key_of
-from gpu_exporter.reconciler.policy import Decision, Windows
 from gpu_exporter.reconciler.record import Standing
 from gpu_exporter.reconciler.report import explain
-from gpu_exporter.reconciler.rulebook import Rulebook
-from gpu_exporter.reconciler.surroundings import Member, Reference, Surroundings
 from gpu_exporter.reconciler.target import Held, Part, Target
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -8,7 +8,7 @@ import pytest
 from tests.testbed.marker_book import POLICY, UNDERUSED, WALL, A, Bench, Book
 
 from gpu_exporter.reconciler.cycle import RENEWALS_MAX
-from gpu_exporter.reconciler.evidence import Evidence, HolderName
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderName
 from gpu_exporter.reconciler.marks import MarkError, Refused
 from gpu_exporter.reconciler.plan import RENEW_SHARE
 

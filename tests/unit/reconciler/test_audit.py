@@ -15,10 +15,10 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.audit import AuditLog, describe, policy_hash, read_transitions
 from gpu_exporter.reconciler.cycle import Cycle
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.version import VERSION
 
 JOB = HolderName("slurm", "", "3013")

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, Bench, Book, holder
 
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.reconciler.brakes import TOGETHER_MIN, TOGETHER_S, freeze_together, idle_together
-from gpu_exporter.reconciler.evidence import EvidenceError, HolderEvidence, HolderName, pools_of
-from gpu_exporter.reconciler.policy import decide_holder, windows_of
-from gpu_exporter.reconciler.surroundings import Surroundings
-from gpu_exporter.reconciler.usual import AGAIN_S, HOUR_S, HOURS_MAX, Usual
+from gpu_exporter.reconciler.decision.brakes import TOGETHER_MIN, TOGETHER_S, freeze_together, idle_together
+from gpu_exporter.reconciler.decision.policy import decide_holder, windows_of
+from gpu_exporter.reconciler.decision.surroundings import Surroundings
+from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderEvidence, HolderName, pools_of
+from gpu_exporter.reconciler.evidence.usual import AGAIN_S, HOUR_S, HOURS_MAX, Usual
 
 PODS = [HolderName("kubernetes", f"team-{i % 5}", f"pod-{i}") for i in range(60)]
 PER_NAMESPACE = POLICY.new_marks_namespace_max

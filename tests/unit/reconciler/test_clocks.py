@@ -15,15 +15,15 @@ from kubernetes import client
 
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.clocks import APART_MAX_S, ahead_of
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.decision.surroundings import Reference, Unreadable
+from gpu_exporter.reconciler.evidence.clocks import APART_MAX_S, ahead_of
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.checks import GPU_RESOURCES
 from gpu_exporter.reconciler.kubernetes.owners import Owners
 from gpu_exporter.reconciler.kubernetes.survey import PodSurveyor
 from gpu_exporter.reconciler.kubernetes.targets import TargetReader
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.surroundings import Reference, Unreadable
 
 JOB = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train", "uid": "u1"}}
 

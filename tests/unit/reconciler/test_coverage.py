@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.reconciler.coverage import SAMPLE_EACH_S, Counters, coverage
+from gpu_exporter.reconciler.evidence.coverage import SAMPLE_EACH_S, Counters, coverage
 
 WINDOW = 7200.0
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.reconciler import fetch
-from gpu_exporter.reconciler.evidence import EvidenceError
-from gpu_exporter.reconciler.fetch import Client, Credentials
+from gpu_exporter.reconciler.evidence import client as fetch
+from gpu_exporter.reconciler.evidence.client import Client, Credentials
+from gpu_exporter.reconciler.evidence.records import EvidenceError
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import math
 import pytest
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, A, B, Bench, Book, holder
 
-from gpu_exporter.reconciler.evidence import Evidence, HolderName
+from gpu_exporter.reconciler.decision.policy import Decision, decide
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderName
 from gpu_exporter.reconciler.marks import Mark, MarkError
 from gpu_exporter.reconciler.plan import plan
-from gpu_exporter.reconciler.policy import Decision, decide
 
 
 def test_underused_falls_at_once_whatever_limits_or_refuses_the_next_mark() -> None:

@@ -12,8 +12,10 @@ from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, A, B, 
 
 from gpu_exporter.app.reconciler.explain import Question, explain_once, explain_past
 from gpu_exporter.clock import ManualClock
+from gpu_exporter.reconciler.decision.policy import decide
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.dry_run import DryRun, StageTracker
-from gpu_exporter.reconciler.evidence import (
+from gpu_exporter.reconciler.evidence.records import (
     Evidence,
     EvidenceError,
     HolderEvidence,
@@ -22,12 +24,10 @@ from gpu_exporter.reconciler.evidence import (
     named_holder,
     title,
 )
-from gpu_exporter.reconciler.foresight import FAILURES_MAX, INSPECTIONS_MAX, Foresight, Outlook
 from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.marks import MarkError, timestamp
-from gpu_exporter.reconciler.policy import decide
+from gpu_exporter.reconciler.preview import FAILURES_MAX, INSPECTIONS_MAX, Outlook, Preview
 from gpu_exporter.reconciler.report import explain
-from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.telemetry import Telemetry
 
 TASK = HolderName("slurm", "", "3013")
@@ -60,7 +60,7 @@ class Source:
 
 
 def look(book: Book, *holders: HolderEvidence) -> dict[HolderName, Outlook]:
-    return Foresight({"kubernetes": lambda: book}).look(decide(Evidence(WALL, holders), POLICY), WALL)
+    return Preview({"kubernetes": lambda: book}).look(decide(Evidence(WALL, holders), POLICY), WALL)
 
 
 def test_what_apply_would_refuse_is_foreseen_with_its_reason_and_nothing_is_written() -> None:
@@ -82,14 +82,14 @@ def test_what_leaves_no_mark_is_not_asked_about() -> None:
 
 
 def test_where_there_is_no_way_that_is_said_once_and_nothing_is_claimed() -> None:
-    foresight = Foresight({})
+    preview = Preview({})
     decisions = decide(Evidence(WALL, (holder(A, (UNDERUSED,)), holder(B, (UNDERUSED,)))), POLICY)
     for _ in range(2):
-        assert foresight.look(decisions, WALL) == {
+        assert preview.look(decisions, WALL) == {
             A: Outlook("gpu-exporter.io/utilization=underused"),
             B: Outlook("AdminComment=gpu-exporter.io/utilization=underused"),
         }
-    assert foresight.notices == [
+    assert preview.notices == [
         "no way to the API server: neither a service account nor --kubernetes.kubeconfig; "
         "what --apply would refuse of pods is not shown",
         "no way to Slurm: squeue and scontrol are not on PATH; what --apply would refuse of jobs is not shown",
@@ -100,13 +100,13 @@ def test_a_server_that_does_not_answer_is_not_asked_for_every_holder() -> None:
     book = Book()
     book.fail = MarkError("error", "API server: timed out")
     many = [holder(HolderName("kubernetes", "ml", str(i)), (UNDERUSED,)) for i in range(9)]
-    foresight = Foresight({"kubernetes": lambda: book})
-    seen = foresight.look(decide(Evidence(WALL, tuple(many)), POLICY), WALL)
+    preview = Preview({"kubernetes": lambda: book})
+    seen = preview.look(decide(Evidence(WALL, tuple(many)), POLICY), WALL)
     assert len(book.calls) == FAILURES_MAX
     assert not any(outlook.checked for outlook in seen.values())
-    assert foresight.notices == ["API server: timed out; what --apply would refuse of pods is not shown"]
+    assert preview.notices == ["API server: timed out; what --apply would refuse of pods is not shown"]
     book.fail = None
-    seen = foresight.look(decide(Evidence(WALL, tuple(many)), POLICY), WALL)
+    seen = preview.look(decide(Evidence(WALL, tuple(many)), POLICY), WALL)
     assert all(outlook.checked for outlook in seen.values())
 
 
@@ -114,25 +114,25 @@ def test_of_very_many_holders_each_is_looked_at_in_turn() -> None:
     book = Book()
     many = [holder(HolderName("kubernetes", "ml", str(i)), (UNDERUSED,)) for i in range(INSPECTIONS_MAX + 3)]
     decisions = decide(Evidence(WALL, tuple(many)), POLICY)
-    foresight = Foresight({"kubernetes": lambda: book})
-    assert sum(outlook.checked for outlook in foresight.look(decisions, WALL).values()) == INSPECTIONS_MAX
-    assert all(outlook.checked for outlook in foresight.look(decisions, WALL).values())
+    preview = Preview({"kubernetes": lambda: book})
+    assert sum(outlook.checked for outlook in preview.look(decisions, WALL).values()) == INSPECTIONS_MAX
+    assert all(outlook.checked for outlook in preview.look(decisions, WALL).values())
 
 
 def test_a_refusal_of_one_stage_is_not_carried_over_to_the_next() -> None:
     book = Book()
-    foresight = Foresight({"kubernetes": lambda: book})
+    preview = Preview({"kubernetes": lambda: book})
     book.able_s[A] = POLICY.candidate_after
     for run, refused in ((CANDIDATE, ""), (UNDERUSED, "restarted"), (CANDIDATE, "")):
-        seen = foresight.look(decide(Evidence(WALL, (holder(A, (run,)),)), POLICY), WALL)
+        seen = preview.look(decide(Evidence(WALL, (holder(A, (run,)),)), POLICY), WALL)
         assert seen[A].refused == refused
 
 
 def test_a_holder_that_is_gone_is_forgotten() -> None:
     book, other = Book(), HolderName("kubernetes", "ml", "b")
-    foresight = Foresight({"kubernetes": lambda: book})
+    preview = Preview({"kubernetes": lambda: book})
     for holders in ((holder(A, (UNDERUSED,)), holder(other, (UNDERUSED,))), (holder(other, (UNDERUSED,)),), ()):
-        seen = foresight.look(decide(Evidence(WALL, holders), POLICY), WALL)
+        seen = preview.look(decide(Evidence(WALL, holders), POLICY), WALL)
         assert set(seen) == {each.name for each in holders}
 
 
@@ -167,9 +167,7 @@ def test_a_dry_run_goes_on_after_any_fault(caplog: pytest.LogCaptureFixture) -> 
     source, telemetry = Source(holder(A, (UNDERUSED,))), Telemetry()
     clock = ManualClock(wall=WALL)
     last = "gpu_reconciler_last_success_timestamp_seconds"
-    dry = DryRun(
-        Judge(source, Foresight({}).surveyor, Rulebook(POLICY), clock), POLICY, telemetry, Foresight({}), clock
-    )
+    dry = DryRun(Judge(source, Preview({}).surveyor, Rulebook(POLICY), clock), POLICY, telemetry, Preview({}), clock)
     for error in (EvidenceError("Prometheus is down"), KeyError("odd"), None):
         source.error = error
         dry.run()
@@ -220,16 +218,14 @@ def test_any_holder_is_explained_by_any_of_its_names(
     book = Book()
     book.refuse[A] = "daemonset"
     assert (
-        explain_once(source, Rulebook(POLICY), Question(asked, "", "table"), Foresight({"kubernetes": lambda: book}))
-        == 0
+        explain_once(source, Rulebook(POLICY), Question(asked, "", "table"), Preview({"kubernetes": lambda: book})) == 0
     )
     text = capsys.readouterr().out
     assert text.startswith(first + "\n")
     assert text.count("because") == 1
     assert ("REFUSED: daemonset: refused" in text) == (first == "ml/a: underused")
     assert (
-        explain_once(source, Rulebook(POLICY), Question(asked, "", "json"), Foresight({"kubernetes": lambda: book}))
-        == 0
+        explain_once(source, Rulebook(POLICY), Question(asked, "", "json"), Preview({"kubernetes": lambda: book})) == 0
     )
     (row,) = json.loads(capsys.readouterr().out)["holders"]
     assert row["refused"] == ("daemonset" if first == "ml/a: underused" else None)
@@ -239,12 +235,12 @@ def test_an_explanation_names_the_witnesses_that_kept_its_gpus_from_being_idle(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     source = Source(others=(ACTIVE,))
-    assert explain_once(source, Rulebook(POLICY), Question("ml/busy", "", "table"), Foresight({})) == 0
+    assert explain_once(source, Rulebook(POLICY), Question("ml/busy", "", "table"), Preview({})) == 0
     text = capsys.readouterr().out
     said = "\n    at utilization 0 but not idle in the last 1h, by witness: pcie 540 s, power 3 s\n"
     assert text.count(said) == len(source.asked) == len(ACTIVE.units)
     source.unreadable = True
-    assert explain_once(source, Rulebook(POLICY), Question("ml/busy", "", "table"), Foresight({})) == 0
+    assert explain_once(source, Rulebook(POLICY), Question("ml/busy", "", "table"), Preview({})) == 0
     shown = capsys.readouterr()
     assert shown.err == "gpu-exporter: not known which witnesses were active: Prometheus is slow\n"
     assert shown.out == text.replace(said, "\n")
@@ -252,7 +248,7 @@ def test_an_explanation_names_the_witnesses_that_kept_its_gpus_from_being_idle(
 
 def test_a_name_of_no_holder_is_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
-        explain_once(Source(holder(A, (UNDERUSED,))), Rulebook(POLICY), Question("job/9", "", "table"), Foresight({}))
+        explain_once(Source(holder(A, (UNDERUSED,))), Rulebook(POLICY), Question("job/9", "", "table"), Preview({}))
         == 2
     )
     assert capsys.readouterr().err == (
@@ -284,11 +280,11 @@ def test_titles() -> None:
 def test_a_gpu_is_asked_for_by_its_uuid_whoever_holds_it(capsys: pytest.CaptureFixture[str]) -> None:
     source = Source(holder(A, (UNDERUSED,)), others=(ACTIVE,))
     source.others = (ACTIVE._replace(units=tuple(unit._replace(uuid="GPU-9") for unit in ACTIVE.units)),)
-    assert explain_once(source, Rulebook(POLICY), Question("", "GPU-9", "table"), Foresight({})) == 0
+    assert explain_once(source, Rulebook(POLICY), Question("", "GPU-9", "table"), Preview({})) == 0
     assert capsys.readouterr().out.startswith("ml/busy: active\n")
-    assert explain_once(source, Rulebook(POLICY), Question("", "GPU-0", "table"), Foresight({})) == 0
+    assert explain_once(source, Rulebook(POLICY), Question("", "GPU-0", "table"), Preview({})) == 0
     assert capsys.readouterr().out.startswith("ml/a: underused\n")
-    assert explain_once(source, Rulebook(POLICY), Question("", "GPU-7", "table"), Foresight({})) == 2
+    assert explain_once(source, Rulebook(POLICY), Question("", "GPU-7", "table"), Preview({})) == 2
     said = "gpu-exporter: GPU-7: no holder in the evidence, which has 5 allocations\n"
     assert capsys.readouterr().err == said
 

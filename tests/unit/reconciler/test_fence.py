@@ -6,7 +6,7 @@ import pytest
 from tests.testbed.marker_book import POLICY, UNDERUSED, WALL, A, Bench, Book
 
 from gpu_exporter.reconciler.apply import ApplyRuns
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.telemetry import Telemetry
 
 C = HolderName("kubernetes", "ml", "c")

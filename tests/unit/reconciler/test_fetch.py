@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gpu_exporter.clock import SYSTEM_CLOCK
-from gpu_exporter.reconciler.direct import ExporterSource
-from gpu_exporter.reconciler.evidence import EvidenceError
-from gpu_exporter.reconciler.fetch import fetch_text
-from gpu_exporter.reconciler.promql import PromQLSource
+from gpu_exporter.reconciler.evidence.client import fetch_text
+from gpu_exporter.reconciler.evidence.exporters import ExporterSource
+from gpu_exporter.reconciler.evidence.promql import PromQLSource
+from gpu_exporter.reconciler.evidence.records import EvidenceError
 
 WITHIN_S = 0.4
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -183,7 +183,7 @@ def test_a_page_that_takes_us_by_surprise_costs_no_other_its_evidence() -> None:
 
 
 def test_slow_answers_of_one_cycle_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_exporter.reconciler.promql.EVIDENCE_S", 0.1)
+    monkeypatch.setattr("gpu_exporter.reconciler.evidence.promql.EVIDENCE_S", 0.1)
     left: list[float] = []
 
     def fetch(url: str, form: dict[str, str], most_bytes: int, within_s: float) -> str:

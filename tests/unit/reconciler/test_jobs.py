@@ -14,14 +14,14 @@ from tests.testbed.memory_slurm import MemorySlurm, row_of_22_05, row_of_24_11
 
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.apply import ApplyRuns
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.decision.policy import LABEL, Decision
+from gpu_exporter.reconciler.decision.surroundings import Reference
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError, Refused
-from gpu_exporter.reconciler.policy import LABEL, Decision
 from gpu_exporter.reconciler.slurm import marker as jobs
 from gpu_exporter.reconciler.slurm.actor import JobActor
 from gpu_exporter.reconciler.slurm.live import FIELDS
 from gpu_exporter.reconciler.slurm.survey import describe
-from gpu_exporter.reconciler.surroundings import Reference
 from gpu_exporter.reconciler.telemetry import Telemetry
 
 WALL = 1_800_000_000.0

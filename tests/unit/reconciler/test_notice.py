@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.decision.policy import Decision, Windows
+from gpu_exporter.reconciler.decision.surroundings import Surroundings
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.kubernetes.marker import annotate
 from gpu_exporter.reconciler.kubernetes.notice import CONDITION, condition, event_note
-from gpu_exporter.reconciler.policy import Decision, Windows
-from gpu_exporter.reconciler.surroundings import Surroundings
 
 WALL = 1_800_000_000.0  # 2027-01-15 08:00 UTC
 CANDIDATE = Decision(

@@ -16,7 +16,9 @@ from tests.testbed.memory_api import MemoryApi
 
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence
+from gpu_exporter.reconciler.decision.policy import LABEL
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence
 from gpu_exporter.reconciler.judge import Judgement, judge_of
 from gpu_exporter.reconciler.kubernetes.api import Budget, OddAnswer
 from gpu_exporter.reconciler.kubernetes.checks import GPU_RESOURCES, OBSERVED
@@ -25,8 +27,6 @@ from gpu_exporter.reconciler.kubernetes.owners import Owners
 from gpu_exporter.reconciler.kubernetes.stream import OBJECT_MAX
 from gpu_exporter.reconciler.kubernetes.targets import TargetReader
 from gpu_exporter.reconciler.marks import MarkError, Refused, timestamp
-from gpu_exporter.reconciler.policy import LABEL
-from gpu_exporter.reconciler.rulebook import Rulebook
 
 COUNT = 50
 WALL = 1_800_000_000.0

@@ -11,8 +11,7 @@ from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, A, B, 
 from tests.testbed.proven import Tally
 
 from gpu_exporter.config.rules import Match, PolicyRule
-from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.outcomes import (
+from gpu_exporter.reconciler.decision.outcomes import (
     ENDED,
     HOLDERS_MAX,
     LATE_S,
@@ -25,9 +24,10 @@ from gpu_exporter.reconciler.outcomes import (
     Account,
     Watches,
 )
-from gpu_exporter.reconciler.policy import Decision, decide_holder, windows_of
+from gpu_exporter.reconciler.decision.policy import Decision, decide_holder, windows_of
+from gpu_exporter.reconciler.decision.surroundings import Exemption, Member, Surroundings, Unreadable
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.record import Record
-from gpu_exporter.reconciler.surroundings import Exemption, Member, Surroundings, Unreadable
 
 
 class Watched(Bench):

@@ -13,9 +13,9 @@ from tests.testbed.marker_book import UNDERUSED, WALL, A, B, Bench, Book, holder
 from gpu_exporter.app.reconciler.pause import end_pause, show_pause, start_pause
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.exits import Exit
-from gpu_exporter.reconciler.brakes import Freeze
-from gpu_exporter.reconciler.evidence import Evidence
-from gpu_exporter.reconciler.pause_note import (
+from gpu_exporter.reconciler.decision.brakes import Freeze
+from gpu_exporter.reconciler.evidence.records import Evidence
+from gpu_exporter.reconciler.pause import (
     REASON,
     UNTIL,
     PauseFile,

@@ -17,12 +17,12 @@ from kubernetes import client
 
 from gpu_exporter.defaults import Policy
 from gpu_exporter.outside import parse_timestamp
-from gpu_exporter.reconciler.evidence import HolderName, UnitEvidence
+from gpu_exporter.reconciler.decision.policy import LABEL, Decision
+from gpu_exporter.reconciler.evidence.records import HolderName, UnitEvidence
 from gpu_exporter.reconciler.kubernetes import api, checks
 from gpu_exporter.reconciler.kubernetes import marker as pods
 from gpu_exporter.reconciler.kubernetes.lean import trim_pod
 from gpu_exporter.reconciler.marks import MarkError, Refused, timestamp
-from gpu_exporter.reconciler.policy import LABEL, Decision
 from gpu_exporter.vendor import NVIDIA
 
 WALL = 1_800_000_000.0

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence
-from gpu_exporter.reconciler.foresight import Outlook
-from gpu_exporter.reconciler.policy import LABELLED, Decision, decide, merge_units
+from gpu_exporter.reconciler.decision.policy import LABELLED, Decision, decide, merge_units
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence
+from gpu_exporter.reconciler.preview import Outlook
 from gpu_exporter.reconciler.report import decisions_json, explain, format_time, render_decisions
 
 NOW = 1_700_000_000.0

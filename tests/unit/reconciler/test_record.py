@@ -17,10 +17,11 @@ from tests.testbed.proven import Tally, Texts
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Actions
 from gpu_exporter.reconciler.actions.journal import Entry
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.decision.outcomes import ENDED, REGRET, RIGHT, RUNS, UNKNOWN, Account, shortest_run
+from gpu_exporter.reconciler.decision.policy import Decision, decide_holder, windows_of
+from gpu_exporter.reconciler.decision.surroundings import Reference
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.outcomes import ENDED, REGRET, RIGHT, RUNS, UNKNOWN, Account, shortest_run
-from gpu_exporter.reconciler.policy import Decision, decide_holder, windows_of
 from gpu_exporter.reconciler.record import (
     ACT_KEEP_S,
     ACT_LOOK_S,
@@ -36,7 +37,6 @@ from gpu_exporter.reconciler.record import (
     Standing,
     _pool,
 )
-from gpu_exporter.reconciler.surroundings import Reference
 from gpu_exporter.reconciler.target import Held
 
 SETTINGS = Actions(shadow_for=14 * DAY_S)

@@ -14,14 +14,14 @@ from tests.testbed.memory_slurm import MemorySlurm
 
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.reconciler.cycle import Cycle
-from gpu_exporter.reconciler.evidence import Evidence, HolderEvidence, HolderName, UnitEvidence
+from gpu_exporter.reconciler.decision.policy import LABEL
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence
 from gpu_exporter.reconciler.judge import judge_of
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.checks import OBSERVED
 from gpu_exporter.reconciler.kubernetes.marker import PodMarker
 from gpu_exporter.reconciler.marks import MarkError, timestamp
-from gpu_exporter.reconciler.policy import LABEL
-from gpu_exporter.reconciler.rulebook import Rulebook
 
 COUNT = 50
 START = WALL - 90_000

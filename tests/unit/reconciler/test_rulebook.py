@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from tests.testbed.marker_book import POLICY, WALL, A, B, Bench, Book, holder
 
 from gpu_exporter.config.rules import Match, PolicyRule
-from gpu_exporter.reconciler.evidence import FACTS, Evidence, HolderEvidence, HolderName
+from gpu_exporter.reconciler.decision.policy import LABELLED, Decision, decide
+from gpu_exporter.reconciler.decision.rulebook import Chosen, NotKnown, Rulebook, matches
+from gpu_exporter.reconciler.decision.settle import settle
+from gpu_exporter.reconciler.decision.surroundings import Exemption, Member, Surroundings, Unreadable
+from gpu_exporter.reconciler.evidence.records import FACTS, Evidence, HolderEvidence, HolderName
 from gpu_exporter.reconciler.kubernetes.notice import event_note
 from gpu_exporter.reconciler.plan import Limits
-from gpu_exporter.reconciler.policy import LABELLED, Decision, decide
 from gpu_exporter.reconciler.report import explain
-from gpu_exporter.reconciler.rulebook import Chosen, NotKnown, Rulebook, matches
-from gpu_exporter.reconciler.settle import settle
-from gpu_exporter.reconciler.surroundings import Exemption, Member, Surroundings, Unreadable
 
 M = 60.0
 POD = Surroundings(kind="batch", labels={"team": "vision", "app": "train"}, owner_kinds=("Job", "batch/Job"))

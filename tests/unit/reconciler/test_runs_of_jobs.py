@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter.reconciler.evidence import Gathered, HolderName, UnitEvidence
-from gpu_exporter.reconciler.policy import Policy, decide_holder, windows_for
+from gpu_exporter.reconciler.decision.policy import Policy, decide_holder, windows_for
+from gpu_exporter.reconciler.evidence.records import Gathered, HolderName, UnitEvidence
 
 WALL = 1_800_000_000.0
 JOB, POD = HolderName("slurm", "", "42"), HolderName("kubernetes", "ml", "train-0")

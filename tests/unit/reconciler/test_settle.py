@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, Bench, Book, holder
 
 from gpu_exporter.config.rules import PolicyRule
-from gpu_exporter.reconciler import settle as settle_module
 from gpu_exporter.reconciler.apply import ApplyRuns
-from gpu_exporter.reconciler.evidence import Evidence, HolderName
-from gpu_exporter.reconciler.policy import LABELLED, MARKED, Decision, decide
+from gpu_exporter.reconciler.decision import settle as settle_module
+from gpu_exporter.reconciler.decision.policy import LABELLED, MARKED, Decision, decide
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.decision.settle import settle
+from gpu_exporter.reconciler.decision.spared import why_spared
+from gpu_exporter.reconciler.decision.surroundings import Exemption, Member, Surroundings, Unreadable
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderName
 from gpu_exporter.reconciler.report import explain
-from gpu_exporter.reconciler.rulebook import Rulebook
-from gpu_exporter.reconciler.settle import settle
-from gpu_exporter.reconciler.spared import why_spared
-from gpu_exporter.reconciler.surroundings import Exemption, Member, Surroundings, Unreadable
 from gpu_exporter.reconciler.telemetry import Telemetry
 
 NAMES = [HolderName("kubernetes", "ml", f"train-{i}") for i in range(4)]

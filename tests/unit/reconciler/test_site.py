@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gpu_exporter.reconciler.evidence import EVIDENCE_S
+from gpu_exporter.reconciler.evidence.records import EVIDENCE_S
 from gpu_exporter.reconciler.site import ReconcilerSite
 from gpu_exporter.reconciler.telemetry import Telemetry
 from gpu_exporter.web.request import parse_head

@@ -10,13 +10,13 @@ import pytest
 
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.direct import ExporterSource, complete_url
-from gpu_exporter.reconciler.evidence import Evidence, EvidenceError, HolderName, HostLimits
-from gpu_exporter.reconciler.fetch import fetch_text
-from gpu_exporter.reconciler.peaks import Peaks
-from gpu_exporter.reconciler.policy import decide
-from gpu_exporter.reconciler.promql import FACTS, PromQLSource
-from gpu_exporter.reconciler.vector import HOLDER_LABELS, MATCHER_MAX, parse_vector, restrict
+from gpu_exporter.reconciler.decision.policy import decide
+from gpu_exporter.reconciler.evidence.client import fetch_text
+from gpu_exporter.reconciler.evidence.exporters import ExporterSource, complete_url
+from gpu_exporter.reconciler.evidence.peaks import Peaks
+from gpu_exporter.reconciler.evidence.promql import FACTS, PromQLSource
+from gpu_exporter.reconciler.evidence.records import Evidence, EvidenceError, HolderName, HostLimits
+from gpu_exporter.reconciler.evidence.vector import HOLDER_LABELS, MATCHER_MAX, parse_vector, restrict
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "demo.prom"
 NOW = 1_700_001_800.0
@@ -606,7 +606,7 @@ def test_a_hint_has_a_time_of_its_own_after_the_evidence(monkeypatch: pytest.Mon
             now[0] += 2.9  # ten queries leave little of the thirty seconds
             return super().__call__(url, form, most_bytes, within_s)
 
-    monkeypatch.setattr("gpu_exporter.reconciler.promql.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("gpu_exporter.reconciler.evidence.promql.time.monotonic", lambda: now[0])
     peaks = Peaks(0.2, 7 * 86_400.0, ManualClock(wall=NOW))
     source = PromQLSource("http://p:9090", 3600.0, 7200.0, ManualClock(wall=NOW), "", Slow(), peaks=peaks)
     evidence = source.read_evidence()

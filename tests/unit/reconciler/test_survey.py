@@ -9,14 +9,14 @@ from kubernetes import client
 
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.defaults import Policy
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.decision.surroundings import Unreadable
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.kubernetes import survey
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.kubernetes.namespace import NamespaceView
 from gpu_exporter.reconciler.kubernetes.owners import Chain
 from gpu_exporter.reconciler.kubernetes.survey import FRESH_S, VIEW_S, PodSurveyor, _Read
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.surroundings import Unreadable
 
 A, B = HolderName("kubernetes", "a", "x"), HolderName("kubernetes", "b", "x")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.reconciler.test_actions import Bench, decision
 
 from gpu_exporter.reconciler.actions.proofs import Work
-from gpu_exporter.reconciler.policy import Decision
+from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.target import Part
 
 CLASSES = ("", "batch", "interactive", "serving", "unclear")

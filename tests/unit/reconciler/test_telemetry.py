@@ -6,8 +6,8 @@ import time
 
 from prometheus_client import generate_latest
 
-from gpu_exporter.reconciler.evidence import HolderName
-from gpu_exporter.reconciler.policy import Decision
+from gpu_exporter.reconciler.decision.policy import Decision
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.telemetry import Telemetry
 
 A, B = HolderName("kubernetes", "ml", "a"), HolderName("slurm", "", "7")

@@ -11,13 +11,13 @@ from tests.testbed.memory_slurm import MemorySlurm, row_of_22_05, row_of_24_11
 
 from gpu_exporter.defaults import Policy
 from gpu_exporter.outside import count_indexes
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.decision.surroundings import Surroundings
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.kubernetes.gangs import gangs, group_keys
 from gpu_exporter.reconciler.kubernetes.kinds import classify
 from gpu_exporter.reconciler.kubernetes.optouts import Place, Wish, read_wish
 from gpu_exporter.reconciler.kubernetes.owners import Link, Owner, pods_wanted
 from gpu_exporter.reconciler.marks import timestamp
-from gpu_exporter.reconciler.surroundings import Surroundings
 
 POLICY = Policy()
 WALL = 1_800_000_000.0

@@ -16,8 +16,8 @@ from gpu_exporter.reconciler.actions.proofs import Proofs
 from gpu_exporter.reconciler.actions.propose import allowed_kinds
 from gpu_exporter.reconciler.actions.runner import ActionRunner, Parts
 from gpu_exporter.reconciler.audit import AuditLog
-from gpu_exporter.reconciler.evidence import HostLimits
-from gpu_exporter.reconciler.fetch import Client
+from gpu_exporter.reconciler.evidence.client import Client
+from gpu_exporter.reconciler.evidence.records import HostLimits
 from gpu_exporter.reconciler.judge import Judge
 from gpu_exporter.reconciler.marks import Marker
 from gpu_exporter.reconciler.record import Record

@@ -12,7 +12,9 @@ from gpu_exporter.defaults import Actions
 from gpu_exporter.exits import Exit
 from gpu_exporter.reconciler.actions.propose import what_may_follow
 from gpu_exporter.reconciler.audit import describe, read_transitions
-from gpu_exporter.reconciler.evidence import (
+from gpu_exporter.reconciler.decision.policy import Decision
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.evidence.records import (
     FORMS,
     EvidenceError,
     ExplainingSource,
@@ -20,12 +22,10 @@ from gpu_exporter.reconciler.evidence import (
     OtherActivity,
     named_holder,
 )
-from gpu_exporter.reconciler.foresight import Foresight
 from gpu_exporter.reconciler.judge import Judge
-from gpu_exporter.reconciler.pause_note import PauseSource
-from gpu_exporter.reconciler.policy import Decision
+from gpu_exporter.reconciler.pause import PauseSource
+from gpu_exporter.reconciler.preview import Preview
 from gpu_exporter.reconciler.report import decisions_json, explain, format_time
-from gpu_exporter.reconciler.rulebook import Rulebook
 
 NO_ACTIONS = Actions()
 
@@ -50,20 +50,20 @@ def explain_once(
     source: ExplainingSource,
     book: Rulebook,
     question: Question,
-    foresight: Foresight | None,
+    preview: Preview | None,
     pauses: Sequence[PauseSource] = (),
     clock: Clock = SYSTEM_CLOCK,
     actions: Actions = NO_ACTIONS,
 ) -> int:
     """Print every number behind the stage of the holders that are asked about; the exit code. Raises OSError.
 
-    `foresight`: what is known of live objects, None for a time in the past; `clock`: says which time.
+    `preview`: what is known of live objects, None for a time in the past; `clock`: says which time.
     """
     holder, gpu = question.holder, question.gpu
     try:
         asked = named_holder(holder) if not gpu else None
         names = list(source.find_holders(gpu)) if gpu else [asked] if asked is not None else []
-        find = foresight.surveyor if foresight is not None else lambda _scheduler: None
+        find = preview.surveyor if preview is not None else lambda _scheduler: None
         evidence, decisions, problems, *_ = Judge(source, find, book, clock, pauses).judge(names)
     except EvidenceError as exc:
         complain(f"nothing decided: {exc}")
@@ -77,14 +77,14 @@ def explain_once(
         names = names or [decision.name for decision in chosen]
     past = _read_past(question.audit, names, clock.wall())
     if not chosen and not (past and question.form != "json"):
-        seen = f"in the evidence of {format_time(clock.wall())}" if foresight is None else "in the evidence"
+        seen = f"in the evidence of {format_time(clock.wall())}" if preview is None else "in the evidence"
         has = f"{seen}, which has {evidence.allocations} allocations"
         complain(f"{gpu}: no holder {has}" if gpu else f"{holder}: no such holder {has}; {FORMS}")
         return Exit.USAGE
     if not chosen:
         print(f"{', '.join(map(str, names))}: not in the evidence; its marks were")  # noqa: T201
-    outlooks = foresight.look(chosen, clock.wall()) if foresight is not None else {}
-    for notice in foresight.notices if foresight is not None else ["what surrounded it at that time is not known"]:
+    outlooks = preview.look(chosen, clock.wall()) if preview is not None else {}
+    for notice in preview.notices if preview is not None else ["what surrounded it at that time is not known"]:
         complain(notice)
     if question.form == "json":
         sys.stdout.write(decisions_json(chosen, evidence, outlooks))

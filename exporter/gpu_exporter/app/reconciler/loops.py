@@ -16,15 +16,15 @@ from gpu_exporter.exits import Exit
 from gpu_exporter.reconciler.apply import ApplyRuns, withdraw_all
 from gpu_exporter.reconciler.audit import AuditLog
 from gpu_exporter.reconciler.cycle import Cycle
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.dry_run import DryRun
-from gpu_exporter.reconciler.evidence import EvidenceError, EvidenceSource
-from gpu_exporter.reconciler.foresight import Foresight
+from gpu_exporter.reconciler.evidence.records import EvidenceError, EvidenceSource
 from gpu_exporter.reconciler.judge import Judge, judge_of
 from gpu_exporter.reconciler.marks import Marker
-from gpu_exporter.reconciler.pause_note import PauseSource
+from gpu_exporter.reconciler.pause import PauseSource
+from gpu_exporter.reconciler.preview import Preview
 from gpu_exporter.reconciler.record import Record
 from gpu_exporter.reconciler.report import decisions_json, render_decisions
-from gpu_exporter.reconciler.rulebook import Rulebook
 from gpu_exporter.reconciler.site import ReconcilerSite
 from gpu_exporter.reconciler.slurm.demand import SlurmDemand
 from gpu_exporter.reconciler.telemetry import Telemetry
@@ -38,17 +38,17 @@ def reconcile_once(
     source: EvidenceSource,
     book: Rulebook,
     form: str,
-    foresight: Foresight,
+    preview: Preview,
     pauses: Sequence[PauseSource] = (),
 ) -> int:
     """One cycle that writes nothing; the exit code."""
     try:
-        evidence, decisions, problems, *_ = Judge(source, foresight.surveyor, book, SYSTEM_CLOCK, pauses).judge()
+        evidence, decisions, problems, *_ = Judge(source, preview.surveyor, book, SYSTEM_CLOCK, pauses).judge()
     except EvidenceError as exc:
         complain(f"nothing decided: {exc}")
         return Exit.NO_DATA
-    outlooks = foresight.look(decisions, SYSTEM_CLOCK.wall())
-    for text in (*(f"not seen: {problem}" for problem in problems), *foresight.notices):
+    outlooks = preview.look(decisions, SYSTEM_CLOCK.wall())
+    for text in (*(f"not seen: {problem}" for problem in problems), *preview.notices):
         complain(text)
     render = decisions_json if form == "json" else render_decisions
     sys.stdout.write(render(decisions, evidence, outlooks))
@@ -161,9 +161,9 @@ def remove_all(markers: Sequence[Marker], apply: bool) -> int:
     return code
 
 
-def reconcile_forever(parts: Reconciler, foresight: Foresight) -> int:
+def reconcile_forever(parts: Reconciler, preview: Preview) -> int:
     """Cycle until a signal; log each change of what --apply would write or refuse."""
-    judge = Judge(parts.source, foresight.surveyor, parts.book, SYSTEM_CLOCK, parts.pauses, parts.record)
-    dry = DryRun(judge, parts.book.site, parts.telemetry, foresight, SYSTEM_CLOCK)
+    judge = Judge(parts.source, preview.surveyor, parts.book, SYSTEM_CLOCK, parts.pauses, parts.record)
+    dry = DryRun(judge, parts.book.site, parts.telemetry, preview, SYSTEM_CLOCK)
     _cycle_until_signal(dry.run, parts, stop_on_signal())
     return 0

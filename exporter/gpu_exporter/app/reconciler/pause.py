@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.clock import SYSTEM_CLOCK
 from gpu_exporter.exits import Exit
-from gpu_exporter.reconciler.pause_note import PauseNote, PausePlace, PauseUnreadable
+from gpu_exporter.reconciler.pause import PauseNote, PausePlace, PauseUnreadable
 
 
 def start_pause(place: PausePlace, lasts_s: float, reason: str) -> int:

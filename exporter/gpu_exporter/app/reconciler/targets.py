@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpu_exporter.clock import SYSTEM_CLOCK, ManualClock
 from gpu_exporter.defaults import Alerts, Policy
 from gpu_exporter.reconciler.actions.journal import TextPlace
-from gpu_exporter.reconciler.direct import ExporterSource
-from gpu_exporter.reconciler.evidence import ExplainingSource, HostLimits
-from gpu_exporter.reconciler.fetch import Client
-from gpu_exporter.reconciler.foresight import Foresight
+from gpu_exporter.reconciler.decision.rulebook import Rulebook
+from gpu_exporter.reconciler.evidence.client import Client
+from gpu_exporter.reconciler.evidence.exporters import ExporterSource
+from gpu_exporter.reconciler.evidence.pause_expression import Pauses
+from gpu_exporter.reconciler.evidence.peaks import Peaks
+from gpu_exporter.reconciler.evidence.promql import PromQLSource
+from gpu_exporter.reconciler.evidence.records import ExplainingSource, HostLimits
 from gpu_exporter.reconciler.marks import Marker
-from gpu_exporter.reconciler.pause_note import PauseFile, PausePlace
-from gpu_exporter.reconciler.pauses import Pauses
-from gpu_exporter.reconciler.peaks import Peaks
-from gpu_exporter.reconciler.promql import PromQLSource
-from gpu_exporter.reconciler.rulebook import Rulebook
+from gpu_exporter.reconciler.pause import PauseFile, PausePlace
+from gpu_exporter.reconciler.preview import Preview
 from gpu_exporter.reconciler.slurm.demand import SlurmDemand
 from gpu_exporter.reconciler.slurm.marker import JobMarker, run_slurm
 from gpu_exporter.reconciler.texts import TextFiles
@@ -95,14 +95,14 @@ def build_markers(policy: Policy, targets: Targets) -> list[Marker]:
     return markers
 
 
-def build_foresight(policy: Policy, targets: Targets) -> Foresight:
+def build_preview(policy: Policy, targets: Targets) -> Preview:
     """For a dry run: the markers where there are any, only read from.
 
     Raises ValueError and MarkError for a way that was asked for and cannot be gone.
     """
     makers = find_makers(policy, targets)
     asked = {"kubernetes": bool(targets.kubernetes or targets.kubeconfig), "slurm": bool(targets.slurm)}
-    return Foresight(makers, {scheduler: make() for scheduler, make in makers.items() if asked[scheduler]})
+    return Preview(makers, {scheduler: make() for scheduler, make in makers.items() if asked[scheduler]})
 
 
 def build_demand(slurm: bool | None, alerts: Alerts) -> SlurmDemand | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gpu_exporter.reconciler.actions.journal import Entry
-from gpu_exporter.reconciler.surroundings import Reference
+from gpu_exporter.reconciler.decision.surroundings import Reference
 from gpu_exporter.reconciler.target import Target
 
 DONE, NOT_DONE, GONE, UNCLEAR = "done", "not_done", "gone", "unclear"

@@ -18,10 +18,10 @@ from gpu_exporter.reconciler.actions.journal import CONFIRM_S, GIVE_UP_S, Entry,
 from gpu_exporter.reconciler.actions.proofs import Warned
 from gpu_exporter.reconciler.actions.propose import Proposal
 from gpu_exporter.reconciler.audit import AuditLog
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.decision.outcomes import account_of
+from gpu_exporter.reconciler.decision.policy import Decision
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import MarkError, Refused, guard
-from gpu_exporter.reconciler.outcomes import account_of
-from gpu_exporter.reconciler.policy import Decision
 from gpu_exporter.reconciler.record import Record, Standing
 from gpu_exporter.reconciler.target import Target
 

@@ -9,10 +9,10 @@ from gpu_exporter.defaults import Actions as Settings
 from gpu_exporter.durations import describe_duration, format_duration
 from gpu_exporter.reconciler.actions.proofs import KNOWN_MIN, NOT_KNOWN, Proofs, Warned, Work
 from gpu_exporter.reconciler.actions.propose import Proposal
-from gpu_exporter.reconciler.evidence import HolderName, HostLimits
+from gpu_exporter.reconciler.decision.outcomes import REGRET_S, account_of, shortest_run
+from gpu_exporter.reconciler.decision.policy import Decision
+from gpu_exporter.reconciler.evidence.records import HolderName, HostLimits
 from gpu_exporter.reconciler.marks import Refused
-from gpu_exporter.reconciler.outcomes import REGRET_S, account_of, shortest_run
-from gpu_exporter.reconciler.policy import Decision
 from gpu_exporter.reconciler.record import Record, Standing
 from gpu_exporter.reconciler.target import Held, Target
 

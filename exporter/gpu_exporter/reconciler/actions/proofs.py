@@ -15,8 +15,8 @@ from urllib.parse import urlencode
 
 from gpu_exporter.fetch import MIB
 from gpu_exporter.outside import load_json, parse_timestamp
-from gpu_exporter.reconciler.evidence import EvidenceError, HolderName, holder_name
-from gpu_exporter.reconciler.vector import Row, literal, parse_vector, quote, restrict
+from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, holder_name
+from gpu_exporter.reconciler.evidence.vector import Row, literal, parse_vector, quote, restrict
 
 ALERT = "GpuHolderIdle"  # what alerts/rules/owners.yaml sends to owners
 FILTER_MAX = 4000  # characters: the whole address stays below 8 kB, which proxies allow

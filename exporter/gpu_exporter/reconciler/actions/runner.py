@@ -22,9 +22,9 @@ from gpu_exporter.reconciler.actions.journal import HOUR_S
 from gpu_exporter.reconciler.actions.proofs import Proofs, Warned
 from gpu_exporter.reconciler.actions.propose import Proposal, allowed_kinds, propose
 from gpu_exporter.reconciler.actions.warnings import SeenWarnings
-from gpu_exporter.reconciler.evidence import EvidenceError, HolderName
+from gpu_exporter.reconciler.decision.policy import Decision
+from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName
 from gpu_exporter.reconciler.marks import Marker, MarkError, Refused, guard
-from gpu_exporter.reconciler.policy import Decision
 from gpu_exporter.reconciler.target import Held, Target, why_not
 
 log = logging.getLogger(__name__)

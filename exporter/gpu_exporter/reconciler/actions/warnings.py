@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.reconciler.actions.proofs import Warned
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.evidence.records import HolderName
 
 UNSEEN_MAX_S = 180.0  # between two looks, at the usual interval of half a minute: some may fail
 CYCLE_MAX_S = 120.0  # a process that stood still has no long cycles: it has seen nothing meanwhile

@@ -15,6 +15,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.reconciler.actions.actor import DONE, GONE, NOT_DONE
 from gpu_exporter.reconciler.actions.journal import Entry
+from gpu_exporter.reconciler.decision.surroundings import Reference
 from gpu_exporter.reconciler.kubernetes.api import Api, Json
 from gpu_exporter.reconciler.kubernetes.checks import GPU_RESOURCES, Resources
 from gpu_exporter.reconciler.kubernetes.events import EventWriter
@@ -22,7 +23,6 @@ from gpu_exporter.reconciler.kubernetes.owners import Owners
 from gpu_exporter.reconciler.kubernetes.shapes import DEACTIVATE, SHAPES, STOP, SUSPEND
 from gpu_exporter.reconciler.kubernetes.targets import ACTED, SCHEDULER, Lever, TargetReader
 from gpu_exporter.reconciler.marks import MarkError, Refused, timestamp
-from gpu_exporter.reconciler.surroundings import Reference
 from gpu_exporter.reconciler.target import Target
 
 FIELD_MANAGER = "gpu-exporter-reconciler-actions"

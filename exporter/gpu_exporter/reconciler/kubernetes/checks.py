@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 from gpu_exporter.outside import parse_timestamp, quantity, whole
 from gpu_exporter.plain import shorten
+from gpu_exporter.reconciler.decision.policy import LABEL, MARKED, Decision
 from gpu_exporter.reconciler.kubernetes.keys import MIRROR
 from gpu_exporter.reconciler.kubernetes.lean import is_sidecar
 from gpu_exporter.reconciler.marks import PREFIX, Refused
-from gpu_exporter.reconciler.policy import LABEL, MARKED, Decision
 from gpu_exporter.vendor import NVIDIA
 
 SINCE, GPUS, EVIDENCE, OBSERVED, OWNER, HELP = OURS = tuple(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from gpu_exporter.reconciler.decision.surroundings import BATCH, INTERACTIVE, SERVING, UNCLEAR
 from gpu_exporter.reconciler.kubernetes.owners import Owner
-from gpu_exporter.reconciler.surroundings import BATCH, INTERACTIVE, SERVING, UNCLEAR
 
 # Group (without version) and kind of controllers above a pod.
 SERVING_KINDS = frozenset(

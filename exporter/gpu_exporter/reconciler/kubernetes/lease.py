@@ -23,7 +23,7 @@ from gpu_exporter.plain import utc
 from gpu_exporter.reconciler.kubernetes.api import Api, Json, connect
 from gpu_exporter.reconciler.kubernetes.pause import LeasePause
 from gpu_exporter.reconciler.marks import PREFIX, MarkError
-from gpu_exporter.reconciler.pause_note import PauseNote, parse_note
+from gpu_exporter.reconciler.pause import PauseNote, parse_note
 from gpu_exporter.threads import start
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,11 @@ from typing import Any
 from gpu_exporter.clock import SYSTEM_CLOCK, Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.outside import parse_timestamp
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.decision.outcomes import ENDED as OVER
+from gpu_exporter.reconciler.decision.outcomes import LOST, RUNS
+from gpu_exporter.reconciler.decision.policy import LABEL, UNDERUSED, Decision
+from gpu_exporter.reconciler.decision.surroundings import Surroundings, Unreadable
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.kubernetes.api import METADATA_LIST, Api, Budget, OddAnswer
 from gpu_exporter.reconciler.kubernetes.checks import (
     EVIDENCE,
@@ -47,10 +51,6 @@ from gpu_exporter.reconciler.kubernetes.namespace import ENDED
 from gpu_exporter.reconciler.kubernetes.notice import CONDITION, condition, event_note
 from gpu_exporter.reconciler.kubernetes.survey import PodSurveyor
 from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, timestamp
-from gpu_exporter.reconciler.outcomes import ENDED as OVER
-from gpu_exporter.reconciler.outcomes import LOST, RUNS
-from gpu_exporter.reconciler.policy import LABEL, UNDERUSED, Decision
-from gpu_exporter.reconciler.surroundings import Surroundings, Unreadable
 
 log = logging.getLogger(__name__)
 PENDING = "Pending"

@@ -7,8 +7,8 @@ from typing import Any
 from gpu_exporter.defaults import Policy
 from gpu_exporter.durations import describe_duration
 from gpu_exporter.plain import utc
+from gpu_exporter.reconciler.decision.policy import SHARING, UNDERUSED, Decision, windows_of
 from gpu_exporter.reconciler.marks import EXEMPT_UNTIL, PREFIX, timestamp
-from gpu_exporter.reconciler.policy import SHARING, UNDERUSED, Decision, windows_of
 
 CONDITION = PREFIX + "Underused"
 KEEP_S = 4 * 3600.0  # of the example that shows how to keep the GPUs; at most policy.exempt_max

@@ -20,9 +20,9 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.durations import describe_duration, format_duration, parse_duration
 from gpu_exporter.outside import parse_timestamp
 from gpu_exporter.plain import one_line, shorten
+from gpu_exporter.reconciler.decision.surroundings import Exemption
 from gpu_exporter.reconciler.kubernetes.keys import CLASS, OTHERS
 from gpu_exporter.reconciler.marks import EXEMPT_UNTIL, PREFIX, timestamp
-from gpu_exporter.reconciler.surroundings import Exemption
 
 EXEMPT_REASON, EXEMPT, IDLE_AFTER = (PREFIX + name for name in ("exempt-reason", "exempt", "idle-after"))
 REASON_MAX = 120  # characters of an owner's words

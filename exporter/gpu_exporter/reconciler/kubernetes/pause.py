@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.reconciler.kubernetes.api import Api
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.pause_note import PauseNote, PauseUnreadable, note_facts, parse_note
+from gpu_exporter.reconciler.pause import PauseNote, PauseUnreadable, note_facts, parse_note
 
 
 class LeasePause:

@@ -15,7 +15,8 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.durations import describe_duration
 from gpu_exporter.outside import whole
 from gpu_exporter.plain import shorten
-from gpu_exporter.reconciler.evidence import EVIDENCE_S, HolderName
+from gpu_exporter.reconciler.decision.surroundings import SERVING, Member, Reference, Surroundings, Unreadable
+from gpu_exporter.reconciler.evidence.records import EVIDENCE_S, HolderName
 from gpu_exporter.reconciler.kubernetes.api import Api, Budget
 from gpu_exporter.reconciler.kubernetes.checks import GPU_RESOURCES, Resources
 from gpu_exporter.reconciler.kubernetes.gangs import LOOSE, SCHEDULES, gangs, group_keys, unnamed_gang
@@ -28,7 +29,6 @@ from gpu_exporter.reconciler.kubernetes.owners import FAILED, Chain, Link, Owner
 from gpu_exporter.reconciler.kubernetes.shapes import match
 from gpu_exporter.reconciler.kubernetes.stream import MALFORMED, TOO_LARGE
 from gpu_exporter.reconciler.marks import MarkError
-from gpu_exporter.reconciler.surroundings import SERVING, Member, Reference, Surroundings, Unreadable
 from gpu_exporter.threads import NoThread, run_ahead
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.outside import parse_timestamp
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.decision.surroundings import Reference
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.kubernetes.api import Api, Budget, Json, OddAnswer
 from gpu_exporter.reconciler.kubernetes.checks import Resources
 from gpu_exporter.reconciler.kubernetes.gangs import Key, group_keys
@@ -47,7 +48,6 @@ from gpu_exporter.reconciler.kubernetes.shapes import (
     Wanted,
 )
 from gpu_exporter.reconciler.marks import PREFIX, MarkError, Refused
-from gpu_exporter.reconciler.surroundings import Reference
 from gpu_exporter.reconciler.target import Held, Part, Target
 
 SCHEDULER = "kubernetes"

@@ -16,13 +16,13 @@ from gpu_exporter.defaults import Policy
 from gpu_exporter.outside import need_whole
 from gpu_exporter.reconciler.actions.actor import DONE, GONE, NOT_DONE, UNCLEAR
 from gpu_exporter.reconciler.actions.journal import Entry
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.decision.policy import UNDERUSED
+from gpu_exporter.reconciler.decision.surroundings import Reference
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import Refused, timestamp
-from gpu_exporter.reconciler.policy import UNDERUSED
 from gpu_exporter.reconciler.slurm.live import LiveJob
 from gpu_exporter.reconciler.slurm.marker import JobMarker, acted_on, add_note, object_to_job, run_slurm
 from gpu_exporter.reconciler.slurm.survey import CANCEL, REQUEUE, SCHEDULER, describe
-from gpu_exporter.reconciler.surroundings import Reference
 from gpu_exporter.reconciler.target import Held, Part, Target
 
 # In a job's Comment: its script can be started again from its beginning, or goes on from a checkpoint.

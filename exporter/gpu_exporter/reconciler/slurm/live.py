@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from gpu_exporter.outside import load_json, need_real, need_whole, parse_timestamp
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.decision.policy import LABEL
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.marks import Mark
-from gpu_exporter.reconciler.policy import LABEL
 from gpu_exporter.slurm.gres import Gres, add_devices, parse_gres
 
 # What a mark is, at the beginning of a field. Others may have written something behind it.

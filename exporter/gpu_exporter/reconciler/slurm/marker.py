@@ -16,13 +16,13 @@ from gpu_exporter import commands
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Policy
 from gpu_exporter.outside import need_wholes, parse_timestamp
-from gpu_exporter.reconciler.evidence import START_SLACK_S, HolderName
+from gpu_exporter.reconciler.decision.outcomes import ENDED, LOST, RUNS
+from gpu_exporter.reconciler.decision.policy import LABEL, Decision
+from gpu_exporter.reconciler.decision.surroundings import Surroundings, Unreadable
+from gpu_exporter.reconciler.evidence.records import START_SLACK_S, HolderName
 from gpu_exporter.reconciler.marks import Mark, MarkError, Refused, timestamp
-from gpu_exporter.reconciler.outcomes import ENDED, LOST, RUNS
-from gpu_exporter.reconciler.policy import LABEL, Decision
 from gpu_exporter.reconciler.slurm.live import MARK, LiveJob, parse_jobs, read_field
 from gpu_exporter.reconciler.slurm.survey import describe
-from gpu_exporter.reconciler.surroundings import Surroundings, Unreadable
 
 log = logging.getLogger(__name__)
 TIMEOUT_S = 30.0

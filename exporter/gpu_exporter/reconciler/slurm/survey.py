@@ -9,9 +9,17 @@ from gpu_exporter.config.values import ACTIONS
 from gpu_exporter.defaults import Policy
 from gpu_exporter.durations import format_duration, parse_duration
 from gpu_exporter.plain import one_line, shorten
-from gpu_exporter.reconciler.evidence import HolderName
+from gpu_exporter.reconciler.decision.surroundings import (
+    BATCH,
+    INTERACTIVE,
+    UNCLEAR,
+    Exemption,
+    Member,
+    Reference,
+    Surroundings,
+)
+from gpu_exporter.reconciler.evidence.records import HolderName
 from gpu_exporter.reconciler.slurm.live import LiveJob
-from gpu_exporter.reconciler.surroundings import BATCH, INTERACTIVE, UNCLEAR, Exemption, Member, Reference, Surroundings
 
 SCHEDULER = "slurm"
 REQUEUE, CANCEL = ACTIONS[3:]

@@ -1,0 +1,68 @@
+"""What slurmctld has answered to the collector of the cluster about this node."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from gpu_exporter.attribution.slurm.controller import Known, Look
+from gpu_exporter.attribution.slurm.job_files import read_trusted
+from gpu_exporter.attribution.slurm.picture import parse_picture
+from gpu_exporter.attribution.source import SourceError
+from gpu_exporter.clock import Clock
+from gpu_exporter.fetch import FetchError, fetch_text, shorten
+
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+READ_MAX = 4 * 1024 * 1024  # a node with 5,000 jobs
+AGE_MAX_S = 300.0  # as attribution.keep_last
+ANSWERS = "/api/v1/slurm/nodes/"  # where a collector serves them, by name of the node
+HINT = "does `gpu-exporter slurm-collector` run, and does this node have GPUs in slurm.conf?"
+AHEAD_MAX_S = 30.0  # of the collector's clock; such a picture counts as new
+
+
+class Collected:
+    """Takes the place of Controller and reads the collector's answer for one node."""
+
+    def __init__(self, node: str, place: str, timeout_s: float, clock: Clock) -> None:
+        """`place`: the collector's directory, or its address (http:// or https://).
+
+        Raises ValueError for a name that no node can have.
+        """
+        if not NODE_NAME.fullmatch(node):
+            raise ValueError(f"{node!r} is not the name of a node: see --attribution.slurm.node")
+        self._is_remote = place.startswith(("http://", "https://"))
+        self._place = f"{place.rstrip('/')}{ANSWERS}{node}" if self._is_remote else str(Path(place) / f"{node}.json")
+        self._shown = shorten(self._place) if self._is_remote else self._place
+        self._timeout_s = timeout_s
+        self._clock = clock
+
+    def look(self, here: Collection[str], renew: bool = False) -> Look:
+        """Raises SourceError for an answer that is missing, too old, or that others may have written."""
+        del here, renew  # each picture has all that is known of the node
+        try:
+            picture = parse_picture(self._read())
+        except FetchError as exc:  # which says where
+            raise SourceError(f"{exc}; {HINT}") from exc
+        except FileNotFoundError as exc:
+            raise SourceError(f"{self._shown}: no such file; {HINT}") from exc
+        except (OSError, ValueError) as exc:
+            raise SourceError(f"{self._shown}: {getattr(exc, 'strerror', None) or exc}") from exc
+        age_s = self._clock.wall() - picture.asked_wall
+        if age_s < -AHEAD_MAX_S:
+            raise SourceError(f"{self._shown}: from {-age_s:.0f} s ahead: are the clocks of the nodes the same?")
+        if age_s > max(AGE_MAX_S, 3 * picture.each_s):
+            raise SourceError(f"{self._shown}: {age_s:.0f} s old; {HINT}")
+        asked = self._clock.monotonic() - max(0.0, age_s)
+        return Look(
+            asked,
+            picture.config,
+            picture.node,
+            {job.job_id: Known(job, asked, gpus, asked) for job, gpus in picture.jobs.values()},
+            each_s=picture.each_s,
+        )
+
+    def _read(self) -> str:
+        if self._is_remote:
+            return fetch_text(self._place, most_bytes=READ_MAX, within_s=self._timeout_s)
+        return read_trusted(Path(self._place), READ_MAX)

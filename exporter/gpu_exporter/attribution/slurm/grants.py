@@ -1,0 +1,86 @@
+"""What a position of a job (IDX) becomes: a grant of a device, with what speaks for it and against it.
+
+Pure, but for the files that name MIG instances.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from gpu_exporter.attribution.slurm.controller import Known
+from gpu_exporter.attribution.slurm.gres_conf import GpuOrder
+from gpu_exporter.attribution.slurm.job_files import JobFile
+from gpu_exporter.attribution.slurm.mig_caps import find_instance, read_caps
+from gpu_exporter.attribution.slurm.parse import JobGpus
+from gpu_exporter.attribution.slurm.presence import Present
+from gpu_exporter.attribution.slurm.steps import Steps
+from gpu_exporter.model import Grant, Holder
+
+STATE = re.compile("[A-Z_]{1,30}")  # of a job, as Slurm writes it
+
+
+def make_grant(index: int, order: GpuOrder, holder: Holder, why: str, obstacle: str) -> Grant:
+    """The grant of the GPU at this IDX; `why` it does not run and `obstacle` in one word, "" when it does.
+
+    Where the order is not proven, only what was resolved before still counts.
+    """
+    kind: Literal["minor", "index", "unproven"] = "unproven" if order.kind == "unknown" else order.kind
+    device, reason = str(index), order.problem
+    if order.kind == "minor":
+        device = order.minors[index] if index < len(order.minors) else ""
+        if not device:
+            kind, reason = "unproven", f"gres.conf names no whole GPU at IDX {index}"
+    return Grant(
+        kind,
+        device,
+        holder,
+        running=not why,
+        why=why,
+        obstacle=obstacle,
+        number=f"IDX {index}",
+        among=order.minors if order.kind == "index" else (),
+        total=order.total,
+        reason=reason,
+    )
+
+
+def why_not_running(known: Known, steps: Steps) -> tuple[str, str]:
+    """Why a job does not run, for people and in one word; "" and "" when it does."""
+    state = known.job.state
+    if state != "RUNNING":
+        return f"the job is {state}", state.lower() if STATE.fullmatch(state) else "other"
+    if known.job.job_id in steps.stopped:
+        return "all processes of the job are stopped", "stopped"
+    return "", ""
+
+
+def why_contradicted(gpus: JobGpus, file: JobFile) -> str:
+    """Prolog and controller name other GPUs; a job that was resized may have fewer than it began with."""
+    if not file.indexes or set(gpus.positions()) <= set(file.indexes):
+        return ""
+    sayings = (",".join(map(str, indexes)) for indexes in (file.indexes, gpus.positions()))
+    return "the prolog's file says IDX {}, slurmctld says IDX {}".format(*sayings)
+
+
+def list_witnesses(job_id: str, present: Present, *, is_told: bool) -> str:
+    """What shows that the job is here. `is_told`: by slurmctld."""
+    own = ["step"] * (job_id in present.steps.pids) + ["prolog"] * (job_id in present.files)
+    return ", ".join((*own, *["slurmctld"] * is_told))
+
+
+def open_instance(grant: Grant, index: int, order: GpuOrder, procfs: Path) -> Grant:
+    """The grant of a MIG instance by the files that gres.conf names for it."""
+    caps = order.caps[index] if index < len(order.caps) else ()
+    instance = find_instance(caps, read_caps(procfs)) if caps else ""
+    return grant._replace(kind="instance", device=instance) if instance else grant
+
+
+def name_by_prolog(grant: Grant, index: int, gpus: JobGpus, file: JobFile) -> Grant:
+    """A grant whose position proves nothing, by the UUID that the prolog wrote; as it was where it wrote none."""
+    if file.indexes and len(file.indexes) == len(file.uuids) and index in file.indexes:
+        return grant._replace(kind="uuid", device=file.uuids[file.indexes.index(index)])
+    if not file.indexes and len(file.uuids) == len(gpus.positions()):
+        return grant._replace(kind="uuid", device=file.uuids[sorted(gpus.positions()).index(index)])
+    return grant

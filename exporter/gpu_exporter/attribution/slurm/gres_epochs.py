@@ -1,0 +1,161 @@
+"""Which order of GPUs was in force at what time: a job keeps the numbers that it was given when it began.
+
+slurmd reads gres.conf when it starts (before Slurm 23.11 also at `scontrol reconfigure`), and jobs outlive that. So
+what the file says now holds for jobs that began since, and of an older job only where the order of its time is
+remembered. A file that was touched, and says the same of this node, has changed nothing. Times are Unix seconds of the
+node's clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gpu_exporter.attribution.remembered import Remembered
+from gpu_exporter.attribution.slurm.gres_conf import GpuOrder
+from gpu_exporter.files import READABLE
+from gpu_exporter.outside import need_real, need_whole, need_wholes
+
+FILE = "slurm-orders.json"
+EPOCHS_MAX = 16  # orders of one node; sites change gres.conf some times a year
+SKEW_S = 10.0  # between slurmctld's clock, which dates jobs, and the node's
+GAP_S = 600.0  # an order that is the same on both sides of a restart of slurmd was no other one for so long
+SAVE_EACH_S = 60.0  # that an order is still in force is written so often
+BEFORE = (
+    "the job began before slurmd started with this gres.conf, and the order of that time is not known; "
+    "it is resolved for jobs that begin from now on"
+)
+_UNKNOWN = GpuOrder("unknown", problem=BEFORE)
+
+
+class Found(NamedTuple):
+    """What gres.conf says now. `since`: from when on slurmd goes by it, None where it may not: `changed` is then the
+    time of the change and `path` what was changed. `shares`: GPUs of this node may be given in parts (shard, mps).
+    """
+
+    order: GpuOrder
+    since: float | None = None
+    changed: float = 0.0
+    path: str = ""
+    shares: bool = False
+
+
+class Epoch(NamedTuple):
+    """`order` was in force from `since` to `seen`. `is_over`: another one may be since."""
+
+    since: float
+    seen: float
+    order: GpuOrder
+    is_over: bool = False
+
+
+class Epochs:
+    """The orders of one node, and their file when there is a directory. One thread at a time."""
+
+    def __init__(self, directory: Path | None, node: str, *, writes: bool = True) -> None:
+        """`writes`: whether what is learned is kept."""
+        self._file = Remembered(directory, FILE, node, "the order of older jobs", writes=writes)
+        self._epochs = self._read()
+        self._saved: tuple[float, Sequence[Epoch]] = (0.0, list(self._epochs))
+
+    def note(self, found: Found, slurmd_start: float | None, now: float) -> GpuOrder:
+        """The order in force now, of kind "unknown" where that is not proven."""
+        if found.order.kind == "unknown":
+            return found.order
+        if slurmd_start is None:
+            return GpuOrder(
+                "unknown",
+                problem="the node does not say when slurmd started, so gres.conf may not be what it has read; "
+                "restart slurmd",
+            )
+        order = self._decide(found, slurmd_start, now)
+        self._save(now)
+        return order
+
+    def _decide(self, found: Found, slurmd_start: float, now: float) -> GpuOrder:
+        last = self._epochs[-1] if self._epochs else None
+        if found.since is not None:
+            if last is None or not _goes_on(last, found.order, found.since):
+                self._begin(Epoch(found.since, max(found.since, now), found.order))
+            else:
+                self._epochs[-1] = last._replace(seen=max(last.seen, now))
+            return found.order
+        if last is None or not last.since <= slurmd_start <= last.seen:
+            return GpuOrder(
+                "unknown",
+                problem=f"{found.path} was changed after slurmd started, and what it said before is not known; "
+                "restart slurmd",
+            )
+        if not last.is_over and last.order == found.order:
+            self._epochs[-1] = last._replace(seen=max(last.seen, now))
+            return found.order
+        if not last.is_over:
+            # A date may lie ahead of the clock, where the file came from another host.
+            self._epochs[-1] = last._replace(seen=max(last.seen, min(found.changed, now)), is_over=True)
+        return GpuOrder(
+            "unknown",
+            problem=f"{found.path} gives the GPUs another order than when slurmd started: restart slurmd "
+            "(`scontrol reconfigure` is not enough: it does not show here whether slurmd has read the file again)",
+        )
+
+    def at(self, start: float | None, order: GpuOrder) -> GpuOrder:
+        """The order for a job that began at `start`, None where that is not known. `order`: of `note`, now."""
+        if start is None:
+            is_the_same = all(epoch.order == order for epoch in self._epochs)
+            return order if is_the_same or order.kind == "unknown" else _UNKNOWN
+        for number, epoch in enumerate(self._epochs):
+            begin, end = epoch.since, epoch.seen
+            if number and self._epochs[number - 1].order != epoch.order:
+                begin += SKEW_S
+            after = self._epochs[number + 1] if number + 1 < len(self._epochs) else None
+            if after is None and order.kind != "unknown":
+                end = math.inf
+            elif epoch.is_over and (after is None or after.order != epoch.order):
+                end -= SKEW_S
+            if begin <= start <= end:
+                return epoch.order
+        return order if order.kind == "unknown" else _UNKNOWN
+
+    def _begin(self, epoch: Epoch) -> None:
+        if self._epochs:
+            self._epochs[-1] = self._epochs[-1]._replace(is_over=True)
+        self._epochs = [*self._epochs, epoch][-EPOCHS_MAX:]
+
+    def _save(self, now: float) -> None:
+        """Write what is new, and now and then that nothing is."""
+        at, epochs = self._saved
+        same = [each._replace(seen=0.0) for each in epochs] == [each._replace(seen=0.0) for each in self._epochs]
+        if not self._file.is_kept or (same and 0.0 <= now - at < SAVE_EACH_S):
+            return
+        self._file.write([epoch._asdict() | {"order": epoch.order._asdict()} for epoch in self._epochs], READABLE)
+        self._saved = (now, list(self._epochs))
+
+    def _read(self) -> list[Epoch]:
+        try:
+            return [_epoch(row) for row in self._file.read() or ()][-EPOCHS_MAX:]
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            self._file.refuse(exc)
+            return []
+
+
+def _goes_on(last: Epoch, order: GpuOrder, since: float) -> bool:
+    """Whether it is the same order without a gap in which it may have been another."""
+    return last.order == order and not last.is_over and since <= last.seen + GAP_S
+
+
+def _epoch(row: Any) -> Epoch:
+    order = row["order"]
+    if order["kind"] not in ("minor", "index"):
+        raise ValueError(f"{order['kind']!r:.40} is no order")
+    minors = tuple(order["minors"])
+    if not all(isinstance(minor, str) and len(minor) < 20 for minor in minors):
+        raise ValueError("minors are no numbers")
+    caps = tuple(need_wholes(each) for each in order["caps"])
+    return Epoch(
+        need_real(row["since"]),
+        need_real(row["seen"]),
+        GpuOrder(order["kind"], minors, need_whole(order["total"]), caps=caps),
+        row["is_over"] is True,
+    )

@@ -1,0 +1,97 @@
+"""What Slurm said of this node, over a restart of the exporter: for as long as slurmctld does not answer it anew.
+
+A job is believed only while it is seen to be the same run: one of its processes is the one that was there, or its
+prolog's file is the one that was written then. Its number alone proves nothing, since a requeued job keeps it and has
+other GPUs. What is not seen so is held, and by whom is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gpu_exporter.attribution.procfs import Procfs
+from gpu_exporter.attribution.remembered import Remembered
+from gpu_exporter.attribution.slurm.controller import Known, Look
+from gpu_exporter.attribution.slurm.picture import Picture, parse_picture, render_picture
+from gpu_exporter.attribution.slurm.presence import Present
+from gpu_exporter.files import PRIVATE
+from gpu_exporter.outside import need_real, need_whole
+
+FILE = "slurm-jobs.json"
+SAVE_EACH_S = 60.0  # processes of a job come and go
+PIDS_MAX = 16  # of one job; its batch script and the steps that live as long are among the oldest
+BOOT_MAX_S = 60.0  # the time of the boot moves with the clock; another boot is further away
+
+
+class Run(NamedTuple):
+    """What was seen of one run of a job: processes with their start (seconds after boot), and its file's date."""
+
+    processes: Mapping[int, float]
+    filed_wall: float | None
+
+
+class Memory:
+    """The last look, in a file of the state directory. One thread at a time."""
+
+    def __init__(self, directory: Path | None, node: str, procfs: Procfs, *, writes: bool = True) -> None:
+        """`directory`: None to remember nothing; `writes`: whether to keep what is seen."""
+        self._file = Remembered(directory, FILE, node, "who holds what", writes=writes)
+        self._procfs = procfs
+        self._saved_at = 0.0
+        self._saved_look = 0.0
+
+    def keep(self, look: Look, present: Present, now: float, wall: float) -> None:
+        """Remember this look. `now`: monotonic seconds, `wall`: Unix seconds of the same moment."""
+        is_new = look.asked != self._saved_look
+        if not self._file.is_kept or not (is_new or now - self._saved_at >= SAVE_EACH_S):
+            return
+        self._saved_at, self._saved_look = now, look.asked
+        jobs = {job: (known.job, known.gpus) for job, known in look.jobs.items() if known.gpus is not None}
+        picture = Picture(wall - (now - look.asked), look.each_s, look.config, look.node, jobs)
+        runs = {job: self._see(job, present) for job in jobs}
+        seen = {job: {"processes": sorted(run.processes.items()), "filed": run.filed_wall} for job, run in runs.items()}
+        body = {"boot": self._procfs.boot_wall(), "picture": render_picture(picture), "runs": seen}
+        self._file.write(body, PRIVATE)  # it names users
+
+    def recall(self, present: Present, now: float, wall: float) -> Look | None:
+        """The remembered look with the jobs that are still the same runs, None where there is none to believe."""
+        data = self._file.read()
+        if data is None:
+            return None
+        try:
+            boot, seen = self._procfs.boot_wall(), data["boot"]
+            is_this_boot = boot is not None and seen is not None and abs(boot - need_real(seen)) < BOOT_MAX_S
+            picture = parse_picture(data["picture"])
+            runs = {job: _run(row) for job, row in data["runs"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            self._file.refuse(exc)
+            return None
+        asked = now - max(0.0, wall - picture.asked_wall)
+        same = {job for job, run in runs.items() if is_this_boot and _is_same(run, self._see(job, present))}
+        jobs = {job.job_id: Known(job, asked, gpus, asked) for job, gpus in picture.jobs.values() if job.job_id in same}
+        return Look(asked, picture.config, picture.node, jobs, each_s=picture.each_s)
+
+    def _see(self, job: str, present: Present) -> Run:
+        stats = {}
+        if self._procfs.is_host():  # else these numbers mean other processes here
+            stats = {pid: self._procfs.stat(pid) for pid in sorted(present.steps.pids.get(job, ()))}
+        found = sorted((stat.start_s, pid) for pid, stat in stats.items() if stat is not None)
+        file = present.files.get(job)
+        return Run({pid: start_s for start_s, pid in found[:PIDS_MAX]}, file.written_wall if file is not None else None)
+
+
+def _is_same(before: Run, now: Run) -> bool:
+    """Whether something of that run is still there."""
+    if before.processes.items() & now.processes.items():
+        return True
+    return before.filed_wall is not None and before.filed_wall == now.filed_wall
+
+
+def _run(row: Any) -> Run:
+    filed = row["filed"]
+    return Run(
+        {need_whole(pid): need_real(start_s) for pid, start_s in row["processes"]},
+        None if filed is None else need_real(filed),
+    )

@@ -1,0 +1,366 @@
+"""Jobs by Slurm: who has which GPU of this node.
+
+Each poll reads on this node alone which jobs are here (slurm_presence.py). The controller (slurm_controller.py) is
+asked who has what when a job begins or ends here, and otherwise about once a minute (pace.py), or not at all where a
+prolog writes who has GPUs: what it says of jobs that the node does not see counts until it is asked again. What an IDX
+means is in gres.conf (gres_conf.py); where that is not proven, only a UUID that the prolog wrote names the GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Set
+from pathlib import Path
+from typing import TypeAlias
+
+from gpu_exporter.attribution.procfs import NewestProcess, Procfs
+from gpu_exporter.attribution.slurm import commands as slurm_commands
+from gpu_exporter.attribution.slurm.collected import Collected
+from gpu_exporter.attribution.slurm.controller import Controller, Look, Run, how_far_ahead
+from gpu_exporter.attribution.slurm.filed import FiledJobs, is_whole, read_job, start_here
+from gpu_exporter.attribution.slurm.grants import (
+    list_witnesses,
+    make_grant,
+    name_by_prolog,
+    open_instance,
+    why_contradicted,
+    why_not_running,
+)
+from gpu_exporter.attribution.slurm.gres_conf import GpuOrder
+from gpu_exporter.attribution.slurm.gres_epochs import Epochs
+from gpu_exporter.attribution.slurm.gres_files import list_places, read_order
+from gpu_exporter.attribution.slurm.job_files import EndedJob, JobFile
+from gpu_exporter.attribution.slurm.memory import Memory
+from gpu_exporter.attribution.slurm.pace import INTERVAL_MAX_S, Pace, Retry
+from gpu_exporter.attribution.slurm.parse import Job, JobGpus, NodeRecord, SlurmConfig
+from gpu_exporter.attribution.slurm.presence import Presence, Present
+from gpu_exporter.attribution.slurm.steps import StepReader, Steps
+from gpu_exporter.attribution.source import Answer, SourceError
+from gpu_exporter.clock import SYSTEM_CLOCK, Clock
+from gpu_exporter.model import Grant, Holder, HolderKey
+from gpu_exporter.vendor import NVIDIA, Vendor
+
+Watched: TypeAlias = "tuple[frozenset[str], frozenset[str]]"
+"""Jobs that are here, and those of them that are stopped."""
+RENEW_FIRST_S, RENEW_MOST_S = 5.0, 600.0  # a proof that was lost is sought again, less and less often
+ENDED_MAX = 4096  # jobs that ended while Slurm had never answered
+RESTART_S = 5.0  # by so much more a slurmd is a newer one: the kernel's time of the boot moves with the clock
+
+
+class SlurmSource:
+    """Says who has the GPUs of one node of a Slurm cluster."""
+
+    name = "slurm"
+
+    def __init__(
+        self,
+        node: str = "",
+        timeout_s: float = 5.0,
+        gres_conf: Path | None = None,
+        run: Run = slurm_commands.run,
+        clock: Clock = SYSTEM_CLOCK,
+        vendor: Vendor = NVIDIA,
+        pace: Pace | None = None,
+        procfs: Path = Path("/proc"),
+        job_files: Path | None = None,
+        collected: str = "",
+        state: Path | None = None,
+        keeps_state: bool = True,
+    ) -> None:
+        """`pace`: when the controller is asked, each 60 s by default; `procfs`: the host's /proc; `job_files`: where a
+        prolog says who has what, None for the place where ours does. `collected`: directory or address of a collector;
+        then the controller is not asked. `state`: directory with what is remembered over
+        restarts, None for none; `keeps_state`: whether to write there. Raises ValueError for a name that no node has.
+        """
+        self._vendor = vendor
+        self._node = node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+        self._gres_conf = gres_conf
+        self._clock = clock
+        self._procfs = procfs
+        self._controller = (
+            Controller(self._node, timeout_s, run, clock)
+            if not collected
+            else Collected(self._node, collected, timeout_s, clock)
+        )
+        steps = StepReader(self._node, lambda command: run(command, timeout_s), Procfs(procfs))
+        self._presence = Presence(steps, job_files, clock)
+        self._pace = pace if pace is not None else Pace(60.0)
+        self._look: Look | None = None
+        self._renewed_s = 0.0  # after so long another look follows
+        self._failed = ""  # why the last question was not answered
+        self._seen: Watched | None = None  # at the last look
+        self._before = Steps({})  # at the last poll
+        self._written: dict[str, float] = {}  # when the files of jobs were written, at the last poll
+        self._epochs = Epochs(state, self._node, writes=keeps_state)
+        self._memory = Memory(state, self._node, Procfs(procfs), writes=keeps_state)
+        self._filed = FiledJobs()
+        self._granted: dict[str, tuple[str, list[Grant]]] = {}  # by job, at the last poll: restart count and grants
+        self._ended: list[EndedJob] = []  # not told yet
+        self._misfit = False  # gres.conf proves no order, with what Slurm says of the node
+        self._slurmd = NewestProcess(Procfs(procfs), "slurmd")
+        self._renewal = Retry(RENEW_FIRST_S, RENEW_MOST_S)
+        self._again: dict[
+            str, float
+        ] = {}  # jobs whose processes are all others since then: they may have been requeued
+        self._settled: set[str] = set()  # jobs that had a step here at some look
+
+    def poll(self) -> Answer:
+        """Raises SourceError while the controller has never answered, and nothing is remembered."""
+        now = self._clock.monotonic()
+        present = self._presence.read(self._look.config.prolog_flags if self._look is not None else None)
+        self._ended = [*self._ended, *present.ended][-ENDED_MAX:]
+        pids = present.steps.pids
+        filed = self._filed.find(self._look, present) if self._look is not None else {}
+        others = {job for job in pids if _is_other(self._before.pids.get(job), pids[job])}
+        # A job whose file was written anew began again.
+        written = {job: file.written_wall for job, file in present.files.items()}
+        others |= {job for job, wall in written.items() if self._written.get(job, wall) != wall}
+        self._again |= dict.fromkeys(others - filed.keys(), now)
+        self._before, self._written = present.steps, written
+        renew = self._misfit and self._renewal.is_due(now, self._newer_slurmd())
+        if self._pace.is_due(now, self._watch(present) != self._seen or bool(self._again)) or renew:
+            self._ask(present, now, renew)
+            self._seen = self._watch(present)
+        if self._look is None:
+            self._look = self._memory.recall(present, now, self._clock.wall())
+        elif not self._failed:
+            self._memory.keep(self._look, present, now, self._clock.wall())
+        if self._look is None:
+            raise SourceError(self._failed)
+        return self._answer(self._look, present)
+
+    def _watch(self, present: Present) -> Watched:
+        """What takes a question when it changes. Where a prolog writes files, jobs that have none hold no GPU, and some
+        files leave nothing to ask.
+        """
+        jobs = present.jobs
+        if present.is_complete and self._look is not None:
+            jobs = jobs & (present.files.keys() | self._look.jobs.keys())
+            stopped = present.steps.stopped & jobs
+            jobs = jobs - self._filed.settled(self._look, present, self._clock.wall())
+            doubtful = self._filed.list_lost(self._look, present) | (present.stale & self._look.jobs.keys())
+            return jobs | doubtful, stopped
+        return jobs, present.steps.stopped & jobs
+
+    def _newer_slurmd(self) -> float | None:
+        """When slurmd started, if that was after what Slurm has said of it: then it says something else by now."""
+        start = self._slurmd.start_wall()
+        known = self._look.node.slurmd_start if self._look is not None else None
+        return start if start is not None and known is not None and start > known + RESTART_S else None
+
+    def _ask(self, present: Present, now: float, renew: bool) -> None:
+        here = present.jobs
+        try:
+            look = self._controller.look(here - self._again.keys(), renew=renew)
+        except SourceError as exc:
+            self._failed = str(exc)
+            self._pace.failed(now)
+            return
+        self._look, self._failed = look, ""
+        self._again = {job: since for job, since in self._again.items() if since > look.asked}
+        self._settled = (self._settled | here) & (look.jobs.keys() | here)
+        # A job whose steps have ended is on its way out; one that never had any may stay so for days.
+        moving = self._settled & look.jobs.keys() - here
+        moving |= {job for job, known in look.jobs.items() if known.job.state == "CONFIGURING"}
+        is_proven = look.jobs.keys() <= here and not look.unexplained() and not look.problem
+        self._pace.answered(
+            now,
+            self._clock.monotonic() - now,
+            unsettled=bool(moving or look.doubt() or _list_late(look, present)),
+            quiet=present.is_complete and is_proven,
+        )
+        # What needs no question needs none until something changes; then its age counts as that of any other answer.
+        self._renewed_s = min(self._pace.interval_s + look.each_s, INTERVAL_MAX_S)
+
+    def _answer(self, look: Look, present: Present) -> Answer:
+        """Grants of the jobs that the node's own record confirms, and of the GPUs in use that no job explains.
+
+        Raises SourceError where the record cannot say which of the jobs' grants is wrong.
+        """
+        config = look.config
+        places = list_places(config, self._node, self._gres_conf)
+        found = read_order(places, self._node, look.node, self._vendor)
+        self._filed.is_on = found.order.kind != "unknown" and not found.shares
+        lost, told = self._filed.list_lost(look, present), look.jobs
+        look, disputed = self._filed.merge(look, present, self._clock.monotonic())
+        node = look.node
+        problems = [text for text in (self._failed, look.problem, *disputed.values()) if text]
+        if lost:
+            named = ", ".join(sorted(lost)[:3])
+            problems.append(
+                f"only a prolog's file told of job {named}, and it is not seen now, so no GPU is called free"
+            )
+        notices = list(present.notices)
+        used = look.in_use()
+        if node.used.unnamed:
+            surplus = look.surplus()
+            if surplus > 0:
+                raise SourceError(f"the jobs of node {self._node} have {surplus} GPUs more than the node has in use")
+            if surplus < 0:
+                problems.append(f"{self._why_hidden(f'{-surplus} GPUs', config)}, so no GPU is called free")
+        order = self._epochs.note(found, node.slurmd_start, self._clock.wall())
+        self._misfit = order.kind == "unknown" and bool(used)
+        if self._misfit:
+            problems.append(f"GPUs in use cannot be resolved: {order.problem}")
+        else:
+            self._renewal.settle()
+        grants: list[Grant] = []
+        conflicts = 0
+        ahead_s = how_far_ahead(look.clock, self._clock.monotonic(), self._clock.wall())
+        for job_id, known in look.jobs.items():
+            gpus = known.gpus or JobGpus((), 0)
+            holder = self._holder(known.job, config, gpus)
+            if gpus.unnamed:
+                problems.append(
+                    f"{holder.label} has {gpus.unnamed} GPUs without an index: "
+                    "File= in gres.conf must name device files"
+                )
+            file = present.files.get(job_id, JobFile())
+            start = start_here(known.job.start, file, ahead_s)
+            own = self._epochs.at(start, order)
+            conflicts += bool(why_contradicted(gpus, file))
+            for index, share in (*((index, "") for index in gpus.indexes), *gpus.shared):
+                if index in used:
+                    why, obstacle = why_contradicted(gpus, file), "contradiction"
+                    if not why:
+                        why, obstacle = why_not_running(known, present.steps)
+                    grant = make_grant(index, own, holder, why, obstacle)._replace(
+                        start_here=start,
+                        share=share,
+                        witnesses=list_witnesses(job_id, present, is_told=told.get(job_id) is known),
+                    )
+                    if grant.kind == "unproven":
+                        grant = open_instance(grant, index, own, self._procfs)
+                    if grant.kind == "unproven":
+                        grant = name_by_prolog(grant, index, gpus, file)
+                    grants.append(grant if self._is_here(job_id, present) else self._as_of(look, grant))
+                    continue
+                conflicts += 1
+                problems.append(f"{holder.label} claims IDX {index}, which node {self._node} does not have in use")
+        hidden = sorted(used - look.claimed())
+        own = self._epochs.at(None, order)
+        for index in hidden:
+            grant = make_grant(
+                index, own, self._hidden(index, config), "held by a job that Slurm does not show", "hidden"
+            )
+            grants.append(self._as_of(look, grant._replace(share=dict(node.used.shared).get(index, ""))))
+        if hidden:
+            notices.append(self._why_hidden(f"IDX {', '.join(map(str, hidden))}", config))
+        ended, missed = self._list_ended(look, order)
+        over = {grant.holder.key for grant in ended}
+        self._filed.forget(look, present, {grant.holder.job_id for grant in ended})
+        grants = [grant for grant in grants if grant.holder.key not in over]  # its last processes may still be there
+        self._granted = {job: (known.job.restarts, []) for job, known in look.jobs.items()}
+        for grant in grants:
+            if grant.holder.job_id:  # else it is hidden
+                self._granted[grant.holder.job_id][1].append(grant)
+        share = node.used.unnamed_share or next((g.unnamed_share for g in look.gpus() if g.unnamed_share), "")
+        if share:
+            problems.append(f"{share} is in use, and of which GPU Slurm does not say, so no GPU is called free")
+        late = sorted(_list_late(look, present))
+        if late:
+            notices.append(f"not in the collector's last round: job {', '.join(late[:3])}, so no GPU is called free")
+        return Answer(
+            grants,
+            "; ".join(dict.fromkeys(problems)),
+            notice="; ".join(notices[:3]),
+            conflicts=conflicts,
+            hides_users=bool(config.private & {"jobs", "users"}),
+            is_late=bool(late or self._again.keys() & present.jobs),
+            as_of=look.asked if self._failed or look.each_s else None,
+            is_old=bool(self._failed),
+            devices=None if self._failed else _count_devices(order, node),
+            ended=ended,
+            missed=missed,
+        )
+
+    def _list_ended(self, look: Look, order: GpuOrder) -> tuple[tuple[Grant, ...], int]:
+        """The grants of jobs that have ended since the last poll, up to their end, and how many jobs left none."""
+        now, wall = self._clock.monotonic(), self._clock.wall()
+        ahead_s = how_far_ahead(look.clock, now, wall)
+        ended: list[Grant] = []
+        missed = 0
+        for job in self._ended:
+            run, file = job.file.run, job.file
+            restarts, grants = self._granted.get(job.job_id, ("", []))
+            if run is not None and (run.cluster, run.restarts) != (look.config.cluster, restarts):
+                grants = []  # of another run, or of another cluster's job of that number
+            if not grants and self._filed.is_on and is_whole(file, look):
+                known = read_job(job.job_id, file)
+                start = start_here(known.start, file, ahead_s)
+                own = self._epochs.at(start, order)
+                holder = self._holder(known, look.config, JobGpus(file.indexes, len(file.indexes)))
+                grants = [make_grant(index, own, holder, "", "")._replace(start_here=start) for index in file.indexes]
+            grants = [grant for grant in grants if grant.kind != "unproven"]
+            ended += [grant._replace(confirmed=now - max(0.0, wall - job.end_wall)) for grant in grants]
+            missed += not grants and bool(file.indexes or file.uuids)
+        self._ended = []
+        return tuple(ended), missed
+
+    def _is_here(self, job_id: str, present: Present) -> bool:
+        """Whether this poll proves by itself that the job still holds what it held at the last look."""
+        return job_id in present.jobs and job_id not in self._again
+
+    def _as_of(self, look: Look, grant: Grant) -> Grant:
+        """A grant that rests on the controller alone: it is as old as its answer."""
+        return grant._replace(confirmed=look.asked, renewed_s=self._renewed_s)
+
+    def _holder(self, job: Job, config: SlurmConfig, gpus: JobGpus) -> Holder:
+        # Cluster, job id, restart count and start: a requeued job is a new holder.
+        start = "" if job.start is None else math.floor(job.start)
+        return Holder(
+            key=HolderKey("slurm", f"{config.cluster}/{job.job_id}/{job.restarts}/{start}"),
+            job_id=job.job_id,
+            cluster=config.cluster,
+            user=job.user,
+            uid=job.uid,
+            account=job.account,
+            partition=job.partition,
+            qos=job.qos,
+            source=self.name,
+            resource="gres/gpu",
+            start_wall=job.start,
+            units=gpus.total,
+            array_job_id=job.array_job_id,
+            array_task_id=job.array_task_id,
+            het_job_id=job.het_job_id,
+            het_job_offset=job.het_job_offset,
+        )
+
+    def _hidden(self, index: int, config: SlurmConfig) -> Holder:
+        """The job that has this GPU by the node's own record, without its name."""
+        return Holder(
+            key=HolderKey("slurm", f"{config.cluster}/hidden/{index}"),
+            cluster=config.cluster,
+            source=self.name,
+            resource="gres/gpu",
+            identity="hidden",
+        )
+
+    def _why_hidden(self, what: str, config: SlurmConfig) -> str:
+        text = f"{what} in use by jobs that squeue does not list"
+        if "jobs" in config.private:
+            return f"{text}: PrivateData=jobs hides them from uid {os.geteuid()}; run as SlurmUser or root"
+        return text
+
+
+def _count_devices(order: GpuOrder, node: NodeRecord) -> int | None:
+    """How many GPUs Slurm counts here, where its record, which may be an hour old, and gres.conf of now say the same:
+    a node may be drained for it.
+    """
+    counted = sum(count for _, count in node.configured)
+    return counted if order.kind != "unknown" and len(order.minors) == counted else None
+
+
+def _list_late(look: Look, present: Present) -> Set[str]:
+    """Jobs that are here, may have GPUs, and began after the collector's round."""
+    if not look.each_s:
+        return frozenset()  # this node asks about each job that begins
+    jobs = present.files.keys() if present.is_complete else present.jobs
+    return jobs - look.jobs.keys()
+
+
+def _is_other(before: frozenset[int] | None, now: frozenset[int]) -> bool:
+    """Whether none of a job's processes is left, though it has some."""
+    return before is not None and bool(before and now) and before.isdisjoint(now)

@@ -1,0 +1,312 @@
+"""The decision: pure, one holder at a time, unknown before idle.
+
+A holder is judged as a whole: all of its GPUs must be idle. Whatever is missing, stale or contradictory makes the
+verdict `unknown`, on which no mark is set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from gpu_exporter.config.rules import PolicyRule
+from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.decision.surroundings import Surroundings
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName, UnitEvidence, title
+
+LABEL = "gpu-exporter.io/utilization"
+UNDERUSED = "underused"  # the stage on which others act
+LABELLED = ("candidate", UNDERUSED, "partial")
+SHARING = "sharing-candidate"  # of what serves: no GPU of it is idle, and a part of one might do
+MARKED = (*LABELLED, SHARING)
+NOT_RUNNING = "not_running"
+OBSTACLES = {  # why there is no idle run: by the word of the exporter, what that means and what helps
+    "away": "its exporter has released the driver",
+    "contradiction": "two sources contradict each other, see gpu-exporter holders",
+    "hidden": "its job is hidden by Slurm",
+    "no_answer": "the GPU does not answer",
+    "no_sample": "too little of its present time is known",
+    "no_source": "the hardware shows no activity of it",
+    "other": "its job has a state that is not understood",
+    "shared": "it is shared, and whose processes work there is not known",
+    "slurmd": "its pod runs slurmd, and which job has this GPU is not known",
+    "start_unknown": "when its container began is not known: mount /var/log/pods into the agent",
+    "unconfirmed": "its scheduler has not confirmed the holder lately",
+    "undeclared": "no scheduler gave it this GPU",
+}
+HALTS = {  # likewise, what keeps the holder from working; others are states of a Slurm job
+    "no_process": "no process of the pod runs: it has ended, or waits to be started again",
+    "not_started": "its container has not begun",
+    "stopped": "all processes of the job are stopped",
+}
+WITNESSES_MIN = 2  # utilization alone misses copies, encoders and a driver whose counter is stuck
+FRESH_INTERVALS = 4  # a sample is fresh for policy.fresh_min, or this many sampling intervals where that is longer
+
+
+class Windows(NamedTuple):
+    """How long one holder must have been idle, in seconds, for each stage."""
+
+    candidate_s: float
+    underused_s: float
+
+    def needed_s(self, stage: str) -> float:
+        """Seconds that a holder must have been idle, and able to work, for a mark of this stage."""
+        return self.underused_s if stage == UNDERUSED else self.candidate_s
+
+
+class Decision(NamedTuple):
+    """What the policy says of one holder now.
+
+    `stage`: candidate, underused, partial, sharing-candidate (marked), or active, starting, not_running, unknown, and
+    what its surroundings make of it: serving, exempt, waiting (none of them marked).
+    `incarnation`: the pod's UID, "" when unknown and for jobs; `start_wall`: when the newest of its units was taken;
+    `needed_s`: how long the holder must have been idle, and able to work, for this stage; `active`: a fresh sample
+    shows a unit that is not idle, whatever is not known of the others; `observed_wall`: time of the evidence;
+    `users_id`: as in HolderEvidence; `cluster`: the one Slurm cluster of the evidence, "" when unknown and for pods.
+    `windows`: what the holder must meet, which its class and its owner may have made longer; None for those of the
+    policy. `around`: its surroundings, once they are known. `exempt_by`: who asked to
+    keep its GPUs, one of EXEMPT_BY, for stage exempt. `rule`: which of the site's policies decided; None where the
+    section `policy` did alone.
+    """
+
+    name: HolderName
+    owner: str
+    stage: str
+    reason: str
+    units: tuple[UnitEvidence, ...]
+    held: int | None
+    idle_since_wall: float | None
+    incarnation: str = ""
+    start_wall: float | None = None
+    needed_s: float = 0.0
+    active: bool = False
+    observed_wall: float = 0.0
+    users_id: str = ""
+    cluster: str = ""
+    windows: Windows | None = None
+    around: Surroundings | None = None
+    exempt_by: str = ""
+    rule: PolicyRule | None = None
+
+    @property
+    def title(self) -> str:
+        """The holder as people know it."""
+        return title(self.name, self.users_id)
+
+    def is_named(self, text: str, asked: HolderName | None) -> bool:
+        """Whether a person means this holder by `text`; `asked` is its meaning (named_holder)."""
+        if asked is not None and asked.scheduler == self.name.scheduler == "slurm":
+            return asked.name in (self.name.name, self.users_id)
+        return self.name == asked or text in (str(self.name), self.name.name)
+
+    def holds(self, given: int) -> bool:
+        """Whether the evidence is of all GPUs, where its scheduler counts `given`. Several replicas may be one GPU."""
+        if self.held is None:
+            return False
+        are_replicas = bool(self.units) and all(unit.is_shared for unit in self.units)
+        return given == self.held or (given > self.held and are_replicas)
+
+    def has_lasted(self, seconds: float) -> bool:
+        """Whether its idle time is as long as that; false where there is none."""
+        since = self.idle_since_wall
+        return since is not None and self.observed_wall - since >= seconds
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether it may not rise above `candidate`, by a sign on it or by its policy."""
+        by_sign = self.around is not None and bool(self.around.ceiling)
+        return by_sign or (self.rule is not None and bool(self.rule.ceiling))
+
+    @property
+    def label(self) -> str:
+        """The mark that this stage would leave, "" for none. Pods get a label, jobs a text in AdminComment."""
+        if self.stage not in MARKED:
+            return ""
+        if self.name.scheduler == "slurm":
+            return f"AdminComment={LABEL}={self.stage}"
+        return f"{LABEL}={self.stage}"
+
+
+def decide(evidence: Evidence, policy: Policy) -> list[Decision]:
+    """One decision per holder, in the order of their names, by metrics alone."""
+    return [
+        decide_holder(holder, evidence.wall, policy, windows_for(holder, policy))
+        for holder in sorted(evidence.holders, key=lambda holder: holder.name)
+    ]
+
+
+def windows_of(policy: Policy) -> Windows:
+    """The windows of a holder of which nothing else is known."""
+    return Windows(policy.candidate_after, policy.underused_after)
+
+
+def windows_for(holder: HolderEvidence, policy: Policy) -> Windows:
+    """The windows of a holder by its metrics: one that worked again after an idle gap may do so after a longer one."""
+    windows = windows_of(policy)
+    gap_s = max((unit.longest_gap_s for unit in holder.units if math.isfinite(unit.longest_gap_s)), default=0.0)
+    return windows._replace(underused_s=max(windows.underused_s, min(2 * gap_s, policy.gap_max)))
+
+
+def decide_holder(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows) -> Decision:
+    """The decision on one holder at `wall` (Unix seconds)."""
+    stage, reason = _judge(holder, wall, policy, windows)
+    units = merge_units(holder.units)
+    runs = [run for run in (_number(unit.idle_run_s) for unit in units) if run >= windows.candidate_s]
+    since = wall - min(runs) if runs and stage in LABELLED else None
+    starts = [unit.start_wall for unit in holder.units if unit.start_wall is not None]
+    return Decision(
+        holder.name,
+        holder.owner,
+        stage,
+        reason,
+        holder.units,
+        holder.held,
+        since,
+        next(iter(holder.incarnations)) if len(holder.incarnations) == 1 else "",
+        max(starts, default=None),
+        windows.needed_s(stage),
+        any(_is_fresh(unit, policy) and 0 <= _number(unit.idle_run_s) < windows.candidate_s for unit in units),
+        wall,
+        holder.users_id,
+        next(iter(holder.clusters)) if len(holder.clusters) == 1 else "",
+        windows,
+    )
+
+
+def _judge(holder: HolderEvidence, wall: float, policy: Policy, windows: Windows) -> tuple[str, str]:
+    # Every comparison is written so that a number that is missing or not a number fails it.
+    units = merge_units(holder.units)
+    if len(holder.incarnations) > 1:
+        return "unknown", f"series of {len(holder.incarnations)} pods under one name"
+    if len(holder.clusters) > 1:
+        named = ", ".join(cluster or "one that is not named" for cluster in sorted(holder.clusters))
+        return "unknown", f"series of {len(holder.clusters)} Slurm clusters under one job id: {named}"
+    fresh_s = policy.fresh_min
+    for unit in units:
+        fresh_s = _fresh_s(unit, policy)
+        if _number(unit.sample_age_s) < -fresh_s:
+            return "unknown", f"the newest sample is {_minutes(-_number(unit.sample_age_s))} ahead: a clock is wrong"
+        if not _is_fresh(unit, policy):
+            return "unknown", f"no sample of the last {_minutes(fresh_s)}"
+    runs = [_number(unit.idle_run_s) for unit in units]
+    silent = [unit for unit, run in zip(units, runs, strict=True) if not run >= 0]
+    if silent:
+        return _silence(silent)
+    held_s = [wall - _number(unit.start_wall) for unit in units]
+    if not all(math.isfinite(seconds) for seconds in held_s):
+        return "unknown", "the start of the allocation is not known"
+    if not min(held_s) >= policy.startup_grace:
+        return "starting", f"held for {_minutes(min(held_s))}, judged after {_minutes(policy.startup_grace)}"
+    idle = sum(run >= windows.candidate_s for run in runs)
+    if not idle:
+        return "active", f"longest idle run {_minutes(max(runs))}, below {_minutes(windows.candidate_s)}"
+    if max(runs) > min(held_s) + fresh_s:
+        return "unknown", "an idle run is longer than the allocation: two holders under one name?"
+    if holder.counts_from is not None:
+        known_s = wall - holder.counts_from
+        if not known_s >= windows.candidate_s:
+            ended = f"ended {_minutes(known_s)} ago" if known_s > 0 else "lasts"
+            return "unknown", f"idle for {_minutes(max(runs))}, but a pause {ended}"
+        runs = [min(run, known_s) for run in runs]
+    coverage = [_number(unit.coverage) for unit in units]
+    if not all(share >= policy.coverage_min for share in coverage):
+        known = "an unknown share" if any(map(math.isnan, coverage)) else f"only {min(coverage):.0%}"
+        return "unknown", f"{known} of the time is observed, {policy.coverage_min:.0%} is needed"
+    if holder.held is None:
+        return "unknown", "how many GPUs the holder has in all is not published"
+    if len(units) != holder.held:
+        return "unknown", f"{len(units)} GPUs are seen, the holder has {holder.held}"
+    if idle < holder.held:
+        return "partial", f"{idle} of {holder.held} GPUs idle for {_minutes(windows.candidate_s)} and more"
+    shortest = min(runs)
+    if not shortest >= windows.underused_s:
+        return "candidate", f"{_all(holder.held)} idle for {_minutes(shortest)}"
+    if shortest < policy.host_delay_max and (work := _host_work(units, policy)):
+        until = _minutes(policy.host_delay_max)
+        return (
+            "candidate",
+            f"{_all(holder.held)} idle for {_minutes(shortest)}, but it {work}, so not more until {until} of it",
+        )
+    beside = f"; it {work}, so its GPUs are not taken back" if (work := _host_work(units, policy)) else ""
+    if any(unit.witnesses is None for unit in units):
+        return "candidate", f"idle for {_minutes(shortest)}, but how many witnesses that rests on is not published"
+    if not all((unit.witnesses or 0) >= WITNESSES_MIN for unit in units):
+        return "candidate", f"idle for {_minutes(shortest)}, but a part of it rests on one witness only"
+    return UNDERUSED, f"{_all(holder.held)} idle for {_minutes(shortest)}{beside}"
+
+
+def _silence(silent: Sequence[UnitEvidence]) -> tuple[str, str]:
+    """What follows from units without an idle run: their holder cannot work now, or what it does is not known."""
+    unclear = [unit for unit in silent if unit.obstacle in OBSTACLES or not unit.obstacle]
+    if unclear:
+        why = OBSTACLES.get(unclear[0].obstacle, "its activity is not known")
+        return "unknown", f"no idle run is published of {_places(unclear)}: {why}"
+    word = silent[0].obstacle
+    return NOT_RUNNING, HALTS.get(word, f"the job is {word.upper()}")
+
+
+def _host_work(units: Sequence[UnitEvidence], policy: Policy) -> str:
+    """How much a holder works on its host, on the busiest of its nodes; "" for not much, or for not known."""
+    cpu = max((unit.host_cpu_ratio or 0.0 for unit in units), default=0.0)
+    io = max((unit.host_io_bytes_per_s or 0.0 for unit in units), default=0.0)
+    if cpu > policy.host_busy_ratio:
+        return f"uses {cpu:.0%} of its CPUs"
+    if io > policy.host_busy_io:
+        return f"moves {io / 1e6:.0f} MB/s to and from disks"
+    return ""
+
+
+def merge_units(units: Sequence[UnitEvidence]) -> list[UnitEvidence]:
+    """One entry per GPU or instance: of two sources for the same one, the more careful value counts."""
+    merged: dict[tuple[str, str], UnitEvidence] = {}
+    for unit in units:
+        key = (unit.uuid, unit.mig)
+        other = merged.get(key)
+        merged[key] = unit if other is None else _more_careful(other, unit)
+    return list(merged.values())
+
+
+def _more_careful(a: UnitEvidence, b: UnitEvidence) -> UnitEvidence:
+    def worst(pick: Callable[[float, float], float], x: float | None, y: float | None) -> float | None:
+        return None if x is None or y is None or math.isnan(x) or math.isnan(y) else pick(x, y)
+
+    return a._replace(
+        start_wall=worst(max, a.start_wall, b.start_wall),
+        idle_run_s=worst(min, a.idle_run_s, b.idle_run_s),
+        sample_age_s=worst(max, a.sample_age_s, b.sample_age_s),
+        coverage=worst(min, a.coverage, b.coverage),
+        witnesses=None if a.witnesses is None or b.witnesses is None else min(a.witnesses, b.witnesses),
+        sample_interval_s=min(a.sample_interval_s, b.sample_interval_s),
+        host_cpu_ratio=max(a.host_cpu_ratio or 0.0, b.host_cpu_ratio or 0.0),
+        host_io_bytes_per_s=max(a.host_io_bytes_per_s or 0.0, b.host_io_bytes_per_s or 0.0),
+        obstacle=min(filter(None, (a.obstacle, b.obstacle)), default=""),
+    )
+
+
+def _fresh_s(unit: UnitEvidence, policy: Policy) -> float:
+    return max(policy.fresh_min, FRESH_INTERVALS * unit.sample_interval_s)
+
+
+def _is_fresh(unit: UnitEvidence, policy: Policy) -> bool:
+    fresh_s = _fresh_s(unit, policy)
+    return -fresh_s <= _number(unit.sample_age_s) < fresh_s
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _places(units: Sequence[UnitEvidence]) -> str:
+    first = f"{units[0].node} gpu {units[0].gpu}" + (f" mig {units[0].mig}" if units[0].mig else "")
+    return first if len(units) == 1 else f"{first} and {len(units) - 1} more"
+
+
+def _all(held: int) -> str:
+    return "its one GPU" if held == 1 else f"all {held} GPUs"
+
+
+def _minutes(seconds: float) -> str:
+    if seconds < 60:
+        return f"{math.floor(seconds)} s"
+    return f"{math.floor(seconds / 60)} min" if seconds < 3 * 3600 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,137 @@
+"""Which of the site's ordered policies decides on a holder. Pure.
+
+Whether a policy matches may not be known: a series without the account, a pod that cannot be read. Then no later policy
+is tried, since the one before it may be the careful one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import translate
+from functools import cache
+from typing import NamedTuple
+
+from gpu_exporter.config.rules import JOB_LISTS, Match, PolicyRule
+from gpu_exporter.defaults import Policy
+from gpu_exporter.reconciler.decision.surroundings import Surroundings
+from gpu_exporter.reconciler.evidence.records import HolderEvidence
+
+NO_LABEL = "the series do not say the {what}"
+
+
+class Chosen(NamedTuple):
+    """What a holder is judged by. `rule`: None where no policy of the list matches."""
+
+    policy: Policy
+    rule: PolicyRule | None = None
+
+    @property
+    def name(self) -> str:
+        return self.rule.name if self.rule is not None else ""
+
+
+class NotKnown(NamedTuple):
+    """It is not known which policy decides, for this reason."""
+
+    why: str
+
+
+class Rulebook:
+    """The section `policy`, and the ordered policies over it."""
+
+    def __init__(self, site: Policy, rules: Sequence[PolicyRule] = ()) -> None:
+        self.site = site
+        self.rules = tuple(rules)
+        self._over = [rule.over(site) for rule in rules if not rule.exempt]
+        self.asks_models = any(rule.match.models for rule in rules)
+        """Whether the model of a GPU makes a difference, which costs the source one more query."""
+        all_ = [site, *self._over]
+        self.loosest = site._replace(
+            candidate_after=min(each.candidate_after for each in all_),
+            underused_after=min(each.underused_after for each in all_),
+            startup_grace=min(each.startup_grace for each in all_),
+            coverage_min=min(each.coverage_min for each in all_),
+        )
+        """The policy by which every holder is at least as idle as by its own: whom to look at more closely."""
+
+    @property
+    def longest_s(self) -> float:
+        """No holder needs to be idle for longer than this, whatever its class, policy and owner say."""
+        return max(
+            max(
+                each.underused_after,
+                each.interactive_after,
+                each.gap_max,
+                each.host_delay_max,
+                max(each.idle_after_max, each.exempt_max) + each.underused_after - each.candidate_after,  # by a wish
+            )
+            for each in (self.site, *self._over)
+        )
+
+    def choose(self, holder: HolderEvidence, around: Surroundings | None) -> Chosen | NotKnown:
+        """The first policy that matches; `around`: None where there is no way to the live objects."""
+        for rule in self.rules:
+            answer = matches(rule.match, holder, around)
+            if isinstance(answer, str):
+                return NotKnown(f"whether policy {rule.name} is about it is not known: {answer}")
+            if answer:
+                return Chosen(rule.over(self.site), rule)
+        return Chosen(self.site)
+
+
+def matches(match: Match, holder: HolderEvidence, around: Surroundings | None) -> bool | str:
+    """Whether a policy is about a holder; a text says why that is not known.
+
+    One criterion that fails is enough, whatever is not known of others.
+    """
+    unknown = ""
+    for answer in _criteria(match, holder, around):
+        if answer is False:
+            return False
+        if isinstance(answer, str):
+            unknown = unknown or answer
+    return unknown or True
+
+
+def _criteria(match: Match, holder: HolderEvidence, around: Surroundings | None) -> Iterable[bool | str]:
+    is_job = holder.name.scheduler == "slurm"
+    if match.namespaces:
+        yield not is_job and _fits(match.namespaces, holder.name.namespace)
+    for key in JOB_LISTS:
+        if patterns := getattr(match, key):
+            what = key.removesuffix("s") if key != "qos" else key
+            yield is_job and _fit_all(patterns, holder.facts.get(what, frozenset()), what)
+    if match.mig is not None:
+        yield any(bool(unit.mig) is match.mig for unit in holder.units)
+    if match.models:
+        models = tuple(pattern.lower() for pattern in match.models)
+        known = [_fits(models, unit.model.lower()) for unit in holder.units if unit.model]
+        yield any(known) or (len(known) < len(holder.units) and NO_LABEL.format(what="model of each GPU"))
+    if (match.labels or match.owner_kinds) and is_job:
+        yield False
+    elif (match.labels or match.owner_kinds or match.classes) and around is None:
+        yield "its live object is not read here"
+    elif around is not None:
+        if match.classes:
+            yield around.kind in match.classes
+        for label, pattern in match.labels:
+            yield label in around.labels and _fits((pattern,), around.labels[label])
+        if match.owner_kinds:
+            yield any(_fits(match.owner_kinds, kind) for kind in around.owner_kinds)
+
+
+def _fit_all(patterns: Sequence[str], values: frozenset[str], what: str) -> bool | str:
+    """Whether the one value that the series have fits."""
+    if len(values) != 1 or not min(values):
+        return NO_LABEL.format(what=what) if len(values) < 2 else f"its series name several: {what} {sorted(values)}"
+    return _fits(patterns, min(values))
+
+
+def _fits(patterns: Sequence[str], value: str) -> bool:
+    return _compiled(tuple(patterns)).match(value) is not None
+
+
+@cache
+def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, patterns)))

@@ -1,0 +1,245 @@
+"""What the surroundings of a holder make of the decision on it: pure, and never more than the metrics say.
+
+A holder by itself first: what serves or is exempt is not marked, a class or a wish may ask for longer windows, and a
+sign of others keeps it at `candidate`. Then gangs: a member is as idle as the least idle one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from gpu_exporter.defaults import Policy
+from gpu_exporter.durations import describe_duration
+from gpu_exporter.reconciler.decision.policy import (
+    LABELLED,
+    NOT_RUNNING,
+    SHARING,
+    UNDERUSED,
+    Decision,
+    Windows,
+    decide_holder,
+    windows_for,
+)
+from gpu_exporter.reconciler.decision.rulebook import Chosen, NotKnown, Rulebook
+from gpu_exporter.reconciler.decision.surroundings import (
+    INTERACTIVE,
+    SERVING,
+    Exemption,
+    Member,
+    Surroundings,
+    Unreadable,
+)
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence, HolderName
+
+Around: TypeAlias = Mapping[HolderName, Surroundings | Unreadable]
+IDLE = ("candidate", UNDERUSED)
+
+
+def settle(evidence: Evidence, decisions: Sequence[Decision], around: Around, book: Rulebook) -> list[Decision]:
+    """The decisions, in their order. `around`: the surroundings of all holders that could be marked, where there is a
+    way to them. `decisions`: by metrics alone, and by the loosest of all policies.
+    """
+    holders = {holder.name: holder for holder in evidence.holders}
+    alone = {d.name: _settle_alone(d, holders[d.name], around.get(d.name), book) for d in decisions}
+    gangs: dict[int, _Gang] = {}  # by the identity of their lists of members, which a surveyor makes once for a gang
+    settled: list[Decision] = []
+    for decision in alone.values():
+        its = decision.around
+        if its is None or decision.stage not in LABELLED or not (its.members or its.missing):
+            settled.append(decision)
+            continue
+        if id(its.members) not in gangs:
+            gangs[id(its.members)] = _Gang(its.members, alone)
+        settled.append(_settle_gang(decision, gangs[id(its.members)], book.site.waiting_max))
+    return [_share(each, holders[each.name], around.get(each.name), evidence, book) for each in settled]
+
+
+def members_of(around: Around) -> set[HolderName]:
+    """Every member of a gang."""
+    gangs = (each.members for each in around.values() if isinstance(each, Surroundings))
+    return {member.name for members in gangs for member in members}
+
+
+def windows_around(windows: Windows, around: Surroundings, policy: Policy) -> Windows:
+    """How long a holder in these surroundings must have been idle; `windows`: without them."""
+    if around.kind == INTERACTIVE:
+        windows = windows._replace(underused_s=max(windows.underused_s, policy.interactive_after))
+    if around.idle_after_s > windows.candidate_s:  # warned then, and marked as long after that as others
+        warned_s = policy.underused_after - policy.candidate_after
+        windows = Windows(around.idle_after_s, max(windows.underused_s, around.idle_after_s + warned_s))
+    return windows
+
+
+def _settle_alone(
+    decision: Decision, holder: HolderEvidence, around: Surroundings | Unreadable | None, book: Rulebook
+) -> Decision:
+    if decision.stage not in LABELLED:
+        return _by_its_own(decision, holder, book)
+    if isinstance(around, Unreadable):
+        own = _by_its_own(decision, holder, book)
+        return own if own.stage not in LABELLED else _lowered(own, "unknown", f"{own.reason}, but {around.why}")
+    chosen = book.choose(holder, around)
+    if isinstance(chosen, NotKnown):
+        return _lowered(decision, "unknown", f"{decision.reason}, but {chosen.why}")
+    policy, rule = chosen
+    decision = decision._replace(around=around, rule=rule)
+    if around is not None and around.exemption is not None:
+        return _exempt(decision, around.exemption)
+    if rule is not None and rule.exempt:
+        return _exempt(decision, Exemption("policy", f"policy {rule.name} exempts it: {rule.exempt}"))
+    if around is not None and around.kind == SERVING:
+        return _lowered(decision, "serving", f"{decision.reason}, but it serves requests ({around.kind_why})")
+    settled, windows = decision, decision.windows
+    if windows is None or policy != book.loosest:  # by which it was decided before
+        windows = windows_for(holder, policy)
+        settled = decide_holder(holder, decision.observed_wall, policy, windows)._replace(around=around, rule=rule)
+    if settled.stage not in LABELLED:
+        return settled
+    ceilings = [f"policy {rule.name} allows no more"] if rule is not None and rule.ceiling else []
+    if around is not None:
+        wanted = windows_around(windows, around, policy)
+        if wanted != windows:
+            settled = decide_holder(holder, decision.observed_wall, policy, wanted)._replace(around=around, rule=rule)
+        if settled.stage not in LABELLED and around.idle_after_by is not None:
+            return _exempt(settled, around.idle_after_by)
+        ceilings += [around.ceiling] if around.ceiling else []
+    asked = settled.windows
+    is_by_gap = asked is not None and asked.underused_s == windows.underused_s > policy.underused_after
+    if settled.stage == "candidate" and asked and is_by_gap and not settled.has_lasted(asked.underused_s):
+        gap = describe_duration(asked.underused_s / 2)
+        why = f"it worked again after {gap} and more, so it has until {describe_duration(asked.underused_s)}"
+        settled = settled._replace(reason=f"{settled.reason}; {why}")
+    if settled.stage == UNDERUSED and ceilings:
+        return _lowered(settled, "candidate", f"{settled.reason}; not more, since {'; '.join(ceilings)}")
+    return settled
+
+
+def _by_its_own(decision: Decision, holder: HolderEvidence, book: Rulebook) -> Decision:
+    """A holder that no policy would mark, by its own as far as metrics say which that is.
+
+    Its reason then has its own numbers, and what is idle by the loosest policy may be work by another.
+    """
+    if not book.rules:
+        return decision
+    chosen = book.choose(holder, None)
+    policy, rule = chosen if isinstance(chosen, Chosen) else Chosen(book.site)
+    if policy == book.loosest:
+        return decision._replace(rule=rule)
+    again = decide_holder(holder, decision.observed_wall, policy, windows_for(holder, policy))._replace(rule=rule)
+    return again if again.stage not in LABELLED else decision
+
+
+class _Gang:
+    """The decisions on all members of a gang by themselves, looked at once for all of them."""
+
+    def __init__(self, members: Sequence[Member], alone: Mapping[HolderName, Decision]) -> None:
+        seen = {member: alone.get(member.name) for member in members}
+        known = [decision for decision in seen.values() if decision is not None]
+        self.members = len(members)
+        self.idle = sum(decision.stage in IDLE for decision in known)
+        self.spared = [decision for decision in known if decision.stage in ("exempt", "serving")]
+        self.waits = next((member for member in members if member.waits), None)
+        self.halted = [decision for decision in known if decision.stage == NOT_RUNNING]
+        self.busy = [each for each in known if each.active or each.stage in ("active", "starting", "partial")]
+        self.unknown = [(member.name, why) for member, each in seen.items() if (why := _unknown(member, each))]
+        self.late = [decision for decision in known if decision.stage != UNDERUSED]
+
+
+def _settle_gang(decision: Decision, gang: _Gang, waiting_max_s: float) -> Decision:
+    """The decision on a member of a gang by those on all of them.
+
+    What ends a mark at once comes first: a wish, a member that works or cannot yet; then what is not known. A gang that
+    has waited for longer than `waiting_max_s` (seconds) is reported, and never more than that.
+    """
+    around = decision.around
+    assert around is not None
+    title = around.group or "its group"
+    if of := next(iter(gang.spared), None):  # none of these is this one, which would be marked
+        lowered = _lowered(decision, of.stage, f"{decision.reason}, but of {of.title} of {title}: {of.reason}")
+        return lowered._replace(exempt_by=of.exempt_by)
+    if why := _waits(gang, around.missing, title):
+        if decision.stage in IDLE and decision.has_lasted(waiting_max_s):
+            longest = describe_duration(waiting_max_s)
+            return _lowered(decision, "candidate", f"{decision.reason}; not more, since {why}, for {longest} and more")
+        return _lowered(decision, "waiting", f"{decision.reason}, but {why}")
+    if busy := _other(gang.busy, decision):
+        idle = gang.idle + (decision.stage not in IDLE)
+        text = f"{idle} of {gang.members} members of {title} idle; {busy.title}: {busy.reason}"
+        return _lowered(decision, "partial", text)
+    if unknown := next((each for each in gang.unknown if each[0] != decision.name), None):
+        return _lowered(decision, "unknown", f"{decision.reason}, but of {unknown[0]} of {title}: {unknown[1]}")
+    if decision.stage == UNDERUSED and (late := _other(gang.late, decision)):
+        return _lowered(decision, "candidate", f"{decision.reason}; of {late.title} of {title}: {late.reason}")
+    if decision.stage == "partial" or gang.members < 2:
+        return decision
+    others = "is the other member" if gang.members == 2 else f"are the other {gang.members - 1} members"
+    return decision._replace(reason=f"{decision.reason}, and so {others} of {title}")
+
+
+def _waits(gang: _Gang, missing: int, title: str) -> str:
+    """What a gang waits for, "" for nothing."""
+    if missing:
+        return f"{title} waits for {_members(missing)} more"
+    if gang.waits is not None:
+        return f"{gang.waits.name} of {title} {gang.waits.waits}"
+    halted = next(iter(gang.halted), None)
+    return f"of {halted.title} of {title}: {halted.reason}" if halted is not None else ""
+
+
+def _other(found: Sequence[Decision], decision: Decision) -> Decision | None:
+    """The first of them that is of another holder."""
+    return next((each for each in found if each.name != decision.name), None)
+
+
+def _unknown(member: Member, decision: Decision | None) -> str:
+    """Why the evidence does not say that a member is idle; "" when it does."""
+    if decision is None:
+        return "there are no series"
+    if decision.stage not in IDLE:
+        return decision.reason
+    if member.incarnation and decision.incarnation != member.incarnation:
+        return "the evidence is of another pod of that name"
+    if member.units is not None and not decision.holds(member.units):
+        return f"{decision.held} GPUs are seen, it was given {member.units}"
+    return ""
+
+
+def _share(
+    decision: Decision,
+    holder: HolderEvidence,
+    around: Surroundings | Unreadable | None,
+    evidence: Evidence,
+    book: Rulebook,
+) -> Decision:
+    """What serves by itself and uses little even in its busiest hour, unless somebody asked to keep its GPUs."""
+    little = evidence.sharing.get(decision.name)
+    if little is None or decision.stage not in ("active", "serving") or not isinstance(around, Surroundings):
+        return decision
+    chosen = book.choose(holder, around)
+    if around.kind != SERVING or around.members or around.exemption is not None or isinstance(chosen, NotKnown):
+        return decision
+    if chosen.rule is not None and chosen.rule.exempt:
+        return decision
+    # Pods are remembered by name, and this one may have come after the one that was looked at.
+    if decision.start_wall is None or decision.observed_wall - decision.start_wall < book.site.sharing_window:
+        return decision
+    reason = f"{little}, and it serves requests ({around.kind_why})"
+    return _lowered(decision, SHARING, reason)._replace(around=around, rule=chosen.rule)
+
+
+def _exempt(decision: Decision, exemption: Exemption) -> Decision:
+    lowered = _lowered(decision, "exempt", f"{decision.reason}, but {exemption.why}")
+    return lowered._replace(exempt_by=exemption.source)
+
+
+def _lowered(decision: Decision, stage: str, reason: str) -> Decision:
+    """Another stage, never a higher one."""
+    windows = decision.windows
+    needed_s = windows.needed_s(stage) if windows is not None else decision.needed_s
+    since = decision.idle_since_wall if stage in LABELLED else None
+    return decision._replace(stage=stage, reason=reason, needed_s=needed_s, idle_since_wall=since)
+
+
+def _members(count: int) -> str:
+    return "one member" if count == 1 else f"{count} members"

@@ -1,0 +1,155 @@
+"""Answers of a source of evidence over HTTP, asked for with the certificates and the credentials of the site."""
+
+from __future__ import annotations
+
+import base64
+import re
+import ssl
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from gpu_exporter import fetch
+from gpu_exporter.fetch import ANSWER_S, MOST_BYTES
+from gpu_exporter.reconciler.evidence.records import EvidenceError
+
+SECRET_MAX = 64 * 1024  # bytes of a token or a password
+HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)")  # RFC 9110, 5.1
+
+
+def fetch_text(
+    url: str,
+    form: Mapping[str, str] | None = None,
+    most_bytes: int = MOST_BYTES,
+    within_s: float = ANSWER_S,
+    context: ssl.SSLContext | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> str:
+    """As `fetch.fetch_text`. Raises EvidenceError."""
+    try:
+        return fetch.fetch_text(url, form, most_bytes, within_s, context, headers)
+    except fetch.FetchError as exc:
+        raise EvidenceError(str(exc)) from exc
+
+
+class Credentials:
+    """Who we are to the source: a bearer token, or a user with a password, and further headers.
+
+    Token and password are files that are read for each request, since both are replaced while we run.
+    """
+
+    def __init__(
+        self,
+        token: Path | None = None,
+        user: str = "",
+        password: Path | None = None,
+        headers: Sequence[str] = (),
+    ) -> None:
+        """`headers`: each as `Name: value`. Raises ValueError."""
+        if token is not None and user:
+            raise ValueError("either --source.bearer-token-file or --source.basic-auth.username")
+        if bool(user) != (password is not None):
+            raise ValueError("--source.basic-auth.username and --source.basic-auth.password-file go together")
+        if ":" in user:
+            raise ValueError("--source.basic-auth.username: the name of a user has no colon (RFC 7617)")
+        self._token, self._user, self._password = token, user, password
+        self._headers = dict(map(_parse_header, headers))
+        self.headers()  # a file that cannot be read is found at the start
+
+    def headers(self) -> dict[str, str]:
+        """Headers of one request. Raises ValueError, which repeats nothing of a secret."""
+        if self._token is not None:
+            token = _read_secret(self._token, "--source.bearer-token-file")
+            if not re.fullmatch(r"[\x21-\x7e]+", token):
+                raise ValueError(f"--source.bearer-token-file {self._token}: a token is one word of printable ASCII")
+            return {**self._headers, "Authorization": f"Bearer {token}"}
+        if self._password is not None:
+            password = _read_secret(self._password, "--source.basic-auth.password-file")
+            pair = base64.b64encode(f"{self._user}:{password}".encode()).decode()
+            return {**self._headers, "Authorization": f"Basic {pair}"}
+        return self._headers
+
+    def check_address(self, url: str) -> None:
+        """Raise ValueError when the address of a source has a user of its own beside these credentials."""
+        if "@" in urlsplit(url).netloc and (self._token is not None or self._user):
+            raise ValueError("the address of the source has a user, and --source.* names another: leave one out")
+
+
+def _parse_header(text: str) -> tuple[str, str]:
+    match = HEADER.fullmatch(text.strip())
+    if match is None:
+        name = text.partition(":")[0][:40]
+        raise ValueError(f"--source.header {name!r}: write it as 'Name: value', such as 'X-Scope-OrgID: team-a'")
+    if match[1].lower() in ("authorization", "host", "content-length", "content-type", "transfer-encoding"):
+        hint = (
+            "use --source.bearer-token-file or --source.basic-auth.*"
+            if match[1].lower()[0] == "a"
+            else "it is set here"
+        )
+        raise ValueError(f"--source.header {match[1]}: {hint}")
+    return match[1], match[2]
+
+
+def _read_secret(path: Path, flag: str) -> str:
+    """What a file holds, without the line break at its end. Raises ValueError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(SECRET_MAX + 1)
+        text = data.decode("utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
+        raise ValueError(f"{flag} {path}: {why}") from exc
+    if not text or len(data) > SECRET_MAX:
+        raise ValueError(f"{flag} {path}: " + ("it is empty" if not text else f"longer than {SECRET_MAX} bytes"))
+    return text
+
+
+class Client:
+    """`fetch_text` with certificates of the site's own, read again when their files change, and its credentials."""
+
+    def __init__(
+        self,
+        ca: Path | None = None,
+        cert: Path | None = None,
+        key: Path | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
+        """`ca`: certificate authorities of the source; `cert`, `key`: our client certificate.
+
+        Raises ValueError, OSError.
+        """
+        self._credentials = credentials or Credentials()
+        if (cert is None) != (key is None):
+            raise ValueError("--source.tls.cert and --source.tls.key go together")
+        self._ca, self._cert, self._key = ca, cert, key
+        self._stamp, self._context = self._read_stamp(), self._build()
+
+    def _read_stamp(self) -> tuple[int, ...]:
+        return tuple(path.stat().st_mtime_ns for path in (self._ca, self._cert, self._key) if path is not None)
+
+    def _build(self) -> ssl.SSLContext | None:
+        if self._ca is None and self._cert is None:
+            return None
+        context = ssl.create_default_context(cafile=self._ca)
+        if self._cert is not None:
+            context.load_cert_chain(self._cert, self._key)
+        return context
+
+    def __call__(
+        self,
+        url: str,
+        form: Mapping[str, str] | None = None,
+        most_bytes: int = MOST_BYTES,
+        within_s: float = ANSWER_S,
+    ) -> str:
+        try:
+            stamp = self._read_stamp()
+            if stamp != self._stamp:
+                self._stamp, self._context = stamp, self._build()
+        except OSError as exc:  # ssl.SSLError is one
+            raise EvidenceError(f"--source.tls: {exc}") from exc
+        try:
+            headers = self._credentials.headers()
+        except ValueError as exc:
+            raise EvidenceError(str(exc)) from exc
+        return fetch_text(url, form, most_bytes, within_s, self._context, headers)

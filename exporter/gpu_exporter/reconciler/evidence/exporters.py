@@ -1,0 +1,283 @@
+"""Evidence from the exporters themselves, without a Prometheus.
+
+The idle-run gauge carries the history of activity. For coverage one counter sample a minute is kept per allocation
+(coverage.py).
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpu_exporter.clock import Clock
+from gpu_exporter.fetch import shorten
+from gpu_exporter.model import ALLOCATION_KEY, PROCESS_SOURCE
+from gpu_exporter.reconciler.evidence.client import fetch_text
+from gpu_exporter.reconciler.evidence.coverage import Counters
+from gpu_exporter.reconciler.evidence.records import (
+    EVIDENCE_S,
+    HOST_KEEP_S,
+    Evidence,
+    EvidenceError,
+    Gathered,
+    HolderName,
+    OtherActivity,
+    UnitEvidence,
+    holder_name,
+    is_hidden,
+    obstacle_of,
+    refuse_renamed,
+)
+from gpu_exporter.threads import NoThread, start
+
+MAX_EXPORTERS = 200
+FETCHES = 16  # at once: nodes that do not answer must not make the answers of others old
+Key: TypeAlias = tuple[str, ...]
+# Of two rows for one allocation the more careful value counts: less idleness, less seen, a later start.
+MORE_CAREFUL: dict[str, Callable[[float, float], float]] = {
+    "gpu_allocation_idle_run_seconds": min,
+    "gpu_allocation_idle_run_witnesses": min,
+    "gpu_allocation_observed_seconds_total": min,
+    "gpu_allocation_held_seconds_total": max,
+    "gpu_allocation_start_timestamp_seconds": max,
+    "gpu_allocation_holder_units": max,
+    "gpu_allocation_idle_gap_longest_seconds": max,
+    "gpu_allocation_host_activity_ratio": max,
+    "gpu_allocation_host_io_bytes_per_second": max,
+}
+
+
+def complete_url(text: str) -> str:
+    """`host:9836` and `http://host:9836` to the address of the metrics."""
+    url = text if "://" in text else f"http://{text}"
+    return url.rstrip("/") + "/metrics" if urlsplit(url).path in ("", "/") else url
+
+
+class ExporterSource:
+    """Reads every exporter once a cycle."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        window_s: float,
+        clock: Clock,
+        fetch: Callable[[str], str] = fetch_text,
+        within_s: float = EVIDENCE_S,
+    ) -> None:
+        """`window_s`: coverage is wanted over this time; `within_s`: what has not answered by then is not seen.
+
+        Raises ValueError for too many exporters.
+        """
+        if len(urls) > MAX_EXPORTERS:
+            raise ValueError(f"{len(urls)} exporters are more than {MAX_EXPORTERS}: use --source.prometheus")
+        self._urls = list(dict.fromkeys(map(complete_url, urls)))
+        self._window_s = window_s
+        self._clock = clock
+        self._fetch = fetch
+        self._within_s = within_s
+        self._counters: dict[Key, Counters] = {}
+        self._host: dict[Key, tuple[float, float]] = {}  # when it was last published (wall), and what
+
+    def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
+        """Every holder of every exporter, `marked` or not."""
+        wall = self._clock.wall()
+        pages: list[_Page] = []
+        problems: list[str] = []
+        for page in self._read_pages().values():
+            if isinstance(page, _Page):
+                pages.append(page)
+            else:  # its holders are not seen; units seen elsewhere no longer add up to theirs
+                problems.append(str(page))
+        if not pages:
+            raise EvidenceError("; ".join(problems[:3]))
+        self._forget(pages, wall)
+        holders: dict[HolderName, Gathered] = {}
+        hidden: set[tuple[str, str]] = set()
+        for page in pages:
+            for key, series in page.allocations.items():
+                if series.info.get("source") == PROCESS_SOURCE:
+                    continue  # shown for people: nobody knows whether it holds the GPU while it runs no process
+                if is_hidden(series.labels) or is_hidden(series.info):
+                    hidden.add((series.labels.get("uuid", ""), series.labels.get("mig_uuid", "")))
+                    continue
+                holder = holders.setdefault(holder_name(series.labels), Gathered())
+                holder.add(series.info, self._unit(page, key, series, wall))
+                count = series.values.get("gpu_allocation_holder_units")
+                if count is not None:
+                    holder.count(count)
+        allocations = sum(len(page.allocations) for page in pages)
+        found = tuple(holder.evidence(name) for name, holder in holders.items())
+        return Evidence(wall, found, len(pages), allocations, tuple(problems), len(hidden))
+
+    def read_holders(self, names: Collection[HolderName]) -> Evidence:
+        """As EvidenceSource; every exporter is read in any case."""
+        evidence = self.read_evidence(names)
+        return evidence._replace(holders=tuple(each for each in evidence.holders if each.name in names))
+
+    def find_holders(self, uuid: str) -> Collection[HolderName]:
+        """As ExplainingSource; every holder is read in any case."""
+        return sorted(
+            {
+                holder_name(series.labels)
+                for page in self._read_pages().values()
+                if isinstance(page, _Page)
+                for series in page.allocations.values()
+                if uuid in (series.labels.get("uuid"), series.labels.get("mig_uuid")) and not is_hidden(series.info)
+            }
+        )
+
+    def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
+        """As EvidenceSource: an exporter's counters have no past."""
+        return {}
+
+    def _read_pages(self) -> dict[str, _Page | EvidenceError]:
+        """What each exporter answers, in the order of the exporters.
+
+        The threads are daemons: one that a peer holds up ends with its fetch, and nobody waits for it.
+        """
+        urls: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for url in self._urls:
+            urls.put(url)
+        answers: queue.SimpleQueue[tuple[str, _Page | EvidenceError]] = queue.SimpleQueue()
+        is_over = threading.Event()
+
+        def work() -> None:
+            while not is_over.is_set():
+                try:
+                    url = urls.get_nowait()
+                except queue.Empty:
+                    return
+                answers.put((url, self._read_page(url)))
+
+        until = time.monotonic() + self._within_s
+        for _ in range(min(FETCHES, len(self._urls))):
+            try:
+                start(threading.Thread(target=work, name="fetch", daemon=True))
+            except NoThread as exc:
+                raise EvidenceError(str(exc)) from exc
+        found: dict[str, _Page | EvidenceError] = {}
+        while len(found) < len(self._urls):
+            try:
+                url, page = answers.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                break
+            found[url] = page
+        is_over.set()
+        reason = f"no answer within the {self._within_s:g} s of a cycle"
+        return {url: found.get(url) or EvidenceError(f"{shorten(url)}: {reason}") for url in self._urls}
+
+    def _read_page(self, url: str) -> _Page | EvidenceError:
+        try:
+            return _Page(url, self._fetch(url), self._clock.wall())
+        except EvidenceError as exc:
+            return exc
+        except Exception as exc:  # a page that takes us by surprise costs no other exporter its evidence
+            return EvidenceError(f"{shorten(url)}: {type(exc).__name__}: {exc}")
+
+    def _unit(self, page: _Page, key: Key, series: _Allocation, wall: float) -> UnitEvidence:
+        values = series.values
+        return UnitEvidence(
+            node=page.node,
+            gpu=series.labels.get("gpu", ""),
+            uuid=series.labels.get("uuid", ""),
+            mig=series.labels.get("mig", ""),
+            start_wall=values.get("gpu_allocation_start_timestamp_seconds"),
+            idle_run_s=values.get("gpu_allocation_idle_run_seconds"),
+            sample_age_s=None if page.last_sample is None else page.wall - page.last_sample,
+            coverage=self._coverage(page.node, key, series, wall),
+            witnesses=_whole(values.get("gpu_allocation_idle_run_witnesses")),
+            sample_interval_s=page.sample_interval_s,
+            model=page.models.get(series.labels.get("uuid", ""), ""),
+            longest_gap_s=values.get("gpu_allocation_idle_gap_longest_seconds", 0.0),
+            host_cpu_ratio=self._host_work((page.node, *key), "gpu_allocation_host_activity_ratio", values, wall),
+            host_io_bytes_per_s=self._host_work(
+                (page.node, *key), "gpu_allocation_host_io_bytes_per_second", values, wall
+            ),
+            obstacle=series.obstacle,
+        )
+
+    def _host_work(self, key: Key, name: str, values: Mapping[str, float], wall: float) -> float | None:
+        """What the page says, or said within HOST_KEEP_S."""
+        place = (*key, name)
+        if name in values:
+            self._host[place] = wall, values[name]
+        when, value = self._host.get(place, (-math.inf, 0.0))
+        return value if wall - when <= HOST_KEEP_S else None
+
+    def _coverage(self, node: str, key: Key, series: _Allocation, wall: float) -> float | None:
+        held = series.values.get("gpu_allocation_held_seconds_total")
+        observed = series.values.get("gpu_allocation_observed_seconds_total")
+        if held is None or observed is None:
+            return None
+        return self._counters.setdefault((node, *key), Counters()).cover(self._window_s, held, observed, wall)
+
+    def _forget(self, pages: Sequence[_Page], wall: float) -> None:
+        """Drop the samples of holders that are gone, and keep those of an exporter that does not answer now."""
+        nodes = {page.node for page in pages}
+        keys = {(page.node, *key) for page in pages for key in page.allocations}
+        self._host = {key: value for key, value in self._host.items() if wall - value[0] <= HOST_KEEP_S}
+        self._counters = {
+            key: value
+            for key, value in self._counters.items()
+            if key in keys or (key[0] not in nodes and wall - value.last_wall < self._window_s)
+        }
+
+
+@dataclass(slots=True)
+class _Allocation:
+    labels: dict[str, str]
+    info: dict[str, str] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)
+    obstacle: str = ""
+
+
+class _Page:
+    """One exporter's metrics, sorted by allocation."""
+
+    def __init__(self, url: str, text: str, wall: float) -> None:
+        self._url = url
+        self.node = urlsplit(url).netloc
+        self.wall = wall
+        self.last_sample: float | None = None
+        self.sample_interval_s = 1.0
+        self.allocations: dict[Key, _Allocation] = {}
+        self.models: dict[str, str] = {}
+        try:
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    if math.isfinite(sample.value):
+                        self._take(sample.name, dict(sample.labels), sample.value)
+        except (ValueError, LookupError, RecursionError) as exc:
+            raise EvidenceError(f"{shorten(url)}: not in the Prometheus text format") from exc  # whose words stay out
+
+    def _take(self, name: str, labels: dict[str, str], value: float) -> None:
+        if name == "gpu_exporter_last_sample_timestamp_seconds":
+            self.last_sample = value
+        elif name == "gpu_exporter_sample_interval_seconds":
+            self.sample_interval_s = value
+        elif name == "gpu_info":
+            self.models[labels.get("uuid", "")] = labels.get("name", "")
+        elif name.startswith("gpu_allocation_"):
+            refuse_renamed(labels, self._url)
+            key = tuple(labels.get(label, "") for label in ALLOCATION_KEY)
+            allocation = self.allocations.setdefault(key, _Allocation(labels))
+            if name == "gpu_allocation_info":
+                allocation.info = labels
+            elif name == "gpu_allocation_activity_unknown":
+                allocation.obstacle = obstacle_of(labels)
+            elif name in allocation.values and name in MORE_CAREFUL:
+                allocation.values[name] = MORE_CAREFUL[name](allocation.values[name], value)
+            else:
+                allocation.values[name] = value
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else math.floor(value)

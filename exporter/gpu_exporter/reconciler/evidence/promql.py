@@ -1,0 +1,389 @@
+"""Evidence from any PromQL API: Prometheus, Thanos, Mimir, VictoriaMetrics.
+
+The first query asks for holders with long idle runs only, so the answer is as short as the list of suspects; then
+four instant queries ask all about so many of them as fit into one query.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Protocol, TypeAlias
+
+from gpu_exporter.clock import Clock
+from gpu_exporter.fetch import ANSWER_S, MIB, MOST_BYTES
+from gpu_exporter.model import ALLOCATION_KEY
+from gpu_exporter.outside import WHOLE_MAX, whole
+from gpu_exporter.reconciler.evidence.client import fetch_text
+from gpu_exporter.reconciler.evidence.clocks import LATENT_MAX_S, ahead_of, describe_disagreement
+from gpu_exporter.reconciler.evidence.coverage import coverage
+from gpu_exporter.reconciler.evidence.pause_expression import Pause, Pauses
+from gpu_exporter.reconciler.evidence.peaks import Peaks
+from gpu_exporter.reconciler.evidence.records import (
+    EVIDENCE_S,
+    HOST_KEEP_S,
+    Evidence,
+    EvidenceError,
+    Gathered,
+    HolderEvidence,
+    HolderName,
+    HostLimits,
+    OtherActivity,
+    UnitEvidence,
+    holder_name,
+    is_hidden,
+    obstacle_of,
+    refuse_renamed,
+)
+from gpu_exporter.reconciler.evidence.usual import Usual, read_days
+from gpu_exporter.reconciler.evidence.vector import HOLDER_LABELS, Row, literal, parse_vector, quote, restrict
+from gpu_exporter.threads import NoThread, run_ahead
+
+PEAKS_S = 10.0  # once an hour, beside the time of a cycle
+WORKERS = 3  # queries at once: the server works on some while the answer of another is parsed (docs/benchmarks.md)
+EXPLAINED_MAX = 200  # GPUs of one holder whose witnesses are asked for, so that the query stays short
+MODELS_BATCH = 250  # GPUs whose model is asked for in one query: at 40 characters each, below MATCHER_MAX
+MODELS_MAX = 200_000  # GPUs whose model is remembered
+HOLDER_BYTES = 1024  # of an answer, for each holder that it may name
+PREFIX = "gpu_allocation_"
+FACTS = (
+    "idle_run_seconds",
+    "start_timestamp_seconds",
+    "held_seconds_total",
+    "observed_seconds_total",
+    "idle_run_witnesses",
+    "info",
+    "holder_units",
+    "idle_gap_longest_seconds",
+    "activity_unknown",
+)
+HOST_WORK = ("gpu_allocation_host_activity_ratio", "gpu_allocation_host_io_bytes_per_second")  # as in HostLimits
+WITNESS = re.compile(r"[a-z0-9_]{1,40}")
+UnitKey: TypeAlias = tuple[str, ...]
+Place: TypeAlias = tuple[str, str]  # node and instance of an exporter
+Series: TypeAlias = frozenset[tuple[str, str]]  # every label of one series
+ENFORCED = (
+    "the series of GPUs (gpu_up) have a namespace, so the namespace on the holders' series may not be the holder's "
+    "either; nothing is decided; drop the label `namespace` of the targets, as alerts/prometheus.example.yaml and the "
+    "chart's PodMonitor do, and use a Prometheus that does not set it (enforcedNamespaceLabel)"
+)
+COUNTERS = ("held_seconds_total", "observed_seconds_total")
+
+
+Facts: TypeAlias = dict[str, list[Row]]
+# The rows of each of FACTS; how much COUNTERS grew over the window; who works on its host.
+Batch: TypeAlias = tuple[Facts, Facts, list[Row]]
+
+
+class Fetch(Protocol):
+    """POST of a form; an answer of at most so many bytes, within so many seconds. Raises EvidenceError."""
+
+    def __call__(self, url: str, form: dict[str, str], most_bytes: int, within_s: float) -> str: ...
+
+
+class PromQLSource:
+    """Asks one PromQL API."""
+
+    def __init__(
+        self,
+        url: str,
+        candidate_after_s: float,
+        window_s: float,
+        clock: Clock,
+        matcher: str = "",
+        fetch: Fetch = fetch_text,
+        pauses: Pauses | None = None,
+        *,
+        asks_models: bool = False,
+        host: HostLimits | None = None,
+        peaks: Peaks | None = None,
+        at: float | None = None,
+    ) -> None:
+        """`matcher`: label matchers that every selector gets, e.g. `cluster="a"`. `pauses`: None for none.
+
+        `asks_models`: the model of each GPU is evidence as well. `host`: so is work on the host above these limits,
+        None where it makes no difference. `peaks`: finds pods that could share their GPUs, None for none. `at`: ask for
+        the evidence of this time (Unix seconds), which `clock` then says too; None for now.
+        """
+        self._at = at
+        self._models: dict[str, str] | None = {} if asks_models else None
+        self._pauses = pauses
+        self._host = host
+        self._peaks = peaks
+        self._url = url.rstrip("/")
+        self._candidate_after_s = candidate_after_s
+        self._window_s = window_s
+        self._clock = clock
+        self._matcher = matcher
+        self._fetch = fetch
+        self._until = 0.0
+        self._usual = Usual(lambda hour: read_days(self, hour, candidate_after_s), clock)
+
+    def read_evidence(self, marked: Collection[HolderName] = ()) -> Evidence:
+        """Holders with a long idle run, and those in `marked`."""
+        evidence = self._read_evidence(marked)
+        if self._peaks is not None:  # last, and in a time of its own: a hint costs no evidence
+            self._until = time.monotonic() + PEAKS_S
+            self._peaks.renew(self)
+        return evidence
+
+    def _read_evidence(self, marked: Collection[HolderName]) -> Evidence:
+        wall = self._clock.wall()
+        self._until = time.monotonic() + EVIDENCE_S
+        allocations = self._count("gpu_allocation_info")
+        suspects = self.query(self._suspects(), MIB + HOLDER_BYTES * allocations)
+        clusters = {row.labels.get("cluster", "") for row in suspects}
+        if len(clusters) > 1:  # one pod name may exist in each of them
+            raise EvidenceError(f"clusters {sorted(clusters)} in one answer: choose one with --source.matcher")
+        exporters = self._count("gpu_exporter_build_info")
+        if not exporters:
+            matcher = f"{{{self._matcher}}}"
+            raise EvidenceError(f"no gpu-exporter series match {matcher}: see --source.matcher")
+        if self._count("gpu_up", 'namespace!=""'):
+            raise EvidenceError(ENFORCED)
+        self._compare_clocks()
+        hidden = self._count("gpu_allocation_info", 'identity="hidden"', "count by (uuid, mig_uuid) ")
+        pause = self._pauses.read(self.query, wall) if self._pauses is not None else Pause()
+        sharing = self._peaks.known if self._peaks is not None else {}
+        names = {holder_name(row.labels) for row in suspects if not is_hidden(row.labels)}
+        names |= self._resolve(marked) | sharing.keys()
+        if not names:
+            return Evidence(wall, (), exporters, allocations, hidden=hidden, paused=pause.now, usual_at=self._usual.at)
+        found = self._read_holders(names, pause)
+        return Evidence(
+            wall,
+            found,
+            exporters,
+            allocations,
+            hidden=hidden,
+            paused=pause.now,
+            usual_at=self._usual.at,
+            sharing=sharing,
+        )
+
+    def read_holders(self, names: Collection[HolderName]) -> Evidence:
+        """As EvidenceSource."""
+        wall = self._clock.wall()
+        self._until = time.monotonic() + EVIDENCE_S
+        pause = self._pauses.read(self.query, wall) if self._pauses is not None else Pause()
+        return Evidence(wall, self._read_holders(names, pause), paused=pause.now)
+
+    def _read_holders(self, names: Collection[HolderName], pause: Pause) -> tuple[HolderEvidence, ...]:
+        """All about these holders."""
+        ages, intervals = self._ages(), self._intervals()
+        holders: dict[HolderName, Gathered] = {}
+        for facts, growth, host in self._read_batches(restrict(names)):
+            starts = _by_unit(facts["start_timestamp_seconds"], max)
+            runs = _by_unit(facts["idle_run_seconds"], min)
+            witnesses = _by_unit(facts["idle_run_witnesses"], min)
+            gaps = _by_unit(facts["idle_gap_longest_seconds"], max)
+            shares = self._coverage(facts, growth)
+            obstacles = {_unit_key(row.labels): obstacle_of(row.labels) for row in facts["activity_unknown"]}
+            # A row without a name, of a source that drops names, is work too.
+            io = _by_unit([row for row in host if row.labels.get("__name__") == HOST_WORK[1]], max)
+            cpu = _by_unit([row for row in host if row.labels.get("__name__") != HOST_WORK[1]], max)
+            models = self._read_models({row.labels.get("uuid", "") for row in facts["info"]})
+            for row in facts["info"]:
+                name, key = holder_name(row.labels), _unit_key(row.labels)
+                if name not in names:
+                    continue
+                holders.setdefault(name, Gathered()).add(
+                    row.labels,
+                    UnitEvidence(
+                        node=row.labels.get("node") or row.labels.get("instance", ""),
+                        gpu=row.labels.get("gpu", ""),
+                        uuid=row.labels.get("uuid", ""),
+                        mig=row.labels.get("mig", ""),
+                        start_wall=starts.get(key),
+                        idle_run_s=runs.get(key),
+                        sample_age_s=ages.get(_place(row.labels)),
+                        coverage=shares.get(key),
+                        witnesses=math.floor(witnesses[key]) if key in witnesses else None,
+                        sample_interval_s=intervals.get(_place(row.labels), 1.0),
+                        host=row.labels.get("node", ""),
+                        model=models.get(row.labels.get("uuid", ""), ""),
+                        longest_gap_s=gaps.get(key, 0.0),
+                        host_cpu_ratio=cpu.get(key),
+                        host_io_bytes_per_s=io.get(key),
+                        obstacle=obstacles.get(key, ""),
+                    ),
+                )
+            for row in facts["holder_units"]:
+                name = holder_name(row.labels)
+                if name in holders:
+                    holders[name].count(row.value)
+        return tuple(holder.evidence(name)._replace(counts_from=pause.until_wall) for name, holder in holders.items())
+
+    def find_holders(self, uuid: str) -> Collection[HolderName]:
+        """As ExplainingSource."""
+        self._until = time.monotonic() + EVIDENCE_S
+        chosen = (self.select("gpu_allocation_info", f'{label}="{quote(uuid)}"') for label in ("uuid", "mig_uuid"))
+        rows = self.query(" or ".join(chosen))
+        return sorted({holder_name(row.labels) for row in rows if not is_hidden(row.labels)})
+
+    def read_other_activity(self, uuids: Collection[str]) -> OtherActivity:
+        """As EvidenceSource; of at most EXPLAINED_MAX GPUs."""
+        self._until = time.monotonic() + EVIDENCE_S
+        wanted = f'uuid=~"{"|".join(map(literal, sorted(uuids)[:EXPLAINED_MAX]))}"'
+        found: dict[tuple[str, str], dict[str, float]] = {}
+        for metric in ("gpu_other_activity_seconds_total", "gpu_mig_other_activity_seconds_total"):
+            total, window = self.select(metric, wanted), f"{self._candidate_after_s:g}s"
+            # A series begins with the first such second, which increase() cannot see.
+            grown = f"(increase({total}[{window}]) > 0) or ({total} unless {total} offset {window})"
+            for row in self.query(f"max by (uuid, mig, witness) ({grown})"):
+                unit, witness = (row.labels.get("uuid", ""), row.labels.get("mig", "")), row.labels.get("witness", "")
+                if WITNESS.fullmatch(witness):  # it is printed
+                    found.setdefault(unit, {})[witness] = row.value
+        return found
+
+    def _read_models(self, uuids: Collection[str]) -> Mapping[str, str]:
+        """The models of these GPUs, where they are wanted; each is asked for once, since it does not change."""
+        if self._models is None:
+            return {}
+        unknown = sorted(set(uuids) - self._models.keys())
+        if len(self._models) + len(unknown) > MODELS_MAX:
+            self._models.clear()
+            unknown = sorted(uuids)
+        for start in range(0, len(unknown), MODELS_BATCH):
+            wanted = f'uuid=~"{"|".join(map(literal, unknown[start : start + MODELS_BATCH]))}"'
+            rows = self.query(f"count by (uuid, name) ({self.select('gpu_info', wanted)})")
+            self._models |= {row.labels.get("uuid", ""): row.labels.get("name", "") for row in rows}
+        return self._models
+
+    def _ages(self) -> dict[Place, float]:
+        """Seconds since the last sample, by exporter."""
+        last = self.select("gpu_exporter_last_sample_timestamp_seconds")
+        return {_place(row.labels): row.value for row in self.query(f"time() - min by (node, instance) ({last})")}
+
+    def _intervals(self) -> dict[Place, float]:
+        interval = self.select("gpu_exporter_sample_interval_seconds")
+        return {_place(row.labels): row.value for row in self.query(f"min by (node, instance) ({interval})")}
+
+    def _read_batches(self, batches: Iterable[str]) -> Iterator[Batch]:
+        """Some at once: while the server works on one, another one is parsed here. Raises EvidenceError."""
+        try:
+            yield from run_ahead(self._read_batch, batches, WORKERS, "evidence")
+        except NoThread as exc:
+            raise EvidenceError(str(exc)) from exc
+
+    def _read_batch(self, wanted: str) -> Batch:
+        facts = self._facts(wanted)
+        growth = {
+            counter: self.query(f"increase({self.select(PREFIX + counter, wanted)}[{self._window_s:g}s])")
+            for counter in COUNTERS
+        }
+        return facts, growth, self._host_work(wanted)
+
+    def _host_work(self, wanted: str) -> list[Row]:
+        """Share of its CPUs, else disk traffic, of each holder that does more of it than the limits."""
+        if self._host is None:
+            return []
+        busy = (
+            f"last_over_time({self.select(name, wanted)}[{HOST_KEEP_S:g}s]) > {limit:g}"
+            for name, limit in zip(HOST_WORK, self._host, strict=True)
+        )
+        return self.query(" or ".join(busy))  # the two differ in nothing but their name, so the first one stays
+
+    def _facts(self, wanted: str) -> Facts:
+        """The rows of each of FACTS."""
+        facts: Facts = {fact: [] for fact in FACTS}
+        for row in self.query(self.select("", f'__name__=~"{PREFIX}({"|".join(FACTS)})"', wanted)):
+            fact = row.labels.get("__name__", "").removeprefix(PREFIX)
+            if fact in facts:
+                facts[fact].append(row)
+        return facts
+
+    def _count(self, metric: str, wanted: str = "", distinct: str = "") -> int:
+        selected = self.select(metric, wanted)
+        rows = self.query(f"count({distinct}({selected}))" if distinct else f"count({selected})")
+        return math.floor(rows[0].value) if rows else 0
+
+    def _suspects(self) -> str:
+        long = f"{self.select('gpu_allocation_idle_run_seconds')} >= {self._candidate_after_s:g}"
+        return f"max by ({', '.join(HOLDER_LABELS)}) ({long})"
+
+    def _coverage(self, facts: Facts, growth: Facts) -> dict[UnitKey, float | None]:
+        """Observed share of the time held, over the window: of each series, and of those of one unit the smallest.
+
+        Series by series as in the alert: two targets that speak for one unit began at different times, and the growth
+        of one says nothing of the other. A target that ended within the window counts with what it saw of it.
+        Prometheus's own samples say how far back each is known.
+        """
+        held_in, observed_in = ({_series(row.labels): row.value for row in growth[counter]} for counter in COUNTERS)
+        held, observed = (
+            grown | {_series(row.labels): row.value for row in facts[counter]}
+            for counter, grown in zip(COUNTERS, (held_in, observed_in), strict=True)
+        )
+        shares: dict[UnitKey, float | None] = {}
+        for series in held.keys() | observed.keys():
+            share = None
+            if series in held and series in observed:
+                increases = held_in.get(series, 0.0), observed_in.get(series, 0.0)
+                share = coverage(self._window_s, held[series], observed[series], *increases)
+            key = _unit_key(dict(series))
+            before = shares.get(key, share)
+            shares[key] = None if share is None or before is None else min(share, before)
+        return shares
+
+    def _resolve(self, marked: Collection[HolderName]) -> set[HolderName]:
+        """The names, and Slurm's own ids of the jobs among them that are written as 3010_1 or 3011+1."""
+        names = set(marked)
+        for name in marked:
+            if name.scheduler != "slurm" or whole(name.name, WHOLE_MAX) is not None:
+                continue
+            kind = ("array_job_id", "array_task_id") if "_" in name.name else ("het_job_id", "het_job_offset")
+            parts = re.split("[_+]", name.name)
+            matchers = (f'{label}="{quote(part)}"' for label, part in zip(kind, parts, strict=False))
+            names |= {holder_name(row.labels) for row in self.query(self.select("gpu_allocation_info", *matchers))}
+        return names
+
+    def select(self, metric: str, *wanted: str) -> str:
+        """As Asked."""
+        return f"{metric}{{{','.join(part for part in (self._matcher, *wanted) if part)}}}"
+
+    def _compare_clocks(self) -> None:
+        """Raise EvidenceError where our clock is not Prometheus'."""
+        if self._at is not None:  # the past has no clock
+            return
+        asked = self._clock.wall()
+        for row in self.query("vector(time())"):
+            ahead_s = ahead_of(row.value, asked, self._clock.wall())
+            if fault := describe_disagreement(ahead_s, f"Prometheus ({self._url})", LATENT_MAX_S):
+                raise EvidenceError(fault)
+
+    def query(self, query: str, most_bytes: int = MOST_BYTES, at: float | None = None) -> list[Row]:
+        """As Asked, within the time of a cycle; an answer of at most so many bytes."""
+        left_s = self._until - time.monotonic()
+        if left_s <= 0.0:
+            raise EvidenceError(f"{self._url}: the evidence of a cycle took longer than {EVIDENCE_S:g} s")
+        at = self._at if at is None else at
+        form = {"query": query} if at is None else {"query": query, "time": f"{at:.3f}"}
+        text = self._fetch(f"{self._url}/api/v1/query", form, most_bytes, min(ANSWER_S, left_s))
+        rows = parse_vector(text, query)
+        for row in rows:
+            refuse_renamed(row.labels, query)
+        return rows
+
+
+def _by_unit(rows: Iterable[Row], worst: Callable[[float, float], float]) -> dict[UnitKey, float]:
+    """The value of each unit; of two series for one unit the more careful one."""
+    values: dict[UnitKey, float] = {}
+    for row in rows:
+        key = _unit_key(row.labels)
+        values[key] = worst(values[key], row.value) if key in values else row.value
+    return values
+
+
+def _place(labels: dict[str, str]) -> Place:
+    return labels.get("node", ""), labels.get("instance", "")
+
+
+def _unit_key(labels: dict[str, str]) -> UnitKey:
+    return tuple(labels.get(label, "") for label in ALLOCATION_KEY)
+
+
+def _series(labels: dict[str, str]) -> Series:
+    """The labels that identify a series within its metric. Functions of PromQL drop the name."""
+    return frozenset((label, value) for label, value in labels.items() if label != "__name__")

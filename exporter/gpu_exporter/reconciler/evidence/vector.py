@@ -1,0 +1,86 @@
+"""What a PromQL API answers, and the texts that it is asked in."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from gpu_exporter.fetch import clean
+from gpu_exporter.outside import need_sample
+from gpu_exporter.reconciler.evidence.records import RENAMED_LABELS, EvidenceError, HolderName
+
+MATCHER_MAX = 12_000  # characters; VictoriaMetrics takes queries of 16 KiB
+HOLDER_LABELS = ("cluster", "scheduler", "namespace", "pod", "job_id", *RENAMED_LABELS)
+STRINGS = frozenset({str})
+
+
+class Row(NamedTuple):
+    """One element of an instant vector."""
+
+    labels: dict[str, str]
+    value: float
+
+
+class Asked(Protocol):
+    """A PromQL API that is asked in the course of a cycle."""
+
+    def select(self, metric: str, *wanted: str) -> str:
+        """A selector of the series of this metric with these matchers, and with those of the site."""
+
+    def query(self, query: str, *, at: float | None = None) -> Sequence[Row]:
+        """The rows now, or at another time (Unix seconds). Raises EvidenceError."""
+
+
+def parse_vector(text: str, query: str) -> list[Row]:
+    """The rows of an answer of /api/v1/query. Raises EvidenceError that names the query."""
+    try:
+        answer: Any = json.loads(text)
+        if answer.get("status") != "success":
+            raise EvidenceError(f"query failed: {clean(str(answer.get('error', 'no reason given')))}: {query}")
+        data = answer["data"]
+        if data["resultType"] != "vector":
+            raise EvidenceError(f"expected a vector, not a {clean(str(data['resultType']))}: {query}")
+        rows = [Row(_labels(row["metric"]), need_sample(row["value"][1])) for row in data["result"]]
+        rows = [row for row in rows if math.isfinite(row.value)]  # what is not a number is not evidence
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
+        raise EvidenceError(f"not an answer of a PromQL API ({type(exc).__name__}): {query}") from exc
+    if answer.get("warnings") or answer.get("isPartial"):
+        raise EvidenceError(f"the answer is partial, so nothing is decided on it: {query}")
+    return rows
+
+
+def _labels(metric: Any) -> dict[str, str]:
+    labels = dict(metric)
+    if not STRINGS.issuperset(map(type, labels.values())):  # keys of JSON are texts; 300,000 rows pay for each look
+        raise TypeError
+    return labels
+
+
+def restrict(names: Iterable[HolderName], most: int = MATCHER_MAX) -> Iterator[str]:
+    """Matchers that keep at least the series of these holders, so many at a time as fit into `most` characters.
+
+    The rows are compared exactly afterwards: of a pod only its name is matched.
+    """
+    for scheduler, label in (("kubernetes", 'scheduler!="slurm",pod'), ("slurm", 'scheduler="slurm",job_id')):
+        batch: list[str] = []
+        length = 0
+        for value in sorted({literal(name.name) for name in names if name.scheduler == scheduler}):
+            if batch and length + len(value) > most:
+                yield f'{label}=~"{"|".join(batch)}"'
+                batch, length = [], 0
+            batch.append(value)
+            length += len(value) + 1
+        if batch:
+            yield f'{label}=~"{"|".join(batch)}"'
+
+
+def literal(value: str) -> str:
+    """The value itself as a regular expression of RE2, within a PromQL string."""
+    return quote(re.sub(r"([^A-Za-z0-9_-])", r"\\\1", value))
+
+
+def quote(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,117 @@
+"""A pause that a person asks for by `gpu-exporter pause`, so that nobody needs to stop the reconciler.
+
+It is kept where every replica reads it: in a file, or in annotations of the Lease. While it lasts nothing is marked,
+and no idle time before its end counts. A pause that cannot be read is one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from gpu_exporter.files import write_atomically
+from gpu_exporter.outside import parse_timestamp
+from gpu_exporter.plain import one_line, shorten
+from gpu_exporter.reconciler.evidence.records import Evidence, HolderEvidence
+from gpu_exporter.reconciler.marks import PREFIX, timestamp
+
+UNTIL, REASON = PREFIX + "pause-until", PREFIX + "pause-reason"
+REASON_MAX = 200  # characters
+FILE_MAX = 64 * 1024
+
+
+class PauseNote(NamedTuple):
+    """A pause until `until_wall` (Unix seconds), also one that has ended, which says since when idle time counts."""
+
+    until_wall: float
+    reason: str
+
+    def describe(self, wall: float) -> str:
+        """In words, at `wall` (Unix seconds)."""
+        reason = shorten(one_line(self.reason), REASON_MAX)
+        because = f": {reason}" if reason else ""
+        lasts = "paused until" if wall < self.until_wall else "not paused; a pause ended"
+        return f"{lasts} {timestamp(self.until_wall)}{because}"
+
+
+class PauseUnreadable(Exception):
+    """Somebody asked for a pause, or nobody did: that cannot be read. The text says where and why."""
+
+
+class PauseSource(Protocol):
+    """What says whether there is a pause."""
+
+    def read_pause(self) -> PauseNote | None:
+        """The latest pause, None for none. Raises PauseUnreadable."""
+
+
+class PausePlace(PauseSource, Protocol):
+    """Where the pause is kept."""
+
+    def write_pause(self, note: PauseNote) -> None:
+        """Put this one in its place. Raises OSError, MarkError."""
+
+
+def note_facts(note: PauseNote) -> dict[str, str]:
+    """As annotations, and as the keys of the file."""
+    return {UNTIL: timestamp(note.until_wall), REASON: shorten(one_line(note.reason), REASON_MAX)}
+
+
+def parse_note(facts: Mapping[str, object], where: str) -> PauseNote | None:
+    """The pause that these facts are; None where they are none. Raises PauseUnreadable."""
+    text = facts.get(UNTIL)
+    if text is None:
+        return None
+    until = parse_timestamp(str(text))
+    if until is None:
+        shown = shorten(one_line(str(text)), 40)
+        raise PauseUnreadable(f"{where}: {UNTIL} is {shown!r}, which is no time; end it with gpu-exporter pause --end")
+    return PauseNote(until, shorten(one_line(str(facts.get(REASON) or "")), REASON_MAX))
+
+
+class PauseFile:
+    """A pause in a file of this host."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read_pause(self) -> PauseNote | None:
+        """As PausePlace."""
+        try:
+            with self._path.open("rb") as file:
+                facts = json.loads(file.read(FILE_MAX))
+            if not isinstance(facts, dict):
+                raise TypeError("not a pause")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, RecursionError) as exc:
+            raise PauseUnreadable(f"{self._path}: {exc}; end it with gpu-exporter pause --end") from exc
+        return parse_note(facts, str(self._path))
+
+    def write_pause(self, note: PauseNote) -> None:
+        """As PausePlace."""
+        write_atomically(self._path, (json.dumps(note_facts(note)) + "\n").encode())
+
+
+def pause(evidence: Evidence, place: PauseSource) -> Evidence:
+    """The evidence as it counts under the pause that is kept there."""
+    try:
+        note = place.read_pause()
+    except PauseUnreadable as exc:
+        return evidence._replace(paused=_join(evidence.paused, f"whether there is a pause cannot be read: {exc}"))
+    if note is None:
+        return evidence
+    ended = min(note.until_wall, evidence.wall)
+    holders = tuple(_counted_from(holder, ended) for holder in evidence.holders)
+    now = note.describe(evidence.wall) if evidence.wall < note.until_wall else ""
+    return evidence._replace(holders=holders, paused=_join(evidence.paused, now))
+
+
+def _counted_from(holder: HolderEvidence, wall: float) -> HolderEvidence:
+    return holder._replace(counts_from=max(wall, holder.counts_from or wall))
+
+
+def _join(*texts: str) -> str:
+    return "; ".join(filter(None, texts))
