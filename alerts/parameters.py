@@ -5,7 +5,7 @@ A rule writes ${key} for KEY; tools/rules.py fills it in, with the section `aler
 
 from __future__ import annotations
 
-from gpu_exporter.model import ALLOCATION_KEY
+from gpu_exporter.model.holders import ALLOCATION_KEY
 
 RUNBOOK = "https://github.com/gpu-exporter/gpu-exporter/blob/main/alerts/runbook.md"
 # Empty where the site has not said where its Grafana is (alerts.grafana).

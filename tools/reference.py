@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.collectors import registry
 from gpu_exporter.exposition.catalog import DEVICE_LABELS, MIG_LABELS, fixed_groups
-from gpu_exporter.model import Family
+from gpu_exporter.model.metrics import Family
 
 # Unit by the end of a name, as the Prometheus conventions have it.
 UNITS = {

@@ -12,7 +12,9 @@ from pathlib import Path
 
 from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
 from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model import Activity, Allocation, Holder, HolderKey, Span, UnitId
+from gpu_exporter.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.model.readings import Activity, Span
+from gpu_exporter.model.units import UnitId
 
 NODES = ((8, 0, 1), (8, 7, 1), (8, 7, 4))  # GPUs, instances of each, holders of each unit
 

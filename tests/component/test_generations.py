@@ -22,7 +22,7 @@ from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.nvml import backend as backend_module
 from gpu_exporter.devices.nvml.backend import NvmlBackend
 from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
-from gpu_exporter.model import DeviceSnapshot
+from gpu_exporter.model.readings import DeviceSnapshot
 from gpu_exporter.sampling.sampler import DeviceSampler
 from tests.testbed.nvml.feeder import PERIOD_S, NvmlTable, ScenarioFeeder
 from tests.testbed.nvml.scenarios import GENERATIONS, build

@@ -18,7 +18,7 @@ from gpu_exporter.config.values import LEAST
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.nvml.backend import NvmlBackend
 from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.model import Span
+from gpu_exporter.model.readings import Span
 from gpu_exporter.sampling.sampler import DeviceSampler
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 

@@ -29,7 +29,7 @@ from gpu_exporter.devices.nvml.library import SYSTEM, Handle, LiveLibrary
 from gpu_exporter.devices.nvml.support import RETRY_S
 from gpu_exporter.devices.protocol import ENGINES, Gpm, Traffic, XidEvent
 from gpu_exporter.devices.scenario import load_scenario, parse_scenario
-from gpu_exporter.model import GpuProcess, ProcessList
+from gpu_exporter.model.readings import GpuProcess, ProcessList
 from tests.testbed.nvml.feeder import NvmlTable, ScenarioFeeder
 from tests.testbed.processes import GPU_EXPORTER, run_exporter, wait_for
 from tests.testbed.sysfs import add_function

@@ -23,7 +23,7 @@ from gpu_exporter.exposition.page import render_page
 from gpu_exporter.exposition.publisher import no_history
 from gpu_exporter.exposition.series import list_series
 from gpu_exporter.exposition.text import TextRenderer
-from gpu_exporter.model import DeviceIdentity
+from gpu_exporter.model.units import DeviceIdentity
 from gpu_exporter.vendor import Vendor
 from tests.testbed.podresources import Kubelet, begin_container
 from tests.testbed.processes import wait_for

@@ -14,7 +14,9 @@ from random import Random
 
 from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
 from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model import Activity, Allocation, Holder, HolderKey, Span, UnitId
+from gpu_exporter.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.model.readings import Activity, Span
+from gpu_exporter.model.units import UnitId
 from tests.rules.world import Node, World
 
 NODES, GPUS = 4, 4

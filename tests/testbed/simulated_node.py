@@ -19,7 +19,10 @@ from gpu_exporter.diagnosis.loop import DiagnosisLoop
 from gpu_exporter.host.work import HostWorks
 from gpu_exporter.inventory.inventory import Inventory
 from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model import AgentStatus, DeviceSnapshot, Grant, UnitId, View
+from gpu_exporter.model.holders import Grant
+from gpu_exporter.model.readings import DeviceSnapshot
+from gpu_exporter.model.units import UnitId
+from gpu_exporter.model.views import AgentStatus, View
 from gpu_exporter.node.place import Placed, count_answering, count_expected, place
 from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.driver import DriverView, Position

@@ -26,7 +26,7 @@ from gpu_exporter.devices.protocol import (
     Traffic,
     UtilizationSample,
 )
-from gpu_exporter.model import DeviceIdentity
+from gpu_exporter.model.units import DeviceIdentity
 
 SENTINELS = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, -1.0)
 KINDS = ("kernel", "encoder", "copy")

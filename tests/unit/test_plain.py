@@ -16,7 +16,7 @@ from gpu_exporter.exposition.series import Series
 from gpu_exporter.exposition.table import layout
 from gpu_exporter.exposition.text import MAX_LABEL_VALUE, TextRenderer
 from gpu_exporter.logs import JsonFormatter, LogfmtFormatter
-from gpu_exporter.model import Family
+from gpu_exporter.model.metrics import Family
 from gpu_exporter.plain import encodable, one_line, shorten, utc
 from gpu_exporter.reconciler.marks import timestamp
 from gpu_exporter.reconciler.report import format_time

@@ -14,7 +14,9 @@ from gpu_exporter.devices.products import PRODUCTS
 from gpu_exporter.devices.protocol import InstanceIdentity
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
-from gpu_exporter.model import DeviceIdentity, DeviceSnapshot, Grant, Holder, HolderKey, InstanceReading
+from gpu_exporter.model.holders import Grant, Holder, HolderKey
+from gpu_exporter.model.readings import DeviceSnapshot, InstanceReading
+from gpu_exporter.model.units import DeviceIdentity
 from gpu_exporter.shares import divide_gpu_instance
 
 # Compute slices of the GPU instance profiles, by product (MIG user guide, "Supported MIG Profiles").

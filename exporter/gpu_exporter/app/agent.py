@@ -24,7 +24,7 @@ from gpu_exporter.inventory.expected import ExpectedDevices
 from gpu_exporter.inventory.inventory import InventoryKeeper
 from gpu_exporter.inventory.pci import UNBOUND
 from gpu_exporter.ledger.state import StateFile, read_boot_id
-from gpu_exporter.model import AgentStatus, View
+from gpu_exporter.model.views import AgentStatus, View
 from gpu_exporter.node.place import Placed, count_answering, count_expected, place
 from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.driver import Driver, DriverView, warn_of_persistence

@@ -16,7 +16,7 @@ from gpu_exporter.devices.errors import DriverUnavailable
 from gpu_exporter.exits import Exit
 from gpu_exporter.exposition.health import judge_health, list_gaps
 from gpu_exporter.files import write_atomically
-from gpu_exporter.model import AgentStatus, View
+from gpu_exporter.model.views import AgentStatus, View
 from gpu_exporter.plain import one_line
 from gpu_exporter.threads import start
 from gpu_exporter.version import VERSION

@@ -12,7 +12,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.errors import DriverUnavailable
 from gpu_exporter.devices.protocol import Backend, Device
-from gpu_exporter.model import AgentStatus, View
+from gpu_exporter.model.views import AgentStatus, View
 from gpu_exporter.sampling.reader import Readers
 from gpu_exporter.threads import start
 from gpu_exporter.vendor import Vendor

@@ -19,7 +19,7 @@ from gpu_exporter.exposition.publisher import Publisher
 from gpu_exporter.exposition.series import Series
 from gpu_exporter.exposition.site import ExporterSite
 from gpu_exporter.files import write_atomically
-from gpu_exporter.model import Family, MetricType
+from gpu_exporter.model.metrics import Family, MetricType
 from gpu_exporter.threads import start
 from gpu_exporter.web.server import HttpServer
 

@@ -9,7 +9,7 @@ from gpu_exporter.attribution.static import CallbackSource, static_holder
 from gpu_exporter.clock import Clock
 from gpu_exporter.devices.scenario import Scenario, ScenarioHolder
 from gpu_exporter.devices.simulated import ScenarioTime, SimulatedBackend
-from gpu_exporter.model import Grant
+from gpu_exporter.model.holders import Grant
 
 
 def build_simulation(scenario: Scenario, clock: Clock, sample_period_s: float = 0.2) -> tuple[SimulatedBackend, Source]:

@@ -16,7 +16,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.resolve import Resolution
-from gpu_exporter.model import Allocation, Grant, Holder, HolderKey, UnitId
+from gpu_exporter.model.holders import Allocation, Grant, Holder, HolderKey
+from gpu_exporter.model.units import UnitId
 from gpu_exporter.outside import WHOLE_MAX, whole
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from gpu_exporter.model import Holder
+from gpu_exporter.model.holders import Holder
 
 log = logging.getLogger(__name__)
 Mode: TypeAlias = Literal["name", "uid", "hmac", "none"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpu_exporter.attribution.resolve import NumberKey
-from gpu_exporter.model import UnitId
+from gpu_exporter.model.units import UnitId
 
 KEEP_S = 900.0  # a source may be silent this long and its holders still keep their GPUs
 MAX_NUMBERS = 1024  # a node has some ten GPUs, and a holder each

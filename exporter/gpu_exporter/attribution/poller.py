@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from gpu_exporter.attribution.identity import Identity
 from gpu_exporter.attribution.source import Answer, Source, SourceError
 from gpu_exporter.clock import Clock
-from gpu_exporter.model import Grant, SourceStatus
+from gpu_exporter.model.holders import Grant, SourceStatus
 from gpu_exporter.threads import NoThread, start
 
 log = logging.getLogger(__name__)

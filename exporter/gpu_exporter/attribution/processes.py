@@ -15,7 +15,8 @@ from typing import NamedTuple
 from gpu_exporter.attribution.cgroup import Owner, parse_cgroup
 from gpu_exporter.attribution.procfs import Procfs
 from gpu_exporter.clock import Clock
-from gpu_exporter.model import DeviceSnapshot, GpuProcess, ProcessList, ProcessPeriod, UnitId
+from gpu_exporter.model.readings import DeviceSnapshot, GpuProcess, ProcessList, ProcessPeriod
+from gpu_exporter.model.units import UnitId
 
 UNIT_MAX = 256  # processes of one GPU that are looked at; the rest are not known
 # NVIDIA's MPS server runs the kernels of all its clients, and may be in a pod of its own. Linux keeps 15 bytes of it.

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
-from gpu_exporter.model import Allocation, DeviceSnapshot, Grant, HolderKey, InstanceReading, UnitId
+from gpu_exporter.model.holders import Allocation, Grant, HolderKey
+from gpu_exporter.model.readings import DeviceSnapshot, InstanceReading
+from gpu_exporter.model.units import UnitId
 from gpu_exporter.outside import need_wholes, whole
 from gpu_exporter.shares import board_share, count_slices
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from gpu_exporter.model import Grant
+from gpu_exporter.model.holders import Grant
 
 
 class SourceError(Exception):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpu_exporter.attribution.source import Answer, SourceError
-from gpu_exporter.model import Grant, Holder, HolderKey
+from gpu_exporter.model.holders import Grant, Holder, HolderKey
 
 TEXT_KEYS = ("uuid", "pod", "job", "user", "account", "partition")
 

@@ -12,7 +12,9 @@ from typing import TypeAlias
 
 from gpu_exporter.attribution.contradict import relate
 from gpu_exporter.attribution.processes import OwnedPeriod, Owners, UnitOwners, Use
-from gpu_exporter.model import Allocation, Holder, HolderKey, Split, UnitId
+from gpu_exporter.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.model.readings import Split
+from gpu_exporter.model.units import UnitId
 
 Uses: TypeAlias = "dict[tuple[UnitId, HolderKey], Use]"
 

@@ -14,7 +14,8 @@ from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.contradict import identify
 from gpu_exporter.attribution.processes import Owners
 from gpu_exporter.attribution.resolve import Resolution
-from gpu_exporter.model import PROCESS_SOURCE, Allocation, Grant, Holder, HolderKey, UnitId
+from gpu_exporter.model.holders import PROCESS_SOURCE, Allocation, Grant, Holder, HolderKey
+from gpu_exporter.model.units import UnitId
 
 log = logging.getLogger(__name__)
 ID_SHOWN = 12  # digits of a container's id, as docker ps shows it

@@ -14,7 +14,8 @@ from typing import NamedTuple, TypeVar
 
 from gpu_exporter.devices.errors import OUT_OF_RANGE, DeviceError, DeviceLost, DriverChanged, NotSupported
 from gpu_exporter.devices.protocol import Device, Gpm, Traffic, UtilizationSample
-from gpu_exporter.model import Family, ProcessList, Sample
+from gpu_exporter.model.metrics import Family, Sample
+from gpu_exporter.model.readings import ProcessList
 
 T = TypeVar("T")
 

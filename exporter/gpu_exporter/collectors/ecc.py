@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.collectors.contract import Collector, Cycle
 from gpu_exporter.collectors.plausible import COUNT
-from gpu_exporter.model import Family
+from gpu_exporter.model.metrics import Family
 
 GPU_ECC_ERRORS = Family(
     "gpu_ecc_errors_total",

@@ -12,7 +12,8 @@ from gpu_exporter.collectors.recovery import GPU_RECOVERY_ACTION
 from gpu_exporter.collectors.thermal import GPU_TEMPERATURE
 from gpu_exporter.collectors.throttle import GPU_THROTTLE_SECONDS
 from gpu_exporter.collectors.utilization import GPU_UTILIZATION
-from gpu_exporter.model import Facts, Sample
+from gpu_exporter.model.metrics import Sample
+from gpu_exporter.model.readings import Facts
 
 _FIELDS = {
     GPU_UTILIZATION.name: "utilization",

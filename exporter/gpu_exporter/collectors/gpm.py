@@ -6,7 +6,7 @@ from gpu_exporter.collectors.contract import Collector, Cycle
 from gpu_exporter.collectors.plausible import BYTES_PER_SECOND, RATIO
 from gpu_exporter.devices import errors
 from gpu_exporter.devices.protocol import Gpm
-from gpu_exporter.model import Family, Range
+from gpu_exporter.model.metrics import Family, Range
 
 HOPPER = "Hopper and newer"
 GPU_GRAPHICS_ACTIVE = Family(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.collectors.contract import SLOW_INTERVAL_S, Collector, Cycle
 from gpu_exporter.collectors.plausible import MEMORY_BYTES
-from gpu_exporter.model import Family, Sample
+from gpu_exporter.model.metrics import Family, Sample
 
 _SOURCE = "nvmlDeviceGetMemoryInfo_v2"
 GPU_MEMORY_USED = Family(

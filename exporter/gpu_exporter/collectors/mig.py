@@ -15,7 +15,7 @@ from gpu_exporter.collectors.memory import read_parts
 from gpu_exporter.collectors.plausible import CELSIUS, MEMORY_BYTES, RATIO
 from gpu_exporter.collectors.thermal import GPU_TEMPERATURE
 from gpu_exporter.devices.protocol import Gpm, Instance, InstanceIdentity
-from gpu_exporter.model import Family, Sample
+from gpu_exporter.model.metrics import Family, Sample
 from gpu_exporter.shares import REST_MAX_SHARE, count_slices
 
 GPU_MIG_INFO = Family(

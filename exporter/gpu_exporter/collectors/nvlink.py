@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.collectors.contract import Collector, Cycle
 from gpu_exporter.collectors.plausible import MOVED_BYTES
-from gpu_exporter.model import Family
+from gpu_exporter.model.metrics import Family
 
 _SOURCE = "nvmlDeviceGetFieldValues 138 and 139, on Blackwell 202 and 204"
 GPU_NVLINK_RX = Family(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.collectors.contract import Collector, Cycle
 from gpu_exporter.collectors.plausible import COUNT, MOVED_BYTES
-from gpu_exporter.model import Family
+from gpu_exporter.model.metrics import Family
 
 GPU_PCIE_RX = Family(
     "gpu_pcie_rx_bytes_total",

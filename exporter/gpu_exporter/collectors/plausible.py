@@ -7,7 +7,7 @@ lost: they separate nonsense from numbers, not healthy boards from sick ones.
 
 from __future__ import annotations
 
-from gpu_exporter.model import Range
+from gpu_exporter.model.metrics import Range
 
 RATIO = Range(0.0, 1.0)
 SWITCH = Range(0.0, 1.0)

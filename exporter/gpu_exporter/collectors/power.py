@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.collectors.contract import Collector, Cycle
 from gpu_exporter.collectors.plausible import JOULES, WATTS
-from gpu_exporter.model import Family
+from gpu_exporter.model.metrics import Family
 
 GPU_POWER = Family(
     "gpu_power_watts",

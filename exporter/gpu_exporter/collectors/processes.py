@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from gpu_exporter.collectors.contract import SLOW_INTERVAL_S, Collector, Cycle
 from gpu_exporter.collectors.plausible import PROCESS_COUNT
-from gpu_exporter.model import Family, ProcessList
+from gpu_exporter.model.metrics import Family
+from gpu_exporter.model.readings import ProcessList
 
 GPU_COMPUTE_PROCESSES = Family(
     "gpu_compute_processes",

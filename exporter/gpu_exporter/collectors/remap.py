@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.collectors.contract import Collector, Cycle
 from gpu_exporter.collectors.plausible import COUNT, SWITCH
-from gpu_exporter.model import Family
+from gpu_exporter.model.metrics import Family
 
 AMPERE = "Ampere and newer, while no MIG instance exists"
 _SOURCE = "nvmlDeviceGetRemappedRows"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.collectors.contract import SLOW_INTERVAL_S, Collector, Cycle
 from gpu_exporter.collectors.plausible import CELSIUS
-from gpu_exporter.model import Family
+from gpu_exporter.model.metrics import Family
 
 GPU_TEMPERATURE = Family(
     "gpu_temperature_celsius",

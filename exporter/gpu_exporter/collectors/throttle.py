@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_exporter.collectors.contract import SLOW_INTERVAL_S, Collector, Cycle
 from gpu_exporter.collectors.plausible import SECONDS, SWITCH
-from gpu_exporter.model import Family
+from gpu_exporter.model.metrics import Family
 
 GPU_THROTTLE_SECONDS = Family(
     "gpu_throttle_seconds_total",

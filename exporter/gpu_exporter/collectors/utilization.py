@@ -8,8 +8,8 @@ from gpu_exporter.collectors.contract import Collector, Cycle
 from gpu_exporter.collectors.plausible import RATIO
 from gpu_exporter.devices.errors import OUT_OF_RANGE
 from gpu_exporter.devices.protocol import UtilizationSample
-from gpu_exporter.model import UTILIZATION as SUBJECT
-from gpu_exporter.model import Family
+from gpu_exporter.model.metrics import Family
+from gpu_exporter.model.readings import UTILIZATION as SUBJECT
 
 GPU_UTILIZATION = Family(
     "gpu_utilization_ratio",

@@ -12,7 +12,7 @@ from gpu_exporter.collectors.contract import Collector, Cycle
 from gpu_exporter.collectors.plausible import RATIO
 from gpu_exporter.collectors.utilization import note_nonsense
 from gpu_exporter.devices.protocol import ENGINES
-from gpu_exporter.model import Family
+from gpu_exporter.model.metrics import Family
 
 GPU_ENCODER = Family(
     "gpu_encoder_utilization_ratio",

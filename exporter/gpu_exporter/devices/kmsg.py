@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_exporter.model import normalize_pci
+from gpu_exporter.model.units import normalize_pci
 
 RECORD_MAX = 8192  # the kernel's own bound of a record (CONSOLE_EXT_LOG_MAX, later PRINTK_MESSAGE_MAX)
 BATCH = 1000  # records of one look, so that a noisy log does not keep the reader from everything else

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from gpu_exporter.devices.errors import DeviceError, NotSupported
-from gpu_exporter.model import DeviceIdentity, GpuProcess
+from gpu_exporter.model.readings import GpuProcess
+from gpu_exporter.model.units import DeviceIdentity
 from gpu_exporter.vendor import Vendor
 
 ENGINES = ("encoder", "decoder", "jpeg", "ofa")  # the fixed-function engines that have a utilization of their own

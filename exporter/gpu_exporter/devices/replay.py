@@ -31,7 +31,7 @@ from gpu_exporter.devices.protocol import (
     UtilizationSample,
 )
 from gpu_exporter.files import read_gzip, read_plain
-from gpu_exporter.model import DeviceIdentity
+from gpu_exporter.model.units import DeviceIdentity
 from gpu_exporter.vendor import NVIDIA
 
 MERGE_S = 0.5  # rows of equal utilization become one sample, up to this length

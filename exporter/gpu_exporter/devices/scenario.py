@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from gpu_exporter.devices.loads import Constant, Curve, Load, Square
 from gpu_exporter.devices.products import PRODUCTS, Product
-from gpu_exporter.model import UnitId
+from gpu_exporter.model.units import UnitId
 
 FOREVER = float("inf")
 # Loads of their own: engines (shares of time), traffic (shares of the link), GPM ratios, and power (share of the way

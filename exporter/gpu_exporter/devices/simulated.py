@@ -27,7 +27,7 @@ from gpu_exporter.devices.protocol import (
     XidEvent,
 )
 from gpu_exporter.devices.scenario import Scenario, ScenarioGpu, ScenarioInstance
-from gpu_exporter.model import DeviceIdentity, UnitId
+from gpu_exporter.model.units import DeviceIdentity, UnitId
 from gpu_exporter.vendor import NVIDIA
 
 DRIVER_VERSION = "580.00.00"

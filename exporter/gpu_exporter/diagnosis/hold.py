@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.durations import describe_duration
-from gpu_exporter.model import HolderKey, UnitId, Verdict
+from gpu_exporter.model.holders import HolderKey
+from gpu_exporter.model.units import UnitId
+from gpu_exporter.model.views import Verdict
 
 AllocationId: TypeAlias = tuple[UnitId, HolderKey]
 WEIGHT = {"held_idle": 1, "held_no_process": 2}  # how much a state says against its holder

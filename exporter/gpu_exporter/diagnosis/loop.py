@@ -12,7 +12,8 @@ from gpu_exporter.defaults import Settings
 from gpu_exporter.diagnosis.hold import AllocationId, StateHold
 from gpu_exporter.diagnosis.state import Window, judge_state, state_rules
 from gpu_exporter.diagnosis.throttling import ThrottleHistory
-from gpu_exporter.model import DeviceSnapshot, Throttling, Verdict
+from gpu_exporter.model.readings import DeviceSnapshot
+from gpu_exporter.model.views import Throttling, Verdict
 
 log = logging.getLogger(__name__)
 

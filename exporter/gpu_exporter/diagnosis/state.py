@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gpu_exporter.defaults import Settings
 from gpu_exporter.durations import describe_duration
-from gpu_exporter.model import Verdict
+from gpu_exporter.model.views import Verdict
 
 
 class StateRules(NamedTuple):

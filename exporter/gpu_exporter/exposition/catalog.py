@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpu_exporter.model import ALLOCATION_KEY, Family
+from gpu_exporter.model.holders import ALLOCATION_KEY
+from gpu_exporter.model.metrics import Family
 
 DEVICE_LABELS = ("gpu", "uuid")
 MIG_LABELS = ("gpu", "uuid", "mig", "mig_uuid")

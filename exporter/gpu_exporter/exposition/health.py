@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
-from gpu_exporter.model import GpuView, View
+from gpu_exporter.model.views import GpuView, View
 
 Health: TypeAlias = Literal["ok", "partial", "no_data", "none_expected"]
 # nvmlDeviceGpuRecoveryAction_t: what each asks for. A number that is not here asks for something too.

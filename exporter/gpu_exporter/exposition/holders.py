@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpu_exporter.durations import format_age
-from gpu_exporter.model import AllocationView, GpuView, UnitId, View
+from gpu_exporter.model.units import UnitId
+from gpu_exporter.model.views import AllocationView, GpuView, View
 from gpu_exporter.plain import layout, one_line
 
 HEADER = ("GPU", "UUID", "HOLDER", "OWNER", "SHARE", "SOURCE", "EVIDENCE", "CONFIRMED", "SINCE", "DOUBT")

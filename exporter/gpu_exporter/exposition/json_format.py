@@ -7,7 +7,8 @@ from typing import Any
 
 from gpu_exporter.exposition.health import describe_recovery, judge_health, list_gaps
 from gpu_exporter.exposition.rows import Row, list_rows
-from gpu_exporter.model import AllocationView, GpuView, UnitTotals, View
+from gpu_exporter.model.totals import UnitTotals
+from gpu_exporter.model.views import AllocationView, GpuView, View
 
 JSON_TYPE = "application/json; charset=utf-8"
 

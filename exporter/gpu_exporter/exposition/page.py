@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from gpu_exporter.durations import format_age
 from gpu_exporter.exposition.health import is_missed
 from gpu_exporter.exposition.rows import Row, by_waste, format_ratio, list_rows
-from gpu_exporter.model import History, UnitId, View
+from gpu_exporter.model.units import UnitId
+from gpu_exporter.model.views import History, View
 from gpu_exporter.plain import one_line
 
 HTML_TYPE = "text/html; charset=utf-8"

@@ -13,7 +13,8 @@ from gpu_exporter.exposition.page import HTML_TYPE, render_page
 from gpu_exporter.exposition.series import Series, list_series
 from gpu_exporter.exposition.table import render_table
 from gpu_exporter.exposition.text import OPENMETRICS_TYPE, TEXT_TYPE, TextRenderer
-from gpu_exporter.model import Buckets, History, UnitId, View
+from gpu_exporter.model.units import UnitId
+from gpu_exporter.model.views import Buckets, History, View
 
 TABLE_TYPE = "text/plain; charset=utf-8"
 CONTENT_TYPES = {

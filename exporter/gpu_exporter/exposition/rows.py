@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from gpu_exporter.durations import format_age
 from gpu_exporter.exposition.health import describe_recovery, label_of
-from gpu_exporter.model import NO_PLACE, AllocationView, GpuView, Throttling, UnitId, View
+from gpu_exporter.model.units import NO_PLACE, UnitId
+from gpu_exporter.model.views import AllocationView, GpuView, Throttling, View
 
 UNKNOWN = "-"
 NAMES = ("GPU", "NAME", "UTIL", "MEMORY", "POWER", "TEMP", "HOLDER", "OWNER", "HELD", "IDLE", "STATE", "WHY")

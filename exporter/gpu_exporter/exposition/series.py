@@ -7,18 +7,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpu_exporter.exposition import catalog
-from gpu_exporter.model import (
-    NO_PLACE,
-    XID_CLASSES,
-    AllocationView,
-    Family,
-    GpuView,
-    Sample,
-    UnitId,
-    UnitTotals,
-    View,
-    XidCounts,
-)
+from gpu_exporter.model.metrics import Family, Sample
+from gpu_exporter.model.readings import XID_CLASSES, XidCounts
+from gpu_exporter.model.totals import UnitTotals
+from gpu_exporter.model.units import NO_PLACE, UnitId
+from gpu_exporter.model.views import AllocationView, GpuView, View
 
 
 class Series(NamedTuple):

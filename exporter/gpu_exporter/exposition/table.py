@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_exporter.exposition.rows import NAMES, NUMBERS, list_rows
-from gpu_exporter.model import View
+from gpu_exporter.model.views import View
 from gpu_exporter.plain import layout, one_line
 
 

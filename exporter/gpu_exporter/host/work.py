@@ -19,7 +19,8 @@ from typing import NamedTuple
 from gpu_exporter.attribution.contradict import Who, identify
 from gpu_exporter.clock import Clock
 from gpu_exporter.host.cgroups import Cgroups, Reading
-from gpu_exporter.model import Allocation, HostWork
+from gpu_exporter.model.holders import Allocation
+from gpu_exporter.model.views import HostWork
 
 log = logging.getLogger(__name__)
 INTERVAL_S = 30.0

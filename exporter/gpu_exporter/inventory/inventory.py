@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from gpu_exporter.inventory.expected import ExpectedDevice, ExpectedDevices
 from gpu_exporter.inventory.pci import PciFunction, is_loaded, is_subset, list_functions
 from gpu_exporter.inventory.standing import PROVEN_S, Case, Standing, judge
-from gpu_exporter.model import NO_PLACE, DeviceIdentity, normalize_pci
+from gpu_exporter.model.units import NO_PLACE, DeviceIdentity, normalize_pci
 from gpu_exporter.vendor import NVIDIA, Vendor
 
 FELL_OFF = "seen here before, but no longer in the driver's list"

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from gpu_exporter.model import normalize_pci
+from gpu_exporter.model.units import normalize_pci
 from gpu_exporter.vendor import NVIDIA, Vendor
 
 DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controller; audio and bridges of the same board have others

@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpu_exporter.model import HolderKey, Span, Split
+from gpu_exporter.model.holders import HolderKey
+from gpu_exporter.model.readings import Span, Split
 
 TOUCHING_S = 1e-6  # between spans that follow one another: stamps cross the border as floats
 NOTHING = 1e-9  # of seconds or joules: what sums of fractions leave over

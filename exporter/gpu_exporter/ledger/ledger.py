@@ -28,17 +28,10 @@ from gpu_exporter.ledger.accounts import HolderAccount, UnitAccount, read_date
 from gpu_exporter.ledger.division import Charge, Division, Waiting, divide_joules, merge_active
 from gpu_exporter.ledger.ring import Ring
 from gpu_exporter.ledger.tenants import HolderId, Tenants
-from gpu_exporter.model import (
-    UTILIZATION,
-    Activity,
-    Allocation,
-    HolderKey,
-    HolderTotals,
-    Span,
-    Split,
-    UnitId,
-    UnitTotals,
-)
+from gpu_exporter.model.holders import Allocation, HolderKey
+from gpu_exporter.model.readings import UTILIZATION, Activity, Span, Split
+from gpu_exporter.model.totals import HolderTotals, UnitTotals
+from gpu_exporter.model.units import UnitId
 from gpu_exporter.shares import REST_MAX_SHARE
 
 KEEP_ABSENT_S = 900.0  # a holder may be missing this long (an outage of its source) and go on where it was

@@ -32,7 +32,9 @@ from gpu_exporter.ledger.accounts import HolderAccount, UnitAccount
 from gpu_exporter.ledger.ledger import Ledger
 from gpu_exporter.ledger.tenants import COUNTERS as TENANT_COUNTERS
 from gpu_exporter.ledger.tenants import TenantAccount
-from gpu_exporter.model import HolderKey, HolderTotals, Scheduler, TenantKey, TenantTotals, UnitId, UnitTotals
+from gpu_exporter.model.holders import HolderKey, Scheduler, TenantKey
+from gpu_exporter.model.totals import HolderTotals, TenantTotals, UnitTotals
+from gpu_exporter.model.units import UnitId
 
 log = logging.getLogger(__name__)
 VERSION = 2

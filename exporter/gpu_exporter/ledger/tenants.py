@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter.ledger.accounts import HolderAccount
-from gpu_exporter.model import Holder, HolderKey, TenantKey, TenantTotals, UnitId
+from gpu_exporter.model.holders import Holder, HolderKey, TenantKey
+from gpu_exporter.model.totals import TenantTotals
+from gpu_exporter.model.units import UnitId
 
 if TYPE_CHECKING:
     from gpu_exporter.ledger.ledger import ConfirmedAllocation

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from gpu_exporter.inventory.inventory import Inventory
-from gpu_exporter.model import NO_PLACE, DeviceIdentity, DeviceSnapshot
+from gpu_exporter.model.readings import DeviceSnapshot
+from gpu_exporter.model.units import NO_PLACE, DeviceIdentity
 from gpu_exporter.sampling.driver import RELEASED_TEXT, DriverView
 
 HANGS = "its first call hangs in the driver"

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from gpu_exporter.attribution.processes import OwnedPeriod
 from gpu_exporter.attribution.usage import divide_period
-from gpu_exporter.model import Allocation, Holder, Split, UnitId
+from gpu_exporter.model.holders import Allocation, Holder
+from gpu_exporter.model.readings import Split
+from gpu_exporter.model.units import UnitId
 
 PERIODS_MAX = 300  # of one GPU between two polls: more would be five minutes of a poll that hangs
 NO_SOURCE = "of the holders of a MIG instance nothing tells what each does"

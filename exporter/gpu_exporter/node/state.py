@@ -22,20 +22,11 @@ from gpu_exporter.diagnosis.state import Window
 from gpu_exporter.host.work import HostWorks
 from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
 from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model import (
-    AgentStatus,
-    Allocation,
-    Buckets,
-    DeviceIdentity,
-    DeviceSnapshot,
-    Grant,
-    StateStatus,
-    TenantKey,
-    TenantTotals,
-    UnitId,
-    UnitTotals,
-    View,
-)
+from gpu_exporter.model.holders import Allocation, Grant, TenantKey
+from gpu_exporter.model.readings import DeviceSnapshot
+from gpu_exporter.model.totals import TenantTotals, UnitTotals
+from gpu_exporter.model.units import DeviceIdentity, UnitId
+from gpu_exporter.model.views import AgentStatus, Buckets, StateStatus, View
 from gpu_exporter.node.place import Placed
 from gpu_exporter.node.sharing import Sharing
 from gpu_exporter.node.view import (

@@ -8,23 +8,10 @@ from typing import NamedTuple
 from gpu_exporter.attribution.processes import Use
 from gpu_exporter.diagnosis.hold import IDLE_STATES, NOT_JUDGED, AllocationId
 from gpu_exporter.diagnosis.loop import Findings
-from gpu_exporter.model import (
-    AgentStatus,
-    Allocation,
-    AllocationView,
-    DeviceSnapshot,
-    Facts,
-    GpuView,
-    HolderTotals,
-    HostWork,
-    TenantKey,
-    TenantTotals,
-    Throttling,
-    UnitTotals,
-    Verdict,
-    View,
-    XidCounts,
-)
+from gpu_exporter.model.holders import Allocation, TenantKey
+from gpu_exporter.model.readings import DeviceSnapshot, Facts, XidCounts
+from gpu_exporter.model.totals import HolderTotals, TenantTotals, UnitTotals
+from gpu_exporter.model.views import AgentStatus, AllocationView, GpuView, HostWork, Throttling, Verdict, View
 
 
 class ViewRules(NamedTuple):

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 
 from gpu_exporter.collectors.contract import Cycle
 from gpu_exporter.devices.protocol import Gpm
-from gpu_exporter.model import UTILIZATION, Activity, Span, UnitId
+from gpu_exporter.model.readings import UTILIZATION, Activity, Span
+from gpu_exporter.model.units import UnitId
 from gpu_exporter.sampling.driver_ring import (
     LATENESS,
     RING_AGE_MAX_S,

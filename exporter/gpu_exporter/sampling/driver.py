@@ -15,7 +15,8 @@ from typing import NamedTuple
 from gpu_exporter.clock import Clock
 from gpu_exporter.devices.errors import DeviceError, DriverUnavailable
 from gpu_exporter.devices.protocol import Backend
-from gpu_exporter.model import DeviceIdentity, DeviceSnapshot
+from gpu_exporter.model.readings import DeviceSnapshot
+from gpu_exporter.model.units import DeviceIdentity
 
 log = logging.getLogger(__name__)
 RELEASED_TEXT = "the driver was released on request (SIGUSR1); SIGHUP reopens it"

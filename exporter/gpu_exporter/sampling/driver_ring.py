@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from gpu_exporter.devices.protocol import UtilizationSample
-from gpu_exporter.model import UTILIZATION, Span
+from gpu_exporter.model.readings import UTILIZATION, Span
 
 WALL_STEP_S = 1.0  # a wall clock that moved more than this against the monotonic one has been stepped
 RING_AGE_MAX_S = 120.0  # a stamp that is older than any ring keeps is not wall time of this host: no source then

@@ -11,7 +11,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.collectors.xid import classify
 from gpu_exporter.devices.errors import DeviceError, NotSupported
 from gpu_exporter.devices.protocol import EventWatch, XidEvent
-from gpu_exporter.model import CollectorOutcome, XidCounts
+from gpu_exporter.model.readings import CollectorOutcome, XidCounts
 from gpu_exporter.sampling.repeats import Repeats
 from gpu_exporter.sampling.worker import Worker
 

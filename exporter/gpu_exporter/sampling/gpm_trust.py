@@ -17,7 +17,7 @@ from gpu_exporter.collectors.contract import Cycle, InstanceCycle
 from gpu_exporter.collectors.gpm import GPM
 from gpu_exporter.collectors.mig import RATIOS as INSTANCE_RATIOS
 from gpu_exporter.devices.protocol import ENGINES, Gpm
-from gpu_exporter.model import UTILIZATION
+from gpu_exporter.model.readings import UTILIZATION
 from gpu_exporter.sampling.driver_ring import UNWATCHED_MAX_S
 from gpu_exporter.sampling.witnesses import (
     GPM_NAMES,

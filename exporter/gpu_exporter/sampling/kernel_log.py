@@ -15,7 +15,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.collectors.xid import classify
 from gpu_exporter.devices.kmsg import KernelLog, Report, XidLine
 from gpu_exporter.devices.protocol import XidEvent
-from gpu_exporter.model import CollectorOutcome
+from gpu_exporter.model.readings import CollectorOutcome
 from gpu_exporter.sampling.events import XidBook
 from gpu_exporter.sampling.repeats import Repeats
 from gpu_exporter.sampling.worker import Worker

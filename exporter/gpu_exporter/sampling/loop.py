@@ -13,7 +13,7 @@ from collections.abc import Callable
 from gpu_exporter.clock import Clock
 from gpu_exporter.devices.errors import DeviceError, DriverChanged
 from gpu_exporter.devices.protocol import Device
-from gpu_exporter.model import DeviceSnapshot
+from gpu_exporter.model.readings import DeviceSnapshot
 from gpu_exporter.sampling.reader import GPM_WINDOW_S
 from gpu_exporter.sampling.sampler import DeviceSampler
 from gpu_exporter.sampling.worker import Worker

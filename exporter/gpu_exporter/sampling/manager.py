@@ -19,7 +19,8 @@ from gpu_exporter.collectors.contract import Collector, Totals
 from gpu_exporter.collectors.xid import XID
 from gpu_exporter.devices.errors import DeviceError
 from gpu_exporter.devices.protocol import Backend, Device, EventWatch
-from gpu_exporter.model import CollectorOutcome, DeviceIdentity, DeviceSnapshot
+from gpu_exporter.model.readings import CollectorOutcome, DeviceSnapshot
+from gpu_exporter.model.units import DeviceIdentity
 from gpu_exporter.sampling.driver import Driver, DriverState, DriverView, Position
 from gpu_exporter.sampling.events import EventLoop, XidBook
 from gpu_exporter.sampling.loop import DeviceLoop

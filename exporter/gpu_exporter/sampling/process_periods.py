@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from gpu_exporter.collectors.contract import Cycle
 from gpu_exporter.devices.protocol import ProcessUtilization
-from gpu_exporter.model import ProcessPeriod, ProcessShare
+from gpu_exporter.model.readings import ProcessPeriod, ProcessShare
 
 LONGEST_S = 15.0  # what the driver keeps of single processes is not documented; its rings keep some 16 s
 LEAST = 0.005  # a process that is listed with a share that rounds to 0 has worked all the same; half of NVML's step

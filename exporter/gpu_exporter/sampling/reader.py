@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from gpu_exporter.clock import Clock
 from gpu_exporter.devices.errors import DeviceError, NotSupported
 from gpu_exporter.devices.protocol import Backend, Device
-from gpu_exporter.model import DeviceIdentity, DeviceSnapshot
+from gpu_exporter.model.readings import DeviceSnapshot
+from gpu_exporter.model.units import DeviceIdentity
 from gpu_exporter.threads import start
 
 if TYPE_CHECKING:

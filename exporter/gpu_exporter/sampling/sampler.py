@@ -11,16 +11,16 @@ from gpu_exporter.collectors.contract import Collector, Cycle, InstanceCycle, To
 from gpu_exporter.collectors.facts import take_facts
 from gpu_exporter.devices.errors import DENIED, DeviceLost
 from gpu_exporter.devices.protocol import Device
-from gpu_exporter.model import (
+from gpu_exporter.model.metrics import Sample
+from gpu_exporter.model.readings import (
     Activity,
     CollectorOutcome,
     DeviceSnapshot,
     InstanceReading,
     ProcessList,
     ProcessPeriod,
-    Sample,
-    UnitId,
 )
+from gpu_exporter.model.units import UnitId
 from gpu_exporter.sampling.activity import ActivityReader, instance_activity
 from gpu_exporter.sampling.process_periods import ProcessPeriods
 from gpu_exporter.sampling.stuck import StuckCounter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from gpu_exporter.model import Span
+from gpu_exporter.model.readings import Span
 from gpu_exporter.sampling.driver_ring import RING_AGE_MAX_S, UNWATCHED_MAX_S
 
 

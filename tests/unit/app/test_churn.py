@@ -19,7 +19,8 @@ from gpu_exporter.diagnosis.loop import Findings
 from gpu_exporter.exposition.series import list_series
 from gpu_exporter.exposition.text import TextRenderer
 from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model import AgentStatus, Grant, Holder, HolderKey
+from gpu_exporter.model.holders import Grant, Holder, HolderKey
+from gpu_exporter.model.views import AgentStatus
 from gpu_exporter.node.place import Placed
 from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.sampler import DeviceSampler

@@ -22,7 +22,7 @@ from gpu_exporter.devices.simulated import SimulatedBackend
 from gpu_exporter.exposition.rows import list_rows
 from gpu_exporter.inventory.expected import FILE
 from gpu_exporter.ledger.state import read_boot_id
-from gpu_exporter.model import View
+from gpu_exporter.model.views import View
 
 LOST = {"at": 0, "call": "*", "error": "NVML_ERROR_GPU_IS_LOST"}
 HANGS = {"at": 0, "call": "nvmlDeviceGetTemperature", "hang_ms": 600_000}

@@ -12,7 +12,8 @@ from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.kubelet.ended import LOOK_S, WHY, EndedPods
 from gpu_exporter.attribution.processes import ProcessOwners, UnitOwners, Use
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.model import Grant, Holder, HolderKey, UnitId
+from gpu_exporter.model.holders import Grant, Holder, HolderKey
+from gpu_exporter.model.units import UnitId
 
 UIDS = tuple(f"2c9f8a79-5391-454b-88cb-86190881cb9{number}" for number in range(3))
 DONE, NEXT, THIRD = UIDS

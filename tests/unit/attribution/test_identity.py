@@ -27,7 +27,7 @@ from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.config.values import CHOICES
-from gpu_exporter.model import Grant, Holder, HolderKey
+from gpu_exporter.model.holders import Grant, Holder, HolderKey
 
 KEY = b"0123456789abcdef"
 JOB = Holder(HolderKey("slurm", "lab/7/0/1"), job_id="7", user="ada", account="phys", uid="1007", source="slurm")

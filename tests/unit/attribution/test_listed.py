@@ -23,7 +23,7 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.devices.protocol import Processes
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.exposition.series import list_series
-from gpu_exporter.model import View
+from gpu_exporter.model.views import View
 from gpu_exporter.vendor import NVIDIA
 
 OWN = "00000000-0000-4000-8000-000000000000"

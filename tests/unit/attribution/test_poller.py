@@ -15,7 +15,7 @@ from gpu_exporter.attribution.poller import GRANTS_MAX, Poller
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.attribution.static import CallbackSource, StaticSource, parse_static, static_holder
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.model import Grant, Holder, HolderKey, SourceStatus
+from gpu_exporter.model.holders import Grant, Holder, HolderKey, SourceStatus
 
 GRANT = Grant("uuid", "GPU-0", Holder(HolderKey("slurm", "7"), job_id="7", source="slurm"))
 

@@ -13,16 +13,15 @@ from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.processes import UNIT_MAX, OwnedPeriod, ProcessOwners, without_owners
 from gpu_exporter.attribution.procfs import READ_MAX, TICKS_PER_S, parse_stat
 from gpu_exporter.clock import ManualClock, SystemClock
-from gpu_exporter.model import (
-    DeviceIdentity,
+from gpu_exporter.model.readings import (
     DeviceSnapshot,
     GpuProcess,
     InstanceReading,
     ProcessList,
     ProcessPeriod,
     ProcessShare,
-    UnitId,
 )
+from gpu_exporter.model.units import DeviceIdentity, UnitId
 
 UNIT = UnitId("GPU-a")
 JOB = Owner(slurm=True, job="42", step="0")

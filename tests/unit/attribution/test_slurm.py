@@ -27,7 +27,7 @@ from gpu_exporter.attribution.slurm.parse import COLUMNS, SINFO_FORMAT, SQUEUE_F
 from gpu_exporter.attribution.slurm.source import SlurmSource
 from gpu_exporter.attribution.source import Answer, CommandFailed, SlowSource, SourceError
 from gpu_exporter.clock import ManualClock
-from gpu_exporter.model import Holder, HolderKey
+from gpu_exporter.model.holders import Holder, HolderKey
 
 
 class Cluster:

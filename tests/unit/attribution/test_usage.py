@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.processes import OwnedPeriod, UnitOwners, Use
 from gpu_exporter.attribution.usage import divide_period, measure
-from gpu_exporter.model import Allocation, Holder, HolderKey, UnitId
+from gpu_exporter.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.model.units import UnitId
 
 UNIT = UnitId("GPU-a")
 GIB = 2**30

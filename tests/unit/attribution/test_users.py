@@ -10,7 +10,8 @@ from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.processes import UnitOwners, Use
 from gpu_exporter.attribution.resolve import Resolution
 from gpu_exporter.attribution.users import Users
-from gpu_exporter.model import Allocation, Grant, Holder, HolderKey, UnitId
+from gpu_exporter.model.holders import Allocation, Grant, Holder, HolderKey
+from gpu_exporter.model.units import UnitId
 
 GPU, OTHER_GPU = UnitId("GPU-a"), UnitId("GPU-b")
 UID = "2c9f8a79-5391-454b-88cb-86190881cb96"

@@ -14,7 +14,7 @@ from gpu_exporter.collectors.mig import divide_energy
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
-from gpu_exporter.model import DeviceSnapshot
+from gpu_exporter.model.readings import DeviceSnapshot
 from gpu_exporter.sampling.sampler import DeviceSampler
 
 PARTS = st.lists(

@@ -27,7 +27,8 @@ from gpu_exporter.devices.protocol import (
     UtilizationSample,
 )
 from gpu_exporter.exposition.catalog import fixed_groups
-from gpu_exporter.model import DeviceIdentity, Family, Range
+from gpu_exporter.model.metrics import Family, Range
+from gpu_exporter.model.units import DeviceIdentity
 from gpu_exporter.sampling.sampler import DeviceSampler
 from gpu_exporter.sampling.witnesses import ActivityRules
 

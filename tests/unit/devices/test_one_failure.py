@@ -16,7 +16,7 @@ from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.errors import DeviceError, DeviceLost, DriverUnavailable
 from gpu_exporter.devices.nvml import constants as nvml
 from gpu_exporter.devices.nvml.backend import NvmlBackend
-from gpu_exporter.model import DeviceSnapshot
+from gpu_exporter.model.readings import DeviceSnapshot
 from gpu_exporter.sampling.sampler import DeviceSampler
 
 MAKERS: dict[str, Callable[[], Board]] = {"whole": healthy, "MIG": with_mig}

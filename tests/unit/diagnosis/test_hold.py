@@ -13,7 +13,9 @@ from gpu_exporter.defaults import Settings
 from gpu_exporter.diagnosis.hold import IDLE_STATES, WEIGHT, StateHold
 from gpu_exporter.diagnosis.loop import DiagnosisLoop, Evidence, Subject
 from gpu_exporter.diagnosis.state import Window
-from gpu_exporter.model import HolderKey, UnitId, Verdict
+from gpu_exporter.model.holders import HolderKey
+from gpu_exporter.model.units import UnitId
+from gpu_exporter.model.views import Verdict
 
 ID = (UnitId("GPU-0"), HolderKey("kubernetes", "uid/main"))
 HOLD_S, STEP_S = 300.0, 15.0

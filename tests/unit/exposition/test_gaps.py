@@ -23,7 +23,10 @@ from gpu_exporter.exposition.rows import list_rows
 from gpu_exporter.exposition.series import list_series
 from gpu_exporter.inventory.inventory import Inventory
 from gpu_exporter.inventory.pci import PciFunction
-from gpu_exporter.model import NO_PLACE, CollectorOutcome, DeviceSnapshot, GpuView, SourceStatus, View
+from gpu_exporter.model.holders import SourceStatus
+from gpu_exporter.model.readings import CollectorOutcome, DeviceSnapshot
+from gpu_exporter.model.units import NO_PLACE
+from gpu_exporter.model.views import GpuView, View
 
 GPU = {"model": "H100", "load": {"kind": "constant", "value": 0.5}}
 

@@ -25,7 +25,7 @@ from gpu_exporter.exposition.publisher import no_history
 from gpu_exporter.exposition.series import list_series
 from gpu_exporter.exposition.table import render_table
 from gpu_exporter.exposition.text import TextRenderer
-from gpu_exporter.model import View
+from gpu_exporter.model.views import View
 
 ROOT = Path(__file__).resolve().parents[3]
 DEMO = Path(gpu_exporter.__file__).parent / "demo.yaml"

@@ -12,16 +12,10 @@ from gpu_exporter.exposition.page import render_page
 from gpu_exporter.exposition.publisher import no_history
 from gpu_exporter.exposition.series import list_series
 from gpu_exporter.exposition.table import render_table
-from gpu_exporter.model import (
-    AgentStatus,
-    DeviceIdentity,
-    DeviceSnapshot,
-    GpuView,
-    SourceStatus,
-    StateStatus,
-    View,
-    XidCounts,
-)
+from gpu_exporter.model.holders import SourceStatus
+from gpu_exporter.model.readings import DeviceSnapshot, XidCounts
+from gpu_exporter.model.units import DeviceIdentity
+from gpu_exporter.model.views import AgentStatus, GpuView, StateStatus, View
 
 CPU_ONLY = AgentStatus("TEST", "nvml", False, "libnvidia-ml.so.1 cannot be loaded", 0, 0, 1.0, None)
 GIVEN_AWAY = CPU_ONLY._replace(unmanaged=(("vfio-pci", 8),))

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from gpu_exporter.exposition.series import Series
 from gpu_exporter.exposition.text import MAX_LABEL_VALUE, SPARE_PREFIXES, TextRenderer, format_value
-from gpu_exporter.model import Family
+from gpu_exporter.model.metrics import Family
 
 VALUES = st.floats(allow_nan=False, allow_infinity=False, width=64)
 LABELS = st.text(st.characters(blacklist_categories=("Cs",)), max_size=40).filter(lambda t: "\r" not in t)

@@ -19,7 +19,9 @@ from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.exposition.series import list_series
 from gpu_exporter.host.cgroups import Cgroups
 from gpu_exporter.host.work import HostWorks
-from gpu_exporter.model import Allocation, Holder, HolderKey, HostWork, UnitId
+from gpu_exporter.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.model.units import UnitId
+from gpu_exporter.model.views import HostWork
 
 JOB: Who = ("job", "42")
 HOLDER = Holder(HolderKey("slurm", "42"), job_id="42")

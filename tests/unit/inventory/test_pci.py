@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.testbed.sysfs import add_function
 
 from gpu_exporter.inventory.pci import PciFunction, list_functions
-from gpu_exporter.model import normalize_pci
+from gpu_exporter.model.units import normalize_pci
 
 
 def test_gpus_and_who_has_them(tmp_path: Path) -> None:

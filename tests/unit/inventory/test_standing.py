@@ -13,7 +13,7 @@ from gpu_exporter.inventory.expected import ExpectedDevice, ExpectedDevices, for
 from gpu_exporter.inventory.inventory import FELL_OFF, Inventory, InventoryKeeper, Missing
 from gpu_exporter.inventory.pci import UNBOUND, PciFunction, is_subset
 from gpu_exporter.inventory.standing import PROVEN_S, TABLE, Case, judge
-from gpu_exporter.model import NO_PLACE, DeviceIdentity
+from gpu_exporter.model.units import NO_PLACE, DeviceIdentity
 
 ADDRESSES = [f"0000:{0x10 + number:02x}:00.0" for number in range(8)]
 

@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
-from gpu_exporter.model import Activity, Allocation, Holder, HolderKey, HolderTotals, Span, Split, UnitId, UnitTotals
+from gpu_exporter.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.model.readings import Activity, Span, Split
+from gpu_exporter.model.totals import HolderTotals, UnitTotals
+from gpu_exporter.model.units import UnitId
 
 UNIT = UnitId("GPU-0")
 START, WALL = 1_000.0, 1_700_000_000.0

@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
-from gpu_exporter.model import Activity, Allocation, Holder, HolderKey, Span, TenantTotals, UnitId
+from gpu_exporter.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.model.readings import Activity, Span
+from gpu_exporter.model.totals import TenantTotals
+from gpu_exporter.model.units import UnitId
 
 START, WALL = 1_000.0, 1_700_000_000.0
 RULES = LedgerRules(

@@ -8,7 +8,10 @@ import pytest
 
 from gpu_exporter.ledger.accounts import UnitAccount
 from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
-from gpu_exporter.model import Activity, Allocation, Holder, HolderKey, HolderTotals, Span, UnitId
+from gpu_exporter.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.model.readings import Activity, Span
+from gpu_exporter.model.totals import HolderTotals
+from gpu_exporter.model.units import UnitId
 
 UNIT = UnitId("GPU-0")
 RULES = LedgerRules(

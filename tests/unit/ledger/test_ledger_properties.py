@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
-from gpu_exporter.model import Activity, Allocation, Holder, HolderKey, Span, UnitId
+from gpu_exporter.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.model.readings import Activity, Span
+from gpu_exporter.model.units import UnitId
 
 UNIT = UnitId("GPU-0")
 RULES = LedgerRules(5.0, 3, 0.1, 0.7, 60.0)

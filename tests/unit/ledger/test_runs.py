@@ -8,7 +8,10 @@ import pytest
 from tests.unit.ledger.test_ledger import JOB, POD, START, UNIT, Bench
 
 from gpu_exporter.ledger.ledger import KEEP_ABSENT, KEEP_ABSENT_S, WAIT_S, ConfirmedAllocation
-from gpu_exporter.model import Activity, Allocation, HolderKey, HolderTotals, Span, UnitId
+from gpu_exporter.model.holders import Allocation, HolderKey
+from gpu_exporter.model.readings import Activity, Span
+from gpu_exporter.model.totals import HolderTotals
+from gpu_exporter.model.units import UnitId
 
 OTHER = POD._replace(key=HolderKey("kubernetes", "uid-2/main"))
 

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
 from gpu_exporter.ledger.state import HEADER, VERSION, StateFile, StateInUse
-from gpu_exporter.model import Activity, Allocation, Holder, HolderKey, Span, UnitId
+from gpu_exporter.model.holders import Allocation, Holder, HolderKey
+from gpu_exporter.model.readings import Activity, Span
+from gpu_exporter.model.units import UnitId
 
 UNIT = UnitId("GPU-0")
 POD = Holder(HolderKey("kubernetes", "uid-1/main"), pod="train-0")

@@ -20,7 +20,10 @@ from gpu_exporter.exposition.series import list_series
 from gpu_exporter.inventory.expected import ExpectedDevice
 from gpu_exporter.inventory.inventory import Inventory
 from gpu_exporter.ledger.state import StateFile
-from gpu_exporter.model import AllocationView, GpuProcess, Grant, Holder, HolderKey, ProcessList, UnitId, Verdict, View
+from gpu_exporter.model.holders import Grant, Holder, HolderKey
+from gpu_exporter.model.readings import GpuProcess, ProcessList
+from gpu_exporter.model.units import UnitId
+from gpu_exporter.model.views import AllocationView, Verdict, View
 from gpu_exporter.node.state import NodeState, _list_left
 
 

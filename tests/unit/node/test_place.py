@@ -5,7 +5,8 @@ from __future__ import annotations
 from gpu_exporter.inventory.expected import ExpectedDevice
 from gpu_exporter.inventory.inventory import FELL_OFF, Inventory
 from gpu_exporter.inventory.pci import PciFunction
-from gpu_exporter.model import DeviceIdentity, DeviceSnapshot
+from gpu_exporter.model.readings import DeviceSnapshot
+from gpu_exporter.model.units import DeviceIdentity
 from gpu_exporter.node.place import (
     HANGS,
     NOT_READ,

@@ -16,7 +16,9 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices import loads
 from gpu_exporter.devices.protocol import ProcessUtilization
 from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.model import AllocationView, Grant, Holder, HolderKey, ProcessPeriod
+from gpu_exporter.model.holders import Grant, Holder, HolderKey
+from gpu_exporter.model.readings import ProcessPeriod
+from gpu_exporter.model.views import AllocationView
 from gpu_exporter.node.sharing import NO_SOURCE, OTHERS, REST
 
 SEEDS = 40

@@ -7,7 +7,9 @@ from tests.testbed.simulated_node import SimulatedNode
 
 from gpu_exporter.attribution.processes import Use
 from gpu_exporter.devices.scenario import parse_scenario
-from gpu_exporter.model import AllocationView, HolderKey, UnitId, Verdict
+from gpu_exporter.model.holders import HolderKey
+from gpu_exporter.model.units import UnitId
+from gpu_exporter.model.views import AllocationView, Verdict
 from gpu_exporter.node.view import HolderRecord, NodeRecords, ViewRules, build_view
 
 POD = {"gpu": 0, "kind": "pod", "name": "ml/a/main", "processes": 1, "memory_gib": 2}

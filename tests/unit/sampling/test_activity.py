@@ -8,7 +8,8 @@ import pytest
 
 from gpu_exporter.collectors.contract import Cycle, Totals
 from gpu_exporter.devices.protocol import Gpm, Traffic, UtilizationSample
-from gpu_exporter.model import Span, UnitId
+from gpu_exporter.model.readings import Span
+from gpu_exporter.model.units import UnitId
 from gpu_exporter.sampling.activity import ActivityReader
 from gpu_exporter.sampling.witnesses import ActivityRules, PowerFloor
 

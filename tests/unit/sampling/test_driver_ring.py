@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_exporter.devices.protocol import UtilizationSample
-from gpu_exporter.model import Span
+from gpu_exporter.model.readings import Span
 from gpu_exporter.sampling.driver_ring import LATENESS, RING_AGE_MAX_S, DriverRing, RingPeriod, agreeing
 
 WALL = 1_700_000_000.0

@@ -11,7 +11,7 @@ from gpu_exporter.clock import ManualClock, SystemClock
 from gpu_exporter.collectors.xid import classify
 from gpu_exporter.devices.errors import DeviceError, NotSupported
 from gpu_exporter.devices.protocol import XidEvent
-from gpu_exporter.model import XID_CLASSES
+from gpu_exporter.model.readings import XID_CLASSES
 from gpu_exporter.sampling import events
 from gpu_exporter.sampling.events import MAX_CODES, EventLoop, XidBook
 

@@ -18,7 +18,7 @@ from gpu_exporter.devices.errors import DeviceError, NotSupported
 from gpu_exporter.devices.protocol import Gpm, Pcie, Rates
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
-from gpu_exporter.model import DeviceSnapshot, Span
+from gpu_exporter.model.readings import DeviceSnapshot, Span
 from gpu_exporter.sampling.sampler import DeviceSampler
 
 COUNT = "nvmlGpmMetricsGet", "CONTRADICTED"

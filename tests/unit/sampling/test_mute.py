@@ -11,7 +11,7 @@ from gpu_exporter.collectors import registry
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.errors import DeviceError, device_error
 from gpu_exporter.devices.nvml.backend import NvmlBackend
-from gpu_exporter.model import DeviceSnapshot
+from gpu_exporter.model.readings import DeviceSnapshot
 from gpu_exporter.sampling.loop import DeviceLoop
 from gpu_exporter.sampling.sampler import DeviceSampler
 

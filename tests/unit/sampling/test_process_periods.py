@@ -9,7 +9,7 @@ import pytest
 from gpu_exporter.collectors.contract import Cycle, Totals
 from gpu_exporter.devices.errors import DeviceError, DeviceLost, NotSupported
 from gpu_exporter.devices.protocol import Device, ProcessUtilization
-from gpu_exporter.model import ProcessPeriod, ProcessShare
+from gpu_exporter.model.readings import ProcessPeriod, ProcessShare
 from gpu_exporter.sampling.process_periods import LEAST, TOO_LONG, UNSUPPORTED, ProcessPeriods
 
 WALL = 1_700_000_000.0  # at monotonic 0

@@ -14,7 +14,7 @@ from gpu_exporter.devices.errors import DeviceError
 from gpu_exporter.devices.protocol import Processes, Rates
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
-from gpu_exporter.model import DeviceSnapshot, GpuProcess
+from gpu_exporter.model.readings import DeviceSnapshot, GpuProcess
 from gpu_exporter.sampling.loop import DeviceLoop
 from gpu_exporter.sampling.reader import GPM_WINDOW_S
 from gpu_exporter.sampling.sampler import DeviceSampler

@@ -12,7 +12,7 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.collectors import registry
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.nvml.backend import NvmlBackend
-from gpu_exporter.model import DeviceSnapshot
+from gpu_exporter.model.readings import DeviceSnapshot
 from gpu_exporter.sampling.sampler import DeviceSampler
 from gpu_exporter.sampling.stuck import LASTS_S
 

@@ -22,7 +22,9 @@ from gpu_exporter.clock import ManualClock
 from gpu_exporter.collectors import registry
 from gpu_exporter.defaults import Settings
 from gpu_exporter.ledger.ledger import Ledger, LedgerRules
-from gpu_exporter.model import Activity, Sample, UnitId
+from gpu_exporter.model.metrics import Sample
+from gpu_exporter.model.readings import Activity
+from gpu_exporter.model.units import UnitId
 from gpu_exporter.sampling.driver_ring import LATENESS, UNWATCHED_MAX_S
 from gpu_exporter.sampling.gpm_trust import APART_MAX_S
 from gpu_exporter.sampling.sampler import DeviceSampler

@@ -14,7 +14,9 @@ from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.protocol import Gpm, UtilizationSample
 from gpu_exporter.devices.scenario import parse_scenario
 from gpu_exporter.devices.simulated import ScenarioTime, SimulatedDevice
-from gpu_exporter.model import Activity, Span, UnitId, UnitTotals
+from gpu_exporter.model.readings import Activity, Span
+from gpu_exporter.model.totals import UnitTotals
+from gpu_exporter.model.units import UnitId
 from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.activity import ActivityReader, instance_activity
 from gpu_exporter.sampling.sampler import DeviceSampler

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpu_exporter.attribution.kubelet.podresources import ContainerDevices
-from gpu_exporter.model import Grant, Holder
+from gpu_exporter.model.holders import Grant, Holder
 from gpu_exporter.outside import whole
 from gpu_exporter.vendor import Vendor
 

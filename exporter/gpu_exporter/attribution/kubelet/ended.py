@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Sequence, Set
 
 from gpu_exporter.attribution.processes import Owners
-from gpu_exporter.model import Grant
+from gpu_exporter.model.holders import Grant
 
 LOOK_S = 60.0  # a look at every process of the host takes some 30 us for each
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -34,7 +34,7 @@ from gpu_exporter.attribution.kubelet.podresources import (
 from gpu_exporter.attribution.kubelet.protobuf import ProtobufError
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import Clock
-from gpu_exporter.model import Grant, Holder, HolderKey
+from gpu_exporter.model.holders import Grant, Holder, HolderKey
 from gpu_exporter.vendor import NVIDIA, Vendor
 
 NOBODY = Holder(HolderKey("kubernetes", ""))

@@ -16,7 +16,7 @@ from gpu_exporter.attribution.slurm.mig_caps import find_instance, read_caps
 from gpu_exporter.attribution.slurm.parse import JobGpus
 from gpu_exporter.attribution.slurm.presence import Present
 from gpu_exporter.attribution.slurm.steps import Steps
-from gpu_exporter.model import Grant, Holder
+from gpu_exporter.model.holders import Grant, Holder
 
 STATE = re.compile("[A-Z_]{1,30}")  # of a job, as Slurm writes it
 

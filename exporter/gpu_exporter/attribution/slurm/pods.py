@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 
 from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.processes import Owners, UnitOwners, Use
-from gpu_exporter.model import Grant, Holder
+from gpu_exporter.model.holders import Grant, Holder
 
 WHY = "the pod runs slurmd, and which job has this GPU is not known here"
 

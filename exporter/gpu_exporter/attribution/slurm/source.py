@@ -38,7 +38,7 @@ from gpu_exporter.attribution.slurm.presence import Presence, Present
 from gpu_exporter.attribution.slurm.steps import StepReader, Steps
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import SYSTEM_CLOCK, Clock
-from gpu_exporter.model import Grant, Holder, HolderKey
+from gpu_exporter.model.holders import Grant, Holder, HolderKey
 from gpu_exporter.vendor import NVIDIA, Vendor
 
 Watched: TypeAlias = "tuple[frozenset[str], frozenset[str]]"

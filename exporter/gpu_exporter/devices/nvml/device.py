@@ -42,7 +42,7 @@ from gpu_exporter.devices.protocol import (
     Traffic,
     UtilizationSample,
 )
-from gpu_exporter.model import DeviceIdentity
+from gpu_exporter.model.units import DeviceIdentity
 from gpu_exporter.shares import divide_gpu_instance
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from gpu_exporter.devices.protocol import (
     Memory,
     Processes,
 )
-from gpu_exporter.model import GpuProcess
+from gpu_exporter.model.readings import GpuProcess
 
 MIB = 1024.0**2
 NO_INSTANCE = 0xFFFFFFFF  # instance ids of a process that is on no MIG instance

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.fetch import shorten
-from gpu_exporter.model import ALLOCATION_KEY, PROCESS_SOURCE
+from gpu_exporter.model.holders import ALLOCATION_KEY, PROCESS_SOURCE
 from gpu_exporter.reconciler.evidence.client import fetch_text
 from gpu_exporter.reconciler.evidence.coverage import Counters
 from gpu_exporter.reconciler.evidence.records import (

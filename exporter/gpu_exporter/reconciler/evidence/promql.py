@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.fetch import ANSWER_S, MIB, MOST_BYTES
-from gpu_exporter.model import ALLOCATION_KEY
+from gpu_exporter.model.holders import ALLOCATION_KEY
 from gpu_exporter.outside import WHOLE_MAX, whole
 from gpu_exporter.reconciler.evidence.client import fetch_text
 from gpu_exporter.reconciler.evidence.clocks import LATENT_MAX_S, ahead_of, describe_disagreement

@@ -1,0 +1,62 @@
+"""What the ledger counts, by unit, holder and tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class UnitTotals(NamedTuple):
+    """Integrals of one unit, all in seconds, None where the hardware never answered.
+
+    `active_by`: who showed the last activity, UTILIZATION or other witnesses. `other_s`: time at utilization 0 that is
+    not idle, by the witness that was active (of several the first: UTILIZATION, then in the order of
+    sampling/witnesses.py), since this process started. `unattributed_s`, `unattributed_j`: seconds of full load and
+    joules that belong to no known holder; joules are None without a counter.
+    Invariant: busy_s + idle_s <= observed_s.
+    """
+
+    busy_s: float
+    observed_s: float
+    idle_s: float
+    witnesses: int
+    last_active_wall: float | None
+    active_by: tuple[str, ...] = ()
+    other_s: Mapping[str, float] = {}
+    unattributed_s: float = 0.0
+    unattributed_j: float | None = None
+
+
+class HolderTotals(NamedTuple):
+    """Integrals of one holder on one unit. `known` is false where activity has no source: then only `held_s` counts.
+
+    `idle_run_s` is None while nothing is known of the present: 0 would say that the holder works. `idle_run_witnesses`:
+    the fewest witnesses that any part of the run rests on. `longest_gap_s`: the longest idle run that ended with work.
+    Invariants: observed_s <= held_s, busy_s + idle_s <= observed_s.
+    """
+
+    held_s: float
+    known: bool
+    busy_s: float
+    observed_s: float
+    idle_s: float
+    low_s: float
+    high_s: float
+    energy_j: float | None
+    idle_run_s: float | None
+    start_wall: float
+    last_active_wall: float | None
+    idle_run_witnesses: int = 0
+    longest_gap_s: float = 0.0
+
+
+class TenantTotals(NamedTuple):
+    """GPU-seconds and joules of a tenant on this node, by its share of each GPU. `energy_j`: None while no GPU of it
+    has reported any.
+    """
+
+    held_s: float
+    known_s: float
+    busy_s: float
+    idle_s: float
+    energy_j: float | None
