@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpu_exporter.app.wiring import activity_rules, asks_slurm, flatten_counts
+from gpu_exporter.app.wiring import activity_rules, asks_slurm, flatten_counts, settle_poll
 from gpu_exporter.attribution.identity import Identity
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.attribution.processes import ProcessOwners
@@ -162,12 +162,7 @@ class Agent:
                 grants = self.poller.poll()  # first: a process that is younger than the answer is judged by the next
                 driver = self.devices.observe()
                 placed, expected = self._place(driver), count_expected(driver, self._inventory.value)
-                owners = self._processes.read([each.snapshot for each in placed.values()]) if self._processes else None
-                offers, ended = self.poller.offers(), self.poller.take_ended()
-                resolution = self.node.on_poll(
-                    grants, placed, owners, expected, is_complete=self.poller.has_all(), offers=offers, ended=ended
-                )
-                self.poller.note_resolution(resolution.conflicts, resolution.unresolved, resolution.doubted)
+                settle_poll(self.node, self.poller, grants, placed, expected, self._processes)
             except Exception:  # a fault of ours must not end attribution; mappings then age, which is visible
                 log.exception("a poll of the attribution sources failed")
             self._first_poll.set()

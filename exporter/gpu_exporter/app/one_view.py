@@ -101,7 +101,7 @@ def take_one_view(
     if readers is None:
         raise DriverUnavailable(too_late)
     # Loaded while the GPUs are read.
-    from gpu_exporter.app.wiring import asks_slurm, flatten_counts
+    from gpu_exporter.app.wiring import asks_slurm, flatten_counts, settle_poll
     from gpu_exporter.attribution.identity import Identity
     from gpu_exporter.attribution.poller import Poller
     from gpu_exporter.diagnosis.loop import DiagnosisLoop
@@ -128,11 +128,7 @@ def take_one_view(
     asking.join(max(0.0, deadline - clock.monotonic()))
     placed = place(driver, inventory, node.known(), clock.monotonic(), clock.wall())
     expected = count_expected(driver, inventory)
-    snapshots = [each.snapshot for each in placed.values()]
-    owners = processes.read(snapshots) if processes is not None else None
-    grants = poller.grants()  # a source without an answer yet is named
-    resolution = node.on_poll(grants, placed, owners, expected, is_complete=poller.has_all(), offers=poller.offers())
-    poller.note_resolution(resolution.conflicts, resolution.unresolved, resolution.doubted)
+    settle_poll(node, poller, poller.grants(), placed, expected, processes)  # a source without an answer yet is named
     status = AgentStatus(
         version=VERSION,
         backend=backend.name,

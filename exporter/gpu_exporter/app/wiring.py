@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from gpu_exporter.attribution.source import Source
 from gpu_exporter.defaults import Settings
 from gpu_exporter.sampling.witnesses import ActivityRules
+
+if TYPE_CHECKING:
+    from gpu_exporter.attribution.poller import Poller
+    from gpu_exporter.attribution.processes import ProcessOwners
+    from gpu_exporter.model.holders import Grant
+    from gpu_exporter.node.place import Placed
+    from gpu_exporter.node.state import NodeState
 
 
 def activity_rules(settings: Settings, driver_period_max_s: float = 1.0) -> ActivityRules:
@@ -34,3 +42,28 @@ def flatten_counts(errors: Counter[tuple[str, str]]) -> tuple[tuple[str, str, in
 def asks_slurm(sources: Iterable[Source]) -> bool:
     """Whether Slurm itself says here which of its jobs have which GPU."""
     return any(source.name == "slurm" for source in sources)
+
+
+def settle_poll(
+    node: NodeState,
+    poller: Poller,
+    grants: Sequence[Grant],
+    placed: Mapping[str, Placed],
+    expected: int,
+    processes: ProcessOwners | None,
+) -> None:
+    """Settle who holds what after one poll of the sources, and tell the poller what became of its grants.
+
+    `grants`: of that poll. `placed`, `expected`: the GPUs as they are shown, and how many should answer.
+    """
+    owners = processes.read([each.snapshot for each in placed.values()]) if processes is not None else None
+    resolution = node.on_poll(
+        grants,
+        placed,
+        owners,
+        expected,
+        is_complete=poller.has_all(),
+        offers=poller.offers(),
+        ended=poller.take_ended(),
+    )
+    poller.note_resolution(resolution.conflicts, resolution.unresolved, resolution.doubted)

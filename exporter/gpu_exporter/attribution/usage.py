@@ -7,7 +7,7 @@ one holder's or another's (MPS, whose server works for all; a pid that cannot be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from gpu_exporter.attribution.contradict import relate
@@ -16,15 +16,15 @@ from gpu_exporter.model.holders import Allocation, Holder, HolderKey
 from gpu_exporter.model.readings import Split
 from gpu_exporter.model.units import UnitId
 
-Uses: TypeAlias = "dict[tuple[UnitId, HolderKey], Use]"
+Uses: TypeAlias = "Mapping[tuple[UnitId, HolderKey], Use]"
 
 
-def measure(allocations: Iterable[Allocation], owners: Owners) -> Uses:
+def measure(allocations: Iterable[Allocation], owners: Owners) -> dict[tuple[UnitId, HolderKey], Use]:
     """The use of each allocation for which it is known, none of one that is contradicted."""
     holders: dict[UnitId, list[Allocation]] = {}
     for allocation in allocations:
         holders.setdefault(allocation.unit, []).append(allocation)
-    found: Uses = {}
+    found: dict[tuple[UnitId, HolderKey], Use] = {}
     for unit, several in holders.items():
         seen = owners.get(unit)
         if seen is None or not seen.is_complete or any(allocation.contradiction for allocation in several):

@@ -1,10 +1,27 @@
-"""The accounts of units and holders: counters in seconds and joules, and the dates of activity."""
+"""What is counted, and what counts it: accounts of units and holders (seconds, joules, dates), and their ids."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from gpu_exporter.model.holders import Allocation, HolderKey
+from gpu_exporter.model.units import UnitId
+
+HolderId = tuple[UnitId, HolderKey]
 STEP_S = 1.0  # a wall clock that has moved by more than this against the monotonic one was set, and dates move with it
+
+
+class ConfirmedAllocation(NamedTuple):
+    """An allocation, when its source last said so, (Slurm) since when it provably holds, and since when its holder can
+    work where that is known; monotonic seconds. `renewed_s` as in Grant.
+    """
+
+    allocation: Allocation
+    confirmed: float
+    start: float | None
+    working: float | None = None
+    renewed_s: float = 0.0
 
 
 @dataclass(slots=True)

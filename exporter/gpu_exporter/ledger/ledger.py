@@ -19,15 +19,14 @@ Pure: no clock, no lock, no file. The caller passes the time and keeps other thr
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gpu_exporter.ledger.accounts import HolderAccount, UnitAccount, read_date
+from gpu_exporter.ledger.accounts import ConfirmedAllocation, HolderAccount, HolderId, UnitAccount, read_date
 from gpu_exporter.ledger.division import Charge, Division, Waiting, divide_joules, merge_active
+from gpu_exporter.ledger.records import Holding, Pending, Presence, UnitRecord
 from gpu_exporter.ledger.ring import Ring
-from gpu_exporter.ledger.tenants import HolderId, Tenants
+from gpu_exporter.ledger.tenants import Tenants
 from gpu_exporter.model.holders import Allocation, HolderKey
 from gpu_exporter.model.readings import UTILIZATION, Activity, Span, Split
 from gpu_exporter.model.totals import HolderTotals, UnitTotals
@@ -60,37 +59,6 @@ class LedgerRules(NamedTuple):
         return self.stale_after_polls * max(self.poll_interval_s, renewed_s)
 
 
-class ConfirmedAllocation(NamedTuple):
-    """An allocation, when its source last said so, (Slurm) since when it provably holds, and since when its holder can
-    work where that is known; monotonic seconds. `renewed_s` as in Grant.
-    """
-
-    allocation: Allocation
-    confirmed: float
-    start: float | None
-    working: float | None = None
-    renewed_s: float = 0.0
-
-
-@dataclass(slots=True)
-class _Pending:
-    """Readings of one unit that wait for the next poll to say whose they are. `rest_w`: least power ever drawn."""
-
-    spans: deque[Waiting] = field(default_factory=deque)
-    energy: deque[Charge] = field(default_factory=deque)
-    divisions: deque[Division] = field(default_factory=deque)
-    energy_at: float | None = None
-    rest_w: float | None = None
-
-
-@dataclass(slots=True)
-class _Signs:
-    """Who showed that a unit is not idle, as in UnitTotals; not kept over a restart."""
-
-    active_by: tuple[str, ...] = ()
-    other_s: dict[str, float] = field(default_factory=dict)
-
-
 def _id_of(entry: ConfirmedAllocation) -> HolderId:
     return entry.allocation.unit, entry.allocation.holder.key
 
@@ -101,25 +69,29 @@ class Ledger:
     def __init__(self, rules: LedgerRules, started: float) -> None:
         self.rules = rules
         self.started = started
-        self.units: dict[UnitId, UnitAccount] = {}
-        self.holders: dict[HolderId, HolderAccount] = {}
-        self.restored_units: dict[UnitId, UnitAccount] = {}
-        self.restored_holders: dict[HolderId, HolderAccount] = {}
-        self.rings: dict[UnitId, Ring] = {}
-        self.holder_rings: dict[HolderId, Ring] = {}  # of holders that share their unit
+        self.units: dict[UnitId, UnitRecord] = {}
+        self.holdings: dict[HolderId, Holding] = {}
         self.tenants = Tenants()
         self.long_run_ended = False  # an idle run worth remembering ended: the state file should learn it soon
-        self._pending: dict[UnitId, _Pending] = {}
-        self._signs: dict[UnitId, _Signs] = {}
-        self._leaving: dict[HolderId, HolderAccount] = {}  # gone since a moment ago, also in restored_holders
+
+    def restore(self, units: Mapping[UnitId, UnitAccount], holders: Mapping[HolderId, HolderAccount]) -> None:
+        """Take over the accounts of a state file."""
+        self.units |= {unit: UnitRecord(account, is_restored=True) for unit, account in units.items()}
+        self.holdings |= {each: Holding(account, Presence.ABSENT) for each, account in holders.items()}
+
+    def holders(self, *presences: Presence) -> dict[HolderId, HolderAccount]:
+        """The accounts of holders that are there in one of these ways, by default of all."""
+        wanted = presences or tuple(Presence)
+        return {each: holding.account for each, holding in self.holdings.items() if holding.presence in wanted}
 
     def record(self, activity: Activity) -> None:
         """Book what one reading knows about its unit."""
-        account = self._unit(activity.unit)
+        unit = self._unit(activity.unit)
+        account = unit.account
         account.witnesses = activity.witnesses or account.witnesses
         for raw in activity.spans:
             if not _is_idle(raw):
-                self._end_runs(activity.unit, account, raw)
+                self._end_runs(activity.unit, unit, raw)
             start = max(raw.start, account.covered_until)
             if raw.end <= start:
                 continue
@@ -131,10 +103,11 @@ class Ledger:
             if _is_idle(span):
                 account.idle_s += length
             elif span.ratio == 0.0:
-                other_s = self._signs.setdefault(activity.unit, _Signs()).other_s
-                other_s[span.other[0]] = other_s.get(span.other[0], 0.0) + length
-            self._ring(activity.unit).add(span.start, span.end, span.ratio)
-            waiting = self._pending.setdefault(activity.unit, _Pending()).spans
+                unit.other_s[span.other[0]] = unit.other_s.get(span.other[0], 0.0) + length
+            if unit.ring is None:
+                unit.ring = self._new_ring()
+            unit.ring.add(span.start, span.end, span.ratio)
+            waiting = unit.wait().spans
             waiting.append(Waiting(span))
             while waiting[0].span.end < span.end - WAIT_S:
                 dropped = waiting.popleft()  # while polls hang; no later one may charge it
@@ -143,8 +116,8 @@ class Ledger:
 
     def record_energy(self, unit: UnitId, monotonic: float, joules: float, limit_w: float | None) -> None:
         """Book the driver's energy counter of a whole GPU; a counter that fell was reset with the driver."""
-        pending = self._pending.setdefault(unit, _Pending())
-        account = self._unit(unit)
+        record = self._unit(unit)
+        account, pending = record.account, record.wait()
         account.power_limit_w = limit_w
         previous, account.energy_j = account.energy_j, joules
         since, pending.energy_at = pending.energy_at, monotonic
@@ -159,7 +132,7 @@ class Ledger:
 
     def record_split(self, unit: UnitId, split: Split) -> None:
         """Book what the processes on a shared unit did, whose activity of that time was recorded before."""
-        pending = self._pending.setdefault(unit, _Pending())
+        pending = self._unit(unit).wait()
         if pending.divisions and split.start < pending.divisions[-1].end:
             split = split._replace(start=pending.divisions[-1].end)
         if split.end > split.start:
@@ -167,35 +140,35 @@ class Ledger:
             pending.spans = merge_active(pending.spans, split)
 
     @staticmethod
-    def _drop_charge(account: UnitAccount, pending: _Pending) -> None:
+    def _drop_charge(account: UnitAccount, pending: Pending) -> None:
         """What nobody has had of the oldest charge is nobody's."""
         charge = pending.energy.popleft()
         account.unattributed_j = (account.unattributed_j or 0.0) + charge.unclaimed_j
 
-    def _unit(self, unit: UnitId) -> UnitAccount:
-        account = self.units.get(unit)
-        if account is None:
-            account = self.restored_units.pop(unit, None) or UnitAccount(covered_until=self.started)
-            account.covered_until = max(account.covered_until, self.started)
-            self.units[unit] = account
-        return account
+    def _unit(self, unit: UnitId) -> UnitRecord:
+        """The record of a unit that is read now."""
+        record = self.units.get(unit)
+        if record is None:
+            record = self.units[unit] = UnitRecord(UnitAccount(covered_until=self.started))
+        if record.is_restored:
+            record.is_restored = False
+            record.account.covered_until = max(record.account.covered_until, self.started)
+        return record
 
-    def _ring(self, unit: UnitId) -> Ring:
-        ring = self.rings.get(unit)
-        if ring is None:
-            ring = self.rings[unit] = Ring(self.rules.history_s, self.rules.bucket_s)
-        return ring
+    def _new_ring(self) -> Ring:
+        return Ring(self.rules.history_s, self.rules.bucket_s)
 
-    def _end_runs(self, unit: UnitId, account: UnitAccount, active: Span) -> None:
-        """Activity is known, be it late, before our start, or in a time that nobody is charged for."""
-        active_until = active.end
+    def _end_runs(self, unit: UnitId, record: UnitRecord, active: Span) -> None:
+        """Activity is known, be it late, before the exporter's start, or in a time that no holder is charged for."""
+        active_until, account = active.end, record.account
         if account.last_active is None or active_until >= account.last_active:
             account.last_active = active_until
-            self._signs.setdefault(unit, _Signs()).active_by = (UTILIZATION,) if active.ratio else active.other
-        for holder_id, holder in (*self.holders.items(), *self.restored_holders.items()):
-            if holder_id[0] != unit:
+            record.active_by = (UTILIZATION,) if active.ratio else active.other
+        for (held, _), holding in self.holdings.items():
+            if held != unit:
                 continue
-            if holder_id in self.holders and not holder.alone and active.end > active.start:
+            holder, is_present = holding.account, holding.presence is Presence.PRESENT
+            if is_present and not holder.alone and active.end > active.start:
                 continue  # it is judged by its own processes, with the next poll
             self._end_run(holder)
             if active_until > holder.known_until:
@@ -215,10 +188,12 @@ class Ledger:
         """
         past = sorted(ended, key=lambda each: each.confirmed)
         ends: set[HolderId] = set()
+        before = self.holders(Presence.PRESENT).keys()
         for number, entry in enumerate(past):
             ends.add(_id_of(entry))
             # Who was not there at the last poll may have come after this end: whole seconds of starts do not say.
-            there = [each for each in (*confirmed, *past[number + 1 :]) if _id_of(each) in self.holders.keys() - ends]
+            still = before - ends
+            there = [each for each in (*confirmed, *past[number + 1 :]) if _id_of(each) in still]
             self._charge_poll(now, wall, [entry, *there], ends)
         self._charge_poll(now, wall, confirmed, ends)
 
@@ -228,8 +203,8 @@ class Ledger:
         shown: set[HolderId] = set()
         holders_of: dict[UnitId, int] = {}
         latest: dict[UnitId, float] = {}  # when a holder of the unit was last confirmed
-        for (unit, _), known_account in (*self.holders.items(), *self.restored_holders.items()):
-            latest[unit] = max(known_account.confirmed, latest.get(unit, known_account.confirmed))
+        for (unit, _), holding in self.holdings.items():
+            latest[unit] = max(holding.account.confirmed, latest.get(unit, holding.account.confirmed))
         for entry in confirmed:
             unit = entry.allocation.unit
             holders_of[unit] = holders_of.get(unit, 0) + 1
@@ -239,10 +214,11 @@ class Ledger:
             is_alone = holders_of[entry.allocation.unit] == 1 and not entry.allocation.is_shared
             # Neither a holder that cannot work nor one whose mapping is contradicted has a time that is known.
             known = entry.allocation.running and not entry.allocation.contradiction
-            account = self.holders.get(holder_id)
-            if account is None:
-                account = self._open(holder_id, entry, now, wall, latest.get(holder_id[0]), has_ended=holder_id in ends)
-                account.alone, account.running = is_alone, known
+            found = self.holdings.get(holder_id)
+            if found is None or found.presence is not Presence.PRESENT:
+                found = self._open(holder_id, entry, now, wall, latest.get(holder_id[0]), has_ended=holder_id in ends)
+                found.account.alone, found.account.running = is_alone, known
+            account = found.account
             alone = account.alone and is_alone
             running, account.running = account.running and known, known
             if not known:
@@ -251,29 +227,32 @@ class Ledger:
             account.renewed_s = entry.renewed_s
             self._note_working(account, entry.working)
             share = 1.0 / holders_of[entry.allocation.unit]
-            self._charge(holder_id, account, entry, share, alone=alone, running=running)
+            self._charge(holder_id, found, entry, share, alone=alone, running=running)
             account.alone = is_alone  # what was not booked is of the time before
             latest[holder_id[0]] = max(account.confirmed, latest.get(holder_id[0], account.confirmed))
-        for holder_id in self.holders.keys() - shown:
-            account = self.holders.pop(holder_id)
-            self._end_unjudged(holder_id[0], account)
-            self._leaving[holder_id] = self.restored_holders[holder_id] = account
+        for holder_id, holding in self.holdings.items():
+            if holding.presence is Presence.PRESENT and holder_id not in shown:
+                self._end_unjudged(holder_id[0], holding.account)
+                holding.presence = Presence.LEAVING
         self._book_late(now)
-        longest = self.rules.longest_unconfirmed_s
-        self.tenants.charge_poll(now, longest, confirmed, self.holders, self._leaving, ends)
+        longest, present = self.rules.longest_unconfirmed_s, self.holders(Presence.PRESENT)
+        self.tenants.charge_poll(now, longest, confirmed, present, self.holders(Presence.LEAVING), ends)
         self._forget(now)
-        self.tenants.forget((*self.holders, *self.restored_holders))
+        self.tenants.forget(self.holdings)
 
     def _book_late(self, now: float) -> None:
         """Readings of the time before a holder's last poll that come after it are still its own."""
-        for holder_id, account in list(self._leaving.items()):
-            if self.restored_holders.get(holder_id) is not account or now - account.confirmed > LATE_S:
-                del self._leaving[holder_id]  # it came back, or was forgotten
+        for holder_id, holding in self.holdings.items():
+            if holding.presence is not Presence.LEAVING:
+                continue
+            account = holding.account
+            if now - account.confirmed > LATE_S:
+                holding.presence = Presence.ABSENT
                 continue
             if account.running and account.alone:
                 self._book_waiting(holder_id[0], account, account.confirmed)
             elif account.running:
-                self._book_divided(holder_id, account, account.confirmed, share=0.0)
+                self._book_divided(holder_id, holding, account.confirmed, share=0.0)
             account.end_run()  # should it come back, nothing is known of the time in between
 
     @staticmethod
@@ -295,32 +274,34 @@ class Ledger:
         other: float | None,
         *,
         has_ended: bool,
-    ) -> HolderAccount:
-        """The account of a holder that was not there at the last poll: restored, or new.
+    ) -> Holding:
+        """The record of a holder that was not there at the last poll: restored, or new.
 
         `other`: when another holder of the unit was last confirmed. `has_ended`: both ends of its time are dated.
         """
         holder = entry.allocation.holder
-        restored = self.restored_holders.pop(holder_id, None)
-        if restored is not None and not holder.identity:  # a name alone may be another holder by now
-            # The same incarnation held the unit all the time, whether we were there or not.
-            restored.held_s += max(0.0, entry.confirmed - restored.confirmed)
-            restored.confirmed = restored.booked = restored.energy_booked = max(entry.confirmed, self.started)
-            self.holders[holder_id] = restored
-            return restored
+        before = self.holdings.pop(holder_id, None)
+        if before is not None and not holder.identity:  # a name alone may be another holder by now
+            # The same incarnation held the unit all the time, whether the exporter ran or not.
+            account = before.account
+            account.held_s += max(0.0, entry.confirmed - account.confirmed)
+            account.confirmed = account.booked = account.energy_booked = max(entry.confirmed, self.started)
+            # Readings of its own from before are old; their ring goes on where the holder left a moment ago.
+            ring = before.ring if before.presence is Presence.LEAVING else None
+            found = self.holdings[holder_id] = Holding(account, ring=ring)
+            return found
         begin = entry.confirmed
         if entry.start is not None:  # provable start: charged from there, but never for time before our own
             oldest = self.started if has_ended else now - self.rules.longest_unconfirmed_s(entry.renewed_s)
             begin = min(entry.confirmed, max(entry.start, self.started, oldest, other if other is not None else oldest))
         start_wall = holder.start_wall if holder.start_wall is not None else wall - (now - entry.confirmed)
-        account = HolderAccount(begin, begin, begin, start_wall, known_until=begin)
-        self.holders[holder_id] = account
-        return account
+        found = self.holdings[holder_id] = Holding(HolderAccount(begin, begin, begin, start_wall, known_until=begin))
+        return found
 
     def _charge(
         self,
         holder_id: HolderId,
-        account: HolderAccount,
+        holding: Holding,
         entry: ConfirmedAllocation,
         share: float,
         *,
@@ -330,7 +311,7 @@ class Ledger:
         """`share`: of the unit, by the number of holders. `alone`, `running`: at both ends of the time since the holder
         was confirmed before.
         """
-        until = entry.confirmed
+        until, account = entry.confirmed, holding.account
         gap = until - account.confirmed
         if gap <= 0:
             return
@@ -338,42 +319,46 @@ class Ledger:
         account.held_s += gap
         if gap > self.rules.longest_unconfirmed_s(account.renewed_s) or not running:
             # no source says who held it in between, or it cannot work
-            pending = self._pending.get(holder_id[0])
-            for waiting in pending.spans if pending is not None else ():
+            for waiting in self._waiting_spans(holder_id[0]):
                 self._end_unbooked(holder_id[0], waiting, until)
             account.booked = account.energy_booked = until
         elif alone:
             self._book_waiting(holder_id[0], account, until)
         else:
-            self._book_divided(holder_id, account, until, share)
+            self._book_divided(holder_id, holding, until, share)
+
+    def _waiting_spans(self, unit: UnitId) -> Iterable[Waiting]:
+        record = self.units.get(unit)
+        return record.pending.spans if record is not None and record.pending is not None else ()
 
     def _book_waiting(self, unit: UnitId, account: HolderAccount, until: float) -> None:
         """Book the readings up to `until` that this holder has not had yet."""
-        pending = self._pending.get(unit)
-        if pending is None:
+        record = self.units.get(unit)
+        if record is None or record.pending is None:
             return
+        pending = record.pending
         for waiting in pending.spans:
             start, end = max(waiting.span.start, account.booked), min(waiting.span.end, until)
             if end > start:
-                self._book(account, waiting, waiting.span._replace(start=start, end=end), self.units[unit].last_active)
+                self._book(account, waiting, waiting.span._replace(start=start, end=end), record.account.last_active)
         for charge in pending.energy:
             start, end = max(charge.start, account.energy_booked), min(charge.end, until)
             if end > start:
                 self._book_energy(account, charge, charge.joules * (end - start) / (charge.end - charge.start))
                 account.energy_booked = end
 
-    def _book_divided(self, holder_id: HolderId, account: HolderAccount, until: float, share: float) -> None:
+    def _book_divided(self, holder_id: HolderId, holding: Holding, until: float, share: float) -> None:
         """Book what this holder did on a unit that others use too; what is not known to be its own is nobody's."""
         unit, key = holder_id
-        pending = self._pending.get(unit)
-        if pending is None:
+        record, account = self.units.get(unit), holding.account
+        if record is None or record.pending is None:
             return
+        pending = record.pending
         # A period that is not over when the holder was confirmed waits for the next poll, and so do readings to come.
         until = min([until, *(division.start for division in pending.divisions if division.end > until)])
-        until = min(until, self._unit(unit).covered_until)
-        ring = self.holder_rings.get(holder_id)
-        if ring is None:
-            ring = self.holder_rings[holder_id] = Ring(self.rules.history_s, self.rules.bucket_s)
+        until = min(until, record.account.covered_until)
+        if holding.ring is None:
+            holding.ring = self._new_ring()
         begin = account.booked
         for waiting in pending.spans:
             for own in _own_parts(waiting.span, pending.divisions, key, begin, until):
@@ -381,14 +366,19 @@ class Ledger:
                     self._end_run(account)
                 else:
                     self._book(account, waiting, own, account.last_active)
-                    ring.add(own.start, own.end, own.ratio)
+                    holding.ring.add(own.start, own.end, own.ratio)
         account.booked = max(begin, until)
-        self._divide_energy(unit, pending, account, until, share, key)
+        self._divide_energy(record.account.power_limit_w, pending, account, until, share, key)
 
     def _divide_energy(
-        self, unit: UnitId, pending: _Pending, account: HolderAccount, until: float, share: float, key: HolderKey
+        self,
+        limit_w: float | None,
+        pending: Pending,
+        account: HolderAccount,
+        until: float,
+        share: float,
+        key: HolderKey,
     ) -> None:
-        limit_w = self.units[unit].power_limit_w if unit in self.units else None
         rest_w = pending.rest_w or 0.0
         if limit_w is not None:
             rest_w = min(rest_w, REST_MAX_SHARE * limit_w)
@@ -443,14 +433,16 @@ class Ledger:
         """Activity of a shared unit up to `until` that a holder was not judged by may be that holder's."""
         if _is_idle(waiting.span):
             return
-        for (held, _), account in self.holders.items():
-            if held == unit and not account.alone and account.booked < min(waiting.span.end, until):
+        for (held, _), holding in self.holdings.items():
+            account = holding.account
+            if held != unit or holding.presence is not Presence.PRESENT or account.alone:
+                continue
+            if account.booked < min(waiting.span.end, until):
                 self._end_run(account)
 
     def _end_unjudged(self, unit: UnitId, account: HolderAccount) -> None:
         """A holder goes that shared the unit: activity that it was not judged by may be its own."""
-        pending = self._pending.get(unit)
-        spans = (waiting.span for waiting in pending.spans) if pending is not None else ()
+        spans = (waiting.span for waiting in self._waiting_spans(unit))
         if not account.alone and any(not _is_idle(span) and span.end > account.booked for span in spans):
             self._end_run(account)
 
@@ -470,67 +462,68 @@ class Ledger:
     def _forget(self, now: float) -> None:
         """Drop readings that no later poll may charge, and holders and instances that have been gone for long."""
         absent: dict[UnitId, int] = {}
-        for holder_id, gone in sorted(self.restored_holders.items(), key=lambda item: -item[1].confirmed):
+        gone = [(each, held) for each, held in self.holdings.items() if held.presence is not Presence.PRESENT]
+        for holder_id, holding in sorted(gone, key=lambda item: -item[1].account.confirmed):
             absent[holder_id[0]] = absent.get(holder_id[0], 0) + 1
-            # What a state file gave back is absent since our start, however long we were away.
-            since = max(gone.confirmed, self.started)
+            # An account of a state file is absent since the start of the exporter, however long that was down.
+            since = max(holding.account.confirmed, self.started)
             if now - since > KEEP_ABSENT_S or absent[holder_id[0]] > KEEP_ABSENT:
-                del self.restored_holders[holder_id]
-        self._forget_instances(now)
+                del self.holdings[holder_id]
+            elif holding.presence is Presence.ABSENT:
+                holding.ring = None
+        present = self.holders(Presence.PRESENT)
+        self._forget_instances(now, {unit for unit, _ in present})
         oldest = now - self.rules.longest_unconfirmed_s()
         settled: dict[UnitId, float] = {}
-        for (unit, _), account in self.holders.items():
+        for (unit, _), account in present.items():
             booked = min(account.booked, account.energy_booked)
             booked = max(booked, now - self.rules.longest_unconfirmed_s(account.renewed_s))
             settled[unit] = min(booked, settled.get(unit, booked))
-        for unit, pending in self._pending.items():
-            until = settled.get(unit, oldest)
-            of_unit = self._unit(unit)
-            while pending.spans and pending.spans[0].span.end <= until:
-                waiting = pending.spans.popleft()
-                self._end_unbooked(unit, waiting, waiting.span.end)
-                of_unit.unattributed_s += waiting.unclaimed_s
-            while pending.energy and pending.energy[0].end <= until:
-                self._drop_charge(of_unit, pending)
-            while pending.divisions and pending.divisions[0].end <= until:
-                pending.divisions.popleft()
-        for holder_id in self.holder_rings.keys() - self.holders.keys() - self._leaving.keys():
-            del self.holder_rings[holder_id]
+        for unit, record in self.units.items():
+            if record.pending is not None:
+                self._settle(unit, record.account, record.pending, settled.get(unit, oldest))
 
-    def _forget_instances(self, now: float) -> None:
+    def _settle(self, unit: UnitId, account: UnitAccount, pending: Pending, until: float) -> None:
+        """No later poll charges the readings up to `until`."""
+        while pending.spans and pending.spans[0].span.end <= until:
+            waiting = pending.spans.popleft()
+            self._end_unbooked(unit, waiting, waiting.span.end)
+            account.unattributed_s += waiting.unclaimed_s
+        while pending.energy and pending.energy[0].end <= until:
+            self._drop_charge(account, pending)
+        while pending.divisions and pending.divisions[0].end <= until:
+            pending.divisions.popleft()
+
+    def _forget_instances(self, now: float, held: Collection[UnitId]) -> None:
         """MIG instances that were not read for long: each new layout has new ones, while GPUs stay few."""
-        held = {unit for unit, _ in self.holders}
-        for accounts in (self.units, self.restored_units):
-            for unit, account in list(accounts.items()):
-                if unit.mig_uuid and unit not in held and now - account.covered_until > KEEP_ABSENT_S:
-                    del accounts[unit]
-                    self.rings.pop(unit, None)
-                    self._pending.pop(unit, None)
-                    self._signs.pop(unit, None)
+        for unit, record in list(self.units.items()):
+            if unit.mig_uuid and unit not in held and now - record.account.covered_until > KEEP_ABSENT_S:
+                del self.units[unit]
 
     def unit_totals(self, unit: UnitId, now: float, wall: float) -> UnitTotals | None:
         """Totals of a unit, None while it never had a source of activity."""
-        account = self.units.get(unit)
-        if account is None or account.witnesses == 0:
+        record = self.units.get(unit)
+        if record is None or record.is_restored or record.account.witnesses == 0:
             return None
-        signs = self._signs.get(unit) or _Signs()
+        account = record.account
         return UnitTotals(
             account.busy_s,
             account.observed_s,
             account.idle_s,
             account.witnesses,
             read_date(account, now, wall),
-            signs.active_by,
-            dict(signs.other_s),
+            record.active_by,
+            dict(record.other_s),
             account.unattributed_s,
             account.unattributed_j,
         )
 
     def holder_totals(self, allocation: Allocation, now: float, wall: float) -> HolderTotals | None:
         """Totals of a holder, None before its first poll was settled."""
-        account = self.holders.get((allocation.unit, allocation.holder.key))
-        if account is None:
+        holding = self.holdings.get((allocation.unit, allocation.holder.key))
+        if holding is None or holding.presence is not Presence.PRESENT:
             return None
+        account = holding.account
         last_active, start = read_date(account, now, wall), round(account.start_wall, 3)
         return HolderTotals(
             held_s=account.held_s,
@@ -548,11 +541,21 @@ class Ledger:
             last_active_wall=(last_active if last_active is not None else start) if account.known else None,
         )
 
+    def unit_ring(self, unit: UnitId) -> Ring | None:
+        """The last minutes of a unit, None before its first reading."""
+        record = self.units.get(unit)
+        return record.ring if record is not None else None
+
+    def holder_ring(self, holder_id: HolderId) -> Ring | None:
+        """The last minutes of a holder that shares its unit, None of any other."""
+        holding = self.holdings.get(holder_id)
+        return holding.ring if holding is not None else None
+
     def newest_ratio(self, allocation: Allocation, now: float) -> float | None:
         """Mean utilization of a holder that shares its unit over the newest bucket that is known; None where the last
         poll brought none.
         """
-        ring = self.holder_rings.get((allocation.unit, allocation.holder.key))
+        ring = self.holder_ring((allocation.unit, allocation.holder.key))
         values = ring.values(now, self.rules.longest_unconfirmed_s()) if ring is not None else ()
         return next((value for value in reversed(values) if value is not None), None)
 

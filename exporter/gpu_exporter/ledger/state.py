@@ -122,8 +122,7 @@ class StateFile:
             }
         except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as exc:
             return f"state file with other fields than this version's: {exc}"
-        ledger.restored_units.update(units)
-        ledger.restored_holders.update(holders)
+        ledger.restore(units, holders)
         ledger.tenants.restore(accounts, holders)
         self.numbers = numbers
         # Until the first write succeeds nothing beyond what the file holds may be published.
@@ -135,8 +134,8 @@ class StateFile:
 
         `numbers`: the unit that each running holder's number led to, by (holder, number).
         """
-        units = {**ledger.restored_units, **ledger.units}
-        holders = {**ledger.restored_holders, **ledger.holders}
+        units = {unit: record.account for unit, record in ledger.units.items()}
+        holders = ledger.holders()
         accounts = ledger.tenants.accounts
         body = json.dumps(
             {

@@ -12,17 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from gpu_exporter.ledger.accounts import HolderAccount
-from gpu_exporter.model.holders import Holder, HolderKey, TenantKey
+from gpu_exporter.ledger.accounts import ConfirmedAllocation, HolderAccount, HolderId
+from gpu_exporter.model.holders import Holder, TenantKey
 from gpu_exporter.model.totals import TenantTotals
-from gpu_exporter.model.units import UnitId
-
-if TYPE_CHECKING:
-    from gpu_exporter.ledger.ledger import ConfirmedAllocation
-
-HolderId = tuple[UnitId, HolderKey]
 
 KEEP_S = 3600.0  # after the last holder: long enough for a scrape of any interval to see the end
 TENANTS_MAX = 200  # of one node; a cluster where users shape namespaces must not shape our memory

@@ -6,21 +6,19 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpu_exporter.attribution.contradict import ProcessNet, identify
-from gpu_exporter.attribution.kubelet.ended import EndedPods
-from gpu_exporter.attribution.numbers import NumberMemory
+from gpu_exporter.attribution.contradict import identify
+from gpu_exporter.attribution.holders import Devices, Held, HolderTracker, Poll
 from gpu_exporter.attribution.processes import OwnedPeriod, Owners, ProcessOwners, without_owners
-from gpu_exporter.attribution.resolve import Resolution, find_offered, resolve
+from gpu_exporter.attribution.resolve import NumberKey, Resolution
 from gpu_exporter.attribution.slurm.pods import SlurmPods
-from gpu_exporter.attribution.usage import Uses, measure
-from gpu_exporter.attribution.users import Users
 from gpu_exporter.clock import Clock
 from gpu_exporter.collectors.processes import PROCESSES
 from gpu_exporter.defaults import Settings
 from gpu_exporter.diagnosis.loop import Evidence, Findings, Subject
 from gpu_exporter.diagnosis.state import Window
 from gpu_exporter.host.work import HostWorks
-from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
+from gpu_exporter.ledger.accounts import ConfirmedAllocation
+from gpu_exporter.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.ledger.state import StateFile
 from gpu_exporter.model.holders import Allocation, Grant, TenantKey
 from gpu_exporter.model.readings import DeviceSnapshot
@@ -62,9 +60,8 @@ class NodeState:
         self._host = host
         self._processes = processes
         self._sharing = Sharing()
-        self._users = Users(processes.name_pod) if processes is not None else None
-        self._ended = EndedPods(processes.list_pods) if processes is not None else None
-        self._slurm_pods = SlurmPods(settings.attribution.slurm_pods, asks_slurm=asks_slurm)
+        slurm_pods = SlurmPods(settings.attribution.slurm_pods, asks_slurm=asks_slurm)
+        self._tracker = HolderTracker(processes, slurm_pods)
         self._settings = settings
         self._clock = clock
         self._state = state
@@ -88,12 +85,8 @@ class NodeState:
             keep_last_s=settings.attribution.keep_last,
         )
         self._answered: dict[str, DeviceSnapshot] = {}  # last snapshot in which the GPU answered
-        self._resolution = Resolution([], [], [])
-        self._numbers = NumberMemory()
-        self._net = ProcessNet()
-        self._in_use: dict[UnitId, str] = {}
-        self._offered: frozenset[UnitId] | None = None
-        self._uses: Uses = {}
+        self._held = Held()
+        self._numbers: dict[NumberKey, UnitId] = {}
         self._processes_proven = False  # a process of somebody was listed: so we can see them
         self._version = 0
         self._last_sample: tuple[float, float] | None = None  # monotonic and wall time of the newest answer of a GPU
@@ -107,7 +100,8 @@ class NodeState:
         if self._state is None:
             return "state is off"
         reason = self._state.restore(self.ledger)
-        self._numbers.note(self._state.numbers, self._clock.monotonic())
+        self._tracker.restore(self._state.numbers, self._clock.monotonic())
+        self._numbers = self._tracker.numbers()
         return reason
 
     def on_snapshot(self, snapshot: DeviceSnapshot) -> None:
@@ -177,53 +171,20 @@ class NodeState:
         on each unit, as far as known; `expected`: how many GPUs should answer here; `offers`: all that may be given;
         `ended`: of holders that have ended since the last poll, `confirmed` at their end.
         """
-        seen = owners or {}
-        if self._ended is not None:
-            grants = self._ended.apply(grants, seen, self._clock.monotonic())
-        grants, seen = self._slurm_pods.apply(grants, seen)
+        poll = Poll(grants, offers, ended, is_complete)
         with self._lock:
-            now = self._clock.monotonic()
-            # The newest last: after the driver's list was renumbered an index means the GPU that has it now.
-            inventory = sorted(self._answered.values(), key=lambda snapshot: snapshot.monotonic)
-            incomplete = _incomplete(placed, expected)
-            resolution = resolve(grants, inventory, incomplete=incomplete, numbers=self._numbers.units())
-            self._offered = None if offers is None else find_offered(offers, inventory, incomplete)
-            numbers = self._numbers.units()
-            past = [  # each by itself: one after the other they do not share a GPU
-                pair
-                for grant in ended
-                for pair in resolve([grant], inventory, incomplete=incomplete, numbers=numbers).allocations
-            ]
-            self._numbers.note(resolution.numbers, now)
-            left = _list_left(resolution, self._answered, proven=self._processes_proven)
-        names = {unit: tuple(found.uses) for unit, found in seen.items()}
-        resolution = self._net.check(resolution, names, _places(inventory))  # may log, so without the lock
-        if self._users is not None:
-            users = self._users.find(resolution, seen, self._clock.monotonic(), pods=is_complete)
-            resolution = resolution._replace(allocations=[*resolution.allocations, *users])
-        uses = measure((allocation for allocation, _ in resolution.allocations), seen)
+            devices = Devices(dict(self._answered), _incomplete(placed, expected), self._processes_proven)
+        held = self._tracker.update(poll, devices, owners or {}, self._clock.monotonic())  # may log: without the lock
         with self._lock:
             self._version += 1
             now, wall = self._clock.monotonic(), self._clock.wall()
-            self._resolution, self._in_use = resolution, left | self._net.in_use
-            self._uses = uses if self._processes_proven else {}
-            held, gone = (
-                [
-                    ConfirmedAllocation(
-                        allocation,
-                        grant.confirmed,
-                        None if grant.start_here is None else now - (wall - grant.start_here),
-                        None if allocation.working_wall is None else now - (wall - allocation.working_wall),
-                        grant.renewed_s,
-                    )
-                    for allocation, grant in found
-                ]
-                for found in (self._resolution.allocations, past)
-            )
-            for unit, split in self._sharing.divide(entry.allocation for entry in held):
+            self._held, self._numbers = held, self._tracker.numbers()
+            present = [_confirm(allocation, grant, now, wall) for allocation, grant in held.resolution.allocations]
+            gone = [_confirm(allocation, grant, now, wall) for allocation, grant in held.past]
+            for unit, split in self._sharing.divide(entry.allocation for entry in present):
                 self.ledger.record_split(unit, split)
-            self.ledger.charge_poll(now, wall, held, gone)
-            return self._resolution
+            self.ledger.charge_poll(now, wall, present, gone)
+            return held.resolution
 
     def wants_write(self) -> bool:
         """True if an idle run ended that the state file still records."""
@@ -232,7 +193,7 @@ class NodeState:
     def list_held(self) -> tuple[Sequence[Allocation], int]:
         """What is held now, and how many GPUs have answered."""
         with self._lock:
-            return [allocation for allocation, _ in self._resolution.allocations], len(self._answered)
+            return [allocation for allocation, _ in self._held.resolution.allocations], len(self._answered)
 
     def write_state(self) -> None:
         """Write the counters as they are, which may then be published. Raises OSError, counted."""
@@ -240,7 +201,7 @@ class NodeState:
             return
         with self._lock:
             self.ledger.long_run_ended = False
-            prepared = self._state.prepare(self.ledger, self._numbers.units())
+            prepared = self._state.prepare(self.ledger, self._numbers)
         try:
             self._state.commit(prepared)  # a slow disk must not hold up scrapes
         except OSError as exc:
@@ -261,7 +222,7 @@ class NodeState:
 
     def is_resolved(self) -> bool:
         """Whether every grant names a device that answers here; else some GPU is held that looks free."""
-        return not self._resolution.unresolved
+        return not self._held.resolution.unresolved
 
     def last_sample_wall(self) -> float | None:
         """When a GPU last answered, also while none does any more: evidence ages, it does not become undated."""
@@ -282,7 +243,7 @@ class NodeState:
             gpus = {key: self._gpu_record(each, now, wall) for key, each in placed.items()}
             holders = tuple(
                 record
-                for allocation, grant in self._resolution.allocations
+                for allocation, grant in self._held.resolution.allocations
                 if (record := self._holder_record(allocation, grant, now, wall)) is not None
             )
             return NodeRecords(now, wall, gpus, holders, tuple(self._tenant_totals()))
@@ -298,12 +259,12 @@ class NodeState:
         shown = snapshot if self._processes_proven else _without_processes(snapshot)
         not_free: dict[str, str] = {}
         allocatable: bool | None = None
-        if self._offered is not None:
-            offered = {unit.mig_uuid for unit in self._offered if unit.uuid == uuid}
+        if self._held.offered is not None:
+            offered = {unit.mig_uuid for unit in self._held.offered if unit.uuid == uuid}
             allocatable = bool(offered)
             here = ("", *(instance.uuid for instance in snapshot.instances))
             not_free = {mig_uuid: NOT_OFFERED for mig_uuid in here if mig_uuid not in offered}
-        not_free |= {used.mig_uuid: text for used, text in self._in_use.items() if used.uuid == uuid}
+        not_free |= {used.mig_uuid: text for used, text in self._held.in_use.items() if used.uuid == uuid}
         return GpuRecord(shown, placed.hung, totals, self.xids.counts(uuid), not_free, allocatable)
 
     def _holder_record(self, allocation: Allocation, grant: Grant, now: float, wall: float) -> HolderRecord | None:
@@ -317,7 +278,7 @@ class NodeState:
         instances = answered.instances if answered is not None else ()
         mig = next((instance.mig for instance in instances if instance.uuid == unit.mig_uuid), "")
         stale_s = self.ledger.rules.longest_unconfirmed_s(grant.renewed_s)
-        use, ratio = self._uses.get((unit, key)), self.ledger.newest_ratio(allocation, now)
+        use, ratio = self._held.uses.get((unit, key)), self.ledger.newest_ratio(allocation, now)
         who = identify(allocation.holder)
         host = self._host.works.get(who) if self._host is not None and who is not None else None
         return HolderRecord(allocation, totals, now - grant.confirmed, stale_s, mig, use, ratio, host)
@@ -341,7 +302,7 @@ class NodeState:
     def history(self, unit: UnitId, length_s: float | None = None) -> Buckets:
         """Utilization over the last `length_s` seconds, all that is kept by default."""
         with self._lock:
-            ring = self.ledger.rings.get(unit)
+            ring = self.ledger.unit_ring(unit)
             values = ring.values(self._clock.monotonic(), length_s) if ring is not None else ()
         return Buckets(values, self.ledger.rules.bucket_s)
 
@@ -373,7 +334,7 @@ class NodeState:
     def _own_history(self, record: HolderRecord, length_s: float) -> tuple[float | None, ...]:
         """Of what a holder may use of a unit that it shares, how much it used: neighbours who work leave it no more."""
         with self._lock:
-            ring = self.ledger.holder_rings.get(record.id)
+            ring = self.ledger.holder_ring(record.id)
             values = ring.values(self._clock.monotonic(), length_s) if ring is not None else ()
             holders = self._sharing.count_holders(record.allocation.unit)
         return tuple(None if value is None else min(1.0, holders * value) for value in values)
@@ -404,42 +365,15 @@ def _incomplete(placed: Mapping[str, Placed], expected: int) -> str:
     return ""
 
 
-def _list_left(resolution: Resolution, answered: Mapping[str, DeviceSnapshot], *, proven: bool) -> dict[UnitId, str]:
-    """Why a unit that a holder left when it ended is not free: the driver must say that no process is there.
-
-    `proven`: it has listed some process since the start; without that an empty list says nothing.
-    """
-    held = {allocation.unit for allocation, _ in resolution.allocations}
-    left: dict[UnitId, str] = {}
-    for unit, label in resolution.ended.items():
-        snapshot = answered[unit.uuid]
-        there = _count_on(unit, snapshot)
-        if unit in held or (there == 0 and proven):
-            continue
-        which = "lists processes on the GPU" if there else "does not list the GPU's processes"
-        left[unit] = f"{label} has ended, and the driver {which}"
-    return left
-
-
-def _count_on(unit: UnitId, snapshot: DeviceSnapshot) -> int | None:
-    """Processes that the driver lists on a unit, None where it does not say."""
-    if unit.mig_uuid and not snapshot.instances_known:
-        return None  # who could not be listed was not asked
-    if snapshot.processes is None:
-        count = snapshot.facts.compute_processes
-        return None if count is None else int(count)
-    places = {"", *(each.mig for each in snapshot.instances if each.uuid == unit.mig_uuid)}
-    return sum(not unit.mig_uuid or process.mig in places for process in snapshot.processes.processes)
-
-
-def _places(inventory: Sequence[DeviceSnapshot]) -> dict[UnitId, str]:
-    """Every unit that a holder may have, as people call it: `gpu 3`, `gpu 3:1/0`."""
-    places: dict[UnitId, str] = {}
-    for snapshot in inventory:
-        identity = snapshot.identity
-        places[UnitId(identity.uuid)] = f"gpu {identity.index}"
-        places |= {UnitId(identity.uuid, i.uuid): f"gpu {identity.index}:{i.mig}" for i in snapshot.instances}
-    return places
+def _confirm(allocation: Allocation, grant: Grant, now: float, wall: float) -> ConfirmedAllocation:
+    """With dates in monotonic seconds, as the ledger counts."""
+    return ConfirmedAllocation(
+        allocation,
+        grant.confirmed,
+        None if grant.start_here is None else now - (wall - grant.start_here),
+        None if allocation.working_wall is None else now - (wall - allocation.working_wall),
+        grant.renewed_s,
+    )
 
 
 def _without_processes(snapshot: DeviceSnapshot) -> DeviceSnapshot:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.ledger.accounts import UnitAccount, read_date
-from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
+from gpu_exporter.ledger.accounts import ConfirmedAllocation, UnitAccount, read_date
+from gpu_exporter.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.ledger.state import StateFile
 from gpu_exporter.model.holders import Allocation, Holder, HolderKey
 from gpu_exporter.model.readings import Activity, Span

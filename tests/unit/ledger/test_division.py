@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
+from gpu_exporter.ledger.accounts import ConfirmedAllocation, HolderId
+from gpu_exporter.ledger.ledger import Ledger, LedgerRules
+from gpu_exporter.ledger.records import Presence
 from gpu_exporter.model.holders import Allocation, Holder, HolderKey
 from gpu_exporter.model.readings import Activity, Span, Split
 from gpu_exporter.model.totals import HolderTotals, UnitTotals
@@ -199,10 +201,9 @@ def test_activity_ends_the_run_of_a_sharer_that_is_away() -> None:
     shared = Shared(A, B)
     for _ in range(6):
         shared.period(0.0, {})
-    account = shared.ledger.holders.pop((UNIT, B.key))
-    shared.ledger.restored_holders[UNIT, B.key] = account  # as after a restart
+    shared.ledger.holdings[UNIT, B.key].presence = Presence.ABSENT  # as after a restart
     shared.observe([0.5])
-    assert account.idle_run_s == 0.0
+    assert shared.ledger.holdings[UNIT, B.key].account.idle_run_s == 0.0
 
 
 def test_a_process_of_nobody_leaves_no_holder_idle() -> None:
@@ -345,14 +346,12 @@ def test_holders_and_nobody_together_are_the_gpu(
             assert totals.busy_s + totals.idle_s <= totals.observed_s + 1e-9 <= totals.held_s + 2e-9
     shared.settle()
     for holder in (A, B, C):
-        account = shared.ledger.holders.get((UNIT, holder.key)) or shared.ledger.restored_holders.get(
-            (UNIT, holder.key)
-        )
+        account = shared.ledger.holders().get((UNIT, holder.key))
         if account is not None:
             seen[holder.key] = [account.busy_s, account.energy_j or 0.0]
     unit_totals = shared.unit()
     assert sum(busy for busy, _ in seen.values()) + unit_totals.unattributed_s == pytest.approx(unit_totals.busy_s)
-    waiting = sum(charge.joules - charge.booked_j for charge in shared.ledger._pending[UNIT].energy)
+    waiting = sum(charge.joules - charge.booked_j for charge in shared.ledger.units[UNIT].wait().energy)
     joules = sum(energy for _, energy in seen.values()) + (unit_totals.unattributed_j or 0.0) + waiting
     assert joules == pytest.approx(shared.joules)
 
@@ -401,20 +400,25 @@ def test_late_readings_of_a_holder_that_has_left_are_still_its_own() -> None:
     shared.holders = (A,)
     shared.observe([0.0] * 5)  # of the time before that poll
     shared.poll()
-    assert shared.ledger.restored_holders[UNIT, B.key].idle_s == pytest.approx(10.0)
+    assert shared.ledger.holdings[UNIT, B.key].account.idle_s == pytest.approx(10.0)
+
+
+def rings(ledger: Ledger) -> set[HolderId]:
+    """Holders with a history of their own."""
+    return {each for each, holding in ledger.holdings.items() if holding.ring is not None}
 
 
 def test_what_is_kept_of_sharers_ends_with_them() -> None:
     shared = Shared(A, B)
     for _ in range(100):
         shared.period(0.5, {A: 0.5})
-    pending = shared.ledger._pending[UNIT]
+    pending = shared.ledger.units[UNIT].wait()
     assert max(len(pending.divisions), len(pending.spans) // 5, len(pending.energy) // 5) <= 4
-    assert shared.ledger.holder_rings.keys() == {(UNIT, A.key), (UNIT, B.key)}
+    assert rings(shared.ledger) == {(UNIT, A.key), (UNIT, B.key)}
     shared.holders = (A,)
     for _ in range(5):
         shared.period(0.5, {A: 0.5})
-    assert shared.ledger.holder_rings.keys() == {(UNIT, A.key)}
+    assert rings(shared.ledger) == {(UNIT, A.key)}
 
 
 def test_no_power_at_rest_is_believed_above_what_boards_draw() -> None:

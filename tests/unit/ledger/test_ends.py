@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
+from gpu_exporter.ledger.accounts import ConfirmedAllocation
+from gpu_exporter.ledger.ledger import Ledger, LedgerRules
+from gpu_exporter.ledger.records import Presence
 from gpu_exporter.model.holders import Allocation, Holder, HolderKey
 from gpu_exporter.model.readings import Activity, Span
 from gpu_exporter.model.totals import TenantTotals
@@ -139,4 +141,4 @@ def test_hours_are_those_of_the_jobs_and_never_more_than_the_gpus(
     for unit in UNITS:
         held = sum(found[f"u{job.number}"].held_s for job in jobs if job.unit == unit)
         assert held <= last - START + 1e-6
-    assert not node.ledger.holders
+    assert not node.ledger.holders(Presence.PRESENT)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.ledger.accounts import UnitAccount
-from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
+from gpu_exporter.ledger.accounts import ConfirmedAllocation, UnitAccount
+from gpu_exporter.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.model.holders import Allocation, Holder, HolderKey
 from gpu_exporter.model.readings import Activity, Span
 from gpu_exporter.model.totals import HolderTotals
@@ -284,7 +284,7 @@ def test_activity_before_the_first_poll_after_a_restart_ends_the_restored_run(be
     bench.poll(POD)
     bench.run(100, 0.0, POD)
     again = Bench()
-    again.ledger.restored_holders = bench.ledger.holders
+    again.ledger.restore({}, bench.ledger.holders())
     again.ledger.started = again.now = bench.now + 10
     again.observe(8, 1.0)
     again.poll(POD)
@@ -366,7 +366,7 @@ def test_readings_that_come_much_later_are_nobodys(bench: Bench) -> None:
 def test_a_unit_that_was_active_later_than_now_still_says_who_keeps_it_from_being_idle(bench: Bench) -> None:
     """A state file of a machine whose clock was ahead."""
     account = UnitAccount(covered_until=START, last_active=START + 60.0)
-    bench.ledger.restored_units[UNIT] = account
+    bench.ledger.restore({UNIT: account}, {})
     bench.observe(10, 0.0, other=("pcie",))
     assert (bench.unit().other_s, bench.unit().active_by) == ({"pcie": 10.0}, ())
 
@@ -494,7 +494,7 @@ def test_nothing_is_kept_of_an_instance_that_is_gone(bench: Bench) -> None:
     bench.ledger.record(Activity(silent, (), 2))  # no reading ever covered any time
     bench.silence(2000.0)
     bench.poll()
-    assert not {gone, silent} & {*bench.ledger.units, *bench.ledger.rings, *bench.ledger._pending}
+    assert not {gone, silent} & bench.ledger.units.keys()
 
 
 def run_renewed(bench: Bench, minutes: int, ratio: float, renewed_s: float = 60.0) -> list[float | None]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
+from gpu_exporter.ledger.accounts import ConfirmedAllocation
+from gpu_exporter.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.model.holders import Allocation, Holder, HolderKey
 from gpu_exporter.model.readings import Activity, Span
 from gpu_exporter.model.units import UnitId

@@ -8,6 +8,7 @@ import pytest
 from tests.unit.ledger.test_ledger import JOB, POD, START, UNIT, Bench
 
 from gpu_exporter.ledger.ledger import KEEP_ABSENT, KEEP_ABSENT_S, WAIT_S, ConfirmedAllocation
+from gpu_exporter.ledger.records import Presence
 from gpu_exporter.model.holders import Allocation, HolderKey
 from gpu_exporter.model.readings import Activity, Span
 from gpu_exporter.model.totals import HolderTotals
@@ -149,14 +150,14 @@ def test_what_came_and_went_is_kept_for_a_while_and_in_bounded_number(bench: Ben
     for number in range(200):
         bench.observe(5, 0.0)
         bench.poll(pod(number))
-    assert len(bench.ledger.restored_holders) == KEEP_ABSENT
+    assert len(bench.ledger.holders(Presence.LEAVING, Presence.ABSENT)) == KEEP_ABSENT
     bench.observe(5, 0.0)
     bench.poll(pod(198))  # one of the last goes on where it was
     assert bench.totals(pod(198)).held_s == pytest.approx(10.0)
     for _ in range(200):
         bench.observe(5, 0.0)
         bench.poll(pod(198))
-    assert len(bench.ledger.restored_holders) == 0  # KEEP_ABSENT_S is over
+    assert len(bench.ledger.holders(Presence.LEAVING, Presence.ABSENT)) == 0  # KEEP_ABSENT_S is over
 
 
 def test_instances_that_were_destroyed_are_forgotten_and_gpus_are_not(bench: Bench) -> None:
@@ -166,7 +167,7 @@ def test_instances_that_were_destroyed_are_forgotten_and_gpus_are_not(bench: Ben
         bench.ledger.record(Activity(unit, (Span(bench.now - 1.0, bench.now, 0.0),), 3))
     bench.silence(KEEP_ABSENT_S)
     bench.poll()
-    assert set(bench.ledger.units) == set(bench.ledger.rings) == {UNIT, UnitId("GPU-0", "MIG-49")}
+    assert set(bench.ledger.units) == {UNIT, UnitId("GPU-0", "MIG-49")}
 
 
 @pytest.mark.parametrize(("before_s", "charged_s"), [(7.0, 7.0), (14.0, 14.0), (50.0, 15.0), (-5.0, 0.0)])
@@ -274,7 +275,7 @@ def test_readings_that_no_poll_asks_for_do_not_pile_up(bench: Bench) -> None:
     for second in range(5_000):
         bench.observe(1, 0.0)
         bench.ledger.record_energy(UNIT, bench.now, float(second), 400.0)
-    pending = bench.ledger._pending[UNIT]
+    pending = bench.ledger.units[UNIT].wait()
     assert len(pending.spans) <= WAIT_S + 1
     assert len(pending.energy) <= WAIT_S + 1
 

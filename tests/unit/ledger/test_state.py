@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
+from gpu_exporter.ledger.accounts import ConfirmedAllocation
+from gpu_exporter.ledger.ledger import Ledger, LedgerRules
+from gpu_exporter.ledger.records import Presence
 from gpu_exporter.ledger.state import HEADER, VERSION, StateFile, StateInUse
 from gpu_exporter.model.holders import Allocation, Holder, HolderKey
 from gpu_exporter.model.readings import Activity, Span
@@ -236,8 +238,8 @@ def test_a_file_that_does_not_add_up_restores_nothing(tmp_path: Path, spoil, rea
     state.path.write_text(spoil(state.path.read_text("utf-8")), encoding="utf-8")
     again = Ledger(RULES, 2_000.0)
     assert reason in StateFile(tmp_path, 10.0, BOOT).restore(again)
-    assert not again.restored_units
-    assert not again.restored_holders
+    assert not again.units
+    assert not again.holdings
 
 
 def test_a_file_of_another_boot_restores_nothing(tmp_path: Path) -> None:
@@ -384,20 +386,20 @@ def test_a_file_with_a_good_checksum_and_odd_content_restores_nothing(tmp_path: 
     (tmp_path / "state").write_text(f"{HEADER} {VERSION} {zlib.crc32(body.encode()):08x}\n{body}", encoding="utf-8")
     ledger, state = Ledger(RULES, 1.0), StateFile(tmp_path, 10.0, BOOT)
     assert "other fields" in state.restore(ledger)
-    assert (ledger.restored_units, ledger.restored_holders, dict(state.numbers)) == ({}, {}, {})
+    assert (ledger.units, ledger.holdings, dict(state.numbers)) == ({}, {}, {})
     state.commit(state.prepare(ledger))
 
 
 def test_what_is_written_is_restored_field_by_field(tmp_path: Path) -> None:
     ledger = fresh(1_000.0)
     run(ledger, 1_000.0, 50, 0.5)
-    account = ledger.holders[UNIT, POD.key]
+    account = ledger.holders()[UNIT, POD.key]
     account.working, account.last_active_wall = math.inf, (1.0, 2.0)
     state = StateFile(tmp_path, 10.0, BOOT)
     state.commit(state.prepare(ledger))
     again = Ledger(RULES, 1_100.0)
     assert StateFile(tmp_path, 10.0, BOOT).restore(again) == ""
-    assert again.restored_holders == {(UNIT, POD.key): account}
+    assert again.holders(Presence.ABSENT) == {(UNIT, POD.key): account}
 
 
 def test_counters_go_on_after_a_long_absence_although_the_first_poll_fails(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.ledger.ledger import ConfirmedAllocation, Ledger, LedgerRules
+from gpu_exporter.ledger.accounts import ConfirmedAllocation
+from gpu_exporter.ledger.ledger import Ledger, LedgerRules
 from gpu_exporter.ledger.state import StateFile
 from gpu_exporter.ledger.tenants import KEEP_S, TENANTS_MAX, tenant_of
 from gpu_exporter.model.holders import Allocation, Holder, HolderKey, TenantKey

@@ -10,6 +10,7 @@ from tests.testbed.samples import value
 from tests.testbed.simulated_node import SimulatedNode
 
 from gpu_exporter.attribution.cgroup import Owner
+from gpu_exporter.attribution.holders import Devices, _list_left
 from gpu_exporter.attribution.numbers import KEEP_S
 from gpu_exporter.attribution.resolve import Resolution
 from gpu_exporter.clock import ManualClock
@@ -24,7 +25,7 @@ from gpu_exporter.model.holders import Grant, Holder, HolderKey
 from gpu_exporter.model.readings import GpuProcess, ProcessList
 from gpu_exporter.model.units import UnitId
 from gpu_exporter.model.views import AllocationView, Verdict, View
-from gpu_exporter.node.state import NodeState, _list_left
+from gpu_exporter.node.state import NodeState
 
 
 def node_of(*gpus: dict[str, Any], holders: list[dict[str, Any]], state: StateFile | None = None) -> SimulatedNode:
@@ -467,10 +468,10 @@ def test_an_instance_that_was_not_asked_for_its_processes_is_not_free() -> None:
         (True, (GpuProcess(7, board.instances[0].mig),), True),
     ):
         snapshot = board._replace(instances_known=known, processes=ProcessList(0.0, listed))
-        found = _list_left(resolution, {board.identity.uuid: snapshot}, proven=True)
+        found = _list_left(resolution, Devices({board.identity.uuid: snapshot}, "", True))
         assert bool(found) is left, (known, listed)
     elsewhere = board._replace(processes=ProcessList(0.0, (GpuProcess(7, "9/9"),)))
-    assert not _list_left(resolution, {board.identity.uuid: elsewhere}, proven=True), "another instance's process"
+    assert not _list_left(resolution, Devices({board.identity.uuid: elsewhere}, "", True)), "another instance's process"
 
 
 def test_jobs_that_followed_one_another_between_two_polls_have_their_hours_and_shared_nothing() -> None:

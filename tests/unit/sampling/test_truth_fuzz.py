@@ -132,8 +132,8 @@ class Books:
     idle: list[tuple[float, float]] = field(default_factory=list)
 
     def record(self, activity: Activity) -> None:
-        account = self.ledger.units.get(activity.unit)
-        covered = account.covered_until if account else self.ledger.started
+        record = self.ledger.units.get(activity.unit)
+        covered = record.account.covered_until if record else self.ledger.started
         for span in activity.spans:
             start = max(span.start, covered)
             if span.end > start:
@@ -186,7 +186,8 @@ def play(random: Random, focus: dict[str, object] | None = None) -> tuple[TrueDe
             if reading.activity is not None and reading.activity.unit == unit:
                 books.record(reading.activity)
         false_zeros += published_zeros(device, snapshot.samples, *(i.samples for i in snapshot.instances))
-    totals = books.ledger.units.get(unit)
+    record = books.ledger.units.get(unit)
+    totals = record.account if record else None
     assert totals is not None
     assert totals.idle_s == pytest.approx(sum(end - start for start, end in books.idle))
     return device, books, false_zeros, long_cycles / calm_cycles

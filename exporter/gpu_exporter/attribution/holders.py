@@ -1,0 +1,149 @@
+"""From one poll of the sources to the holders of every unit: the steps that follow each other, in one place.
+
+1. Pods that have ended, and pods that run slurmd, hold nothing (kubelet/ended.py, slurm/pods.py).
+2. Each grant becomes an allocation of a unit, or stays unresolved (resolve.py).
+3. A holder that the processes on its unit contradict is marked (contradict.py).
+4. Processes that no scheduler explains become undeclared holders (users.py).
+5. What each holder's processes use is measured (usage.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from gpu_exporter.attribution.contradict import ProcessNet
+from gpu_exporter.attribution.kubelet.ended import EndedPods
+from gpu_exporter.attribution.numbers import NumberMemory
+from gpu_exporter.attribution.processes import Owners, ProcessOwners
+from gpu_exporter.attribution.resolve import NumberKey, Resolution, find_offered, resolve
+from gpu_exporter.attribution.slurm.pods import SlurmPods
+from gpu_exporter.attribution.usage import Uses, measure
+from gpu_exporter.attribution.users import Users
+from gpu_exporter.model.holders import Allocation, Grant
+from gpu_exporter.model.readings import DeviceSnapshot
+from gpu_exporter.model.units import UnitId
+
+
+class Poll(NamedTuple):
+    """What the sources said. `offers`: the devices that a scheduler may give, None if unknown. `ended`: grants of
+    holders that have ended since the last poll, `confirmed` at their end. `is_complete`: every source has answered
+    lately.
+    """
+
+    grants: Sequence[Grant]
+    offers: Sequence[Grant] | None = None
+    ended: Sequence[Grant] = ()
+    is_complete: bool = True
+
+
+class Devices(NamedTuple):
+    """What the driver said. `answered`: the last snapshot of every GPU that answered, by UUID. `incomplete`: why NVML
+    may number the GPUs otherwise than the schedulers, "" if it does not. `lists_processes`: the driver has listed some
+    process since the start, so an empty list means no process.
+    """
+
+    answered: Mapping[str, DeviceSnapshot]
+    incomplete: str
+    lists_processes: bool
+
+
+class Held(NamedTuple):
+    """The holders after one poll. `past`: allocations of holders that have ended since the last one. `in_use`: units
+    without a holder that are not free, and why. `offered`: units that a scheduler may give, None if unknown. `uses`:
+    what each holder's processes use.
+    """
+
+    resolution: Resolution = Resolution([], [], [])
+    past: Sequence[tuple[Allocation, Grant]] = ()
+    in_use: Mapping[UnitId, str] = MappingProxyType({})
+    offered: frozenset[UnitId] | None = None
+    uses: Uses = MappingProxyType({})
+
+
+class HolderTracker:
+    """Remembers from poll to poll what one poll alone does not tell. One thread at a time."""
+
+    def __init__(self, processes: ProcessOwners | None, slurm_pods: SlurmPods) -> None:
+        """`processes`: looks up whose processes run on each GPU, None if that is not known."""
+        self._ended = EndedPods(processes.list_pods) if processes is not None else None
+        self._slurm_pods = slurm_pods
+        self._numbers = NumberMemory()
+        self._net = ProcessNet()
+        self._users = Users(processes.name_pod) if processes is not None else None
+
+    def restore(self, numbers: Mapping[NumberKey, UnitId], now: float) -> None:
+        """Take over the numbers that an earlier process of the exporter remembered. `now`: monotonic seconds."""
+        self._numbers.note(numbers, now)
+
+    def numbers(self) -> dict[NumberKey, UnitId]:
+        """The unit that each holder's number led to."""
+        return self._numbers.units()
+
+    def update(self, poll: Poll, devices: Devices, owners: Owners, now: float) -> Held:
+        """The holders after this poll. `owners`: of the processes on each unit. `now`: monotonic seconds."""
+        grants = poll.grants
+        if self._ended is not None:
+            grants = self._ended.apply(grants, owners, now)
+        grants, owners = self._slurm_pods.apply(grants, owners)
+        # The newest last: after the driver's list was renumbered an index means the GPU that has it now.
+        inventory = sorted(devices.answered.values(), key=lambda snapshot: snapshot.monotonic)
+        incomplete = devices.incomplete
+        resolution = resolve(grants, inventory, incomplete=incomplete, numbers=self._numbers.units())
+        numbers = self._numbers.units()
+        past = [  # each by itself: one after the other they do not share a GPU
+            pair
+            for grant in poll.ended
+            for pair in resolve([grant], inventory, incomplete=incomplete, numbers=numbers).allocations
+        ]
+        self._numbers.note(resolution.numbers, now)
+        left = _list_left(resolution, devices)
+        names = {unit: tuple(found.uses) for unit, found in owners.items()}
+        resolution = self._net.check(resolution, names, _places(inventory))
+        if self._users is not None:
+            users = self._users.find(resolution, owners, now, pods=poll.is_complete)
+            resolution = resolution._replace(allocations=[*resolution.allocations, *users])
+        uses = measure((allocation for allocation, _ in resolution.allocations), owners)
+        return Held(
+            resolution,
+            past,
+            left | self._net.in_use,
+            None if poll.offers is None else find_offered(poll.offers, inventory, incomplete),
+            uses if devices.lists_processes else {},
+        )
+
+
+def _list_left(resolution: Resolution, devices: Devices) -> dict[UnitId, str]:
+    """Why a unit that a holder left when it ended is not free: the driver must list no process on it."""
+    held = {allocation.unit for allocation, _ in resolution.allocations}
+    left: dict[UnitId, str] = {}
+    for unit, label in resolution.ended.items():
+        snapshot = devices.answered[unit.uuid]
+        there = _count_on(unit, snapshot)
+        if unit in held or (there == 0 and devices.lists_processes):
+            continue
+        which = "lists processes on the GPU" if there else "does not list the GPU's processes"
+        left[unit] = f"{label} has ended, and the driver {which}"
+    return left
+
+
+def _count_on(unit: UnitId, snapshot: DeviceSnapshot) -> int | None:
+    """How many processes the driver lists on a unit, None if that is unknown."""
+    if unit.mig_uuid and not snapshot.instances_known:
+        return None  # an instance that could not be listed was not asked
+    if snapshot.processes is None:
+        count = snapshot.facts.compute_processes
+        return None if count is None else int(count)
+    places = {"", *(each.mig for each in snapshot.instances if each.uuid == unit.mig_uuid)}
+    return sum(not unit.mig_uuid or process.mig in places for process in snapshot.processes.processes)
+
+
+def _places(inventory: Sequence[DeviceSnapshot]) -> dict[UnitId, str]:
+    """Every unit that a holder may have, as people call it: `gpu 3`, `gpu 3:1/0`."""
+    places: dict[UnitId, str] = {}
+    for snapshot in inventory:
+        identity = snapshot.identity
+        places[UnitId(identity.uuid)] = f"gpu {identity.index}"
+        places |= {UnitId(identity.uuid, i.uuid): f"gpu {identity.index}:{i.mig}" for i in snapshot.instances}
+    return places
