@@ -13,8 +13,7 @@ from kubernetes import client
 
 from gpu_exporter.reconciler.decision.policy import LABEL
 from gpu_exporter.reconciler.kubernetes.api import Api
-from gpu_exporter.reconciler.kubernetes.lease import LEASE_S, RENEW_DEADLINE_S, Lease
-from gpu_exporter.reconciler.kubernetes.pause import LeasePause
+from gpu_exporter.reconciler.kubernetes.lease import LEASE_S, RENEW_DEADLINE_S, Lease, LeasePause
 from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.pause import UNTIL, PauseNote, PauseUnreadable
 from tests.component.test_pods_marked import Bench, metrics_of_an_idle_pod
@@ -140,7 +139,7 @@ def test_a_pause_in_its_annotations_is_seen_by_all_and_outlives_the_lease(
     replicas.api.patch_namespaced_lease(replicas.name, "default", body)
     assert replicas.tick(replicas.a, replicas.a) == (True, False)
     for each in (replicas.a, place):
-        with pytest.raises(PauseUnreadable, match=f"Lease default/{replicas.name}: .*'soon', which is no time"):
+        with pytest.raises(PauseUnreadable, match=f"Lease default/{replicas.name}: .*'soon', which is not a valid timestamp"):
             each.read_pause()
 
 

@@ -1,7 +1,7 @@
-"""A pause that a person asks for by `gpu-exporter pause`, so that nobody needs to stop the reconciler.
+"""A pause that a person starts with `gpu-exporter pause`, so that the reconciler can keep running.
 
-It is kept where every replica reads it: in a file, or in annotations of the Lease. While it lasts nothing is marked,
-and no idle time before its end counts. A pause that cannot be read is one.
+The pause is kept where every replica reads it: in a file, or in annotations of the Lease. While it lasts, the
+reconciler marks nothing, and idle time before its end does not count. An unreadable pause is treated as active.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ class PauseNote(NamedTuple):
 
 
 class PauseUnreadable(Exception):
-    """Somebody asked for a pause, or nobody did: that cannot be read. The text says where and why."""
+    """Whether there is a pause cannot be read. The text says where and why."""
 
 
 class PauseSource(Protocol):
-    """What says whether there is a pause."""
+    """Reads whether there is a pause."""
 
     def read_pause(self) -> PauseNote | None:
-        """The latest pause, None for none. Raises PauseUnreadable."""
+        """The latest pause, None if there was no pause. Raises PauseUnreadable."""
 
 
 class PausePlace(PauseSource, Protocol):
     """Where the pause is kept."""
 
     def write_pause(self, note: PauseNote) -> None:
-        """Put this one in its place. Raises OSError, MarkError."""
+        """Replace the pause. Raises OSError, MarkError."""
 
 
 def note_facts(note: PauseNote) -> dict[str, str]:
@@ -60,14 +60,16 @@ def note_facts(note: PauseNote) -> dict[str, str]:
 
 
 def parse_note(facts: Mapping[str, object], where: str) -> PauseNote | None:
-    """The pause that these facts are; None where they are none. Raises PauseUnreadable."""
+    """The pause in these annotations or keys, None if they hold no pause. Raises PauseUnreadable."""
     text = facts.get(UNTIL)
     if text is None:
         return None
     until = parse_timestamp(str(text))
     if until is None:
         shown = shorten(one_line(str(text)), 40)
-        raise PauseUnreadable(f"{where}: {UNTIL} is {shown!r}, which is no time; end it with gpu-exporter pause --end")
+        raise PauseUnreadable(
+            f"{where}: {UNTIL} is {shown!r}, which is not a valid timestamp; end it with gpu-exporter pause --end"
+        )
     return PauseNote(until, shorten(one_line(str(facts.get(REASON) or "")), REASON_MAX))
 
 
@@ -96,7 +98,7 @@ class PauseFile:
 
 
 def pause(evidence: Evidence, place: PauseSource) -> Evidence:
-    """The evidence as it counts under the pause that is kept there."""
+    """The evidence under the pause that is kept there: nothing is marked, or idle time counts from its end."""
     try:
         note = place.read_pause()
     except PauseUnreadable as exc:

@@ -18,10 +18,11 @@ from gpu_exporter.app.reconciler.actions import ProofPlaces, check_actions, is_s
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.config.rules import PolicyRule
 from gpu_exporter.defaults import Actions, Policy, Settings
-from gpu_exporter.reconciler.actions import runner as runner_module
+from gpu_exporter.reconciler.actions import asking as asking_module
 from gpu_exporter.reconciler.actions import warnings as warnings_module
 from gpu_exporter.reconciler.actions.actor import DONE, GONE, NOT_DONE, UNCLEAR
 from gpu_exporter.reconciler.actions.acts import Acts
+from gpu_exporter.reconciler.actions.asking import PATIENCE_S
 from gpu_exporter.reconciler.actions.freed import FREED_S
 from gpu_exporter.reconciler.actions.gates import ACT_FRESH_S, Gates
 from gpu_exporter.reconciler.actions.journal import (
@@ -34,14 +35,11 @@ from gpu_exporter.reconciler.actions.journal import (
     parse,
     render,
 )
+from gpu_exporter.reconciler.actions.limits import FAILED_S, TARGETS_MAX, WITHIN_S
 from gpu_exporter.reconciler.actions.proofs import ALERT, Warned, Work, parse_alerts
 from gpu_exporter.reconciler.actions.propose import propose, what_may_follow
 from gpu_exporter.reconciler.actions.runner import (
-    FAILED_S,
-    PATIENCE_S,
     READ_S,
-    TARGETS_MAX,
-    WITHIN_S,
     ActionRunner,
     Parts,
 )
@@ -226,7 +224,7 @@ class Bench:
         self.cycle = {each.name: each for each in decisions}
         if self.has_watched:
             now = self.clock.monotonic()
-            self.runner._seen._sights = {each.name: warnings_module._Sight(now - 1e6, now) for each in decisions}
+            self.runner._asker._seen._sights = {each.name: warnings_module._Sight(now - 1e6, now) for each in decisions}
         self.runner.run(decisions)
         return self.done, self.held
 
@@ -584,7 +582,7 @@ def test_an_owner_is_warned_as_long_as_this_process_has_seen_it_without_a_gap() 
 
 
 def test_where_turns_are_rare_a_warning_lasts_from_one_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "ASKED_MAX", 1)
+    monkeypatch.setattr(asking_module, "ASKED_MAX", 1)
     monkeypatch.setattr(warnings_module, "UNSEEN_MAX_S", 1.0)
     bench = Bench(warned_for=3600.0, cycle_max=9, hour_max=16)
     bench.has_watched = False
@@ -598,7 +596,7 @@ def test_where_turns_are_rare_a_warning_lasts_from_one_to_the_next(monkeypatch: 
 
 
 def test_a_process_that_stood_still_has_seen_nothing_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "ASKED_MAX", 1)
+    monkeypatch.setattr(asking_module, "ASKED_MAX", 1)
     bench = Bench(warned_for=3600.0)
     bench.has_watched = False
     crowd = [decision(pod, f"batch/v1/Job/{pod}") for pod in "ab"]

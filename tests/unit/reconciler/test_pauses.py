@@ -29,7 +29,7 @@ class Prometheus:
 
 
 def test_all_of_the_longest_window_is_asked_for_once_and_then_what_is_new() -> None:
-    server, pauses = Prometheus(), Pauses(Rulebook(POLICY))
+    server, pauses = Prometheus(), Pauses(POLICY.pause_when, Rulebook(POLICY).longest_s)
     past = "max_over_time(timestamp(count(storage_up == 0))[{}s:60s])"
     for wall, seconds in ((WALL, 25 * 3600), (WALL + 30, 630), (WALL + 3630, 4200), (WALL + 1e6, 25 * 3600)):
         pauses.read(server.query, wall)
@@ -38,7 +38,7 @@ def test_all_of_the_longest_window_is_asked_for_once_and_then_what_is_new() -> N
 
 def test_without_an_expression_nothing_is_asked() -> None:
     server = Prometheus()
-    assert Pauses(Rulebook(Policy())).read(server.query, WALL) == Pause()
+    assert Pauses("", Rulebook(Policy()).longest_s).read(server.query, WALL) == Pause()
     assert server.queries == []
 
 
@@ -46,7 +46,7 @@ def test_without_an_expression_nothing_is_asked() -> None:
 def test_the_end_of_a_pause_is_remembered_when_its_past_is_no_longer_asked_for(
     ended_s_ago: float, until: float
 ) -> None:
-    server, pauses = Prometheus(), Pauses(Rulebook(POLICY))
+    server, pauses = Prometheus(), Pauses(POLICY.pause_when, Rulebook(POLICY).longest_s)
     server.before = [Row({}, WALL - ended_s_ago)]
     assert pauses.read(server.query, WALL) == Pause("", until)
     server.before = []

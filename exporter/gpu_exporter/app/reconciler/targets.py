@@ -36,7 +36,7 @@ def build_source(
         raise ValueError("exactly one of --source.prometheus and --source.exporter is needed")
     if prometheus:
         windows = book.loosest.candidate_after, book.site.underused_after
-        pauses, asks = Pauses(book), book.asks_models
+        pauses, asks = Pauses(book.site.pause_when, book.longest_s), book.asks_models
         clock = SYSTEM_CLOCK if at is None else ManualClock(wall=at)
         host = HostLimits(book.site.host_busy_ratio, book.site.host_busy_io) if book.site.host_delay_max else None
         peaks = Peaks(book.site.sharing_below, book.site.sharing_window, clock) if at is None else None

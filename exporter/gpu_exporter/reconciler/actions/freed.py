@@ -1,17 +1,18 @@
-"""What is waited for, less what was taken back for those who wait."""
+"""GPUs that pods or jobs wait for, minus GPUs that were taken back for them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gpu_exporter.clock import Clock
 
-FREED_S = 6 * 3600.0  # after so long what was freed is no longer set against what is waited for
+FREED_S = 6 * 3600.0  # after this time, freed GPUs no longer reduce the demand
 
 
 class _Freed(NamedTuple):
-    """GPUs of a pool that were taken back at `at` (monotonic seconds), when so many were waited for."""
+    """GPUs of a pool that were taken back at `at` (monotonic seconds). `waiting`: GPUs that were waited for then."""
 
     at: float
     pool: str
@@ -20,37 +21,48 @@ class _Freed(NamedTuple):
 
 
 class FreedGpus:
-    """Remembers what was taken back: pods leave the numbers late, and one that can never be scheduled does not."""
+    """Remembers GPUs that were taken back.
+
+    The demand metric falls late after a pod was scheduled, and never for a pod that cannot be scheduled.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._freed: list[_Freed] = []
 
+    def observe(self, demand: Iterable[Mapping[str, float]]) -> None:
+        """Forget freed GPUs that no longer count: the demand has fallen by as many, or FREED_S is over.
+
+        `demand`: GPUs that are waited for, by pool, for each holder that was asked about.
+        """
+        least: dict[str, float] = {}
+        for pools in demand:
+            for pool, waiting in pools.items():
+                least[pool] = min(waiting, least.get(pool, waiting))
+        self._freed = [
+            freed
+            for freed in self._freed
+            if self._counts(freed) and least.get(freed.pool, math.inf) > freed.waiting - freed.gpus
+        ]
+
     def wanted(self, by_holder: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        """GPUs that are waited for and not yet freed, by pool, of the pools that all of these holders are of; at least
-        one each.
+        """GPUs that are waited for and not yet freed, by pool, for pools that all of these holders belong to.
+
+        A pool with less than one such GPU is left out.
         """
         pools = set(by_holder[0]).intersection(*by_holder[1:]) if by_holder else set()
         found: dict[str, float] = {}
         for pool in pools:
-            waiting = min(each[pool] for each in by_holder)
-            left = waiting - sum(freed.gpus for freed in self._counting(pool, waiting))
+            freed = sum(each.gpus for each in self._freed if each.pool == pool and self._counts(each))
+            left = min(each[pool] for each in by_holder) - freed
             if left >= 1:
                 found[pool] = left
         return found
 
     def note(self, gpus: int, waited_for: Mapping[str, float], age_s: float = 0.0) -> None:
-        """So many GPUs were taken back `age_s` seconds ago, or may have been."""
-        now = self._clock.monotonic()
-        self._freed = [freed for freed in self._freed if now - freed.at < FREED_S]
-        self._freed += [_Freed(now - age_s, pool, gpus, waiting) for pool, waiting in waited_for.items()]
+        """Note that `gpus` GPUs were taken back `age_s` seconds ago, or may have been."""
+        at = self._clock.monotonic() - age_s
+        self._freed += [_Freed(at, pool, gpus, waiting) for pool, waiting in waited_for.items()]
 
-    def _counting(self, pool: str, waiting: float) -> list[_Freed]:
-        """What was freed of a pool, until so many fewer are waited for."""
-        now = self._clock.monotonic()
-        self._freed = [
-            freed
-            for freed in self._freed
-            if freed.pool != pool or (now - freed.at < FREED_S and waiting > freed.waiting - freed.gpus)
-        ]
-        return [freed for freed in self._freed if freed.pool == pool]
+    def _counts(self, freed: _Freed) -> bool:
+        return self._clock.monotonic() - freed.at < FREED_S

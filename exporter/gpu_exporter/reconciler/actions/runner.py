@@ -6,48 +6,35 @@ Each cycle first completes what an earlier one, or another process, has begun.
 from __future__ import annotations
 
 import logging
-import math
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Actions as Settings
-from gpu_exporter.durations import describe_duration
 from gpu_exporter.reconciler.actions.actor import Actor
 from gpu_exporter.reconciler.actions.acts import LOST, MAY_BE_DONE, ActionObserver, Acts, Receipt
+from gpu_exporter.reconciler.actions.asking import ProofAsker, Proven
 from gpu_exporter.reconciler.actions.freed import FreedGpus
 from gpu_exporter.reconciler.actions.gates import Gates
-from gpu_exporter.reconciler.actions.journal import HOUR_S
-from gpu_exporter.reconciler.actions.proofs import Proofs, Warned
+from gpu_exporter.reconciler.actions.limits import Limits
+from gpu_exporter.reconciler.actions.proofs import Proofs
 from gpu_exporter.reconciler.actions.propose import Proposal, allowed_kinds, propose
-from gpu_exporter.reconciler.actions.warnings import SeenWarnings
 from gpu_exporter.reconciler.decision.policy import Decision
 from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName
 from gpu_exporter.reconciler.marks import Marker, MarkError, Refused, guard
 from gpu_exporter.reconciler.target import Held, Target, why_not
 
 log = logging.getLogger(__name__)
-FAILED_S = HOUR_S  # what an attempt failed on is left alone for so long, and takes no other's place
-PATIENCE_S = 120.0  # after a source of proofs failed: one that is slow must not make every cycle slow
-ASKED_MAX = 100  # proposals of which a cycle asks for proofs
-TARGETS_MAX = 10  # targets that a cycle reads: each is a list of a namespace, or of all jobs
-WITHIN_S = 60.0  # of a cycle; marks are withdrawn by the next one
 READ_S = 5.0  # a target that was read longer ago is read again before the act
-NOT_ITS_FAULT = (
-    "conflict",
-    "fenced",
-    "journal",
-    "limit",
-    "throttled",
-)  # results of a target that may be tried again at once
-SAID_MAX = 1000  # holders of which is remembered what was logged
+# Results that are not the target's fault: the next cycle may try again.
+NOT_ITS_FAULT = ("conflict", "fenced", "journal", "limit", "throttled")
+SAID_MAX = 1000  # holders whose last logged reason is remembered
 
 
 class Parts(NamedTuple):
     """What a runner is made of.
 
-    `acts`: None where nothing is done, in mode shadow. `actors`, `markers`: by scheduler. `look_again`: decisions on
+    `acts`: None in mode shadow, where nothing is done. `actors`, `markers`: by scheduler. `look_again`: decisions on
     these holders by evidence and surroundings of now; raises EvidenceError, and Refused while there is a pause.
     `may_write`: asked before each action.
     """
@@ -61,15 +48,8 @@ class Parts(NamedTuple):
     may_write: Callable[[], bool]
 
 
-class _Proven(NamedTuple):
-    """What the sources say in this cycle. `demand`: None where it does not matter."""
-
-    warnings: Mapping[HolderName, Warned]
-    demand: Mapping[HolderName, Mapping[str, float]] | None
-
-
 class ActionRunner:
-    """Remembers from one cycle to the next what was seen and said."""
+    """Takes each proposal through the gates. Limits, turns and proofs have classes of their own."""
 
     def __init__(self, settings: Settings, parts: Parts, observer: ActionObserver, clock: Clock) -> None:
         self._settings = settings
@@ -77,23 +57,16 @@ class ActionRunner:
         self._parts = parts
         self._observer = observer
         self._clock = clock
-        self._seen = SeenWarnings(clock)
+        self._asker = ProofAsker(parts.proofs, clock, asks_demand=settings.demand != "ignored")
+        self._limits = Limits(settings, clock)
         self._freed: FreedGpus | None = None  # until the journal was read
-        self._shadowed: deque[float] = deque()  # when each act of mode shadow was counted (monotonic)
-        self._failed_at: dict[str, float] = {}  # monotonic; by title, what is left alone for a while
-        self._said: dict[str, str] = {}
-        self._turn = 0
-        self._left = 0  # acts that this cycle may still do, and ...
-        self._reads_left = 0  # ... targets that it may still read, ...
-        self._until = 0.0  # ... and until when (monotonic)
-        self._read_at: dict[str, float] = {}  # monotonic; by title, when a target was read last
-        self._trouble: tuple[float, str] | None = None  # until when (monotonic) no proof is asked for, and why
+        self._said: dict[str, str] = {}  # by title, the reason that was logged last
 
     def run(self, decisions: Collection[Decision]) -> None:
         """One cycle over the holders that are underused, and marked so. Raises nothing."""
         try:
             self._run(decisions)
-        except Exception:  # the marks of this cycle stand, and those of the next must not wait for it
+        except Exception:  # the marks of this cycle remain, and those of the next must not wait for it
             log.exception("unforeseen")
 
     def _run(self, decisions: Collection[Decision]) -> None:
@@ -103,44 +76,34 @@ class ActionRunner:
         try:
             freed = self._complete_all()
         except MarkError as exc:
-            for proposal in proposals:
-                self._hold(proposal.title, Held("journal", str(exc)), proposal.decisions)
+            self._hold_all(proposals, Held("journal", str(exc)))
             return
         if not proposals:
             return
-        titles = {proposal.title for proposal in proposals}
-        self._read_at = {title: at for title, at in self._read_at.items() if title in titles}
-        self._seen.begin_cycle(-(-len(proposals) // ASKED_MAX))
-        proposals = self._take_turns(proposals)
-        now, trouble = self._clock.monotonic(), self._trouble
-        if trouble is None or now >= trouble[0]:
-            try:
-                proven, trouble = self._prove(proposals), None
-            except EvidenceError as exc:
-                trouble = now + PATIENCE_S, str(exc)
-        self._trouble = trouble
-        if trouble is not None:
-            for proposal in proposals:
-                self._hold(proposal.title, Held("proof", trouble[1]), proposal.decisions)
+        self._limits.begin_cycle({proposal.title for proposal in proposals})
+        proposals = self._asker.take_turns(proposals)
+        try:
+            proven = self._asker.ask(proposals)
+        except Refused as exc:
+            self._hold_all(proposals, Held(exc.reason, str(exc)))
             return
-        self._left, self._reads_left, self._until = self._settings.cycle_max, TARGETS_MAX, now + WITHIN_S
-        # Those that were read longest ago first: some are held after each read.
-        for proposal in sorted(proposals, key=lambda each: self._read_at.get(each.title, -math.inf)):
+        freed.observe((proven.demand or {}).values())
+        # The targets that were read longest ago come first: some are held after each read.
+        for proposal in sorted(proposals, key=lambda each: self._limits.last_read(each.title)):
             try:
-                if self._trouble is not None:
-                    raise Refused("proof", self._trouble[1])
+                self._asker.object_to_trouble()
                 guard(self._consider_now, proposal, proven, freed)
             except Refused as exc:
                 self._hold(proposal.title, Held(exc.reason, str(exc)), proposal.decisions)
             except MarkError as exc:
                 if exc.result not in NOT_ITS_FAULT:
-                    self._failed_at[proposal.title] = self._clock.monotonic()
+                    self._limits.note_failure(proposal.title)
                 self._hold(proposal.title, Held(exc.result, str(exc)), proposal.decisions)
                 if exc.result == "throttled":
                     return
 
     def _complete_all(self) -> FreedGpus:
-        """Complete what was begun; what it freed. Raises MarkError where that is not known."""
+        """Complete the acts that were begun; the GPUs that they freed. Raises MarkError for an unreadable journal."""
         acts = self._parts.acts
         if acts is not None:
             acts.complete_all()
@@ -150,49 +113,50 @@ class ActionRunner:
                 self._freed.note(gpus, waited_for, age_s)
         return self._freed
 
-    def _take_turns(self, proposals: list[Proposal]) -> list[Proposal]:
-        """So many as one cycle can ask about, the next ones in the next cycle: some are held for days."""
-        if len(proposals) <= ASKED_MAX:
-            return proposals
-        first = self._turn % len(proposals)
-        self._turn = first + ASKED_MAX
-        return [*proposals[first:], *proposals[:first]][:ASKED_MAX]
-
-    def _prove(self, proposals: Sequence[Proposal]) -> _Proven:
-        """What the sources say of these. Raises EvidenceError."""
-        asked = {name for proposal in proposals for name in proposal.names}
-        warnings = self._seen.note(self._parts.proofs.read_warnings(asked), asked)
-        if self._settings.demand == "ignored":
-            return _Proven(warnings, None)
-        return _Proven(warnings, self._parts.proofs.read_demand(set(warnings)) if warnings else {})
-
-    def _consider_now(self, proposal: Proposal, proven: _Proven, freed: FreedGpus) -> None:
+    def _consider_now(self, proposal: Proposal, proven: Proven, freed: FreedGpus) -> None:
         """As _consider; a source that fails is left alone for a while."""
         try:
             self._consider(proposal, proven, freed)
         except EvidenceError as exc:
-            self._trouble = self._clock.monotonic() + PATIENCE_S, str(exc)
-            raise Refused("proof", str(exc)) from exc
+            raise self._asker.note_trouble(exc) from exc
 
-    def _consider(self, proposal: Proposal, proven: _Proven, freed: FreedGpus) -> None:
-        """Go through the gates, and act where all are open. Raises Refused, MarkError, EvidenceError."""
-        gates, actor = self._parts.gates, self._parts.actors.get(proposal.first.name.scheduler)
+    def _consider(self, proposal: Proposal, proven: Proven, freed: FreedGpus) -> None:
+        """Go through the gates, and act if all are open. Raises Refused, MarkError, EvidenceError."""
+        gates, acts, actor = self._parts.gates, self._parts.acts, self._find_actor(proposal)
         self._object_to_limits(proposal)
         warned = gates.object_to_warnings(proposal, proven.warnings)
         standing = gates.object_to_record(proposal)
-        demand = self._wanted(proposal, proven, freed)
+        demand = _require_demand(proposal, proven, freed)
         if actor is None:
             raise Refused("kind", "there is no way to act on it")
-        if self._reads_left <= 0:
-            raise Refused("limit", f"{TARGETS_MAX} targets were read in this cycle, others come in the next one")
-        self._reads_left -= 1
-        self._read_at[proposal.title] = self._clock.monotonic()
-        wall = self._clock.wall()
+        self._limits.object_to_reading()
+        self._limits.note_reading(proposal.title)
+        target, fresh = self._prove_target(proposal, actor)
+        if self._settings.mode == "act":  # which has the right to ask
+            actor.rehearse(target)
+        gates.object_to_age(fresh)  # after all that takes time
+        if self._settings.mode == "shadow":
+            self._shadow(proposal, target, demand, freed)
+            return
+        if acts is None or not self._parts.may_write():
+            raise Refused("fenced", "another replica decides by now")
+        self._limits.note_act()
+        told = acts.begin(actor, proposal, target, Receipt(warned, standing, demand, self._settings.override))
+        if told == LOST or told not in MAY_BE_DONE:
+            self._limits.note_failure(proposal.title)
+        if told in MAY_BE_DONE:
+            freed.note(proposal.gpus, demand)
+
+    def _find_actor(self, proposal: Proposal) -> Actor | None:
+        return self._parts.actors.get(proposal.first.name.scheduler)
+
+    def _prove_target(self, proposal: Proposal, actor: Actor) -> tuple[Target, Mapping[HolderName, Decision]]:
+        """The object that the act would end, and decisions of now on all its parts. Raises as _consider."""
+        wall, began = self._clock.wall(), self._clock.monotonic()
         idle_s = wall - proposal.since_wall
-        began = self._clock.monotonic()
         target = actor.read(proposal.target, proposal.namespace, self._verbs, idle_s, wall)
         self._object_to_target(target, {each.name: each for each in proposal.decisions})
-        gates.object_to_work(proposal, target)
+        self._parts.gates.object_to_work(proposal, target)
         fresh = self._look_again(proposal, target)
         if self._clock.monotonic() - began > READ_S:  # owners may have asked for something meanwhile
             now = actor.read(proposal.target, proposal.namespace, self._verbs, idle_s, self._clock.wall())
@@ -200,51 +164,20 @@ class ActionRunner:
                 raise Refused("changed", "its members without GPUs are others than a moment ago")
             target = now
             self._object_to_target(target, fresh)
-        if self._settings.mode == "act":  # which has the right to ask
-            actor.rehearse(target)
-        gates.object_to_age(fresh)  # after all that takes time
-        if self._settings.mode == "shadow":
-            if self._say(proposal.title, target.verb, f"mode act would {target.verb} it"):
-                self._observer.count_action(target.verb, "shadow")
-                self._shadowed.append(self._clock.monotonic())
-                self._left -= 1
-                freed.note(proposal.gpus, demand)
-            return
-        if self._parts.acts is None or not self._parts.may_write():
-            raise Refused("fenced", "another replica decides by now")
-        receipt = Receipt(warned, standing, demand, self._settings.override)
-        self._left -= 1
-        told = self._parts.acts.begin(actor, proposal, target, receipt)
-        if told == LOST or told not in MAY_BE_DONE:
-            self._failed_at[proposal.title] = self._clock.monotonic()
-        if told in MAY_BE_DONE:
+        return target, fresh
+
+    def _shadow(self, proposal: Proposal, target: Target, demand: Mapping[str, float], freed: FreedGpus) -> None:
+        """Count and log what mode act would do, once."""
+        if self._say(proposal.title, target.verb, f"mode act would {target.verb} it"):
+            self._observer.count_action(target.verb, "shadow")
+            self._limits.note_act(is_shadow=True)
             freed.note(proposal.gpus, demand)
 
     def _object_to_limits(self, proposal: Proposal) -> None:
-        now, acts = self._clock.monotonic(), self._parts.acts
-        while self._shadowed and now - self._shadowed[0] >= HOUR_S:
-            self._shadowed.popleft()
-        self._failed_at = {title: at for title, at in self._failed_at.items() if now - at < FAILED_S}
+        acts = self._parts.acts
         if acts is not None and acts.is_pending(proposal.title):
             raise Refused("pending", "it was acted on a moment ago, and whether that had an effect is not known yet")
-        if proposal.title in self._failed_at:
-            raise Refused("failed", f"the last attempt failed less than {describe_duration(FAILED_S)} ago")
-        begun = acts.begun_within_an_hour() if acts is not None else len(self._shadowed)
-        if now > self._until:
-            raise Refused("limit", f"this cycle has spent its {WITHIN_S:.0f} s on actions, others come in the next one")
-        if self._left <= 0 or begun >= self._settings.hour_max:
-            raise Refused("limit", "actions.cycle_max or actions.hour_max is reached")
-
-    def _wanted(self, proposal: Proposal, proven: _Proven, freed: FreedGpus) -> Mapping[str, float]:
-        """GPUs that are waited for, by pool, in pools that all of its holders are of."""
-        if proven.demand is None:
-            return {}
-        wanted = freed.wanted([proven.demand.get(decision.name, {}) for decision in proposal.decisions])
-        if not wanted:
-            raise Refused(
-                "no_demand", "no GPU of this kind is waited for, or enough were taken back for those who wait"
-            )
-        return wanted
+        self._limits.object_to(proposal.title, acts.begun_within_an_hour() if acts is not None else None)
 
     def _object_to_target(self, target: Target, decisions: Mapping[HolderName, Decision]) -> None:
         notes = self._parts.acts.notes if self._parts.acts is not None else set()
@@ -269,6 +202,10 @@ class ActionRunner:
             marker.inspect(decision, wall)
         return fresh
 
+    def _hold_all(self, proposals: Sequence[Proposal], held: Held) -> None:
+        for proposal in proposals:
+            self._hold(proposal.title, held, proposal.decisions)
+
     def _hold(self, title: str, held: Held, decisions: Sequence[Decision]) -> None:
         self._observer.count_held(held.reason)
         self._observer.note_spared(decisions, held.reason)
@@ -283,3 +220,13 @@ class ActionRunner:
         self._said[title] = reason
         log.info("%s: %s", title, text)
         return True
+
+
+def _require_demand(proposal: Proposal, proven: Proven, freed: FreedGpus) -> Mapping[str, float]:
+    """GPUs that are waited for, by pool, in pools that all of its holders belong to. Raises Refused."""
+    if proven.demand is None:
+        return {}
+    wanted = freed.wanted([proven.demand.get(decision.name, {}) for decision in proposal.decisions])
+    if not wanted:
+        raise Refused("no_demand", "no GPU of this kind is waited for, or enough were taken back for those who wait")
+    return wanted

@@ -1,8 +1,8 @@
-"""Times that say nothing of holders, by an expression of the site: storage was down, there was maintenance.
+"""Pauses by a PromQL expression of the site (policy.pause_when), e.g. for a storage outage or maintenance.
 
-A GPU that was idle then could not have worked, so nothing is marked while the expression has a result, and no idle time
-before its last one counts. The expression is asked for its past as well, so that a reconciler that starts just after a
-pause knows of it.
+A GPU that was idle then could not have worked. So the reconciler marks nothing while the expression has a result, and
+idle time before its last result does not count. The reconciler also queries the past of the expression, so that it
+knows a pause that ended before its start.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from gpu_exporter.reconciler.decision.rulebook import Rulebook
 from gpu_exporter.reconciler.evidence.records import EvidenceError
 
 STEP_S = 60.0  # between two looks at the past: a pause shorter than this can be missed
@@ -26,18 +25,21 @@ class Valued(Protocol):
 
 
 class Pause(NamedTuple):
-    """`now`: what pauses, in words, "" for nothing. `until_wall`: end of the last pause (Unix seconds), or None."""
+    """`now`: the reason of a pause of now, "" without a pause. `until_wall`: end of the last one (Unix seconds), or
+    None.
+    """
 
     now: str = ""
     until_wall: float | None = None
 
 
 class Pauses:
-    """Remembers the last pause, so that only what is new is asked for."""
+    """Remembers the last pause, so that later queries cover only the time since."""
 
-    def __init__(self, book: Rulebook) -> None:
-        self._expression = book.site.pause_when
-        self._longest_s = book.longest_s
+    def __init__(self, expression: str, longest_s: float) -> None:
+        """`expression`: PromQL, "" for none. `longest_s`: a pause that ended longer ago changes no decision."""
+        self._expression = expression
+        self._longest_s = longest_s
         self._asked: float | None = None
         self._until: float | None = None
 

@@ -21,9 +21,8 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.outside import whole
 from gpu_exporter.plain import utc
 from gpu_exporter.reconciler.kubernetes.api import Api, Json, connect
-from gpu_exporter.reconciler.kubernetes.pause import LeasePause
 from gpu_exporter.reconciler.marks import PREFIX, MarkError
-from gpu_exporter.reconciler.pause import PauseNote, parse_note
+from gpu_exporter.reconciler.pause import PauseNote, PauseUnreadable, note_facts, parse_note
 from gpu_exporter.threads import start
 
 log = logging.getLogger(__name__)
@@ -275,3 +274,36 @@ class LeaseTexts:
         body["metadata"].setdefault("annotations", {})[PREFIX + key] = text
         put = coordination.replace_namespaced_lease
         self._seen = self._api.call(put, self._name, self._namespace, body, timeout_s=REQUEST_S)
+
+
+class LeasePause:
+    """The pause in the annotations of one Lease, whose holder reads it with each renewal."""
+
+    def __init__(self, api: Api, namespace: str, name: str) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._name = name
+        self._title = f"Lease {namespace}/{name}"
+
+    def read_pause(self) -> PauseNote | None:
+        """As PausePlace."""
+        try:
+            lease = self._api.call(self._api.coordination.read_namespaced_lease, self._name, self._namespace)
+        except MarkError as exc:
+            if exc.result == "replaced":
+                return None
+            raise PauseUnreadable(f"{self._title}: {exc}") from exc
+        return parse_note(lease["metadata"].get("annotations") or {}, self._title)
+
+    def write_pause(self, note: PauseNote) -> None:
+        """As PausePlace; creates the Lease if it is missing, without a holder."""
+        metadata = {"annotations": note_facts(note)}
+        try:
+            self._api.call(
+                self._api.coordination.patch_namespaced_lease, self._name, self._namespace, {"metadata": metadata}
+            )
+        except MarkError as exc:
+            if exc.result != "replaced":
+                raise
+            body = {"metadata": {**metadata, "name": self._name, "namespace": self._namespace}, "spec": {}}
+            self._api.call(self._api.coordination.create_namespaced_lease, self._namespace, body)

@@ -1,0 +1,75 @@
+"""How much the reconciler may do and read: in one cycle, in an hour, and to a target whose last attempt failed."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection
+
+from gpu_exporter.clock import Clock
+from gpu_exporter.defaults import Actions as Settings
+from gpu_exporter.durations import describe_duration
+from gpu_exporter.reconciler.actions.journal import HOUR_S
+from gpu_exporter.reconciler.marks import Refused
+
+FAILED_S = HOUR_S  # how long a target is left alone after a failed attempt, so that it takes no other target's place
+TARGETS_MAX = 10  # targets that a cycle reads: each is a list of a namespace, or of all jobs
+WITHIN_S = 60.0  # longest time that a cycle spends on actions; the next cycle withdraws marks
+
+
+class Limits:
+    """Counts per cycle and per hour. A check changes nothing; `begin_cycle` and the `note_` methods do."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._shadowed: deque[float] = deque()  # when each act of mode shadow was counted (monotonic)
+        self._failed_at: dict[str, float] = {}  # monotonic, by title
+        self._read_at: dict[str, float] = {}  # monotonic, by title: when the target was read last
+        self._acts_left = 0
+        self._reads_left = 0
+        self._until = 0.0  # monotonic
+
+    def begin_cycle(self, titles: Collection[str]) -> None:
+        """Start to count again. `titles`: of every proposal, also of those that other cycles ask about."""
+        now = self._clock.monotonic()
+        while self._shadowed and now - self._shadowed[0] >= HOUR_S:
+            self._shadowed.popleft()
+        self._failed_at = {title: at for title, at in self._failed_at.items() if now - at < FAILED_S}
+        self._read_at = {title: at for title, at in self._read_at.items() if title in titles}
+        self._acts_left, self._reads_left, self._until = self._settings.cycle_max, TARGETS_MAX, now + WITHIN_S
+
+    def last_read(self, title: str) -> float:
+        """When this target was read last (monotonic seconds), -inf if never."""
+        return self._read_at.get(title, -math.inf)
+
+    def object_to(self, title: str, begun: int | None) -> None:
+        """Raise Refused if a limit is reached. `begun`: acts of the last hour by the journal, None in mode shadow."""
+        now = self._clock.monotonic()
+        if now - self._failed_at.get(title, -math.inf) < FAILED_S:
+            raise Refused("failed", f"the last attempt failed less than {describe_duration(FAILED_S)} ago")
+        if now > self._until:
+            raise Refused("limit", f"this cycle has spent its {WITHIN_S:.0f} s on actions, others come in the next one")
+        within_an_hour = sum(now - at < HOUR_S for at in self._shadowed) if begun is None else begun
+        if self._acts_left <= 0 or within_an_hour >= self._settings.hour_max:
+            raise Refused("limit", "actions.cycle_max or actions.hour_max is reached")
+
+    def object_to_reading(self) -> None:
+        """Raise Refused if this cycle has read enough targets."""
+        if self._reads_left <= 0:
+            raise Refused("limit", f"{TARGETS_MAX} targets were read in this cycle, others come in the next one")
+
+    def note_reading(self, title: str) -> None:
+        """This target is read now."""
+        self._reads_left -= 1
+        self._read_at[title] = self._clock.monotonic()
+
+    def note_act(self, *, is_shadow: bool = False) -> None:
+        """One act is done, or would be done in mode act."""
+        self._acts_left -= 1
+        if is_shadow:
+            self._shadowed.append(self._clock.monotonic())
+
+    def note_failure(self, title: str) -> None:
+        """An attempt on this target failed, and it is the target's own fault."""
+        self._failed_at[title] = self._clock.monotonic()
