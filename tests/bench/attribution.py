@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from gpu_exporter.attribution.kubelet.source import KubeletSource
+from gpu_exporter.attribution.kubelet.source import KubeletOptions, KubeletSource
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.devices.scenario import parse_scenario
 from tests.testbed.podresources import Kubelet, begin_container
@@ -39,7 +39,7 @@ def measure(directory: Path, *, shares: bool, polls: int) -> tuple[int, float, f
     kubelet.start()
     try:
         node = SimulatedNode(scenario)
-        source = KubeletSource(node.clock, kubelet.socket, logs)
+        source = KubeletSource(node.clock, KubeletOptions(socket=kubelet.socket, logs=logs))
         node.poller = Poller([source], node.clock, 300.0)
         node.run(10)
         asked, settled, holders = list[float](), list[float](), 0

@@ -81,7 +81,7 @@ CASES = {
         ],
         [{"up": True, "utilization_ratio": 0.5}] * 4,
         ['gpu_up{gpu="3",'],
-        said="gpu 1: nvmlDeviceGetMinorNumber answered NVML_ERROR_NO_PERMISSION; to have it, run as root",
+        said="gpu 1: nvmlDeviceGetMinorNumber answered NVML_ERROR_NO_PERMISSION; to get this value, run as root",
     ),
     "a vGPU guest has neither power nor temperature": Case(  # utkuozdemir/nvidia_gpu_exporter#384
         [
@@ -128,7 +128,7 @@ CASES = {
         [{"up": True, "memory_used_bytes": None}],
         ["gpu_mig_memory_used_bytes"],
         ["gpu_memory_used_bytes"],
-        said="nvmlDeviceGetMemoryInfo answered NVML_ERROR_NO_PERMISSION; to have it, with MIG on: run as root",
+        said="nvmlDeviceGetMemoryInfo answered NVML_ERROR_NO_PERMISSION; to get this value, with MIG on: run as root",
     ),
     "MIG on and no instance": Case(
         [healthy(0, nvmlDeviceGetMigMode=1, **{UTILIZATION: UNSUPPORTED}), healthy(1)],

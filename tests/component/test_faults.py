@@ -360,7 +360,7 @@ def test_no_permission(rig: Rig, matrix: FaultTable) -> None:
 
     rig.wait_until(url, "every GPU to be refused", lambda seen: seen.errors.get(call) == COUNT)
     rig.hold(url, 0.5, counted_once)
-    assert running.log().count("to have it, run as root with hostPID") == COUNT
+    assert running.log().count("to get this value, run as root with hostPID") == COUNT
     assert scrape_ms(url) < 10
     matrix.add(
         "no permission for a call",
@@ -427,7 +427,7 @@ def test_a_gpu_that_the_driver_does_not_list(rig: Rig, matrix: FaultTable) -> No
     seen = rig.wait_until(url, "all GPUs", lambda seen: rig.fresh(seen, "A") == rig.all())
     seen = rig.wait_until(url, "the ninth to be missed", lambda seen: MISSING in seen.text)
     assert (seen.one("gpu_devices_visible"), seen.one("gpu_devices_expected")) == (COUNT, COUNT + 1)
-    why = f"{NINTH}: bound to kernel driver nvidia, whose list does not have it"
+    why = f"{NINTH}: bound to kernel driver nvidia, but not in the driver's list"
     assert [each for each in json.loads(fetch(f"{url}/api/v1/status") or "")["gaps"] if why in each]
     assert why.partition(": ")[2] in (fetch(f"{url}/") or "")
     done = run_exporter("--once", "--state.directory=", f"--path.sysfs={rig.sysfs}", environment=rig.environment)

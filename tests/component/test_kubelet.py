@@ -17,7 +17,7 @@ import pytest
 from gpu_exporter.attribution.kubelet.alive import LOOK_S, PodLives
 from gpu_exporter.attribution.kubelet.grpc_unix import CallError, call
 from gpu_exporter.attribution.kubelet.podresources import LIST
-from gpu_exporter.attribution.kubelet.source import KubeletSource
+from gpu_exporter.attribution.kubelet.source import KubeletOptions, KubeletSource
 from gpu_exporter.attribution.source import Answer, SourceError
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices.scenario import parse_scenario
@@ -46,7 +46,9 @@ def clock() -> ManualClock:
 @pytest.fixture
 def source(kubelet: Kubelet, clock: ManualClock, tmp_path: Path) -> KubeletSource:
     (tmp_path / "pods").mkdir()
-    return KubeletSource(clock, kubelet.socket, tmp_path / "pods", timeout_s=10.0, empty_confirm_s=5.0)
+    return KubeletSource(
+        clock, KubeletOptions(socket=kubelet.socket, logs=tmp_path / "pods", timeout_s=10.0, empty_confirm_s=5.0)
+    )
 
 
 def test_grants_name_pod_container_uid_and_device(kubelet: Kubelet, source: KubeletSource, tmp_path: Path) -> None:
@@ -155,7 +157,9 @@ def test_pods_that_a_kubelet_without_its_api_server_does_not_list_are_not_gone(
     (tmp_path / "pods" / f"ml_a_{uid}").mkdir(parents=True)
     there = {uid}
     source = KubeletSource(
-        clock, kubelet.socket, tmp_path / "pods", lives=PodLives(lambda uids: uids & there, "own"), timeout_s=10.0
+        clock,
+        KubeletOptions(socket=kubelet.socket, logs=tmp_path / "pods", timeout_s=10.0),
+        lives=PodLives(lambda uids: uids & there, "own"),
     )
     kubelet.pods["ml", "a"] = {"main": {"nvidia.com/gpu": [UUID]}}
     (tmp_path / "pods" / f"kube-system_etcd_{'f' * 32}").mkdir()
@@ -313,10 +317,12 @@ def test_further_resources_are_gpus_when_the_site_names_them(
     kubelet: Kubelet, tmp_path: Path, clock: ManualClock
 ) -> None:
     kubelet.pods["ml", "a"] = {"main": {"example.com/gpu-large": ["1"]}}
-    named = KubeletSource(clock, kubelet.socket, tmp_path, resources=[r"example\.com/gpu-.*"])
+    named = KubeletSource(
+        clock, KubeletOptions(socket=kubelet.socket, logs=tmp_path, resources=[r"example\.com/gpu-.*"])
+    )
     assert [(grant.kind, grant.device, grant.number) for grant in named.poll().grants] == [("index", "1", "")]
     with pytest.raises(ValueError, match=r"--attribution\.resource: not a regular expression"):
-        KubeletSource(clock, kubelet.socket, tmp_path, resources=["("])
+        KubeletSource(clock, KubeletOptions(socket=kubelet.socket, logs=tmp_path, resources=["("]))
 
 
 HAMI = "its scheduler chooses the device and writes it on the pod, whatever the kubelet says"
@@ -659,7 +665,7 @@ def test_a_pod_whose_cgroup_is_gone_has_ended(kubelet: Kubelet, clock: ManualClo
         (pods / f"kubepods-burstable-pod{uid.replace('-', '_')}.slice").mkdir(parents=True)
     (cgroups / "cgroup.controllers").touch()
     lives_of = PodLives(Cgroups(cgroups).list_pods, own)
-    source = KubeletSource(clock, kubelet.socket, logs, timeout_s=10.0, lives=lives_of)
+    source = KubeletSource(clock, KubeletOptions(socket=kubelet.socket, logs=logs, timeout_s=10.0), lives=lives_of)
 
     def ended() -> list[str]:
         return [grant.holder.pod for grant in source.poll().grants if grant.ended]

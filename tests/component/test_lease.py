@@ -139,7 +139,9 @@ def test_a_pause_in_its_annotations_is_seen_by_all_and_outlives_the_lease(
     replicas.api.patch_namespaced_lease(replicas.name, "default", body)
     assert replicas.tick(replicas.a, replicas.a) == (True, False)
     for each in (replicas.a, place):
-        with pytest.raises(PauseUnreadable, match=f"Lease default/{replicas.name}: .*'soon', which is not a valid timestamp"):
+        with pytest.raises(
+            PauseUnreadable, match=f"Lease default/{replicas.name}: .*'soon', which is not a valid timestamp"
+        ):
             each.read_pause()
 
 

@@ -199,7 +199,7 @@ def test_a_missing_permission_is_told_once_with_what_would_grant_it(
     with pytest.raises(NotSupported):  # asked again and refused again, which is no news
         device.read_processes()
     assert [record.getMessage() for record in caplog.records] == [
-        "gpu 0: nvmlDeviceGetComputeRunningProcesses_v3 answered NVML_ERROR_NO_PERMISSION; to have it, "
+        "gpu 0: nvmlDeviceGetComputeRunningProcesses_v3 answered NVML_ERROR_NO_PERMISSION; to get this value, "
         "run as root with hostPID; on MIG also set NVIDIA_MIG_MONITOR_DEVICES=all"
     ]
 
@@ -465,7 +465,7 @@ def test_after_a_minute_the_other_links_go_on_without_the_silent_one(
         last = traffic
     assert links.errors() <= 1  # the next try
     assert [r.getMessage() for r in caplog.records if "NVLink" in r.getMessage()] == [
-        "gpu 0: NVLink 5 has not answered field 204 for 60 s; what it counted stays in the sum, the other links go on"
+        "gpu 0: NVLink 5 has not answered field 204 for 60 s; the sum keeps its last count, the other links continue"
     ]
     links.missing = {}
     rises = []

@@ -349,7 +349,12 @@ def paused(server: Prometheus, pause_when: str, policy: Policy = POLICY) -> tupl
     policy = policy._replace(pause_when=pause_when)
     windows = policy.candidate_after, policy.underused_after
     asked = PromQLSource(
-        server.url, *windows, SYSTEM_CLOCK, 'job="gpu-exporter"', fetch_text, Pauses(policy.pause_when, Rulebook(policy).longest_s)
+        server.url,
+        *windows,
+        SYSTEM_CLOCK,
+        'job="gpu-exporter"',
+        fetch_text,
+        Pauses(policy.pause_when, Rulebook(policy).longest_s),
     ).read_evidence()
     (decision,) = [each for each in decide(asked, policy) if each.name == HolderName("slurm", "", "1")]
     return decision, asked

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_exporter.app.agent import Agent
-from gpu_exporter.attribution.kubelet.source import KubeletSource
+from gpu_exporter.app.agent import Agent, Host
+from gpu_exporter.attribution.kubelet.source import KubeletOptions, KubeletSource
 from gpu_exporter.attribution.slurm.gres_conf import order_of, parse_gres_conf
 from gpu_exporter.clock import SystemClock
 from gpu_exporter.defaults import Settings
@@ -129,8 +129,8 @@ def agent(tmp_path: Path, sysfs: Path, kubelet: Kubelet) -> Iterator[Agent]:
     settings = settings._replace(
         sampling=settings.sampling._replace(interval=0.2), attribution=settings.attribution._replace(interval=0.3)
     )
-    source = KubeletSource(clock, kubelet.socket, tmp_path / "pods", vendor=ACME)
-    running = Agent(settings, AcmeBackend(), [source], clock, sysfs=sysfs)
+    source = KubeletSource(clock, KubeletOptions(socket=kubelet.socket, logs=tmp_path / "pods"), vendor=ACME)
+    running = Agent(settings, AcmeBackend(), [source], clock, host=Host(sysfs))
     running.start()
     yield running
     assert running.stop()

@@ -18,7 +18,7 @@ import pytest
 import gpu_exporter
 from gpu_exporter.attribution.slurm.controller import JOB_EACH_S
 from gpu_exporter.attribution.slurm.pace import Pace
-from gpu_exporter.attribution.slurm.source import SlurmSource
+from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.attribution.source import Answer, CommandFailed
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.devices.scenario import parse_scenario
@@ -199,7 +199,9 @@ def test_gpus_of_jobs_that_are_hidden_from_us_are_held_without_a_name(slurm: Slu
     job = slurm.submit("--gres=gpu:2", *ON_N0)
 
     def poll(user: str) -> Answer:
-        return SlurmSource("n0", run=run_as(slurm, user), gres_conf=slurm.root / "etc" / "gres.conf").poll()
+        return SlurmSource(
+            SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf"), run=run_as(slurm, user)
+        ).poll()
 
     seen = poll("")
     assert [(c.holder.job_id, c.device) for c in seen.grants] == [(job, "0"), (job, "1")]
@@ -226,7 +228,9 @@ def test_filters_in_the_environment_hide_no_job(slurm: Slurm, host: Host) -> Non
 def test_a_job_that_gives_back_a_node_holds_fewer_gpus(slurm: Slurm, host: Host) -> None:
     job = slurm.submit("--gres=gpu:2", "-N2", "-n2")
     clock = ManualClock()
-    source = SlurmSource("n0", run=run_as(slurm), gres_conf=slurm.root / "etc" / "gres.conf", clock=clock)
+    source = SlurmSource(
+        SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf"), run=run_as(slurm), clock=clock
+    )
     assert {grant.holder.units for grant in source.poll().grants} == {4}
     slurm.run("scontrol", "update", f"JobId={job}", "NumNodes=1")
     clock.advance(JOB_EACH_S)
@@ -248,7 +252,9 @@ def test_a_quiet_node_hardly_asks_the_controller(slurm: Slurm, host: Host) -> No
     others = [slurm.submit("-w", "n1", "-N1") for _ in range(3)]
     clock = ManualClock()
     pace = Pace(60.0, lambda: 0.0)
-    source = SlurmSource("n0", run=run_as(slurm), gres_conf=slurm.root / "etc" / "gres.conf", clock=clock, pace=pace)
+    source = SlurmSource(
+        SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf"), run=run_as(slurm), clock=clock, pace=pace
+    )
     assert [grant.holder.job_id for grant in source.poll().grants] == [working]
     before = requests(slurm)
     for _ in range(120):
@@ -354,7 +360,9 @@ def test_nodes_whose_prolog_writes_files_ask_nothing(
         clock = StoppableClock()
         nodes = [
             SlurmSource(
-                "n0", run=run_as(slurm), gres_conf=slurm.root / "etc" / "gres.conf", clock=clock, job_files=files
+                SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf", job_files=files),
+                run=run_as(slurm),
+                clock=clock,
             )
             for _ in range(200 if release == "22.05" else 5)
         ]
@@ -401,7 +409,7 @@ def test_what_the_prolog_writes_is_what_slurmctld_would_say(release: str, proces
 
         def source(ask: Callable[[Sequence[str], float], str]) -> SlurmSource:
             gres_conf, files = slurm.root / "etc" / "gres.conf", slurm.root / "jobs"
-            return SlurmSource("n0", 60.0, run=ask, gres_conf=gres_conf, job_files=files)
+            return SlurmSource(SlurmOptions(node="n0", timeout_s=60.0, gres_conf=gres_conf, job_files=files), run=ask)
 
         def facts(answer: Answer) -> list[tuple[Any, ...]]:
             """Of each grant all that a prolog is told; before 23.02 it is told no start."""
@@ -477,7 +485,9 @@ def test_mig_devices_by_their_files_beside_whole_gpus(release: str, processes: P
     opened |= {f"nvidia{minor}": ("minor", str(minor)) for minor in (0, 1)}
     with start_slurm(processes, chroot_of(release), PARTS) as slurm:
         jobs = [slurm.submit(f"--gres=gpu:{kind}:1") for kind in ("1g.10gb", "h100", "1g.10gb", "h100")]
-        source = SlurmSource("n0", run=run_as(slurm), gres_conf=slurm.root / "etc" / "gres.conf", procfs=tmp_path)
+        source = SlurmSource(
+            SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf", procfs=tmp_path), run=run_as(slurm)
+        )
         answer = source.poll()
         files = re.findall(r"gpu device number \d+\([^)]*/(nvidia[^/)]+)\):", slurm.node.log())[:8]
         truth = [opened[name] for name in files if name in opened]

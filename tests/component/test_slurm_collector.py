@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpu_exporter.attribution.slurm.collected import ANSWERS
-from gpu_exporter.attribution.slurm.source import SlurmSource
+from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.cluster.collector import MAX_ANSWER, Collector, CollectorRun
@@ -57,9 +57,9 @@ def test_nodes_learn_from_a_collector_what_slurmctld_would_say(
 
     def answers(node: str) -> list[list[tuple[object, ...]]]:
         collect()
-        asking = SlurmSource(node, run=ask, gres_conf=gres_conf, clock=clock).poll()
+        asking = SlurmSource(SlurmOptions(node=node, gres_conf=gres_conf), run=ask, clock=clock).poll()
         reading = SlurmSource(
-            node, run=ask, gres_conf=gres_conf, clock=clock, collected=str(tmp_path / "shared")
+            SlurmOptions(node=node, gres_conf=gres_conf, collected=str(tmp_path / "shared")), run=ask, clock=clock
         ).poll()
         assert (asking.problem, reading.problem) == ("", "")
         return [facts(list(answer.grants)) for answer in (asking, reading)]
@@ -81,19 +81,21 @@ def test_nodes_learn_from_a_collector_what_slurmctld_would_say(
         collector = [*GPU_EXPORTER, *command, f"--web.listen-address=127.0.0.1:{port}"]
         processes.start(collector, environment=slurm.environment)
         wait_for(lambda url=url: fetch(f"{url}{ANSWERS}n1"), "the collector's first round", 30)
-        overheard = SlurmSource("n0", run=ask, gres_conf=gres_conf, clock=clock, collected=f"{url}/").poll()
+        overheard = SlurmSource(
+            SlurmOptions(node="n0", gres_conf=gres_conf, collected=f"{url}/"), run=ask, clock=clock
+        ).poll()
         assert (facts(list(overheard.grants)), overheard.problem) == (answers("n0")[1], "")
         metrics = fetch(f"{url}/metrics") or ""
         assert "\ngpu_slurm_collector_nodes 2.0\n" in metrics
         assert ("\ngpu_reconciler_cycles_total " in metrics) == (command[0] == "reconcile")
     with pytest.raises(SourceError, match=r"/nodes/n7: HTTP status 404; does `gpu-exporter slurm-collector` run"):
-        SlurmSource("n7", run=ask, clock=clock, collected=url).poll()
+        SlurmSource(SlurmOptions(node="n7", collected=url), run=ask, clock=clock).poll()
 
     name = tmp_path / "shared" / "n0.json"
     assert '"jobs":[{"job_id":1' not in name.read_text()
     assert len(json.loads(name.read_text())["jobs"]) == 4
     with pytest.raises(SourceError, match=r"n7\.json: no such file; does `gpu-exporter slurm-collector"):
-        SlurmSource("n7", run=ask, clock=clock, collected=str(tmp_path / "shared")).poll()
+        SlurmSource(SlurmOptions(node="n7", collected=str(tmp_path / "shared")), run=ask, clock=clock).poll()
 
 
 @pytest.mark.parametrize("release", ["22.05", "24.11", "26.05"])
@@ -137,7 +139,11 @@ def test_a_cluster_with_a_collector_asks_twice_a_minute(slurm: Slurm, tmp_path: 
     first = slurm.submit("--gres=gpu:1", "-w", "n0", "-N1")
     assert run()
     nodes = [
-        SlurmSource("n0", run=ask, gres_conf=slurm.root / "etc" / "gres.conf", clock=clock, collected=str(tmp_path))
+        SlurmSource(
+            SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf", collected=str(tmp_path)),
+            run=ask,
+            clock=clock,
+        )
         for _ in range(NODES)
     ]
     nodes[0].poll()
@@ -152,7 +158,11 @@ def test_a_cluster_with_a_collector_asks_twice_a_minute(slurm: Slurm, tmp_path: 
         if poll == 60:
             asked = requests(slurm) - before
             held.append(slurm.submit("--gres=gpu:1", "-w", "n0", "-N1"))
-            steps.append(SlurmSource("n0", run=ask, clock=clock, collected=str(tmp_path))._presence._steps.read())
+            steps.append(
+                SlurmSource(
+                    SlurmOptions(node="n0", collected=str(tmp_path)), run=ask, clock=clock
+                )._presence._steps.read()
+            )
             before = requests(slurm)
         if poll % 18 == 17:
             assert run()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from gpu_exporter.attribution.slurm.source import SlurmSource
+from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.attribution.source import SourceError
 from gpu_exporter.model.holders import HolderKey
 from tests.component.test_slurm import FLAGS, PROLOG, SCENARIO, plug, run_as
@@ -134,7 +134,8 @@ def site(
 def watch(slurm: Slurm, holders: set[HolderKey], stop: threading.Event) -> None:
     """What the exporter asks is asked here too, to see which holders it makes of the runs."""
     source = SlurmSource(
-        "n0", run=run_as(slurm), gres_conf=slurm.root / "etc" / "gres.conf", job_files=slurm.root / "jobs"
+        SlurmOptions(node="n0", gres_conf=slurm.root / "etc" / "gres.conf", job_files=slurm.root / "jobs"),
+        run=run_as(slurm),
     )
     while not stop.wait(5.0):
         with contextlib.suppress(SourceError):  # slurmctld is away

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_exporter.attribution.procfs import Procfs
 from gpu_exporter.attribution.slurm.pace import Pace
-from gpu_exporter.attribution.slurm.source import SlurmSource
+from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.attribution.slurm.steps import StepReader
 from gpu_exporter.reconciler.slurm.live import parse_jobs
 from tests.component.test_slurm import run_as
@@ -58,12 +58,12 @@ class Jobs:
     def start(self, node: str) -> None:
         """An exporter that has just been started there, with the state of the one before."""
         self._sources[node] = SlurmSource(
-            node,
+            SlurmOptions(
+                node=node, gres_conf=self.slurm.root / "etc" / "gres.conf", state=self.slurm.root / "exporter" / node
+            ),
             run=run_as(self.slurm),
-            gres_conf=self.slurm.root / "etc" / "gres.conf",
             clock=self._clock,
             pace=Pace(5.0),
-            state=self.slurm.root / "exporter" / node,
         )
 
     def submit(self, *flags: str, steps: int = 1, groups: str = "") -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_exporter.attribution.slurm.gres_epochs import BEFORE, SKEW_S
 from gpu_exporter.attribution.slurm.pace import Pace
-from gpu_exporter.attribution.slurm.source import SlurmSource
+from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.attribution.source import Answer
 from tests.component.test_slurm import run_as
 from tests.testbed.processes import Processes, wait_for
@@ -36,7 +36,9 @@ class Node:
     def begin(self, state: Path | None = None) -> SlurmSource:
         """An exporter that has just been started."""
         return SlurmSource(
-            "n0", 60.0, run=run_as(self.slurm), gres_conf=self.gres_conf, pace=Pace(1.0), state=state or self.state
+            SlurmOptions(node="n0", timeout_s=60.0, gres_conf=self.gres_conf, state=state or self.state),
+            run=run_as(self.slurm),
+            pace=Pace(1.0),
         )
 
     def edit(self, text: str) -> Answer:

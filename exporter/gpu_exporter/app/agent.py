@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from gpu_exporter.app.wiring import activity_rules, asks_slurm, flatten_counts, settle_poll
 from gpu_exporter.attribution.identity import Identity
@@ -38,6 +39,31 @@ PATIENCE_S = 2.0  # that one source of holders may keep the others' answers from
 STOP_S = 0.5  # how long all loops together may take to end
 
 
+class Host(NamedTuple):
+    """How the agent sees the host beside the driver. `sysfs`: the PCI bus, None if GPUs are not of this host.
+    `processes`: whose processes run on each GPU, None if that is unknown. `kmsg`: the kernel log, None to leave it
+    alone. `works`: what holders do beside their GPUs, None if that is unknown.
+    """
+
+    sysfs: Path | None = None
+    processes: ProcessOwners | None = None
+    kmsg: Path | None = None
+    works: HostWorks | None = None
+
+
+class Publishing(NamedTuple):
+    """`note`: is shown on the status page. `interval_s`: how often a textfile is written, 0 without a textfile.
+    `driver_period_max_s`: longest sample period of the driver.
+    """
+
+    note: str = ""
+    interval_s: float = 0.0
+    driver_period_max_s: float = 1.0
+
+
+PUBLISHING, HOST = Publishing(), Host()
+
+
 class Agent:
     """Everything that runs until it is asked to stop."""
 
@@ -49,28 +75,19 @@ class Agent:
         clock: Clock,
         state: StateFile | None = None,
         enabled: Sequence[Collector] = registry.DEFAULT,
-        note: str = "",
-        driver_period_max_s: float = 1.0,
-        sysfs: Path | None = None,
-        publish_interval_s: float = 0.0,
-        processes: ProcessOwners | None = None,
-        kmsg: Path | None = None,
-        host: HostWorks | None = None,
+        publishing: Publishing = PUBLISHING,
+        host: Host = HOST,
     ) -> None:
-        """`publish_interval_s`: how often a textfile is written; 0 when every reader gets what is known by then.
-        `processes`: looks up whose processes run on each GPU, None where that is not known. `kmsg`: the kernel's log,
-        None to leave it alone. `host`: reads what holders do beside their GPUs, None where that is not known.
-        """
         self._settings = settings
         self._backend = backend
         self._clock = clock
         self._state = state
-        self._note = note
-        self._publish_interval_s = publish_interval_s
-        self.node = NodeState(settings, clock, state, processes, asks_slurm=asks_slurm(sources), host=host)
+        self._publishing = publishing
+        processes = host.processes
+        self.node = NodeState(settings, clock, state, processes, asks_slurm=asks_slurm(sources), host=host.works)
         directory = state.path.parent if state is not None else None
         boot_id = read_boot_id()
-        self._inventory = InventoryKeeper(ExpectedDevices(directory, boot_id), sysfs, backend.vendor, boot_id)
+        self._inventory = InventoryKeeper(ExpectedDevices(directory, boot_id), host.sysfs, backend.vendor, boot_id)
         self.driver = Driver(backend, clock, settings.sampling.deadline, self._expects_gpus)
         self.devices = DeviceManager(
             self.driver,
@@ -79,21 +96,21 @@ class Agent:
             self.node,
             self._inventory,
             enabled,
-            activity_rules(settings, driver_period_max_s),
+            activity_rules(settings, publishing.driver_period_max_s),
             settings.sampling.deadline,
         )
         self.diagnosis = DiagnosisLoop(settings, lambda: self.node.evidence(self._place(self.devices.observe())), clock)
         self._kernel_log = (
             KernelLogLoop(
-                kmsg, self.node.xids, self._list_gpus, clock, self.node.touch, self._inventory.note_failed_probes
+                host.kmsg, self.node.xids, self._list_gpus, clock, self.node.touch, self._inventory.note_failed_probes
             )
-            if kmsg is not None
+            if host.kmsg is not None
             else None
         )
         identity = Identity(settings.identity.user, directory)
         self.poller = Poller(sources, clock, settings.attribution.keep_last, identity, PATIENCE_S)
         self._processes = processes
-        self._host = host
+        self._host = host.works
         self._first_poll = threading.Event()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -227,12 +244,12 @@ class Agent:
             driver_error=driver.error,
             devices_visible=count_answering(driver),
             devices_expected=count_expected(driver, inventory),
-            sample_interval_s=max(self.devices.sample_interval_s(), self._publish_interval_s),
+            sample_interval_s=max(self.devices.sample_interval_s(), self._publishing.interval_s),
             last_sample_wall=self.node.last_sample_wall(),
             sources=self.poller.statuses(),
             attribution_known=self.poller.is_known() and self.node.is_resolved(),
             errors=flatten_counts(self.devices.error_counts()),
-            note=self._note,
+            note=self._publishing.note,
             unmanaged=inventory.unmanaged(),
             outcomes=(*self.devices.outcomes(), *([logged] if logged else [])),
             warnings=(

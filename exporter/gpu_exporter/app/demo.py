@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpu_exporter.app.agent import Agent
+from gpu_exporter.app.agent import Agent, Publishing
 from gpu_exporter.app.serve import ProcessSeries, repeat, stop_on_signal
 from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.clock import CompressedClock
@@ -54,7 +54,7 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
     settings = demo_settings()
     backend, source = build_simulation(load_scenario(scenario), clock, SAMPLE_PERIOD_S)
     note = f"Simulated GPUs; one second here is {speed / 60:g} minutes there."
-    agent = Agent(settings, backend, [source], clock, note=note, driver_period_max_s=PERIOD_MAX_S)
+    agent = Agent(settings, backend, [source], clock, publishing=Publishing(note, driver_period_max_s=PERIOD_MAX_S))
     process = ProcessSeries()
     publisher = Publisher(agent.view, agent.version, lambda: process.series, agent.node.history)
     server = HttpServer(address, ExporterSite(publisher, agent.readiness))

@@ -6,32 +6,34 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpu_exporter.clock import Clock
 from gpu_exporter.defaults import Settings
 from gpu_exporter.devices.errors import DriverUnavailable
 from gpu_exporter.devices.protocol import Backend, Device
 from gpu_exporter.model.views import AgentStatus, View
-from gpu_exporter.sampling.reader import Readers
+from gpu_exporter.sampling.reader import Reader, Readers
 from gpu_exporter.threads import start
 from gpu_exporter.vendor import Vendor
 from gpu_exporter.version import VERSION
 
 if TYPE_CHECKING:
+    from gpu_exporter.attribution.poller import Poller
     from gpu_exporter.attribution.processes import ProcessOwners
     from gpu_exporter.attribution.source import Source
     from gpu_exporter.inventory.inventory import Inventory
+    from gpu_exporter.node.state import NodeState
     from gpu_exporter.sampling.sampler import DeviceSampler
 
 PATIENCE = 0.8  # share of the time limit that GPUs have; the rest is for telling of those that answered
 
 
 def _status_without_driver(
-    reason: DriverUnavailable, settings: Settings, backend: Backend, state_directory: Path | None, sysfs: Path | None
+    reason: DriverUnavailable, settings: Settings, backend: Backend, around: Surroundings
 ) -> AgentStatus:
     """What is known of this node while the driver does not answer: which GPUs should be here."""
-    inventory = _read_inventory(backend.vendor, state_directory, sysfs)
+    inventory = _read_inventory(backend.vendor, around)
     return AgentStatus(
         version=VERSION,
         backend=backend.name,
@@ -46,14 +48,14 @@ def _status_without_driver(
     )
 
 
-def _read_inventory(vendor: Vendor, state_directory: Path | None, sysfs: Path | None) -> Inventory:
+def _read_inventory(vendor: Vendor, around: Surroundings) -> Inventory:
     """Which GPUs should be here."""
     from gpu_exporter.inventory.expected import ExpectedDevices
     from gpu_exporter.inventory.inventory import InventoryKeeper
     from gpu_exporter.ledger.state import read_boot_id
 
     boot_id = read_boot_id()
-    keeper = InventoryKeeper(ExpectedDevices(state_directory, boot_id), sysfs, vendor, boot_id)
+    keeper = InventoryKeeper(ExpectedDevices(around.state_directory, boot_id), around.sysfs, vendor, boot_id)
     keeper.look()
     return keeper.value
 
@@ -72,6 +74,19 @@ def make_readers(settings: Settings, backend: Backend, clock: Clock, enabled: Co
     return Readers(backend, enabled, clock, make_sampler)
 
 
+class Surroundings(NamedTuple):
+    """What one view needs beside the GPUs. `state_directory`: None if nothing is kept. `sysfs`, `processes`: as in Host
+    of the agent.
+    """
+
+    state_directory: Path | None = None
+    sysfs: Path | None = None
+    processes: ProcessOwners | None = None
+
+
+ALONE = Surroundings()
+
+
 def take_one_view(
     settings: Settings,
     backend: Backend,
@@ -79,62 +94,83 @@ def take_one_view(
     sources: Sequence[Source],
     clock: Clock,
     timeout_s: float,
-    state_directory: Path | None = None,
-    sysfs: Path | None = None,
-    processes: ProcessOwners | None = None,
+    around: Surroundings = ALONE,
 ) -> View:
-    """One view, of the GPUs and sources that answer well within `timeout_s`.
+    """One view, of the GPUs and sources that answer well within `timeout_s`; empty on a node that has no GPU.
 
-    On a node that has no GPU, the view is empty. Raises DriverUnavailable where a GPU is expected.
-
-    `reading` may have been started already. `processes` as for an Agent.
+    `reading` may have been started already. Raises DriverUnavailable if a GPU is expected.
     """
     deadline = clock.monotonic() + PATIENCE * timeout_s
     too_late = f"the driver did not answer within {timeout_s:g} s"
     try:
         readers = reading.take(deadline)
     except DriverUnavailable as exc:
-        status = _status_without_driver(exc, settings, backend, state_directory, sysfs)
+        status = _status_without_driver(exc, settings, backend, around)
         if status.expects_gpus:
             raise
         return View(clock.wall(), status, (), ())
     if readers is None:
         raise DriverUnavailable(too_late)
     # Loaded while the GPUs are read.
-    from gpu_exporter.app.wiring import asks_slurm, flatten_counts, settle_poll
+    from gpu_exporter.app.wiring import asks_slurm, settle_poll
     from gpu_exporter.attribution.identity import Identity
     from gpu_exporter.attribution.poller import Poller
     from gpu_exporter.diagnosis.loop import DiagnosisLoop
     from gpu_exporter.node.place import count_answering, count_expected, place
     from gpu_exporter.node.state import NodeState
-    from gpu_exporter.sampling.driver import DriverView, Position, warn_of_persistence
+    from gpu_exporter.sampling.driver import DriverView, Position
 
-    identity = Identity(settings.identity.user, state_directory)
+    identity = Identity(settings.identity.user, around.state_directory)
     poller = Poller(sources, clock, settings.attribution.keep_last, identity)
     asking = threading.Thread(target=poller.poll, name="attribution", daemon=True)
     start(asking)
-    inventory = _read_inventory(backend.vendor, state_directory, sysfs)
+    inventory = _read_inventory(backend.vendor, around)
     ended = [reader.join(deadline) for reader in readers]
     found = (Position(reader.identity, reader.snapshot, reader.is_hung, reader.error) for reader in readers)
     driver = DriverView(dict(enumerate(found)))
     if not all(ended) and not count_answering(driver):
         raise DriverUnavailable(too_late)
-    node = NodeState(settings, clock, processes=processes, asks_slurm=asks_slurm(sources))
-    errors: Counter[tuple[str, str]] = Counter()
+    node = NodeState(settings, clock, processes=around.processes, asks_slurm=asks_slurm(sources))
     for reader in readers:
-        errors.update(reader.errors)
         if reader.snapshot is not None:
             node.on_snapshot(reader.snapshot)
     asking.join(max(0.0, deadline - clock.monotonic()))
     placed = place(driver, inventory, node.known(), clock.monotonic(), clock.wall())
     expected = count_expected(driver, inventory)
-    settle_poll(node, poller, poller.grants(), placed, expected, processes)  # a source without an answer yet is named
-    status = AgentStatus(
+    # A source without an answer yet is named.
+    settle_poll(node, poller, poller.grants(), placed, expected, around.processes)
+    status = _describe(settings, backend, readers, poller, node, inventory, count_answering(driver), expected)
+    diagnosis = DiagnosisLoop(settings, lambda: node.evidence(placed), clock)
+    diagnosis.judge()
+    view = node.view(placed, status, diagnosis.findings)
+    if all(ended):
+        backend.close()
+    return view
+
+
+def _describe(
+    settings: Settings,
+    backend: Backend,
+    readers: Sequence[Reader],
+    poller: Poller,
+    node: NodeState,
+    inventory: Inventory,
+    visible: int,
+    expected: int,
+) -> AgentStatus:
+    """How this reading fared."""
+    from gpu_exporter.app.wiring import flatten_counts
+    from gpu_exporter.sampling.driver import warn_of_persistence
+
+    errors: Counter[tuple[str, str]] = Counter()
+    for reader in readers:
+        errors.update(reader.errors)
+    return AgentStatus(
         version=VERSION,
         backend=backend.name,
         driver_up=True,
         driver_error="",
-        devices_visible=count_answering(driver),
+        devices_visible=visible,
         devices_expected=expected,
         sample_interval_s=settings.sampling.interval,
         last_sample_wall=node.last_sample_wall(),
@@ -144,9 +180,3 @@ def take_one_view(
         warnings=(*warn_of_persistence(sum(reader.persistence_off for reader in readers)), *poller.warnings()),
         unmanaged=inventory.unmanaged(),
     )
-    diagnosis = DiagnosisLoop(settings, lambda: node.evidence(placed), clock)
-    diagnosis.judge()
-    view = node.view(placed, status, diagnosis.findings)
-    if all(ended):
-        backend.close()
-    return view

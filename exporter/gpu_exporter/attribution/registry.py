@@ -67,7 +67,7 @@ def _make_kubelet(options: SourceOptions, clock: Clock, vendor: Vendor) -> Sourc
         return None
     from gpu_exporter.attribution.kubelet.alive import PodLives, find_own_pod
     from gpu_exporter.attribution.kubelet.consumers import Consumers, parse_monitor
-    from gpu_exporter.attribution.kubelet.source import KubeletSource
+    from gpu_exporter.attribution.kubelet.source import KubeletOptions, KubeletSource
 
     monitors = [parse_monitor(text) for text in (*vendor.monitors, *options.monitors)]
     lives = None
@@ -75,15 +75,17 @@ def _make_kubelet(options: SourceOptions, clock: Clock, vendor: Vendor) -> Sourc
         lives = PodLives(options.find_pods, options.pod_uid or find_own_pod())
     return KubeletSource(
         clock,
-        options.kubelet_socket,
-        options.kubelet_logs,
-        timeout_s=options.timeout_s,
-        empty_confirm_s=options.empty_confirm_s,
-        resources=options.resources,
+        KubeletOptions(
+            socket=options.kubelet_socket,
+            logs=options.kubelet_logs,
+            timeout_s=options.timeout_s,
+            empty_confirm_s=options.empty_confirm_s,
+            resources=options.resources,
+            boot_wall=clock.wall() - time.clock_gettime(time.CLOCK_BOOTTIME),
+        ),
         vendor=vendor,
         consumers=Consumers(monitors, options.claims),
         lives=lives,
-        boot_wall=clock.wall() - time.clock_gettime(time.CLOCK_BOOTTIME),
     )
 
 
@@ -91,20 +93,22 @@ def _make_slurm(options: SourceOptions, clock: Clock, vendor: Vendor) -> Source 
     if not _is_wanted(options.slurm, is_slurm_node):
         return None
     from gpu_exporter.attribution.slurm.pace import Pace
-    from gpu_exporter.attribution.slurm.source import SlurmSource
+    from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
 
     return SlurmSource(
-        options.slurm_node,
-        options.timeout_s,
-        options.slurm_gres_conf,
+        SlurmOptions(
+            node=options.slurm_node,
+            timeout_s=options.timeout_s,
+            gres_conf=options.slurm_gres_conf,
+            procfs=options.procfs,
+            job_files=options.slurm_job_files,
+            collected=options.slurm_collected,
+            state=options.state,
+            keeps_state=options.keeps_state,
+        ),
         clock=clock,
         vendor=vendor,
         pace=Pace(options.slurm_interval_s if not options.slurm_collected else COLLECTED_EACH_S),
-        procfs=options.procfs,
-        job_files=options.slurm_job_files,
-        collected=options.slurm_collected,
-        state=options.state,
-        keeps_state=options.keeps_state,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -54,56 +54,85 @@ def resolve(
     finder = _Finder(
         snapshots, incomplete, {grant.device for grant in grants if grant.kind == "placement" and not grant.ended}
     )
-    units: dict[UnitId, list[tuple[Grant, str, str]]] = {}
-    unresolved: list[tuple[Grant, str]] = []
-    conflicts: list[Grant] = []
-    contradicted: dict[UnitId, Grant] = {}
-    kept: dict[NumberKey, UnitId] = {}
-    ended: dict[UnitId, str] = {}
+    found = _Found()
     for grant in grants:
-        if grant.ended:
-            left = finder.find(grant)[0]
-            if left is not None:
-                ended[left] = grant.holder.label
-            continue
+        if not grant.ended:
+            found.assign(grant, finder.find(grant), numbers)
+        elif (left := finder.find(grant)[0]) is not None:
+            found.ended[left] = grant.holder.label
+    doubts = _doubt_claims(found.units)
+    allocations = [pair for unit in found.units for pair in found.allocate(unit, finder, doubts)]
+    doubted = [
+        (each.grant, doubts[each.grant.claim])
+        for several in found.units.values()
+        for each in several
+        if each.grant.claim in doubts
+    ]
+    return Resolution(allocations, found.unresolved, found.conflicts, found.kept, found.ended, doubted)
+
+
+class _Assigned(NamedTuple):
+    """A grant that names a unit. `replica`: of a device that a device plugin shares. `basis`: what names the unit."""
+
+    grant: Grant
+    replica: str
+    basis: str
+
+
+class _Found:
+    """The grants, by the unit that each names. `kept`: numbers that stay with their unit while the holder runs."""
+
+    def __init__(self) -> None:
+        self.units: dict[UnitId, list[_Assigned]] = {}
+        self.unresolved: list[tuple[Grant, str]] = []
+        self.conflicts: list[Grant] = []
+        self.kept: dict[NumberKey, UnitId] = {}
+        self.ended: dict[UnitId, str] = {}
+        self._contradicted: dict[UnitId, Grant] = {}
+
+    def assign(self, grant: Grant, found: tuple[UnitId | None, str, str], numbers: Mapping[NumberKey, UnitId]) -> None:
+        """Note which unit a grant names, if it does. `found`: its unit, replica, and the reason without a unit."""
         number = (grant.holder.key, grant.number)
         is_kept = bool(grant.number) and not grant.holder.identity  # a name alone may be another holder by now
         before = numbers.get(number) if is_kept else None
-        unit, replica, reason = finder.find(grant)
+        unit, replica, reason = found
         basis = _describe_basis(grant)
         if unit is None and before is not None:
             unit, basis = before, f"{grant.number}, which led here when the holder began"
         elif unit is None:
-            unresolved.append((grant, reason))
-            continue
+            self.unresolved.append((grant, reason))
+            return
         elif before is not None and unit != before:
-            kept[number] = before  # neither is believed, for as long as the holder runs
+            self.kept[number] = before  # neither is believed, for as long as the holder runs
             reason = f"it led to {before.uuid} when the holder began and leads to {unit.uuid} now"
-            unresolved.append((grant, reason))
-            conflicts.append(grant)
-            continue
+            self.unresolved.append((grant, reason))
+            self.conflicts.append(grant)
+            return
         if is_kept:
-            kept[number] = unit
-        others = units.setdefault(unit, [])
-        if others and others[0][0].holder.source != grant.holder.source:
-            if others[0][0].holder.names.isdisjoint(grant.holder.names):
-                conflicts.append(grant)
-                contradicted.setdefault(unit, grant)
-        elif all(other.holder.key != grant.holder.key for other, _, _ in others):
-            others.append((grant, replica, basis))
-    allocations: list[tuple[Allocation, Grant]] = []
-    doubts = _doubt_claims(units)
-    for unit, several in units.items():
+            self.kept[number] = unit
+        others = self.units.setdefault(unit, [])
+        if others and others[0].grant.holder.source != grant.holder.source:
+            if others[0].grant.holder.names.isdisjoint(grant.holder.names):
+                self.conflicts.append(grant)
+                self._contradicted.setdefault(unit, grant)
+        elif all(other.grant.holder.key != grant.holder.key for other in others):
+            others.append(_Assigned(grant, replica, basis))
+
+    def allocate(self, unit: UnitId, finder: _Finder, doubts: Mapping[str, str]) -> Iterator[tuple[Allocation, Grant]]:
+        """The allocations of one unit. `doubts`: claims that may only watch, and why."""
+        several = self.units[unit]
         # Beside a holder that is certain a claim only watches: it has no part of this unit.
-        certain = [each for each in several if not each[0].claim or each[0].claim not in doubts]
+        certain = [each for each in several if not each.grant.claim or each.grant.claim not in doubts]
         holders = certain or several
         slices, whole = finder.slices.get(unit.mig_uuid, (1.0, 1.0))
+        ratio = board_share(slices, whole, len(holders))
         for grant, replica, basis in holders:
             share = "mig" if unit.mig_uuid else "none"
             doubt = doubts.get(grant.claim, "") if grant.claim else ""
             if grant.share or replica or (len(holders) > 1 and not doubt):
                 share = grant.share or "time_slice"
-            ratio = board_share(slices, whole, len(holders))
+            if other := self._contradicted.get(unit):
+                doubt = ", ".join(f"{each.holder.source} says {each.holder.label}" for each in (grant, other))
             allocation = Allocation(
                 unit,
                 grant.holder,
@@ -115,19 +144,10 @@ def resolve(
                 grant.working_wall,
                 basis=f"{basis} ({grant.witnesses})" if grant.witnesses else basis,
             )
-            if other := contradicted.get(unit):
-                sayings = (f"{each.holder.source} says {each.holder.label}" for each in (grant, other))
-                allocation = allocation._replace(contradiction=", ".join(sayings))
-            elif doubt:
-                allocation = allocation._replace(contradiction=doubt)
-            allocations.append((allocation, grant))
-    doubted = [
-        (each[0], doubts[each[0].claim]) for several in units.values() for each in several if each[0].claim in doubts
-    ]
-    return Resolution(allocations, unresolved, conflicts, kept, ended, doubted)
+            yield (allocation._replace(contradiction=doubt) if doubt else allocation), grant
 
 
-def _doubt_claims(units: Mapping[UnitId, Sequence[tuple[Grant, str, str]]]) -> dict[str, str]:
+def _doubt_claims(units: Mapping[UnitId, Sequence[_Assigned]]) -> dict[str, str]:
     """The claims that may only watch their devices, and why: somebody else has one of these, and not by the same claim.
 
     What is shown of one device is true of all of the claim's.

@@ -141,7 +141,7 @@ def _serve(
     state: StateFile | None,
 ) -> Ended:
     """Publish until a signal. Raises ValueError, OSError."""
-    from gpu_exporter.app.agent import Agent
+    from gpu_exporter.app.agent import Agent, Host, Publishing
     from gpu_exporter.app.serve import serve, write_textfiles
     from gpu_exporter.clock import SYSTEM_CLOCK
 
@@ -152,11 +152,13 @@ def _serve(
         SYSTEM_CLOCK,
         state,
         list_enabled(options),
-        sysfs=options.sysfs if backend.is_live else None,
-        publish_interval_s=options.textfile_interval if options.textfile is not None else 0.0,
-        processes=processes,
-        kmsg=options.kmsg if options.xid_kmsg else None,
-        host=build_host(options, backend, SYSTEM_CLOCK),
+        Publishing(interval_s=options.textfile_interval if options.textfile is not None else 0.0),
+        Host(
+            options.sysfs if backend.is_live else None,
+            processes,
+            options.kmsg if options.xid_kmsg else None,
+            build_host(options, backend, SYSTEM_CLOCK),
+        ),
     )
     if options.textfile is not None:
         return write_textfiles(agent, options.textfile, options.textfile_interval)

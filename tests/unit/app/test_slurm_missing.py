@@ -15,7 +15,7 @@ from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.attribution import registry
 from gpu_exporter.attribution.poller import Poller
 from gpu_exporter.attribution.registry import is_slurm_node
-from gpu_exporter.attribution.slurm.source import SlurmSource
+from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.cli.agent_flags import COLLECTORS
 from gpu_exporter.clock import SYSTEM_CLOCK, ManualClock
 from gpu_exporter.defaults import Settings
@@ -36,14 +36,14 @@ def without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_reading_is_partial_and_calls_no_gpu_free(without_slurm: None) -> None:
     backend, _ = build_simulation(parse_scenario({"gpus": [{"model": "T4"}]}), SYSTEM_CLOCK)
     readers = make_readers(Settings(), backend, SYSTEM_CLOCK, COLLECTORS)
-    view = take_one_view(Settings(), backend, readers, [SlurmSource("n0")], SYSTEM_CLOCK, 10.0)
+    view = take_one_view(Settings(), backend, readers, [SlurmSource(SlurmOptions(node="n0"))], SYSTEM_CLOCK, 10.0)
     assert EXITS[judge_health(view)] == Exit.PARTIAL
     assert view.status.sources[0].error.startswith("scontrol is neither on PATH nor in ")
     assert [row.state for row in list_rows(view)] == ["unknown"]
 
 
 def test_it_is_said_once_and_not_at_each_poll(without_slurm: None, caplog: pytest.LogCaptureFixture) -> None:
-    poller = Poller([SlurmSource("n0")], ManualClock(), 300.0)
+    poller = Poller([SlurmSource(SlurmOptions(node="n0"))], ManualClock(), 300.0)
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             poller.poll()

@@ -18,7 +18,7 @@ from tests.testbed.simulated_node import SimulatedNode
 from gpu_exporter.attribution.kubelet.alive import LOOK_S, PodLives
 from gpu_exporter.attribution.kubelet.consumers import Consumers, parse_monitor
 from gpu_exporter.attribution.kubelet.podresources import LIST
-from gpu_exporter.attribution.kubelet.source import KubeletSource
+from gpu_exporter.attribution.kubelet.source import KubeletOptions, KubeletSource
 from gpu_exporter.clock import Clock
 from gpu_exporter.devices.protocol import Processes
 from gpu_exporter.devices.scenario import parse_scenario
@@ -66,7 +66,10 @@ class Cluster:
         lives = PodLives(self._find, OWN)
         booted = clock.wall() - self.booted_s
         return KubeletSource(
-            clock, Path("/none"), self.logs, consumers=Consumers(monitors), lives=lives, boot_wall=booted
+            clock,
+            KubeletOptions(socket=Path("/none"), logs=self.logs, boot_wall=booted),
+            consumers=Consumers(monitors),
+            lives=lives,
         )
 
     def _find(self, wanted: set[str]) -> set[str] | None:

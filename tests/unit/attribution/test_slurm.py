@@ -24,7 +24,7 @@ from gpu_exporter.attribution.slurm.controller import (
 from gpu_exporter.attribution.slurm.gres_epochs import BEFORE
 from gpu_exporter.attribution.slurm.pace import INTERVAL_MAX_S, Pace
 from gpu_exporter.attribution.slurm.parse import COLUMNS, SINFO_FORMAT, SQUEUE_FORMAT
-from gpu_exporter.attribution.slurm.source import SlurmSource
+from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.attribution.source import Answer, CommandFailed, SlowSource, SourceError
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.model.holders import Holder, HolderKey
@@ -62,7 +62,9 @@ class Cluster:
         self.source = self.new_source(Pace(0.0))
 
     def new_source(self, pace: Pace) -> SlurmSource:
-        return SlurmSource("n0", run=self.run, clock=self.clock, pace=pace, procfs=self.directory / "proc")
+        return SlurmSource(
+            SlurmOptions(node="n0", procfs=self.directory / "proc"), run=self.run, clock=self.clock, pace=pace
+        )
 
     def run(self, command: Sequence[str], timeout_s: float) -> str:
         text = " ".join(command)
@@ -241,12 +243,12 @@ def test_the_node_is_the_one_given_else_slurmds_else_this_host_by_its_short_name
         monkeypatch.setenv("SLURMD_NODENAME", slurmd)
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="gpu-12.cluster.example"))
     with contextlib.suppress(AssertionError):  # the cluster knows n0 alone
-        SlurmSource(given, run=cluster.run, clock=cluster.clock).poll()
+        SlurmSource(SlurmOptions(node=given), run=cluster.run, clock=cluster.clock).poll()
     assert cluster.asked == [f"scontrol listpids * {asked}"]
 
 
 def test_every_command_has_the_time_that_was_given(cluster: Cluster) -> None:
-    SlurmSource("n0", 2.5, run=cluster.run, clock=cluster.clock).poll()
+    SlurmSource(SlurmOptions(node="n0", timeout_s=2.5), run=cluster.run, clock=cluster.clock).poll()
     assert cluster.limits == {2.5}
 
 
@@ -519,7 +521,7 @@ def test_two_files_that_disagree_prove_nothing(cluster: Cluster) -> None:
     answer = cluster.source.poll()
     assert answer.grants[0].kind == "unproven"
     assert "give the GPUs different orders" in answer.problem
-    named = SlurmSource("n0", gres_conf=cached / "gres.conf", run=cluster.run, clock=cluster.clock)
+    named = SlurmSource(SlurmOptions(node="n0", gres_conf=cached / "gres.conf"), run=cluster.run, clock=cluster.clock)
     assert [(c.kind, c.device) for c in named.poll().grants] == [("minor", "0")]
 
 
@@ -854,7 +856,7 @@ def test_a_look_at_a_slow_slurm_has_one_deadline_however_many_jobs_there_are(clu
         cluster.clock.advance(slow)
         return cluster.run(command, timeout_s)
 
-    source = SlurmSource("n0", run=run, clock=cluster.clock, pace=Pace(0.0))
+    source = SlurmSource(SlurmOptions(node="n0"), run=run, clock=cluster.clock, pace=Pace(0.0))
     assert [grant.holder.identity for grant in source.poll().grants] == ["hidden"]
     assert given == [5.0, 5.0, 5.0, 2.0]  # steps; configuration, node and jobs together
     slow = 11.0
@@ -877,5 +879,5 @@ def test_one_slow_answer_leaves_no_job_without_its_gpus_for_long(cluster: Cluste
             cluster.clock.advance(5.02)
         return answer
 
-    source = SlurmSource("n0", run=run, clock=cluster.clock, pace=Pace(60.0))
+    source = SlurmSource(SlurmOptions(node="n0"), run=run, clock=cluster.clock, pace=Pace(60.0))
     assert sorted(grant.holder.job_id for grant in source.poll().grants) == ["7", "8"]

@@ -13,7 +13,7 @@ from tests.testbed.processes import wait_for
 from gpu_exporter import commands as programs
 from gpu_exporter.attribution.registry import runs_slurmd
 from gpu_exporter.attribution.slurm import commands as slurm_commands
-from gpu_exporter.attribution.slurm.source import SlurmSource
+from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.attribution.source import SlowSource, SourceError
 
 
@@ -44,7 +44,7 @@ def test_a_child_sees_no_variable_that_filters_or_formats(commands: Path, monkey
 
 def test_a_command_that_is_not_there_is_named_with_the_remedy(commands: Path) -> None:
     with pytest.raises(SourceError) as caught:
-        SlurmSource("n0").poll()
+        SlurmSource(SlurmOptions(node="n0")).poll()
     assert str(caught.value).startswith("scontrol is neither on PATH nor in ")
     assert str(caught.value).endswith("add its directory to PATH, or pass --no-attribution.slurm")
 

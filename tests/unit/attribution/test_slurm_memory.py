@@ -11,7 +11,7 @@ from tests.unit.attribution.test_slurm_quiet import KTHREADD, Filing, Node
 
 from gpu_exporter.attribution.slurm.memory import FILE, SAVE_EACH_S
 from gpu_exporter.attribution.slurm.pace import Pace
-from gpu_exporter.attribution.slurm.source import SlurmSource
+from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.attribution.source import Answer, SourceError
 
 AWAY = "Unable to contact slurm controller"
@@ -21,14 +21,16 @@ BOTH = {"j1": "gpu:h100:1(IDX:0)", "j2": "gpu:h100:1(IDX:1)"}
 def start(cluster: Cluster, *, writes: bool = True, files: Path | None = None, each_s: float = 60.0) -> None:
     """An exporter that has just been started, with the memory of the one before."""
     cluster.source = SlurmSource(
-        "n0",
+        SlurmOptions(
+            node="n0",
+            procfs=cluster.directory / "proc",
+            job_files=files,
+            state=cluster.directory / "state",
+            keeps_state=writes,
+        ),
         run=cluster.run,
         clock=cluster.clock,
         pace=Pace(each_s, lambda: 0.0),
-        procfs=cluster.directory / "proc",
-        job_files=files,
-        state=cluster.directory / "state",
-        keeps_state=writes,
     )
 
 

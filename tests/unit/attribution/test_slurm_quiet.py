@@ -10,7 +10,7 @@ from tests.unit.attribution.test_slurm import SINFO, Cluster, fail
 
 from gpu_exporter.attribution.procfs import NewestProcess, Procfs
 from gpu_exporter.attribution.slurm.pace import INTERVAL_MAX_S, Pace
-from gpu_exporter.attribution.slurm.source import SlurmSource
+from gpu_exporter.attribution.slurm.source import SlurmOptions, SlurmSource
 from gpu_exporter.attribution.source import SourceError
 
 ONE = "gpu:h100:1(IDX:0)"
@@ -266,12 +266,10 @@ class Filing(Node):
     def restart(self) -> None:
         """An exporter that has just been started."""
         self.source = SlurmSource(
-            "n0",
+            SlurmOptions(node="n0", procfs=self.directory / "proc", job_files=self.files),
             run=self.run,
             clock=self.clock,
             pace=Pace(60.0, lambda: 0.0),
-            procfs=self.directory / "proc",
-            job_files=self.files,
         )
 
     def file(self, job: str, text: str, written_s_ago: float = 0.0) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.testbed.processes import wait_for
 from tests.testbed.simulated_node import SimulatedNode
 
-from gpu_exporter.app.agent import Agent
+from gpu_exporter.app.agent import Agent, Host
 from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.attribution.contradict import Who
 from gpu_exporter.clock import SYSTEM_CLOCK, ManualClock
@@ -171,7 +171,7 @@ def test_an_agent_looks_by_itself(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.spend(120, 32.0)
     backend, source = build_simulation(parse_scenario({"gpus": [{"model": "H100"}]}), SYSTEM_CLOCK, 0.2)
-    agent = Agent(Settings(), backend, [source], SYSTEM_CLOCK, host=machine.works)
+    agent = Agent(Settings(), backend, [source], SYSTEM_CLOCK, host=Host(works=machine.works))
     agent.start()
     try:
         wait_for(lambda: not machine.works.works, "the agent to look", 30)

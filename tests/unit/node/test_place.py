@@ -71,7 +71,7 @@ def test_a_gpu_whose_first_reading_hangs_is_shown_and_one_that_is_being_read_is_
 def test_a_gpu_that_was_given_to_a_virtual_machine_is_away_and_not_expected() -> None:
     inventory = expected(A, functions=bound(a="vfio-pci", b="nvidia"))
     driver = DriverView({0: LOST})
-    other = {"@0000:11:00.0": "bound to kernel driver nvidia, whose list does not have it"}
+    other = {"@0000:11:00.0": "bound to kernel driver nvidia, but not in the driver's list"}
     assert shown(driver, inventory) == {"GPU-a": "away bound to kernel driver vfio-pci", **other}
     assert count_expected(driver, inventory) == 1  # the other one
     assert shown(DriverView({0: UP}), inventory) == {"GPU-a": "up", **other}  # whoever answers is here

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from gpu_exporter.attribution.kubelet.alive import PodLives
 from gpu_exporter.attribution.kubelet.consumers import Consumers
@@ -42,6 +43,20 @@ SETTLED_S = 900.0  # after a start of the node every pod has its cgroup, or none
 ID_MAX = 80  # characters of an id in a text
 
 
+class KubeletOptions(NamedTuple):
+    """Where the source reads. `logs`: directory of the pods' logs. `empty_confirm_s`: how long an answer without pods
+    must last before it counts. `resources`: regular expressions of further resources whose devices are GPUs.
+    `boot_wall`: Unix seconds of the node's last start.
+    """
+
+    socket: Path
+    logs: Path
+    timeout_s: float = 5.0
+    empty_confirm_s: float = 5.0
+    resources: Sequence[str] = ()
+    boot_wall: float = 0.0
+
+
 class KubeletSource:
     """Polls one kubelet."""
 
@@ -50,31 +65,25 @@ class KubeletSource:
     def __init__(
         self,
         clock: Clock,
-        socket: Path,
-        log_directory: Path,
-        timeout_s: float = 5.0,
-        empty_confirm_s: float = 5.0,
-        resources: Sequence[str] = (),
+        options: KubeletOptions,
         vendor: Vendor = NVIDIA,
         consumers: Consumers | None = None,
         lives: PodLives | None = None,
-        boot_wall: float = 0.0,
     ) -> None:
-        """`resources`: regular expressions of further resources whose devices are GPUs. `consumers`: None where every
-        entry holds its device. `lives`: None where pods that have ended are not told apart. `boot_wall`: Unix seconds
-        of the node's last start. Raises ValueError.
+        """`consumers`: None where every entry holds its device. `lives`: None where pods that have ended are not told
+        apart. Raises ValueError.
         """
-        self._ids = DeviceIds(vendor, resources)
+        self._ids = DeviceIds(vendor, options.resources)
         self._consumers = consumers or Consumers()
         self._lives = lives
-        self._boot_wall = boot_wall
+        self._boot_wall = options.boot_wall
         self._clock = clock
-        self._socket = socket
+        self._socket = options.socket
         self._pods = read_pods(self._ids.device_of, self._ids.has_gpus)
         self._allocatable = read_allocatable(self._ids.device_of)
-        self._logs = PodLogs(log_directory, clock)
-        self._timeout_s = timeout_s
-        self._empty_confirm_s = empty_confirm_s
+        self._logs = PodLogs(options.logs, clock)
+        self._timeout_s = options.timeout_s
+        self._empty_confirm_s = options.empty_confirm_s
         self._uids: Mapping[PodName, str] = {}
         self._held: set[PodName] = set()  # pods with GPUs in the last answer that was believed
         self._kubelet: tuple[int, int] | None = None  # which kubelet gave it

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from gpu_exporter.attribution.procfs import NewestProcess, Procfs
 from gpu_exporter.attribution.slurm import commands as slurm_commands
 from gpu_exporter.attribution.slurm.collected import Collected
-from gpu_exporter.attribution.slurm.controller import Controller, Look, Run, how_far_ahead
+from gpu_exporter.attribution.slurm.controller import Controller, Known, Look, Run, how_far_ahead
 from gpu_exporter.attribution.slurm.filed import FiledJobs, is_whole, read_job, start_here
 from gpu_exporter.attribution.slurm.grants import (
     list_witnesses,
@@ -48,6 +48,26 @@ ENDED_MAX = 4096  # jobs that ended while Slurm had never answered
 RESTART_S = 5.0  # by so much more a slurmd is a newer one: the kernel's time of the boot moves with the clock
 
 
+class SlurmOptions(NamedTuple):
+    """Where the source reads. `node`: NodeName of this node, "" for its short host name. `gres_conf`: None for the
+    usual places. `procfs`: the host's /proc. `job_files`: directory of the prolog's files, None for the usual place.
+    `collected`: directory or address of a collector, which is then asked in place of slurmctld. `state`: directory
+    that keeps what must survive a restart, None to keep nothing; `keeps_state`: whether this process writes there.
+    """
+
+    node: str = ""
+    timeout_s: float = 5.0
+    gres_conf: Path | None = None
+    procfs: Path = Path("/proc")
+    job_files: Path | None = None
+    collected: str = ""
+    state: Path | None = None
+    keeps_state: bool = True
+
+
+DEFAULTS = SlurmOptions()
+
+
 class SlurmSource:
     """Says who has the GPUs of one node of a Slurm cluster."""
 
@@ -55,36 +75,25 @@ class SlurmSource:
 
     def __init__(
         self,
-        node: str = "",
-        timeout_s: float = 5.0,
-        gres_conf: Path | None = None,
+        options: SlurmOptions = DEFAULTS,
         run: Run = slurm_commands.run,
         clock: Clock = SYSTEM_CLOCK,
         vendor: Vendor = NVIDIA,
         pace: Pace | None = None,
-        procfs: Path = Path("/proc"),
-        job_files: Path | None = None,
-        collected: str = "",
-        state: Path | None = None,
-        keeps_state: bool = True,
     ) -> None:
-        """`pace`: when the controller is asked, each 60 s by default; `procfs`: the host's /proc; `job_files`: where a
-        prolog says who has what, None for the place where ours does. `collected`: directory or address of a collector;
-        then the controller is not asked. `state`: directory with what is remembered over
-        restarts, None for none; `keeps_state`: whether to write there. Raises ValueError for a name that no node has.
-        """
+        """`pace`: when the controller is asked, every 60 s by default. Raises ValueError for an impossible NodeName."""
         self._vendor = vendor
-        self._node = node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
-        self._gres_conf = gres_conf
+        self._node = options.node or os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+        self._gres_conf = options.gres_conf
         self._clock = clock
-        self._procfs = procfs
+        self._procfs, procfs, timeout_s = options.procfs, Procfs(options.procfs), options.timeout_s
         self._controller = (
             Controller(self._node, timeout_s, run, clock)
-            if not collected
-            else Collected(self._node, collected, timeout_s, clock)
+            if not options.collected
+            else Collected(self._node, options.collected, timeout_s, clock)
         )
-        steps = StepReader(self._node, lambda command: run(command, timeout_s), Procfs(procfs))
-        self._presence = Presence(steps, job_files, clock)
+        steps = StepReader(self._node, lambda command: run(command, timeout_s), procfs)
+        self._presence = Presence(steps, options.job_files, clock)
         self._pace = pace if pace is not None else Pace(60.0)
         self._look: Look | None = None
         self._renewed_s = 0.0  # after so long another look follows
@@ -92,13 +101,13 @@ class SlurmSource:
         self._seen: Watched | None = None  # at the last look
         self._before = Steps({})  # at the last poll
         self._written: dict[str, float] = {}  # when the files of jobs were written, at the last poll
-        self._epochs = Epochs(state, self._node, writes=keeps_state)
-        self._memory = Memory(state, self._node, Procfs(procfs), writes=keeps_state)
+        self._epochs = Epochs(options.state, self._node, writes=options.keeps_state)
+        self._memory = Memory(options.state, self._node, procfs, writes=options.keeps_state)
         self._filed = FiledJobs()
         self._granted: dict[str, tuple[str, list[Grant]]] = {}  # by job, at the last poll: restart count and grants
         self._ended: list[EndedJob] = []  # not told yet
         self._misfit = False  # gres.conf proves no order, with what Slurm says of the node
-        self._slurmd = NewestProcess(Procfs(procfs), "slurmd")
+        self._slurmd = NewestProcess(procfs, "slurmd")
         self._renewal = Retry(RENEW_FIRST_S, RENEW_MOST_S)
         self._again: dict[
             str, float
@@ -179,85 +188,43 @@ class SlurmSource:
         Raises SourceError where the record cannot say which of the jobs' grants is wrong.
         """
         config = look.config
-        places = list_places(config, self._node, self._gres_conf)
-        found = read_order(places, self._node, look.node, self._vendor)
+        found = read_order(list_places(config, self._node, self._gres_conf), self._node, look.node, self._vendor)
         self._filed.is_on = found.order.kind != "unknown" and not found.shares
         lost, told = self._filed.list_lost(look, present), look.jobs
         look, disputed = self._filed.merge(look, present, self._clock.monotonic())
-        node = look.node
         problems = [text for text in (self._failed, look.problem, *disputed.values()) if text]
         if lost:
             named = ", ".join(sorted(lost)[:3])
             problems.append(
                 f"only a prolog's file told of job {named}, and it is not seen now, so no GPU is called free"
             )
-        notices = list(present.notices)
+        problems += self._count_surplus(look)
+        order = self._epochs.note(found, look.node.slurmd_start, self._clock.wall())
         used = look.in_use()
-        if node.used.unnamed:
-            surplus = look.surplus()
-            if surplus > 0:
-                raise SourceError(f"the jobs of node {self._node} have {surplus} GPUs more than the node has in use")
-            if surplus < 0:
-                problems.append(f"{self._why_hidden(f'{-surplus} GPUs', config)}, so no GPU is called free")
-        order = self._epochs.note(found, node.slurmd_start, self._clock.wall())
         self._misfit = order.kind == "unknown" and bool(used)
         if self._misfit:
             problems.append(f"GPUs in use cannot be resolved: {order.problem}")
         else:
             self._renewal.settle()
-        grants: list[Grant] = []
-        conflicts = 0
-        ahead_s = how_far_ahead(look.clock, self._clock.monotonic(), self._clock.wall())
-        for job_id, known in look.jobs.items():
-            gpus = known.gpus or JobGpus((), 0)
-            holder = self._holder(known.job, config, gpus)
-            if gpus.unnamed:
-                problems.append(
-                    f"{holder.label} has {gpus.unnamed} GPUs without an index: "
-                    "File= in gres.conf must name device files"
-                )
-            file = present.files.get(job_id, JobFile())
-            start = start_here(known.job.start, file, ahead_s)
-            own = self._epochs.at(start, order)
-            conflicts += bool(why_contradicted(gpus, file))
-            for index, share in (*((index, "") for index in gpus.indexes), *gpus.shared):
-                if index in used:
-                    why, obstacle = why_contradicted(gpus, file), "contradiction"
-                    if not why:
-                        why, obstacle = why_not_running(known, present.steps)
-                    grant = make_grant(index, own, holder, why, obstacle)._replace(
-                        start_here=start,
-                        share=share,
-                        witnesses=list_witnesses(job_id, present, is_told=told.get(job_id) is known),
-                    )
-                    if grant.kind == "unproven":
-                        grant = open_instance(grant, index, own, self._procfs)
-                    if grant.kind == "unproven":
-                        grant = name_by_prolog(grant, index, gpus, file)
-                    grants.append(grant if self._is_here(job_id, present) else self._as_of(look, grant))
-                    continue
-                conflicts += 1
-                problems.append(f"{holder.label} claims IDX {index}, which node {self._node} does not have in use")
-        hidden = sorted(used - look.claimed())
-        own = self._epochs.at(None, order)
-        for index in hidden:
-            grant = make_grant(
-                index, own, self._hidden(index, config), "held by a job that Slurm does not show", "hidden"
-            )
-            grants.append(self._as_of(look, grant._replace(share=dict(node.used.shared).get(index, ""))))
-        if hidden:
-            notices.append(self._why_hidden(f"IDX {', '.join(map(str, hidden))}", config))
+        granted = self._grant_jobs(look, present, told, order)
+        hidden = self._grant_hidden(look, order)
         ended, missed = self._list_ended(look, order)
         over = {grant.holder.key for grant in ended}
         self._filed.forget(look, present, {grant.holder.job_id for grant in ended})
-        grants = [grant for grant in grants if grant.holder.key not in over]  # its last processes may still be there
+        # The last processes of a job that has ended may still be there.
+        grants = [grant for grant in (*granted.grants, *hidden) if grant.holder.key not in over]
         self._granted = {job: (known.job.restarts, []) for job, known in look.jobs.items()}
         for grant in grants:
             if grant.holder.job_id:  # else it is hidden
                 self._granted[grant.holder.job_id][1].append(grant)
-        share = node.used.unnamed_share or next((g.unnamed_share for g in look.gpus() if g.unnamed_share), "")
+        problems += granted.problems
+        share = look.node.used.unnamed_share or next((g.unnamed_share for g in look.gpus() if g.unnamed_share), "")
         if share:
             problems.append(f"{share} is in use, and of which GPU Slurm does not say, so no GPU is called free")
+        notices = list(present.notices)
+        if hidden:
+            indexes = sorted(used - look.claimed())
+            notices.append(self._why_hidden(f"IDX {', '.join(map(str, indexes))}", config))
         late = sorted(_list_late(look, present))
         if late:
             notices.append(f"not in the collector's last round: job {', '.join(late[:3])}, so no GPU is called free")
@@ -265,15 +232,71 @@ class SlurmSource:
             grants,
             "; ".join(dict.fromkeys(problems)),
             notice="; ".join(notices[:3]),
-            conflicts=conflicts,
+            conflicts=granted.conflicts,
             hides_users=bool(config.private & {"jobs", "users"}),
             is_late=bool(late or self._again.keys() & present.jobs),
             as_of=look.asked if self._failed or look.each_s else None,
             is_old=bool(self._failed),
-            devices=None if self._failed else _count_devices(order, node),
+            devices=None if self._failed else _count_devices(order, look.node),
             ended=ended,
             missed=missed,
         )
+
+    def _count_surplus(self, look: Look) -> list[str]:
+        """Problems of a node whose record counts GPUs and names none. Raises SourceError where jobs have too many."""
+        if not look.node.used.unnamed:
+            return []
+        surplus = look.surplus()
+        if surplus > 0:
+            raise SourceError(f"the jobs of node {self._node} have {surplus} GPUs more than the node has in use")
+        if surplus == 0:
+            return []
+        return [f"{self._why_hidden(f'{-surplus} GPUs', look.config)}, so no GPU is called free"]
+
+    def _grant_jobs(self, look: Look, present: Present, told: Mapping[str, Known], order: GpuOrder) -> _Granted:
+        """`told`: the jobs that slurmctld itself has told of."""
+        grants: list[Grant] = []
+        problems: list[str] = []
+        conflicts, used = 0, look.in_use()
+        ahead_s = how_far_ahead(look.clock, self._clock.monotonic(), self._clock.wall())
+        for job_id, known in look.jobs.items():
+            gpus, file = known.gpus or JobGpus((), 0), present.files.get(job_id, JobFile())
+            holder = self._holder(known.job, look.config, gpus)
+            if gpus.unnamed:
+                problems.append(
+                    f"{holder.label} has {gpus.unnamed} GPUs without an index: "
+                    "File= in gres.conf must name device files"
+                )
+            start = start_here(known.job.start, file, ahead_s)
+            own = self._epochs.at(start, order)
+            contradicted = why_contradicted(gpus, file)
+            why, obstacle = (contradicted, "contradiction") if contradicted else why_not_running(known, present.steps)
+            conflicts += bool(contradicted)
+            witnesses = list_witnesses(job_id, present, is_told=told.get(job_id) is known)
+            for index, share in (*((index, "") for index in gpus.indexes), *gpus.shared):
+                if index not in used:
+                    conflicts += 1
+                    problems.append(f"{holder.label} claims IDX {index}, which node {self._node} does not have in use")
+                    continue
+                grant = make_grant(index, own, holder, why, obstacle)._replace(
+                    start_here=start, share=share, witnesses=witnesses
+                )
+                if grant.kind == "unproven":
+                    grant = open_instance(grant, index, own, self._procfs)
+                if grant.kind == "unproven":
+                    grant = name_by_prolog(grant, index, gpus, file)
+                grants.append(grant if self._is_here(job_id, present) else self._as_of(look, grant))
+        return _Granted(grants, problems, conflicts)
+
+    def _grant_hidden(self, look: Look, order: GpuOrder) -> list[Grant]:
+        """The GPUs in use that no job explains."""
+        shares, own = dict(look.node.used.shared), self._epochs.at(None, order)
+        grants: list[Grant] = []
+        for index in sorted(look.in_use() - look.claimed()):
+            holder = self._hidden(index, look.config)
+            grant = make_grant(index, own, holder, "held by a job that Slurm does not show", "hidden")
+            grants.append(self._as_of(look, grant._replace(share=shares.get(index, ""))))
+        return grants
 
     def _list_ended(self, look: Look, order: GpuOrder) -> tuple[tuple[Grant, ...], int]:
         """The grants of jobs that have ended since the last poll, up to their end, and how many jobs left none."""
@@ -343,6 +366,14 @@ class SlurmSource:
         if "jobs" in config.private:
             return f"{text}: PrivateData=jobs hides them from uid {os.geteuid()}; run as SlurmUser or root"
         return text
+
+
+class _Granted(NamedTuple):
+    """Grants of jobs, with what is wrong. `conflicts`: how many claims something contradicts."""
+
+    grants: list[Grant]
+    problems: list[str]
+    conflicts: int
 
 
 def _count_devices(order: GpuOrder, node: NodeRecord) -> int | None:
