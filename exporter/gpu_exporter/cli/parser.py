@@ -1,6 +1,6 @@
 """A command's parser: flags in named groups, and for a service a variable for each of its settings.
 
-A variable becomes an argument before the flags are parsed (docs/configuration.md#environment): conversion, choices and
+A variable becomes an argument before the flags are parsed (docs/commands.md, Environment): conversion, choices and
 lists are the same, a flag replaces what the variable said, and an empty variable counts as not set. A list takes one
 item a line, since an item may contain a comma.
 """

@@ -1,9 +1,10 @@
 """Jobs by Slurm: who has which GPU of this node.
 
-Each poll reads on this node alone which jobs are here (slurm_presence.py). The controller (slurm_controller.py) is
-asked who has what when a job begins or ends here, and otherwise about once a minute (pace.py), or not at all where a
-prolog writes who has GPUs: what it says of jobs that the node does not see counts until it is asked again. What an IDX
-means is in gres.conf (gres_conf.py); where that is not proven, only a UUID that the prolog wrote names the GPU.
+Every poll reads which jobs are on this node, from the node alone (presence.py). The source asks slurmctld
+(controller.py) who has what when a job begins or ends here, and otherwise about once a minute (pace.py). It does not ask
+if a prolog writes who has GPUs. An answer about jobs that the node does not see counts until the next question.
+gres.conf defines which GPU an IDX means (gres_conf.py). Without that proof, only a UUID that the prolog wrote names the
+GPU.
 """
 
 from __future__ import annotations

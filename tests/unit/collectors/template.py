@@ -1,0 +1,27 @@
+"""A collector to copy: into exporter/gpu_exporter/collectors/NAME.py. test_template.py is its test.
+
+Then add it to `collectors/registry.py` and to `COLLECTORS` of `cli/agent_flags.py`.
+"""
+
+from __future__ import annotations
+
+from gpu_exporter.collectors.contract import SLOW_INTERVAL_S, Collector, Cycle
+from gpu_exporter.collectors.plausible import RATIO
+from gpu_exporter.model.metrics import Family
+
+GPU_FAN_SPEED_RATIO = Family(
+    "gpu_fan_speed_ratio",  # base units, and the unit in the name
+    "gauge",
+    "Fan speed as a share of its maximum; absent on boards without a fan",
+    source="nvmlDeviceGetFanSpeed",
+    generations="boards with fans",
+    plausible=RATIO,  # a value outside is no data, and counted
+)
+
+
+def collect_fan(cycle: Cycle) -> None:
+    """`read` counts a call that fails; `add` publishes nothing for None."""
+    cycle.add(GPU_FAN_SPEED_RATIO, cycle.read(cycle.device.read_fan_speed))  # type: ignore[attr-defined]
+
+
+FAN = Collector("fan", (GPU_FAN_SPEED_RATIO,), collect_fan, every_s=SLOW_INTERVAL_S)

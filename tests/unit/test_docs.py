@@ -1,0 +1,193 @@
+"""Names in docs, docstrings and help texts exist: links, anchors, files, commands, flags, variables, metrics, settings."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gpu_exporter.cli.commands import COMMANDS, SERVE
+from gpu_exporter.cli.parser import Parser
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "exporter" / "gpu_exporter"
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "alerts").rglob("*.md")]
+MODULES = [*PACKAGE.rglob("*.py"), *(ROOT / "tools").glob("*.py")]
+SEARCHED = (ROOT, PACKAGE, PACKAGE / "reconciler", ROOT / "docs", ROOT / "alerts", ROOT / "tests")
+# Flags of other programs, and names that tell what was before.
+FOREIGN_FILES = {
+    "config.toml",  # containerd's
+    "doc/PROTOCOL-HTTP2.md",  # of gRPC
+    "docs/web-configuration.md",  # of exporter-toolkit
+    "gpu_exporter/defaults.py",  # as a place in the package
+    "sitecustomize.py",
+}
+FOREIGN_NAMES = {"gpu_slices", "gpu_instance"}  # fields, and no metrics
+STATE_FILES = {"identity.key"}
+FOREIGN_FLAGS = {
+    "--all", "--check", "--create-namespace", "--clusters", "--comment", "--compressed", "--dry-run", "--file", "--flaml", "--gres",
+    "--help", "--json", "--local", "--namespace", "--output", "--output-dir", "--set", "--set-file", "--strict",
+    "--update-golden", "--version", "--web.config.file", "--wait",
+}  # fmt: skip
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """Every text that names things, by where it is."""
+    for path in PAGES:
+        yield path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node, clean=False)
+                if text:
+                    yield f"{path.relative_to(ROOT).as_posix()}:{getattr(node, 'lineno', 1)}", text
+
+
+def anchors_of(text: str) -> set[str]:
+    """As GitHub makes them of headings."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+        number = next(n for n in range(100) if (f"{slug}-{n}" if n else slug) not in found)
+        found.add(f"{slug}-{number}" if number else slug)
+    return found | set(re.findall(r'<a (?:id|name)="([^"]+)"', text))
+
+
+@cache
+def parsers() -> dict[str, Parser]:
+    return {name: command.load().build_parser() for name, command in {"": SERVE, **COMMANDS}.items()}
+
+
+@cache
+def known_flags() -> frozenset[str]:
+    return frozenset(
+        flag for parser in parsers().values() for action in parser._actions for flag in action.option_strings
+    )
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_and_anchors_exist(path: Path) -> None:
+    text = path.read_text("utf-8")
+    wrong: list[str] = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (path.parent / name) if name else path
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors_of(file.read_text("utf-8"))):
+            wrong.append(target)
+    assert wrong == []
+
+
+def test_files_that_are_named_exist() -> None:
+    names = {
+        path.name
+        for folder in (PACKAGE, ROOT / "tests", ROOT / "tools", ROOT / "alerts", ROOT / "grafana")
+        for path in folder.rglob("*.py")
+    }
+    wrong = []
+    for where, text in pages():
+        for name in re.findall(r"(?<![\w/.$-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|sh|toml))(?![\w/])", text):
+            here = (ROOT / where.partition(":")[0]).parent
+            if "/" in name:
+                is_there = any((folder / name).exists() for folder in (*SEARCHED, here))
+            else:
+                is_there = name in names or any((folder / name).exists() for folder in (*SEARCHED, here))
+            if not is_there and name not in FOREIGN_FILES:
+                wrong.append(f"{where}: {name}")
+    assert wrong == []
+
+
+def test_commands_that_are_named_exist() -> None:
+    wrong = [
+        f"{where}: gpu-exporter {name}"
+        for where, text in pages()
+        for name in re.findall(r"`(?:kubectl exec [^`]*-- )?gpu-exporter ([a-z][a-z-]+)", text)
+        if name not in {*COMMANDS, "help", "version"}
+    ]
+    assert wrong == []
+
+
+def test_flags_that_are_named_exist() -> None:
+    wrong = [
+        f"{where}: {flag}"
+        for where, text in pages()
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z.-]*[a-z]", text)
+        if flag not in known_flags() | FOREIGN_FLAGS
+        and f"--{flag.removeprefix('--no-')}" not in known_flags()
+        and ("." in flag or re.search(rf"gpu-exporter[^\n`]*{re.escape(flag)}\b", text))
+        and not any(known.startswith(flag + ".") for known in known_flags())
+    ]
+    assert wrong == []
+
+
+def test_variables_that_are_named_exist() -> None:
+    own = {variable for parser in parsers().values() for variable in (*parser.settings, *parser.verbs)}
+    scripts = {"GPU_EXPORTER_DRAIN", "GPU_EXPORTER_JOB_FILES", "GPU_EXPORTER_COLLECTOR_FLAGS", "GPU_EXPORTER_PORT",
+               "GPU_EXPORTER_SERVICE_HOST", "GPU_EXPORTER_RECONCILE", "GPU_EXPORTER_SLURM_COLLECTOR", "GPU_EXPORTER_RESTARTED"}  # fmt: skip
+    wrong = [
+        f"{where}: {name}"
+        for where, text in pages()
+        for name in re.findall(r"GPU_EXPORTER_[A-Z_]*[A-Z]", text)
+        if name not in own | scripts
+    ]
+    assert wrong == []
+
+
+def test_settings_that_are_named_exist() -> None:
+    defaults = yaml.safe_load((PACKAGE / "defaults.yaml").read_text("utf-8"))
+    wrong = [
+        f"{where}: {section}.{key}"
+        for where, text in pages()
+        for section, key in re.findall(rf"`(?:settings\.)?({'|'.join(defaults)})\.([a-z_]+)\b(?!\()", text)
+        if key not in defaults[section]
+        and f"{section}.{key}" not in STATE_FILES
+        and key not in ("py", "md", "yaml", "json", "sh")
+    ]
+    assert wrong == []
+
+
+@cache
+def known_metrics() -> frozenset[str]:
+    """Names in the reference, in the rules, and of the reconciler and collector."""
+    text = "".join(
+        path.read_text("utf-8")
+        for path in (
+            ROOT / "docs" / "metrics.md",
+            *(ROOT / "alerts" / "rules").rglob("*.yaml"),
+            *(PACKAGE / "reconciler").rglob("*.py"),
+            *(PACKAGE / "cluster").rglob("*.py"),
+            *(PACKAGE / "exposition").rglob("*.py"),
+        )
+    )
+    found = re.findall(r"\bgpu_[a-z0-9_]+\b", text)
+    return frozenset(found) | {
+        f"{name}_total" for name in found if name.startswith("gpu_reconciler_")
+    }  # as Counter does
+
+
+def test_metrics_that_are_named_exist() -> None:
+    known = known_metrics() | FOREIGN_NAMES | {name.removesuffix("_total") for name in known_metrics()}
+    wrong = [
+        f"{where}: {name}"
+        for where, text in pages()
+        for name in re.findall(r"`(gpu_(?!exporter\b)[a-z0-9_]+)(?![\w.*/])", text)
+        if name not in known and not name.endswith("_") and not any(each.startswith(f"{name}_") for each in known)
+    ]
+    assert wrong == []
+
+
+def test_the_checks_find_what_is_wrong(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One two\n[a](page.md#one-two) [b](page.md#three) [c](nowhere.md)\n", "utf-8")
+    assert anchors_of(page.read_text("utf-8")) == {"one-two"}
+    assert "--attribution.slurm.nod" not in known_flags()
+    assert "--attribution.slurm.node" in known_flags()
+    assert "gpu_busy_seconds_total" in known_metrics()
+    assert "gpu_busier_seconds_total" not in known_metrics()
