@@ -1,8 +1,8 @@
 #!/bin/sh
-# gpu-exporter: the job has given its GPUs back. In slurm.conf: Epilog=/etc/slurm/epilog.d/gpu-exporter.sh
-# Runs as root at the end of each job; ends with 0 whatever happens, since an epilog that fails drains the node. The file
-# stays for a while among the last 256, with the time of the end, so that the exporter learns of jobs that are shorter
-# than its polls.
+# gpu-exporter: records that a job has returned its GPUs. In slurm.conf: Epilog=/etc/slurm/epilog.d/gpu-exporter.sh
+# Runs as root at the end of each job. Always ends with status 0, since an epilog that fails drains the node. It keeps the
+# files of the last 256 jobs, each with the time of the job's end, so that the exporter detects jobs that are shorter than
+# the time between two polls.
 directory=${GPU_EXPORTER_JOB_FILES:-/run/gpu-exporter/jobs}
 case ${SLURM_JOB_ID:-} in '' | *[!0-9]*) exit 0 ;; esac
 file=$directory/$SLURM_JOB_ID

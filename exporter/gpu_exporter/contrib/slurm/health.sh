@@ -1,18 +1,19 @@
 #!/bin/sh
-# gpu-exporter as HealthCheckProgram: a node whose GPUs do not all answer, or are fewer than Slurm counts, takes no new
-# jobs.
+# gpu-exporter as HealthCheckProgram: a node takes no new jobs if not all of its GPUs answer, or if Slurm counts more GPUs
+# than answer.
 #
-# In slurm.conf: HealthCheckProgram=/etc/slurm/gpu-health.sh, HealthCheckInterval=300. Slurm ends it after 60 s. It looks at
-# devices alone, so an outage of slurmctld or the kubelet drains no node. It says which GPU, and what is wrong with it:
-# GPU_EXPORTER_DRAIN=yes drains the node with that reason, everything else only writes it to slurmd's log.
+# In slurm.conf: HealthCheckProgram=/etc/slurm/gpu-health.sh, HealthCheckInterval=300. Slurm ends the program after 60 s. It
+# checks only devices, so an outage of slurmctld or the kubelet drains no node. It reports the GPU and its fault. With
+# GPU_EXPORTER_DRAIN=yes it drains the node, with this report as the reason; otherwise it only writes the report to slurmd's
+# log.
 report=$(timeout 30 gpu-exporter --once --check=devices --timeout=20s 2>&1 >/dev/null)
 case $? in
 3 | 4) ;;
-*) exit 0 ;; # all is well, no GPU is expected, or the check itself failed, which is no fault of the GPUs
+*) exit 0 ;; # no fault, no GPU is expected, or the check itself failed, which is not a fault of the GPUs
 esac
 echo "$report"
 [ "${GPU_EXPORTER_DRAIN:-no}" = yes ] || exit 0
-# The first fault; the log has the others. Slurm keeps what stands in Reason for everybody to read.
+# The reason contains the first fault; the log contains the others. Every user of Slurm can read the reason.
 faults=$(printf '%s\n' "$report" | sed -n -e 's/^gpu-exporter: partial: //p' -e 's/^gpu-exporter: \(no GPU data: \)/\1/p')
 more=$(($(printf '%s\n' "$faults" | wc -l) - 1))
 reason=$(printf '%s\n' "${faults:-not all GPUs answer}" | head -n 1 | cut -c 1-200)

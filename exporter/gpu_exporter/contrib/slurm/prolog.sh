@@ -1,15 +1,15 @@
 #!/bin/sh
-# gpu-exporter: says which GPUs of this node a job has, and whose it is, so that the exporter need not ask slurmctld.
+# gpu-exporter: writes which GPUs of this node a job has, and the job's owner, so that the exporter need not ask slurmctld.
 #
-# In slurm.conf: Prolog=/etc/slurm/prolog.d/gpu-exporter.sh and PrologFlags=Alloc (or Contain, which includes it, and
-# shows the exporter jobs that have no step). Runs as root at the start of each job; ends with 0 whatever happens, since
-# a prolog that fails drains the node. Starts mkdir, date and mv, and asks nobody. All it writes is slurmd's own word: what a
-# job exports is not in this environment.
+# In slurm.conf: Prolog=/etc/slurm/prolog.d/gpu-exporter.sh and PrologFlags=Alloc (or Contain, which includes Alloc, and
+# shows the exporter jobs that have no step). Runs as root at the start of each job. Always ends with status 0, since a
+# prolog that fails drains the node. Starts only mkdir, date and mv, and sends no request. Every value comes from slurmd:
+# variables that a job exports are not in this environment.
 directory=${GPU_EXPORTER_JOB_FILES:-/run/gpu-exporter/jobs}
 case ${SLURM_JOB_ID:-} in '' | *[!0-9]*) exit 0 ;; esac
 [ -n "${SLURM_JOB_GPUS:-}${CUDA_VISIBLE_DEVICES:-}${SLURM_SHARDS_ON_NODE:-}" ] || exit 0
-umask 022 # 027 where users must not see whose jobs run here; then the exporter has to run as root or in this group
-# A value with any other character is left out: the exporter then asks slurmctld.
+umask 022 # 027 if users must not see whose jobs run here; then the exporter has to run as root or in this group
+# A value with any other character is not written; then the exporter asks slurmctld.
 say() { case $2 in '' | *[!A-Za-z0-9._@+-]*) ;; *) printf '%s=%s\n' "$1" "$2" ;; esac }
 {
     [ -d "$directory" ] || mkdir -p "$directory"
