@@ -30,7 +30,7 @@ PATIENCE = 0.8  # share of the time limit that GPUs have; the rest is for tellin
 
 
 def _status_without_driver(
-    reason: DriverUnavailable, settings: Settings, backend: Backend, around: Surroundings
+    reason: DriverUnavailable, settings: Settings, backend: Backend, around: NodePlaces
 ) -> AgentStatus:
     """What is known of this node while the driver does not answer: which GPUs should be here."""
     inventory = _read_inventory(backend.vendor, around)
@@ -48,7 +48,7 @@ def _status_without_driver(
     )
 
 
-def _read_inventory(vendor: Vendor, around: Surroundings) -> Inventory:
+def _read_inventory(vendor: Vendor, around: NodePlaces) -> Inventory:
     """Which GPUs should be here."""
     from gpu_exporter.inventory.expected import ExpectedDevices
     from gpu_exporter.inventory.inventory import InventoryKeeper
@@ -74,7 +74,7 @@ def make_readers(settings: Settings, backend: Backend, clock: Clock, enabled: Co
     return Readers(backend, enabled, clock, make_sampler)
 
 
-class Surroundings(NamedTuple):
+class NodePlaces(NamedTuple):
     """What one view needs beside the GPUs. `state_directory`: None if nothing is kept. `sysfs`, `processes`: as in Host
     of the agent.
     """
@@ -84,7 +84,7 @@ class Surroundings(NamedTuple):
     processes: ProcessOwners | None = None
 
 
-ALONE = Surroundings()
+ALONE = NodePlaces()
 
 
 def take_one_view(
@@ -94,7 +94,7 @@ def take_one_view(
     sources: Sequence[Source],
     clock: Clock,
     timeout_s: float,
-    around: Surroundings = ALONE,
+    around: NodePlaces = ALONE,
 ) -> View:
     """One view, of the GPUs and sources that answer well within `timeout_s`; empty on a node that has no GPU.
 

@@ -49,7 +49,7 @@ class Devices(NamedTuple):
     lists_processes: bool
 
 
-class Held(NamedTuple):
+class HolderUpdate(NamedTuple):
     """The holders after one poll. `past`: allocations of holders that have ended since the last one. `in_use`: units
     without a holder that are not free, and why. `offered`: units that a scheduler may give, None if unknown. `uses`:
     what each holder's processes use.
@@ -81,7 +81,7 @@ class HolderTracker:
         """The unit that each holder's number led to."""
         return self._numbers.units()
 
-    def update(self, poll: Poll, devices: Devices, owners: Owners, now: float) -> Held:
+    def update(self, poll: Poll, devices: Devices, owners: Owners, now: float) -> HolderUpdate:
         """The holders after this poll. `owners`: of the processes on each unit. `now`: monotonic seconds."""
         grants = poll.grants
         if self._ended is not None:
@@ -105,7 +105,7 @@ class HolderTracker:
             users = self._users.find(resolution, owners, now, pods=poll.is_complete)
             resolution = resolution._replace(allocations=[*resolution.allocations, *users])
         uses = measure((allocation for allocation, _ in resolution.allocations), owners)
-        return Held(
+        return HolderUpdate(
             resolution,
             past,
             left | self._net.in_use,

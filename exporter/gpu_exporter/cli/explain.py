@@ -96,7 +96,7 @@ def answer(parser: Parser, options: argparse.Namespace, holder: str) -> int:
     if options.at is not None and (options.pause_file is not None or options.lease):
         parser.error("--at: of a pause only the last one is kept, so leave --pause.file and --kubernetes.lease out")
     config = read_config(parser, options.config_file)
-    from gpu_exporter.app.reconciler.explain import Question, explain_once, explain_past
+    from gpu_exporter.app.reconciler.explain import ExplainRequest, explain_once, explain_past
     from gpu_exporter.app.reconciler.targets import build_preview
     from gpu_exporter.logs import set_up_logging
     from gpu_exporter.reconciler.decision.rulebook import Rulebook
@@ -104,7 +104,7 @@ def answer(parser: Parser, options: argparse.Namespace, holder: str) -> int:
 
     set_up_logging(options.log_level, options.log_format)
     book = Rulebook(config.settings.policy, config.rules)
-    question = Question(holder, options.gpu, options.format, options.audit)
+    question = ExplainRequest(holder, options.gpu, options.format, options.audit)
     try:
         client = build_client(options, options.prometheus, *options.exporters)
         source = build_evidence(options, client, book, options.at)

@@ -17,7 +17,7 @@ SWITCH_INTERVAL_S = 0.0005  # a thread that comes back from the driver does not 
 def print_reading(parser: Parser, options: argparse.Namespace) -> NoReturn:
     """Ends the process. Where there is no daemon to ask, the GPUs are read while the rest of the program is loaded."""
     settings = read_config(parser, options.config_file).settings
-    from gpu_exporter.app.one_view import Surroundings, make_readers, take_one_view
+    from gpu_exporter.app.one_view import NodePlaces, make_readers, take_one_view
     from gpu_exporter.clock import SYSTEM_CLOCK
 
     clock = SYSTEM_CLOCK
@@ -33,7 +33,7 @@ def print_reading(parser: Parser, options: argparse.Namespace) -> NoReturn:
 
     sources = [*build_sources(parser, options, clock, settings, backend.vendor), *simulated]
     processes = build_processes(parser, options, backend, clock)
-    around = Surroundings(directory, options.sysfs if backend.is_live else None, processes)
+    around = NodePlaces(directory, options.sysfs if backend.is_live else None, processes)
     try:
         code = run_once(
             lambda: take_one_view(settings, backend, reading, sources, clock, options.timeout, around),

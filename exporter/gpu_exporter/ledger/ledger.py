@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from gpu_exporter.ledger.accounts import ConfirmedAllocation, HolderAccount, HolderId, UnitAccount, read_date
 from gpu_exporter.ledger.division import Charge, Division, Waiting, divide_joules, merge_active
-from gpu_exporter.ledger.records import Holding, Pending, Presence, UnitRecord
+from gpu_exporter.ledger.records import HolderPresence, Holding, Pending, UnitRecord
 from gpu_exporter.ledger.ring import Ring
 from gpu_exporter.ledger.tenants import Tenants
 from gpu_exporter.model.holders import Allocation, HolderKey
@@ -77,11 +77,11 @@ class Ledger:
     def restore(self, units: Mapping[UnitId, UnitAccount], holders: Mapping[HolderId, HolderAccount]) -> None:
         """Take over the accounts of a state file."""
         self.units |= {unit: UnitRecord(account, is_restored=True) for unit, account in units.items()}
-        self.holdings |= {each: Holding(account, Presence.ABSENT) for each, account in holders.items()}
+        self.holdings |= {each: Holding(account, HolderPresence.ABSENT) for each, account in holders.items()}
 
-    def holders(self, *presences: Presence) -> dict[HolderId, HolderAccount]:
+    def holders(self, *presences: HolderPresence) -> dict[HolderId, HolderAccount]:
         """The accounts of holders that are there in one of these ways, by default of all."""
-        wanted = presences or tuple(Presence)
+        wanted = presences or tuple(HolderPresence)
         return {each: holding.account for each, holding in self.holdings.items() if holding.presence in wanted}
 
     def record(self, activity: Activity) -> None:
@@ -167,7 +167,7 @@ class Ledger:
         for (held, _), holding in self.holdings.items():
             if held != unit:
                 continue
-            holder, is_present = holding.account, holding.presence is Presence.PRESENT
+            holder, is_present = holding.account, holding.presence is HolderPresence.PRESENT
             if is_present and not holder.alone and active.end > active.start:
                 continue  # it is judged by its own processes, with the next poll
             self._end_run(holder)
@@ -188,7 +188,7 @@ class Ledger:
         """
         past = sorted(ended, key=lambda each: each.confirmed)
         ends: set[HolderId] = set()
-        before = self.holders(Presence.PRESENT).keys()
+        before = self.holders(HolderPresence.PRESENT).keys()
         for number, entry in enumerate(past):
             ends.add(_id_of(entry))
             # Who was not there at the last poll may have come after this end: whole seconds of starts do not say.
@@ -215,7 +215,7 @@ class Ledger:
             # Neither a holder that cannot work nor one whose mapping is contradicted has a time that is known.
             known = entry.allocation.running and not entry.allocation.contradiction
             found = self.holdings.get(holder_id)
-            if found is None or found.presence is not Presence.PRESENT:
+            if found is None or found.presence is not HolderPresence.PRESENT:
                 found = self._open(holder_id, entry, now, wall, latest.get(holder_id[0]), has_ended=holder_id in ends)
                 found.account.alone, found.account.running = is_alone, known
             account = found.account
@@ -231,23 +231,23 @@ class Ledger:
             account.alone = is_alone  # what was not booked is of the time before
             latest[holder_id[0]] = max(account.confirmed, latest.get(holder_id[0], account.confirmed))
         for holder_id, holding in self.holdings.items():
-            if holding.presence is Presence.PRESENT and holder_id not in shown:
+            if holding.presence is HolderPresence.PRESENT and holder_id not in shown:
                 self._end_unjudged(holder_id[0], holding.account)
-                holding.presence = Presence.LEAVING
+                holding.presence = HolderPresence.LEAVING
         self._book_late(now)
-        longest, present = self.rules.longest_unconfirmed_s, self.holders(Presence.PRESENT)
-        self.tenants.charge_poll(now, longest, confirmed, present, self.holders(Presence.LEAVING), ends)
+        longest, present = self.rules.longest_unconfirmed_s, self.holders(HolderPresence.PRESENT)
+        self.tenants.charge_poll(now, longest, confirmed, present, self.holders(HolderPresence.LEAVING), ends)
         self._forget(now)
         self.tenants.forget(self.holdings)
 
     def _book_late(self, now: float) -> None:
         """Readings of the time before a holder's last poll that come after it are still its own."""
         for holder_id, holding in self.holdings.items():
-            if holding.presence is not Presence.LEAVING:
+            if holding.presence is not HolderPresence.LEAVING:
                 continue
             account = holding.account
             if now - account.confirmed > LATE_S:
-                holding.presence = Presence.ABSENT
+                holding.presence = HolderPresence.ABSENT
                 continue
             if account.running and account.alone:
                 self._book_waiting(holder_id[0], account, account.confirmed)
@@ -287,7 +287,7 @@ class Ledger:
             account.held_s += max(0.0, entry.confirmed - account.confirmed)
             account.confirmed = account.booked = account.energy_booked = max(entry.confirmed, self.started)
             # Readings of its own from before are old; their ring goes on where the holder left a moment ago.
-            ring = before.ring if before.presence is Presence.LEAVING else None
+            ring = before.ring if before.presence is HolderPresence.LEAVING else None
             found = self.holdings[holder_id] = Holding(account, ring=ring)
             return found
         begin = entry.confirmed
@@ -435,7 +435,7 @@ class Ledger:
             return
         for (held, _), holding in self.holdings.items():
             account = holding.account
-            if held != unit or holding.presence is not Presence.PRESENT or account.alone:
+            if held != unit or holding.presence is not HolderPresence.PRESENT or account.alone:
                 continue
             if account.booked < min(waiting.span.end, until):
                 self._end_run(account)
@@ -462,16 +462,16 @@ class Ledger:
     def _forget(self, now: float) -> None:
         """Drop readings that no later poll may charge, and holders and instances that have been gone for long."""
         absent: dict[UnitId, int] = {}
-        gone = [(each, held) for each, held in self.holdings.items() if held.presence is not Presence.PRESENT]
+        gone = [(each, held) for each, held in self.holdings.items() if held.presence is not HolderPresence.PRESENT]
         for holder_id, holding in sorted(gone, key=lambda item: -item[1].account.confirmed):
             absent[holder_id[0]] = absent.get(holder_id[0], 0) + 1
             # An account of a state file is absent since the start of the exporter, however long that was down.
             since = max(holding.account.confirmed, self.started)
             if now - since > KEEP_ABSENT_S or absent[holder_id[0]] > KEEP_ABSENT:
                 del self.holdings[holder_id]
-            elif holding.presence is Presence.ABSENT:
+            elif holding.presence is HolderPresence.ABSENT:
                 holding.ring = None
-        present = self.holders(Presence.PRESENT)
+        present = self.holders(HolderPresence.PRESENT)
         self._forget_instances(now, {unit for unit, _ in present})
         oldest = now - self.rules.longest_unconfirmed_s()
         settled: dict[UnitId, float] = {}
@@ -521,7 +521,7 @@ class Ledger:
     def holder_totals(self, allocation: Allocation, now: float, wall: float) -> HolderTotals | None:
         """Totals of a holder, None before its first poll was settled."""
         holding = self.holdings.get((allocation.unit, allocation.holder.key))
-        if holding is None or holding.presence is not Presence.PRESENT:
+        if holding is None or holding.presence is not HolderPresence.PRESENT:
             return None
         account = holding.account
         last_active, start = read_date(account, now, wall), round(account.start_wall, 3)

@@ -43,7 +43,7 @@ class UnitRecord:
         return self.pending
 
 
-class Presence(Enum):
+class HolderPresence(Enum):
     """PRESENT: shown by the last poll. LEAVING: gone since a moment ago, so late readings may be its own. ABSENT: gone,
     or from the state file and not shown since the start.
     """
@@ -58,5 +58,5 @@ class Holding:
     """One holder on one unit. `ring`: utilization by its own processes, where it shares the unit."""
 
     account: HolderAccount
-    presence: Presence = Presence.PRESENT
+    presence: HolderPresence = HolderPresence.PRESENT
     ring: Ring | None = None

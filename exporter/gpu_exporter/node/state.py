@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_exporter.attribution.contradict import identify
-from gpu_exporter.attribution.holders import Devices, Held, HolderTracker, Poll
+from gpu_exporter.attribution.holders import Devices, HolderTracker, HolderUpdate, Poll
 from gpu_exporter.attribution.processes import OwnedPeriod, Owners, ProcessOwners, without_owners
 from gpu_exporter.attribution.resolve import NumberKey, Resolution
 from gpu_exporter.attribution.slurm.pods import SlurmPods
@@ -85,7 +85,7 @@ class NodeState:
             keep_last_s=settings.attribution.keep_last,
         )
         self._answered: dict[str, DeviceSnapshot] = {}  # last snapshot in which the GPU answered
-        self._held = Held()
+        self._held = HolderUpdate()
         self._numbers: dict[NumberKey, UnitId] = {}
         self._processes_proven = False  # a process of somebody was listed: so we can see them
         self._version = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpu_exporter.app.one_view import Surroundings, make_readers, take_one_view
+from gpu_exporter.app.one_view import NodePlaces, make_readers, take_one_view
 from gpu_exporter.app.simulation import build_simulation
 from gpu_exporter.attribution.source import Answer, Source
 from gpu_exporter.cli.agent_flags import COLLECTORS
@@ -114,7 +114,7 @@ class Absent(SimulatedBackend):
 def take_without_driver(directory: Path, *, absent: bool) -> View:
     backend, clock = Absent(absent=absent), ManualClock()
     readers = make_readers(Settings(), backend, clock, COLLECTORS)
-    return take_one_view(Settings(), backend, readers, [], clock, LONG_S, Surroundings(directory, directory / "sys"))
+    return take_one_view(Settings(), backend, readers, [], clock, LONG_S, NodePlaces(directory, directory / "sys"))
 
 
 def test_a_node_that_never_had_a_gpu_has_an_empty_view(tmp_path: Path) -> None:

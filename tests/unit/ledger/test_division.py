@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter.ledger.accounts import ConfirmedAllocation, HolderId
 from gpu_exporter.ledger.ledger import Ledger, LedgerRules
-from gpu_exporter.ledger.records import Presence
+from gpu_exporter.ledger.records import HolderPresence
 from gpu_exporter.model.holders import Allocation, Holder, HolderKey
 from gpu_exporter.model.readings import Activity, Span, Split
 from gpu_exporter.model.totals import HolderTotals, UnitTotals
@@ -201,7 +201,7 @@ def test_activity_ends_the_run_of_a_sharer_that_is_away() -> None:
     shared = Shared(A, B)
     for _ in range(6):
         shared.period(0.0, {})
-    shared.ledger.holdings[UNIT, B.key].presence = Presence.ABSENT  # as after a restart
+    shared.ledger.holdings[UNIT, B.key].presence = HolderPresence.ABSENT  # as after a restart
     shared.observe([0.5])
     assert shared.ledger.holdings[UNIT, B.key].account.idle_run_s == 0.0
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter.ledger.accounts import ConfirmedAllocation
 from gpu_exporter.ledger.ledger import Ledger, LedgerRules
-from gpu_exporter.ledger.records import Presence
+from gpu_exporter.ledger.records import HolderPresence
 from gpu_exporter.model.holders import Allocation, Holder, HolderKey
 from gpu_exporter.model.readings import Activity, Span
 from gpu_exporter.model.totals import TenantTotals
@@ -141,4 +141,4 @@ def test_hours_are_those_of_the_jobs_and_never_more_than_the_gpus(
     for unit in UNITS:
         held = sum(found[f"u{job.number}"].held_s for job in jobs if job.unit == unit)
         assert held <= last - START + 1e-6
-    assert not node.ledger.holders(Presence.PRESENT)
+    assert not node.ledger.holders(HolderPresence.PRESENT)

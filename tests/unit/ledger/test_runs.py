@@ -8,7 +8,7 @@ import pytest
 from tests.unit.ledger.test_ledger import JOB, POD, START, UNIT, Bench
 
 from gpu_exporter.ledger.ledger import KEEP_ABSENT, KEEP_ABSENT_S, WAIT_S, ConfirmedAllocation
-from gpu_exporter.ledger.records import Presence
+from gpu_exporter.ledger.records import HolderPresence
 from gpu_exporter.model.holders import Allocation, HolderKey
 from gpu_exporter.model.readings import Activity, Span
 from gpu_exporter.model.totals import HolderTotals
@@ -150,14 +150,14 @@ def test_what_came_and_went_is_kept_for_a_while_and_in_bounded_number(bench: Ben
     for number in range(200):
         bench.observe(5, 0.0)
         bench.poll(pod(number))
-    assert len(bench.ledger.holders(Presence.LEAVING, Presence.ABSENT)) == KEEP_ABSENT
+    assert len(bench.ledger.holders(HolderPresence.LEAVING, HolderPresence.ABSENT)) == KEEP_ABSENT
     bench.observe(5, 0.0)
     bench.poll(pod(198))  # one of the last goes on where it was
     assert bench.totals(pod(198)).held_s == pytest.approx(10.0)
     for _ in range(200):
         bench.observe(5, 0.0)
         bench.poll(pod(198))
-    assert len(bench.ledger.holders(Presence.LEAVING, Presence.ABSENT)) == 0  # KEEP_ABSENT_S is over
+    assert len(bench.ledger.holders(HolderPresence.LEAVING, HolderPresence.ABSENT)) == 0  # KEEP_ABSENT_S is over
 
 
 def test_instances_that_were_destroyed_are_forgotten_and_gpus_are_not(bench: Bench) -> None:

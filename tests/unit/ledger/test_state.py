@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpu_exporter.ledger.accounts import ConfirmedAllocation
 from gpu_exporter.ledger.ledger import Ledger, LedgerRules
-from gpu_exporter.ledger.records import Presence
+from gpu_exporter.ledger.records import HolderPresence
 from gpu_exporter.ledger.state import HEADER, VERSION, StateFile, StateInUse
 from gpu_exporter.model.holders import Allocation, Holder, HolderKey
 from gpu_exporter.model.readings import Activity, Span
@@ -399,7 +399,7 @@ def test_what_is_written_is_restored_field_by_field(tmp_path: Path) -> None:
     state.commit(state.prepare(ledger))
     again = Ledger(RULES, 1_100.0)
     assert StateFile(tmp_path, 10.0, BOOT).restore(again) == ""
-    assert again.holders(Presence.ABSENT) == {(UNIT, POD.key): account}
+    assert again.holders(HolderPresence.ABSENT) == {(UNIT, POD.key): account}
 
 
 def test_counters_go_on_after_a_long_absence_although_the_first_poll_fails(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.testbed.marker_book import CANDIDATE, POLICY, UNDERUSED, WALL, A, B, Book, holder
 
-from gpu_exporter.app.reconciler.explain import Question, explain_once, explain_past
+from gpu_exporter.app.reconciler.explain import ExplainRequest, explain_once, explain_past
 from gpu_exporter.clock import ManualClock
 from gpu_exporter.reconciler.decision.policy import decide
 from gpu_exporter.reconciler.decision.rulebook import Rulebook
@@ -218,14 +218,14 @@ def test_any_holder_is_explained_by_any_of_its_names(
     book = Book()
     book.refuse[A] = "daemonset"
     assert (
-        explain_once(source, Rulebook(POLICY), Question(asked, "", "table"), Preview({"kubernetes": lambda: book})) == 0
+        explain_once(source, Rulebook(POLICY), ExplainRequest(asked, "", "table"), Preview({"kubernetes": lambda: book})) == 0
     )
     text = capsys.readouterr().out
     assert text.startswith(first + "\n")
     assert text.count("because") == 1
     assert ("REFUSED: daemonset: refused" in text) == (first == "ml/a: underused")
     assert (
-        explain_once(source, Rulebook(POLICY), Question(asked, "", "json"), Preview({"kubernetes": lambda: book})) == 0
+        explain_once(source, Rulebook(POLICY), ExplainRequest(asked, "", "json"), Preview({"kubernetes": lambda: book})) == 0
     )
     (row,) = json.loads(capsys.readouterr().out)["holders"]
     assert row["refused"] == ("daemonset" if first == "ml/a: underused" else None)
@@ -235,12 +235,12 @@ def test_an_explanation_names_the_witnesses_that_kept_its_gpus_from_being_idle(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     source = Source(others=(ACTIVE,))
-    assert explain_once(source, Rulebook(POLICY), Question("ml/busy", "", "table"), Preview({})) == 0
+    assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/busy", "", "table"), Preview({})) == 0
     text = capsys.readouterr().out
     said = "\n    at utilization 0 but not idle in the last 1h, by witness: pcie 540 s, power 3 s\n"
     assert text.count(said) == len(source.asked) == len(ACTIVE.units)
     source.unreadable = True
-    assert explain_once(source, Rulebook(POLICY), Question("ml/busy", "", "table"), Preview({})) == 0
+    assert explain_once(source, Rulebook(POLICY), ExplainRequest("ml/busy", "", "table"), Preview({})) == 0
     shown = capsys.readouterr()
     assert shown.err == "gpu-exporter: not known which witnesses were active: Prometheus is slow\n"
     assert shown.out == text.replace(said, "\n")
@@ -248,7 +248,7 @@ def test_an_explanation_names_the_witnesses_that_kept_its_gpus_from_being_idle(
 
 def test_a_name_of_no_holder_is_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
-        explain_once(Source(holder(A, (UNDERUSED,))), Rulebook(POLICY), Question("job/9", "", "table"), Preview({}))
+        explain_once(Source(holder(A, (UNDERUSED,))), Rulebook(POLICY), ExplainRequest("job/9", "", "table"), Preview({}))
         == 2
     )
     assert capsys.readouterr().err == (
@@ -280,11 +280,11 @@ def test_titles() -> None:
 def test_a_gpu_is_asked_for_by_its_uuid_whoever_holds_it(capsys: pytest.CaptureFixture[str]) -> None:
     source = Source(holder(A, (UNDERUSED,)), others=(ACTIVE,))
     source.others = (ACTIVE._replace(units=tuple(unit._replace(uuid="GPU-9") for unit in ACTIVE.units)),)
-    assert explain_once(source, Rulebook(POLICY), Question("", "GPU-9", "table"), Preview({})) == 0
+    assert explain_once(source, Rulebook(POLICY), ExplainRequest("", "GPU-9", "table"), Preview({})) == 0
     assert capsys.readouterr().out.startswith("ml/busy: active\n")
-    assert explain_once(source, Rulebook(POLICY), Question("", "GPU-0", "table"), Preview({})) == 0
+    assert explain_once(source, Rulebook(POLICY), ExplainRequest("", "GPU-0", "table"), Preview({})) == 0
     assert capsys.readouterr().out.startswith("ml/a: underused\n")
-    assert explain_once(source, Rulebook(POLICY), Question("", "GPU-7", "table"), Preview({})) == 2
+    assert explain_once(source, Rulebook(POLICY), ExplainRequest("", "GPU-7", "table"), Preview({})) == 2
     said = "gpu-exporter: GPU-7: no holder in the evidence, which has 5 allocations\n"
     assert capsys.readouterr().err == said
 
@@ -297,13 +297,13 @@ def test_of_the_past_only_what_is_known_is_said(capsys: pytest.CaptureFixture[st
     ]
     audit.write_text("".join(json.dumps({**line, **A._asdict()}) + "\n" for line in lines), "utf-8")
     source = Source(holder(A, (UNDERUSED,)))
-    assert explain_past(source, Rulebook(POLICY), Question("ml/a", "", "table", audit), WALL) == 0
+    assert explain_past(source, Rulebook(POLICY), ExplainRequest("ml/a", "", "table", audit), WALL) == 0
     shown = capsys.readouterr()
     assert shown.err == "gpu-exporter: what surrounded it at that time is not known\n"
     assert shown.out.startswith("ml/a: underused\n")
     assert "then" in shown.out
     assert "later" not in shown.out
-    assert explain_past(source, Rulebook(POLICY), Question("ml/x", "", "table", audit), WALL) == 2
+    assert explain_past(source, Rulebook(POLICY), ExplainRequest("ml/x", "", "table", audit), WALL) == 2
     assert "no such holder in the evidence of 1970-01-12 13:46:40Z, which" in capsys.readouterr().err
 
 

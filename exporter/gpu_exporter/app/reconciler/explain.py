@@ -30,7 +30,7 @@ from gpu_exporter.reconciler.report import decisions_json, explain, format_time
 NO_ACTIONS = Actions()
 
 
-class Question(NamedTuple):
+class ExplainRequest(NamedTuple):
     """What is explained: a holder, or the holders of a GPU or MIG instance (UUID). `form`: table or json. `audit`: file
     that says what became of their marks, None for none.
     """
@@ -41,7 +41,7 @@ class Question(NamedTuple):
     audit: Path | None = None
 
 
-def explain_past(source: ExplainingSource, book: Rulebook, question: Question, at_wall: float) -> int:
+def explain_past(source: ExplainingSource, book: Rulebook, question: ExplainRequest, at_wall: float) -> int:
     """As of `at_wall` (Unix seconds), whose live objects are no longer known; the exit code. Raises OSError."""
     return explain_once(source, book, question, None, clock=ManualClock(wall=at_wall))
 
@@ -49,7 +49,7 @@ def explain_past(source: ExplainingSource, book: Rulebook, question: Question, a
 def explain_once(
     source: ExplainingSource,
     book: Rulebook,
-    question: Question,
+    question: ExplainRequest,
     preview: Preview | None,
     pauses: Sequence[PauseSource] = (),
     clock: Clock = SYSTEM_CLOCK,

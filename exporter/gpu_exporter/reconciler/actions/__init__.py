@@ -1,1 +1,1 @@
-"""Taking GPUs back: what could be done to an underused holder, what must be proven first, and how it is done."""
+"""Taking GPUs back: the acts that an underused holder allows, the proofs that an act needs, and the act itself."""

@@ -1,7 +1,7 @@
-"""What a scheduler must offer to take GPUs back. Every call may raise MarkError.
+"""The calls that each scheduler must offer to take GPUs back. Every call may raise MarkError.
 
-An act has four steps, and the journal is between them: read the target; rehearse; act; look what the object says now.
-People are told last, of what was seen.
+An act has four steps: read the target, rehearse, act, check the live object. The journal is written between them. The
+owner is told last, and only what the check found.
 """
 
 from __future__ import annotations
@@ -17,31 +17,34 @@ DONE, NOT_DONE, GONE, UNCLEAR = "done", "not_done", "gone", "unclear"
 
 
 class Actor(Protocol):
-    """One scheduler's way to act. What it did is written on the live object, with the act itself or before it."""
+    """One scheduler's way to act. The actor writes a note on the live object, together with the act or before it."""
 
     scheduler: str
 
     def read(self, reference: Reference, namespace: str, verbs: Sequence[str], idle_s: float, wall: float) -> Target:
-        """The live target with everything that an act would end; nothing is written. Raises Refused.
+        """The live target with everything that an act would end. Writes nothing. Raises Refused.
 
-        `verbs`: of ACTIONS, what is allowed. `idle_s`: how long all of it has been idle, which may be less than an
-        owner asked for.
+        `verbs`: those of ACTIONS that are allowed. `idle_s`: how long the whole target has been idle (seconds). An
+        owner may have asked for a longer time.
         """
 
     def rehearse(self, target: Target) -> None:
-        """Find out, without doing it, whether the act would have its effect, as far as that goes. Raises Refused."""
+        """Check without acting whether the act would have an effect, where the scheduler allows it. Raises Refused."""
 
     def open_entry(self, target: Target, ident: str, wall: float) -> Entry:
-        """What the journal is to say of an act that is about to begin."""
+        """The journal entry of an act that is about to begin."""
 
     def act(self, target: Target, entry: Entry) -> None:
-        """Do it to the target as it was read, unless that has changed since. Raises Refused, MarkError.
+        """Act on the target, unless it has changed since it was read. Raises Refused, MarkError.
 
-        Whether anything was done after a MarkError, MarkError.says_undone tells.
+        After a MarkError, `MarkError.says_undone` shows whether the act had no effect for certain.
         """
 
     def look(self, entry: Entry) -> str:
-        """What the object says now of what was begun: DONE, NOT_DONE, GONE, or UNCLEAR where it says nothing."""
+        """The result of an act by the live object: DONE, NOT_DONE, GONE, or UNCLEAR where the object shows neither."""
 
     def tell(self, entry: Entry, text: str) -> None:
-        """Tell its owner, once however often this is called: an Event, and a note on what was not patched itself."""
+        """Tell the owner: an Event, and a note on the target where the act patched another object.
+
+        Further calls for the same entry change nothing.
+        """

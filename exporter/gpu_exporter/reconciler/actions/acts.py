@@ -1,7 +1,7 @@
-"""What was begun, and what became of it: the journal, the owners, the audit log and the counters told in that order.
+"""Begins acts and completes them: updates the journal, the owner, the audit log and the counters in a fixed order.
 
-An entry of the journal is written before an act and completed by what the live object says afterwards, by this process
-or by the next one. So nothing is done twice, and every owner hears of what was done.
+The journal entry is written before the act. Later this process or the next one reads the live object and completes the
+entry. So no act is done twice, and every owner is told.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from gpu_exporter.reconciler.record import Record, Standing
 from gpu_exporter.reconciler.target import Target
 
 log = logging.getLogger(__name__)
-LOST = "lost"  # whether an act had an effect is unknown, since its answer did not come
-MAY_BE_DONE = ("", "done", "unconfirmed", LOST)  # said of an act that may have freed GPUs
-HOLDERS_KEPT, NAMES_KEPT = 16, 1500  # names in an entry of the journal, and characters of them
+LOST = "lost"  # the answer to an act did not arrive, so its effect is unknown
+MAY_BE_DONE = ("", "done", "unconfirmed", LOST)  # results of acts that may have freed GPUs
+HOLDERS_KEPT, NAMES_KEPT = 16, 1500  # limits of a journal entry: names of holders, and their characters together
 
 
 class ActionObserver(Protocol):
-    """Counts what was done, and what was not."""
+    """Counts acts, and underused groups that were not acted on."""
 
     def count_action(self, action: str, result: str) -> None:
-        """done, unconfirmed, shadow, or why it failed: as in MarkError, and refused."""
+        """Count an act. `result`: done, unconfirmed, shadow, refused, or the `result` of a MarkError."""
 
     def count_held(self, reason: str) -> None:
-        """Nothing was done to an underused group in this cycle, for this reason."""
+        """Count an underused group that was not acted on in this cycle, by reason."""
 
     def note_spared(self, decisions: Sequence[Decision], reason: str) -> None:
-        """These are underused, and keep their GPUs for this reason."""
+        """Note underused holders that keep their GPUs, with the reason."""
 
 
 class Receipt(NamedTuple):
-    """What was proven before an action, for the audit log. `standing`: None where the site's override stands for it."""
+    """The proofs for an act, for the audit log. `standing`: None where the site's setting `override` replaces it."""
 
     warned: Mapping[HolderName, Warned]
     standing: Standing | None
@@ -54,7 +54,7 @@ class Receipt(NamedTuple):
 
 
 class Acts:
-    """Begins acts, and completes those that were begun."""
+    """Begins acts, and completes acts that have begun."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Acts:
         observer: ActionObserver,
         clock: Clock,
     ) -> None:
-        """`actors`: by scheduler. `audit`: None for none."""
+        """`actors`: by scheduler. `audit`: None where no audit log is kept."""
         self._journal = journal
         self._actors = actors
         self._record = record
@@ -76,27 +76,27 @@ class Acts:
 
     @property
     def notes(self) -> set[str]:
-        """What the journal says was written on objects."""
+        """The notes that the acts in the journal have written on live objects."""
         return {entry.note for entry in self._entries}
 
     def begun_within_an_hour(self) -> int:
         return begun_within(self._entries, self._clock.wall())
 
     def is_pending(self, title: str) -> bool:
-        """Whether an act on this target was begun, of which it is not known whether it had an effect."""
+        """Whether an act on this target has begun, and its result is not known yet."""
         return any(not entry.told and entry.title == title for entry in self._entries)
 
     def freed(self) -> Sequence[tuple[float, int, Mapping[str, float]]]:
-        """Of each act that may have had an effect: its age (seconds), GPUs, and by pool how many were waited for."""
+        """For every act that may have had an effect: its age (seconds), its GPUs, and the GPUs waited for, by pool."""
         wall = self._clock.wall()
         entries = [entry for entry in self._entries if entry.told in MAY_BE_DONE]
         return [(max(0.0, wall - entry.wall), entry.gpus, dict(entry.waited_for)) for entry in entries]
 
     def begin(self, actor: Actor, proposal: Proposal, target: Target, receipt: Receipt) -> str:
-        """Write down what is intended, do it, and complete the entry by what the object says; what the entry says then,
-        or LOST after an answer that shows nothing.
+        """Write the journal entry, act, and complete the entry by the live object. Returns the result in the entry.
 
-        Raises Refused and MarkError where nothing was begun.
+        Returns LOST where the act failed without a clear answer, and the live object does not show the result.
+        Raises Refused and MarkError where the act has not begun.
         """
         entry = actor.open_entry(target, secrets.token_hex(4), self._clock.wall())._replace(
             gpus=proposal.gpus,
@@ -126,7 +126,7 @@ class Acts:
         return next((each.told for each in self._entries if each.ident == entry.ident), "")
 
     def complete_all(self) -> None:
-        """Go on with what was begun, here or by a process before this one. Raises MarkError where that is not known."""
+        """Complete the acts that this or an earlier process began. Raises MarkError if the journal is unreadable."""
         self._entries = self._journal.read()
         for entry in self._entries:
             if not entry.told and (actor := self._actors.get(entry.scheduler)) is not None:
@@ -134,7 +134,7 @@ class Acts:
         self._look_at_acts()
 
     def _complete(self, actor: Actor, entry: Entry) -> None:
-        """Say of an entry what the live object says, once it does. Raises nothing."""
+        """Complete an entry as soon as the live object shows the result. Raises nothing."""
         age_s = self._clock.wall() - entry.wall
         try:
             sight = guard(actor.look, entry)
@@ -144,7 +144,7 @@ class Acts:
                 self._record.note_act(entry)
                 guard(actor.tell, entry, told)
         except (MarkError, Refused) as exc:
-            log.warning("%s: what became of %s is not known yet: %s", entry.title, entry.verb, exc)
+            log.warning("%s: the result of %s is not known yet: %s", entry.title, entry.verb, exc)
             if age_s >= GIVE_UP_S:
                 self._finish(entry, "unconfirmed")
             return
@@ -152,15 +152,15 @@ class Acts:
             self._finish(entry, "done")
         elif sight == GONE:
             self._finish(entry, "replaced")
-        elif age_s >= CONFIRM_S:  # until then a request whose answer was lost may still arrive
+        elif age_s >= CONFIRM_S:  # until then, a request without an answer may still reach the server
             self._finish(entry, "error" if sight == NOT_DONE else "unconfirmed")
 
     def _finish(self, entry: Entry, result: str) -> None:
-        """Keep, log and count what became of an entry."""
+        """Keep, log and count the result of an entry."""
         try:
             self._journal.complete(entry.ident, result)
-        except MarkError as exc:  # the next cycle does it
-            log.warning("%s: the journal is not written: %s", entry.title, exc)
+        except MarkError as exc:  # the next cycle tries again
+            log.warning("%s: the journal could not be written: %s", entry.title, exc)
             return
         self._entries = tuple(each._replace(told=result) if each == entry else each for each in self._entries)
         undo = f"; undo: {entry.undo}" if result == "done" else ""
@@ -172,10 +172,10 @@ class Acts:
                 self._audit.note_result(HolderName(entry.scheduler, entry.namespace, name), facts)
 
     def _look_at_acts(self) -> None:
-        """Whether owners have taken up again what was put to rest."""
+        """Check whether owners have resumed what the reconciler suspended or stopped."""
         for entry in self._record.acts_due():
             actor = self._actors.get(entry.scheduler)
-            if actor is None or not entry.target.kind:  # a cancelled job cannot be taken up again
+            if actor is None or not entry.target.kind:  # a cancelled job cannot be resumed
                 continue
             try:
                 sight = guard(actor.look, entry)
@@ -186,13 +186,13 @@ class Acts:
             except Refused:
                 continue
             if sight == NOT_DONE:
-                log.info("%s: its owner has taken it up again", entry.title)
+                log.info("%s: its owner has resumed it", entry.title)
                 self._record.note_resumed(entry)
             elif sight == GONE:
                 self._record.note_gone(entry)
 
     def _note_begin(self, proposal: Proposal, entry: Entry, receipt: Receipt) -> bool:
-        """Write to the audit log what is about to be done, and why; False where that failed."""
+        """Write the act that is about to begin, and its proofs, to the audit log; False where that failed."""
         if self._audit is None:
             return True
         is_written = True
@@ -217,7 +217,7 @@ class Acts:
 
 
 def _some(names: Sequence[str]) -> tuple[str, ...]:
-    """The first of these names, so many as an entry of the journal keeps."""
+    """The first of these names, within the limits of a journal entry."""
     kept = names[:HOLDERS_KEPT]
     while sum(map(len, kept)) > NAMES_KEPT:
         kept = kept[:-1]

@@ -1,4 +1,4 @@
-"""What must hold before an act, gate by gate. Each raises Refused with its reason where it does not."""
+"""The conditions before an act. Each gate checks one condition, and raises Refused with a reason if it is not met."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gpu_exporter.reconciler.marks import Refused
 from gpu_exporter.reconciler.record import Record, Standing
 from gpu_exporter.reconciler.target import Held, Target
 
-ACT_FRESH_S = 60.0  # evidence that is older is of a time in which the holder may have begun to work
+ACT_FRESH_S = 60.0  # since older evidence was read, the holder may have begun to work
 
 
 class Gates:
-    """Asked in the order in which they are written here."""
+    """The gates, checked in the order in which they are written here."""
 
     def __init__(self, settings: Settings, proofs: Proofs, record: Record, host: HostLimits, clock: Clock) -> None:
-        """`host`: above which a holder works beside its GPUs."""
+        """`host`: above these limits a holder counts as working on its host."""
         self._settings = settings
         self._proofs = proofs
         self._record = record
@@ -39,7 +39,7 @@ class Gates:
                 raise Refused("not_warned", f"no receiver of Alertmanager has an alert on {decision.title}")
             since_wall = warnings[decision.name].since_wall
             if since_wall < (decision.start_wall or 0.0):
-                raise Refused("not_warned", f"the alert is older than {decision.title}, so it is about an earlier one")
+                raise Refused("not_warned", f"the alert is older than {decision.title}: an earlier holder had its name")
             lasted_s = wall - since_wall
             if lasted_s < needed_s:
                 since = describe_duration(max(0.0, lasted_s))
@@ -49,13 +49,16 @@ class Gates:
         return {name: warnings[name] for name in proposal.names}
 
     def object_to_record(self, proposal: Proposal) -> Standing | None:
-        """What the record says; None where the site's override stands for it, but never for a group's own hour."""
+        """The record of the policies; None where the site's setting `override` replaces the record.
+
+        `override` never replaces the first hour of a group after it became underused.
+        """
         for decision in proposal.decisions:
             needed_s = (decision.windows.underused_s if decision.windows is not None else 0.0) + REGRET_S
             if shortest_run(decision) < needed_s:
                 raise Refused("watched", f"{decision.title} has not been underused for {describe_duration(REGRET_S)}")
         if self._record.watches.is_open(proposal.decisions):
-            raise Refused("watched", "whether the decision on it was right is not known yet")
+            raise Refused("watched", "the outcome of the decision on it is not known yet")
         if self._settings.override:
             return None
         found: list[Standing] = []
@@ -67,7 +70,7 @@ class Gates:
         return min(found)
 
     def object_to_work(self, proposal: Proposal, target: Target) -> None:
-        """Raise Refused for members without GPUs that do not rest, and for holders that work beside their GPUs.
+        """Raise Refused for members without GPUs that work, and for holders that work on their host.
 
         Raises EvidenceError.
         """
@@ -82,12 +85,12 @@ class Gates:
             for node in sorted({unit.node for unit in decision.units}):
                 work = works.get(name, {}).get(node, NOT_KNOWN)
                 if said := self._describe_work(work):
-                    raise Refused("host_work", f"{decision.title} {said} on {node}, and is not taken back for that")
+                    raise Refused("host_work", f"{decision.title} {said} on {node}, so its GPUs are not taken back")
 
     def _describe_work(self, work: Work) -> str:
-        """How a holder works beside its GPUs; "" where it does not. What is not known may be work."""
+        """How a holder works on its host; "" where it does not. Unknown activity counts as work."""
         if work.cpu is None:
-            return "shows no cgroup (agent.hostActivity in the chart, else --path.cgroup; or actions.host_work_max)"
+            return "has unknown CPU use (set agent.hostActivity in the chart, --path.cgroup or actions.host_work_max)"
         if work.cpu > self._host.cpu_ratio:
             return f"uses {work.cpu:.0%} of its CPUs"
         if (work.io_bytes_per_s or 0.0) > self._host.io_bytes_per_s:
@@ -99,11 +102,11 @@ class Gates:
         rest = self._proofs.read_rest(target.namespace, pods, idle_s) if pods else {}
         wall = self._clock.wall()
         for part in target.beside:
-            if wall - part.start_wall < KNOWN_MIN * idle_s:  # an earlier pod of its name has left series, too
-                raise Refused("beside", f"{part.name} has no GPU, and exists for less than most of the idle time")
+            if wall - part.start_wall < KNOWN_MIN * idle_s:  # the series may be those of an earlier pod with its name
+                raise Refused("beside", f"{part.name} has no GPU, and it has existed for too little of the idle time")
             work = rest.get(part.name.name, NOT_KNOWN)
             if work.cpu is None or work.io_bytes_per_s is None:
-                raise Refused("beside", f"{part.name} has no GPU, and what it did in the idle time is not known")
+                raise Refused("beside", f"{part.name} has no GPU, and its activity in the idle time is not known")
             if work.cpu > self._settings.beside_cpu:
                 raise Refused("beside", f"{part.name} has no GPU, and used {work.cpu:.2f} CPUs in the idle time")
             if work.io_bytes_per_s > self._settings.beside_io:
@@ -111,7 +114,7 @@ class Gates:
                 raise Refused("beside", f"{part.name} has no GPU, and moved {moved} in the idle time")
 
     def object_to_age(self, fresh: Mapping[HolderName, Decision]) -> None:
-        """Raise Refused when the newest sample of any of its GPUs is too old to act on."""
+        """Raise Refused when the newest sample of any GPU is older than ACT_FRESH_S."""
         wall = self._clock.wall()
         for decision in fresh.values():
             ages = [max(0.0, unit.sample_age_s) for unit in decision.units if unit.sample_age_s is not None]

@@ -1,8 +1,8 @@
-"""What was begun and done: written before each act, completed after it, and gone over by each cycle. Pure.
+"""The journal of acts: an entry is written before each act, completed after it, and checked by every cycle. Pure.
 
-It is a short text that outlives the process: an annotation of the leader's Lease, or a file. So a crash, or an answer
-that was lost, leaves an entry that the next cycle completes by what the live object says. The limits per hour are
-counted in it, since a process that crashes and starts again must not begin from nothing.
+The journal is a short text that outlives the process: an annotation of the leader's Lease, or a file. After a crash, or
+a lost answer, the next cycle completes the entry by the live object. The hourly limits are counted from the journal, so
+a restart does not reset them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from gpu_exporter.reconciler.decision.surroundings import Reference
 from gpu_exporter.reconciler.marks import MarkError
 from gpu_exporter.reconciler.target import place
 
-KEY = "journal"  # of the text, in its place
+KEY = "journal"  # key of the text in its TextPlace
 ENTRIES_MAX = 16
 HOUR_S = 3600.0
-CONFIRM_S = 120.0  # a request whose answer was lost may still arrive for so long
-GIVE_UP_S = HOUR_S  # what is not clear by then is said to be so
+CONFIRM_S = 120.0  # how long a request without an answer may still reach the server
+GIVE_UP_S = HOUR_S  # a result that is still unclear after this time is `unconfirmed`
 TEXT_MAX = 64 * 1024
 VERSION = 1
 
 
 class Entry(NamedTuple):
-    """One act. `wall`: when it was begun (Unix seconds). `target`: what it was about; `lever`: what was changed for it,
-    the target itself or Kueue's Workload. `note`: what is written on both. `since_wall`: since when its GPUs were idle.
-    `record`: policy, class and tenant, as they are counted. `holders`: names of those that it ends, some where they are
-    many. `waited_for`: by pool, how many GPUs were waited for. `told`: what became of it, "" while that is not known.
+    """One act.
+
+    `wall`: when it began (Unix seconds). `target`: the object that it ends. `lever`: the object that it changes, which
+    is the target or Kueue's Workload. `note`: the text that it writes on both. `since_wall`: since when the GPUs were
+    idle (Unix seconds). `record`: policy, class and tenant, as in Account. `holders`: names of the holders that it
+    ends, up to a limit. `waited_for`: GPUs that were waited for, by pool. `told`: the result, "" while it is unknown.
     """
 
     ident: str
@@ -52,22 +54,22 @@ class Entry(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The target as people know it, with its namespace."""
+        """The target with its namespace, for people."""
         return place(self.target, self.namespace)
 
 
 class TextPlace(Protocol):
-    """Where texts are kept that outlive the process. Every call may raise MarkError."""
+    """Keeps texts that outlive the process. Every call may raise MarkError."""
 
     def read_text(self, key: str) -> str:
-        """What is kept under this name, "" for nothing."""
+        """The text under this key, "" if there is no text."""
 
     def write_text(self, key: str, text: str) -> None:
-        """Keep it in place of what was there."""
+        """Replace the text under this key."""
 
 
 class Journal:
-    """The entries, oldest first. Every call may raise MarkError: then nothing was kept, and nothing may be begun."""
+    """The entries, oldest first. Every call may raise MarkError: then nothing was kept, and no act may begin."""
 
     def __init__(self, texts: TextPlace) -> None:
         self._texts = texts
@@ -76,17 +78,17 @@ class Journal:
         return parse(self._texts.read_text(KEY))
 
     def begin(self, entry: Entry) -> None:
-        """Keep an intent; the oldest entries that are told make room for it."""
+        """Add an entry. The oldest completed entries are removed to make room."""
         entries = list(self.read())
         while len(entries) >= ENTRIES_MAX:
             oldest = next((each for each in entries if each.told), None)
             if oldest is None:
-                raise MarkError("limit", f"{len(entries)} acts are begun, and what became of them is not known yet")
+                raise MarkError("limit", f"{len(entries)} acts have begun, and their results are not known yet")
             entries.remove(oldest)
         self._write([*entries, entry])
 
     def complete(self, ident: str, told: str) -> None:
-        """Keep what became of an entry."""
+        """Keep the result of an entry."""
         self._write(each._replace(told=told) if each.ident == ident else each for each in self.read())
 
     def _write(self, entries: Iterable[Entry]) -> None:
@@ -94,7 +96,7 @@ class Journal:
 
 
 def begun_within(entries: Sequence[Entry], wall: float, seconds: float = HOUR_S) -> int:
-    """Acts that were begun in this time before `wall`; one of the future counts, since a clock was wrong."""
+    """How many acts began in the last `seconds` before `wall`. Acts in the future count too: a clock was wrong."""
     return sum(wall - entry.wall < seconds for entry in entries)
 
 
@@ -103,21 +105,21 @@ def render(entries: Iterable[Entry]) -> str:
 
 
 def parse(text: str, longest: int = TEXT_MAX) -> tuple[Entry, ...]:
-    """The entries of a text of so many characters at most.
+    """The entries of a text. `longest`: characters that the text may have.
 
-    Raises MarkError for a text in another format: what was begun is unknown then.
+    Raises MarkError for a longer text and for another format: then it is unknown which acts have begun.
     """
     if not text:
         return ()
     if len(text) > longest:
-        raise MarkError("journal", f"the journal has {len(text)} characters, and should have {longest} at most")
+        raise MarkError("journal", f"the journal has {len(text)} characters, more than {longest}")
     try:
         kept = json.loads(text)
         if kept["v"] != VERSION:
-            raise MarkError("journal", f"the journal is of version {kept['v']!r}, this is {VERSION}")
+            raise MarkError("journal", f"the journal has version {kept['v']!r}, this release reads version {VERSION}")
         return tuple(_entry(*row) for row in kept["entries"])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as exc:
-        remedy = f"remove it (key {KEY}) once it is clear what was done"
+        remedy = f"check which acts were done, then remove it (key {KEY})"
         raise MarkError("journal", f"the journal cannot be read ({type(exc).__name__}); {remedy}") from exc
 
 

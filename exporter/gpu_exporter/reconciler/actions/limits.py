@@ -17,7 +17,7 @@ TARGETS_MAX = 10  # targets that a cycle reads: each is a list of a namespace, o
 WITHIN_S = 60.0  # longest time that a cycle spends on actions; the next cycle withdraws marks
 
 
-class Limits:
+class ActionLimits:
     """Counts per cycle and per hour. A check changes nothing; `begin_cycle` and the `note_` methods do."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:

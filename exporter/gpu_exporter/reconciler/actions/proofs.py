@@ -1,7 +1,7 @@
-"""What must be proven before anything is taken back, asked of Alertmanager and of the PromQL API.
+"""The proofs that an act needs, read from Alertmanager and from the PromQL API.
 
-That the owner was warned, and for how long; that pods or jobs wait for such GPUs; that holders do not work on the host,
-and that members without GPUs rest. A missing or partial answer proves nothing.
+The owner was warned, and for long enough. Pods or jobs wait for GPUs of the same pool. Holders do not work on their
+host. Members without GPUs do not work. A missing or partial answer proves nothing.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from gpu_exporter.outside import load_json, parse_timestamp
 from gpu_exporter.reconciler.evidence.records import EvidenceError, HolderName, holder_name
 from gpu_exporter.reconciler.evidence.vector import Row, literal, parse_vector, quote, restrict
 
-ALERT = "GpuHolderIdle"  # what alerts/rules/owners.yaml sends to owners
-FILTER_MAX = 4000  # characters: the whole address stays below 8 kB, which proxies allow
+ALERT = "GpuHolderIdle"  # the alert in alerts/rules/owners.yaml that owners receive
+FILTER_MAX = 4000  # characters: the whole URL stays below 8 kB, which proxies allow
 ANSWER_MAX = 4 * MIB
-WITHIN_S = 5.0  # for each answer: the next cycle, which withdraws marks, waits for them
+WITHIN_S = 5.0  # per answer: the next cycle, which withdraws marks, waits for these answers
 ASKED = {"active": "true", "silenced": "false", "inhibited": "false", "unprocessed": "false"}
 CLUSTER = re.compile(r'(?<![A-Za-z0-9_])cluster(?:=~|!~|!=|=)"(?:[^"\\]|\\.)*"')  # in matchers of PromQL
 WAITED_S = 900.0
-WAITED = "15m"  # pods or jobs have waited for so long
-ENOUGH = 0.9  # of the evaluations in that time: without demand, there is no sample
+WAITED = "15m"  # how long pods or jobs must have waited
+ENOUGH = 0.9  # share of the rule evaluations in that time with a sample: without demand, there is no sample
 HOLDER = "cluster, scheduler, namespace, pod, job_id"
-RATE_S = 300.0  # of counters of cgroups, which are scraped each 15 to 60 s
-STEPS_MAX = 1000  # of a look at the whole idle time
-KNOWN_MIN = 0.9  # of these steps must have a value
+RATE_S = 300.0  # range of rate() on cgroup counters, which are scraped every 15 to 60 s
+STEPS_MAX = 1000  # steps of a subquery over the whole idle time
+KNOWN_MIN = 0.9  # share of these steps that must have a value
 CPU, READ, WRITTEN = (f"container_{name}_total" for name in ("cpu_usage_seconds", "fs_reads_bytes", "fs_writes_bytes"))
 
 
 class Warned(NamedTuple):
-    """The owner of a holder was warned, since then (Unix seconds), by these receivers of Alertmanager."""
+    """The owner of a holder is warned since `since_wall` (Unix seconds), by these receivers of Alertmanager."""
 
     since_wall: float
     receivers: tuple[str, ...]
 
 
 class Alert(NamedTuple):
-    """An alert on a holder, of this cluster. `warned`: None if no receiver gets it, or its start is not a time."""
+    """An alert on a holder. `cluster`: its label. `warned`: None if it has no receiver, or its start is invalid."""
 
     name: HolderName
     cluster: str
@@ -50,9 +50,10 @@ class Alert(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a holder or pod did on the host: CPUs, or a share of them; bytes a second from and to disks.
+    """Activity of a holder or pod on its host. None where a value is not known.
 
-    None for what is not known.
+    `cpu`: for a holder the share of its CPUs, for a pod without GPUs a number of CPUs. `io_bytes_per_s`: bytes per
+    second from and to disks.
     """
 
     cpu: float | None
@@ -63,13 +64,13 @@ NOT_KNOWN = Work(None, None)
 
 
 class Fetch(Protocol):
-    """GET, or POST of a form; an answer of at most so many bytes, within so many seconds. Raises EvidenceError."""
+    """GET, or POST of a form. Limits the answer in bytes and in seconds. Raises EvidenceError."""
 
     def __call__(self, url: str, form: Mapping[str, str] | None, most_bytes: int, within_s: float) -> str: ...
 
 
 class Proofs:
-    """Asks for them. Every call raises EvidenceError."""
+    """Reads the proofs. Every call may raise EvidenceError."""
 
     def __init__(
         self,
@@ -81,8 +82,8 @@ class Proofs:
         fetch: Fetch,
         fetch_alerts: Fetch,
     ) -> None:
-        """`filters`: further matchers of the alerts, as cluster="a". `matcher`: of the exporters' series; what it says
-        of the cluster holds for all that is asked here. `rules_s`: between two evaluations of the rules.
+        """`filters`: further matchers for the alerts, e.g. cluster="a". `matcher`: for the exporters' series; its
+        matchers on `cluster` apply to every query here. `rules_s`: evaluation interval of the rules (seconds).
         """
         self._prometheus, self._alertmanager = prometheus.rstrip("/"), alertmanager.rstrip("/")
         self._matcher = matcher
@@ -93,7 +94,7 @@ class Proofs:
         self._fetch, self._fetch_alerts = fetch, fetch_alerts
 
     def read_warnings(self, names: Collection[HolderName]) -> Mapping[HolderName, Warned]:
-        """Of these, whose owner is being warned: by an alert that has a receiver, and that nobody silences."""
+        """The warnings of these holders: alerts that have a receiver and are not silenced."""
         alerts: list[Alert] = []
         for matchers in restrict(names, FILTER_MAX):
             query = urlencode(
@@ -102,22 +103,22 @@ class Proofs:
             url = f"{self._alertmanager}/api/v2/alerts?{query}"
             alerts += parse_alerts(self._fetch_alerts(url, None, ANSWER_MAX, WITHIN_S), names)
         clusters = {alert.cluster for alert in alerts}
-        if "" in clusters:  # this site's alerts name no cluster, so those that do are not of its rules
+        if "" in clusters:  # the alerts of this site name no cluster, so alerts that name one come from other rules
             alerts = [alert for alert in alerts if not alert.cluster]
         else:
             _refuse_several(clusters, "--alertmanager.filter")
-            if clusters and not self._is_pinned:  # a name may exist in several clusters
+            if clusters and not self._is_pinned:  # several clusters may have a holder of that name
                 raise EvidenceError(
-                    f"alerts are of cluster {min(clusters)}: say that it is this one with --alertmanager.filter"
+                    f"the alerts name cluster {min(clusters)}: confirm this cluster with --alertmanager.filter"
                 )
         found: dict[HolderName, Warned] = {}
-        for name, _, warned in alerts:  # of two alerts on one holder the younger counts
+        for name, _, warned in alerts:  # if a holder has two alerts, the younger one counts
             if warned is not None and (name not in found or warned.since_wall > found[name].since_wall):
                 found[name] = warned
         return found
 
     def read_demand(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, float]]:
-        """By holder, the pools that its GPUs are of, and how many GPUs of each have been waited for all of WAITED."""
+        """By holder, the pools of its GPUs, each with the GPUs that were waited for during all of WAITED."""
         demand: defaultdict[HolderName, dict[str, float]] = defaultdict(dict)
         clusters: set[str] = set()
         for of_these in restrict(names):
@@ -134,7 +135,7 @@ class Proofs:
         return demand
 
     def read_host_work(self, names: Collection[HolderName]) -> Mapping[HolderName, Mapping[str, Work]]:
-        """Of these holders, what each does beside its GPUs now, by the node or address of the exporter that says it."""
+        """The present activity of these holders on their hosts, by node, or by the exporter's `instance` without it."""
         found: defaultdict[HolderName, dict[str, Work]] = defaultdict(dict)
         for of_these in restrict(names):
             matcher = ",".join(part for part in (self._matcher, of_these) if part)
@@ -149,8 +150,9 @@ class Proofs:
         return found
 
     def read_rest(self, namespace: str, pods: Collection[str], idle_s: float) -> Mapping[str, Work]:
-        """The most that each of these pods did at any time in the last `idle_s` seconds, by their own cgroups as the
-        kubelets' cAdvisor shows them. A pod that was not seen for most of that time is not in the answer.
+        """The highest activity of each of these pods in the last `idle_s` seconds, from the kubelets' cAdvisor.
+
+        A pod that was not seen for most of that time (KNOWN_MIN) is missing in the answer.
         """
         step_s = max(60.0, math.ceil(idle_s / STEPS_MAX))
         window, step, over = f"{idle_s:.0f}s", f"{step_s:.0f}s", f"{max(RATE_S, step_s):.0f}s"
@@ -158,7 +160,7 @@ class Proofs:
         matchers = ",".join([*self._cluster, f'namespace="{quote(namespace)}"', wanted])
 
         def rate(family: str) -> str:
-            # Per container where the source has that, else of the whole pod.
+            # The sum over containers where the source has these series, else the series of the whole pod.
             each, whole = (f'{family}{{{matchers},container{op}""}}[{over}]' for op in ("!=", "="))
             return f"(sum by (cluster, pod) (rate({each})) or sum by (cluster, pod) (rate({whole})))"
 
@@ -168,7 +170,7 @@ class Proofs:
         steps = by_pod(f"count_over_time({rate(CPU)}[{window}:{step}])")
         cpu = by_pod(f"max_over_time({rate(CPU)}[{window}:{step}])")
         read, written = (by_pod(f"max_over_time({rate(family)}[{window}:{step}])") for family in (READ, WRITTEN))
-        # A container that moved nothing has no series: that says something only where its kubelet shows others'.
+        # A container without disk traffic has no series. This counts as 0 only if its kubelet reports other containers.
         rows = self._ask(f"group by (cluster, pod, instance) ({CPU}{{{matchers}}})")
         kubelets = {pod: {r.labels.get("instance", "") for r in rows if r.labels.get("pod") == pod} for pod in pods}
         those = "|".join(map(literal, sorted(set().union(*kubelets.values()))))
@@ -183,7 +185,7 @@ class Proofs:
         }
 
     def _ask(self, query: str, clusters: Collection[str] = ()) -> list[Row]:
-        """The rows, all of one cluster, which is one of these where there are any."""
+        """The rows. Raises EvidenceError where they and `clusters` together name several clusters."""
         rows = parse_vector(
             self._fetch(f"{self._prometheus}/api/v1/query", {"query": query}, ANSWER_MAX, WITHIN_S), query
         )
@@ -194,7 +196,7 @@ class Proofs:
 def parse_alerts(text: str, names: Collection[HolderName]) -> list[Alert]:
     """The alerts on these holders in an answer of /api/v2/alerts. Raises EvidenceError.
 
-    Alertmanager's filters match pods of one name in all namespaces, so the answer may have others.
+    The filters match a pod name in all namespaces, so the answer may contain alerts on other holders.
     """
     try:
         rows: list[Any] = load_json(text)
@@ -207,7 +209,7 @@ def parse_alerts(text: str, names: Collection[HolderName]) -> list[Alert]:
 
 
 def _parse_alert(row: Any) -> Alert | None:
-    """None for one that is not understood, which proves nothing."""
+    """One alert; None if it is malformed, since it proves nothing."""
     try:
         return _read_alert(row)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):

@@ -1,7 +1,8 @@
-"""What could be done to the holders that are marked underused: one proposal for each target that they have. Pure.
+"""Proposes acts on holders that are marked underused: one proposal for each target. Pure.
 
-Only what can be taken up again, or what the site allows by name: a Deployment, a server or a bare pod is never touched.
-A proposal says whom to look at. What may be done is said by the target itself, once it is read.
+Only targets that can be resumed are proposed, and targets that the site allows by name. A Deployment, a server or a pod
+without a controller is never proposed. A proposal names a target to read; the live target then shows which act is
+allowed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gpu_exporter.reconciler.target import CLASSES_OF, Held, place
 
 
 class Proposal(NamedTuple):
-    """What may be done to `target`, of ACTIONS, on whose account these holders are underused."""
+    """Possible acts on one target. `possible`: of ACTIONS. `decisions`: on its underused holders."""
 
     target: Reference
     namespace: str
@@ -28,12 +29,12 @@ class Proposal(NamedTuple):
 
     @property
     def first(self) -> Decision:
-        """The one that stands for all of them where they have everything in common."""
+        """The decision that represents all of them where they are alike."""
         return self.decisions[0]
 
     @property
     def title(self) -> str:
-        """The target as people know it, with its namespace."""
+        """The target with its namespace, for people."""
         return place(self.target, self.namespace)
 
     @property
@@ -42,7 +43,7 @@ class Proposal(NamedTuple):
 
     @property
     def members(self) -> frozenset[HolderName]:
-        """The holders, and all that any hint says belong to them."""
+        """The holders, and all members of their gangs."""
         around = (decision.around for decision in self.decisions)
         return self.names.union(member.name for each in around if each is not None for member in each.members)
 
@@ -57,7 +58,7 @@ class Proposal(NamedTuple):
 
 
 class Spared(NamedTuple):
-    """A group to which nothing is done, and why."""
+    """A group that is not acted on, with the reason."""
 
     title: str
     held: Held
@@ -65,14 +66,14 @@ class Spared(NamedTuple):
 
 
 def allowed_kinds(text: str) -> tuple[str, ...]:
-    """The setting actions.kinds."""
+    """The acts that the setting actions.kinds names."""
     return tuple(text.replace(",", " ").split())
 
 
 def propose(decisions: Iterable[Decision], verbs: Sequence[str]) -> tuple[list[Proposal], list[Spared]]:
-    """What could be done to holders that are underused, and marked so, the longest idle first; what not, and why.
+    """Proposals for holders that are marked underused, the longest idle first, and the groups that are spared.
 
-    `verbs`: what the site allows.
+    `verbs`: acts that the site allows.
     """
     groups: defaultdict[tuple[str, str, Reference | str], list[Decision]] = defaultdict(list)
     for decision in decisions:
@@ -94,20 +95,20 @@ def propose(decisions: Iterable[Decision], verbs: Sequence[str]) -> tuple[list[P
 
 
 def what_may_follow(decision: Decision, settings: Actions) -> str:
-    """What the site lets be done to an underused holder, for people; "" where it lets nothing be done to anybody."""
+    """The act that may follow for an underused holder, in words; "" where actions are off, or for other stages."""
     if settings.mode == "none" or decision.stage != UNDERUSED:
         return ""
     answer = _allowed(decision, allowed_kinds(settings.kinds))
     if isinstance(answer, Held):
         return f"nothing is done to it: {answer.why}"
     target, possible = answer
-    once = f"once its owner has been warned for {format_duration(settings.warned_for)} and all else holds"
+    once = f"once its owner has been warned for {format_duration(settings.warned_for)} and all other conditions hold"
     shadow = " (mode shadow: it is only counted)" if settings.mode == "shadow" else ""
     return f"{' or '.join(possible)} {target.title}, {once}{shadow}; docs/actions.md"
 
 
 def _propose(decisions: Sequence[Decision], verbs: Sequence[str]) -> Proposal | Held:
-    """What could be done to the holders of one group."""
+    """The proposal for the holders of one group, or why there is no proposal."""
     answers = [_allowed(decision, verbs) for decision in decisions]
     if held := [answer for answer in answers if isinstance(answer, Held)]:
         return held[0]
@@ -116,17 +117,17 @@ def _propose(decisions: Sequence[Decision], verbs: Sequence[str]) -> Proposal | 
         return Held("class", "its members are of different classes")
     proposal = Proposal(target, decisions[0].name.namespace, possible, tuple(decisions))
     if others := proposal.members - proposal.names:
-        return Held("members", f"not all that it holds is marked underused: {min(others)} is not")
+        return Held("members", f"not all of its members are marked underused: {min(others)} is not")
     return proposal
 
 
 def _allowed(decision: Decision, verbs: Sequence[str]) -> tuple[Reference, tuple[str, ...]] | Held:
-    """What would be acted on for a holder, and how, whatever others of its group do."""
+    """The target of a holder and the possible acts, without regard to other members of its group."""
     around = decision.around
     if around is None:
-        return Held("unknown", "what surrounds it is not known")
+        return Held("unknown", "its surroundings are not known")
     if around.target is None:
-        return Held("kind", f"nothing is ever done to {around.group or 'a pod without a controller'}")
+        return Held("kind", f"the reconciler never acts on {around.group or 'a pod without a controller'}")
     allowed = tuple(verb for verb in around.possible if verb in verbs)
     if not allowed:
         return Held("kind", f"actions.kinds allows none of {', '.join(around.possible)}")

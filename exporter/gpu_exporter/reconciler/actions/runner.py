@@ -16,7 +16,7 @@ from gpu_exporter.reconciler.actions.acts import LOST, MAY_BE_DONE, ActionObserv
 from gpu_exporter.reconciler.actions.asking import ProofAsker, Proven
 from gpu_exporter.reconciler.actions.freed import FreedGpus
 from gpu_exporter.reconciler.actions.gates import Gates
-from gpu_exporter.reconciler.actions.limits import Limits
+from gpu_exporter.reconciler.actions.limits import ActionLimits
 from gpu_exporter.reconciler.actions.proofs import Proofs
 from gpu_exporter.reconciler.actions.propose import Proposal, allowed_kinds, propose
 from gpu_exporter.reconciler.decision.policy import Decision
@@ -49,7 +49,7 @@ class Parts(NamedTuple):
 
 
 class ActionRunner:
-    """Takes each proposal through the gates. Limits, turns and proofs have classes of their own."""
+    """Takes each proposal through the gates. ActionLimits, turns and proofs have classes of their own."""
 
     def __init__(self, settings: Settings, parts: Parts, observer: ActionObserver, clock: Clock) -> None:
         self._settings = settings
@@ -58,7 +58,7 @@ class ActionRunner:
         self._observer = observer
         self._clock = clock
         self._asker = ProofAsker(parts.proofs, clock, asks_demand=settings.demand != "ignored")
-        self._limits = Limits(settings, clock)
+        self._limits = ActionLimits(settings, clock)
         self._freed: FreedGpus | None = None  # until the journal was read
         self._said: dict[str, str] = {}  # by title, the reason that was logged last
 

@@ -1,7 +1,7 @@
-"""For how long each owner has been warned, as this process has seen it.
+"""Measures how long each owner has been warned, as far as this process has seen it.
 
-What an alert says of its own beginning is silent on silences that have ended since, on routes that were changed, and on
-an Alertmanager that was away. So time counts only from one look to the next, and a gap begins again from nothing.
+The start time of an alert hides silences that have ended, routes that were changed, and outages of Alertmanager. So
+only the time between two checks counts, and a gap resets the timer to zero.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from gpu_exporter.clock import Clock
 from gpu_exporter.reconciler.actions.proofs import Warned
 from gpu_exporter.reconciler.evidence.records import HolderName
 
-UNSEEN_MAX_S = 180.0  # between two looks, at the usual interval of half a minute: some may fail
-CYCLE_MAX_S = 120.0  # a process that stood still has no long cycles: it has seen nothing meanwhile
+UNSEEN_MAX_S = 180.0  # between two checks; the usual interval is half a minute, so some checks may fail
+CYCLE_MAX_S = 120.0  # a longer gap between cycles means that the process was stopped and has seen nothing
 
 
 class _Sight(NamedTuple):
-    """When this process has seen a warning first, and last (monotonic seconds)."""
+    """When this process first and last saw a warning (monotonic seconds)."""
 
     first: float
     last: float
 
 
 class SeenWarnings:
-    """Remembers from one cycle to the next whose owner was seen to be warned."""
+    """Remembers from one cycle to the next which holders have a warned owner."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -34,15 +34,15 @@ class SeenWarnings:
         self._cycle_s = 0.0
 
     def begin_cycle(self, turns: int) -> None:
-        """A cycle begins, and each holder is looked at in one of so many."""
+        """Begin a cycle. `turns`: each holder is checked once in this number of cycles."""
         now = self._clock.monotonic()
-        most_s = max(UNSEEN_MAX_S, 2 * self._cycle_s * turns)  # of the cycle before: a gap is no reason for itself
+        most_s = max(UNSEEN_MAX_S, 2 * self._cycle_s * turns)  # by the previous cycle: a gap must not extend its limit
         self._cycle_s = min(now - self._last_cycle, CYCLE_MAX_S) if self._last_cycle is not None else 0.0
         self._last_cycle = now
         self._sights = {name: sight for name, sight in self._sights.items() if now - sight.last <= most_s}
 
     def note(self, warnings: Mapping[HolderName, Warned], asked: Collection[HolderName]) -> dict[HolderName, Warned]:
-        """The warnings of this look, each since it has been seen without a gap. `asked`: who was looked at."""
+        """The warnings of this check, each with the start of its time without a gap. `asked`: holders checked."""
         now, wall = self._clock.monotonic(), self._clock.wall()
         found: dict[HolderName, Warned] = {}
         for name in asked:
