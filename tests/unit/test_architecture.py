@@ -87,7 +87,7 @@ ALLOWED = {
     },
     "host": {"model", "clock", "attribution", "slurm"},
     "digest": {"reconciler", "plain", "threads"},
-    "top": {"exposition", "fetch", "outside", "plain", "threads"},
+    "top": {"exits", "exposition", "fetch", "outside", "plain", "threads"},
     "app": {
         "cluster",
         "digest",
@@ -130,6 +130,7 @@ ALLOWED = {
         "ledger",
         "logs",
         "reconciler",
+        "top",
         "vendor",
         "version",
     },
@@ -244,6 +245,77 @@ def test_imports_point_one_way(path: Path) -> None:
             assert other == room or other in ALLOWED[room], f"{room} must not import {other}"
         elif top not in sys.stdlib_module_names:
             assert top in THIRD_PARTY.get(room, set()), f"{room} must not import {top}"
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Nor a room, which its sub-rooms are part of."""
+    modules = {path: ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in MODULES}
+    names = set(modules.values())
+    imports = {
+        name: {found for found in imports_of(path) if found in names and found != name}
+        for path, name in modules.items()
+    }
+
+    def reach(name: str, path: tuple[str, ...]) -> tuple[str, ...] | None:
+        if name in path:
+            return (*path[path.index(name) :], name)
+        if name in settled:
+            return None
+        circles = (reach(other, (*path, name)) for other in sorted(imports[name]))
+        found = next((circle for circle in circles if circle is not None), None)
+        settled.add(name)
+        return found
+
+    settled: set[str] = set()
+    assert [circle for name in sorted(names) if (circle := reach(name, ())) is not None] == []
+
+
+# Within the reconciler: what is known, what follows, and what is done about it.
+LEVELS = {"evidence": {"evidence"}, "decision": {"evidence", "decision"}}
+
+
+@pytest.mark.parametrize("room", sorted(LEVELS))
+def test_evidence_comes_before_decision_and_decision_before_the_rest(room: str) -> None:
+    for path in (PACKAGE / "reconciler" / room).glob("*.py"):
+        for name in imports_of(path):
+            if name.startswith("gpu_exporter.reconciler."):
+                other = name.split(".")[2]
+                assert other in LEVELS[room], f"{path.relative_to(PACKAGE)} must not import {name}"
+
+
+LINES_MAX, PARAMETERS_MAX = 60, 8
+# Lists of flags, metrics or cases, which read best in one piece.
+TABLES = {
+    ("cli/agent_flags.py", "_add_pod_sources"),
+    ("cli/agent_flags.py", "add_daemon_flags"),
+    ("reconciler/telemetry.py", "__init__"),
+}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_function_fits_on_a_screen_and_its_parameters_in_a_head(path: Path) -> None:
+    where = path.relative_to(PACKAGE).as_posix()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (where, node.name) not in TABLES:
+            given = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            parameters = [name for name in given if name not in ("self", "cls")]
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            assert lines <= LINES_MAX, f"{node.name} has {lines} lines: name its steps"
+            assert len(parameters) <= PARAMETERS_MAX, f"{node.name} has {len(parameters)} parameters: make a record"
+
+
+ROOM_MAX = 2500
+# `app` puts rooms together, and its commands grow with their number: the reconciler's are a room of their own.
+ROOMS_MAX = {"app": 1300, "app/reconciler": 700}
+
+
+@pytest.mark.parametrize(
+    "room", sorted({path.parent for path in MODULES} - {PACKAGE}), ids=lambda room: str(room.relative_to(PACKAGE))
+)
+def test_a_room_is_small_enough_to_know(room: Path) -> None:
+    """Without its sub-rooms. A larger one hides a room: see which prefix or subject its files share."""
+    lines = sum(len(path.read_text("utf-8").splitlines()) for path in room.glob("*.py"))
+    assert lines <= ROOMS_MAX.get(room.relative_to(PACKAGE).as_posix(), ROOM_MAX)
 
 
 # Deadlines of sockets, threads and child processes, which end in the machine's time. All else takes a Clock.

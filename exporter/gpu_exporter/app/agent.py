@@ -26,6 +26,7 @@ from gpu_exporter.inventory.inventory import InventoryKeeper
 from gpu_exporter.inventory.pci import UNBOUND
 from gpu_exporter.ledger.state import StateFile, read_boot_id
 from gpu_exporter.model.views import AgentStatus, View
+from gpu_exporter.node.keeping import StateKeeper
 from gpu_exporter.node.place import Placed, count_answering, count_expected, place
 from gpu_exporter.node.state import NodeState
 from gpu_exporter.sampling.driver import Driver, DriverView, warn_of_persistence
@@ -85,6 +86,7 @@ class Agent:
         self._publishing = publishing
         processes = host.processes
         self.node = NodeState(settings, clock, state, processes, asks_slurm=asks_slurm(sources), host=host.works)
+        self._keeper = StateKeeper(self.node, state, clock) if state is not None else None
         directory = state.path.parent if state is not None else None
         boot_id = read_boot_id()
         self._inventory = InventoryKeeper(ExpectedDevices(directory, boot_id), host.sysfs, backend.vendor, boot_id)
@@ -128,8 +130,9 @@ class Agent:
         if self._host is not None:
             host = self._host
             self._spawn("host", lambda: host.run(self._stop, self.node.list_held))
-        if self._state is not None:
-            self._spawn("state", self._keep_state)
+        if self._keeper is not None:
+            keeper = self._keeper
+            self._spawn("state", lambda: keeper.run(self._stop))
 
     def _spawn(self, name: str, target: Callable[[], None]) -> None:
         thread = threading.Thread(target=target, name=name, daemon=True)
@@ -185,36 +188,6 @@ class Agent:
             self._first_poll.set()
             self._clock.wait(self._stop, self._settings.attribution.interval)
 
-    def _keep_state(self) -> None:
-        """Write the counters in each interval, and at once when a long idle run ended: only then are they published."""
-        assert self._state is not None
-        warned = False
-        due = 0.0
-        while not self._stop.is_set():
-            now = self._clock.monotonic()
-            if now >= due or self.node.wants_write():
-                due = now + self._state.interval_s
-                try:
-                    self.node.write_state()
-                    warned = False
-                except OSError as exc:
-                    if not warned:
-                        log.warning("%s", self._state_warning(str(exc)))
-                    warned = True
-                except Exception:  # a fault of ours must not end the writing, without which counters stop increasing
-                    if not warned:
-                        log.exception("the state file could not be prepared")
-                    warned = True
-            self._clock.wait(self._stop, min(1.0, self._state.interval_s))
-
-    def _state_warning(self, error: str) -> str:
-        """What a state file that cannot be written means, and what to do."""
-        assert self._state is not None
-        return (
-            f"{self._state.path}: cannot be written ({error}); counters stop increasing until it can: "
-            f"free space in {self._state.path.parent}, or start with another --state.directory"
-        )
-
     def is_complete(self) -> bool:
         """True after the first complete cycle: driver asked, each GPU read or hung, attribution polled."""
         return self._first_poll.is_set()
@@ -255,7 +228,7 @@ class Agent:
             warnings=(
                 *warn_of_persistence(self.devices.without_persistence()),
                 *self.poller.warnings(),
-                *([self._state_warning(state.error)] if state and state.error else []),
+                *([self._keeper.warn(state.error)] if self._keeper and state and state.error else []),
             ),
             state=state,
             driver_missed=self.driver.is_missed,

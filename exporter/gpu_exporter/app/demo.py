@@ -28,7 +28,7 @@ SCENARIO = Path(__file__).resolve().parent.parent / "demo.yaml"
 INTERVAL_S = 15.0  # of the compressed clock: 8 GPUs at 12 samples a second keep a core 95 % free
 SAMPLE_PERIOD_S = 5.0
 ALONE = (
-    "They go by metrics alone; in a cluster pods that serve requests get no mark, and notebooks have four hours "
+    "These decisions use metrics only. In a cluster, pods that serve requests get no mark, and notebooks have four hours "
     "(docs/reconciler.md, Surroundings)."
 )
 FIRST_LOOK_S = 1020.0  # states are judged over ten minutes, and published when they have lasted five
@@ -77,7 +77,7 @@ def run_demo(address: str, speed: float, duration_s: float | None, scenario: Pat
         if not shown and elapsed * speed > FIRST_LOOK_S:
             shown = True
             _say(publisher.body("table").decode())
-            _say("\nWhat the reconciler would write, as it happens (dry run):")
+            _say("\nMarks that the reconciler would write, as they happen (dry run):")
         seen = evidence.read_evidence()
         decisions = decide(seen, settings.policy)
         report = render_decisions(decisions, seen)

@@ -117,7 +117,7 @@ def run_once(
             body = read_from_daemon(socket_path, form, min(2.0, timeout_s))
             status = read_from_daemon(socket_path, "json", min(2.0, timeout_s))
         except DaemonUnreadable as exc:
-            _say(f"{exc}; what follows is a single reading without history")
+            _say(f"{exc}; showing a single reading without history")
         else:
             if body is not None and status is not None:
                 _deliver(body, output)
@@ -157,12 +157,12 @@ def _conclude_of_daemon(status: str, *, devices_only: bool) -> int:
     except (ValueError, AttributeError, RecursionError):
         health = None
     if not isinstance(health, str) or health not in EXITS:
-        _say("the running exporter is of another version and does not say whether all GPUs answer: restart it")
+        _say("the running exporter has another version and does not report whether all GPUs answer: restart it")
         return Exit.PARTIAL
     gaps = (
         gaps
         if isinstance(gaps, list) and gaps
-        else ["the running exporter is of another version and does not say what is missing: restart it"]
+        else ["the running exporter has another version and does not report what is missing: restart it"]
     )
     return _conclude(health, reason, warnings, gaps)
 

@@ -44,7 +44,7 @@ def restart_or_exit(action: str, wall: float) -> NoReturn:
     `action`: "restart", "exit", or "auto" for what fits the place. `wall`: the time, Unix seconds.
     """
     if action == "exit" or (action == "auto" and is_container()) or restarted_lately(wall):
-        log.error("the driver was replaced: ended with status %d, to be restarted", Exit.DRIVER_REPLACED)
+        log.error("the driver was replaced: the exporter exits with status %d and must be started again", Exit.DRIVER_REPLACED)
         exit_now(Exit.DRIVER_REPLACED)
     log.warning("the driver was replaced: this process restarts")
     sys.stdout.flush()

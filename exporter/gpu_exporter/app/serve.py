@@ -55,7 +55,7 @@ class Ended(Enum):
 
     CLEAN = "clean"
     HUNG = "a driver call hangs, so the process must end by force"
-    CHANGED = "the driver was replaced, so only a new process can go on"
+    CHANGED = "the driver was replaced, so a new process must take over"
 
 
 def stop_on_signal() -> threading.Event:
@@ -85,7 +85,7 @@ def release_on_signal(agent: Agent) -> None:
             try:
                 actions[signal.Signals(arrived.get())]()
             except Exception:  # a fault of ours must not make the next signal mean nothing
-                log.exception("unforeseen")
+                log.exception("a request by signal failed")
 
     start(threading.Thread(target=act, name="signal", daemon=True))
     for number in actions:
@@ -179,7 +179,7 @@ def write_textfiles(agent: Agent, path: Path, interval_s: float) -> Ended:
     """
     publisher = Publisher(agent.view, agent.version)
     agent.start()
-    log.info("writing %s each %g s", path, interval_s)
+    log.info("writing %s every %g s", path, interval_s)
     failing = False
 
     def tick() -> None:
@@ -189,7 +189,7 @@ def write_textfiles(agent: Agent, path: Path, interval_s: float) -> Ended:
             failing = False
         except OSError as exc:
             if not failing:
-                log.error("%s: %s; the old file stays and ages", path, exc)
+                log.error("%s: %s; the old file remains and becomes stale", path, exc)
             failing = True
 
     stop = stop_on_signal()

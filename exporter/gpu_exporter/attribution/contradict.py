@@ -79,8 +79,8 @@ class _Finding(NamedTuple):
     def __str__(self) -> str:
         verb = "run" if self.present else "ran"
         if self.others:
-            return f"processes of {self.names} {verb} here, {self.source} says {self.holder}"
-        return f"processes of {self.names} {verb} on {self.place}, which {self.source} does not give it"
+            return f"processes of {self.names} {verb} here, but {self.source} reports {self.holder}"
+        return f"processes of {self.names} {verb} on {self.place}, which {self.source} did not allocate to it"
 
 
 class ProcessNet:
@@ -146,10 +146,10 @@ class ProcessNet:
         if finding is None or self._logged.get(key) == finding._replace(present=True):
             return
         self._logged[key] = finding._replace(present=True)
-        remedy = REMEDIES.get(finding.source, f"check what {finding.source} says")
+        remedy = REMEDIES.get(finding.source, f"check what {finding.source} reports")
         place = places.get(key[0], key[0].mig_uuid or key[0].uuid)
         log.warning(
-            "%s: %s; the time of %s here is unknown until its own processes, and no others, are seen here; %s",
+            "%s: %s; the time of %s here is unknown until only its own processes are seen here; %s",
             place, finding, finding.holder, remedy,
         )  # fmt: skip
 
@@ -212,8 +212,8 @@ class _Look:
             return ""
         sources = sorted({self._known[who].source for owner in users for who in _whos(owner) if who in self._known})
         if sources:
-            return f"in use by {self._join(users)}, to whom {' and '.join(sources)} does not give it"
-        return f"in use by {self._join(users)}, not in any source"
+            return f"in use by {self._join(users)}, but {' and '.join(sources)} did not allocate it to {self._join(users)}"
+        return f"in use by {self._join(users)}, which no source reports"
 
     def _join(self, owners: Iterable[Owner]) -> str:
         names = sorted({self._describe(owner) for owner in owners})

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -124,7 +125,7 @@ def _list_left(resolution: Resolution, devices: Devices) -> dict[UnitId, str]:
         if unit in held or (there == 0 and devices.lists_processes):
             continue
         which = "lists processes on the GPU" if there else "does not list the GPU's processes"
-        left[unit] = f"{label} has ended, and the driver {which}"
+        left[unit] = f"{label} has ended, but the driver {which}"
     return left
 
 
@@ -134,7 +135,7 @@ def _count_on(unit: UnitId, snapshot: DeviceSnapshot) -> int | None:
         return None  # an instance that could not be listed was not asked
     if snapshot.processes is None:
         count = snapshot.facts.compute_processes
-        return None if count is None else int(count)
+        return None if count is None else math.floor(count)
     places = {"", *(each.mig for each in snapshot.instances if each.uuid == unit.mig_uuid)}
     return sum(not unit.mig_uuid or process.mig in places for process in snapshot.processes.processes)
 

@@ -75,9 +75,9 @@ def _read_key(path: Path) -> bytes:
         mode = os.fstat(file.fileno()).st_mode
         key = file.read(4096).strip()
     if stat.S_IMODE(mode) & 0o077:
-        raise KeyUnusable(f"{path}: others may read or change it (mode {stat.S_IMODE(mode):04o}); chmod 600 it")
+        raise KeyUnusable(f"{path}: other users may read or change it (mode {stat.S_IMODE(mode):04o}); chmod 600 it")
     if len(key) < KEY_MIN_BYTES:
-        raise KeyUnusable(f"{path}: {len(key)} bytes are too short for a key; remove it, and a new one is made")
+        raise KeyUnusable(f"{path}: {len(key)} bytes are too short for a key; remove the file, and the exporter makes a new key")
     return key
 
 

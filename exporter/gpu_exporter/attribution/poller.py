@@ -101,7 +101,7 @@ class Poller:
             if memory.question is not None:
                 memory.question.polls += 1
                 if memory.question.polls > 1:
-                    self._note(name, memory, "has not answered for more than a poll")
+                    self._note(name, memory, "has not answered for more than one poll")
         return self.grants()
 
     def grants(self) -> list[Grant]:
@@ -153,7 +153,7 @@ class Poller:
             self._note(name, memory, f"unforeseen {type(answer).__name__}: {answer}")
             return
         if len(answer.grants) > GRANTS_MAX:
-            self._note(name, memory, f"{len(answer.grants)} held devices are more than {GRANTS_MAX}, so none counts")
+            self._note(name, memory, f"{len(answer.grants)} held devices are more than {GRANTS_MAX}, so all of them are ignored")
             return
         self._note(name, memory, answer.problem)
         if answer.notice and answer.notice != memory.notice:
@@ -209,7 +209,7 @@ class Poller:
                 if text:
                     log.warning("attribution %s: %s", name, text)
                 else:
-                    log.info("attribution %s: every grant leads to a device that its holder has again", name)
+                    log.info("attribution %s: every grant is resolved to a device again", name)
             memory.unresolved = text
             memory.has_lost = len(texts) > len(doubts)
 

@@ -42,7 +42,7 @@ class Remembered:
 
     def refuse(self, reason: Exception) -> None:
         """Say that what was kept is not understood."""
-        log.warning("%s is not used: %s", self._path, reason)
+        log.warning("%s is ignored: %s", self._path, reason)
 
     def write(self, body: Any, mode: int) -> None:
         """Keep `body`; that it cannot be kept is said once."""

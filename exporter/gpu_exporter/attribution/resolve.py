@@ -98,13 +98,13 @@ class _Found:
         unit, replica, reason = found
         basis = _describe_basis(grant)
         if unit is None and before is not None:
-            unit, basis = before, f"{grant.number}, which led here when the holder began"
+            unit, basis = before, f"{grant.number}, which meant this GPU when the holder began"
         elif unit is None:
             self.unresolved.append((grant, reason))
             return
         elif before is not None and unit != before:
             self.kept[number] = before  # neither is believed, for as long as the holder runs
-            reason = f"it led to {before.uuid} when the holder began and leads to {unit.uuid} now"
+            reason = f"it meant {before.uuid} when the holder began, and means {unit.uuid} now"
             self.unresolved.append((grant, reason))
             self.conflicts.append(grant)
             return
@@ -132,7 +132,7 @@ class _Found:
             if grant.share or replica or (len(holders) > 1 and not doubt):
                 share = grant.share or "time_slice"
             if other := self._contradicted.get(unit):
-                doubt = ", ".join(f"{each.holder.source} says {each.holder.label}" for each in (grant, other))
+                doubt = ", ".join(f"{each.holder.source} reports {each.holder.label}" for each in (grant, other))
             allocation = Allocation(
                 unit,
                 grant.holder,
@@ -160,7 +160,7 @@ def _doubt_claims(units: Mapping[UnitId, Sequence[_Assigned]]) -> dict[str, str]
                 continue
             which = "one of the two claims" if rival.claim and not rival.share else "this claim"
             doubts[grant.claim] = (
-                f"{rival.holder.label} has a GPU of claim {grant.claim} too, and not by this claim, so {which} only "
+                f"{rival.holder.label} also has a GPU of claim {grant.claim}, but not through this claim, so {which} only "
                 "watches it (adminAccess); name the pods that watch with --attribution.monitor"
             )
     return doubts
@@ -264,14 +264,14 @@ class _Finder:
     def _at(self, grant: Grant, device: str) -> tuple[UnitId | None, str]:
         """The GPU at a position of NVML's order, and only where that order is proven."""
         if self._has_mig:
-            return None, "a position means nothing while a GPU of this node is in MIG mode"
+            return None, "positions are not valid while a GPU of this node is in MIG mode"
         if self._incomplete:
             return None, f"positions may have changed: {self._incomplete}"
         order = [identity for identity in self._order if not grant.among or str(identity.minor) in grant.among]
         if grant.total and len(order) != grant.total:
-            return None, f"positions are not proven: NVML lists {len(order)} GPUs, the scheduler counts {grant.total}"
+            return None, f"positions are not proven: NVML lists {len(order)} GPUs, but the scheduler counts {grant.total}"
         if not grant.among and [identity.index for identity in order] != list(range(len(order))):
-            return None, "positions are not proven: NVML's list has holes"
+            return None, "positions are not proven: NVML's list has gaps"
         position = whole(device)
         if position is None or position >= len(order):
             return None, f"there is no GPU at position {device}"

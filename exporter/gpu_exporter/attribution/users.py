@@ -19,12 +19,12 @@ from gpu_exporter.model.units import UnitId
 
 log = logging.getLogger(__name__)
 ID_SHOWN = 12  # digits of a container's id, as docker ps shows it
-POD_WHY = "no scheduler gave it this GPU: it sees it without having asked, and is known by its processes alone"
+POD_WHY = "no scheduler allocated this GPU to the pod: the pod uses it without a request, and is seen only by its processes"
 OBSTACLE = "undeclared"
-CONTAINER_WHY = "a container outside the schedulers, known by its processes alone"
+CONTAINER_WHY = "a container outside the schedulers, seen only by its processes"
 REMEDY = (
     "a pod sees every GPU where NVIDIA_VISIBLE_DEVICES=all is set and the runtime accepts it from the environment, or "
-    "where it is privileged; let it ask for a GPU, or forbid it"
+    "where it is privileged; let the pod request a GPU, or block this access"
 )
 PodName = tuple[str, str]
 """Namespace and name."""
@@ -98,7 +98,7 @@ class Users:
     def _look_up(self, uid: str) -> PodName | None:
         if uid not in self._names:
             name = self._names[uid] = self._name_pod(uid)
-            log.warning("pod %s uses a GPU that no source gives it: %s", "/".join(name) if name else uid, REMEDY)
+            log.warning("pod %s uses a GPU that no source allocated to it: %s", "/".join(name) if name else uid, REMEDY)
         return self._names[uid]
 
 

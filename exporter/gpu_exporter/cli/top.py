@@ -32,7 +32,9 @@ def run(given: list[str]) -> int:
     """Show the GPUs until q is pressed, or print them once; the exit code."""
     parser = build_parser()
     options = parser.read(given)
-    from gpu_exporter.app.top import Wish, complete, print_once, run_top
+    from gpu_exporter.top.nodes import complete
+    from gpu_exporter.top.screen import Wish
+    from gpu_exporter.top.terminal import print_once, run_top
 
     try:
         urls = list(dict.fromkeys(complete(node) for node in options.nodes or ["127.0.0.1"]))

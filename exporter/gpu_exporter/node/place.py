@@ -11,7 +11,7 @@ from gpu_exporter.model.units import NO_PLACE, DeviceIdentity
 from gpu_exporter.sampling.driver import RELEASED_TEXT, DriverView
 
 HANGS = "its first call hangs in the driver"
-NOT_READ = "it was found, but not read yet"
+NOT_READ = "the GPU was found, but not read yet"
 
 
 class Placed(NamedTuple):

@@ -14,9 +14,9 @@ from gpu_exporter.model.readings import Split
 from gpu_exporter.model.units import UnitId
 
 PERIODS_MAX = 300  # of one GPU between two polls: more would be five minutes of a poll that hangs
-NO_SOURCE = "of the holders of a MIG instance nothing tells what each does"
-NOT_ASKED = "the holders share the GPU, and what each does was not known yet"
-OTHERS = "a process of none of its holders works on the shared GPU, or of one that cannot be looked up"
+NO_SOURCE = "per-holder usage is unavailable on MIG instances"
+NOT_ASKED = "the holders share the GPU, and per-holder usage is not known yet"
+OTHERS = "a process on the shared GPU belongs to no holder, or its owner cannot be looked up"
 REST = "the holders' processes do not account for what the shared GPU does"
 
 

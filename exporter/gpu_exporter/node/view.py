@@ -140,8 +140,8 @@ def _obstacle(record: HolderRecord, totals: HolderTotals, obstacle: str) -> str:
 def _say_ended(idle_run_s: float | None, totals: UnitTotals | None, wall: float) -> str:
     """Why an idle verdict no longer holds. A run ends with activity, and with time that is not known."""
     if idle_run_s is None:
-        return "it was idle when it was last judged; what it does now is not known"
-    ended = "its idle time has ended since it was last judged"
+        return "it was idle when last judged; its present activity is unknown"
+    ended = "its idle time has ended since the last judgement"
     if totals is None or totals.last_active_wall is None or not totals.active_by:
         return ended
     return f"{ended}; {' and '.join(totals.active_by)} showed activity {wall - totals.last_active_wall:.0f} s ago"

@@ -1,4 +1,4 @@
-"""What the daemons of some nodes say now: one reading of each, side by side, bounded in time and size."""
+"""Current status of several nodes: one reading from each daemon, in parallel, with limits on time and size."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gpu_exporter.threads import run_ahead
 
 WITHIN_S = 5.0
 WORKERS = 64
-MOST_BYTES = 4 * MIB  # of a node; 64 are read at a time
-ROWS_MAX = 4096  # of a node: 8 GPUs with 7 instances and dozens of holders each
+MOST_BYTES = 4 * MIB  # per node; 64 nodes are read at a time
+ROWS_MAX = 4096  # per node: 8 GPUs with 7 instances and dozens of holders each
 TEXT_MAX = 256  # characters of a cell; longer names end in a digest
 PROBLEMS_MAX = 8
-MOST = 1e15  # bytes of a GPU and seconds of a holder are less
+MOST = 1e15  # bytes of a GPU and seconds of a holder are always less
 PORT = 9836
 PATH = "/api/v1/status"
 NUMBERS = {  # fields of Row, by the keys of docs/status.schema.json
@@ -34,14 +34,14 @@ TEXTS = ("gpu", "name", "holder", "owner", "state", "why")
 
 
 class NodeRow(NamedTuple):
-    """A row of the table of one node."""
+    """One row of a node's table."""
 
     node: str
     row: Row
 
 
 class Reading(NamedTuple):
-    """Of all nodes. `answered`: how many of them did; `problems`: by node, why nothing or not all is known of it."""
+    """The result for all nodes. `answered`: number of answers. `problems`: by node, why its data are missing."""
 
     rows: list[NodeRow]
     answered: int
@@ -49,7 +49,7 @@ class Reading(NamedTuple):
 
 
 def complete(text: str) -> str:
-    """HOST, HOST:PORT or a URL to the address of the node's status. Raises ValueError."""
+    """The address of a node's status, from HOST, HOST:PORT or a URL. Raises ValueError."""
     url = text if "://" in text else f"http://{text}"
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -60,49 +60,51 @@ def complete(text: str) -> str:
 
 
 def name_of(url: str) -> str:
-    """A node as people know it: its host, with a port that is not the usual one."""
+    """The displayed name of a node: its host, with the port unless it is the default port."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     return host if parts.port in (None, PORT) else f"{host}:{parts.port}"
 
 
 class Answer(NamedTuple):
-    """Of one node: its rows, None where it did not answer, and what is wrong, "" for nothing."""
+    """The result for one node: its rows, None without an answer, and its problem, "" for none."""
 
     rows: list[Row] | None
     problem: str = ""
 
 
 def read_each(urls: Sequence[str], fetch: Callable[..., str] = fetch_text) -> Iterator[tuple[str, Answer]]:
-    """One reading of each, as they come. A node that does not answer costs no other its rows. Raises NoThread."""
+    """One reading of each node, in order of arrival. A silent node does not affect other nodes. Raises NoThread."""
 
     def read(url: str) -> tuple[str, Answer]:
         try:
             return url, Answer(*parse(fetch(url, most_bytes=MOST_BYTES, within_s=WITHIN_S)))
         except FetchError as exc:
-            hint = "; ask by its address, or give its exporter this name by --web.hosts" if exc.status == 421 else ""
+            hint = "; use its IP address, or add this name to --web.hosts of its exporter" if exc.status == 421 else ""
             return url, Answer(None, f"{exc}{hint}")
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
-            return url, Answer(None, f"{shorten(url)}: not the status of a gpu-exporter ({type(exc).__name__})")
+            return url, Answer(
+                None, f"{shorten(url)}: the answer is not the status of a gpu-exporter ({type(exc).__name__})"
+            )
 
     yield from run_ahead(read, urls, min(WORKERS, len(urls)), "top")
 
 
 def put_together(urls: Sequence[str], answers: Mapping[str, Answer]) -> Reading:
-    """What is known of these nodes, in their order."""
+    """The combined result for these nodes, in their order."""
     rows = [NodeRow(name_of(url), row) for url in urls if url in answers for row in answers[url].rows or ()]
-    problems = {name_of(url): answers[url].problem if url in answers else "is asked" for url in urls}
+    problems = {name_of(url): answers[url].problem if url in answers else "no answer yet" for url in urls}
     answered = sum(answer.rows is not None for answer in answers.values())
     return Reading(rows, answered, {node: problem for node, problem in problems.items() if problem})
 
 
 def read_nodes(urls: Sequence[str], fetch: Callable[..., str] = fetch_text) -> Reading:
-    """One reading of all. Raises NoThread."""
+    """One reading of all nodes. Raises NoThread."""
     return put_together(urls, dict(read_each(urls, fetch)))
 
 
 def _number(value: Any) -> float | None:
-    """Raises ValueError for what no clock or meter can show, which would break the screen of all nodes."""
+    """Raises ValueError for impossible numbers, which would break the screen of all nodes."""
     if value is None:
         return None
     number = need_real(value)
@@ -112,12 +114,12 @@ def _number(value: Any) -> float | None:
 
 
 def _text(value: Any) -> str:
-    """Every row of the table is as wide as the widest."""
+    """A shortened text, because every row of the table is as wide as the widest row."""
     return shorten_text(str(value), TEXT_MAX)
 
 
 def parse(text: str) -> tuple[list[Row], str]:
-    """The rows of an answer, and what its exporter itself misses. Raises what a strange answer causes."""
+    """The rows of an answer, and the problems that its exporter reports. Malformed answers raise various exceptions."""
     answer: Any = json.loads(text)
     rows = []
     for each in answer["rows"]:

@@ -1,4 +1,4 @@
-"""The screen as lines of text: what is shown, in which order, in how much room. Pure."""
+"""The screen as lines of text: selection, order and size. Without side effects."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SILENT_STATES = ("lost", "hung", "stale")
 
 
 def _number(value: float | None) -> float:
-    """The largest first, what is not known last."""
+    """Sort key: largest first, unknown values last."""
     return -1.0 if value is None else value
 
 
-# By the name of a column, what rows are sorted by; the first is what people come for.
+# Sort keys of rows by name. The first one is the default.
 ORDERS: dict[str, Callable[[Row], float]] = {
     "waste": lambda row: _number(row.idle_s) if row.holder else -1.0,
     "gpu": lambda row: 0.0,
@@ -31,7 +31,7 @@ ORDERS: dict[str, Callable[[Row], float]] = {
 
 
 class Wish(NamedTuple):
-    """What the person at the screen wants. `words`: all of which a row must have. `skip`: rows above the first one."""
+    """Choices of the user. `words`: a row must contain all of them. `skip`: number of rows above the first shown."""
 
     order: str = "waste"
     words: str = ""
@@ -39,14 +39,14 @@ class Wish(NamedTuple):
 
 
 def choose(rows: Sequence[NodeRow], wish: Wish) -> list[NodeRow]:
-    """The rows that are wanted, in that order; of equal ones in the order of nodes and GPUs."""
+    """The selected rows in the selected order. Equal rows are in the order of nodes and GPUs."""
     words = wish.words.lower().split()
     wanted = [each for each in rows if all(word in f"{each.node} {' '.join(each.row.texts)}".lower() for word in words)]
     return sorted(wanted, key=lambda each: -ORDERS[wish.order](each.row))
 
 
 def summary(reading: Reading, nodes: int) -> str:
-    """All of it in one line."""
+    """The summary in one line."""
     states = [each.row.state for each in reading.rows if each.row.state != "mig"]
     held = sum(bool(each.row.holder) for each in reading.rows)
     idle, silent = (sum(state in kind for state in states) for kind in (IDLE_STATES, SILENT_STATES))
@@ -65,13 +65,13 @@ def summary(reading: Reading, nodes: int) -> str:
 
 
 def table(rows: Sequence[NodeRow], *, with_node: bool) -> list[str]:
-    """Header and rows, as wide as they are."""
+    """Header and rows at full width."""
     header = (*(["NODE"] if with_node else []), *NAMES)
     return layout(header, [(*([each.node] if with_node else []), *each.row.texts) for each in rows], NUMBERS)
 
 
 def draw(reading: Reading, wish: Wish, nodes: int, height: int, width: int) -> list[str]:
-    """At most so many lines of so many characters: summary, problems, the table, and what the keys do."""
+    """At most `height` lines of `width` characters: summary, problems, table, and help for the keys."""
     problems = [one_line(f"{node}: {text}") for node, text in reading.problems.items()]
     room = max(1, height // 4)
     if len(problems) > room:
@@ -82,7 +82,7 @@ def draw(reading: Reading, wish: Wish, nodes: int, height: int, width: int) -> l
     skip = min(wish.skip, max(0, len(body) - fits))
     below = len(body) - skip - fits
     words = f", with '{one_line(wish.words)}'" if wish.words else ""
-    keys = f"by {wish.order}{words}   s: order  /: words  arrows: scroll  q: end" + (
+    keys = f"by {wish.order}{words}   s: sort  /: filter  arrows: scroll  q: quit" + (
         f"   {below} more" if below > 0 else ""
     )
     lines = [summary(reading, nodes), *problems, head, *body[skip : skip + fits]]

@@ -45,11 +45,11 @@ def check_actions(settings: Settings, places: ProofPlaces, *, has_audit: bool, k
     missing = [
         flag
         for flag, is_there in (
-            ("--source.prometheus, which knows what holders do beside their GPUs", bool(places.prometheus)),
-            ("--alertmanager.url, which knows whether owners were warned", bool(places.alertmanager)),
-            ("--audit.file, which says afterwards what was done and why", has_audit or actions.mode != ACT),
+            ("--source.prometheus, to read the host activity of holders", bool(places.prometheus)),
+            ("--alertmanager.url, to check that owners were alerted", bool(places.alertmanager)),
+            ("--audit.file, to record what was done and why", has_audit or actions.mode != ACT),
             (
-                "--kubernetes.lease or --state.directory, where decisions and acts are kept over restarts",
+                "--kubernetes.lease or --state.directory, to keep decisions and acts over restarts",
                 keeps_texts,
             ),
         )
@@ -60,7 +60,7 @@ def check_actions(settings: Settings, places: ProofPlaces, *, has_audit: bool, k
     if urlsplit(places.alertmanager).scheme not in ("http", "https"):
         raise ValueError(f"--alertmanager.url {places.alertmanager!r}: write it as http://HOST:9093")
     if not actions.kinds:
-        raise ValueError(f"actions.mode is {actions.mode}, and actions.kinds allows nothing: name what may be done")
+        raise ValueError(f"actions.mode is {actions.mode}, but actions.kinds is empty: list the kinds of action that are allowed")
 
 
 def is_same_server(one: str, other: str) -> bool:

@@ -82,9 +82,9 @@ def explain_once(
         complain(f"{gpu}: no holder {has}" if gpu else f"{holder}: no such holder {has}; {FORMS}")
         return Exit.USAGE
     if not chosen:
-        print(f"{', '.join(map(str, names))}: not in the evidence; its marks were")  # noqa: T201
+        print(f"{', '.join(map(str, names))}: not in the evidence; its earlier marks:")  # noqa: T201
     outlooks = preview.look(chosen, clock.wall()) if preview is not None else {}
-    for notice in preview.notices if preview is not None else ["what surrounded it at that time is not known"]:
+    for notice in preview.notices if preview is not None else ["the objects around the holder at that time are unknown"]:
         complain(notice)
     if question.form == "json":
         sys.stdout.write(decisions_json(chosen, evidence, outlooks))
@@ -107,7 +107,7 @@ def _other_activity(source: ExplainingSource, decision: Decision) -> OtherActivi
     try:
         return source.read_other_activity({unit.uuid for unit in decision.units})
     except EvidenceError as exc:
-        complain(f"not known which witnesses were active: {exc}")
+        complain(f"it is unknown which witnesses were active: {exc}")
         return {}
 
 

@@ -29,7 +29,7 @@ def show_pause(place: PausePlace) -> int:
     try:
         note = place.read_pause()
     except PauseUnreadable as exc:
-        print(f"paused, since whether there is a pause cannot be read: {exc}")  # noqa: T201
+        print(f"paused, because an unreadable pause is treated as active: {exc}")  # noqa: T201
         return Exit.PARTIAL
     print("not paused" if note is None else note.describe(SYSTEM_CLOCK.wall()))  # noqa: T201
     return Exit.DONE

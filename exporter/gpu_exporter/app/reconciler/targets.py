@@ -44,7 +44,7 @@ def build_source(
             prometheus, *windows, clock, matcher, client, pauses, asks_models=asks, host=host, peaks=peaks, at=at
         )
     if at is not None:
-        raise ValueError("--at asks for the past, which only --source.prometheus has")
+        raise ValueError("--at needs --source.prometheus: an exporter keeps no past values")
     if book.site.pause_when:
         raise ValueError("policy.pause_when is PromQL: it needs --source.prometheus")
     return ExporterSource(exporters, book.site.underused_after, SYSTEM_CLOCK, client)
@@ -91,7 +91,7 @@ def build_markers(policy: Policy, targets: Targets) -> list[Marker]:
     """Where marks go. Raises ValueError when there is no such place, MarkError."""
     markers = [make() for make in find_makers(policy, targets).values()]
     if not markers:
-        raise ValueError("--apply finds neither a service account or --kubernetes.kubeconfig nor squeue and scontrol")
+        raise ValueError("--apply finds nothing to mark: set --kubernetes.kubeconfig, or run in a pod with a service account or on a host with squeue and scontrol")
     return markers
 
 

@@ -112,7 +112,7 @@ class _Checkpoint:
         else:
             self._stamp, self._watches, problem = stamp, watches, ""
         if problem and problem != self._problem:
-            log.warning("%s: cannot be read, so nothing says which claims only watch: %s", self._path, problem)
+            log.warning("%s: cannot be read, so it is unknown which claims only watch: %s", self._path, problem)
         self._problem = problem
 
 
@@ -123,7 +123,7 @@ def _read_watches(data: Any) -> Watches:
     """
     claims = _get(data, "v2", "preparedClaims") or _get(data, "v1", "preparedClaims")
     if claims is None and not (_is_version(data, "v1") or _is_version(data, "v2")):
-        raise ValueError("it has neither v1 nor v2, the versions that are understood")
+        raise ValueError("it has neither v1 nor v2, the supported versions")
     watches: Watches = {}
     for uid, claim in claims.items() if isinstance(claims, dict) else ():
         results = _get(claim, "status", "allocation", "devices", "results")

@@ -9,7 +9,7 @@ from gpu_exporter.model.holders import Grant, Holder
 from gpu_exporter.outside import whole
 from gpu_exporter.vendor import Vendor
 
-UNFAITHFUL = "its scheduler chooses the device and writes it on the pod, whatever the kubelet says"
+UNFAITHFUL = "its scheduler writes the chosen device on the pod, and the kubelet may report another one"
 
 
 class DeviceIds:

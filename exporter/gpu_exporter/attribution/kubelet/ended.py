@@ -18,7 +18,7 @@ from gpu_exporter.model.holders import Grant
 
 LOOK_S = 60.0  # a look at every process of the host takes some 30 us for each
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-WHY = "no process of the pod runs: it has ended, or waits to be started again"
+WHY = "no process of the pod runs: the pod has ended, or waits for a restart"
 
 
 class EndedPods:

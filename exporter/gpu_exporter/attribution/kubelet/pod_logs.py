@@ -93,7 +93,7 @@ class PodLogs:
         for each start; a rotation before makes the start later, which only shortens an idle run.
         """
         if not uid:
-            return Start(-1, math.inf, f"not known when its container began: mount {self._directory}", "start_unknown")
+            return Start(-1, math.inf, f"the start of its container is unknown: mount {self._directory}", "start_unknown")
         folder = f"{self._directory}/{name[0]}_{name[1]}_{uid}/{container}"
         known = self._starts.get((uid, container))
         try:
@@ -105,7 +105,7 @@ class PodLogs:
         except OSError:
             numbers = []
         if not numbers:
-            return Start(-1, math.inf, "its container has not begun", "not_started")
+            return Start(-1, math.inf, "its container has not started", "not_started")
         now = self._clock.wall()
         if known is None or known.number != max(numbers):
             known = Start(max(numbers), min(changed.st_mtime, now))

@@ -100,7 +100,7 @@ class KubeletSource:
         uids = self._uids = self._logs.begin_poll(self._pods.pods, gone)
         grants, odd = self._grant(self._consumers.select(entries), uids)
         if self._pods.odd:
-            odd.add(f"{self._pods.odd} pods in the kubelet's answer are not understood, so no GPU is called free")
+            odd.add(f"{self._pods.odd} pods in the kubelet's answer are not understood, so no GPU is reported as free")
         # The kubelet's order varies, so the first by name is named. It does not know what is left for resource claims.
         return Answer(
             self._note_ended(grants, set(uids.values())),
@@ -175,10 +175,10 @@ class KubeletSource:
             if self._lacking is None or self._lacking[1] != kubelet:
                 self._lacking = (now, kubelet)
             if now - self._lacking[0] < self._empty_confirm_s:
-                raise SourceError(f"{lost}; waiting for a second answer, it may have just restarted")
+                raise SourceError(f"{lost}; waiting for a second answer, because the kubelet may have just restarted")
             if kubelet != self._kubelet and self._knows_static_pods_only(missing):
                 raise SourceError(
-                    f"{lost} since its restart, and their cgroups are there; does it reach the API server?"
+                    f"{lost} since its restart, but their cgroups exist: check that the kubelet reaches the API server"
                 )
         self._held, self._kubelet, self._lacking = held, kubelet, None
 
@@ -229,6 +229,6 @@ def _describe_odd(entry: ContainerDevices, device_id: str) -> str:
     holder, named = f"{entry.namespace}/{entry.pod}/{entry.container}", repr(device_id[:ID_MAX])
     if entry.claimed:
         return (
-            f"{holder} has GPUs of a resource claim, and {named} names no device of this node, so no GPU is called free"
+            f"{holder} has GPUs of a resource claim, but {named} is not a device of this node, so no GPU is reported as free"
         )
-    return f"device id {named} of {holder} is not understood, so no GPU is called free"
+    return f"device id {named} of {holder} is not understood, so no GPU is reported as free"

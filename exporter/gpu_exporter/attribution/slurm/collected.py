@@ -17,7 +17,7 @@ NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 READ_MAX = 4 * 1024 * 1024  # a node with 5,000 jobs
 AGE_MAX_S = 300.0  # as attribution.keep_last
 ANSWERS = "/api/v1/slurm/nodes/"  # where a collector serves them, by name of the node
-HINT = "does `gpu-exporter slurm-collector` run, and does this node have GPUs in slurm.conf?"
+HINT = "check that `gpu-exporter slurm-collector` runs, and that this node has GPUs in slurm.conf"
 AHEAD_MAX_S = 30.0  # of the collector's clock; such a picture counts as new
 
 
@@ -50,7 +50,7 @@ class Collected:
             raise SourceError(f"{self._shown}: {getattr(exc, 'strerror', None) or exc}") from exc
         age_s = self._clock.wall() - picture.asked_wall
         if age_s < -AHEAD_MAX_S:
-            raise SourceError(f"{self._shown}: from {-age_s:.0f} s ahead: are the clocks of the nodes the same?")
+            raise SourceError(f"{self._shown}: from {-age_s:.0f} s in the future: check that the clocks of the nodes agree")
         if age_s > max(AGE_MAX_S, 3 * picture.each_s):
             raise SourceError(f"{self._shown}: {age_s:.0f} s old; {HINT}")
         asked = self._clock.monotonic() - max(0.0, age_s)

@@ -329,7 +329,7 @@ class Controller:
         left_s = self._until - self._clock.monotonic()
         if left_s <= 0.0:
             limit_s = LOOK_TIMEOUTS * self._timeout_s
-            raise OutOfTime(f"Slurm takes longer than {limit_s:g} s for the answers of one look")
+            raise OutOfTime(f"Slurm took longer than {limit_s:g} s for all answers of one poll")
         return self._run_command(command, min(self._timeout_s, left_s))
 
 

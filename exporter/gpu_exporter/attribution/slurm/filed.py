@@ -101,7 +101,7 @@ class FiledJobs:
             file = new[job]
             clash = next((index for index in file.indexes if index in taken), None)
             if clash is not None:
-                disputed[job] = f"the prolog's file of job {job} says IDX {clash}, which job {taken[clash]} has"
+                disputed[job] = f"the prolog's file of job {job} lists IDX {clash}, which job {taken[clash]} holds"
                 continue
             taken |= dict.fromkeys(file.indexes, job)
             jobs[job] = Known(read_job(job, file), look.asked, JobGpus(file.indexes, len(file.indexes)), look.asked)

@@ -61,7 +61,7 @@ def why_contradicted(gpus: JobGpus, file: JobFile) -> str:
     if not file.indexes or set(gpus.positions()) <= set(file.indexes):
         return ""
     sayings = (",".join(map(str, indexes)) for indexes in (file.indexes, gpus.positions()))
-    return "the prolog's file says IDX {}, slurmctld says IDX {}".format(*sayings)
+    return "the prolog's file lists IDX {}, but slurmctld reports IDX {}".format(*sayings)
 
 
 def list_witnesses(job_id: str, present: Present, *, is_told: bool) -> str:

@@ -87,7 +87,7 @@ def _parse(text: str, name: str, read_file: Callable[[str], str] | None, depth: 
         include = _INCLUDE.fullmatch(line)
         if include:
             if read_file is None or not depth:
-                raise GresConfError(f"{place}: Include is not followed any deeper")
+                raise GresConfError(f"{place}: this Include is not read: too many Includes inside each other")
             try:
                 included = read_file(include[1])
             except (OSError, UnicodeDecodeError) as exc:

@@ -24,8 +24,8 @@ SKEW_S = 10.0  # between slurmctld's clock, which dates jobs, and the node's
 GAP_S = 600.0  # an order that is the same on both sides of a restart of slurmd was no other one for so long
 SAVE_EACH_S = 60.0  # that an order is still in force is written so often
 BEFORE = (
-    "the job began before slurmd started with this gres.conf, and the order of that time is not known; "
-    "it is resolved for jobs that begin from now on"
+    "the job began before slurmd started with this gres.conf, and the earlier order of GPUs is unknown; "
+    "IDX is resolved for jobs that begin from now on"
 )
 _UNKNOWN = GpuOrder("unknown", problem=BEFORE)
 
@@ -67,7 +67,7 @@ class Epochs:
         if slurmd_start is None:
             return GpuOrder(
                 "unknown",
-                problem="the node does not say when slurmd started, so gres.conf may not be what it has read; "
+                problem="the start time of slurmd is unknown, so slurmd may have read another gres.conf; "
                 "restart slurmd",
             )
         order = self._decide(found, slurmd_start, now)
@@ -85,7 +85,7 @@ class Epochs:
         if last is None or not last.since <= slurmd_start <= last.seen:
             return GpuOrder(
                 "unknown",
-                problem=f"{found.path} was changed after slurmd started, and what it said before is not known; "
+                problem=f"{found.path} was changed after slurmd started, and its earlier content is unknown; "
                 "restart slurmd",
             )
         if not last.is_over and last.order == found.order:
@@ -97,7 +97,7 @@ class Epochs:
         return GpuOrder(
             "unknown",
             problem=f"{found.path} gives the GPUs another order than when slurmd started: restart slurmd "
-            "(`scontrol reconfigure` is not enough: it does not show here whether slurmd has read the file again)",
+            "(`scontrol reconfigure` is not enough: the exporter cannot see whether slurmd has read the file again)",
         )
 
     def at(self, start: float | None, order: GpuOrder) -> GpuOrder:
@@ -148,10 +148,10 @@ def _goes_on(last: Epoch, order: GpuOrder, since: float) -> bool:
 def _epoch(row: Any) -> Epoch:
     order = row["order"]
     if order["kind"] not in ("minor", "index"):
-        raise ValueError(f"{order['kind']!r:.40} is no order")
+        raise ValueError(f"{order['kind']!r:.40} is not an order")
     minors = tuple(order["minors"])
     if not all(isinstance(minor, str) and len(minor) < 20 for minor in minors):
-        raise ValueError("minors are no numbers")
+        raise ValueError("minors are not numbers")
     caps = tuple(need_wholes(each) for each in order["caps"])
     return Epoch(
         need_real(row["since"]),

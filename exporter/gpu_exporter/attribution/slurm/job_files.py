@@ -172,7 +172,7 @@ def _check_writers(status: os.stat_result, name: str, owner: int = 0) -> None:
     if status.st_uid not in (0, os.geteuid(), owner) or status.st_mode & OTHERS_WRITE:
         mode = stat.S_IMODE(status.st_mode)
         raise SourceError(
-            f"{name}: others may write there (uid {status.st_uid}, mode {mode:04o}), so it is not believed"
+            f"{name}: other users may write there (uid {status.st_uid}, mode {mode:04o}), so it is ignored"
         )
 
 
@@ -182,7 +182,7 @@ def _read(directory: int, name: str, most: int = READ_MAX, owner: int = 0) -> tu
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError("no regular file")
+            raise ValueError("not a regular file")
         _check_writers(status, "the file", owner)
         with os.fdopen(handle, "rb", closefd=False) as file:
             data = file.read(most)

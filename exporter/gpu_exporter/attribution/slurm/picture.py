@@ -45,7 +45,7 @@ def parse_picture(text: str) -> Picture:
     try:
         data = json.loads(text)
         if data["schema"] != SCHEMA:
-            raise ValueError(f"schema {data['schema']!r} is not {SCHEMA}: are collector and node of one version?")
+            raise ValueError(f"schema {data['schema']!r} is not {SCHEMA}: run the same version on collector and node")
         jobs = [(_job(row), _gpus(row["gpus"])) for row in data["jobs"]]
         return Picture(
             need_real(data["asked"]),
@@ -55,7 +55,7 @@ def parse_picture(text: str) -> Picture:
             {job.job_id: (job, gpus) for job, gpus in jobs},
         )
     except (AttributeError, KeyError, TypeError, RecursionError) as exc:
-        raise ValueError(f"not what a collector writes: {type(exc).__name__} {exc}") from exc
+        raise ValueError(f"not an answer of a collector: {type(exc).__name__} {exc}") from exc
 
 
 def _job(row: dict[str, Any]) -> Job:
@@ -100,5 +100,5 @@ def _config(data: dict[str, Any]) -> SlurmConfig:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is no text")
+        raise TypeError(f"{value!r:.40} is not a text")
     return value

@@ -16,7 +16,7 @@ from gpu_exporter.attribution.cgroup import Owner
 from gpu_exporter.attribution.processes import Owners, UnitOwners, Use
 from gpu_exporter.model.holders import Grant, Holder
 
-WHY = "the pod runs slurmd, and which job has this GPU is not known here"
+WHY = "the pod runs slurmd, and it is unknown which job has this GPU"
 
 
 class SlurmPods:

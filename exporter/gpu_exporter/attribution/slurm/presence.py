@@ -77,7 +77,7 @@ class Presence:
         for job in stale:
             del files[job]
         if stale:
-            notices.append(f"the files of {', '.join(sorted(stale)[:3])} have no job: has the epilog failed?")
+            notices.append(f"the files of {', '.join(sorted(stale)[:3])} have no job: check whether the epilog failed")
         has_prolog_first = flags is not None and bool(flags & {"alloc", "contain"})
         if flags is not None and not has_prolog_first:
             notices.append(
@@ -120,7 +120,7 @@ class Presence:
             return read_job_files(self._directory or DEFAULT_PLACE)
         except FileNotFoundError:
             if self._directory is not None:
-                notices.append(f"{self._directory}: no such directory: has the prolog run?")
+                notices.append(f"{self._directory}: no such directory: check whether the prolog has run")
         except SourceError as exc:
             notices.append(str(exc))
         return None
@@ -129,4 +129,4 @@ class Presence:
 def _tell_unseen(steps: Steps) -> tuple[str, ...]:
     if not steps.unseen:
         return ()
-    return (f"{steps.unseen}: so a job that begins or ends is seen when slurmctld is asked, about once a minute",)
+    return (f"{steps.unseen}; a job that begins or ends is seen only when slurmctld is asked, about once a minute",)

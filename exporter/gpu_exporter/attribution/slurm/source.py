@@ -197,7 +197,7 @@ class SlurmSource:
         if lost:
             named = ", ".join(sorted(lost)[:3])
             problems.append(
-                f"only a prolog's file told of job {named}, and it is not seen now, so no GPU is called free"
+                f"only a prolog's file reported job {named}, and the job is not seen now, so no GPU is reported as free"
             )
         problems += self._count_surplus(look)
         order = self._epochs.note(found, look.node.slurmd_start, self._clock.wall())
@@ -221,14 +221,14 @@ class SlurmSource:
         problems += granted.problems
         share = look.node.used.unnamed_share or next((g.unnamed_share for g in look.gpus() if g.unnamed_share), "")
         if share:
-            problems.append(f"{share} is in use, and of which GPU Slurm does not say, so no GPU is called free")
+            problems.append(f"{share} is in use, but Slurm does not report of which GPU, so no GPU is reported as free")
         notices = list(present.notices)
         if hidden:
             indexes = sorted(used - look.claimed())
             notices.append(self._why_hidden(f"IDX {', '.join(map(str, indexes))}", config))
         late = sorted(_list_late(look, present))
         if late:
-            notices.append(f"not in the collector's last round: job {', '.join(late[:3])}, so no GPU is called free")
+            notices.append(f"not in the collector's last round: job {', '.join(late[:3])}, so no GPU is reported as free")
         return Answer(
             grants,
             "; ".join(dict.fromkeys(problems)),
@@ -252,7 +252,7 @@ class SlurmSource:
             raise SourceError(f"the jobs of node {self._node} have {surplus} GPUs more than the node has in use")
         if surplus == 0:
             return []
-        return [f"{self._why_hidden(f'{-surplus} GPUs', look.config)}, so no GPU is called free"]
+        return [f"{self._why_hidden(f'{-surplus} GPUs', look.config)}, so no GPU is reported as free"]
 
     def _grant_jobs(self, look: Look, present: Present, told: Mapping[str, Known], order: GpuOrder) -> _Granted:
         """`told`: the jobs that slurmctld itself has told of."""

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from gpu_exporter.exits import Exit
 from gpu_exporter.plain import one_line
 from gpu_exporter.threads import start
-from gpu_exporter.top.nodes import Answer, Reading, complete, put_together, read_each, read_nodes
+from gpu_exporter.top.nodes import Answer, Reading, put_together, read_each, read_nodes
 from gpu_exporter.top.screen import ORDERS, Wish, choose, draw, summary, table
 
-__all__ = ["ORDERS", "Wish", "complete", "print_once", "run_top"]
 KEY_WAIT_MS = 200  # the screen shows a new reading, and an end, so much later
 BACKSPACE = frozenset((8, 127))
 ESCAPE, ENTER = 27, frozenset((10, 13))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_exporter.app import top
+from gpu_exporter.top import terminal as top
 from gpu_exporter.top.nodes import Reading
 
 
